@@ -1,0 +1,197 @@
+"""Every error that onceflow raises on purpose.
+
+    OnceflowError                       .domain user|external|internal   .retry never|checkpoint|job
+    ├── ConfigError                     user, never
+    ├── CheckpointError
+    │   ├── CheckpointAborted           external, checkpoint
+    │   ├── CheckpointCorrupt           external, never: a file is not what was written
+    │   └── Fenced                      external, never: a newer attempt owns the job
+    ├── StorageError                    external, job
+    ├── SourceError                     external, job
+    │   ├── OffsetOutOfRange            external, never: names the gap
+    │   ├── BadRecord                   user, never: names topic, partition and offset
+    │   └── SourceUnavailable           external, job
+    ├── SinkError                       external, job
+    │   ├── BadRow                      user, never: names column and value
+    │   ├── PreCommitFailed             external, job: nothing of this checkpoint is durable
+    │   ├── CommitFailed                external, job: still prepared
+    │   ├── CommitOutcomeUnknown        external, job: the target must be asked again
+    │   └── PreparedTransactionLost     external, never: rows lost behind our back
+    ├── StateError
+    │   ├── StateCorrupt                external, never
+    │   └── StateIncompatible           user, never: restored with another type or max parallelism
+    ├── SlotLost                        external, job
+    └── UserFunctionError               user, job: a function of the pipeline raised
+InvariantViolation                      our bug; see protocol.invariant
+
+Each pickles, because an error of a slot crosses a process to reach the driver. A message says what
+failed, both values, which checkpoint, transaction or partition, and what to do.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from onceflow.core.protocol.invariant import InvariantViolation
+
+Domain = Literal["user", "external", "internal"]
+Retry = Literal["never", "checkpoint", "job"]
+
+
+class OnceflowError(Exception):
+    """The root: `except OnceflowError` catches everything that is not a bug of onceflow."""
+
+    domain: ClassVar[Domain] = "internal"
+    retry: ClassVar[Retry] = "job"
+    """What may be tried again: nothing, the next checkpoint, or a new attempt of the job."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+
+
+class ConfigError(OnceflowError):
+    """Raised when a setting is wrong, before anything has run."""
+
+    domain = "user"
+    retry = "never"
+
+
+class CheckpointError(OnceflowError):
+    """Raised when a checkpoint cannot be taken, decided or restored."""
+
+    domain = "external"
+
+
+class CheckpointAborted(CheckpointError):
+    """Raised when a checkpoint was given up; the stream goes on."""
+
+    retry = "checkpoint"
+
+
+class CheckpointCorrupt(CheckpointError):
+    """Raised when a file of a checkpoint or of the decision log is not what was written."""
+
+    retry = "never"
+
+
+class Fenced(CheckpointError):
+    """Raised when a newer attempt owns the job: this one stops and commits nothing more."""
+
+    retry = "never"
+
+
+class StorageError(OnceflowError):
+    """Raised when checkpoint storage cannot be read or written (full, gone, not permitted)."""
+
+    domain = "external"
+
+
+class SourceError(OnceflowError):
+    """Raised when a source cannot go on."""
+
+    domain = "external"
+
+
+class OffsetOutOfRange(SourceError):
+    """Raised when records that were to be read are gone; names the gap."""
+
+    retry = "never"
+
+
+class BadRecord(SourceError):
+    """Raised when a record cannot be decoded; names topic, partition and offset."""
+
+    domain = "user"
+    retry = "never"
+
+
+class SourceUnavailable(SourceError):
+    """Raised when the source does not answer within its deadline."""
+
+
+class SinkError(OnceflowError):
+    """Raised when a sink cannot go on."""
+
+    domain = "external"
+
+
+class BadRow(SinkError):
+    """Raised when a row does not fit the target; names column and value."""
+
+    domain = "user"
+    retry = "never"
+
+
+class PreCommitFailed(SinkError):
+    """Raised when rows could not be made durable; nothing of this checkpoint is."""
+
+
+class CommitFailed(SinkError):
+    """Raised when a decided transaction could not be committed in time; it is still prepared."""
+
+
+class CommitOutcomeUnknown(SinkError):
+    """Raised when nobody knows whether a commit happened; the next attempt asks the target."""
+
+
+class PreparedTransactionLost(SinkError):
+    """Raised when a decided transaction was rolled back by somebody else: its rows are lost."""
+
+    retry = "never"
+
+
+class StateError(OnceflowError):
+    """Raised when state cannot be read, written or restored."""
+
+
+class StateCorrupt(StateError):
+    """Raised when state on disk is not what was written."""
+
+    domain = "external"
+    retry = "never"
+
+
+class StateIncompatible(StateError):
+    """Raised when state is restored as something that it is not."""
+
+    domain = "user"
+    retry = "never"
+
+
+class SlotLost(OnceflowError):
+    """Raised when a slot or the connection to it is gone."""
+
+    domain = "external"
+
+
+class UserFunctionError(OnceflowError):
+    """Raised when a function of the pipeline raised; names the operator and keeps the traceback."""
+
+    domain = "user"
+
+
+__all__ = [
+    "BadRecord",
+    "BadRow",
+    "CheckpointAborted",
+    "CheckpointCorrupt",
+    "CheckpointError",
+    "CommitFailed",
+    "CommitOutcomeUnknown",
+    "ConfigError",
+    "Fenced",
+    "InvariantViolation",
+    "OffsetOutOfRange",
+    "OnceflowError",
+    "PreCommitFailed",
+    "PreparedTransactionLost",
+    "SinkError",
+    "SlotLost",
+    "SourceError",
+    "SourceUnavailable",
+    "StateCorrupt",
+    "StateError",
+    "StateIncompatible",
+    "StorageError",
+    "UserFunctionError",
+]

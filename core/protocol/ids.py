@@ -1,0 +1,91 @@
+"""The numbers and names that the protocol speaks of, each with its one rule.
+
+Invariants:
+    1 <= AttemptId                     0 = no attempt yet
+    0 <= CheckpointId                  0 = genesis: where the sources start, before any record
+    0 <= SubtaskRef.index < parallelism <= max parallelism <= 32768
+    len(str(TransactionId)) < 64       MySQL's gtrid is the narrowest name a database gives us
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import NewType
+
+AttemptId = NewType("AttemptId", int)
+"""Which incarnation of a job; a higher one fences every lower one."""
+
+CheckpointId = NewType("CheckpointId", int)
+"""Which barrier; rises by one with each checkpoint triggered, over all attempts of a job."""
+
+GENESIS = CheckpointId(0)
+"""The checkpoint before the first barrier: start positions of the sources and nothing else."""
+
+SINK_ID_LENGTH_MAX = 32
+TRANSACTION_ID_LENGTH_MAX = 63
+PARALLELISM_MAX = 32_768
+
+_SINK_ID = re.compile(r"[A-Za-z0-9_.-]{1,32}")
+_TRANSACTION_ID = re.compile(r"([A-Za-z0-9_.-]{1,32})/(\d{1,8})/(\d{1,10})/(\d{1,5})/(\d{1,4})")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SubtaskRef:
+    """One parallel instance of one chain of operators."""
+
+    chain: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.chain}[{self.index}]"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TransactionId:
+    """The name of one prepared transaction: deterministic, printable, unique over a sink's life.
+
+    Written `<sink id>/<attempt>/<checkpoint>/<subtask>/<sequence>`. The sink id outlives attempts,
+    rescaling and resubmission; the attempt keeps a replayed checkpoint from reusing a name that an
+    earlier attempt left behind in the database.
+    """
+
+    sink_id: str
+    attempt: int
+    checkpoint: int
+    subtask: int
+    sequence: int = 0
+
+    def __post_init__(self) -> None:
+        if not _TRANSACTION_ID.fullmatch(str(self)):
+            raise ValueError(
+                f"transaction id {str(self)!r} is not <sink id>/<attempt>/<checkpoint>/<subtask>/"
+                f"<sequence> with a sink id of 1-{SINK_ID_LENGTH_MAX} letters, digits, '_', '.', '-'"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.sink_id}/{self.attempt}/{self.checkpoint}/{self.subtask}/{self.sequence}"
+
+    @classmethod
+    def parse(cls, text: str) -> TransactionId | None:
+        """Return the id that `text` spells, or None when the transaction is somebody else's."""
+        match = _TRANSACTION_ID.fullmatch(text)
+        if match is None:
+            return None
+        sink_id, attempt, checkpoint, subtask, sequence = match.groups()
+        return cls(sink_id, int(attempt), int(checkpoint), int(subtask), int(sequence))
+
+
+def sink_id_of(job: str, uid: str) -> str:
+    """Return the sink id of operator `uid` in `job`: readable, stable, never over 32 bytes.
+
+    Names that are too long or hold other characters end in 10 hex digits of their SHA-256, so two
+    different pairs never share an id by truncation.
+    """
+    name = f"{job}.{uid}"
+    if _SINK_ID.fullmatch(name) and "." not in job:
+        return name
+    digest = hashlib.sha256(f"{len(job)}:{name}".encode()).hexdigest()[:10]
+    readable = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[: SINK_ID_LENGTH_MAX - 11]
+    return f"{readable}-{digest}"

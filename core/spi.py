@@ -1,0 +1,221 @@
+"""The contracts that sources and sinks implement. Nothing else is needed to write one.
+
+A source or a sink is three things. The *description* (`Source`, `Sink`) is what the user builds: it
+is pickled to the executors, so it holds settings and no open resource. The *reader* or *writer*
+lives in one subtask and is used by one thread. The *committer* may be built in any process, at any
+time, by any number of owners at once; what it does must therefore be idempotent.
+
+Call order of a writer, for each checkpoint n:  write* → pre_commit(n) → write* → pre_commit(n+1) …
+Call order of a committer:  [commit | abort | in_doubt | prune]*, in any order, → close.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from onceflow.core.protocol.committables import AbortOutcome, Committable, CommitOutcome
+from onceflow.core.protocol.ids import AttemptId, CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A part of a source that one reader reads alone, and where to go on in it.
+
+    `id` is stable over the life of the source (`payments-0`); `position` is the source's own
+    encoding of the *next* record to read, never of the last one read.
+    """
+
+    id: str
+    position: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfInput:
+    """What a bounded reader returns once, after its last batch, and from then on for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderContext:
+    """Where a reader runs."""
+
+    job: str
+    uid: str
+    subtask: int
+    parallelism: int
+    attempt: AttemptId
+
+
+class SourceReader(ABC):
+    """Reads the splits of one subtask; owned by the chain's thread, except for `close`."""
+
+    @abstractmethod
+    def poll(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
+        """Return the next rows in the source's schema, or None when none came in `timeout_s`.
+
+        Advances the positions past every row returned: a snapshot taken next excludes nothing that
+        has been returned and includes nothing that has not.
+
+        Raises:
+            BadRecord: A record cannot be decoded and the source is told to fail on such.
+            OffsetOutOfRange: Records were deleted before they were read.
+            SourceUnavailable: The source did not answer within its own deadline.
+        """
+
+    @abstractmethod
+    def snapshot(self) -> Sequence[Split]:
+        """Return every split of this reader with its position as of the last `poll`."""
+
+    def commit(self, splits: Sequence[Split]) -> None:  # noqa: B027 - optional hook
+        """Tell the source that everything before `splits` is done for ever.
+
+        Called after the checkpoint that holds `splits` is in the decision log, on another thread
+        than `poll`. May be skipped, repeated or late; correctness never depends on it.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything; nothing is called after it. Safe to call twice."""
+
+
+class Source(ABC):
+    """Describes a replayable source: pickled by value, holds no open resource."""
+
+    @property
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """The schema of every batch that readers return."""
+
+    @property
+    @abstractmethod
+    def bounded(self) -> bool:
+        """Whether readers ever return `EndOfInput`."""
+
+    def check(self) -> None:  # noqa: B027 - optional hook
+        """Return when the source can be read from here. Runs on the driver before each attempt.
+
+        Raises:
+            ConfigError: It cannot; the message says what to do.
+        """
+
+    @abstractmethod
+    def splits(self) -> Sequence[Split]:
+        """Return every split with its resolved start position. Runs on the driver, once in a job's life.
+
+        The result goes into the decision log before the first record is read, so that a crash
+        before the first checkpoint starts from the same place.
+        """
+
+    @abstractmethod
+    def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
+        """Return a reader of `splits` (maybe none). Runs in the slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriterContext:
+    """Where a writer runs and how it must name what it prepares."""
+
+    job: str
+    uid: str
+    sink_id: str
+    subtask: int
+    parallelism: int
+    attempt: AttemptId
+    first_checkpoint: CheckpointId
+    """The first checkpoint that this writer will be asked to pre-commit."""
+    schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
+
+
+@dataclass(frozen=True, slots=True)
+class CommitterContext:
+    """For whom a committer commits."""
+
+    job: str
+    uid: str
+    sink_id: str
+    attempt: AttemptId
+    log_id: str = ""
+    """Identity of the job's decision log: two logs with one sink id are two jobs, and one must go."""
+
+
+class SinkWriter(ABC):
+    """Writes rows that nobody sees before they are committed; owned by the chain's thread."""
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take `batch`; it may stay in memory or in an open transaction until `pre_commit`.
+
+        Raises:
+            BadRow: A value does not fit the target; names column and value.
+            SinkError: The target refused or is gone; the attempt ends.
+        """
+
+    @abstractmethod
+    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
+        """Make every row written since the last call survive any crash, still invisible.
+
+        When it returns, the rows and the ledger row that proves their commit can be committed by
+        any process from the committable alone. Returns None when no row was written.
+
+        Raises:
+            PreCommitFailed: Nothing of this checkpoint is durable.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything and roll back what was not pre-committed. Safe to call twice.
+
+        Must not touch what was pre-committed: that is the committer's.
+        """
+
+
+class Committer(ABC):
+    """Makes pre-committed rows visible, or gone. Idempotent; any process, any number at once."""
+
+    @abstractmethod
+    def commit(self, committable: Committable) -> CommitOutcome:
+        """Return how it ended; never raises for an outcome that the union can say."""
+
+    @abstractmethod
+    def abort(self, committable: Committable) -> AbortOutcome:
+        """Make what was pre-committed gone. `AlreadyCommitted` when it was committed before."""
+
+    @abstractmethod
+    def in_doubt(self) -> Sequence[Committable]:
+        """Return everything pre-committed under this sink id that is neither committed nor aborted.
+
+        Includes other attempts' and other subtasks'; excludes other sinks'.
+        """
+
+    def prune(self, before: CheckpointId) -> None:  # noqa: B027 - optional hook
+        """Forget proofs of commits of checkpoints before `before`: no retained one asks for them."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything. Safe to call twice."""
+
+
+class Sink(ABC):
+    """Describes a two-phase sink: pickled by value, holds no open resource, prints no secret."""
+
+    def check(self, context: CommitterContext, schema: pa.Schema) -> None:  # noqa: B027
+        """Return when rows of `schema` can be written. Runs on the driver before each attempt.
+
+        Creates what the user asked to be created (tables), while nothing is prepared, and fences
+        the sink id: a job with another decision log, or an attempt that is not newer than the last
+        one seen, is refused.
+
+        Raises:
+            ConfigError: They cannot; the message has the exact statement that mends it.
+        """
+
+    @abstractmethod
+    def writer(self, context: WriterContext) -> SinkWriter:
+        """Return the writer of one subtask. Runs in the slot."""
+
+    @abstractmethod
+    def committer(self, context: CommitterContext) -> Committer:
+        """Return a committer. Runs on the driver (recovery) and in every slot."""
