@@ -1,0 +1,93 @@
+"""Fixtures with real servers: one server a test run, one database and one topic a test.
+
+ONCEFLOW_TEST_POSTGRES_URL and ONCEFLOW_TEST_KAFKA name servers that run already; without them the
+servers are started as processes of this machine when the first test asks for one. A server that
+cannot be had is an error and no skip: a skipped proof looks like a passed one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from typing import Protocol
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from onceflow.integration.servers.kafka_admin import delete_topics
+from onceflow.integration.servers.kinds import (
+    KafkaServer,
+    PostgresServer,
+    shared_kafka,
+    shared_postgres,
+)
+
+
+class TopicFactory(Protocol):
+    """What the fixture `kafka_topic` gives."""
+
+    def __call__(self, partitions: int = 1) -> str:
+        """Return the name of a new topic."""
+        ...
+
+
+@pytest.fixture(scope="session")
+def onceflow_postgres() -> Iterator[PostgresServer]:
+    """The run's Postgres. Not to be killed: start your own `EmbeddedPostgres` for that."""
+    with shared_postgres() as (_, server):
+        yield server
+
+
+@pytest.fixture(scope="session")
+def onceflow_kafka() -> Iterator[KafkaServer]:
+    """The run's Kafka. Not to be killed: start your own `EmbeddedKafka` for that."""
+    with shared_kafka() as (_, server):
+        yield server
+
+
+@pytest.fixture
+def postgres_database(onceflow_postgres: PostgresServer) -> Iterator[str]:
+    """URL of a database that is this test's alone; dropped with all it has in doubt."""
+    name = f"onceflow_{uuid.uuid4().hex[:16]}"
+    identifier = sql.Identifier(name)
+    with psycopg.connect(onceflow_postgres.url, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(identifier))
+    url = onceflow_postgres.database_url(name)
+    yield url
+    _roll_back_prepared(url)
+    with psycopg.connect(onceflow_postgres.url, autocommit=True) as connection:
+        # A dropped database is refused while anything in it is prepared; FORCE ends sessions only.
+        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(identifier))
+
+
+@pytest.fixture
+def kafka_topic(onceflow_kafka: KafkaServer) -> Iterator[TopicFactory]:
+    """A factory of topics that are deleted after the test."""
+    made: list[str] = []
+
+    def make(partitions: int = 1) -> str:
+        name = onceflow_kafka.create_topic(f"onceflow-{uuid.uuid4().hex[:16]}", partitions)
+        made.append(name)
+        return name
+
+    yield make
+    if made:
+        delete_topics(onceflow_kafka.bootstrap_servers, made)
+
+
+def _roll_back_prepared(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        # Sessions that the test forgot may hold locks for which the rollback would wait.
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        listed = connection.execute(
+            "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+        ).fetchall()
+        for (gid,) in listed:
+            # Somebody else may decide it at the same moment.
+            with contextlib.suppress(psycopg.errors.UndefinedObject):
+                connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))

