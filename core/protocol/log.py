@@ -1,0 +1,261 @@
+"""The rules of the decision log: who may append what, and what a list of records means.
+
+One record a sequence number, created only if that number is free; each names the digest of the one
+before it. So the log is a chain, and of two drivers that append after the same record one wins:
+
+    AttemptClaimed(1) <- CheckpointDecided(2, genesis) <- CheckpointDecided(3) <- AttemptClaimed(4)
+
+Invariants of a chain:
+    record[s + 1].previous == digest(record[s])
+    AttemptClaimed.attempt == attempt before + 1;  CheckpointDecided.attempt == attempt before
+    CheckpointDecided.completed.checkpoint rises strictly, over all attempts
+
+Old records are pruned, lowest first, so a late appender may find its number free again and create a
+*ghost* below the chain. Hence two more rules: an appender owns the log only if its record is the
+highest (`judge_append`), and a reader takes only the chain that ends in the highest (`fold`).
+Reading, writing, digests and encodings are the storage's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from onceflow.core.errors import CheckpointCorrupt, Fenced
+from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId
+from onceflow.core.protocol.snapshots import CompletedCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptClaimed:
+    """From here on only `attempt` appends; every lower one is fenced."""
+
+    sequence: int
+    attempt: AttemptId
+    owner: str
+    """Who claimed, for people: host, process, start time. Makes two claims of one number differ."""
+    previous: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDecided:
+    """Everything before the barrier of `completed` is done, for ever."""
+
+    sequence: int
+    attempt: AttemptId
+    completed: CompletedCheckpoint
+    previous: str
+
+
+LogRecord: TypeAlias = AttemptClaimed | CheckpointDecided
+
+NO_ATTEMPT = AttemptId(0)
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """A record as it stands in storage, with the digest of its bytes."""
+
+    record: LogRecord
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogView:
+    """What the chain says. The empty view is a job that never ran."""
+
+    last_sequence: int = 0
+    last_digest: str = ""
+    attempt: AttemptId = NO_ATTEMPT
+    decided: tuple[CheckpointDecided, ...] = ()
+    """Every decision still in the log, oldest first."""
+    first_sequence: int = 1
+    """Of the oldest record still in the chain; lower ones are pruned."""
+    ghosts: tuple[int, ...] = ()
+    """Sequence numbers of records that are not in the chain: leftovers to delete."""
+
+    @property
+    def completed(self) -> tuple[CompletedCheckpoint, ...]:
+        """Every completed checkpoint still in the log, oldest first; empty before genesis."""
+        return tuple(record.completed for record in self.decided)
+
+    @property
+    def next_checkpoint(self) -> CheckpointId:
+        """The number of the next barrier: one past the last decision, and 1 at the least.
+
+        A number that an earlier attempt triggered and never completed is used again; whatever is
+        named by a checkpoint is therefore named by its attempt, too.
+        """
+        last = self.decided[-1].completed.checkpoint if self.decided else GENESIS
+        return CheckpointId(last + 1)
+
+
+def fold(entries: Iterable[LogEntry]) -> LogView:
+    """Return the view of the chain that ends in the highest of `entries` (in any order).
+
+    Lower records that are not linked to it are ghosts. A directory listing that is not atomic can
+    miss a record below the highest: when `ghosts` is not empty, the reader asks for the record just
+    below the chain by name and lists again if it is there.
+
+    Raises:
+        CheckpointCorrupt: Two records claim one number, a link contradicts the rules, or the log
+            was cut below its last decision.
+    """
+    by_sequence: dict[int, LogEntry] = {}
+    for entry in entries:
+        if by_sequence.setdefault(entry.record.sequence, entry) is not entry:
+            raise CheckpointCorrupt(f"decision log: two records {entry.record.sequence}")
+    if not by_sequence:
+        return LogView()
+    chain = _chain_of(by_sequence)
+    view = _before(chain[0].record)
+    for entry in chain:
+        view = extend(view, entry)
+    if not view.decided and chain[0].record.sequence > 1:
+        raise CheckpointCorrupt(
+            f"decision log: records below {chain[0].record.sequence} are gone and none of the rest "
+            "is a decision; starting over would lose or double rows. Restore the directory."
+        )
+    ghosts = sorted(by_sequence.keys() - {entry.record.sequence for entry in chain})
+    return LogView(view.last_sequence, view.last_digest, view.attempt, view.decided, tuple(ghosts))
+
+
+def extend(view: LogView, entry: LogEntry) -> LogView:
+    """Return `view` with one more record at its end.
+
+    Raises:
+        CheckpointCorrupt: The record does not follow `view` by the rules of a chain.
+    """
+    record = entry.record
+    if (record.sequence, record.previous) != (view.last_sequence + 1, view.last_digest):
+        raise CheckpointCorrupt(
+            f"decision log: record {record.sequence} follows {record.previous or 'nothing'}, "
+            f"but record {view.last_sequence} is {view.last_digest or 'nothing'}"
+        )
+    decided = view.decided
+    if isinstance(record, AttemptClaimed):
+        attempt_expected = view.attempt + 1
+    else:
+        attempt_expected = view.attempt
+        last = decided[-1].completed.checkpoint if decided else -1
+        if record.completed.checkpoint <= last or record.completed.attempt != record.attempt:
+            raise CheckpointCorrupt(
+                f"decision log: record {record.sequence} of attempt {record.attempt} decides "
+                f"checkpoint {record.completed.checkpoint} of attempt {record.completed.attempt} "
+                f"after checkpoint {last}"
+            )
+        decided = (*decided, record)
+    if record.attempt != attempt_expected or record.attempt < 1:
+        raise CheckpointCorrupt(
+            f"decision log: record {record.sequence} is of attempt {record.attempt}, "
+            f"expected {attempt_expected}"
+        )
+    return replace(
+        view,
+        last_sequence=record.sequence,
+        last_digest=entry.digest,
+        attempt=record.attempt,
+        decided=decided,
+    )
+
+
+def next_claim(view: LogView, owner: str) -> AttemptClaimed:
+    """Return the record that makes `owner` the next attempt, if it can be created."""
+    return AttemptClaimed(
+        sequence=view.last_sequence + 1,
+        attempt=AttemptId(view.attempt + 1),
+        owner=owner,
+        previous=view.last_digest,
+    )
+
+
+def next_decision(view: LogView, completed: CompletedCheckpoint) -> CheckpointDecided:
+    """Return the record that decides `completed`, if it can be created.
+
+    Raises:
+        Fenced: `view` already shows a newer attempt.
+        CheckpointCorrupt: The log holds this checkpoint or a later one.
+    """
+    if completed.attempt != view.attempt:
+        raise Fenced(
+            f"attempt {completed.attempt} cannot decide checkpoint {completed.checkpoint}: "
+            f"attempt {view.attempt} owns the job"
+        )
+    record = CheckpointDecided(
+        sequence=view.last_sequence + 1,
+        attempt=completed.attempt,
+        completed=completed,
+        previous=view.last_digest,
+    )
+    extend(view, LogEntry(record, digest="not yet known"))
+    return record
+
+
+@dataclass(frozen=True, slots=True)
+class AppendStands:
+    """The record is in the log and its appender still owns the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendFenced:
+    """The appender has lost the job; whether its record counts is for the newer attempt to read."""
+
+    reason: str
+
+
+AppendVerdict: TypeAlias = AppendStands | AppendFenced
+
+
+def judge_append(
+    record: LogRecord, digest: str, *, standing_digest: str | None, highest_sequence: int
+) -> AppendVerdict:
+    """Return what became of an append, from a look at the log *after* the create.
+
+    `standing_digest` is of the record that now stands at the number (None: none does), so a create
+    whose reply was lost is judged like one that succeeded. An owner has one append under way at a
+    time, so a record above this one is somebody else's: either the number was pruned and this is a
+    ghost, or a newer attempt has claimed since. Both fence.
+    """
+    if standing_digest != digest:
+        return AppendFenced(
+            f"attempt {record.attempt} lost sequence number {record.sequence} of the decision log: "
+            + ("it was pruned" if standing_digest is None else f"{standing_digest} stands there")
+        )
+    if highest_sequence != record.sequence:
+        return AppendFenced(
+            f"attempt {record.attempt} wrote record {record.sequence} of the decision log, which "
+            f"has gone on to {highest_sequence}: a newer attempt owns the job"
+        )
+    return AppendStands()
+
+
+def prunable(view: LogView, retained: int) -> tuple[int, ...]:
+    """Return the sequence numbers to delete, lowest first, so that `retained` decisions stay.
+
+    Delete in this order, and records before the files that they name: a crash in between then
+    leaves a shorter chain, or files that nothing names.
+    """
+    if retained < 1:
+        raise ValueError(f"retained={retained} must be 1 or more")
+    if not view.decided:
+        return view.ghosts
+    oldest_kept = view.decided[-retained:][0].sequence
+    return (*view.ghosts, *range(view.first_sequence, oldest_kept))
+
+
+def _chain_of(by_sequence: dict[int, LogEntry]) -> list[LogEntry]:
+    chain = [by_sequence[max(by_sequence)]]
+    while True:
+        above = chain[-1].record
+        below = by_sequence.get(above.sequence - 1)
+        if below is None or below.digest != above.previous:
+            return chain[::-1]
+        chain.append(below)
+
+
+def _before(first: LogRecord) -> LogView:
+    """The view that must have stood before the oldest record of a chain; its past is pruned."""
+    claims = isinstance(first, AttemptClaimed)
+    attempt = AttemptId(first.attempt - 1) if claims else first.attempt
+    return LogView(first.sequence - 1, first.previous, attempt, first_sequence=first.sequence)
