@@ -1,1 +1,1 @@
-"""TODO: one line."""
+"""The engine: protocol, state, storage, runtime and the public API. Imports nothing else of ours."""

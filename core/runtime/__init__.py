@@ -1,1 +1,1 @@
-"""TODO: one line."""
+"""The shell on Spark: job driver, slots, subtasks, channels, control stream."""

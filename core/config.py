@@ -1,0 +1,105 @@
+"""What a user sets for a pipeline, checked when it is built and not when it is needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from onceflow.core.durations import seconds_of
+from onceflow.core.errors import ConfigError
+from onceflow.core.protocol.coordinator import CheckpointSettings
+from onceflow.core.storage import FileSystemStorage
+
+
+class Delivery(Enum):
+    """What a checkpoint promises about the records before its barrier."""
+
+    EXACTLY_ONCE = "exactly_once"
+    AT_LEAST_ONCE = "at_least_once"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointing:
+    """When checkpoints are taken, where they live and how many failures are borne.
+
+    Durations are seconds or text ("5 s", "500 ms", "10 min"). `storage` is a directory (a path or a
+    `file://` URL) that the driver and every executor see, or a `FileSystemStorage`.
+    """
+
+    storage: str | FileSystemStorage
+    interval: float | str | None = "10 s"
+    """From trigger to trigger; None = only on request, at the end of bounded input and on stop."""
+    timeout: float | str = "10 min"
+    min_pause: float | str = 0.0
+    max_concurrent: int = 1
+    tolerable_failures: int = 0
+    """How many checkpoints in a row may fail before the attempt does."""
+    retained: int = 1
+    mode: Delivery | str = Delivery.EXACTLY_ONCE
+
+    def __post_init__(self) -> None:
+        self.settings()
+        self.delivery()
+
+    def settings(self) -> CheckpointSettings:
+        """Return the same in the protocol's terms.
+
+        Raises:
+            ConfigError: A value is out of range; names it.
+        """
+        try:
+            return CheckpointSettings(
+                interval_s=None
+                if self.interval is None
+                else seconds_of(self.interval, setting="interval"),
+                timeout_s=seconds_of(self.timeout, setting="timeout"),
+                min_pause_s=seconds_of(self.min_pause, setting="min_pause"),
+                max_concurrent=self.max_concurrent,
+                tolerable_failures=self.tolerable_failures,
+                retained=self.retained,
+            )
+        except ValueError as error:
+            raise ConfigError(f"Checkpointing: {error}") from error
+
+    def delivery(self) -> Delivery:
+        """Return the mode as a `Delivery`."""
+        try:
+            return Delivery(self.mode)
+        except ValueError as error:
+            known = ", ".join(item.value for item in Delivery)
+            raise ConfigError(f"Checkpointing(mode={self.mode!r}): choose one of {known}") from error
+
+    def file_system(self) -> FileSystemStorage:
+        """Return the checkpoint storage described by `storage`."""
+        if isinstance(self.storage, FileSystemStorage):
+            return self.storage
+        return FileSystemStorage(self.storage)
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeSettings:
+    """Deadlines and bounds of the runtime. The defaults suit a local machine and a small cluster."""
+
+    start_timeout_s: float = 120.0
+    """From submitting the slots to the last of them reporting in."""
+    heartbeat_interval_s: float = 1.0
+    heartbeat_timeout_s: float = 30.0
+    """Silence after which a slot is lost to the driver, and the driver to a slot."""
+    stop_timeout_s: float = 60.0
+    cancel_timeout_s: float = 10.0
+    """How long a cancelled slot may take before Spark is told to kill it."""
+    channel_batches: int = 8
+    """Credits of a channel: batches that may be under way or waiting in it."""
+    poll_timeout_s: float = 0.01
+    commit_deadline_s: float = 120.0
+    scratch_dir: str | None = None
+    """Where slots keep working files; default: a temporary directory, deleted with the slot."""
+
+    def __post_init__(self) -> None:
+        if self.channel_batches < 1:
+            raise ConfigError(f"channel_batches={self.channel_batches} must be 1 or more")
+        if self.heartbeat_timeout_s <= 2 * self.heartbeat_interval_s:
+            raise ConfigError(
+                f"heartbeat_timeout_s={self.heartbeat_timeout_s} must be over twice"
+                f" heartbeat_interval_s={self.heartbeat_interval_s}"
+            )

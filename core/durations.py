@@ -1,0 +1,47 @@
+"""Durations as users write them: seconds as a number, or text such as "500 ms", "5 s", "10 min"."""
+
+from __future__ import annotations
+
+import re
+
+from onceflow.core.errors import ConfigError
+
+_SECONDS_PER_UNIT = {
+    "ms": 0.001,
+    "millisecond": 0.001,
+    "milliseconds": 0.001,
+    "s": 1.0,
+    "sec": 1.0,
+    "second": 1.0,
+    "seconds": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "minute": 60.0,
+    "minutes": 60.0,
+    "h": 3600.0,
+    "hour": 3600.0,
+    "hours": 3600.0,
+}
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
+
+
+def seconds_of(duration: float | str, *, setting: str) -> float:
+    """Return `duration` in seconds; a plain number is seconds already.
+
+    Raises:
+        ConfigError: It is negative or no duration; names `setting`.
+    """
+    if isinstance(duration, (int, float)):
+        seconds = float(duration)
+    else:
+        match = _DURATION.fullmatch(duration)
+        unit = _SECONDS_PER_UNIT.get(match[2].lower()) if match else None
+        if match is None or unit is None:
+            raise ConfigError(
+                f"{setting}={duration!r} is no duration; write seconds as a number, or a number with"
+                " a unit: 500 ms, 5 s, 10 min, 1 h"
+            )
+        seconds = float(match[1]) * unit
+    if not 0 <= seconds < float("inf"):
+        raise ConfigError(f"{setting}={duration!r} must be zero or more, and finite")
+    return seconds

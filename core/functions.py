@@ -1,0 +1,133 @@
+"""What users write or name to compute with keyed state."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.state import (
+    ListState,
+    ListStateDescriptor,
+    MapState,
+    MapStateDescriptor,
+    ValueState,
+    ValueStateDescriptor,
+)
+
+Record: TypeAlias = dict[str, Any]
+"""One row: column name to Python value, as `pyarrow.RecordBatch.to_pylist` gives it."""
+
+AggregateOp: TypeAlias = Literal["sum", "count", "min", "max"]
+
+
+class StateAccess(Protocol):
+    """Hands a keyed function its state, always that of the record's key."""
+
+    def value_state(self, descriptor: ValueStateDescriptor[Any]) -> ValueState[Any]:
+        """Return the state of one value a key."""
+        ...
+
+    def list_state(self, descriptor: ListStateDescriptor[Any]) -> ListState[Any]:
+        """Return the state of a list a key."""
+        ...
+
+    def map_state(self, descriptor: MapStateDescriptor[Any, Any]) -> MapState[Any, Any]:
+        """Return the state of a mapping a key."""
+        ...
+
+
+class KeyedFunction(ABC):
+    """A function of one record and the state of its key.
+
+    Pickled to the slots: build connections and other resources in `open`, not in `__init__`. One
+    instance serves one subtask, on one thread; the records of one key come in the order in which
+    each source split holds them.
+    """
+
+    @abstractmethod
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        """Return the schema of the records that `process` returns. Runs on the driver."""
+
+    def open(self, state: StateAccess) -> None:  # noqa: B027 - optional hook
+        """Take hold of the state. Called once, after restore, before the first record."""
+
+    @abstractmethod
+    def process(self, record: Record) -> Record | Iterable[Record] | None:
+        """Return the record or records that follow from `record`, or None for none of them.
+
+        Raising ends the attempt; the record is processed again after the restart.
+        """
+
+    def close(self) -> None:  # noqa: B027 - optional hook
+        """Release what `open` took. Not called when the process is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """A running aggregate over the records of a key: `sum_("amount")`, `count()`."""
+
+    op: AggregateOp
+    column: str | None
+
+    def result_type(self, schema: pa.Schema) -> pa.DataType:
+        """Return the type of the aggregate over `schema`: 64 bits wide for integers and floats.
+
+        Raises:
+            ConfigError: The column is not there or cannot be aggregated.
+        """
+        if self.column is None:
+            return pa.int64()
+        if self.column not in schema.names:
+            raise ConfigError(
+                f"{self.op}({self.column!r}): no such column; there are {', '.join(schema.names)}"
+            )
+        column_type = schema.field(self.column).type
+        if pa.types.is_integer(column_type):
+            return pa.int64()
+        if pa.types.is_floating(column_type):
+            return pa.float64()
+        raise ConfigError(
+            f"{self.op}({self.column!r}): cannot aggregate {column_type}; cast the column to an"
+            " integer or floating type, or use process() with a function of your own"
+        )
+
+
+def sum_(column: str) -> Aggregate:
+    """Return the running sum of `column`; nulls are skipped; integer overflow is an error."""
+    return Aggregate("sum", column)
+
+
+def count() -> Aggregate:
+    """Return the running number of records, 1 for the first record of a key."""
+    return Aggregate("count", None)
+
+
+def min_(column: str) -> Aggregate:
+    """Return the smallest value of `column` so far; nulls are skipped."""
+    return Aggregate("min", column)
+
+
+def max_(column: str) -> Aggregate:
+    """Return the largest value of `column` so far; nulls are skipped."""
+    return Aggregate("max", column)
+
+
+def running_schema(schema: pa.Schema, aggregates: Mapping[str, Aggregate]) -> pa.Schema:
+    """Return `schema` with one more column for each aggregate, in the order given.
+
+    Raises:
+        ConfigError: There is none, a name is taken, or a column cannot be aggregated.
+    """
+    if not aggregates:
+        raise ConfigError("running() needs at least one aggregate, such as balance=sum_('amount')")
+    fields = list(schema)
+    for name, aggregate in aggregates.items():
+        if name in schema.names:
+            raise ConfigError(f"running({name}=…): the stream has a column {name!r} already")
+        fields.append(pa.field(name, aggregate.result_type(schema)))
+    return pa.schema(fields)

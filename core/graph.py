@@ -1,0 +1,205 @@
+"""The logical dataflow: operators as the user named them, cut into chains at keyed edges.
+
+Every operator has one input. A chain begins at a source or right after a keyed edge, and holds every
+operator that follows without another exchange; its subtask i runs on one thread of slot i.
+
+Invariants:
+    uid is unique in a graph; a chain's id is the uid of its first operator
+    an operator stands after its input in `Graph.operators` and in `Chain.operators`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.functions import Aggregate, KeyedFunction, Record
+from onceflow.core.spi import Sink, Source
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFrom:
+    """Reads a source."""
+
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class MapBatches:
+    """Applies a function to whole Arrow record batches."""
+
+    function: Callable[[pa.RecordBatch], pa.RecordBatch]
+
+
+@dataclass(frozen=True, slots=True)
+class MapRecords:
+    """Applies a function to one record at a time: one in, one out."""
+
+    function: Callable[[Record], Record]
+
+
+@dataclass(frozen=True, slots=True)
+class FlatMapRecords:
+    """Applies a function to one record at a time: one in, any number out."""
+
+    function: Callable[[Record], Iterable[Record]]
+
+
+@dataclass(frozen=True, slots=True)
+class FilterRecords:
+    """Keeps the records for which a function is true."""
+
+    function: Callable[[Record], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessKeyed:
+    """Applies a keyed function with state."""
+
+    key: tuple[str, ...]
+    function: KeyedFunction
+
+
+@dataclass(frozen=True, slots=True)
+class RunAggregates:
+    """Adds running aggregates of each key as columns, a whole batch at a time."""
+
+    key: tuple[str, ...]
+    aggregates: Mapping[str, Aggregate]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteTo:
+    """Writes to a two-phase sink."""
+
+    sink: Sink
+    sink_id: str
+
+
+Work: TypeAlias = (
+    ReadFrom
+    | MapBatches
+    | MapRecords
+    | FlatMapRecords
+    | FilterRecords
+    | ProcessKeyed
+    | RunAggregates
+    | WriteTo
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One step of the dataflow; `schema` is that of its output, `input` the uid of the step before."""
+
+    uid: str
+    work: Work
+    input: str | None
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Operators that run together on one thread, and the keyed edges that leave them.
+
+    `input` names the chain that feeds this one through a keyed edge, None for a source.
+    """
+
+    id: str
+    operators: tuple[Operator, ...]
+    input: str | None
+    input_schema: pa.Schema | None
+
+    @property
+    def head(self) -> Operator:
+        """The operator that the chain is named for."""
+        return self.operators[0]
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The key columns of the edge that feeds this chain; empty for a source."""
+        match self.head.work:
+            case ProcessKeyed(key=key) | RunAggregates(key=key):
+                return key
+            case _:
+                return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Every operator of a pipeline, inputs first."""
+
+    operators: tuple[Operator, ...]
+
+    def __post_init__(self) -> None:
+        seen: set[str] = set()
+        for operator in self.operators:
+            if operator.uid in seen:
+                raise ConfigError(
+                    f"uid {operator.uid!r} is used twice; each operator needs one of its own"
+                )
+            seen.add(operator.uid)
+
+    def operator(self, uid: str) -> Operator:
+        """Return the operator named `uid`."""
+        return next(operator for operator in self.operators if operator.uid == uid)
+
+    def sources(self) -> tuple[tuple[str, Source], ...]:
+        """Return (uid, source) of every source."""
+        return tuple(
+            (operator.uid, operator.work.source)
+            for operator in self.operators
+            if isinstance(operator.work, ReadFrom)
+        )
+
+    def sinks(self) -> tuple[tuple[Operator, WriteTo], ...]:
+        """Return every sink with its operator."""
+        return tuple(
+            (operator, operator.work)
+            for operator in self.operators
+            if isinstance(operator.work, WriteTo)
+        )
+
+    def chains(self) -> tuple[Chain, ...]:
+        """Return the chains, upstream first."""
+        home: dict[str, str] = {}
+        members: dict[str, list[Operator]] = {}
+        for operator in self.operators:
+            starts = isinstance(operator.work, (ReadFrom, ProcessKeyed, RunAggregates))
+            home[operator.uid] = chain = operator.uid if starts else home[str(operator.input)]
+            members.setdefault(chain, []).append(operator)
+        return tuple(
+            Chain(
+                id=chain,
+                operators=tuple(operators),
+                input=None if operators[0].input is None else home[operators[0].input],
+                input_schema=None
+                if operators[0].input is None
+                else self.operator(operators[0].input).schema,
+            )
+            for chain, operators in members.items()
+        )
+
+    def check_complete(self) -> None:
+        """Return when the graph can run.
+
+        Raises:
+            ConfigError: There is no source, or rows are computed that go nowhere.
+        """
+        if not self.sources():
+            raise ConfigError("the pipeline reads nothing: call pipeline.read(source, uid=…) first")
+        used = {operator.input for operator in self.operators}
+        loose = [
+            operator.uid
+            for operator in self.operators
+            if operator.uid not in used and not isinstance(operator.work, WriteTo)
+        ]
+        if loose:
+            raise ConfigError(
+                f"nothing takes the output of {', '.join(loose)}: end each stream with"
+                " .write(sink, uid=…)"
+            )

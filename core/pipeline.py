@@ -1,0 +1,172 @@
+"""The pipeline: where a user begins, and the handle of the job that it becomes."""
+
+from __future__ import annotations
+
+import re
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from onceflow.core.config import Checkpointing, RuntimeSettings
+from onceflow.core.errors import ConfigError
+from onceflow.core.graph import Graph, Operator, ReadFrom, Work
+from onceflow.core.protocol.assignment import default_max_parallelism
+from onceflow.core.protocol.coordinator import CheckpointKind
+from onceflow.core.protocol.ids import PARALLELISM_MAX
+from onceflow.core.protocol.restart import ExponentialDelay, RestartStrategy
+from onceflow.core.runtime.driver import JobDriver, JobPlan
+from onceflow.core.runtime.status import JobState, JobStatus
+from onceflow.core.spi import Source
+from onceflow.core.state import HeapBackend, StateBackend
+from onceflow.core.stream import Stream
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+class Job:
+    """A started pipeline. Losing the handle does not end the job; losing the process does.
+
+    A job that lost its process goes on, exactly once, when the same pipeline is started again under
+    the same name and checkpoint storage, in this or any other process.
+    """
+
+    def __init__(self, driver: JobDriver) -> None:
+        self._driver = driver
+
+    def status(self) -> JobStatus:
+        """Return the job as of now; never waits."""
+        return self._driver.status()
+
+    def checkpoint(self) -> None:
+        """Ask for a checkpoint now; returns at once."""
+        self._driver.request(CheckpointKind.MANUAL)
+
+    def stop(self, timeout_s: float | None = 60.0) -> JobStatus:
+        """Stop reading, take a last checkpoint, commit everything, and end.
+
+        When it returns, every record that was read is committed, and a later start goes on with the
+        next one.
+
+        Raises:
+            TimeoutError: The job had not ended after `timeout_s`; it is still stopping.
+            OnceflowError: The job failed instead.
+        """
+        self._driver.request(CheckpointKind.STOP)
+        return self.wait(timeout_s)
+
+    def cancel(self, timeout_s: float | None = 60.0) -> JobStatus:
+        """End without a checkpoint: a later start repeats from the last one, exactly once."""
+        self._driver.cancel()
+        return self.wait(timeout_s)
+
+    def wait(self, timeout_s: float | None = None) -> JobStatus:
+        """Return when the job has ended: all input committed, stopped or cancelled.
+
+        Raises:
+            TimeoutError: It had not after `timeout_s`.
+            OnceflowError: It failed, and its restart strategy allows no further attempt.
+        """
+        if not self._driver.wait(timeout_s):
+            status = self.status()
+            raise TimeoutError(
+                f"job {status.job!r} is {status.state.value} after {timeout_s} s; last error:"
+                f" {status.last_error or 'none'}"
+            )
+        if self._driver.error is not None:
+            raise self._driver.error
+        return self.status()
+
+    @property
+    def state(self) -> JobState:
+        """Where the job stands."""
+        return self.status().state
+
+
+class Pipeline:
+    """Describes a dataflow, operator by operator, and starts it on Spark.
+
+    `name` is the job's identity: its checkpoints and its transactions go by it. `parallelism` is the
+    number of slots, each one Spark task for as long as the job runs. `max_parallelism` (the number
+    of key groups) is fixed with the first checkpoint.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        *,
+        name: str,
+        checkpointing: Checkpointing,
+        parallelism: int = 1,
+        max_parallelism: int | None = None,
+        state_backend: StateBackend | None = None,
+        restart: RestartStrategy | None = None,
+        settings: RuntimeSettings | None = None,
+    ) -> None:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"name={name!r}: use 1-64 letters, digits, '-' and '_', beginning with a letter or"
+                " digit; checkpoints and transactions go by it"
+            )
+        groups = max_parallelism or default_max_parallelism(max(parallelism, 1))
+        if not 1 <= parallelism <= groups <= PARALLELISM_MAX:
+            raise ConfigError(
+                f"parallelism={parallelism} must be at least 1 and at most max_parallelism={groups},"
+                f" and that at most {PARALLELISM_MAX}"
+            )
+        self.name = name
+        self._spark = spark
+        self._parallelism = parallelism
+        self._max_parallelism = max_parallelism
+        self._checkpointing = checkpointing
+        self._backend = state_backend or HeapBackend()
+        self._restart = restart or ExponentialDelay()
+        self._settings = settings or RuntimeSettings()
+        self._operators: list[Operator] = []
+
+    def read(self, source: Source, *, uid: str) -> Stream:
+        """Begin a stream with the records of `source`; `uid` names its position in checkpoints."""
+        operator = self.add(
+            ReadFrom(source), verb="read", uid=uid, input=None, schema=source.schema
+        )
+        return Stream(self, operator)
+
+    def add(
+        self, work: Work, *, verb: str, uid: str | None, input: Operator | None, schema: pa.Schema
+    ) -> Operator:
+        """Add one operator; streams call this."""
+        name = uid if uid is not None else f"{verb}-{len(self._operators)}"
+        if not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"uid={name!r}: use 1-64 letters, digits, '-' and '_', beginning with a letter or"
+                " digit"
+            )
+        operator = Operator(name, work, input.uid if input else None, schema)
+        Graph((*self._operators, operator))
+        self._operators.append(operator)
+        return operator
+
+    def start(self) -> Job:
+        """Start the job, from its last completed checkpoint if it has one; return its handle.
+
+        Raises:
+            ConfigError: The graph is incomplete or the Spark session cannot host it.
+        """
+        graph = Graph(tuple(self._operators))
+        graph.check_complete()
+        plan = JobPlan(
+            name=self.name,
+            graph=graph,
+            parallelism=self._parallelism,
+            max_parallelism=self._max_parallelism,
+            checkpointing=self._checkpointing,
+            backend=self._backend,
+            restart=self._restart,
+            settings=self._settings,
+        )
+        driver = JobDriver(self._spark, plan)
+        driver.start()
+        return Job(driver)
+
+    def run(self, timeout_s: float | None = None) -> JobStatus:
+        """Start the job and wait for its end."""
+        return self.start().wait(timeout_s)

@@ -1,0 +1,156 @@
+"""The control stream: one bidirectional Flight exchange between the job driver and each slot.
+
+Every slot dials the driver, because executors can always reach it and it need not reach them. The
+first message of a stream is the slot's `Hello`; the stream ends when either side is gone, and each
+side treats that as the loss of the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import pyarrow as pa
+from pyarrow import flight
+
+from onceflow.core.errors import SlotLost
+from onceflow.core.runtime.authentication import MIDDLEWARE, TokenCheck, call_options
+from onceflow.core.runtime.messages import (
+    DriverMessage,
+    Hello,
+    MessageCorrupt,
+    SlotMessage,
+    decode_message,
+    encode_message,
+)
+
+_PATH = flight.FlightDescriptor.for_path(b"control")
+
+
+class SlotLink:
+    """The driver's end of one slot's control stream."""
+
+    def __init__(self, hello: Hello, writer: Any) -> None:
+        self.hello = hello
+        self._writer = writer
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+
+    def send(self, message: DriverMessage) -> None:
+        """Send `message`; a slot that is gone needs none, and its loss is reported elsewhere."""
+        with self._lock, contextlib.suppress(pa.ArrowException, OSError):
+            if not self._closed.is_set():
+                self._writer.write_metadata(encode_message(message))
+
+    def close(self) -> None:
+        """Send nothing more."""
+        with self._lock:
+            self._closed.set()
+
+
+@dataclass(frozen=True, slots=True)
+class SlotConnected:
+    """A slot has dialled in."""
+
+    link: SlotLink
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSaid:
+    """A slot has sent a message."""
+
+    slot: int
+    message: SlotMessage
+
+
+@dataclass(frozen=True, slots=True)
+class SlotGone:
+    """A slot's stream has ended."""
+
+    slot: int
+    attempt: int
+    reason: str
+
+
+ControlEvent: TypeAlias = SlotConnected | SlotSaid | SlotGone
+
+
+class ControlServer(flight.FlightServerBase):  # type: ignore[misc]
+    """Accepts the slots of one attempt and turns what they say into events."""
+
+    def __init__(self, host: str, token: str, post: Callable[[ControlEvent], None]) -> None:
+        super().__init__(f"grpc://{host}:0", middleware={MIDDLEWARE: TokenCheck(token)})
+        self.address = f"grpc://{host}:{self.port}"
+        self._post = post
+
+    def close(self) -> None:
+        """Accept nothing more and end every stream."""
+        threading.Thread(target=self.shutdown, name="control shutdown", daemon=True).start()
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Serve one slot until its stream ends. Runs on a thread of Flight's."""
+        hello = decode_message(reader.read_chunk().app_metadata.to_pybytes())
+        if not isinstance(hello, Hello):
+            raise flight.FlightServerError(f"a control stream begins with Hello, not {hello!r}")
+        link = SlotLink(hello, writer)
+        self._post(SlotConnected(link))
+        reason = f"its process {hello.pid} on {hello.host} ended or became unreachable"
+        try:
+            while True:
+                data = reader.read_chunk().app_metadata.to_pybytes()
+                self._post(SlotSaid(hello.slot, cast("SlotMessage", decode_message(data))))
+        except StopIteration:
+            pass
+        except (pa.ArrowException, OSError, MessageCorrupt) as error:
+            reason = f"{reason} ({error})"
+        link.close()
+        self._post(SlotGone(hello.slot, hello.attempt, reason))
+
+
+class ControlStream:
+    """A slot's end of its control stream."""
+
+    def __init__(self, address: str, token: str, hello: Hello) -> None:
+        """Dial the driver and say hello.
+
+        Raises:
+            SlotLost: The driver cannot be reached or refuses.
+        """
+        self._lock = threading.Lock()
+        try:
+            self._client = flight.FlightClient(address)
+            self._writer, self._reader = self._client.do_exchange(_PATH, call_options(token))
+        except (pa.ArrowException, OSError) as error:
+            raise SlotLost(f"the job driver at {address} cannot be reached: {error}") from error
+        self.send(hello)
+
+    def send(self, message: SlotMessage) -> None:
+        """Send `message` to the driver. Any thread.
+
+        Raises:
+            SlotLost: The driver is gone.
+        """
+        try:
+            with self._lock:
+                self._writer.write_metadata(encode_message(message))
+        except (pa.ArrowException, OSError) as error:
+            raise SlotLost(f"the job driver is gone: {error}") from error
+
+    def messages(self) -> Iterator[DriverMessage]:
+        """Yield what the driver says, for as long as it is there."""
+        while True:
+            try:
+                data = self._reader.read_chunk().app_metadata.to_pybytes()
+            except (StopIteration, pa.ArrowException, OSError):
+                return
+            yield cast("DriverMessage", decode_message(data))
+
+    def close(self) -> None:
+        """End the stream in good order."""
+        with contextlib.suppress(pa.ArrowException, OSError):
+            self._writer.done_writing()
+            self._reader.cancel()
+            self._client.close()

@@ -1,0 +1,182 @@
+"""Channels between slots over Arrow Flight: one bidirectional stream a channel.
+
+Downstream messages, by the first byte of their metadata:
+    D   the message's record batch is data; its last column is the key hash
+    B   a barrier, as msgpack
+    E   end of stream: no more rows
+    Z   the sender closes in good order
+Upstream: each message's metadata is one little-endian u32, the credits given back.
+
+A stream that ends without Z is a lost peer. gRPC does not survive a fork, so both ends are opened
+inside the slot's own process and never in the executor's daemon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyarrow import flight
+
+from onceflow.core.errors import SlotLost
+from onceflow.core.protocol.alignment import Barrier
+from onceflow.core.runtime.authentication import MIDDLEWARE, TokenCheck, call_options
+from onceflow.core.runtime.channels import Credits, InputGate, OutputChannel
+from onceflow.core.runtime.elements import Batch, Element, EndOfStream
+
+HASH_COLUMN = "__onceflow_key_hash"
+_CREDIT = struct.Struct("<I")
+_DATA, _BARRIER, _END, _CLOSE = b"D", b"B", b"E", b"Z"
+
+
+class DataServer(flight.FlightServerBase):  # type: ignore[misc]
+    """Receives the channels that end in this slot and feeds them to their gates."""
+
+    def __init__(
+        self, host: str, token: str, attempt: int, on_lost: Callable[[str], None], timeout_s: float
+    ) -> None:
+        super().__init__(f"grpc://{host}:0", middleware={MIDDLEWARE: TokenCheck(token)})
+        self._attempt = attempt
+        self._on_lost = on_lost
+        self._timeout_s = timeout_s
+        self._gates: dict[str, InputGate] = {}
+        self._gates_set = threading.Event()
+        self._closing = False
+
+    def serve_gates(self, gates: dict[str, InputGate]) -> None:
+        """Accept channels for `gates`, by chain id; earlier callers have been waiting for this."""
+        self._gates = gates
+        self._gates_set.set()
+
+    def close(self) -> None:
+        """Accept nothing more; streams that end now are no losses."""
+        self._closing = True
+        self.shutdown()
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Serve one channel until its sender closes it. Runs on a thread of Flight's."""
+        chain, attempt, source, _ = (part.decode() for part in descriptor.path)
+        if int(attempt) != self._attempt:
+            raise flight.FlightServerError(
+                f"channel of attempt {attempt} refused: this slot runs attempt {self._attempt}"
+            )
+        if not self._gates_set.wait(self._timeout_s):
+            raise flight.FlightServerError("this slot was not deployed in time")
+        gate = self._gates[chain]
+        channel = int(source)
+        write_lock = threading.Lock()
+
+        def give_credit() -> None:
+            # A sender that is gone needs no credit; its loss is noticed by the reading side.
+            with write_lock, contextlib.suppress(pa.ArrowException, OSError):
+                writer.write_metadata(_CREDIT.pack(1))
+
+        gate.attach(channel, give_credit)
+        closed = False
+        try:
+            closed = _receive(reader, gate, channel)
+        except (pa.ArrowException, OSError) as error:
+            if not self._closing:
+                self._on_lost(f"channel {chain}[{channel}] broke: {error}")
+                return
+        if not closed and not self._closing:
+            self._on_lost(f"channel {chain}[{channel}]: its sender is gone")
+
+
+def _receive(reader: Any, gate: InputGate, channel: int) -> bool:
+    """Feed `gate` until the stream ends; return whether it was closed in good order."""
+    while True:
+        try:
+            chunk = reader.read_chunk()
+        except StopIteration:
+            return False
+        metadata = chunk.app_metadata.to_pybytes()
+        kind = metadata[:1]
+        if kind == _DATA:
+            rows = chunk.data
+            last = rows.num_columns - 1
+            hashes = rows.column(last).to_numpy()
+            gate.put(channel, Batch(rows.remove_column(last), hashes))
+        elif kind == _BARRIER:
+            gate.put(channel, msgspec.msgpack.decode(metadata[1:], type=Barrier))
+        elif kind == _END:
+            gate.put(channel, EndOfStream())
+        else:
+            return True
+
+
+class FlightChannel(OutputChannel):
+    """A channel to a subtask of another slot."""
+
+    def __init__(
+        self,
+        client: flight.FlightClient,
+        token: str,
+        *,
+        chain: str,
+        attempt: int,
+        source: int,
+        target: int,
+        schema: pa.Schema,
+        credits_count: int,
+    ) -> None:
+        path = [part.encode() for part in (chain, str(attempt), str(source), str(target))]
+        self._name = f"{chain}[{target}] from {source}"
+        self._credits = Credits(credits_count)
+        self._writer, self._reader = client.do_exchange(
+            flight.FlightDescriptor.for_path(*path), call_options(token)
+        )
+        self._schema = schema.append(pa.field(HASH_COLUMN, pa.uint64()))
+        self._writer.begin(self._schema)
+        self._closed = False
+        threading.Thread(
+            target=self._take_credits, name=f"credits {self._name}", daemon=True
+        ).start()
+
+    def send(self, element: Element) -> None:
+        """Write `element` to the stream, waiting for credit if it is a batch."""
+        try:
+            match element:
+                case Batch(rows, hashes):
+                    self._credits.acquire()
+                    assert hashes is not None
+                    column = pa.array(hashes, pa.uint64())
+                    batch = pa.record_batch([*rows.columns, column], schema=self._schema)
+                    self._writer.write_with_metadata(batch, _DATA)
+                case Barrier():
+                    self._writer.write_metadata(_BARRIER + msgspec.msgpack.encode(element))
+                case EndOfStream():
+                    self._writer.write_metadata(_END)
+        except (pa.ArrowException, OSError) as error:
+            raise SlotLost(f"channel {self._name} broke: {error}") from error
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds spent waiting for credit."""
+        return self._credits.waited_s
+
+    def close(self, reason: str) -> None:
+        """Tell the peer that this is the end in good order, and wake the sender."""
+        if self._closed:
+            return
+        self._closed = True
+        self._credits.close(reason)
+        with contextlib.suppress(pa.ArrowException, OSError):
+            self._writer.write_metadata(_CLOSE)
+            self._writer.done_writing()
+
+    def _take_credits(self) -> None:
+        try:
+            while True:
+                metadata = self._reader.read_chunk().app_metadata
+                self._credits.release(_CREDIT.unpack(metadata.to_pybytes())[0])
+        except StopIteration:
+            self._credits.close(f"channel {self._name}: its reader is gone")
+        except (pa.ArrowException, OSError) as error:
+            self._credits.close(f"channel {self._name} broke: {error}")
+

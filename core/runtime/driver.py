@@ -1,0 +1,267 @@
+"""The job driver: one attempt after another until the job is done or may not be tried again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import random
+import socket
+import threading
+import time
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+
+from onceflow.core.config import Checkpointing, RuntimeSettings
+from onceflow.core.errors import OnceflowError
+from onceflow.core.graph import Graph
+from onceflow.core.protocol.assignment import default_max_parallelism
+from onceflow.core.protocol.coordinator import CheckpointCoordinator, CheckpointKind
+from onceflow.core.protocol.log import LogView
+from onceflow.core.protocol.restart import GiveUp, RestartAfter, RestartStrategy
+from onceflow.core.runtime.attempt import (
+    Attempt,
+    AttemptEvent,
+    AttemptParts,
+    CancelRequested,
+    CheckpointRequested,
+    JobCancelled,
+    StageEnded,
+    subtasks_of,
+)
+from onceflow.core.runtime.authentication import new_token
+from onceflow.core.runtime.chain_builder import SlotPlan
+from onceflow.core.runtime.control_plane import ControlServer
+from onceflow.core.runtime.progress import Progress
+from onceflow.core.runtime.restore import check_restorable, genesis_of
+from onceflow.core.runtime.sink_recovery import SinkRecovery
+from onceflow.core.runtime.slot import SlotTask
+from onceflow.core.runtime.spark_stage import (
+    SparkStage,
+    check_cluster,
+    is_local,
+    use_own_interpreter,
+)
+from onceflow.core.runtime.status import JobState, JobStatus
+from onceflow.core.state import StateBackend
+from onceflow.core.storage import ClaimedLog, JobStorage
+
+_log = logging.getLogger("onceflow.runtime.driver")
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """What a pipeline asks for, checked and complete."""
+
+    name: str
+    graph: Graph
+    parallelism: int
+    max_parallelism: int | None
+    """Number of key groups; None = that of the restored checkpoint, or a default by parallelism."""
+    checkpointing: Checkpointing
+    backend: StateBackend
+    restart: RestartStrategy
+    settings: RuntimeSettings
+
+
+class JobDriver:
+    """Owns a running job. `start` returns at once; the job runs on a thread of its own."""
+
+    def __init__(self, spark: SparkSession, plan: JobPlan) -> None:
+        self._context = spark.sparkContext
+        self._plan = plan
+        check_cluster(spark, plan.parallelism)
+        use_own_interpreter(self._context)
+        self._file_system = plan.checkpointing.file_system()
+        self._storage: JobStorage = self._file_system.open(plan.name)
+        sources = frozenset(uid for uid, _ in plan.graph.sources())
+        self._progress = Progress(plan.name, sources)
+        self._events: queue.SimpleQueue[AttemptEvent] = queue.SimpleQueue()
+        self._asked_to_leave = threading.Event()
+        self._failed_at = time.monotonic()
+        self._error: BaseException | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._main, name=f"job {plan.name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin the first attempt."""
+        self._thread.start()
+
+    def status(self) -> JobStatus:
+        """Return the job as of now. Any thread."""
+        return self._progress.status()
+
+    def request(self, kind: CheckpointKind) -> None:
+        """Ask for a checkpoint of `kind`. Any thread; returns at once."""
+        self._events.put(CheckpointRequested(kind))
+
+    def cancel(self) -> None:
+        """Ask to leave without a checkpoint. Any thread; returns at once."""
+        self._asked_to_leave.set()
+        self._events.put(CancelRequested())
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait for the job's end; return whether it came."""
+        return self._ended.wait(timeout_s)
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why the job failed; None while it runs and when it ended well."""
+        return self._error
+
+    # --- the restart loop ---------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            finished = self._attempts()
+            self._progress.state(JobState.FINISHED if finished else JobState.STOPPED)
+        except JobCancelled:
+            self._progress.state(JobState.CANCELLED)
+        except BaseException as error:  # the edge: the user sees it through the job handle
+            self._error = error
+            self._progress.state(JobState.FAILED, f"{type(error).__name__}: {error}")
+            _log.error("job %s failed: %s", self._plan.name, error)
+        finally:
+            self._ended.set()
+
+    def _attempts(self) -> bool:
+        tracker = self._plan.restart.tracker(random.Random())  # noqa: S311 - jitter
+        slots_ended_s = 0.0
+        while True:
+            try:
+                return self._attempt(slots_ended_s)
+            except OnceflowError as error:
+                if error.retry == "never":
+                    raise
+                match tracker.on_failure(time.time()):
+                    case GiveUp(reason):
+                        raise type(error)(f"{error} (no further restart: {reason})") from error
+                    case RestartAfter(delay_s):
+                        text = f"{type(error).__name__}: {error}"
+                        _log.warning("restart in %.2f s: %s", delay_s, text)
+                        self._progress.state(JobState.RESTARTING, text)
+                        slots_ended_s = time.monotonic() - self._failed_at
+                        if self._asked_to_leave.wait(delay_s):
+                            raise JobCancelled("cancelled while restarting") from error
+
+    def _attempt(self, slots_ended_s: float) -> bool:
+        plan, storage = self._plan, self._storage
+        log = storage.log.claim(f"{socket.gethostname()}:{os.getpid()}")
+        for _, source in plan.graph.sources():
+            source.check()
+        view, max_parallelism = self._restore_point(log)
+        restored = view.completed[-1]
+        check_restorable(plan.graph, restored, max_parallelism)
+        storage.sweep(view, log.attempt)
+        self._progress.attempt(log.attempt, restored.checkpoint, slots_ended_s)
+        token = new_token()
+        server = ControlServer(self._host(), token, self._events.put)
+        probe = storage.probe_write()
+        slot_plan = SlotPlan(
+            job=plan.name,
+            attempt=log.attempt,
+            parallelism=plan.parallelism,
+            max_parallelism=max_parallelism,
+            graph=plan.graph,
+            backend=plan.backend,
+            delivery=plan.checkpointing.delivery(),
+            settings=plan.settings,
+        )
+        task = SlotTask(
+            plan=slot_plan,
+            driver_address=server.address,
+            token=token,
+            storage=self._file_system,
+            storage_token_path=probe.path,
+            log_id=storage.log_id,
+            loopback=is_local(self._context),
+        )
+        recovery = SinkRecovery(
+            plan.graph, plan.name, log.attempt, storage.log_id, plan.settings.commit_deadline_s
+        )
+        parts = AttemptParts(
+            plan=slot_plan,
+            log=log,
+            storage=storage,
+            storage_token=probe.token,
+            recovery=recovery,
+            restored=restored,
+            coordinator=lambda now_s: self._coordinator(slot_plan, view, now_s),
+            next_checkpoint=view.next_checkpoint,
+            progress=self._progress,
+        )
+        return self._run_on_spark(parts, task, server)
+
+    def _run_on_spark(self, parts: AttemptParts, task: SlotTask, server: ControlServer) -> bool:
+        group = f"onceflow-{parts.plan.job}-{parts.plan.attempt}"
+        stage = SparkStage(self._context, task, group, lambda e: self._events.put(StageEnded(e)))
+        attempt = Attempt(parts, self._events)
+        stage.submit()
+        try:
+            return attempt.run()
+        except BaseException as error:
+            self._failed_at = self._progress.failing()
+            attempt.cancel(f"attempt {parts.plan.attempt} failed: {str(error)[:500]}")
+            raise
+        finally:
+            self._end_stage(stage)
+            parts.recovery.close()
+            server.close()
+            self._drain()
+
+    def _restore_point(self, log: ClaimedLog) -> tuple[LogView, int]:
+        """Return the log's view and the number of key groups; checkpoint 0 is decided if need be."""
+        plan = self._plan
+        if log.view.completed:
+            recorded = log.view.completed[-1].max_parallelism
+            return log.view, plan.max_parallelism or recorded
+        max_parallelism = plan.max_parallelism or default_max_parallelism(plan.parallelism)
+        now_ms = int(time.time() * 1000)
+        log.append(
+            genesis_of(plan.graph, log.attempt, plan.parallelism, max_parallelism, now_ms)
+        )
+        return log.view, max_parallelism
+
+    def _coordinator(
+        self, slot_plan: SlotPlan, view: LogView, now_s: float
+    ) -> CheckpointCoordinator:
+        everyone, sources = subtasks_of(slot_plan)
+        return CheckpointCoordinator(
+            self._plan.checkpointing.settings(),
+            attempt=slot_plan.attempt,
+            subtasks=everyone,
+            sources=sources,
+            parallelism=slot_plan.parallelism,
+            max_parallelism=slot_plan.max_parallelism,
+            retained=view.completed,
+            next_checkpoint=view.next_checkpoint,
+            now_s=now_s,
+        )
+
+    def _end_stage(self, stage: SparkStage) -> None:
+        """Wait for the slots to leave; kill what does not."""
+        if not stage.join(self._plan.settings.cancel_timeout_s):
+            stage.kill()
+            if not stage.join(self._plan.settings.cancel_timeout_s):
+                _log.error("Spark did not end the slots of job %s", self._plan.name)
+
+    def _drain(self) -> None:
+        """Drop what the ended attempt has left; keep what the user asked for."""
+        kept: list[AttemptEvent] = []
+        while True:
+            try:
+                event = self._events.get_nowait()
+            except queue.Empty:
+                break
+            if isinstance(event, (CheckpointRequested, CancelRequested)):
+                kept.append(event)
+        for event in kept:
+            self._events.put(event)
+
+    def _host(self) -> str:
+        """Return the address at which slots reach this driver."""
+        if is_local(self._context):
+            return "127.0.0.1"
+        return str(self._context.getConf().get("spark.driver.host", socket.gethostname()))
+

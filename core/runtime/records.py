@@ -1,0 +1,69 @@
+"""Between Arrow batches and the dicts that per-record functions see.
+
+`RecordBatch.to_pylist` goes through one Arrow scalar a value; numpy's bulk conversions are several
+times as fast for the types that carry most data, so they are used wherever they give equal values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from onceflow.core.errors import UserFunctionError
+from onceflow.core.functions import Record
+
+
+def values_of(column: pa.Array) -> list[Any]:
+    """Return the Python values of `column`, as `to_pylist` does."""
+    column_type = column.type
+    if column.null_count == 0 and (
+        pa.types.is_integer(column_type) or pa.types.is_floating(column_type)
+    ):
+        values: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
+        return values
+    if pa.types.is_string(column_type) or pa.types.is_large_string(column_type):
+        values = column.to_numpy(zero_copy_only=False).tolist()
+        return values
+    values = column.to_pylist()
+    return values
+
+
+def records_of(rows: pa.RecordBatch) -> list[Record]:
+    """Return one dict a row, in row order."""
+    names = rows.schema.names
+    columns = [values_of(column) for column in rows.columns]
+    return [dict(zip(names, values)) for values in zip(*columns)]
+
+
+def keys_of(rows: pa.RecordBatch, key: Sequence[str]) -> list[Any]:
+    """Return each row's key: the value of one key column, or a tuple of several."""
+    columns = [values_of(rows.column(name)) for name in key]
+    return columns[0] if len(columns) == 1 else list(zip(*columns))
+
+
+def batch_of(records: Iterable[Record], schema: pa.Schema, uid: str) -> pa.RecordBatch:
+    """Return `records` as a batch of `schema`.
+
+    Raises:
+        UserFunctionError: A record lacks a column or holds a value of another type; names both.
+    """
+    listed = list(records)
+    arrays: list[pa.Array] = []
+    for field in schema:
+        try:
+            values = [record[field.name] for record in listed]
+            arrays.append(pa.array(values, field.type))
+        except KeyError:
+            missing = next(record for record in listed if field.name not in record)
+            raise UserFunctionError(
+                f"operator {uid!r} returned a record without column {field.name!r}; it has"
+                f" {sorted(missing)}; return every column of the schema or declare another schema"
+            ) from None
+        except (TypeError, pa.ArrowException, OverflowError) as error:
+            raise UserFunctionError(
+                f"operator {uid!r} returned a value for column {field.name!r} that is no"
+                f" {field.type}: {error}"
+            ) from error
+    return pa.record_batch(arrays, schema=schema)

@@ -1,0 +1,106 @@
+"""From the decision log to what each slot is deployed with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onceflow.core.errors import StateIncompatible
+from onceflow.core.graph import Graph, ProcessKeyed, ReadFrom, RunAggregates
+from onceflow.core.protocol.assignment import assign_splits, key_group_range
+from onceflow.core.protocol.ids import GENESIS, AttemptId, SubtaskRef
+from onceflow.core.protocol.snapshots import (
+    CompletedCheckpoint,
+    OperatorSnapshot,
+    StateHandle,
+    SubtaskSnapshot,
+)
+from onceflow.core.runtime.messages import RestoredOperator
+from onceflow.core.runtime.source_subtask import SPLITS, decode_split, encode_split
+
+
+def genesis_of(
+    graph: Graph, attempt: AttemptId, parallelism: int, max_parallelism: int, now_ms: int
+) -> CompletedCheckpoint:
+    """Return checkpoint 0: where every source starts, resolved now and never again.
+
+    Once it is in the decision log, a crash before the first checkpoint starts from the same records,
+    also for a source that starts at the latest.
+    """
+    snapshots = tuple(
+        SubtaskSnapshot(
+            SubtaskRef(uid, 0),
+            (OperatorSnapshot(uid, lists={SPLITS: tuple(map(encode_split, source.splits()))}),),
+        )
+        for uid, source in graph.sources()
+    )
+    return CompletedCheckpoint(
+        checkpoint=GENESIS,
+        attempt=attempt,
+        parallelism=parallelism,
+        max_parallelism=max_parallelism,
+        snapshots=snapshots,
+        triggered_at_ms=now_ms,
+        completed_at_ms=now_ms,
+    )
+
+
+def check_restorable(graph: Graph, restored: CompletedCheckpoint, max_parallelism: int) -> None:
+    """Return when `graph` can go on from `restored`.
+
+    Raises:
+        StateIncompatible: The number of key groups differs, or state would be left behind.
+    """
+    if restored.max_parallelism != max_parallelism:
+        raise StateIncompatible(
+            f"checkpoint {restored.checkpoint} was taken with max_parallelism"
+            f" {restored.max_parallelism}, and the pipeline asks for {max_parallelism}: keys would"
+            f" change owners; set max_parallelism={restored.max_parallelism}"
+        )
+    known = {operator.uid for operator in graph.operators}
+    stateful = {
+        operator.uid
+        for snapshot in restored.snapshots
+        for operator in snapshot.operators
+        if operator.keyed or operator.raw or operator.lists or operator.committables
+    }
+    lost = sorted(stateful - known)
+    if lost:
+        raise StateIncompatible(
+            f"checkpoint {restored.checkpoint} holds state of {', '.join(lost)}, and the pipeline"
+            f" has no such operator (it has {', '.join(sorted(known))}); give the operator its old"
+            " uid, or run under another job name to begin anew"
+        )
+
+
+def restored_operators(
+    graph: Graph, restored: CompletedCheckpoint, parallelism: int, slot: int
+) -> tuple[RestoredOperator, ...]:
+    """Return the state with which slot `slot` of `parallelism` begins."""
+    operators: list[RestoredOperator] = []
+    for operator in graph.operators:
+        old = restored.operator(operator.uid)
+        match operator.work:
+            case ReadFrom():
+                elements = [e for _, o in old for e in o.lists.get(SPLITS, ())]
+                mine = _splits_of(elements, parallelism, slot)
+                operators.append(RestoredOperator(operator.uid, lists={SPLITS: mine}))
+            case ProcessKeyed() | RunAggregates():
+                groups = key_group_range(restored.max_parallelism, parallelism, slot)
+                handles = _overlapping([h for _, o in old for h in o.keyed], groups)
+                operators.append(RestoredOperator(operator.uid, keyed=handles))
+            case _:
+                pass
+    return tuple(operators)
+
+
+def _splits_of(elements: Sequence[bytes], parallelism: int, slot: int) -> tuple[bytes, ...]:
+    by_id = {decode_split(element).id: element for element in elements}
+    return tuple(by_id[split] for split in assign_splits(sorted(by_id), parallelism)[slot])
+
+
+def _overlapping(handles: Sequence[StateHandle], groups: range) -> tuple[StateHandle, ...]:
+    return tuple(
+        handle
+        for handle in handles
+        if handle.key_group_first < groups.stop and handle.key_group_last >= groups.start
+    )

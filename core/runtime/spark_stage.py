@@ -1,0 +1,123 @@
+"""The one barrier stage that hosts an attempt's slots, and the checks before it is submitted.
+
+Measured on Spark 4.3: a barrier stage gang-schedules long tasks; Spark does not retry a failed one;
+`allGather` costs about a second, so addresses travel over the control stream instead.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from pyspark import BarrierTaskContext, InheritableThread, SparkContext
+from pyspark.sql import SparkSession
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.runtime.slot import SlotTask
+
+
+def check_cluster(spark: SparkSession, parallelism: int) -> None:
+    """Return when `parallelism` slots can run side by side on this session.
+
+    Raises:
+        ConfigError: Spark would take slots away, run them twice, or has too few.
+    """
+    context = spark.sparkContext
+    conf = context.getConf()
+
+    def enabled(setting: str) -> bool:
+        return str(conf.get(setting, "false")).lower() == "true"
+
+    if enabled("spark.dynamicAllocation.enabled"):
+        raise ConfigError(
+            "spark.dynamicAllocation.enabled=true would take slots away from a running job; start"
+            " the session with spark.dynamicAllocation.enabled=false"
+        )
+    if enabled("spark.speculation"):
+        raise ConfigError(
+            "spark.speculation=true would run a slot twice; start the session with"
+            " spark.speculation=false"
+        )
+    slots = free_slots(context)
+    if is_local(context) and slots < parallelism:
+        raise ConfigError(
+            f"parallelism={parallelism} needs {parallelism} task slots at once, and master"
+            f" {context.master!r} has {slots}; use local[{parallelism}] or a lower parallelism"
+        )
+
+
+def free_slots(context: SparkContext) -> int:
+    """Return how many tasks the session can run at once, as registered now."""
+    scala: Any = context._jsc.sc()  # type: ignore[attr-defined]  # no public way from Python
+    profile = scala.resourceProfileManager().defaultResourceProfile()
+    return int(scala.maxNumConcurrentTasks(profile))
+
+
+def is_local(context: SparkContext) -> bool:
+    """Whether driver and executors share this machine for sure."""
+    return context.master.startswith("local")
+
+
+def use_own_interpreter(context: SparkContext) -> None:
+    """Let Python workers run this interpreter, unless the user has chosen one.
+
+    Without it Spark runs the first `python3` on the PATH, which in a virtual environment is often
+    another one, without our packages.
+    """
+    chosen = os.environ.get("PYSPARK_PYTHON") or context.getConf().get("spark.pyspark.python", None)
+    if not chosen and is_local(context):
+        context.pythonExec = sys.executable
+
+
+class SparkStage:
+    """Runs the slots; ends when all of them have, or when Spark gives up on one."""
+
+    def __init__(
+        self,
+        context: SparkContext,
+        task: SlotTask,
+        group: str,
+        ended: Callable[[BaseException | None], None],
+    ) -> None:
+        self._context = context
+        self._task = task
+        self._group = group
+        self._ended = ended
+        self._thread: Any = InheritableThread(target=self._run, name=f"stage {group}")
+        self._thread.daemon = True
+
+    def submit(self) -> None:
+        """Ask Spark for the slots; `ended` is called once, on another thread."""
+        self._thread.start()
+
+    def kill(self) -> None:
+        """Have Spark kill the tasks and their Python processes."""
+        self._context.cancelJobGroup(self._group)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the stage to end; return whether it did."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        plan = self._task.plan
+        error: BaseException | None = None
+        try:
+            self._context.setJobGroup(
+                self._group, f"onceflow job {plan.job}, attempt {plan.attempt}", True
+            )
+            numbers = self._context.parallelize(range(plan.parallelism), plan.parallelism)
+            numbers.barrier().mapPartitions(_slot_body(self._task)).collect()
+        except BaseException as caught:
+            error = caught
+        self._ended(error)
+
+
+def _slot_body(task: SlotTask) -> Callable[[Iterable[int]], Iterator[str]]:
+    def body(numbers: Iterable[int]) -> Iterator[str]:
+        del numbers
+        yield task.run(BarrierTaskContext.get().partitionId())
+
+    return body

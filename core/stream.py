@@ -1,0 +1,143 @@
+"""Streams: the methods by which a user builds the dataflow, one operator a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.functions import Aggregate, KeyedFunction, Record, running_schema
+from onceflow.core.graph import (
+    FilterRecords,
+    FlatMapRecords,
+    MapBatches,
+    MapRecords,
+    Operator,
+    ProcessKeyed,
+    RunAggregates,
+    Work,
+    WriteTo,
+)
+from onceflow.core.protocol.ids import sink_id_of
+from onceflow.core.spi import Sink
+
+if TYPE_CHECKING:
+    from onceflow.core.pipeline import Pipeline
+
+
+class Stream:
+    """Records of one schema on their way; each method adds an operator and returns what follows.
+
+    Nothing runs before `Pipeline.start`. A stream may be used more than once: each use gets all of
+    its records.
+    """
+
+    def __init__(self, pipeline: Pipeline, operator: Operator) -> None:
+        self._pipeline = pipeline
+        self._operator = operator
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the records."""
+        return self._operator.schema
+
+    def map_batches(
+        self,
+        function: Callable[[pa.RecordBatch], pa.RecordBatch],
+        *,
+        schema: pa.Schema | None = None,
+        uid: str | None = None,
+    ) -> Stream:
+        """Apply `function` to each Arrow record batch: the fast way.
+
+        `schema` is that of the result (default: unchanged). Batches have no fixed size, so the
+        result for a row must not depend on its neighbours.
+        """
+        return self._then(MapBatches(function), "map_batches", uid, schema)
+
+    def map(
+        self,
+        function: Callable[[Record], Record],
+        *,
+        schema: pa.Schema | None = None,
+        uid: str | None = None,
+    ) -> Stream:
+        """Apply `function` to each record, a dict; `schema` is that of the result."""
+        return self._then(MapRecords(function), "map", uid, schema)
+
+    def flat_map(
+        self,
+        function: Callable[[Record], Iterable[Record]],
+        *,
+        schema: pa.Schema | None = None,
+        uid: str | None = None,
+    ) -> Stream:
+        """Replace each record by those that `function` returns, in that order."""
+        return self._then(FlatMapRecords(function), "flat_map", uid, schema)
+
+    def filter(self, function: Callable[[Record], Any], *, uid: str | None = None) -> Stream:
+        """Keep the records for which `function` returns something true."""
+        return self._then(FilterRecords(function), "filter", uid, None)
+
+    def key_by(self, *columns: str) -> KeyedStream:
+        """Bring all records of one key to one subtask.
+
+        Raises:
+            ConfigError: No column is named, or one is not there.
+        """
+        if not columns:
+            raise ConfigError("key_by() needs at least one column")
+        for column in columns:
+            if column not in self.schema.names:
+                raise ConfigError(
+                    f"key_by({column!r}): no such column; there are {', '.join(self.schema.names)}"
+                )
+        return KeyedStream(self._pipeline, self._operator, columns)
+
+    def write(self, sink: Sink, *, uid: str, sink_id: str | None = None) -> None:
+        """Write every record to `sink`, exactly once.
+
+        `uid` names the operator and, with the job's name, the sink id under which transactions are
+        prepared; keep both, or give `sink_id`, when a job is renamed.
+        """
+        name = sink_id or sink_id_of(self._pipeline.name, uid)
+        self._then(WriteTo(sink, name), "write", uid, None)
+
+    def _then(self, work: Work, verb: str, uid: str | None, schema: pa.Schema | None) -> Stream:
+        operator = self._pipeline.add(
+            work, verb=verb, uid=uid, input=self._operator, schema=schema or self.schema
+        )
+        return Stream(self._pipeline, operator)
+
+
+class KeyedStream:
+    """Records grouped by key; what follows has state for each key."""
+
+    def __init__(self, pipeline: Pipeline, operator: Operator, key: tuple[str, ...]) -> None:
+        self._pipeline = pipeline
+        self._operator = operator
+        self._key = key
+
+    def process(self, function: KeyedFunction, *, uid: str) -> Stream:
+        """Apply `function` to each record with the state of its key.
+
+        `uid` names the state in checkpoints: keep it, and the state is found again.
+        """
+        work = ProcessKeyed(self._key, function)
+        return self._then(work, uid, function.output_schema(self._operator.schema))
+
+    def running(self, *, uid: str, **aggregates: Aggregate) -> Stream:
+        """Add a column for each aggregate: its value over the key's records up to this one.
+
+        Vectorised: many times as fast as `process` with a function that does the same.
+        """
+        schema = running_schema(self._operator.schema, aggregates)
+        return self._then(RunAggregates(self._key, dict(aggregates)), uid, schema)
+
+    def _then(self, work: Work, uid: str, schema: pa.Schema) -> Stream:
+        operator = self._pipeline.add(
+            work, verb="keyed", uid=uid, input=self._operator, schema=schema
+        )
+        return Stream(self._pipeline, operator)
