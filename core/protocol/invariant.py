@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 
 class InvariantViolation(AssertionError):
     """Raised when onceflow itself is wrong. Never caught: it ends the subtask or the driver."""
@@ -15,3 +17,12 @@ def require(condition: bool, message: str) -> None:
     """
     if not condition:
         raise InvariantViolation(message)
+
+
+def unreachable(value: NoReturn) -> NoReturn:
+    """Never called: type checkers prove that a `match` before it covers every case of `value`.
+
+    Raises:
+        InvariantViolation: Always (a value of no known type came from outside the type checker).
+    """
+    raise InvariantViolation(f"no case for {value!r}")

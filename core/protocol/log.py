@@ -118,7 +118,7 @@ def fold(entries: Iterable[LogEntry]) -> LogView:
             "is a decision; starting over would lose or double rows. Restore the directory."
         )
     ghosts = sorted(by_sequence.keys() - {entry.record.sequence for entry in chain})
-    return LogView(view.last_sequence, view.last_digest, view.attempt, view.decided, tuple(ghosts))
+    return replace(view, ghosts=tuple(ghosts))
 
 
 def extend(view: LogView, entry: LogEntry) -> LogView:

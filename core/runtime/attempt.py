@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from onceflow.core import errors
+from onceflow.core.crash_points import reach
 from onceflow.core.errors import ConfigError, Fenced, OnceflowError, SlotLost, StorageError
 from onceflow.core.protocol.alignment import Barrier
 from onceflow.core.protocol.coordinator import (
@@ -343,6 +344,7 @@ class Attempt:
         except StorageError as error:
             more = self._coordinator.append_failed(completed.checkpoint, str(error), time.time())
         else:
+            reach("logged")
             append_ms = (time.perf_counter() - began) * 1000
             self._parts.progress.decided(completed, append_ms)
             more = self._coordinator.logged(completed.checkpoint, time.time())

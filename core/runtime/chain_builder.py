@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 from pyarrow import flight
@@ -72,7 +73,7 @@ class SlotParts:
     slot: int
     token: str
     storage: JobStorage
-    scratch_dir: str
+    scratch_dir: Path
     reports: SlotReports
     beside: Callable[[Callable[[], None]], object]
     commit_worker: Callable[[SubtaskRef, Operator, WriteTo], CommitWorker]

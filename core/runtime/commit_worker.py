@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from onceflow.core.crash_points import reach
 from onceflow.core.errors import (
     CommitFailed,
     CommitOutcomeUnknown,
@@ -77,7 +78,9 @@ class CommitWorker:
                 if committable is None:
                     return
                 began = time.monotonic()
+                reach("commit")
                 outcome = self._committer.commit(committable)
+                reach("committed")
                 now_s = time.time()
                 with self._condition:
                     step = self._queue.outcome(committable, outcome, now_s)
@@ -117,6 +120,8 @@ class CommitWorker:
                 return
             self._reported = through
         self._committed(through, commit_ms)
+        if commit_ms:
+            reach("replied")
 
 
 def _error_of(step: GiveUp, committable: Committable) -> SinkError:

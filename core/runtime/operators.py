@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from onceflow.core.crash_points import reach
 from onceflow.core.errors import OnceflowError, UserFunctionError
 from onceflow.core.functions import Record
 from onceflow.core.graph import (
@@ -274,10 +275,12 @@ class SinkOperator(RunningOperator):
     def process(self, batch: Batch) -> None:
         """Hand the rows to the writer."""
         self._writer.write(batch.rows)
+        reach("write")
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
         """Pre-commit; the ack will list all that is pending, this checkpoint's included."""
         committable = self._writer.pre_commit(checkpoint)
+        reach("prepared")
         snapshot = OperatorSnapshot(
             self.uid, committables=self._pre_committed(checkpoint, committable)
         )

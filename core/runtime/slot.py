@@ -26,7 +26,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from onceflow.core.crash_points import reach
 from onceflow.core.errors import OnceflowError, SlotLost, StorageError
 from onceflow.core.graph import Operator, WriteTo
 from onceflow.core.protocol.commits import CommitQueue, CommitRetryPolicy
@@ -98,7 +100,9 @@ class Slot:
         self._slot = slot
         self._storage = task.storage.open(task.plan.job)
         base = task.plan.settings.scratch_dir or tempfile.gettempdir()
-        self._scratch = tempfile.mkdtemp(prefix=f"onceflow-{task.plan.job}-{slot}-", dir=base)
+        self._scratch = Path(
+            tempfile.mkdtemp(prefix=f"onceflow-{task.plan.job}-{slot}-", dir=base)
+        )
         self._uploader = ThreadPoolExecutor(2, thread_name_prefix="upload")
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="beside")
         self._subtasks: tuple[Subtask, ...] = ()
@@ -244,6 +248,8 @@ class Slot:
             )
             done = SubtaskSnapshot(subtask, tuple(operators), timings)
             self._send(Acked(attempt, checkpoint, done))
+            if any(operator.committables for operator in operators):
+                reach("acked")
         except StorageError as error:
             self.snapshot_declined(subtask, checkpoint, str(error))
         except BaseException as error:

@@ -1,0 +1,46 @@
+"""Named places at which a test may have this process killed, exactly there and exactly once.
+
+A crash is data: a test puts an empty file named after the point into the directory that
+`ONCEFLOW_CRASH_POINTS` names; the first process to reach the point removes the file and kills
+itself with SIGKILL, so nothing is flushed, closed or said. Unset, as in production, a point costs one
+comparison.
+
+    write       a sink has taken a batch of the checkpoint
+    flushed     all rows of the checkpoint are at the database, nothing is prepared
+    prepared    the transaction is prepared, the ack not sent
+    acked       the ack is sent
+    logged      the driver has written the decision and told nobody
+    commit      a committer is about to commit
+    committed   the database has committed, nobody has heard
+    replied     the slot has reported that all is committed
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+CrashPoint: TypeAlias = Literal[
+    "write", "flushed", "prepared", "acked", "logged", "commit", "committed", "replied"
+]
+
+CRASH_POINTS: tuple[CrashPoint, ...] = (
+    "write", "flushed", "prepared", "acked", "logged", "commit", "committed", "replied",
+)  # fmt: skip
+
+VARIABLE = "ONCEFLOW_CRASH_POINTS"
+
+_directory = os.environ.get(VARIABLE)
+
+
+def reach(point: CrashPoint) -> None:
+    """Pass `point`, or end this process here if a test has asked for it."""
+    if _directory is None:
+        return
+    try:
+        (Path(_directory) / point).unlink()
+    except FileNotFoundError:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
