@@ -1,0 +1,246 @@
+"""Keyed state as operators use it, and the contract that a state backend fulfils.
+
+Ownership: one thread, the subtask's, calls everything here except `PendingSnapshot.upload` and
+`PendingSnapshot.discard`, which may run on any other thread at the same time.
+
+A value handed in or out is the caller's own: changing a list after `set` or after `get` changes no
+state, and no snapshot, until it is `set` again. That holds for every backend.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import pyarrow as pa
+
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.protocol.invariant import require
+from onceflow.core.state.descriptors import (
+    AccumulatorColumn,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ValueStateDescriptor,
+)
+from onceflow.core.state.handles import StateHandle, StateReader, StateWriter
+
+if TYPE_CHECKING:
+    from onceflow.core.state.accumulators import AccumulatorTable
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class ValueState(ABC, Generic[T]):
+    """One value of the current key."""
+
+    @abstractmethod
+    def get(self) -> T:
+        """Return the value, or the descriptor's default (None unless given) when there is none."""
+
+    @abstractmethod
+    def set(self, value: T) -> None:
+        """Make `value` the value; None clears it.
+
+        Raises:
+            StateError: It is not of the descriptor's type, so it could never be restored.
+        """
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget the value; `get` returns the default again."""
+
+
+class ListState(ABC, Generic[T]):
+    """A list of the current key."""
+
+    @abstractmethod
+    def get(self) -> list[T]:
+        """Return the elements in the order they were added; empty when there are none."""
+
+    @abstractmethod
+    def add(self, value: T) -> None:
+        """Put `value` at the end.
+
+        Raises:
+            StateError: It is not of the descriptor's type.
+        """
+
+    @abstractmethod
+    def add_all(self, values: Iterable[T]) -> None:
+        """Put all of `values` at the end, or none of them when one is not of the type.
+
+        Raises:
+            StateError: One is not of the descriptor's type.
+        """
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget every element."""
+
+
+class MapState(ABC, Generic[K, V]):
+    """A mapping of the current key, read and written one entry at a time."""
+
+    @abstractmethod
+    def get(self, key: K) -> V | None:
+        """Return the value under `key`, or None."""
+
+    @abstractmethod
+    def put(self, key: K, value: V) -> None:
+        """Put `value` under `key`, in place of what was there.
+
+        Raises:
+            StateError: Key or value is not of the descriptor's type.
+        """
+
+    @abstractmethod
+    def remove(self, key: K) -> None:
+        """Forget `key`; nothing happens when it is not there."""
+
+    @abstractmethod
+    def contains(self, key: K) -> bool:
+        """Tell whether `key` is there."""
+
+    @abstractmethod
+    def keys(self) -> Iterator[K]:
+        """Return the keys as of now, in no promised order; the mapping may be changed meanwhile."""
+
+    @abstractmethod
+    def items(self) -> Iterator[tuple[K, V]]:
+        """Return the entries as of now, in no promised order; the mapping may be changed meanwhile."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget every entry."""
+
+
+class PendingSnapshot(ABC):
+    """State frozen at a barrier, not yet durable. Exactly one of the two methods is called, once."""
+
+    @abstractmethod
+    def upload(self, writer: StateWriter) -> tuple[StateHandle, ...]:
+        """Make the frozen state durable and return every handle needed to restore it.
+
+        Runs on another thread than the owner's, who goes on changing the state meanwhile. Handles
+        of shared files that a completed checkpoint already holds are returned again, not uploaded.
+        What a failed upload has written stays for the storage to delete with the checkpoint.
+
+        Raises:
+            StorageError: The storage refused; the state itself is unharmed.
+        """
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Let the frozen state go without uploading it. Safe to call after `upload`, and twice."""
+
+
+class KeyedStateStore(ABC):
+    """All keyed state of one operator's subtask; lost with the process, except for snapshots."""
+
+    @abstractmethod
+    def set_current_key(self, key: Any) -> None:
+        """Make `key` the key that every state object reads and writes. Called for every record.
+
+        `key` is the Python value of the key column, or a tuple of several columns' values. It is
+        not checked here; a key of another type than `hash_key` takes is refused by the snapshot.
+        """
+
+    @abstractmethod
+    def value_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
+        """Return the state of this name, restored if a snapshot held it.
+
+        The same object for the same name, so that it can be asked for again.
+
+        Raises:
+            StateIncompatible: The snapshot holds the name as another kind or type.
+        """
+
+    @abstractmethod
+    def list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
+        """As `value_state`."""
+
+    @abstractmethod
+    def map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
+        """As `value_state`."""
+
+    @abstractmethod
+    def accumulators(
+        self, name: str, key_types: Sequence[pa.DataType], columns: Sequence[AccumulatorColumn]
+    ) -> AccumulatorTable:
+        """Return the running aggregates of this name, restored if a snapshot held them.
+
+        Raises:
+            ConfigError: A key or column type cannot be aggregated by or over.
+            StateIncompatible: The snapshot holds the name with other types, columns or operations.
+        """
+
+    @abstractmethod
+    def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
+        """Freeze the state as of now: the synchronous part, a few milliseconds for a million keys."""
+
+    @abstractmethod
+    def savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot:
+        """As `snapshot`, in the canonical form: whole, self-contained, restorable by any backend."""
+
+    @abstractmethod
+    def notify_completed(self, checkpoint: CheckpointId) -> None:
+        """Hear that `checkpoint` is decided: later snapshots may name its shared files again.
+
+        May be late, repeated or left out; then more is uploaded than needed, and nothing worse.
+        """
+
+    @abstractmethod
+    def notify_aborted(self, checkpoint: CheckpointId) -> None:
+        """Hear that `checkpoint` will never be: its shared files must not be named again."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release memory, files and threads; unfinished uploads fail. Safe to call twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateContext:
+    """Which part of whose state a store holds, and where it may keep working files."""
+
+    uid: str
+    subtask: int
+    key_groups: range
+    max_parallelism: int
+    scratch_dir: Path
+
+    def __post_init__(self) -> None:
+        require(
+            self.key_groups.step == 1
+            and 0 <= self.key_groups.start <= self.key_groups.stop <= self.max_parallelism,
+            f"{self.uid}[{self.subtask}]: key groups {self.key_groups} are no range within"
+            f" 0..{self.max_parallelism - 1}",
+        )
+
+    def __str__(self) -> str:
+        return f"{self.uid}[{self.subtask}]"
+
+
+class StateBackend(ABC):
+    """Describes where keyed state lives: pickled to the slots, holds settings and no open resource.
+
+    Third-party backends register a class under the entry point group `onceflow.state_backends`.
+    """
+
+    @abstractmethod
+    def open(
+        self, context: StateContext, restored: Sequence[StateHandle], reader: StateReader
+    ) -> KeyedStateStore:
+        """Return a store that holds what `restored` says about the context's key groups.
+
+        `restored` are handles of any number of old subtasks, at any old parallelism; what lies
+        outside of the key groups is left out. Empty: a new, empty store.
+
+        Raises:
+            StateIncompatible: Written with another max parallelism, or natively by another backend.
+            CheckpointCorrupt: A file is damaged or missing.
+        """

@@ -1,0 +1,80 @@
+"""The state backends that a user can choose, and how others are found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.state.api import KeyedStateStore, StateBackend, StateContext
+from onceflow.core.state.handles import StateHandle, StateReader
+
+BACKEND_ENTRY_POINTS = "onceflow.state_backends"
+
+
+@dataclass(frozen=True, slots=True)
+class HeapBackend(StateBackend):
+    """Keeps state in the slot's own memory: fastest, and every snapshot holds all of it."""
+
+    def open(
+        self, context: StateContext, restored: Sequence[StateHandle], reader: StateReader
+    ) -> KeyedStateStore:
+        """Return a store in memory, holding what `restored` says about the context's key groups."""
+        from onceflow.core.state.heap import HeapStore
+
+        return HeapStore.open(context, restored, reader)
+
+
+@dataclass(frozen=True, slots=True)
+class RocksDBBackend(StateBackend):
+    """Keeps state in a RocksDB on the slot's local disk, for state beyond memory.
+
+    With `incremental`, a snapshot uploads only files that no completed checkpoint holds; without,
+    it uploads all of them and shares none.
+    """
+
+    incremental: bool = True
+    directory: str | None = None
+    """Where the database lives; default: the slot's scratch directory. Local disk, please."""
+    cache_entries: int = 262_144
+    """How many entries of each state are held in memory, before and besides RocksDB's own caches."""
+    block_cache_bytes: int = 64 << 20
+    write_buffer_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        if self.cache_entries < 1:
+            raise ConfigError(f"cache_entries={self.cache_entries} must be 1 or more")
+        for name in ("block_cache_bytes", "write_buffer_bytes"):
+            if getattr(self, name) < 1 << 16:
+                raise ConfigError(f"{name}={getattr(self, name)} must be {1 << 16} or more")
+
+    def open(
+        self, context: StateContext, restored: Sequence[StateHandle], reader: StateReader
+    ) -> KeyedStateStore:
+        """Return a store over a new database, holding what `restored` says about the key groups."""
+        from onceflow.core.state.rocksdb import RocksDBStore
+
+        return RocksDBStore.open(self, context, restored, reader)
+
+
+def backend_named(name: str) -> StateBackend:
+    """Return the backend `heap`, `rocksdb` or one that an installed package registers, by name.
+
+    Raises:
+        ConfigError: There is none of that name; lists those there are.
+    """
+    known: dict[str, type[StateBackend]] = {"heap": HeapBackend, "rocksdb": RocksDBBackend}
+    if name in known:
+        return known[name]()
+    found = {point.name: point for point in entry_points(group=BACKEND_ENTRY_POINTS)}
+    if name not in found:
+        raise ConfigError(
+            f"no state backend {name!r}; there are {', '.join(sorted({*known, *found}))}"
+        )
+    loaded = found[name].load()
+    if not (isinstance(loaded, type) and issubclass(loaded, StateBackend)):
+        raise ConfigError(
+            f"entry point {name!r} of {BACKEND_ENTRY_POINTS} is no StateBackend class: {loaded!r}"
+        )
+    return loaded()

@@ -1,0 +1,90 @@
+"""What a user says about a piece of keyed state: its name, its type and its default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
+
+import pyarrow as pa
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.state.serializers import Serializer, serializer_of
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+
+TypeSpec: TypeAlias = "type[Any] | pa.DataType | Serializer[Any] | Any"
+"""A Python type (`int`, `list[str]`, a dataclass, a msgspec Struct), an Arrow type, or a serializer."""
+
+STATE_NAME_BYTES_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ValueStateDescriptor(Generic[T]):
+    """One value a key: `ValueStateDescriptor("balance", int, default=0)`."""
+
+    name: str
+    type: TypeSpec = Any
+    default: T | None = None
+
+    def __post_init__(self) -> None:
+        check_state_name(self.name)
+        serializer_of(self.type)
+
+
+@dataclass(frozen=True, slots=True)
+class ListStateDescriptor(Generic[T]):
+    """A list a key: `ListStateDescriptor("recent", float)`; the type is that of an element."""
+
+    name: str
+    type: TypeSpec = Any
+
+    def __post_init__(self) -> None:
+        check_state_name(self.name)
+        serializer_of(self.type)
+
+
+@dataclass(frozen=True, slots=True)
+class MapStateDescriptor(Generic[K, V]):
+    """A mapping a key: `MapStateDescriptor("by_day", date, int)`.
+
+    The mapping's own keys may be whatever a stream can be keyed by: str, bytes, int, bool, date,
+    datetime, Decimal, or a tuple of them.
+    """
+
+    name: str
+    key_type: TypeSpec = Any
+    type: TypeSpec = Any
+
+    def __post_init__(self) -> None:
+        check_state_name(self.name)
+        serializer_of(self.type)
+
+
+AggregateOp: TypeAlias = Literal["sum", "count", "min", "max"]
+
+
+@dataclass(frozen=True, slots=True)
+class AccumulatorColumn:
+    """One running aggregate: `AccumulatorColumn("balance", "sum", pa.int64())`.
+
+    `name` is also the name under which `AccumulatorTable.update` takes the column's values. `type`
+    is `int64` or `float64`, and for min and max also a timestamp or a date.
+    """
+
+    name: str
+    op: AggregateOp
+    type: pa.DataType
+
+
+def check_state_name(name: str) -> None:
+    """Return when `name` can name a state.
+
+    Raises:
+        ConfigError: It is empty or too long.
+    """
+    if not 0 < len(name.encode()) <= STATE_NAME_BYTES_MAX:
+        raise ConfigError(
+            f"state name {name!r} must have 1 to {STATE_NAME_BYTES_MAX} bytes; choose another"
+        )

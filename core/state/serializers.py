@@ -1,0 +1,197 @@
+"""How values become bytes: typed, named in the snapshot, and refused when the type has changed.
+
+A serializer's *signature* is written beside the state. Restoring under another signature is refused
+by name, before a single value is read. A `direct` serializer holds values that nobody can change in
+place (numbers, text, dates): they are kept as they are and encoded only for a snapshot. All others
+are encoded when they are set and decoded when they are read, so no snapshot and no other reader
+ever shares an object with user code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any, Generic, TypeVar
+from uuid import UUID
+
+import msgspec
+import pyarrow as pa
+
+from onceflow.core.errors import ConfigError
+
+T = TypeVar("T")
+
+DIRECT_TYPES: tuple[type[Any], ...] = (
+    int, float, str, bytes, bool, date, datetime, time, timedelta, Decimal, UUID,
+)  # fmt: skip
+_PLAIN_TYPES: tuple[type[Any], ...] = (int, float, str, bytes, bool)
+_BIG_INTEGER = 1
+"""msgpack extension code of an integer beyond 64 bits: two's complement, little-endian."""
+
+
+class Serializer(ABC, Generic[T]):
+    """Encodes values of one type. Pickled to the slots; stateless, so any thread may use it."""
+
+    @property
+    @abstractmethod
+    def signature(self) -> str:
+        """The format and type, with a version that changes when old bytes can no longer be read."""
+
+    @property
+    def direct_types(self) -> tuple[type[Any], ...]:
+        """Types whose values nobody can change in place, and that decode to what was encoded."""
+        return ()
+
+    @abstractmethod
+    def encode(self, value: T) -> bytes:
+        """Return `value` as bytes.
+
+        Raises:
+            TypeError, ValueError: It is no value of this type.
+        """
+
+    @abstractmethod
+    def decode(self, data: bytes) -> T:
+        """Return the value that `encode` was given.
+
+        Raises:
+            TypeError, ValueError: The bytes hold no value of this type.
+        """
+
+
+class MsgpackSerializer(Serializer[Any]):
+    """MessagePack of any type that msgspec knows: builtins, containers, dataclasses, Structs, enums."""
+
+    def __init__(self, python_type: Any) -> None:
+        self._type = python_type
+        self._signature = f"msgpack/1:{type_name(python_type)}"
+        self._encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder(
+            enc_hook=_encode_other
+        ).encode
+        self._decode: Callable[[bytes], Any] = msgspec.msgpack.Decoder(python_type).decode
+
+    def __reduce__(self) -> tuple[type[MsgpackSerializer], tuple[Any]]:
+        return MsgpackSerializer, (self._type,)
+
+    @property
+    def signature(self) -> str:
+        """The type's name; fields may be added to a dataclass or Struct if they have defaults."""
+        return self._signature
+
+    @property
+    def direct_types(self) -> tuple[type[Any], ...]:
+        """The type itself if it is a scalar; the plain scalars if any type is taken."""
+        if self._type is Any:
+            return _PLAIN_TYPES
+        return (self._type,) if self._type in DIRECT_TYPES else ()
+
+    def encode(self, value: Any) -> bytes:
+        """Return `value` as MessagePack."""
+        try:
+            return self._encode(value)
+        except OverflowError:
+            if value.__class__ is not int:
+                raise ValueError("an integer inside of it has more than 64 bits") from None
+            size = value.bit_length() // 8 + 1
+            data = value.to_bytes(size, "little", signed=True)
+            return self._encode(msgspec.msgpack.Ext(_BIG_INTEGER, data))
+
+    def decode(self, data: bytes) -> Any:
+        """Return the value that `data` holds."""
+        try:
+            value = self._decode(data)
+        except msgspec.ValidationError:
+            if self._type is not int:
+                raise
+            value = msgspec.msgpack.decode(data)
+            if not isinstance(value, msgspec.msgpack.Ext):
+                raise
+        if isinstance(value, msgspec.msgpack.Ext) and value.code == _BIG_INTEGER:
+            return int.from_bytes(value.data, "little", signed=True)
+        return value
+
+
+def _encode_other(value: Any) -> Any:
+    raise TypeError(
+        f"{type(value).__name__} has no MessagePack form; convert it to a Python builtin, a"
+        " dataclass or a msgspec Struct, or give the state a Serializer of your own"
+    )
+
+
+def serializer_of(spec: Any) -> Serializer[Any]:
+    """Return the serializer for a Python type, an Arrow type or a serializer.
+
+    Raises:
+        ConfigError: Values of the type have no bytes.
+    """
+    if isinstance(spec, Serializer):
+        return typing.cast("Serializer[Any]", spec)
+    return _msgpack_of(_python_type(spec) if isinstance(spec, pa.DataType) else spec)
+
+
+@lru_cache(maxsize=256)
+def _msgpack_of(python_type: Any) -> MsgpackSerializer:
+    try:
+        return MsgpackSerializer(python_type)
+    except (TypeError, NameError) as error:
+        raise ConfigError(
+            f"state of type {python_type!r} has no MessagePack form ({error}); use builtins, a"
+            " dataclass or a msgspec Struct, or a Serializer of your own"
+        ) from error
+
+
+def _python_type(kind: pa.DataType) -> Any:
+    types_ = pa.types
+    for matches, python_type in (
+        (types_.is_boolean, bool),
+        (types_.is_integer, int),
+        (types_.is_floating, float),
+        (types_.is_string, str),
+        (types_.is_large_string, str),
+        (types_.is_binary, bytes),
+        (types_.is_large_binary, bytes),
+        (types_.is_fixed_size_binary, bytes),
+        (types_.is_date, date),
+        (types_.is_timestamp, datetime),
+        (types_.is_time, time),
+        (types_.is_duration, timedelta),
+        (types_.is_decimal, Decimal),
+    ):
+        if matches(kind):
+            return python_type
+    if types_.is_list(kind) or types_.is_large_list(kind):
+        return types.GenericAlias(list, (_python_type(kind.value_type) | None,))
+    if types_.is_map(kind):
+        pair = (_python_type(kind.key_type), _python_type(kind.item_type) | None)
+        return types.GenericAlias(dict, pair)
+    raise ConfigError(f"state of Arrow type {kind} is not supported; give a Python type instead")
+
+
+def type_name(python_type: Any) -> str:
+    """Return a name of `python_type` that is the same in every process and for every import path.
+
+    A class goes by its own name, not its module's, which is `__main__` in one run and not in another.
+    """
+    if python_type is Any:
+        return "any"
+    if python_type is type(None) or python_type is None:
+        return "none"
+    origin, arguments = typing.get_origin(python_type), typing.get_args(python_type)
+    if origin is typing.Annotated:
+        return type_name(arguments[0])
+    if origin is typing.Union or origin is types.UnionType:
+        return "|".join(sorted(type_name(argument) for argument in arguments))
+    if origin is typing.Literal:
+        return f"literal[{','.join(sorted(map(repr, arguments)))}]"
+    if arguments:
+        inner = ("..." if argument is Ellipsis else type_name(argument) for argument in arguments)
+        return f"{getattr(origin, '__qualname__', str(origin))}[{','.join(inner)}]"
+    if dataclasses.is_dataclass(python_type) or isinstance(python_type, type):
+        return str(python_type.__qualname__)
+    return str(python_type)
