@@ -1,0 +1,479 @@
+"""When checkpoints are taken, when they are complete, and what becomes of them.
+
+One coordinator serves one attempt, on the driver's thread. Facts go in by method, decisions come
+out as a tuple, to be carried out in order. A checkpoint goes through
+
+    collecting --all acked--> complete --append issued--> appending --logged--> retained -> subsumed
+         |                                                    |
+         +--declined, timed out, subsumed--> aborted <--------+ append failed
+
+Invariants:
+    at most one checkpoint is appending; decisions are appended in rising order
+    pending checkpoint > last decided checkpoint
+    a checkpoint that is appending is never aborted by timeout, decline or subsumption
+    a file is discarded only if no retained or pending checkpoint names it (see state_files)
+    after FailAttempt and after FinishJob nothing is decided any more
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from onceflow.core.protocol.decisions import (
+    AppendDecision,
+    CheckpointFailed,
+    CheckpointKind,
+    Decision,
+    DiscardState,
+    FailAttempt,
+    FinishJob,
+    NotifyAbort,
+    NotifyComplete,
+    TriggerCheckpoint,
+)
+from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef
+from onceflow.core.protocol.invariant import InvariantViolation, require
+from onceflow.core.protocol.snapshots import CompletedCheckpoint, StateHandle, SubtaskSnapshot
+from onceflow.core.protocol.state_files import StateFiles, handles_of, paths_of
+
+FINAL_RETRY_PAUSE_S = 1.0
+"""From a failed final checkpoint to the next: a sink that always declines must not spin."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSettings:
+    """When checkpoints are taken and how many failures are borne."""
+
+    interval_s: float | None
+    """From trigger to trigger; None: only on request and at the end of the input."""
+    timeout_s: float = 600.0
+    min_pause_s: float = 0.0
+    """From the end of one to the trigger of the next; over 0 it means one at a time."""
+    max_concurrent: int = 1
+    tolerable_failures: int = 0
+    """Failures in a row that are borne; one more fails the attempt."""
+    retained: int = 1
+
+    def __post_init__(self) -> None:
+        if self.interval_s is not None and self.interval_s <= 0:
+            raise ValueError(f"interval_s={self.interval_s} must be over 0, or None")
+        if self.timeout_s <= 0:
+            raise ValueError(f"timeout_s={self.timeout_s} must be over 0")
+        if self.min_pause_s < 0:
+            raise ValueError(f"min_pause_s={self.min_pause_s} must be 0 or more")
+        for name in ("max_concurrent", "retained"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be 1 or more")
+        if self.tolerable_failures < 0:
+            raise ValueError(f"tolerable_failures={self.tolerable_failures} must be 0 or more")
+
+    @property
+    def concurrent(self) -> int:
+        """How many checkpoints may be pending at once."""
+        return 1 if self.min_pause_s > 0 else self.max_concurrent
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCheckpoint:
+    """For status: a checkpoint that is neither decided nor aborted."""
+
+    checkpoint: CheckpointId
+    kind: CheckpointKind
+    triggered_at_ms: int
+    acked: frozenset[SubtaskRef]
+    missing: frozenset[SubtaskRef]
+    appending: bool
+
+
+@dataclass(slots=True)
+class _Pending:
+    trigger: TriggerCheckpoint
+    deadline_s: float
+    snapshots: dict[SubtaskRef, SubtaskSnapshot] = field(
+        default_factory=dict[SubtaskRef, SubtaskSnapshot]
+    )
+    complete: bool = False
+
+
+class CheckpointCoordinator:
+    """Decides on the checkpoints of one attempt. See the module for the life of a checkpoint.
+
+    `retained` are the completed checkpoints in the log, oldest first, the restored one last;
+    `sources` are the subtasks whose end, when all have reported it, calls for a final checkpoint.
+    `now_s` is in seconds since the epoch everywhere and never runs backwards.
+    """
+
+    def __init__(
+        self,
+        settings: CheckpointSettings,
+        *,
+        attempt: AttemptId,
+        subtasks: frozenset[SubtaskRef],
+        sources: frozenset[SubtaskRef],
+        parallelism: int,
+        max_parallelism: int,
+        retained: Sequence[CompletedCheckpoint],
+        next_checkpoint: CheckpointId,
+        now_s: float,
+    ) -> None:
+        if not subtasks or not sources <= subtasks:
+            raise ValueError("subtasks must not be empty and must include the sources")
+        self._settings = settings
+        self._attempt = attempt
+        self._subtasks = subtasks
+        self._sources = sources
+        self._parallelism = parallelism
+        self._max_parallelism = max_parallelism
+        self._retained = list(retained)
+        self._next_checkpoint = next_checkpoint
+        self._decided_last = self._retained[-1].checkpoint if self._retained else GENESIS
+        require(next_checkpoint > self._decided_last, f"checkpoint {next_checkpoint} is decided")
+        self._pending: dict[CheckpointId, _Pending] = {}
+        self._appended: CompletedCheckpoint | None = None
+        """What is being appended to the log."""
+        self._files = StateFiles()
+        self._confirmed = dict.fromkeys(subtasks, self._decided_last)
+        self._consecutive = 0
+        self._exhausted: set[SubtaskRef] = set()
+        self._wants_manual = False
+        self._wants_stop = False
+        self._due_at_s = None if settings.interval_s is None else now_s + settings.interval_s
+        self._not_before_s = now_s
+        self._final_not_before_s = now_s
+        self._last: CheckpointId | None = None
+        """The decided checkpoint after which the job finishes."""
+        self._over = False
+
+    @property
+    def pending(self) -> tuple[PendingCheckpoint, ...]:
+        """Checkpoints under way, oldest first."""
+        appending = None if self._appended is None else self._appended.checkpoint
+        return tuple(
+            PendingCheckpoint(
+                checkpoint=checkpoint,
+                kind=pending.trigger.kind,
+                triggered_at_ms=pending.trigger.triggered_at_ms,
+                acked=frozenset(pending.snapshots),
+                missing=self._subtasks - pending.snapshots.keys(),
+                appending=checkpoint == appending,
+            )
+            for checkpoint, pending in sorted(self._pending.items())
+        )
+
+    @property
+    def completed(self) -> tuple[CompletedCheckpoint, ...]:
+        """The retained checkpoints, oldest first."""
+        return tuple(self._retained)
+
+    @property
+    def consecutive_failures(self) -> int:
+        """How many checkpoints have failed since the last one that was decided."""
+        return self._consecutive
+
+    @property
+    def live_paths(self) -> frozenset[str]:
+        """Every file of the job that must not be swept, except those of uploads under way."""
+        return self._named() | self._files.waiting_paths
+
+    def next_wake_s(self) -> float | None:
+        """Return when `tick` has something to do if no other fact comes; None: never."""
+        if self._over:
+            return None
+        wakes = [p.deadline_s for p in self._pending.values() if not p.complete]
+        if self._may_trigger():
+            if self._all_exhausted():
+                wakes.append(self._final_not_before_s)
+            elif self._due_at_s is not None:
+                wakes.append(max(self._due_at_s, self._not_before_s))
+        return min(wakes, default=None)
+
+    def tick(self, now_s: float) -> tuple[Decision, ...]:
+        """Abort what is late and trigger what is due."""
+        decisions: list[Decision] = []
+        for pending in [p for p in self._pending.values() if not p.complete]:
+            if now_s >= pending.deadline_s and not self._over:
+                missing = sorted(self._subtasks - pending.snapshots.keys())
+                reason = (
+                    f"no ack of {', '.join(map(str, missing))} within {self._settings.timeout_s} s"
+                )
+                decisions += self._fail(pending, reason, now_s)
+        return (*decisions, *self._proceed(now_s))
+
+    def request(self, kind: CheckpointKind, now_s: float) -> tuple[Decision, ...]:
+        """Ask for a checkpoint outside the interval: MANUAL or STOP.
+
+        It is triggered at once, or when fewer than `max_concurrent` are pending. Requests that wait
+        at the same time are fulfilled by one checkpoint, and a FINAL or STOP one fulfills all.
+        If the one that was triggered is aborted, any later completed one fulfills the request.
+        """
+        match kind:
+            case CheckpointKind.MANUAL:
+                self._wants_manual = True
+            case CheckpointKind.STOP:
+                self._wants_stop = True
+            case _:
+                raise ValueError(f"{kind} cannot be requested")
+        return tuple(self._proceed(now_s))
+
+    def source_exhausted(self, subtask: SubtaskRef, now_s: float) -> tuple[Decision, ...]:
+        """Take in that a source subtask has emitted its last record; idempotent.
+
+        When all have, a FINAL checkpoint is triggered. Those under way are awaited, not aborted:
+        finished sources still take part in them, and what they decide need not be decided again.
+        """
+        if subtask in self._sources:
+            self._exhausted.add(subtask)
+        return tuple(self._proceed(now_s))
+
+    def acked(
+        self,
+        attempt: AttemptId,
+        checkpoint: CheckpointId,
+        snapshot: SubtaskSnapshot,
+        now_s: float,
+    ) -> tuple[Decision, ...]:
+        """Take in that one subtask's part of `checkpoint` is durable. Never raises.
+
+        An ack of another attempt is ignored. One that is late, unknown or doubled has the files
+        discarded that nothing else names.
+        """
+        if self._over or attempt != self._attempt:
+            return ()
+        pending = self._pending.get(checkpoint)
+        subtask = snapshot.subtask
+        if pending is None or subtask not in self._subtasks or subtask in pending.snapshots:
+            return tuple(self._discard(handles_of([snapshot])))
+        pending.snapshots[subtask] = snapshot
+        pending.complete = pending.snapshots.keys() == self._subtasks
+        return tuple(self._proceed(now_s))
+
+    def declined(
+        self,
+        attempt: AttemptId,
+        checkpoint: CheckpointId,
+        subtask: SubtaskRef,
+        reason: str,
+        now_s: float,
+    ) -> tuple[Decision, ...]:
+        """Take in that a subtask cannot take part: the checkpoint is aborted. Never raises.
+
+        Ignored when late, unknown, of another attempt, or when the checkpoint has all its acks.
+        """
+        pending = self._pending.get(checkpoint)
+        if self._over or attempt != self._attempt or pending is None or pending.complete:
+            return ()
+        decisions = self._fail(pending, f"{subtask} declined: {reason}", now_s)
+        return (*decisions, *self._proceed(now_s))
+
+    def logged(self, checkpoint: CheckpointId, now_s: float) -> tuple[Decision, ...]:
+        """Take in that the decision log holds `checkpoint`: the commit point of the whole job.
+
+        Raises:
+            InvariantViolation: It was not being appended.
+        """
+        if self._over:
+            return ()
+        decided = self._end_append(checkpoint)
+        kind = self._pending.pop(checkpoint).trigger.kind
+        require(checkpoint > self._decided_last, f"{checkpoint} after {self._decided_last}")
+        self._decided_last = checkpoint
+        self._consecutive = 0
+        self._ended(now_s)
+        self._retained.append(decided)
+        subsumed = self._retained[: -self._settings.retained]
+        self._retained = self._retained[-self._settings.retained :]
+        decisions: list[Decision] = [NotifyComplete(checkpoint, self._retained[0].checkpoint)]
+        dropped: list[SubtaskSnapshot] = [s for old in subsumed for s in old.snapshots]
+        for older in sorted(c for c in self._pending if c < checkpoint):
+            dropped += self._pending.pop(older).snapshots.values()
+            decisions.append(NotifyAbort(older, f"checkpoint {checkpoint} completed first"))
+        decisions += self._discard(handles_of(dropped))
+        if kind.ends_job:
+            self._last = checkpoint
+        return (*decisions, *self._proceed(now_s))
+
+    def append_failed(
+        self, checkpoint: CheckpointId, reason: str, now_s: float
+    ) -> tuple[Decision, ...]:
+        """Take in that the log certainly does *not* hold `checkpoint` and never will.
+
+        Its files are deleted. A driver that is not certain reports `append_unknown`.
+
+        Raises:
+            InvariantViolation: It was not being appended.
+        """
+        if self._over:
+            return ()
+        self._end_append(checkpoint)
+        decisions = self._fail(self._pending[checkpoint], f"decision not appended: {reason}", now_s)
+        return (*decisions, *self._proceed(now_s))
+
+    def append_unknown(
+        self, checkpoint: CheckpointId, reason: str, now_s: float
+    ) -> tuple[Decision, ...]:
+        """Take in that nobody knows whether the log holds `checkpoint`.
+
+        The attempt ends and touches no file: the next one reads the log and knows.
+
+        Raises:
+            InvariantViolation: It was not being appended.
+        """
+        del now_s
+        if self._over:
+            return ()
+        self._end_append(checkpoint)
+        self._over = True
+        return (FailAttempt(f"unknown whether the decision was appended: {reason}", checkpoint),)
+
+    def committed(
+        self, subtask: SubtaskRef, checkpoint: CheckpointId, now_s: float
+    ) -> tuple[Decision, ...]:
+        """Take in that `subtask` heard of `checkpoint` and has nothing left to commit up to it.
+
+        Every subtask reports this for every completed checkpoint, also one that has no sink: shared
+        files wait for it, and the job finishes by it.
+
+        Raises:
+            InvariantViolation: `checkpoint` is not decided; something was committed too early.
+        """
+        if self._over or subtask not in self._confirmed:
+            return ()
+        require(
+            checkpoint <= self._decided_last,
+            f"{subtask} committed checkpoint {checkpoint}; {self._decided_last} is decided",
+        )
+        self._confirmed[subtask] = max(self._confirmed[subtask], checkpoint)
+        return (*self._discard(()), *self._proceed(now_s))
+
+    def _proceed(self, now_s: float) -> list[Decision]:
+        """Whatever the facts so far allow next: finish, append, trigger."""
+        if self._over:
+            return []
+        if self._last is not None:
+            if min(self._confirmed.values()) < self._last:
+                return []
+            self._over = True
+            return [FinishJob(self._last)]
+        decisions: list[Decision] = []
+        complete = [c for c, pending in self._pending.items() if pending.complete]
+        if self._appended is None and complete:
+            self._appended = self._completed_of(self._pending[min(complete)], now_s)
+            decisions.append(AppendDecision(self._appended))
+        kind = self._kind_due(now_s)
+        if kind is not None:
+            decisions.append(self._trigger(kind, now_s))
+        return decisions
+
+    def _may_trigger(self) -> bool:
+        return len(self._pending) < self._settings.concurrent and not (
+            self._last is not None or any(p.trigger.kind.ends_job for p in self._pending.values())
+        )
+
+    def _all_exhausted(self) -> bool:
+        return bool(self._sources) and self._exhausted >= self._sources
+
+    def _kind_due(self, now_s: float) -> CheckpointKind | None:
+        if not self._may_trigger():
+            return None
+        if self._all_exhausted():
+            return CheckpointKind.FINAL if now_s >= self._final_not_before_s else None
+        if self._wants_stop:
+            return CheckpointKind.STOP
+        if self._wants_manual:
+            return CheckpointKind.MANUAL
+        due = self._due_at_s is not None and now_s >= max(self._due_at_s, self._not_before_s)
+        return CheckpointKind.PERIODIC if due else None
+
+    def _trigger(self, kind: CheckpointKind, now_s: float) -> TriggerCheckpoint:
+        trigger = TriggerCheckpoint(self._next_checkpoint, kind, int(now_s * 1000))
+        self._next_checkpoint = CheckpointId(self._next_checkpoint + 1)
+        self._pending[trigger.checkpoint] = _Pending(trigger, now_s + self._settings.timeout_s)
+        if self._settings.interval_s is not None:
+            self._due_at_s = now_s + self._settings.interval_s
+        self._wants_manual = False
+        self._wants_stop = self._wants_stop and not kind.ends_job
+        return trigger
+
+    def _fail(self, pending: _Pending, reason: str, now_s: float) -> list[Decision]:
+        """Abort one checkpoint, count it, and end the attempt if that was one too many."""
+        trigger = pending.trigger
+        checkpoint = trigger.checkpoint
+        del self._pending[checkpoint]
+        self._ended(now_s)
+        if trigger.kind is CheckpointKind.FINAL:
+            pause_s = max(FINAL_RETRY_PAUSE_S, self._settings.min_pause_s)
+            self._final_not_before_s = now_s + pause_s
+        self._consecutive += 1
+        decisions: list[Decision] = [NotifyAbort(checkpoint, reason)]
+        decisions += self._discard(handles_of(pending.snapshots.values()))
+        decisions.append(CheckpointFailed(checkpoint, reason, self._consecutive))
+        if trigger.kind is CheckpointKind.STOP:
+            # Its sources read nothing more, so the attempt cannot go on.
+            self._over = True
+            text = f"checkpoint {checkpoint}, after which the job was to stop, failed: {reason}"
+            decisions.append(FailAttempt(text, checkpoint))
+        elif self._consecutive > self._settings.tolerable_failures:
+            self._over = True
+            text = (
+                f"checkpoint {checkpoint} failed: {reason} ({self._consecutive} in a row,"
+                f" {self._settings.tolerable_failures} tolerated)"
+            )
+            decisions.append(FailAttempt(text, checkpoint))
+        return decisions
+
+    def _end_append(self, checkpoint: CheckpointId) -> CompletedCheckpoint:
+        appended, self._appended = self._appended, None
+        if appended is None or appended.checkpoint != checkpoint:
+            raise InvariantViolation(f"append of {checkpoint} ended, but {appended} was under way")
+        return appended
+
+    def _ended(self, now_s: float) -> None:
+        self._not_before_s = now_s + self._settings.min_pause_s
+
+    def _completed_of(self, pending: _Pending, now_s: float) -> CompletedCheckpoint:
+        trigger = pending.trigger
+        return CompletedCheckpoint(
+            checkpoint=trigger.checkpoint,
+            attempt=self._attempt,
+            parallelism=self._parallelism,
+            max_parallelism=self._max_parallelism,
+            snapshots=tuple(pending.snapshots[subtask] for subtask in sorted(pending.snapshots)),
+            triggered_at_ms=trigger.triggered_at_ms,
+            completed_at_ms=int(now_s * 1000),
+            final=trigger.kind.ends_job,
+        )
+
+    def _named(self) -> frozenset[str]:
+        retained = (snapshot for kept in self._retained for snapshot in kept.snapshots)
+        pending = (s for p in self._pending.values() for s in p.snapshots.values())
+        return paths_of(retained) | paths_of(pending)
+
+    def _discard(self, handles: Iterable[StateHandle]) -> list[Decision]:
+        """Drop `handles`, and delete every file whose wait is over."""
+        named = self._named()
+        private = self._files.drop(handles, named=named, decided_last=self._decided_last)
+        shared = self._files.release(
+            named=named,
+            confirmed=min(self._confirmed.values()),
+            next_checkpoint=self._next_checkpoint,
+            oldest_pending=min(self._pending, default=self._next_checkpoint),
+        )
+        return [DiscardState(private + shared)] if private or shared else []
+
+
+__all__ = [
+    "AppendDecision",
+    "CheckpointCoordinator",
+    "CheckpointFailed",
+    "CheckpointKind",
+    "CheckpointSettings",
+    "Decision",
+    "DiscardState",
+    "FailAttempt",
+    "FinishJob",
+    "NotifyAbort",
+    "NotifyComplete",
+    "PendingCheckpoint",
+    "TriggerCheckpoint",
+]

@@ -1,0 +1,197 @@
+"""Whether and when a failed attempt is followed by another.
+
+A strategy is a frozen setting; its tracker counts the failures of one job's run in one driver. No
+strategy restarts after an error that says "never": that is for the driver to see before it asks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class RestartAfter:
+    """Start the next attempt in `delay_s`."""
+
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The job has failed."""
+
+    reason: str
+
+
+RestartDecision: TypeAlias = RestartAfter | GiveUp
+
+
+class RestartTracker(Protocol):
+    """Counts failures; used by the driver's thread."""
+
+    def on_running(self, now_s: float) -> None:
+        """Take in that an attempt now runs on all slots."""
+
+    def on_failure(self, now_s: float) -> RestartDecision:
+        """Take in that the attempt failed and return what to do."""
+        ...
+
+
+class RestartStrategy(Protocol):
+    """Settings that can be pickled and printed."""
+
+    def tracker(self, rng: random.Random) -> RestartTracker:
+        """Return a tracker that has seen no failure yet; `rng` draws its jitter."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NoRestart:
+    """The first failure is the last."""
+
+    def tracker(self, rng: random.Random) -> RestartTracker:
+        """Return a tracker that gives up at once."""
+        del rng
+        return _FixedDelayTracker(FixedDelay(attempts=0, delay_s=0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class FixedDelay:
+    """Restart up to `attempts` times, `delay_s` after each failure."""
+
+    attempts: int = 3
+    delay_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require(self.attempts >= 0, "attempts", self.attempts, "0 or more")
+        _require(self.delay_s >= 0, "delay_s", self.delay_s, "0 or more")
+
+    def tracker(self, rng: random.Random) -> RestartTracker:
+        """Return a tracker that counts down."""
+        del rng
+        return _FixedDelayTracker(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ExponentialDelay:
+    """Wait longer after each failure; begin anew after `reset_after_s` of running without one.
+
+    `attempts` bounds the restarts since the last such reset; None: no bound. `jitter` is the share
+    of the delay that is drawn at random, both ways, so that many jobs do not return all at once.
+    """
+
+    initial_delay_s: float = 1.0
+    multiplier: float = 1.5
+    max_delay_s: float = 60.0
+    jitter: float = 0.1
+    reset_after_s: float = 3600.0
+    attempts: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(self.initial_delay_s > 0, "initial_delay_s", self.initial_delay_s, "over 0")
+        _require(self.multiplier >= 1, "multiplier", self.multiplier, "1 or more")
+        _require(
+            self.max_delay_s >= self.initial_delay_s,
+            "max_delay_s",
+            self.max_delay_s,
+            f"initial_delay_s={self.initial_delay_s} or more",
+        )
+        _require(0 <= self.jitter <= 1, "jitter", self.jitter, "0..1")
+        _require(self.reset_after_s > 0, "reset_after_s", self.reset_after_s, "over 0")
+        if self.attempts is not None:
+            _require(self.attempts >= 0, "attempts", self.attempts, "0 or more, or None")
+
+    def tracker(self, rng: random.Random) -> RestartTracker:
+        """Return a tracker that starts at `initial_delay_s`."""
+        return _ExponentialDelayTracker(self, rng)
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRate:
+    """Restart `delay_s` after each failure, unless over `failures` came within `interval_s`."""
+
+    failures: int = 3
+    interval_s: float = 300.0
+    delay_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require(self.failures >= 0, "failures", self.failures, "0 or more")
+        _require(self.interval_s > 0, "interval_s", self.interval_s, "over 0")
+        _require(self.delay_s >= 0, "delay_s", self.delay_s, "0 or more")
+
+    def tracker(self, rng: random.Random) -> RestartTracker:
+        """Return a tracker with an empty window."""
+        del rng
+        return _FailureRateTracker(self)
+
+
+class _FixedDelayTracker:
+    def __init__(self, settings: FixedDelay) -> None:
+        self._settings = settings
+        self._failures = 0
+
+    def on_running(self, now_s: float) -> None:
+        """Nothing is reset: the bound is over the run."""
+
+    def on_failure(self, now_s: float) -> RestartDecision:
+        del now_s
+        self._failures += 1
+        if self._failures > self._settings.attempts:
+            return GiveUp(f"failure {self._failures}, {self._settings.attempts} restarts allowed")
+        return RestartAfter(self._settings.delay_s)
+
+
+class _ExponentialDelayTracker:
+    def __init__(self, settings: ExponentialDelay, rng: random.Random) -> None:
+        self._settings = settings
+        self._rng = rng
+        self._delay_s = settings.initial_delay_s
+        self._failures = 0
+        self._running_since_s: float | None = None
+
+    def on_running(self, now_s: float) -> None:
+        self._running_since_s = now_s
+
+    def on_failure(self, now_s: float) -> RestartDecision:
+        settings = self._settings
+        since_s, self._running_since_s = self._running_since_s, None
+        if since_s is not None and now_s - since_s >= settings.reset_after_s:
+            self._delay_s = settings.initial_delay_s
+            self._failures = 0
+        self._failures += 1
+        if settings.attempts is not None and self._failures > settings.attempts:
+            return GiveUp(
+                f"failure {self._failures} without {settings.reset_after_s} s of running in "
+                f"between, {settings.attempts} restarts allowed"
+            )
+        delay_s = self._delay_s
+        self._delay_s = min(delay_s * settings.multiplier, settings.max_delay_s)
+        return RestartAfter(delay_s * (1 + settings.jitter * self._rng.uniform(-1.0, 1.0)))
+
+
+class _FailureRateTracker:
+    def __init__(self, settings: FailureRate) -> None:
+        self._settings = settings
+        self._failed_at_s: deque[float] = deque(maxlen=settings.failures + 1)
+
+    def on_running(self, now_s: float) -> None:
+        """Nothing is reset: failures leave the window by age alone."""
+
+    def on_failure(self, now_s: float) -> RestartDecision:
+        settings = self._settings
+        self._failed_at_s.append(now_s)
+        over = len(self._failed_at_s) > settings.failures
+        if over and now_s - self._failed_at_s[0] <= settings.interval_s:
+            return GiveUp(
+                f"{len(self._failed_at_s)} failures within {settings.interval_s} s, "
+                f"{settings.failures} allowed"
+            )
+        return RestartAfter(settings.delay_s)
+
+
+def _require(holds: bool, name: str, value: float, wanted: str) -> None:
+    if not holds:
+        raise ValueError(f"{name}={value} must be {wanted}")
