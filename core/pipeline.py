@@ -11,7 +11,7 @@ from onceflow.core.config import Checkpointing, RuntimeSettings
 from onceflow.core.errors import ConfigError
 from onceflow.core.graph import Graph, Operator, ReadFrom, Work
 from onceflow.core.protocol.assignment import default_max_parallelism
-from onceflow.core.protocol.coordinator import CheckpointKind
+from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import PARALLELISM_MAX
 from onceflow.core.protocol.restart import ExponentialDelay, RestartStrategy
 from onceflow.core.runtime.driver import JobDriver, JobPlan
@@ -119,7 +119,7 @@ class Pipeline:
         self._max_parallelism = max_parallelism
         self._checkpointing = checkpointing
         self._backend = state_backend or HeapBackend()
-        self._restart = restart or ExponentialDelay()
+        self._restart = restart or ExponentialDelay(initial_delay_s=0.1, multiplier=2.0)
         self._settings = settings or RuntimeSettings()
         self._operators: list[Operator] = []
 

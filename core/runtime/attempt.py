@@ -18,9 +18,9 @@ from onceflow.core import errors
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import ConfigError, Fenced, OnceflowError, SlotLost, StorageError
 from onceflow.core.protocol.alignment import Barrier
-from onceflow.core.protocol.coordinator import (
+from onceflow.core.protocol.coordinator import CheckpointCoordinator
+from onceflow.core.protocol.decisions import (
     AppendDecision,
-    CheckpointCoordinator,
     CheckpointFailed,
     CheckpointKind,
     Decision,
@@ -108,6 +108,8 @@ class AttemptParts:
     coordinator: Callable[[float], CheckpointCoordinator]
     """Builds the coordinator as of the time given, once every slot runs."""
     progress: Progress
+    running: Callable[[], None]
+    """Called once, when every slot runs."""
 
 
 class Attempt:
@@ -191,6 +193,7 @@ class Attempt:
         while len(self._running) < self._plan.parallelism:
             self._next_event(deadline, f"{len(self._running)} of {self._plan.parallelism} running")
         self._parts.progress.running()
+        self._parts.running()
 
     # --- running ------------------------------------------------------------------------------
 

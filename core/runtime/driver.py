@@ -17,9 +17,15 @@ from onceflow.core.config import Checkpointing, RuntimeSettings
 from onceflow.core.errors import OnceflowError
 from onceflow.core.graph import Graph
 from onceflow.core.protocol.assignment import default_max_parallelism
-from onceflow.core.protocol.coordinator import CheckpointCoordinator, CheckpointKind
+from onceflow.core.protocol.coordinator import CheckpointCoordinator
+from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.log import LogView
-from onceflow.core.protocol.restart import GiveUp, RestartAfter, RestartStrategy
+from onceflow.core.protocol.restart import (
+    GiveUp,
+    RestartAfter,
+    RestartStrategy,
+    RestartTracker,
+)
 from onceflow.core.runtime.attempt import (
     Attempt,
     AttemptEvent,
@@ -39,6 +45,7 @@ from onceflow.core.runtime.sink_recovery import SinkRecovery
 from onceflow.core.runtime.slot import SlotTask
 from onceflow.core.runtime.spark_stage import (
     SparkStage,
+    await_slots,
     check_cluster,
     is_local,
     use_own_interpreter,
@@ -80,6 +87,7 @@ class JobDriver:
         self._events: queue.SimpleQueue[AttemptEvent] = queue.SimpleQueue()
         self._asked_to_leave = threading.Event()
         self._failed_at = time.monotonic()
+        self._tracker: RestartTracker = plan.restart.tracker(random.Random())  # noqa: S311 - jitter
         self._error: BaseException | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._main, name=f"job {plan.name}", daemon=True)
@@ -126,7 +134,7 @@ class JobDriver:
             self._ended.set()
 
     def _attempts(self) -> bool:
-        tracker = self._plan.restart.tracker(random.Random())  # noqa: S311 - jitter
+        tracker = self._tracker
         slots_ended_s = 0.0
         while True:
             try:
@@ -190,6 +198,7 @@ class JobDriver:
             coordinator=lambda now_s: self._coordinator(slot_plan, view, now_s),
             next_checkpoint=view.next_checkpoint,
             progress=self._progress,
+            running=lambda: self._tracker.on_running(time.time()),
         )
         return self._run_on_spark(parts, task, server)
 
@@ -197,8 +206,11 @@ class JobDriver:
         group = f"onceflow-{parts.plan.job}-{parts.plan.attempt}"
         stage = SparkStage(self._context, task, group, lambda e: self._events.put(StageEnded(e)))
         attempt = Attempt(parts, self._events)
-        stage.submit()
         try:
+            await_slots(
+                self._context, parts.plan.parallelism, parts.plan.settings.start_timeout_s
+            )
+            stage.submit()
             return attempt.run()
         except BaseException as error:
             self._failed_at = self._progress.failing()

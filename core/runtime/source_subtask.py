@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 
 from onceflow.core.protocol.alignment import Barrier
-from onceflow.core.protocol.coordinator import CheckpointKind
+from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
 from onceflow.core.protocol.snapshots import OperatorSnapshot
 from onceflow.core.runtime.channels import InputGate

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -55,6 +56,25 @@ def free_slots(context: SparkContext) -> int:
     return int(scala.maxNumConcurrentTasks(profile))
 
 
+def await_slots(context: SparkContext, parallelism: int, timeout_s: float) -> None:
+    """Return when the session has `parallelism` slots; executors may still be (re)starting.
+
+    Submitting earlier would cost more: Spark looks again only every 15 s, for 10 minutes.
+
+    Raises:
+        ConfigError: There were too few for `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    while (slots := free_slots(context)) < parallelism:
+        if time.monotonic() > deadline:
+            raise ConfigError(
+                f"parallelism={parallelism} needs {parallelism} task slots at once, and"
+                f" {context.master!r} has had {slots} for {timeout_s:.0f} s; add executors or cores,"
+                " or lower the parallelism"
+            )
+        time.sleep(0.05)
+
+
 def is_local(context: SparkContext) -> bool:
     """Whether driver and executors share this machine for sure."""
     return context.master.startswith("local")
@@ -97,7 +117,9 @@ class SparkStage:
         self._context.cancelJobGroup(self._group)
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the stage to end; return whether it did."""
+        """Wait for the stage to end; return whether it did. At once if it was never submitted."""
+        if self._thread.ident is None:
+            return True
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
