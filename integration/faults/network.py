@@ -1,12 +1,14 @@
 """A TCP proxy on loopback that stands for the network between two processes.
 
-One thread a direction of a connection, which is enough for the few connections of a test; each
-copies what it receives unless the proxy is told to hold, delay or cut.
+One thread a direction of a connection, which is enough for the few connections of a test. A thread
+never blocks without looking after 20 ms whether its connection is to be cut, and closes its sockets
+itself: a socket closed under a thread that is blocked on it sends no reset.
 """
 
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import struct
 import threading
@@ -17,7 +19,8 @@ from typing_extensions import Self
 
 _CHUNK_BYTES = 65536
 _CONNECT_TIMEOUT_S = 5.0
-_JOIN_TIMEOUT_S = 5.0
+_JOIN_TIMEOUT_S = 10.0
+_LOOK_MS = 20
 # l_onoff=1, l_linger=0: close() sends RST and drops what is unsent, as a dead host's peer sees it.
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -32,36 +35,35 @@ class TcpProxy:
         """Listen on a free port; forwarding begins with the first connection."""
         self._target = (target_host, target_port)
         self._lock = threading.Lock()
-        self._sockets: set[socket.socket] = set()
-        self._threads: list[threading.Thread] = []
-        self._flowing = threading.Event()
-        self._flowing.set()
+        self._connections: list[_Connection] = []
+        self._faults = _Faults()
         self._refusing = False
-        self._closed = False
-        self._delay_s = 0.0
-        self._forwarded_bytes = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        self._start(self._accept, "accept")
+        self._acceptor = threading.Thread(
+            target=self._accept, name=f"onceflow-proxy-{self.port}", daemon=True
+        )
+        self._acceptor.start()
 
     @property
     def connection_count(self) -> int:
         """Connections open through the proxy now."""
         with self._lock:
-            return len(self._sockets) // 2
+            return sum(not connection.closed for connection in self._connections)
 
     @property
     def forwarded_bytes(self) -> int:
         """Bytes handed on so far, both directions together."""
-        with self._lock:
-            return self._forwarded_bytes
+        return self._faults.forwarded_bytes
 
     def cut(self) -> None:
-        """Reset every connection; new ones are still accepted and forwarded."""
+        """Reset every connection, and return when that is done; new ones are forwarded."""
         with self._lock:
-            victims, self._sockets = self._sockets, set()
+            victims, self._connections = self._connections, []
         for victim in victims:
-            _reset(victim)
+            victim.cut()
+        for victim in victims:
+            victim.join()
 
     def refuse(self) -> None:
         """Reset every connection and every one that is tried from now on, until `heal()`."""
@@ -71,34 +73,27 @@ class TcpProxy:
 
     def pause(self) -> None:
         """Hold every byte: connections stay open, nothing is lost, nothing arrives."""
-        self._flowing.clear()
+        self._faults.flowing.clear()
 
     def delay(self, delay_s: float) -> None:
         """Hold every chunk for `delay_s` before it is handed on."""
-        with self._lock:
-            self._delay_s = delay_s
+        self._faults.delay_s = delay_s
 
     def heal(self) -> None:
         """Forward at once again; bytes that were held go out in order."""
         with self._lock:
             self._refusing = False
-            self._delay_s = 0.0
-        self._flowing.set()
+        self._faults.delay_s = 0.0
+        self._faults.flowing.set()
 
     def close(self) -> None:
         """Reset everything and return when no thread is left. Idempotent."""
-        with self._lock:
-            self._closed = True
         # A thread in accept() is woken by shutdown on Linux, by close elsewhere.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._acceptor.join(_JOIN_TIMEOUT_S)
         self.cut()
-        self._flowing.set()
-        with self._lock:
-            threads = list(self._threads)
-        for thread in threads:
-            thread.join(_JOIN_TIMEOUT_S)
 
     def __enter__(self) -> Self:
         """Return the proxy, which listens already."""
@@ -113,17 +108,6 @@ class TcpProxy:
         """Close it."""
         self.close()
 
-    def _start(self, work: object, name: str, *arguments: socket.socket) -> None:
-        if not callable(work):
-            raise TypeError(name)
-        thread = threading.Thread(
-            target=work, args=arguments, name=f"onceflow-proxy-{self.port}-{name}", daemon=True
-        )
-        with self._lock:
-            self._threads = [one for one in self._threads if one.is_alive()]
-            self._threads.append(thread)
-        thread.start()
-
     def _accept(self) -> None:
         while True:
             try:
@@ -132,54 +116,118 @@ class TcpProxy:
                 return
             server = self._dial()
             with self._lock:
-                accepted = server is not None and not self._refusing and not self._closed
-                if accepted and server is not None:
-                    self._sockets |= {client, server}
-            if not accepted or server is None:
-                _reset(client)
-                if server is not None:
-                    _reset(server)
-                continue
-            self._start(self._copy, "up", client, server)
-            self._start(self._copy, "down", server, client)
+                if server is not None and not self._refusing:
+                    self._connections = [one for one in self._connections if not one.closed]
+                    self._connections.append(_Connection(client, server, self._faults))
+                    continue
+            for unwanted in (client, server):
+                if unwanted is not None:
+                    _reset(unwanted)
 
     def _dial(self) -> socket.socket | None:
         try:
             server = socket.create_connection(self._target, timeout=_CONNECT_TIMEOUT_S)
         except OSError:
             return None
-        server.settimeout(None)
         server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return server
 
+
+class _Faults:
+    """What all connections of one proxy suffer."""
+
+    def __init__(self) -> None:
+        self.flowing = threading.Event()
+        self.flowing.set()
+        self.delay_s = 0.0
+        self.forwarded_bytes = 0
+        self._lock = threading.Lock()
+
+    def count(self, size_bytes: int) -> None:
+        with self._lock:
+            self.forwarded_bytes += size_bytes
+
+
+class _Connection:
+    """Two sockets and the two threads that copy between them; the last one closes both."""
+
+    def __init__(self, client: socket.socket, server: socket.socket, faults: _Faults) -> None:
+        self._sockets = (client, server)
+        self._faults = faults
+        self._cut = threading.Event()
+        self._lock = threading.Lock()
+        self._directions = 2
+        for end in self._sockets:
+            end.setblocking(False)
+        self._threads = [
+            threading.Thread(target=self._copy, args=pair, name="onceflow-proxy-copy", daemon=True)
+            for pair in ((client, server), (server, client))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def closed(self) -> bool:
+        with self._lock:
+            return self._directions == 0
+
+    def cut(self) -> None:
+        self._cut.set()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(_JOIN_TIMEOUT_S)
+
     def _copy(self, reader: socket.socket, writer: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while chunk := reader.recv(_CHUNK_BYTES):
-                self._hold()
-                writer.sendall(chunk)
-                with self._lock:
-                    self._forwarded_bytes += len(chunk)
-            self._hold()
-            # A half-closed connection stays half open: the other direction may go on.
-            writer.shutdown(socket.SHUT_WR)
-            return
+        try:
+            while (chunk := self._receive(reader)) and self._hold():
+                # Counted first: whoever has seen the bytes must find them counted.
+                self._faults.count(len(chunk))
+                self._send(writer, chunk)
+            if not self._cut.is_set():
+                # A half-closed connection stays half open: the other direction may go on.
+                writer.shutdown(socket.SHUT_WR)
+        except OSError:
+            self._cut.set()
         with self._lock:
-            self._sockets -= {reader, writer}
-        for broken in (reader, writer):
-            _reset(broken)
+            self._directions -= 1
+            if self._directions:
+                return
+        for end in self._sockets:
+            if self._cut.is_set():
+                _reset(end)
+            else:
+                end.close()
 
-    def _hold(self) -> None:
-        self._flowing.wait()
-        with self._lock:
-            delay_s = self._delay_s
-        if delay_s:
-            time.sleep(delay_s)
+    def _receive(self, reader: socket.socket) -> bytes:
+        return reader.recv(_CHUNK_BYTES) if self._await(reader, select.POLLIN) else b""
+
+    def _send(self, writer: socket.socket, chunk: bytes) -> None:
+        rest = memoryview(chunk)
+        while rest and self._await(writer, select.POLLOUT):
+            rest = rest[writer.send(rest) :]
+
+    def _await(self, end: socket.socket, event: int) -> bool:
+        """Return whether `end` is ready; False when the connection is to be cut."""
+        poll = select.poll()
+        poll.register(end, event)
+        while not self._cut.is_set():
+            if poll.poll(_LOOK_MS):
+                return True
+        return False
+
+    def _hold(self) -> bool:
+        while not self._faults.flowing.wait(_LOOK_MS / 1000):
+            if self._cut.is_set():
+                return False
+        deadline = time.monotonic() + self._faults.delay_s
+        while (remaining_s := deadline - time.monotonic()) > 0:
+            if self._cut.wait(remaining_s):
+                return False
+        return True
 
 
-def _reset(victim: socket.socket) -> None:
+def _reset(end: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        victim.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
-    # shutdown wakes a thread that is blocked in recv on it; close alone does not.
-    with contextlib.suppress(OSError):
-        victim.shutdown(socket.SHUT_RDWR)
-    victim.close()
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+    end.close()

@@ -16,7 +16,12 @@ from typing import ClassVar
 
 from confluent_kafka import KafkaException
 
-from onceflow.integration.servers.kafka_admin import KafkaAdmin, admin_client, create_topic
+from onceflow.integration.servers.kafka_admin import (
+    KafkaAdmin,
+    admin_client,
+    create_topic,
+    leaders_answer,
+)
 from onceflow.integration.servers.kafka_jars import (
     KAFKA_VERSION,
     Progress,
@@ -173,15 +178,11 @@ class EmbeddedKafka(ServerProcess):
                 f"port {self.port} is answered by Kafka cluster {cluster.cluster_id}, not by "
                 f"{self._cluster_id}: another process took the port"
             )
-        leaders = (
-            partition.leader
-            for topic in cluster.topics.values()
-            for partition in topic.partitions.values()
-        )
-        ready = bool(cluster.brokers) and all(leader >= 0 for leader in leaders)
-        if ready:
-            self._admin = None
-        return ready
+        partitions = {name: len(topic.partitions) for name, topic in cluster.topics.items()}
+        if not cluster.brokers or not leaders_answer(self._admin, partitions):
+            return False
+        self._admin = None
+        return True
 
 
 def _new_cluster_id() -> str:

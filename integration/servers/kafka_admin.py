@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, cast
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
 from onceflow.integration.servers.process import ServerError
 
 if TYPE_CHECKING:
     from confluent_kafka.admin._metadata import ClusterMetadata
+
+
+_ANSWER_TIMEOUT_S = 2.0
+_POLL_S = 0.02
+_LATEST = cast("Callable[[], object]", OffsetSpec.latest)
 
 
 class KafkaAdmin(Protocol):
@@ -37,6 +44,15 @@ class KafkaAdmin(Protocol):
         self, topics: Sequence[str], *, operation_timeout: float
     ) -> dict[str, Future[None]]:
         """Delete topics; one future each."""
+        ...
+
+    def list_offsets(
+        self,
+        topic_partition_offsets: Mapping[TopicPartition, object],
+        *,
+        request_timeout: float,
+    ) -> dict[TopicPartition, Future[object]]:
+        """Ask the leader of each partition for an offset; one future each."""
         ...
 
 
@@ -70,7 +86,31 @@ def create_topic(
     admin = admin_client(bootstrap_servers)
     topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config))
     future = admin.create_topics([topic], operation_timeout=timeout_s)[name]
+    deadline = time.monotonic() + timeout_s
     _await(future, f"topic {name} could not be created", timeout_s)
+    # The controller has answered; the broker learns of its leadership a moment later.
+    while not leaders_answer(admin, {name: partitions}):
+        if time.monotonic() > deadline:
+            raise ServerError(f"topic {name} has no leader {timeout_s:g} s after its creation")
+        time.sleep(_POLL_S)
+
+
+def leaders_answer(admin: KafkaAdmin, partitions: Mapping[str, int]) -> bool:
+    """Return whether every partition of `partitions` (topic -> count) is served by its leader."""
+    asked = {
+        TopicPartition(topic, partition): _LATEST()
+        for topic, count in partitions.items()
+        for partition in range(count)
+    }
+    if not asked:
+        return True
+    answers = admin.list_offsets(asked, request_timeout=_ANSWER_TIMEOUT_S)
+    try:
+        for answer in answers.values():
+            answer.result(_ANSWER_TIMEOUT_S + 1)
+    except (KafkaException, TimeoutError):
+        return False
+    return True
 
 
 def delete_topics(bootstrap_servers: str, names: Sequence[str], *, timeout_s: float = 20.0) -> None:

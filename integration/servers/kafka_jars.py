@@ -70,7 +70,7 @@ def kafka_jars(
     if target.is_dir():
         return target
     tell = progress or _ignore
-    with _lock(target.with_suffix(".lock"), timeout_s):
+    with _lock(target.with_name(f"{target.name}.lock"), timeout_s):
         if not target.is_dir():
             tell(f"fetching Kafka {version} (44 MB, once) into {target}")
             with publish(target) as fresh:

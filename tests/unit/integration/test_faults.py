@@ -1,0 +1,231 @@
+"""Faults do what they say, and no more."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from onceflow.integration.faults import (
+    TcpProxy,
+    is_alive,
+    kill_process,
+    kill_tree,
+    pause_tree,
+    process_tree,
+    unpause_tree,
+)
+
+_FAMILY = (
+    "import subprocess, sys, time\n"
+    "child = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(60)'],"
+    " start_new_session=True)\n"
+    "print(child.pid, flush=True)\n"
+    "time.sleep(60)\n"
+)
+
+
+@pytest.fixture
+def family() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process and its child, which leads a session of its own."""
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", _FAMILY], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        yield parent, child
+        for pid in (child, parent.pid):
+            kill_process(pid)
+
+
+def _state(pid: int) -> str:
+    listed = subprocess.run(
+        ["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=True
+    )
+    return listed.stdout.strip()[:1]
+
+
+def test_tree_reaches_a_child_with_its_own_session(
+    family: tuple[subprocess.Popen[str], int],
+) -> None:
+    parent, child = family
+    assert process_tree(parent.pid) == (parent.pid, child)
+    assert kill_tree(parent.pid) == (parent.pid, child)
+    assert not is_alive(child)
+    assert parent.wait(5) == -signal.SIGKILL
+    assert process_tree(parent.pid) == ()
+
+
+def test_kill_process_leaves_its_children_and_tells_whether_it_was_there(
+    family: tuple[subprocess.Popen[str], int],
+) -> None:
+    parent, child = family
+    assert kill_process(parent.pid)
+    parent.wait(5)
+    assert is_alive(child)
+    assert not kill_process(parent.pid)
+
+
+def test_pause_freezes_the_whole_tree_and_unpause_lets_it_go_on(
+    family: tuple[subprocess.Popen[str], int],
+) -> None:
+    parent, child = family
+    pause_tree(parent.pid)
+    assert {_state(parent.pid), _state(child)} == {"T"}
+    unpause_tree(parent.pid)
+    assert {_state(parent.pid), _state(child)} <= {"S", "R"}
+
+
+def test_own_process_is_alive() -> None:
+    assert is_alive(os.getpid())
+
+
+class _EchoServer:
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            thread = threading.Thread(target=self._echo, args=(connection,))
+            self._threads.append(thread)
+            thread.start()
+
+    def _echo(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                while data := connection.recv(1024):
+                    connection.sendall(data)
+            except ConnectionError:
+                return
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(5)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def proxy() -> Iterator[TcpProxy]:
+    server = _EchoServer()
+    with TcpProxy("127.0.0.1", server.port) as proxy:
+        yield proxy
+    server.close()
+
+
+def _connect(proxy: TcpProxy) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", proxy.port), timeout=5)
+
+
+def _echo(client: socket.socket, data: bytes) -> bytes:
+    client.sendall(data)
+    return client.recv(1024)
+
+
+def _assert_resets(proxy: TcpProxy) -> None:
+    # The reset may come while connect() is still looking, or at the first byte.
+    with pytest.raises(ConnectionResetError):
+        _first_byte(proxy)
+
+
+def _first_byte(proxy: TcpProxy) -> bytes:
+    with _connect(proxy) as client:
+        return client.recv(1)
+
+
+def test_proxy_hands_on_bytes_both_ways_and_counts_them(proxy: TcpProxy) -> None:
+    with _connect(proxy) as client:
+        assert _echo(client, b"hello") == b"hello"
+        assert proxy.connection_count == 1
+        assert proxy.forwarded_bytes == 10
+
+
+def test_cut_resets_what_is_open_and_takes_new_connections(proxy: TcpProxy) -> None:
+    with _connect(proxy) as client:
+        assert _echo(client, b"x") == b"x"
+        proxy.cut()
+        with pytest.raises(ConnectionResetError):
+            client.recv(1)
+    with _connect(proxy) as client:
+        assert _echo(client, b"y") == b"y"
+
+
+def test_refuse_resets_new_connections_until_healed(proxy: TcpProxy) -> None:
+    proxy.refuse()
+    _assert_resets(proxy)
+    proxy.heal()
+    with _connect(proxy) as client:
+        assert _echo(client, b"y") == b"y"
+
+
+def test_pause_holds_bytes_and_loses_none(proxy: TcpProxy) -> None:
+    with _connect(proxy) as client:
+        assert _echo(client, b"a") == b"a"
+        proxy.pause()
+        client.sendall(b"held")
+        client.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            client.recv(1024)
+        client.settimeout(5)
+        proxy.heal()
+        assert client.recv(1024) == b"held"
+
+
+def test_delay_holds_every_chunk_for_its_time(proxy: TcpProxy) -> None:
+    with _connect(proxy) as client:
+        proxy.delay(0.1)
+        started = time.monotonic()
+        assert _echo(client, b"slow") == b"slow"
+        assert time.monotonic() - started >= 0.2
+
+
+def test_half_closed_connection_still_answers(proxy: TcpProxy) -> None:
+    with _connect(proxy) as client:
+        client.sendall(b"last words")
+        client.shutdown(socket.SHUT_WR)
+        assert client.recv(1024) == b"last words"
+        assert client.recv(1024) == b"", "the end comes through as an end and not as a reset"
+
+
+def test_cut_reaches_a_connection_whose_peer_does_not_read(proxy: TcpProxy) -> None:
+    with _connect(proxy) as client:
+        client.settimeout(0.2)
+        # The echo server blocks once nobody takes its answers, and the proxy behind it.
+        with pytest.raises(TimeoutError):
+            client.sendall(bytes(64 << 20))
+        proxy.cut()
+        assert proxy.connection_count == 0
+        with pytest.raises(ConnectionError):
+            client.sendall(bytes(1 << 20))
+
+
+def test_close_ends_a_paused_proxy(proxy: TcpProxy) -> None:
+    with _connect(proxy) as client:
+        assert _echo(client, b"a") == b"a"
+        proxy.pause()
+        client.sendall(b"never")
+        proxy.close()
+        with pytest.raises(ConnectionResetError):
+            client.recv(1)
+
+
+def test_proxy_before_a_dead_target_resets(proxy: TcpProxy) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as placeholder:
+        dead_port = placeholder.getsockname()[1]
+    with TcpProxy("127.0.0.1", dead_port) as to_nowhere:
+        _assert_resets(to_nowhere)
