@@ -149,8 +149,10 @@ class ControlStream:
             yield cast("DriverMessage", decode_message(data))
 
     def close(self) -> None:
-        """End the stream in good order."""
+        """End the stream in good order: the driver's end returns, and with it the stream."""
         with contextlib.suppress(pa.ArrowException, OSError):
-            self._writer.done_writing()
-            self._reader.cancel()
+            with self._lock:
+                self._writer.done_writing()
+            for _ in self.messages():
+                pass
             self._client.close()

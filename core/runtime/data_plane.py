@@ -134,6 +134,7 @@ class FlightChannel(OutputChannel):
         self._schema = schema.append(pa.field(HASH_COLUMN, pa.uint64()))
         self._writer.begin(self._schema)
         self._closed = False
+        self._write_lock = threading.Lock()
         threading.Thread(
             target=self._take_credits, name=f"credits {self._name}", daemon=True
         ).start()
@@ -147,11 +148,14 @@ class FlightChannel(OutputChannel):
                     assert hashes is not None
                     column = pa.array(hashes, pa.uint64())
                     batch = pa.record_batch([*rows.columns, column], schema=self._schema)
-                    self._writer.write_with_metadata(batch, _DATA)
+                    with self._write_lock:
+                        self._writer.write_with_metadata(batch, _DATA)
                 case Barrier():
-                    self._writer.write_metadata(_BARRIER + msgspec.msgpack.encode(element))
+                    with self._write_lock:
+                        self._writer.write_metadata(_BARRIER + msgspec.msgpack.encode(element))
                 case EndOfStream():
-                    self._writer.write_metadata(_END)
+                    with self._write_lock:
+                        self._writer.write_metadata(_END)
         except (pa.ArrowException, OSError) as error:
             raise SlotLost(f"channel {self._name} broke: {error}") from error
 
@@ -166,7 +170,8 @@ class FlightChannel(OutputChannel):
             return
         self._closed = True
         self._credits.close(reason)
-        with contextlib.suppress(pa.ArrowException, OSError):
+        # gRPC aborts the process when two threads write to one stream at once.
+        with self._write_lock, contextlib.suppress(pa.ArrowException, OSError):
             self._writer.write_metadata(_CLOSE)
             self._writer.done_writing()
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib.metadata
 import logging
 import os
 import platform
@@ -28,6 +27,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+import numpy as np
+import onceflow
+import pyarrow as pa
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import OnceflowError, SlotLost, StorageError
 from onceflow.core.graph import Operator, WriteTo
@@ -349,10 +352,12 @@ class Slot:
 
 def versions() -> dict[str, str]:
     """Return the versions that driver and executors must share."""
-    names = ("onceflow", "pyarrow", "numpy", "msgspec")
     return {
         "python": ".".join(platform.python_version_tuple()[:2]),
-        **{name: importlib.metadata.version(name) for name in names},
+        "onceflow": onceflow.__version__,
+        "pyarrow": pa.__version__,
+        "numpy": np.__version__,
+        "msgspec": msgspec.__version__,
     }
 
 
