@@ -1,5 +1,6 @@
 """Keyed and operator state: what functions read and write, and the backends that keep it."""
 
+from onceflow.core.state.accumulators import AccumulatorTable
 from onceflow.core.state.api import (
     KeyedStateStore,
     ListState,
@@ -23,6 +24,7 @@ from onceflow.core.state.serializers import Serializer
 
 __all__ = [
     "AccumulatorColumn",
+    "AccumulatorTable",
     "HeapBackend",
     "KeyedStateStore",
     "ListOperatorState",

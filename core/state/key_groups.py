@@ -71,10 +71,15 @@ def hash_key_columns(columns: Sequence[KeyColumn]) -> Hashes:
     """Return the same for columns read already."""
     hashes = _hash_column(columns[0])
     for column in columns[1:]:
-        hashes *= _U_GOLDEN
-        hashes += _hash_column(column)
-        _mix(hashes)
+        combine_hashes(hashes, _hash_column(column))
     return hashes
+
+
+def combine_hashes(hashes: Hashes, following: Hashes) -> None:
+    """Turn the hashes of the columns so far into those with the `following` column, in place."""
+    hashes *= _U_GOLDEN
+    hashes += following
+    _mix(hashes)
 
 
 def key_groups(hashes: Hashes, max_parallelism: int) -> npt.NDArray[np.uint16]:

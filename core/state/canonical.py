@@ -1,0 +1,229 @@
+"""The canonical form of keyed state: what every backend can write and restore.
+
+One snapshot of one subtask is one or more *parts*, each an Arrow IPC stream that stands alone. Its
+schema metadata holds, under `onceflow.state`, JSON: format, max parallelism and every state's name,
+kind and signature. Its columns: `state` (place in that list), `key_group`, `key` and `value`. What
+`key` and `value` hold follows from the kind:
+
+    value, list     key = encoded key;  value = the value, or the MessagePack array of the elements
+    map             key = 4-byte big-endian length and encoded key, then the encoded map key
+    accumulators    key = encoded key columns;  value = the columns' totals, then their flags
+
+A state without rows is in the metadata all the same, so its type is still checked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from onceflow.core.errors import StateCorrupt, StateError, StateIncompatible
+from onceflow.core.state.api import StateContext
+from onceflow.core.state.handles import StateHandle, StateReader, StateWriter
+
+StateKind: TypeAlias = Literal["value", "list", "map", "accumulators"]
+Groups: TypeAlias = npt.NDArray[np.uint16]
+
+FORMAT = 1
+PART_PREFIX = "canonical-"
+PART_BYTES = 32 << 20
+"""A part is closed when it has grown past this; bounds the memory of an upload."""
+_METADATA_KEY = b"onceflow.state"
+_FIELDS = [
+    pa.field("state", pa.uint16()),
+    pa.field("key_group", pa.uint16()),
+    pa.field("key", pa.large_binary()),
+    pa.field("value", pa.large_binary()),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class StateMeta:
+    """What a snapshot says about one state."""
+
+    name: str
+    kind: StateKind
+    signature: str
+
+    def check(self, asked: StateMeta, label: str) -> None:
+        """Return when this, found in a snapshot, is what is `asked` for.
+
+        Raises:
+            StateIncompatible: It is another kind or type; names both.
+        """
+        if self.kind != asked.kind or self.signature != asked.signature:
+            raise StateIncompatible(
+                f"state {self.name!r} of {label} was written as {self.kind} {self.signature} and is"
+                f" now asked for as {asked.kind} {asked.signature}; restore it with its old type,"
+                " or give the new state another name"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class StateRows:
+    """Some rows of one state."""
+
+    groups: Groups
+    keys: pa.Array
+    values: pa.Array
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def within(self, key_groups: range) -> StateRows:
+        """Return the rows of these key groups."""
+        inside = (self.groups >= key_groups.start) & (self.groups < key_groups.stop)
+        if bool(inside.all()):
+            return self
+        mask = pa.array(inside)
+        return StateRows(self.groups[inside], self.keys.filter(mask), self.values.filter(mask))
+
+
+StateContent: TypeAlias = tuple[StateMeta, Iterable[StateRows]]
+
+
+class _Part:
+    """One part under construction, in memory."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._sink = pa.BufferOutputStream()
+        self._stream = pa.ipc.new_stream(self._sink, schema)
+
+    def add(self, state: int, rows: StateRows) -> None:
+        self._stream.write_batch(
+            pa.record_batch(
+                [
+                    pa.array(np.full(len(rows), state, np.uint16)),
+                    pa.array(rows.groups),
+                    rows.keys.cast(pa.large_binary()),
+                    rows.values.cast(pa.large_binary()),
+                ],
+                schema=self._schema,
+            )
+        )
+
+    def full(self) -> bool:
+        return bool(self._sink.tell() >= PART_BYTES)
+
+    def finish(self) -> pa.Buffer:
+        self._stream.close()
+        return self._sink.getvalue()
+
+
+def write_canonical(
+    writer: StateWriter, context: StateContext, states: Sequence[StateContent]
+) -> tuple[StateHandle, ...]:
+    """Return the handles of parts that hold `states`; at least one, even without any row."""
+    about = {
+        "format": FORMAT,
+        "uid": context.uid,
+        "max_parallelism": context.max_parallelism,
+        "states": [[meta.name, meta.kind, meta.signature] for meta, _ in states],
+    }
+    schema = pa.schema(_FIELDS, metadata={_METADATA_KEY: json.dumps(about).encode()})
+    handles: list[StateHandle] = []
+    part = _Part(schema)
+
+    def close_part() -> None:
+        name = f"{PART_PREFIX}{len(handles):05d}.arrow"
+        handles.append(writer.write(name, part.finish(), key_groups=context.key_groups))
+
+    for index, (_, chunks) in enumerate(states):
+        for rows in chunks:
+            if part.full():
+                close_part()
+                part = _Part(schema)
+            if len(rows):
+                part.add(index, rows)
+    close_part()
+    return tuple(handles)
+
+
+def is_canonical(handle: StateHandle) -> bool:
+    """Tell whether `handle` is a part of a canonical snapshot."""
+    return handle.name.startswith(PART_PREFIX)
+
+
+def read_canonical(
+    reader: StateReader, handles: Iterable[StateHandle], context: StateContext
+) -> Iterator[tuple[StateMeta, StateRows]]:
+    """Yield the rows of the context's key groups, and for every state at least once, maybe no rows.
+
+    Raises:
+        StateIncompatible: Written with another max parallelism, or by a newer onceflow.
+        StateCorrupt: The bytes pass their checksum and still are no such part.
+    """
+    for handle in handles:
+        try:
+            with pa.ipc.open_stream(reader.read(handle)) as stream:
+                metas = _metas_of(stream.schema, handle, context)
+                for meta in metas:
+                    yield meta, _no_rows()
+                for batch in stream:
+                    yield from _rows_of(batch, metas, context.key_groups)
+        except pa.ArrowInvalid as error:
+            raise StateCorrupt(
+                f"{handle.name} of {context} ({handle.path or 'inline'}) is no state file: {error};"
+                " restore an older checkpoint"
+            ) from error
+
+
+def _metas_of(schema: pa.Schema, handle: StateHandle, context: StateContext) -> list[StateMeta]:
+    metadata = schema.metadata or {}
+    if _METADATA_KEY not in metadata:
+        raise StateCorrupt(f"{handle.name} of {context} says nothing about its states")
+    about: dict[str, Any] = json.loads(metadata[_METADATA_KEY])
+    check_format(about["format"], FORMAT, handle.name, context)
+    check_same_max_parallelism(about["max_parallelism"], context)
+    return [StateMeta(*state) for state in about["states"]]
+
+
+def check_format(found: int, known: int, name: str, context: StateContext) -> None:
+    """Return when a file of format `found` can be read.
+
+    Raises:
+        StateIncompatible: It was written by a newer onceflow.
+    """
+    if found != known:
+        raise StateIncompatible(
+            f"{name} of {context} has format {found}, this onceflow reads {known}: upgrade it"
+        )
+
+
+def check_same_max_parallelism(found: int, context: StateContext) -> None:
+    """Return when state written with `found` key groups can be restored.
+
+    Raises:
+        StateIncompatible: The number is another one now, so keys would be looked for elsewhere.
+    """
+    if found != context.max_parallelism:
+        raise StateIncompatible(
+            f"state of {context} was written with max parallelism {found} and is restored with"
+            f" {context.max_parallelism}; it cannot change in a job's life: set it back to {found}"
+        )
+
+
+def _rows_of(
+    batch: pa.RecordBatch, metas: Sequence[StateMeta], key_groups: range
+) -> Iterator[tuple[StateMeta, StateRows]]:
+    states, groups, keys, values = batch.columns
+    if not len(states):
+        return
+    index = states[0].as_py()
+    if index >= len(metas):
+        raise StateError(f"a snapshot's row names state {index} of {len(metas)}")
+    rows = StateRows(groups.to_numpy(), keys, values).within(key_groups)
+    if len(rows):
+        yield metas[index], rows
+
+
+def _no_rows() -> StateRows:
+    none = pa.array([], pa.large_binary())
+    return StateRows(np.zeros(0, np.uint16), none, none)

@@ -1,0 +1,350 @@
+"""Keyed state in the slot's memory.
+
+A snapshot freezes the dict of each state and puts an empty one over it, in no time whatever its size:
+changes go to the top dict, reads look there first. When no upload reads the frozen dicts any more, the
+owner's thread merges the changes down. Accumulator tables copy their totals instead (3 ms for a
+million) and share their keys, which never change.
+
+Invariants:
+    a dict below the top is not changed while a pending snapshot may read it
+    at most LAYERS_MAX frozen dicts lie on each other, however many snapshots overlap
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from onceflow.core.errors import StateIncompatible
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.state.accumulators import AccumulatorTable
+from onceflow.core.state.api import (
+    KeyedStateStore,
+    ListState,
+    MapState,
+    PendingSnapshot,
+    StateContext,
+    ValueState,
+)
+from onceflow.core.state.canonical import (
+    StateContent,
+    StateMeta,
+    StateRows,
+    is_canonical,
+    read_canonical,
+    write_canonical,
+)
+from onceflow.core.state.cells import ABSENT, DELETED, Cells
+from onceflow.core.state.descriptors import (
+    AccumulatorColumn,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ValueStateDescriptor,
+)
+from onceflow.core.state.entries import CurrentKey, EntryListState, EntryTable, EntryValueState
+from onceflow.core.state.entry_rows import EntryRows, ListRows, MapRows
+from onceflow.core.state.handles import StateHandle, StateReader, StateWriter
+from onceflow.core.state.map_keys import MapKeys
+from onceflow.core.state.registry import Registry, list_meta, map_meta, shape_of, value_meta
+from onceflow.core.state.serializers import serializer_of
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+
+LAYERS_MAX = 4
+
+
+class HeapEntries(EntryTable):
+    """Entries in dicts, the oldest at the bottom."""
+
+    def __init__(self, current: CurrentKey, cells: Cells, codec: EntryRows) -> None:
+        super().__init__(current, cells)
+        self._codec = codec
+        self._frozen: list[dict[Any, Any]] = []
+
+    def older(self, key: Any) -> Any:
+        """Return the entry of the frozen layers, or ABSENT."""
+        for layer in reversed(self._frozen):
+            entry = layer.get(key, ABSENT)
+            if entry is not ABSENT:
+                return ABSENT if entry is DELETED else entry
+        return ABSENT
+
+    def delete(self, key: Any) -> None:
+        """Leave no entry at `key`."""
+        if self._frozen:
+            self.fresh[key] = DELETED
+        else:
+            self.fresh.pop(key, None)
+
+    def load(self, rows: StateRows) -> None:
+        """Take rows of a snapshot."""
+        self._codec.load(rows, self.fresh)
+
+    def freeze(self, max_parallelism: int) -> Iterable[StateRows]:
+        """Return the entries as of now; they are turned into rows when they are iterated."""
+        if len(self._frozen) >= LAYERS_MAX:
+            self._frozen = [_merged(self._frozen)]
+        self._frozen.append(self.fresh)
+        self.fresh = {}
+        return _FrozenRows(self._codec, tuple(self._frozen), max_parallelism)
+
+    def merge(self) -> None:
+        """Put the changes into the bottom layer; no pending snapshot may be reading."""
+        if not self._frozen:
+            return
+        bottom, *changes = [*self._frozen, self.fresh]
+        for layer in changes:
+            _apply(layer, bottom)
+        self._frozen = []
+        self.fresh = bottom
+
+
+class _FrozenRows:
+    """The rows of frozen layers."""
+
+    def __init__(
+        self, codec: EntryRows, layers: tuple[dict[Any, Any], ...], max_parallelism: int
+    ) -> None:
+        self._codec = codec
+        self._layers = layers
+        self._max_parallelism = max_parallelism
+
+    def __iter__(self) -> Iterator[StateRows]:
+        entries = self._layers[0] if len(self._layers) == 1 else _merged(self._layers)
+        return self._codec.rows(entries.items(), self._max_parallelism)
+
+
+def _apply(changes: dict[Any, Any], entries: dict[Any, Any]) -> None:
+    """Apply a layer of changes, deletions included, to a dict of entries."""
+    entries.update(changes)
+    for key in [key for key, entry in changes.items() if entry is DELETED]:
+        del entries[key]
+
+
+def _merged(layers: Sequence[dict[Any, Any]]) -> dict[Any, Any]:
+    entries = dict(layers[0])
+    for layer in layers[1:]:
+        _apply(layer, entries)
+    return entries
+
+
+class HeapMapState(MapState[K, V]):
+    """A map state whose entry for a key is a dict; one in `fresh` is the owner's, others are frozen."""
+
+    def __init__(self, table: HeapEntries, keys: MapKeys) -> None:
+        self._table = table
+        self._keys = keys
+
+    def get(self, key: K) -> V | None:
+        """Return the value under `key`, or None."""
+        entry = self._table.find(self._table.current.key)
+        if entry is ABSENT or key not in entry:
+            return None
+        return self._table.cells.thaw(entry[key])  # type: ignore[no-any-return]
+
+    def put(self, key: K, value: V) -> None:
+        """Put `value` under `key`."""
+        self._keys.check(key)
+        stored = self._table.cells.freeze(value)
+        self._own()[key] = stored
+
+    def remove(self, key: K) -> None:
+        """Forget `key`."""
+        if self.contains(key):
+            own = self._own()
+            del own[key]
+            if not own:
+                self.clear()
+
+    def contains(self, key: K) -> bool:
+        """Tell whether `key` is there."""
+        entry = self._table.find(self._table.current.key)
+        return entry is not ABSENT and key in entry
+
+    def keys(self) -> Iterator[K]:
+        """Return the keys as of now."""
+        entry = self._table.find(self._table.current.key)
+        return iter([] if entry is ABSENT else list(entry))
+
+    def items(self) -> Iterator[tuple[K, V]]:
+        """Return the entries as of now."""
+        entry = self._table.find(self._table.current.key)
+        thaw = self._table.cells.thaw
+        return iter([] if entry is ABSENT else [(key, thaw(entry[key])) for key in entry])
+
+    def clear(self) -> None:
+        """Forget every entry."""
+        self._table.delete(self._table.current.key)
+
+    def _own(self) -> dict[K, Any]:
+        table, key = self._table, self._table.current.key
+        own: Any = table.fresh.get(key, ABSENT)
+        if own.__class__ is not dict:
+            older = ABSENT if own is DELETED else table.older(key)
+            own = {} if older is ABSENT else dict(older)
+            table.put(key, own)
+        return own  # type: ignore[no-any-return]
+
+
+class HeapSnapshot(PendingSnapshot):
+    """Frozen layers and table views, to be written in the canonical form."""
+
+    def __init__(self, context: StateContext, states: Sequence[StateContent]) -> None:
+        self._context = context
+        self._states: Sequence[StateContent] = states
+        self.done = False
+        """Set once nothing is read any more; read by the owner's thread."""
+
+    def upload(self, writer: StateWriter) -> tuple[StateHandle, ...]:
+        """Write every state; returns the handles of the parts."""
+        try:
+            return write_canonical(writer, self._context, self._states)
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        """Let go of the frozen state."""
+        self._states = ()
+        self.done = True
+
+
+class HeapStore(KeyedStateStore):
+    """Keyed state in dicts and arrays."""
+
+    def __init__(self, context: StateContext) -> None:
+        self._context = context
+        self._current = CurrentKey()
+        self._registry = Registry(context)
+        self._entries: dict[StateMeta, HeapEntries] = {}
+        self._tables: dict[StateMeta, AccumulatorTable] = {}
+        self._unclaimed: dict[str, tuple[StateMeta, list[StateRows]]] = {}
+        self._pending: list[HeapSnapshot] = []
+
+    @classmethod
+    def open(
+        cls, context: StateContext, restored: Sequence[StateHandle], reader: StateReader
+    ) -> HeapStore:
+        """Return a store that holds the restored rows of the context's key groups.
+
+        Raises:
+            StateIncompatible: See `StateBackend.open`.
+        """
+        store = cls(context)
+        foreign = [handle.name for handle in restored if not is_canonical(handle)]
+        if foreign:
+            raise StateIncompatible(
+                f"state of {context} was written by another backend ({foreign[0]}); restore it with"
+                " that backend, or from a savepoint, which every backend reads"
+            )
+        for meta, rows in read_canonical(reader, restored, context):
+            known, kept = store._unclaimed.setdefault(meta.name, (meta, []))
+            known.check(meta, str(context))
+            if len(rows):
+                kept.append(rows)
+        return store
+
+    def set_current_key(self, key: Any) -> None:
+        """Make `key` the current key."""
+        self._current.key = key
+
+    def value_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
+        """Return the value state of this name."""
+        cells = Cells(serializer_of(descriptor.type), descriptor.name)
+
+        def make(table: HeapEntries) -> ValueState[T]:
+            return EntryValueState(table, descriptor)
+
+        return self._state(value_meta(descriptor), EntryRows(cells), make)
+
+    def list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
+        """Return the list state of this name."""
+        cells = Cells(serializer_of(descriptor.type), descriptor.name)
+
+        def make(table: HeapEntries) -> ListState[T]:
+            return EntryListState(table)
+
+        return self._state(list_meta(descriptor), ListRows(cells), make)
+
+    def map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
+        """Return the map state of this name."""
+        cells = Cells(serializer_of(descriptor.type), descriptor.name)
+        keys = MapKeys(descriptor.key_type, descriptor.name)
+
+        def make(table: HeapEntries) -> MapState[K, V]:
+            return HeapMapState(table, keys)
+
+        return self._state(map_meta(descriptor), MapRows(cells), make)
+
+    def _state(self, meta: StateMeta, codec: EntryRows, make: Callable[[HeapEntries], T]) -> T:
+        state: T | None = self._registry.find(meta)
+        if state is None:
+            table = HeapEntries(self._current, codec.cells, codec)
+            for rows in self._claim(meta):
+                table.load(rows)
+            self._entries[meta] = table
+            state = make(table)
+            self._registry.add(meta, state)
+        return state
+
+    def accumulators(
+        self, name: str, key_types: Sequence[pa.DataType], columns: Sequence[AccumulatorColumn]
+    ) -> AccumulatorTable:
+        """Return the running aggregates of this name."""
+        shape = shape_of(name, key_types, columns)
+        table: AccumulatorTable | None = self._registry.find(shape.meta)
+        if table is None:
+            table = AccumulatorTable(shape, str(self._context), self._context.max_parallelism)
+            for rows in self._claim(shape.meta):
+                table.load(rows)
+            self._tables[shape.meta] = table
+            self._registry.add(shape.meta, table)
+        return table
+
+    def _claim(self, meta: StateMeta) -> list[StateRows]:
+        """Return the restored rows of a state that is asked for, which forgets them here."""
+        if meta.name not in self._unclaimed:
+            return []
+        found, rows = self._unclaimed[meta.name]
+        found.check(meta, str(self._context))
+        del self._unclaimed[meta.name]
+        return rows
+
+    def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
+        """Freeze every state."""
+        self._merge_if_idle()
+        groups = self._context.max_parallelism
+        states: list[StateContent] = []
+        states += [(meta, table.freeze(groups)) for meta, table in self._entries.items()]
+        states += [(meta, table.view().rows()) for meta, table in self._tables.items()]
+        states += [(meta, list(rows)) for meta, rows in self._unclaimed.values()]
+        pending = HeapSnapshot(self._context, states)
+        self._pending.append(pending)
+        return pending
+
+    def savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot:
+        """Freeze every state: a heap snapshot is canonical already."""
+        return self.snapshot(checkpoint)
+
+    def notify_completed(self, checkpoint: CheckpointId) -> None:
+        """Merge what the upload kept apart."""
+        self._merge_if_idle()
+
+    def notify_aborted(self, checkpoint: CheckpointId) -> None:
+        """Merge what the upload kept apart."""
+        self._merge_if_idle()
+
+    def _merge_if_idle(self) -> None:
+        self._pending = [pending for pending in self._pending if not pending.done]
+        if not self._pending:
+            for table in self._entries.values():
+                table.merge()
+
+    def close(self) -> None:
+        """Let go of the state."""
+        self._entries.clear()
+        self._tables.clear()
+        self._unclaimed.clear()

@@ -1,0 +1,190 @@
+"""Keys given as Python values, to bytes and back. Part of the checkpoint format.
+
+    str  "s" UTF-8           bytes  "b" bytes         bool     "t" or "f"
+    int  "i" 8 bytes, or "I" decimal digits when it has more than 64 bits with its sign
+    date "d" 8 bytes: days since 1970-01-01           Decimal  "D" its digits as text
+    datetime "n" (without zone) or "z" (with one, kept in UTC) and 8 bytes: microseconds since 1970
+    tuple "(" and for each element a 4-byte length and its bytes
+
+Numbers are big-endian with the sign bit flipped, so that their bytes sort as they do. Equal keys have
+equal bytes, except that True and 1 are one key in memory and two here; no key column holds both.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from onceflow.core.errors import StateCorrupt, StateError
+from onceflow.core.state.key_groups import (
+    Hashes,
+    combine_hashes,
+    days_of,
+    hash_key,
+    hash_keys,
+    nanoseconds_of,
+)
+
+_SIGN = 1 << 63
+_EPOCH = datetime(1970, 1, 1)
+_UTC_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_pack_u64 = struct.Struct(">Q").pack
+_pack_u32 = struct.Struct(">I").pack
+
+
+def encode_key(key: Any) -> bytes:
+    """Return the bytes of `key`.
+
+    Raises:
+        StateError: It is None or of a type that cannot be a key.
+    """
+    kind = key.__class__
+    if kind is str:
+        return b"s" + key.encode()
+    if kind is int:
+        return _encode_int(key)
+    if kind is tuple:
+        parts = [encode_key(part) for part in key]
+        return b"(" + b"".join(_pack_u32(len(part)) + part for part in parts)
+    return _encode_other(key)
+
+
+def _encode_int(key: int) -> bytes:
+    if -_SIGN <= key < _SIGN:
+        return b"i" + _pack_u64(key + _SIGN)
+    return b"I" + str(key).encode()
+
+
+def _encode_other(key: Any) -> bytes:
+    match key:
+        case bool():
+            return b"t" if key else b"f"
+        case str():
+            return b"s" + key.encode()
+        case bytes():
+            return b"b" + key
+        case int():
+            return _encode_int(int(key))
+        case datetime():
+            return _encode_instant(key)
+        case date():
+            return b"d" + _pack_u64(days_of(key) + _SIGN)
+        case Decimal():
+            hash_key(key)
+            return b"D" + str(key).encode()
+        case _:
+            hash_key(key)
+            raise StateError(f"a key of type {type(key).__name__} has no bytes")
+
+
+def _encode_instant(key: datetime) -> bytes:
+    microseconds, rest = divmod(nanoseconds_of(key), 1000)
+    if rest:
+        raise StateError(f"timestamp key {key} has nanoseconds: cast the column to timestamp[us]")
+    return (b"n" if key.tzinfo is None else b"z") + _pack_u64(microseconds + _SIGN)
+
+
+def decode_key(data: bytes) -> Any:
+    """Return the key that `encode_key` made `data` of.
+
+    Raises:
+        StateCorrupt: The bytes are no key.
+    """
+    tag, body = data[:1], data[1:]
+    try:
+        if tag == b"s":
+            return body.decode()
+        if tag == b"(":
+            return tuple(_decode_parts(body))
+        return _decode_tagged(tag, body)
+    except (ValueError, struct.error, InvalidOperation, OverflowError) as error:
+        raise StateCorrupt(f"{data!r:.80} is no key of a snapshot: {error}") from error
+
+
+def _decode_tagged(tag: bytes, body: bytes) -> Any:
+    match tag:
+        case b"b":
+            return body
+        case b"t" | b"f":
+            return tag == b"t"
+        case b"i":
+            return _number(body)
+        case b"I":
+            return int(body)
+        case b"d":
+            return date.fromordinal(_number(body) + _EPOCH.toordinal())
+        case b"n":
+            return _EPOCH + timedelta(microseconds=_number(body))
+        case b"z":
+            return _UTC_EPOCH + timedelta(microseconds=_number(body))
+        case b"D":
+            return Decimal(body.decode())
+        case _:
+            raise ValueError(f"unknown tag {tag!r}")
+
+
+def _number(body: bytes) -> int:
+    (number,) = struct.unpack(">Q", body)
+    return int(number) - _SIGN
+
+
+def _decode_parts(body: bytes) -> list[Any]:
+    parts: list[Any] = []
+    position = 0
+    while position < len(body):
+        part, position = split_prefixed(body, position)
+        parts.append(decode_key(part))
+    return parts
+
+
+def prefixed(data: bytes) -> bytes:
+    """Return `data` behind its 4-byte big-endian length."""
+    return _pack_u32(len(data)) + data
+
+
+def split_prefixed(data: bytes, position: int = 0) -> tuple[bytes, int]:
+    """Return the bytes behind the length at `position`, and where they end.
+
+    Raises:
+        ValueError: There are fewer bytes than the length says.
+    """
+    start = position + 4
+    end = start + int.from_bytes(data[position:start], "big")
+    if start > len(data) or end > len(data):
+        raise ValueError(f"{len(data)} bytes where {end} are announced")
+    return data[start:end], end
+
+
+def hash_python_keys(keys: Sequence[Any]) -> Hashes:
+    """Return `hash_key` of each key; vectorised when they are of one type, as a stream's are.
+
+    Raises:
+        StateError: See `hash_key`.
+    """
+    if not keys:
+        return np.zeros(0, np.uint64)
+    first = keys[0].__class__
+    if first in (str, int, bytes, bool) and all(key.__class__ is first for key in keys):
+        try:
+            kind = {str: pa.large_string(), int: pa.int64(), bytes: pa.large_binary()}.get(first)
+            return hash_keys([pa.array(keys, kind)])
+        except (pa.ArrowInvalid, OverflowError):
+            pass  # integers beyond 64 bits
+    if first is tuple and len({len(key) for key in keys if key.__class__ is tuple}) == 1:
+        columns = list(zip(*keys, strict=True))
+        if all(column[0].__class__ is part.__class__ for column in columns for part in column):
+            return _hash_columns(columns)
+    return np.fromiter((hash_key(key) for key in keys), np.uint64, len(keys))
+
+
+def _hash_columns(columns: Sequence[Sequence[Any]]) -> Hashes:
+    hashes = hash_python_keys(columns[0])
+    for column in columns[1:]:
+        combine_hashes(hashes, hash_python_keys(column))
+    return hashes
