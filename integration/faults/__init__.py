@@ -2,20 +2,30 @@
 
 from onceflow.integration.faults.network import TcpProxy
 from onceflow.integration.faults.processes import (
+    children_of,
     is_alive,
+    is_paused,
     kill_process,
+    kill_session,
     kill_tree,
+    parent_of,
     pause_tree,
     process_tree,
+    session_members,
     unpause_tree,
 )
 
 __all__ = [
     "TcpProxy",
+    "children_of",
     "is_alive",
+    "is_paused",
     "kill_process",
+    "kill_session",
     "kill_tree",
+    "parent_of",
     "pause_tree",
     "process_tree",
+    "session_members",
     "unpause_tree",
 ]

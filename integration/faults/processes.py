@@ -54,6 +54,55 @@ def is_alive(pid: int) -> bool:
     return entry is not None and entry.alive
 
 
+def is_paused(pid: int) -> bool:
+    """Return whether `pid` is stopped by a signal."""
+    entry = _process_table().get(pid)
+    return entry is not None and entry.state.startswith("T")
+
+
+def children_of(pid: int) -> tuple[int, ...]:
+    """Return the living direct children of `pid`."""
+    table = _process_table()
+    return tuple(child for child, entry in table.items() if entry.alive and entry.parent == pid)
+
+
+def parent_of(pid: int) -> int | None:
+    """Return the parent of `pid`, None when `pid` is gone."""
+    entry = _process_table().get(pid)
+    return entry.parent if entry is not None and entry.alive else None
+
+
+def session_members(session: int) -> tuple[int, ...]:
+    """Return every living process of the session that process `session` once began.
+
+    Finds what a dead parent has left behind: children keep its session, but not its tree.
+    """
+    members: list[int] = []
+    for pid, entry in _process_table().items():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if entry.alive and os.getsid(pid) == session:
+                members.append(pid)
+    return tuple(members)
+
+
+def kill_session(session: int, *, timeout_s: float = 10.0) -> tuple[int, ...]:
+    """SIGKILL every process of `session` until none is left; return those that were.
+
+    Raises:
+        TimeoutError: Some still run, or keep coming, after `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    killed: dict[int, None] = {}
+    while members := session_members(session):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"processes {members} of session {session} outlive SIGKILL")
+        for member in members:
+            signal_process(member, signal.SIGKILL)
+            killed[member] = None
+        time.sleep(_POLL_S)
+    return tuple(killed)
+
+
 def signal_process(pid: int, number: signal.Signals) -> bool:
     """Send one signal to one process; False when it was gone already."""
     try:

@@ -15,11 +15,16 @@ import pytest
 
 from onceflow.integration.faults import (
     TcpProxy,
+    children_of,
     is_alive,
+    is_paused,
     kill_process,
+    kill_session,
     kill_tree,
+    parent_of,
     pause_tree,
     process_tree,
+    session_members,
     unpause_tree,
 )
 
@@ -43,13 +48,6 @@ def family() -> Iterator[tuple[subprocess.Popen[str], int]]:
         yield parent, child
         for pid in (child, parent.pid):
             kill_process(pid)
-
-
-def _state(pid: int) -> str:
-    listed = subprocess.run(
-        ["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=True
-    )
-    return listed.stdout.strip()[:1]
 
 
 def test_tree_reaches_a_child_with_its_own_session(
@@ -78,9 +76,43 @@ def test_pause_freezes_the_whole_tree_and_unpause_lets_it_go_on(
 ) -> None:
     parent, child = family
     pause_tree(parent.pid)
-    assert {_state(parent.pid), _state(child)} == {"T"}
+    assert is_paused(parent.pid)
+    assert is_paused(child)
     unpause_tree(parent.pid)
-    assert {_state(parent.pid), _state(child)} <= {"S", "R"}
+    assert not is_paused(parent.pid)
+    assert not is_paused(child)
+
+
+def test_family_knows_its_parent_and_its_children(
+    family: tuple[subprocess.Popen[str], int],
+) -> None:
+    parent, child = family
+    assert parent_of(child) == parent.pid
+    assert children_of(parent.pid) == (child,)
+    kill_process(child)
+    assert children_of(parent.pid) == ()
+
+
+def test_session_is_found_and_killed_after_its_leader_has_died() -> None:
+    program = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(60)'])\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", program],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as leader:
+        assert leader.stdout is not None
+        orphan = int(leader.stdout.readline())
+        kill_process(leader.pid)
+    assert session_members(leader.pid) == (orphan,)
+    assert kill_session(leader.pid) == (orphan,)
+    assert not is_alive(orphan)
+    assert session_members(leader.pid) == ()
 
 
 def test_own_process_is_alive() -> None:

@@ -1,0 +1,1 @@
+"""`onceflow demo`: a real pipeline, real kills, and a proof by SQL."""

@@ -1,0 +1,94 @@
+"""The flags of `onceflow demo` and its exit status."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from onceflow.cli.demo.narrator import Narrator
+from onceflow.cli.demo.report import as_json, kills_table, proof_table, summary
+from onceflow.cli.demo.run import DemoResult, DemoRun
+from onceflow.cli.demo.settings import Backend, DemoSettings, KillKind, choose_kills
+from onceflow.core.errors import OnceflowError
+
+EXIT_VIOLATION = 1
+EXIT_NO_VERDICT = 2
+
+
+def demo(
+    records: Annotated[int, typer.Option(help="Payments to produce.")] = 1_000_000,
+    accounts: Annotated[int, typer.Option(help="Accounts among which they are spread.")] = 100_000,
+    partitions: Annotated[int, typer.Option(help="Partitions of the topic.")] = 2,
+    parallelism: Annotated[int, typer.Option(help="Slots, each a Spark task.")] = 2,
+    backend: Annotated[Backend, typer.Option(help="Where keyed state lives.")] = Backend.HEAP,
+    kills: Annotated[
+        int | None, typer.Option(help="How many kills; default: one of each kind.", min=0)
+    ] = None,
+    kill: Annotated[
+        list[KillKind] | None,
+        typer.Option(help="Kill this kind; may be repeated. Default: slot, worker and driver."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the payments, the kills and their moments.")] = 0,
+    interval: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 1.0,
+    timeout: Annotated[float, typer.Option(help="Seconds that the job may take at most.")] = 900.0,
+    at_least_once: Annotated[
+        bool,
+        typer.Option("--at-least-once", help="Commit as rows come: shows the duplicates."),
+    ] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave the servers running until Enter is pressed.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Nothing on stderr but errors.")] = False,
+) -> None:
+    """Run payments from a real Kafka through keyed state into a real Postgres, under SIGKILL.
+
+    Starts both servers itself, kills what it is told to kill while the job runs, and then asks the
+    table whether every payment is there exactly once. Exit status: 0 proven, 1 violated, 2 no
+    verdict.
+    """
+    try:
+        settings = DemoSettings(
+            records=records,
+            accounts=accounts,
+            partitions=partitions,
+            parallelism=parallelism,
+            backend=backend,
+            kills=choose_kills(tuple(kill or ()), kills),
+            seed=seed,
+            interval_s=interval,
+            at_least_once=at_least_once,
+            timeout_s=timeout,
+        )
+        result = _run(settings, json_=json_, keep=keep, quiet=quiet)
+    except OnceflowError as error:
+        Console(stderr=True).print(f"onceflow demo: {error}", markup=False, style="red")
+        raise typer.Exit(EXIT_NO_VERDICT) from error
+    if not result.ok:
+        raise typer.Exit(EXIT_VIOLATION)
+
+
+def _run(settings: DemoSettings, *, json_: bool, keep: bool, quiet: bool) -> DemoResult:
+    narrator = Narrator(quiet=quiet)
+    with DemoRun(settings, narrator) as run:
+        with narrator:
+            result = run.execute()
+        if json_:
+            print(json.dumps(as_json(result)), flush=True)
+        else:
+            _print(result)
+        if keep and run.postgres is not None and run.kafka is not None:
+            narrator.say(f"Postgres: {run.postgres.url}\nKafka:    {run.kafka.bootstrap_servers}")
+            typer.prompt("Enter stops the servers", default="", show_default=False, err=True)
+    return result
+
+
+def _print(result: DemoResult) -> None:
+    console = Console(highlight=False)
+    if result.kills or result.kills_missed:
+        console.print(kills_table(result))
+    console.print(proof_table(result))
+    console.print(summary(result))

@@ -1,0 +1,45 @@
+"""What the demo and its driver process tell each other, as JSON files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What the driver process is told when it is started."""
+
+    spark_master: str
+    bootstrap_servers: str
+    topic: str
+    postgres_url: str
+    table: str
+    storage: str
+    status_path: str
+    parallelism: int
+    backend: str
+    interval_s: float
+    at_least_once: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SlotProcess:
+    """The process that hosts one slot."""
+
+    slot: int
+    pid: int
+    parent_pid: int
+    """The pyspark daemon that forked it; its parent is the executor's JVM."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverStatus:
+    """What the driver process last said."""
+
+    state: str
+    attempt: int
+    records_in: int
+    """Records read in this attempt."""
+    checkpoints: int
+    slots: tuple[SlotProcess, ...] = ()
+    last_error: str = ""

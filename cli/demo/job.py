@@ -1,0 +1,107 @@
+"""The demo's driver process: builds the pipeline, runs it, and writes its status to a file.
+
+    python -m onceflow.cli.demo.job SPEC.json
+
+It is a program of its own so that it can be killed. Started again with the same spec, it takes the
+job over where the decision log says. Exit status 0 means that the job has ended well.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from onceflow import Checkpointing, HeapBackend, Pipeline, RocksDBBackend, count, sum_
+from onceflow.cli.demo.driver_files import DriverStatus, JobSpec, SlotProcess
+from onceflow.core.config import RuntimeSettings
+from onceflow.core.runtime.status import JobStatus
+from onceflow.integration.workload import PAYMENT_SCHEMA
+from onceflow.sinks import PostgresSink
+from onceflow.sources import KafkaSource
+
+_REPORT_INTERVAL_S = 0.05
+_DELIVERY = {False: "exactly_once", True: "at_least_once"}
+
+
+def build(spec: JobSpec, spark: SparkSession) -> Pipeline:
+    """Return the demo's pipeline: payments, keyed by account, with the balance after each."""
+    delivery = _DELIVERY[spec.at_least_once]
+    pipeline = Pipeline(
+        spark,
+        name="demo",
+        parallelism=spec.parallelism,
+        checkpointing=Checkpointing(storage=spec.storage, interval=spec.interval_s, mode=delivery),
+        state_backend=RocksDBBackend() if spec.backend == "rocksdb" else HeapBackend(),
+        # Fresh numbers for the progress bar, and a short silence before a slot is given up.
+        settings=RuntimeSettings(heartbeat_interval_s=0.2, heartbeat_timeout_s=10.0),
+    )
+    payments = pipeline.read(
+        KafkaSource(
+            spec.bootstrap_servers,
+            topic=spec.topic,
+            format="json",
+            schema=PAYMENT_SCHEMA,
+            bounded="latest",
+        ),
+        uid="payments",
+    )
+    balances = payments.key_by("account").running(uid="balance", balance=sum_("amount"), n=count())
+    balances.write(
+        PostgresSink(spec.postgres_url, table=spec.table, create=True, delivery=delivery),
+        uid="ledger",
+    )
+    return pipeline
+
+
+def main(spec_path: str) -> None:
+    """Run the job of the spec to its end.
+
+    Raises:
+        OnceflowError: The job failed and may not be restarted.
+    """
+    spec = msgspec.json.decode(Path(spec_path).read_bytes(), type=JobSpec)
+    spark = (
+        SparkSession.Builder()
+        .master(spec.spark_master)
+        .appName("onceflow demo")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .getOrCreate()
+    )
+    job = build(spec, spark).start()
+    while True:
+        status = job.status()
+        _report(Path(spec.status_path), status)
+        if status.state.ended:
+            break
+        time.sleep(_REPORT_INTERVAL_S)
+    job.wait(timeout_s=60)
+    spark.stop()
+
+
+def _report(path: Path, status: JobStatus) -> None:
+    report = DriverStatus(
+        state=status.state.value,
+        attempt=status.attempt,
+        records_in=status.records_in,
+        checkpoints=status.checkpoints_completed,
+        slots=tuple(
+            SlotProcess(slot=slot.slot, pid=slot.pid, parent_pid=slot.parent_pid)
+            for slot in status.slots
+        ),
+        last_error=status.last_error,
+    )
+    fresh = path.with_suffix(f".{os.getpid()}")
+    fresh.write_bytes(msgspec.json.encode(report))
+    # Replaced whole: the demo reads it at any time.
+    fresh.replace(path)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

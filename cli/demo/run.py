@@ -1,0 +1,194 @@
+"""One run of the demo, from the servers' start to the verdict."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from onceflow.cli.demo.driver import DriverProcess
+from onceflow.cli.demo.driver_files import DriverStatus, JobSpec
+from onceflow.cli.demo.killing import Killer, Victims
+from onceflow.cli.demo.kills import DoneKill, plan_kills
+from onceflow.cli.demo.narrator import Narrator
+from onceflow.cli.demo.rows import VisibleRows
+from onceflow.cli.demo.settings import DemoSettings, KillKind
+from onceflow.core.errors import OnceflowError
+from onceflow.integration.oracle import Verdict, verify
+from onceflow.integration.servers import EmbeddedKafka, EmbeddedPostgres
+from onceflow.integration.workload import produce
+
+TABLE = "ledger"
+TOPIC = "payments"
+_LOOK_INTERVAL_S = 0.02
+_FINISHED = "finished"
+
+
+class DemoError(OnceflowError):
+    """Raised when the run came to no verdict: a server, the driver or the job gave up."""
+
+    domain = "external"
+    retry = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """What came out."""
+
+    settings: DemoSettings
+    verdict: Verdict
+    kills: tuple[DoneKill, ...]
+    kills_missed: tuple[KillKind, ...]
+    """Planned, but the job had finished before."""
+    restores: int
+    """Attempts after the first."""
+    drivers: int
+    """Driver processes that ran."""
+    seconds: float
+    """From the start of the first driver process to the job's end, all recoveries included."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the table is right and everything planned was really killed."""
+        return self.verdict.ok and not self.kills_missed
+
+    @property
+    def rows_per_second(self) -> float:
+        """Records over seconds, with every restart in them."""
+        return self.verdict.records / self.seconds if self.seconds else 0.0
+
+
+class DemoRun:
+    """Owns the servers, the driver and the files of one run; a context manager."""
+
+    def __init__(self, settings: DemoSettings, narrator: Narrator) -> None:
+        """Describe it; nothing is started."""
+        self._settings = settings
+        self._narrator = narrator
+        self._directory = Path(tempfile.mkdtemp(prefix="onceflow-demo-"))
+        self._stack = ExitStack()
+        self.postgres: EmbeddedPostgres | None = None
+        self.kafka: EmbeddedKafka | None = None
+
+    def __enter__(self) -> DemoRun:
+        """Return the run."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop everything and delete every file."""
+        self._stack.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def execute(self) -> DemoResult:
+        """Run the whole demo; the servers and the table stay until the context ends.
+
+        Raises:
+            DemoError: There is nothing to judge; quotes the driver's log.
+            ServerError: A server could not be had.
+        """
+        postgres, kafka = self._start_servers()
+        self._produce(kafka)
+        driver = DriverProcess(self._job_spec(postgres, kafka), self._directory)
+        self._stack.callback(driver.end)
+        killer = Killer(
+            plan_kills(self._settings.kills, self._settings.records, self._settings.seed),
+            Victims(driver, postgres, kafka),
+            seed=self._settings.seed,
+            say=self._narrator.say,
+        )
+        started_at = time.monotonic()
+        driver.start()
+        final = self._watch(driver, killer, postgres.url)
+        seconds = time.monotonic() - started_at
+        # Orphans of killed drivers must be gone before the verdict, or they could still write.
+        driver.end()
+        self._narrator.say("asking the table")
+        return DemoResult(
+            settings=self._settings,
+            verdict=verify(postgres.url, TABLE, self._settings.payments()),
+            kills=tuple(killer.done),
+            kills_missed=killer.missed,
+            restores=max(final.attempt - 1, 0),
+            drivers=driver.starts,
+            seconds=seconds,
+        )
+
+    def _start_servers(self) -> tuple[EmbeddedPostgres, EmbeddedKafka]:
+        say = self._narrator.say
+        say("starting Postgres and Kafka")
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            postgres_started = pool.submit(_started_postgres, self._stack.callback)
+            kafka_started = pool.submit(_started_kafka, self._stack.callback, say)
+            self.postgres, self.kafka = postgres_started.result(), kafka_started.result()
+        self.kafka.create_topic(TOPIC, self._settings.partitions)
+        return self.postgres, self.kafka
+
+    def _produce(self, kafka: EmbeddedKafka) -> None:
+        payments = self._settings.payments()
+        produce(
+            payments,
+            kafka.bootstrap_servers,
+            TOPIC,
+            progress=self._narrator.bar("payments into Kafka", payments.records),
+        )
+
+    def _job_spec(self, postgres: EmbeddedPostgres, kafka: EmbeddedKafka) -> JobSpec:
+        return JobSpec(
+            spark_master=self._settings.spark_master,
+            bootstrap_servers=kafka.bootstrap_servers,
+            topic=TOPIC,
+            postgres_url=postgres.url,
+            table=TABLE,
+            storage=str(self._directory / "checkpoints"),
+            status_path=str(self._directory / "status.json"),
+            parallelism=self._settings.parallelism,
+            backend=self._settings.backend.value,
+            interval_s=self._settings.interval_s,
+            at_least_once=self._settings.at_least_once,
+        )
+
+    def _watch(self, driver: DriverProcess, killer: Killer, url: str) -> DriverStatus:
+        """Return the last status of a job that has finished, killing what is due meanwhile."""
+        deadline = time.monotonic() + self._settings.timeout_s
+        advance = self._narrator.bar("rows in Postgres", self._settings.records)
+        with VisibleRows(url, TABLE) as rows:
+            while True:
+                exit_code = driver.exit_code
+                status = driver.status()
+                if exit_code is not None:
+                    break
+                advance(rows.count)
+                killer.look(status, rows.count, time.monotonic())
+                if time.monotonic() > deadline:
+                    raise DemoError(
+                        f"the job had not finished after {self._settings.timeout_s:g} s "
+                        f"(state {status.state if status else 'unknown'}, {rows.count} rows "
+                        f"visible); its log ends:\n{driver.log_tail()}"
+                    )
+                time.sleep(_LOOK_INTERVAL_S)
+        if exit_code != 0 or status is None or status.state != _FINISHED:
+            raise DemoError(
+                f"the driver ended with status {exit_code} in state "
+                f"{status.state if status else 'unknown'}; its log ends:\n{driver.log_tail()}"
+            )
+        advance(self._settings.records)
+        return status
+
+
+def _started_postgres(at_end: Callable[[Callable[[], None]], object]) -> EmbeddedPostgres:
+    server = EmbeddedPostgres()
+    at_end(server.stop)
+    return server.start()
+
+
+def _started_kafka(
+    at_end: Callable[[Callable[[], None]], object], say: Callable[[str], None]
+) -> EmbeddedKafka:
+    server = EmbeddedKafka(progress=say)
+    at_end(server.stop)
+    return server.start()

@@ -1,0 +1,83 @@
+"""What the demo is asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from onceflow.core.errors import ConfigError
+from onceflow.integration.workload import Payments
+
+
+class Backend(str, Enum):
+    """Where keyed state lives."""
+
+    HEAP = "heap"
+    ROCKSDB = "rocksdb"
+
+
+class KillKind(str, Enum):
+    """What is killed with SIGKILL."""
+
+    SLOT = "slot"
+    """The Python process of one slot."""
+    WORKER = "worker"
+    """All Python worker processes of one executor, and the daemon that forks them."""
+    DRIVER = "driver"
+    """The driver's Python process and its JVM; a new driver takes the job over."""
+    EXECUTOR = "executor"
+    """The JVM of one executor (runs Spark as local-cluster, so that there is one)."""
+    POSTGRES = "postgres"
+    """Every process of the database server, which is then started again."""
+    KAFKA = "kafka"
+    """The broker, which is then started again."""
+
+
+DEFAULT_KILLS = (KillKind.SLOT, KillKind.WORKER, KillKind.DRIVER)
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSettings:
+    """The flags of `onceflow demo`, checked."""
+
+    records: int = 1_000_000
+    accounts: int = 100_000
+    partitions: int = 2
+    parallelism: int = 2
+    backend: Backend = Backend.HEAP
+    kills: tuple[KillKind, ...] = DEFAULT_KILLS
+    seed: int = 0
+    interval_s: float = 1.0
+    at_least_once: bool = False
+    timeout_s: float = 900.0
+
+    def __post_init__(self) -> None:
+        for name in ("records", "partitions", "parallelism"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name} must be 1 or more, not {getattr(self, name)}")
+        if self.interval_s <= 0 or self.timeout_s <= 0:
+            raise ConfigError("--interval and --timeout must be positive")
+        self.payments()
+
+    def payments(self) -> Payments:
+        """Return the workload."""
+        return Payments(self.records, self.accounts, self.partitions, self.seed)
+
+    @property
+    def spark_master(self) -> str:
+        """Spark in one JVM, or with executors of their own when one is to be killed."""
+        if KillKind.EXECUTOR in self.kills:
+            return f"local-cluster[{self.parallelism},1,1024]"
+        return f"local[{self.parallelism}]"
+
+
+def choose_kills(named: tuple[KillKind, ...], count: int | None) -> tuple[KillKind, ...]:
+    """Return `count` kills out of `named` (or of the default kinds), repeated as often as needed.
+
+    Without a count, each once.
+    """
+    kinds = named or DEFAULT_KILLS
+    wanted = len(kinds) if count is None else count
+    if wanted < 0:
+        raise ConfigError(f"--kills must be 0 or more, not {wanted}")
+    return tuple(kinds[i % len(kinds)] for i in range(wanted))

@@ -1,0 +1,45 @@
+"""The `onceflow` command: one module a subcommand."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import onceflow
+from onceflow.cli.demo.command import demo
+
+app = typer.Typer(
+    name="onceflow",
+    no_args_is_help=True,
+    # A traceback with local variables could print a password.
+    pretty_exceptions_show_locals=False,
+)
+app.command()(demo)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(onceflow.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Exactly-once connectors for PySpark."""
+
+
+def main() -> None:
+    """Run the command line; the entry point of the package."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""The exit status and the printed object say what the table said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+import onceflow
+from onceflow.cli.demo import command
+from onceflow.cli.demo.kills import DoneKill
+from onceflow.cli.demo.run import DemoError, DemoResult, DemoRun
+from onceflow.cli.demo.settings import Backend, DemoSettings, KillKind
+from onceflow.cli.main import app
+from onceflow.integration.oracle import Verdict
+
+RIGHT = Verdict(
+    records=1000,
+    rows=1000,
+    duplicates=0,
+    missing=0,
+    unexpected=0,
+    wrong_balances=0,
+    altered=False,
+    in_doubt=0,
+)
+RESULT = DemoResult(
+    settings=DemoSettings(records=1000),
+    verdict=RIGHT,
+    kills=(DoneKill(KillKind.SLOT, (17,), at_rows=250, at_s=2.5, recovered_s=1.25),),
+    kills_missed=(),
+    restores=1,
+    drivers=1,
+    seconds=4.0,
+)
+
+
+def _run(
+    monkeypatch: pytest.MonkeyPatch, result: DemoResult | Exception, *flags: str
+) -> tuple[int, str, str]:
+    def execute(_: DemoRun) -> DemoResult:
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    monkeypatch.setattr(DemoRun, "execute", execute)
+    outcome = CliRunner().invoke(app, ["demo", *flags])
+    return outcome.exit_code, outcome.stdout, outcome.stderr
+
+
+def test_right_table_exits_0_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, _ = _run(monkeypatch, RESULT)
+    assert code == 0
+    assert "Every payment is there exactly once" in out
+    assert "slot" in out
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        replace(RIGHT, rows=1001, duplicates=1),
+        replace(RIGHT, rows=999, missing=1),
+        replace(RIGHT, wrong_balances=1),
+        replace(RIGHT, rows=1001, unexpected=1),
+        replace(RIGHT, altered=True),
+        replace(RIGHT, in_doubt=1),
+    ],
+)
+def test_every_violation_exits_1_in_both_forms(
+    monkeypatch: pytest.MonkeyPatch, verdict: Verdict
+) -> None:
+    result = replace(RESULT, verdict=verdict)
+    code, out, _ = _run(monkeypatch, result)
+    assert code == 1
+    assert "The table is wrong" in out
+    code, out, _ = _run(monkeypatch, result, "--json")
+    assert code == 1
+    assert json.loads(out)["ok"] is False
+
+
+def test_kill_that_came_too_late_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = replace(RESULT, kills_missed=(KillKind.DRIVER,))
+    code, out, _ = _run(monkeypatch, result)
+    assert code == 1
+    assert "use more --records" in out
+
+
+def test_json_is_one_object_with_the_promised_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, err = _run(monkeypatch, RESULT, "--json", "--quiet")
+    assert code == 0
+    assert err == ""
+    found = json.loads(out)
+    assert {
+        "records": 1000,
+        "rows": 1000,
+        "duplicates": 0,
+        "missing": 0,
+        "wrong_balances": 0,
+        "in_doubt": 0,
+        "restores": 1,
+        "seconds": 4.0,
+        "rows_per_second": 250,
+        "ok": True,
+    }.items() <= found.items()
+    assert found["kills"] == [
+        {
+            "what": "slot",
+            "pids": [17],
+            "at_rows": 250,
+            "at_seconds": 2.5,
+            "recovered_seconds": 1.25,
+        }
+    ]
+
+
+def test_run_without_a_verdict_exits_2_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, err = _run(monkeypatch, DemoError("the driver ended with status 3"), "--json")
+    assert code == 2
+    assert out == ""
+    assert "the driver ended with status 3" in err
+
+
+def test_wrong_flag_exits_2_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, _, err = _run(monkeypatch, AssertionError("must not run"), "--records", "0")
+    assert code == 2
+    assert "--records must be 1 or more" in err
+
+
+def test_flags_reach_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[DemoSettings] = []
+
+    def remember(settings: DemoSettings, **_: bool) -> DemoResult:
+        seen.append(settings)
+        return RESULT
+
+    monkeypatch.setattr(command, "_run", remember)
+    flags = (
+        "--records 5 --accounts 4 --partitions 3 --parallelism 2 --backend rocksdb --kill slot "
+        "--kill postgres --kills 3 --seed 9 --interval 0.5 --at-least-once"
+    )
+    assert CliRunner().invoke(app, ["demo", *flags.split()]).exit_code == 0
+    assert seen == [
+        DemoSettings(
+            records=5,
+            accounts=4,
+            partitions=3,
+            parallelism=2,
+            backend=Backend.ROCKSDB,
+            kills=(KillKind.SLOT, KillKind.POSTGRES, KillKind.SLOT),
+            seed=9,
+            interval_s=0.5,
+            at_least_once=True,
+        )
+    ]
+
+
+def test_version_is_the_package_version() -> None:
+    outcome = CliRunner().invoke(app, ["--version"])
+    assert outcome.exit_code == 0
+    assert outcome.stdout.strip() == onceflow.__version__
