@@ -1,1 +1,1 @@
-"""The engine: protocol, state, storage, runtime and the public API. Imports nothing else of ours."""
+"""The engine: protocol, state, storage, runtime and the public API."""

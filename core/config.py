@@ -67,7 +67,9 @@ class Checkpointing:
             return Delivery(self.mode)
         except ValueError as error:
             known = ", ".join(item.value for item in Delivery)
-            raise ConfigError(f"Checkpointing(mode={self.mode!r}): choose one of {known}") from error
+            raise ConfigError(
+                f"Checkpointing(mode={self.mode!r}): choose one of {known}"
+            ) from error
 
     def file_system(self) -> FileSystemStorage:
         """Return the checkpoint storage described by `storage`."""
@@ -78,7 +80,7 @@ class Checkpointing:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeSettings:
-    """Deadlines and bounds of the runtime. The defaults suit a local machine and a small cluster."""
+    """Deadlines and bounds of the runtime; the defaults suit one machine and a small cluster."""
 
     start_timeout_s: float = 120.0
     """From submitting the slots to the last of them reporting in."""

@@ -2,8 +2,8 @@
 
 A crash is data: a test puts an empty file named after the point into the directory that
 `ONCEFLOW_CRASH_POINTS` names; the first process to reach the point removes the file and kills
-itself with SIGKILL, so nothing is flushed, closed or said. Unset, as in production, a point costs one
-comparison.
+itself with SIGKILL, so nothing is flushed, closed or said. Unset, as in production, a point costs
+one comparison.
 
     write       a sink has taken a batch of the checkpoint
     flushed     all rows of the checkpoint are at the database, nothing is prepared

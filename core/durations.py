@@ -38,8 +38,8 @@ def seconds_of(duration: float | str, *, setting: str) -> float:
         unit = _SECONDS_PER_UNIT.get(match[2].lower()) if match else None
         if match is None or unit is None:
             raise ConfigError(
-                f"{setting}={duration!r} is no duration; write seconds as a number, or a number with"
-                " a unit: 500 ms, 5 s, 10 min, 1 h"
+                f"{setting}={duration!r} is no duration; write seconds as a number, or a"
+                " number with a unit: 500 ms, 5 s, 10 min, 1 h"
             )
         seconds = float(match[1]) * unit
     if not 0 <= seconds < float("inf"):

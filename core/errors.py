@@ -89,7 +89,7 @@ class StorageError(OnceflowError):
 class SourceError(OnceflowError):
     """Raised when a source cannot go on."""
 
-    domain = "external"
+    domain: ClassVar[Domain] = "external"
 
 
 class OffsetOutOfRange(SourceError):
@@ -112,7 +112,7 @@ class SourceUnavailable(SourceError):
 class SinkError(OnceflowError):
     """Raised when a sink cannot go on."""
 
-    domain = "external"
+    domain: ClassVar[Domain] = "external"
 
 
 class BadRow(SinkError):

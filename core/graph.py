@@ -1,7 +1,7 @@
 """The logical dataflow: operators as the user named them, cut into chains at keyed edges.
 
-Every operator has one input. A chain begins at a source or right after a keyed edge, and holds every
-operator that follows without another exchange; its subtask i runs on one thread of slot i.
+Every operator has one input. A chain begins at a source or right after a keyed edge, and holds
+every operator that follows without another exchange; its subtask i runs on one thread of slot i.
 
 Invariants:
     uid is unique in a graph; a chain's id is the uid of its first operator
@@ -94,7 +94,10 @@ Work: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One step of the dataflow; `schema` is that of its output, `input` the uid of the step before."""
+    """One step of the dataflow.
+
+    `schema` is that of its output, `input` the uid of the step before.
+    """
 
     uid: str
     work: Work

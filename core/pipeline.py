@@ -85,9 +85,9 @@ class Job:
 class Pipeline:
     """Describes a dataflow, operator by operator, and starts it on Spark.
 
-    `name` is the job's identity: its checkpoints and its transactions go by it. `parallelism` is the
-    number of slots, each one Spark task for as long as the job runs. `max_parallelism` (the number
-    of key groups) is fixed with the first checkpoint.
+    `name` is the job's identity: its checkpoints and its transactions go by it. `parallelism` is
+    the number of slots, each one Spark task for as long as the job runs. `max_parallelism` (the
+    number of key groups) is fixed with the first checkpoint.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class Pipeline:
         groups = max_parallelism or default_max_parallelism(max(parallelism, 1))
         if not 1 <= parallelism <= groups <= PARALLELISM_MAX:
             raise ConfigError(
-                f"parallelism={parallelism} must be at least 1 and at most max_parallelism={groups},"
-                f" and that at most {PARALLELISM_MAX}"
+                f"parallelism={parallelism} must be at least 1 and at most max_parallelism="
+                f"{groups}, and that at most {PARALLELISM_MAX}"
             )
         self.name = name
         self._spark = spark
@@ -126,12 +126,12 @@ class Pipeline:
     def read(self, source: Source, *, uid: str) -> Stream:
         """Begin a stream with the records of `source`; `uid` names its position in checkpoints."""
         operator = self.add(
-            ReadFrom(source), verb="read", uid=uid, input=None, schema=source.schema
+            ReadFrom(source), verb="read", uid=uid, after=None, schema=source.schema
         )
         return Stream(self, operator)
 
     def add(
-        self, work: Work, *, verb: str, uid: str | None, input: Operator | None, schema: pa.Schema
+        self, work: Work, *, verb: str, uid: str | None, after: Operator | None, schema: pa.Schema
     ) -> Operator:
         """Add one operator; streams call this."""
         name = uid if uid is not None else f"{verb}-{len(self._operators)}"
@@ -140,7 +140,7 @@ class Pipeline:
                 f"uid={name!r}: use 1-64 letters, digits, '-' and '_', beginning with a letter or"
                 " digit"
             )
-        operator = Operator(name, work, input.uid if input else None, schema)
+        operator = Operator(name, work, after.uid if after else None, schema)
         Graph((*self._operators, operator))
         self._operators.append(operator)
         return operator

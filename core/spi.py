@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from onceflow.core.protocol.committables import AbortOutcome, Committable, CommitOutcome
+from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome, Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 
 
@@ -103,9 +103,9 @@ class Source(ABC):
 
     @abstractmethod
     def splits(self) -> Sequence[Split]:
-        """Return every split with its resolved start position. Runs on the driver, once in a job's life.
+        """Return every split with its resolved start position.
 
-        The result goes into the decision log before the first record is read, so that a crash
+        Runs on the driver, once in a job's life. The result goes into the decision log before the first record is read, so that a crash
         before the first checkpoint starts from the same place.
         """
 
@@ -138,7 +138,10 @@ class CommitterContext:
     sink_id: str
     attempt: AttemptId
     log_id: str = ""
-    """Identity of the job's decision log: two logs with one sink id are two jobs, and one must go."""
+    """Identity of the job's decision log.
+
+    Two logs with one sink id are two jobs, and one must go.
+    """
 
 
 class SinkWriter(ABC):
@@ -191,7 +194,10 @@ class Committer(ABC):
         """
 
     def prune(self, before: CheckpointId) -> None:  # noqa: B027 - optional hook
-        """Forget proofs of commits of checkpoints before `before`: no retained one asks for them."""
+        """Forget proofs of commits of checkpoints before `before`.
+
+        No retained one asks for them.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -107,7 +107,7 @@ class Stream:
 
     def _then(self, work: Work, verb: str, uid: str | None, schema: pa.Schema | None) -> Stream:
         operator = self._pipeline.add(
-            work, verb=verb, uid=uid, input=self._operator, schema=schema or self.schema
+            work, verb=verb, uid=uid, after=self._operator, schema=schema or self.schema
         )
         return Stream(self._pipeline, operator)
 
@@ -138,6 +138,6 @@ class KeyedStream:
 
     def _then(self, work: Work, uid: str, schema: pa.Schema) -> Stream:
         operator = self._pipeline.add(
-            work, verb="keyed", uid=uid, input=self._operator, schema=schema
+            work, verb="keyed", uid=uid, after=self._operator, schema=schema
         )
         return Stream(self._pipeline, operator)

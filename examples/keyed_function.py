@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pyarrow as pa
+
 from onceflow import KeyedFunction, Record, StateAccess, ValueStateDescriptor
 
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import sys
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
+
 from onceflow import Checkpointing, Pipeline, count, sum_
 from onceflow.sinks import PostgresSink
 from onceflow.sources import KafkaSource
-from pyspark.sql import SparkSession
 
 PAYMENT = pa.schema(
     [

@@ -1,12 +1,14 @@
 """One attempt of a job: claim, recover, deploy, run the coordinator, end.
 
-Runs on the job driver's own thread. Everything that happens elsewhere (slots, Spark, the user) comes
-in as an event; the coordinator decides, and this file carries the decisions out. Nothing here knows
-what a checkpoint means.
+Runs on the job driver's own thread. Everything that happens elsewhere (slots, Spark, the user)
+comes in as an event; the coordinator decides, and this file carries the decisions out. Nothing here
+knows what a checkpoint means.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import queue
 import time
 from collections.abc import Callable, Iterable
@@ -33,6 +35,7 @@ from onceflow.core.protocol.decisions import (
 )
 from onceflow.core.protocol.ids import GENESIS, CheckpointId, SubtaskRef
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
+from onceflow.core.runtime.chain_builder import SlotPlan
 from onceflow.core.runtime.control_plane import (
     ControlEvent,
     SlotConnected,
@@ -62,8 +65,9 @@ from onceflow.core.runtime.progress import Progress
 from onceflow.core.runtime.restore import restored_operators
 from onceflow.core.runtime.sink_recovery import RecoveryCounts, SinkRecovery
 from onceflow.core.runtime.slot import versions
-from onceflow.core.runtime.chain_builder import SlotPlan
 from onceflow.core.storage import ClaimedLog, JobStorage
+
+_log = logging.getLogger("onceflow.runtime.attempt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +177,7 @@ class Attempt:
     def _deploy(self) -> None:
         self._check_recovery(wait=True)
         plan, restored = self._plan, self._parts.restored
-        addresses = tuple(
-            self._links[slot].hello.data_address for slot in range(plan.parallelism)
-        )
+        addresses = tuple(self._links[slot].hello.data_address for slot in range(plan.parallelism))
         for slot, link in self._links.items():
             link.send(
                 Deploy(
@@ -215,10 +217,8 @@ class Attempt:
         wake_s = self._coordinator.next_wake_s() if self._coordinator else None
         if wake_s is not None:
             wait_s = max(0.0, min(wait_s, wake_s - time.time()))
-        try:
+        with contextlib.suppress(queue.Empty):
             self._on_event(self._events.get(timeout=wait_s))
-        except queue.Empty:
-            pass
         now = time.monotonic()
         if now - self._beat_at >= interval_s:
             self._beat_at = now
@@ -299,9 +299,7 @@ class Attempt:
                 self._parts.progress.acked(checkpoint, snapshot)
                 self._carry_out(coordinator.acked(attempt, checkpoint, snapshot, now_s))
             case Declined(attempt, checkpoint, subtask, reason):
-                self._carry_out(
-                    coordinator.declined(attempt, checkpoint, subtask, reason, now_s)
-                )
+                self._carry_out(coordinator.declined(attempt, checkpoint, subtask, reason, now_s))
             case CommittedThrough(_, subtask, checkpoint, _):
                 self._parts.progress.committed(subtask, checkpoint)
                 self._carry_out(coordinator.committed(subtask, checkpoint, now_s))
@@ -315,11 +313,8 @@ class Attempt:
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
             match decision:
-                case TriggerCheckpoint(checkpoint, kind, triggered_at_ms):
-                    if kind is CheckpointKind.STOP:
-                        self._stopping.add(checkpoint)
-                    self._parts.progress.triggered(checkpoint)
-                    self._send_all(Trigger(Barrier(checkpoint, kind, triggered_at_ms)))
+                case TriggerCheckpoint():
+                    self._trigger(decision)
                 case AppendDecision(completed):
                     self._append(completed)
                 case NotifyComplete(checkpoint, oldest_retained):
@@ -328,13 +323,20 @@ class Attempt:
                 case NotifyAbort(checkpoint, reason):
                     self._send_all(Abort(checkpoint, reason))
                 case DiscardState(handles):
-                    self._background.submit(self._parts.storage.discard, handles)
+                    self._in_background(self._parts.storage.discard, handles)
                 case CheckpointFailed(checkpoint, reason):
                     self._parts.progress.checkpoint_failed(checkpoint, reason)
                 case FailAttempt(reason):
                     raise errors.CheckpointError(reason)
                 case FinishJob():
                     self._finished = decision
+
+    def _trigger(self, decision: TriggerCheckpoint) -> None:
+        if decision.kind is CheckpointKind.STOP:
+            self._stopping.add(decision.checkpoint)
+        self._parts.progress.triggered(decision.checkpoint)
+        barrier = Barrier(decision.checkpoint, decision.kind, decision.triggered_at_ms)
+        self._send_all(Trigger(barrier))
 
     def _append(self, completed: CompletedCheckpoint) -> None:
         """Write the decision: the commit point of the whole job."""
@@ -354,12 +356,24 @@ class Attempt:
         self._carry_out(more)
 
     def _after_complete(self, checkpoint: CheckpointId, oldest_retained: CheckpointId) -> None:
-        self._background.submit(self._parts.log.prune, oldest_retained)
+        # Records go before the files that they name: a crash in between leaves no dangling name.
+        self._in_background(self._parts.log.prune, oldest_retained)
         if not self._swept and checkpoint > GENESIS:
             self._swept = True
             assert self._coordinator is not None
             latest = self._coordinator.completed[-1]
-            self._background.submit(self._parts.recovery.sweep, latest)
+            self._in_background(self._parts.recovery.sweep, latest)
+
+    def _in_background(self, work: Callable[..., object], *arguments: object) -> None:
+        """Do `work`, which correctness does not wait for, on one other thread, in order."""
+
+        def logged() -> None:
+            try:
+                work(*arguments)
+            except Exception:
+                _log.exception("cleaning up after job %s", self._plan.job)
+
+        self._background.submit(logged)
 
     # --- ending -------------------------------------------------------------------------------
 
@@ -408,7 +422,7 @@ def stage_error(error: BaseException | None) -> OnceflowError:
     if error is None:
         return SlotLost("every slot returned before the job was done")
     text = str(error)
-    if "SPARK-24819" in text or "barrier execution mode" in text and "slots" in text:
+    if "SPARK-24819" in text or ("barrier execution mode" in text and "slots" in text):
         return ConfigError(
             "Spark has too few free task slots for the pipeline's parallelism: " + text[:400]
         )

@@ -1,7 +1,7 @@
 """One secret an attempt authenticates the control plane and the data plane.
 
-The driver draws it, Spark carries it to the slots inside the task, and every Flight call presents it.
-It is never logged and never stored.
+The driver draws it, Spark carries it to the slots inside the task, and every Flight call presents
+it. It is never logged and never stored.
 """
 
 from __future__ import annotations

@@ -101,7 +101,10 @@ class InputGate:
         return len(self._queues)
 
     def attach(self, channel: int, release: Callable[[], None]) -> None:
-        """Call `release` whenever a batch of `channel` was taken: it returns the sender's credit."""
+        """Call `release` whenever a batch of `channel` was taken.
+
+        It returns the sender's credit.
+        """
         self._release[channel] = release
 
     def put(self, channel: int, element: Element) -> None:

@@ -184,4 +184,3 @@ class FlightChannel(OutputChannel):
             self._credits.close(f"channel {self._name}: its reader is gone")
         except (pa.ArrowException, OSError) as error:
             self._credits.close(f"channel {self._name} broke: {error}")
-

@@ -207,9 +207,7 @@ class JobDriver:
         stage = SparkStage(self._context, task, group, lambda e: self._events.put(StageEnded(e)))
         attempt = Attempt(parts, self._events)
         try:
-            await_slots(
-                self._context, parts.plan.parallelism, parts.plan.settings.start_timeout_s
-            )
+            await_slots(self._context, parts.plan.parallelism, parts.plan.settings.start_timeout_s)
             stage.submit()
             return attempt.run()
         except BaseException as error:
@@ -223,16 +221,17 @@ class JobDriver:
             self._drain()
 
     def _restore_point(self, log: ClaimedLog) -> tuple[LogView, int]:
-        """Return the log's view and the number of key groups; checkpoint 0 is decided if need be."""
+        """Return the log's view and the number of key groups.
+
+        Checkpoint 0 is decided if need be.
+        """
         plan = self._plan
         if log.view.completed:
             recorded = log.view.completed[-1].max_parallelism
             return log.view, plan.max_parallelism or recorded
         max_parallelism = plan.max_parallelism or default_max_parallelism(plan.parallelism)
         now_ms = int(time.time() * 1000)
-        log.append(
-            genesis_of(plan.graph, log.attempt, plan.parallelism, max_parallelism, now_ms)
-        )
+        log.append(genesis_of(plan.graph, log.attempt, plan.parallelism, max_parallelism, now_ms))
         return log.view, max_parallelism
 
     def _coordinator(
@@ -276,4 +275,3 @@ class JobDriver:
         if is_local(self._context):
             return "127.0.0.1"
         return str(self._context.getConf().get("spark.driver.host", socket.gethostname()))
-

@@ -24,7 +24,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class EndOfStream:
-    """No more rows come on this channel. Barriers still do: a finished source stays in checkpoints."""
+    """No more rows come on this channel.
+
+    Barriers still do: a finished source stays in checkpoints.
+    """
 
 
 Element: TypeAlias = Batch | Barrier | EndOfStream

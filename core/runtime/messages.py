@@ -1,7 +1,8 @@
 """The control plane's messages between the job driver and its slots, and their bytes.
 
-A message is msgpack: `[name of its class, its fields]`. Every message of a slot carries its attempt;
-the driver drops those of another attempt, and a slot that hears of a newer attempt exits (I7).
+A message is msgpack: `[name of its class, its fields]`. Every message of a slot carries its
+attempt; the driver drops those of another attempt, and a slot that hears of a newer attempt exits
+(I7).
 """
 
 from __future__ import annotations
@@ -82,7 +83,10 @@ class SourceExhausted:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A slot cannot go on. `error_class` is a name of `onceflow.core.errors`, or of another module."""
+    """A slot cannot go on.
+
+    `error_class` is a name of `onceflow.core.errors`, or of another module.
+    """
 
     attempt: AttemptId
     slot: int
@@ -133,7 +137,10 @@ class RestoredOperator:
 
     uid: str
     keyed: tuple[StateHandle, ...] = ()
-    """Of every old subtask whose key groups meet this subtask's; the backend takes what is its own."""
+    """Of every old subtask whose key groups meet this subtask's.
+
+    The backend takes what is its own.
+    """
     lists: dict[str, tuple[bytes, ...]] = field(default_factory=dict[str, tuple[bytes, ...]])
 
 

@@ -1,4 +1,7 @@
-"""The operators of a chain as they run: one instance a subtask, used by the chain's thread alone."""
+"""The operators of a chain as they run.
+
+One instance a subtask, used by the chain's thread alone.
+"""
 
 from __future__ import annotations
 
@@ -206,13 +209,13 @@ class KeyedProcessor(KeyedOperator):
         process = self._function.process
         results: list[Record] = []
         append, extend = results.append, results.extend
-        for key, record in zip(keys_of(rows, self._key), records_of(rows)):
+        for key, record in zip(keys_of(rows, self._key), records_of(rows), strict=True):
             set_key(key)
             result = process(record)
             if result.__class__ is dict:
                 append(result)  # type: ignore[arg-type]
             elif result is not None:
-                extend(result)  # type: ignore[arg-type]
+                extend(result)
         return results
 
     def close(self) -> None:
@@ -233,9 +236,7 @@ class AggregateRunner(KeyedOperator):
         super().__init__(uid, store)
         self._key = work.key
         self._schema = schema
-        self._columns = {
-            name: aggregate.column for name, aggregate in work.aggregates.items()
-        }
+        self._columns = {name: aggregate.column for name, aggregate in work.aggregates.items()}
         self._table = store.accumulators(
             "running",
             [input_schema.field(name).type for name in work.key],

@@ -7,7 +7,7 @@ times as fast for the types that carry most data, so they are used wherever they
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -21,26 +21,23 @@ def values_of(column: pa.Array) -> list[Any]:
     if column.null_count == 0 and (
         pa.types.is_integer(column_type) or pa.types.is_floating(column_type)
     ):
-        values: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
-        return values
+        return cast("list[Any]", column.to_numpy(zero_copy_only=False).tolist())
     if pa.types.is_string(column_type) or pa.types.is_large_string(column_type):
-        values = column.to_numpy(zero_copy_only=False).tolist()
-        return values
-    values = column.to_pylist()
-    return values
+        return cast("list[Any]", column.to_numpy(zero_copy_only=False).tolist())
+    return cast("list[Any]", column.to_pylist())
 
 
 def records_of(rows: pa.RecordBatch) -> list[Record]:
     """Return one dict a row, in row order."""
     names = rows.schema.names
     columns = [values_of(column) for column in rows.columns]
-    return [dict(zip(names, values)) for values in zip(*columns)]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 def keys_of(rows: pa.RecordBatch, key: Sequence[str]) -> list[Any]:
     """Return each row's key: the value of one key column, or a tuple of several."""
     columns = [values_of(rows.column(name)) for name in key]
-    return columns[0] if len(columns) == 1 else list(zip(*columns))
+    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
 
 def batch_of(records: Iterable[Record], schema: pa.Schema, uid: str) -> pa.RecordBatch:

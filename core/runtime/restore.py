@@ -23,8 +23,8 @@ def genesis_of(
 ) -> CompletedCheckpoint:
     """Return checkpoint 0: where every source starts, resolved now and never again.
 
-    Once it is in the decision log, a crash before the first checkpoint starts from the same records,
-    also for a source that starts at the latest.
+    Once it is in the decision log, a crash before the first checkpoint starts from the same
+    records, also for a source that starts at the latest.
     """
     snapshots = tuple(
         SubtaskSnapshot(

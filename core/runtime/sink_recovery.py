@@ -1,8 +1,8 @@
 """Makes every sink agree with the decision log before an attempt's slots begin.
 
 Runs on the driver, once for all subtasks: which transactions are whose is decided by what the
-restored checkpoint lists, never by a subtask's index, so rescaling between attempts changes nothing.
-Which to commit and which to abort is decided by `protocol.recovery.plan_recovery`.
+restored checkpoint lists, never by a subtask's index, so rescaling between attempts changes
+nothing. Which to commit and which to abort is decided by `protocol.recovery.plan_recovery`.
 """
 
 from __future__ import annotations

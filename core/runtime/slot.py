@@ -1,7 +1,8 @@
 """A slot: one Spark barrier task, one Python worker process, subtask i of every chain.
 
-Threads of a slot: the task's own thread reads the control stream; each chain has one; each sink has a
-committer; two upload snapshots; one beats the heart; Flight's serve the channels. The process leaves
+Threads of a slot: the task's own thread reads the control stream; each chain has one; each sink has
+a committer; two upload snapshots; one beats the heart; Flight's serve the channels. The process
+leaves
 in one of three ways:
     Stop     all is committed: close everything, return from the task
     Cancel   the attempt is over: roll back what is open, commit nothing more, return from the task
@@ -29,8 +30,9 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import onceflow
 import pyarrow as pa
+
+import onceflow
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import OnceflowError, SlotLost, StorageError
 from onceflow.core.graph import Operator, WriteTo
@@ -103,9 +105,7 @@ class Slot:
         self._slot = slot
         self._storage = task.storage.open(task.plan.job)
         base = task.plan.settings.scratch_dir or tempfile.gettempdir()
-        self._scratch = Path(
-            tempfile.mkdtemp(prefix=f"onceflow-{task.plan.job}-{slot}-", dir=base)
-        )
+        self._scratch = Path(tempfile.mkdtemp(prefix=f"onceflow-{task.plan.job}-{slot}-", dir=base))
         self._uploader = ThreadPoolExecutor(2, thread_name_prefix="upload")
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="beside")
         self._subtasks: tuple[Subtask, ...] = ()
@@ -307,7 +307,7 @@ class Slot:
         for subtask in self._subtasks:
             subtask.gate.post(Leave())
         left: Callable[[], float] = lambda: max(0.0, deadline - time.monotonic())  # noqa: E731
-        ended = all([subtask.join(left()) for subtask in self._subtasks])
+        ended = min((subtask.join(left()) for subtask in self._subtasks), default=True)
         for worker in self._commit_workers:
             worker.close(left())
         self._uploader.shutdown(wait=ended, cancel_futures=True)

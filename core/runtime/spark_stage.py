@@ -51,7 +51,7 @@ def check_cluster(spark: SparkSession, parallelism: int) -> None:
 
 def free_slots(context: SparkContext) -> int:
     """Return how many tasks the session can run at once, as registered now."""
-    scala: Any = context._jsc.sc()  # type: ignore[attr-defined]  # no public way from Python
+    scala: Any = context._jsc.sc()  # no public way from Python
     profile = scala.resourceProfileManager().defaultResourceProfile()
     return int(scala.maxNumConcurrentTasks(profile))
 
@@ -69,15 +69,15 @@ def await_slots(context: SparkContext, parallelism: int, timeout_s: float) -> No
         if time.monotonic() > deadline:
             raise ConfigError(
                 f"parallelism={parallelism} needs {parallelism} task slots at once, and"
-                f" {context.master!r} has had {slots} for {timeout_s:.0f} s; add executors or cores,"
-                " or lower the parallelism"
+                f" {context.master!r} has had {slots} for {timeout_s:.0f} s; add executors"
+                " or cores, or lower the parallelism"
             )
         time.sleep(0.05)
 
 
 def is_local(context: SparkContext) -> bool:
     """Whether driver and executors share this machine for sure."""
-    return context.master.startswith("local")
+    return str(context.master).startswith("local")
 
 
 def use_own_interpreter(context: SparkContext) -> None:

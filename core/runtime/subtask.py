@@ -64,9 +64,7 @@ class SlotReports(Protocol):
         """Upload `pending` and ack."""
         ...
 
-    def snapshot_declined(
-        self, subtask: SubtaskRef, checkpoint: CheckpointId, reason: str
-    ) -> None:
+    def snapshot_declined(self, subtask: SubtaskRef, checkpoint: CheckpointId, reason: str) -> None:
         """Decline the checkpoint."""
         ...
 

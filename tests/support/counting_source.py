@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+
 from onceflow.core.spi import EndOfInput, ReaderContext, Source, SourceReader, Split
 
 SCHEMA = pa.schema([("id", pa.int64()), ("account", pa.string()), ("amount", pa.int64())])

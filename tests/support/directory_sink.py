@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+
 from onceflow.core.protocol.committables import (
     Aborted,
     AbortOutcome,
     AlreadyCommitted,
-    Committable,
     CommitOutcome,
+    Committable,
     Committed,
     Lost,
 )

@@ -7,6 +7,7 @@ import time
 
 import pyarrow as pa
 import pytest
+
 from onceflow.core.errors import SlotLost
 from onceflow.core.protocol.alignment import Barrier
 from onceflow.core.protocol.decisions import CheckpointKind

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyarrow import flight
+
 from onceflow.core.errors import SlotLost
 from onceflow.core.protocol.alignment import Barrier
 from onceflow.core.protocol.decisions import CheckpointKind
@@ -16,7 +18,6 @@ from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.runtime.channels import InputGate
 from onceflow.core.runtime.data_plane import DataServer, FlightChannel
 from onceflow.core.runtime.elements import Batch, Element, EndOfStream
-from pyarrow import flight
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
@@ -34,7 +35,9 @@ class Receiver:
         self.server = DataServer("127.0.0.1", "secret", 7, self.losses.append, 5.0)
         self.client = flight.FlightClient(f"grpc://127.0.0.1:{self.server.port}")
 
-    def channel(self, *, token: str = "secret", attempt: int = 7, credits: int = 4) -> FlightChannel:
+    def channel(
+        self, *, token: str = "secret", attempt: int = 7, credits: int = 4
+    ) -> FlightChannel:
         return FlightChannel(
             self.client,
             token,
@@ -119,7 +122,7 @@ def test_a_sender_that_vanishes_is_reported_as_lost(receiver: Receiver) -> None:
     channel = receiver.channel()
     channel.send(batch(0, 1))
     receiver.take()
-    channel._reader.cancel()  # noqa: SLF001 - as a killed process would
+    channel._reader.cancel()
     deadline = time.monotonic() + 5
     while not receiver.losses and time.monotonic() < deadline:
         time.sleep(0.005)
