@@ -1,1 +1,15 @@
-"""TODO: one line."""
+"""Checkpoint storage: the decision log, state files, and the file systems that they live in."""
+
+from onceflow.core.storage.claimed_log import ClaimedLog
+from onceflow.core.storage.decision_log import DecisionLog, DecisionUnknown
+from onceflow.core.storage.storage import CheckpointStorage, FileSystemStorage, JobStorage, Probe
+
+__all__ = [
+    "CheckpointStorage",
+    "ClaimedLog",
+    "DecisionLog",
+    "DecisionUnknown",
+    "FileSystemStorage",
+    "JobStorage",
+    "Probe",
+]

@@ -1,0 +1,95 @@
+"""Deleting state files: what the coordinator discards, and what dead attempts left (I9)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from onceflow.core.errors import StorageError
+from onceflow.core.protocol.ids import AttemptId, CheckpointId
+from onceflow.core.protocol.log import LogView
+from onceflow.core.protocol.snapshots import StateHandle
+from onceflow.core.protocol.state_files import paths_of
+from onceflow.core.storage.filesystem import CheckpointFileSystem
+from onceflow.core.storage.layout import JobPaths
+
+
+def discard(fs: CheckpointFileSystem, paths: JobPaths, handles: Iterable[StateHandle]) -> None:
+    """Delete the files of `handles`, and directories that they leave empty. Idempotent.
+
+    Tries every file, also after a failure.
+
+    Raises:
+        StorageError: The first failure; some files are still there, for `sweep` to find.
+    """
+    files = {handle.path: handle for handle in handles if handle.path}
+    failed: StorageError | None = None
+    parents: set[str] = set()
+    for path, handle in files.items():
+        try:
+            fs.delete(paths.in_job(path))
+        except StorageError as error:
+            failed = failed or error
+        if not handle.shared:
+            parents.add(paths.in_job(path).rpartition("/")[0])
+    for parent in parents:
+        if fs.delete_directory_if_empty(parent):
+            fs.delete_directory_if_empty(parent.rpartition("/")[0])
+    if failed is not None:
+        raise failed
+
+
+def sweep(
+    fs: CheckpointFileSystem, paths: JobPaths, view: LogView, attempt: AttemptId
+) -> tuple[str, ...]:
+    """Delete every state file that no checkpoint of `view` names and that nobody will name.
+
+    Runs on the driver, at the start of `attempt` and at any time during it; `view` is the log as of
+    then. Safe beside writers of `attempt` itself and of newer ones: it touches only
+
+        files of older attempts, and
+        directories of checkpoints of this attempt below its last decided one.
+
+    Shared files of `attempt` itself are the coordinator's to discard. Returns what it deleted.
+    """
+    named = paths_of(s for completed in view.completed for s in completed.snapshots)
+    decided = view.completed
+    over_before = decided[-1].checkpoint if decided else CheckpointId(0)
+    deleted: list[str] = []
+    for directory in _dead_directories(fs, paths, attempt, over_before):
+        prefix = directory.removeprefix(f"{paths.job}/") + "/"
+        if not any(path.startswith(prefix) for path in named):
+            fs.delete_tree(directory)
+            fs.delete_directory_if_empty(directory.rpartition("/")[0])
+            deleted.append(directory)
+    for name in _dead_shared(fs, paths, attempt):
+        path = f"{paths.shared}/{name}"
+        if path.removeprefix(f"{paths.job}/") not in named:
+            fs.delete(path)
+            deleted.append(path)
+    return tuple(deleted)
+
+
+def _dead_directories(
+    fs: CheckpointFileSystem, paths: JobPaths, attempt: AttemptId, over_before: CheckpointId
+) -> Iterable[str]:
+    for name in fs.list(paths.job):
+        checkpoint = paths.checkpoint_of(name)
+        if checkpoint is None:
+            continue
+        directory = paths.checkpoint(checkpoint)
+        for inner in fs.list(directory):
+            writer = paths.attempt_of(inner)
+            if writer is None or writer > attempt:
+                continue
+            if writer < attempt or checkpoint < over_before:
+                yield f"{directory}/{inner}"
+
+
+def _dead_shared(fs: CheckpointFileSystem, paths: JobPaths, attempt: AttemptId) -> Iterable[str]:
+    unfinished = fs.list_unfinished(paths.shared)
+    names = {name: name for name in fs.list(paths.shared)}
+    names.update({item.name: item.target for item in unfinished})
+    for name, target in names.items():
+        writer = paths.attempt_of_shared(target)
+        if writer is not None and writer < attempt:
+            yield name

@@ -1,0 +1,242 @@
+"""The decision log in a file system: which checkpoints are done, and who may say so.
+
+One file a record, made by `create_if_absent`, never changed. `protocol.log` has the rules of the
+chain; this file reads, writes and deletes. Two of its own rules keep a driver that was stopped for
+an hour from being right by accident, after its sequence number has been pruned and is free again:
+
+    A created record counts only while its predecessor stands. Records are deleted lowest first, so
+    a number whose predecessor stands was never deleted, and creating it was the first time.
+    The first record counts only while nothing was ever pruned: `pruned` is created before that.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+from onceflow.core.errors import CheckpointCorrupt, CheckpointError, Fenced, StorageError
+from onceflow.core.protocol.log import (
+    AppendStands,
+    AppendVerdict,
+    AttemptClaimed,
+    LogEntry,
+    LogRecord,
+    LogView,
+    extend,
+    fold,
+    judge_append,
+    next_claim,
+)
+from onceflow.core.storage.claimed_log import ClaimedLog
+from onceflow.core.storage.filesystem import (
+    AlreadyExists,
+    CheckpointFileSystem,
+    Created,
+    PublicationUnknown,
+)
+from onceflow.core.storage.layout import JobPaths
+from onceflow.core.storage.log_identity import log_id
+from onceflow.core.storage.record_codec import decode_record, encode_record
+
+CLAIM_TRIES_MAX = 64
+"""More lost races in a row than drivers of one job that anybody starts at once."""
+READ_TRIES_MAX = 64
+"""How often a reader starts over because records were pruned under it."""
+UNKNOWN_TRIES_MAX = 3
+"""How often an append asks again what became of it."""
+
+
+class DecisionUnknown(CheckpointError):
+    """Raised when nobody knows whether a record is in the log; the next attempt reads it."""
+
+
+class DecisionLog:
+    """The log of one job, for whoever wants to read it or to become its owner.
+
+    Any thread, any process. Reading changes nothing in storage, and works on a job that never ran.
+    """
+
+    def __init__(self, fs: CheckpointFileSystem, paths: JobPaths) -> None:
+        self._fs = fs
+        self._paths = paths
+
+    @classmethod
+    def open(cls, fs: CheckpointFileSystem, paths: JobPaths) -> DecisionLog:
+        """Return the log of the job that `paths` names; touches nothing yet."""
+        return cls(fs, paths)
+
+    def read(self) -> LogView:
+        """Return what the log says: every record that was durable before the call, at least.
+
+        Raises:
+            CheckpointCorrupt: A record is damaged or the chain is broken; names the file.
+            StateIncompatible: A later version of onceflow wrote a record.
+        """
+        return self._read()[1]
+
+    def claim(self, owner: str) -> ClaimedLog:
+        """Return the log with the caller as its only appender; fences every earlier one.
+
+        `owner` is for people: host and process, say. Runs on the driver, once an attempt. A crash
+        during it leaves at most an attempt number that nobody uses.
+
+        Raises:
+            Fenced: Other drivers of the job keep claiming it.
+            DecisionUnknown: The claim may or may not be in the log; claiming again is safe.
+        """
+        self._fs.make_directory(self._paths.log)
+        self._fs.make_directory(self._paths.shared)
+        log_id(self._fs, self._paths)
+        owner = f"{owner} {uuid.uuid4().hex[:12]}"  # two containers can share host name and pid
+        for _ in range(CLAIM_TRIES_MAX):
+            view = self.read()
+            record = next_claim(view, owner)
+            digest, verdict = self.put(record)
+            if isinstance(verdict, AppendStands):
+                return ClaimedLog(self, extend(view, LogEntry(record, digest)))
+        raise Fenced(
+            f"job {self._paths.job}: {CLAIM_TRIES_MAX} times another driver claimed the job first;"
+            " stop all but one"
+        )
+
+    # --- for the owner ------------------------------------------------------------------------
+
+    def put(self, record: LogRecord) -> tuple[str, AppendVerdict]:
+        """Try to make `record` the log's last one; return its digest and what became of it.
+
+        Raises:
+            StorageError: The record is not in the log and never will be.
+            DecisionUnknown: Nobody knows.
+        """
+        data, digest = encode_record(record)
+        standing = self._create(record, data, digest)
+        try:
+            if standing == digest and not self._predecessor_stands(record):
+                standing = None
+            highest = max(self.sequences(), default=0)
+        except StorageError as error:
+            raise self._unknown(record, error) from error
+        verdict = judge_append(record, digest, standing_digest=standing, highest_sequence=highest)
+        return digest, verdict
+
+    def newest_owner(self) -> tuple[LogView, str]:
+        """Return the log as of now, and who owns it, as far as that is still to be read."""
+        entries, view = self._read()
+        for entry in reversed(entries):
+            if isinstance(entry.record, AttemptClaimed) and entry.record.attempt == view.attempt:
+                return view, entry.record.owner
+        return view, "owner pruned"
+
+    def remove(self, view: LogView, sequences: tuple[int, ...]) -> None:
+        """Delete records `sequences`, and whatever is older than the chain of `view`.
+
+        Lowest first: a crash leaves a shorter chain. Idempotent.
+        """
+        if 1 in sequences:
+            self._fs.create_if_absent(self._paths.pruned, b"")
+        for sequence in self.sequences():
+            if sequence in sequences or sequence < view.first_sequence:
+                self._fs.delete(self._paths.record(sequence))
+        for unfinished in self._fs.list_unfinished(self._paths.log):
+            target = self._paths.sequence_of(unfinished.target)
+            if target is not None and target <= view.first_sequence:
+                self._fs.delete(f"{self._paths.log}/{unfinished.name}")
+
+    def sequences(self) -> tuple[int, ...]:
+        """Return the sequence number of every record in storage, rising."""
+        names = map(self._paths.sequence_of, self._fs.list(self._paths.log))
+        return tuple(sorted(sequence for sequence in names if sequence is not None))
+
+    @property
+    def job(self) -> str:
+        """The name of the job."""
+        return self._paths.job
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def _read(self) -> tuple[tuple[LogEntry, ...], LogView]:
+        """Return every record in storage, ghosts too, oldest first, and what the chain says."""
+        for _ in range(READ_TRIES_MAX):
+            sequences = self.sequences()
+            # The highest first: what is deleted meanwhile is at the other end.
+            found = [self._entry(sequence) for sequence in reversed(sequences)]
+            entries = tuple(entry for entry in reversed(found) if entry is not None)
+            if len(entries) < len(found):
+                continue
+            try:
+                view = self._view_of(entries)
+            except CheckpointCorrupt:
+                if self.sequences() == sequences:
+                    raise
+                continue
+            if not self._listing_missed_below(view):
+                return entries, view
+        raise StorageError(
+            f"{self._fs.location(self._paths.log)} changed {READ_TRIES_MAX} times while it was read"
+        )
+
+    def _view_of(self, entries: tuple[LogEntry, ...]) -> LogView:
+        if not entries and self._fs.read(self._paths.pruned) is not None:
+            raise CheckpointCorrupt(
+                f"every record in {self._fs.location(self._paths.log)} is gone, and there were"
+                " some: starting over would lose or double rows; restore the directory"
+            )
+        try:
+            return fold(entries)
+        except CheckpointCorrupt as error:
+            raise CheckpointCorrupt(f"{self._fs.location(self._paths.log)}: {error}") from error
+
+    def _listing_missed_below(self, view: LogView) -> bool:
+        """Whether a record stands right below the chain that the listing has left out."""
+        below = view.first_sequence - 1
+        if not view.ghosts or below in view.ghosts:
+            return False
+        return self._fs.read(self._paths.record(below)) is not None
+
+    def _entry(self, sequence: int) -> LogEntry | None:
+        path = self._paths.record(sequence)
+        data = self._fs.read(path)
+        if data is None:
+            return None
+        entry = decode_record(data, self._fs.location(path))
+        if entry.record.sequence != sequence:
+            raise CheckpointCorrupt(
+                f"{self._fs.location(path)} holds record {entry.record.sequence}: somebody renamed"
+                " it; give it its old name"
+            )
+        return entry
+
+    def _create(self, record: LogRecord, data: bytes, digest: str) -> str | None:
+        """Return the digest of what stands at the record's number after trying to create it."""
+        path = self._paths.record(record.sequence)
+        unknown: StorageError | None = None
+        for _ in range(UNKNOWN_TRIES_MAX):
+            try:
+                match self._fs.create_if_absent(path, data):
+                    case Created():
+                        return digest
+                    case AlreadyExists(existing):
+                        return decode_record(existing, self._fs.location(path)).digest
+            except PublicationUnknown as error:
+                unknown = error
+            except StorageError as error:
+                if unknown is None:
+                    raise
+                unknown = error
+        assert unknown is not None
+        raise self._unknown(record, unknown) from unknown
+
+    def _predecessor_stands(self, record: LogRecord) -> bool:
+        if record.sequence == 1:
+            return self._fs.read(self._paths.pruned) is None
+        path = self._paths.record(record.sequence - 1)
+        data = self._fs.read(path)
+        if data is None:
+            return False
+        return decode_record(data, self._fs.location(path)).digest == record.previous
+
+    def _unknown(self, record: LogRecord, error: StorageError) -> DecisionUnknown:
+        return DecisionUnknown(
+            f"job {self.job}: nobody knows whether record {record.sequence} of attempt"
+            f" {record.attempt} is in the decision log ({error}); the next attempt reads the log"
+            " and goes on from what it says"
+        )

@@ -1,0 +1,159 @@
+"""Every name that a job has in checkpoint storage. Nobody else puts a path together.
+
+    <root>/<job>/meta.json                                          identity of the log
+    <root>/<job>/log/<sequence, 12 digits>.json                     one record of the decision log
+    <root>/<job>/log/pruned                                         records have been deleted, ever
+    <root>/<job>/chk-<n>/a<attempt>/<uid>@<subtask>@<name>          state of one checkpoint
+    <root>/<job>/shared/a<attempt>@<uid>@<subtask>@<unique>@<name>  state of several checkpoints
+    <root>/<job>/probe/<token>                                      see `JobStorage.probe_write`
+
+A uid and a name keep their letters when those are safe everywhere, also where case is ignored;
+else they get a digest, so two different ones never share a file. "@" is in neither.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from onceflow.core.errors import CheckpointCorrupt, ConfigError
+from onceflow.core.protocol.ids import AttemptId, CheckpointId
+
+JOB_NAME_LENGTH_MAX = 128
+NAME_LENGTH_MAX = 64
+"""Of one part of a file name: uid, name and the numbers stay below the usual 255 bytes."""
+SEQUENCE_MAX = 10**12 - 1
+
+_JOB = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+_SAFE = re.compile(r"[a-z0-9_-][a-z0-9_.-]*")
+_RECORD = re.compile(r"(\d{12})\.json")
+_CHECKPOINT = re.compile(r"chk-(\d+)")
+_ATTEMPT = re.compile(r"a(\d+)")
+_SHARED = re.compile(r"a(\d+)@.+")
+
+
+@dataclass(frozen=True, slots=True)
+class JobPaths:
+    """The names of one job, relative to the storage's root.
+
+    Raises:
+        ConfigError: `job` cannot be the name of a directory everywhere.
+    """
+
+    job: str
+
+    def __post_init__(self) -> None:
+        if not _JOB.fullmatch(self.job) or len(self.job) > JOB_NAME_LENGTH_MAX:
+            raise ConfigError(
+                f"job name {self.job!r} must be 1-{JOB_NAME_LENGTH_MAX} letters, digits, '_', '-'"
+                " and '.', and not begin with '.': it names a directory of checkpoint storage"
+            )
+
+    @property
+    def meta(self) -> str:
+        """The file that holds the log's identity."""
+        return f"{self.job}/meta.json"
+
+    @property
+    def log(self) -> str:
+        """The directory of the decision log."""
+        return f"{self.job}/log"
+
+    @property
+    def pruned(self) -> str:
+        """Exists from before the first deletion of a record, for ever."""
+        return f"{self.log}/pruned"
+
+    def record(self, sequence: int) -> str:
+        """The file of one record."""
+        if not 1 <= sequence <= SEQUENCE_MAX:
+            raise ValueError(f"sequence number {sequence} must be in 1-{SEQUENCE_MAX}")
+        return f"{self.log}/{sequence:012}.json"
+
+    @staticmethod
+    def sequence_of(name: str) -> int | None:
+        """Return the sequence number of the record in file `name`; None: it is no record."""
+        match = _RECORD.fullmatch(name)
+        return int(match[1]) if match else None
+
+    @property
+    def shared(self) -> str:
+        """The directory of files that several checkpoints may name."""
+        return f"{self.job}/shared"
+
+    def checkpoint(self, checkpoint: CheckpointId) -> str:
+        """The directory of one checkpoint, over all attempts that triggered it."""
+        return f"{self.job}/chk-{checkpoint}"
+
+    @staticmethod
+    def checkpoint_of(name: str) -> CheckpointId | None:
+        """Return the checkpoint of directory `name`; None: it is of none."""
+        match = _CHECKPOINT.fullmatch(name)
+        return CheckpointId(int(match[1])) if match else None
+
+    @staticmethod
+    def attempt_of(name: str) -> AttemptId | None:
+        """Return the attempt of directory `name` of a checkpoint; None: it is of none."""
+        match = _ATTEMPT.fullmatch(name)
+        return AttemptId(int(match[1])) if match else None
+
+    @staticmethod
+    def attempt_of_shared(name: str) -> AttemptId | None:
+        """Return the attempt that wrote shared file `name`; None: it is not ours."""
+        match = _SHARED.fullmatch(name)
+        return AttemptId(int(match[1])) if match else None
+
+    @property
+    def probes(self) -> str:
+        """The directory of files that show whether storage is shared."""
+        return f"{self.job}/probe"
+
+    def probe(self, token: str) -> str:
+        """The file that holds `token`."""
+        return f"{self.probes}/{token}"
+
+    def in_job(self, path: str) -> str:
+        """Return the path of what a state handle calls `path`.
+
+        Raises:
+            CheckpointCorrupt: It leads out of the job's directory.
+        """
+        parts = path.split("/")
+        if not path or any(part in {"", ".", ".."} for part in parts):
+            raise CheckpointCorrupt(
+                f"job {self.job}: a state handle names the file {path!r}, which is not inside the"
+                " job's directory; the checkpoint that names it was not written by onceflow"
+            )
+        return f"{self.job}/{path}"
+
+
+@dataclass(frozen=True, slots=True)
+class StateNames:
+    """The names, relative to the job's directory, of one subtask's state of one checkpoint."""
+
+    attempt: AttemptId
+    checkpoint: CheckpointId
+    uid: str
+    subtask: int
+
+    def private(self, name: str) -> str:
+        """The file of state that goes with this checkpoint."""
+        return (
+            f"chk-{self.checkpoint}/a{self.attempt}/"
+            f"{safe_name(self.uid)}@{self.subtask}@{safe_name(name)}"
+        )
+
+    def shared(self, name: str, unique: str) -> str:
+        """The file of state that later checkpoints may name, too; `unique` never was in use."""
+        owner = f"{safe_name(self.uid)}@{self.subtask}"
+        return f"shared/a{self.attempt}@{owner}@{unique}@{safe_name(name)}"
+
+
+def safe_name(text: str) -> str:
+    """Return `text`, or as much of it as fits into a file name and a digest of the whole."""
+    if _SAFE.fullmatch(text) and len(text) <= NAME_LENGTH_MAX:
+        return text
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    readable = re.sub(r"[^a-z0-9_-]", "_", text.lower())[: NAME_LENGTH_MAX - 17]
+    return f"{readable}+{digest}"

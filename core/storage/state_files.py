@@ -1,0 +1,256 @@
+"""State of one subtask as files of checkpoint storage: written once, verified on every read.
+
+    private   chk-<n>/a<attempt>/...   goes with its checkpoint
+    shared    shared/a<attempt>@...    may be named by later checkpoints; its name is used once
+    inline    in the handle itself     when smaller than the threshold: a file costs two syncs
+
+The checksum is xxh3-128 in hex, of the bytes that were handed over, not of what was read back.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import xxhash
+from typing_extensions import Buffer
+
+from onceflow.core.errors import CheckpointCorrupt, StorageError
+from onceflow.core.protocol.invariant import require
+from onceflow.core.protocol.snapshots import StateHandle
+from onceflow.core.storage.filesystem import CheckpointFileSystem
+from onceflow.core.storage.layout import JobPaths, StateNames
+
+CHUNK_BYTES = 1 << 20
+
+_WHAT_TO_DO = (
+    "restore the file from a backup of checkpoint storage, or start from an older checkpoint,"
+    " knowing that rows which sinks have committed since then will come twice"
+)
+
+
+class FileStateWriter:
+    """Writes one subtask's state of one operator and one checkpoint; used by one thread.
+
+    Everything a returned handle names is durable (I4). A crash leaves files that no record names.
+    """
+
+    def __init__(
+        self,
+        fs: CheckpointFileSystem,
+        paths: JobPaths,
+        names: StateNames,
+        inline_threshold_bytes: int,
+    ) -> None:
+        self._fs = fs
+        self._paths = paths
+        self._names = names
+        self._inline_threshold_bytes = inline_threshold_bytes
+        self._written: set[str] = set()
+
+    def write(
+        self,
+        name: str,
+        data: Buffer,
+        *,
+        key_groups: range | None = None,
+    ) -> StateHandle:
+        """Return the handle of `data`, durable when this returns; small data is held inline.
+
+        `data` is anything contiguous: bytes, a memoryview, an Arrow buffer.
+
+        Raises:
+            StorageError: It is not durable; the checkpoint must be declined.
+        """
+        view = memoryview(data).cast("B")
+        checksum = xxhash.xxh3_128_hexdigest(view)
+        if view.nbytes < self._inline_threshold_bytes:
+            return _handle(name, "", view.nbytes, checksum, key_groups, inline=bytes(view))
+        path = self._new(self._names.private(name))
+        self._fs.write(self._paths.in_job(path), (view,))
+        return _handle(name, path, view.nbytes, checksum, key_groups)
+
+    def write_file(
+        self, name: str, path: Path, *, shared: bool, key_groups: range | None = None
+    ) -> StateHandle:
+        """Return the handle of the file at `path`, durable when this returns.
+
+        A shared file must never change again, because storage may take it over as it is; it may be
+        deleted. A private one is copied, or held inline when small.
+
+        Raises:
+            StorageError: It is not durable; the checkpoint must be declined.
+        """
+        if shared:
+            return self._write_shared(name, path, key_groups)
+        if _size_bytes(path) < self._inline_threshold_bytes:
+            return self.write(name, b"".join(_local_chunks(path)), key_groups=key_groups)
+        return self._copy(name, self._new(self._names.private(name)), path, key_groups)
+
+    def abandon(self) -> None:
+        """Delete every file written so far: the checkpoint will be declined. Idempotent."""
+        while self._written:
+            self._fs.delete(self._paths.in_job(next(iter(self._written))))
+            self._written.pop()
+
+    def _write_shared(self, name: str, source: Path, key_groups: range | None) -> StateHandle:
+        path = self._new(self._names.shared(name, uuid.uuid4().hex))
+        if not self._fs.adopt(self._paths.in_job(path), source):
+            return self._copy(name, path, source, key_groups, shared=True)
+        hashed = _Hashed(_local_chunks(source))
+        size_bytes = sum(len(chunk) for chunk in hashed)
+        return _handle(name, path, size_bytes, hashed.checksum, key_groups, shared=True)
+
+    def _copy(
+        self,
+        name: str,
+        path: str,
+        source: Path,
+        key_groups: range | None,
+        *,
+        shared: bool = False,
+    ) -> StateHandle:
+        hashed = _Hashed(_local_chunks(source))
+        size_bytes = self._fs.write(self._paths.in_job(path), hashed)
+        return _handle(name, path, size_bytes, hashed.checksum, key_groups, shared=shared)
+
+    def _new(self, path: str) -> str:
+        require(path not in self._written, f"state file {path} is written twice")
+        self._written.add(path)
+        return path
+
+
+class FileStateReader:
+    """Reads what a `FileStateWriter` wrote, in any process. Any thread."""
+
+    def __init__(self, fs: CheckpointFileSystem, paths: JobPaths) -> None:
+        self._fs = fs
+        self._paths = paths
+
+    def read(self, handle: StateHandle) -> bytes:
+        """Return the bytes of `handle`.
+
+        Raises:
+            CheckpointCorrupt: They are not what was written, or are gone.
+            StorageError: They cannot be read now.
+        """
+        data = b"".join(self._chunks(handle))
+        self._verify(handle, len(data), xxhash.xxh3_128_hexdigest(data))
+        return data
+
+    def read_to(self, handle: StateHandle, path: Path) -> None:
+        """Leave the bytes of `handle` in a new file at `path`; nothing is there when it raises.
+
+        Raises:
+            CheckpointCorrupt: They are not what was written, or are gone.
+            StorageError: They cannot be read now, or the local disk does not take them.
+        """
+        hashed = _Hashed(self._chunks(handle))
+        size_bytes = 0
+        try:
+            with path.open("xb", buffering=0) as file:
+                try:
+                    for chunk in hashed:
+                        size_bytes += _write_all(file.fileno(), chunk)
+                    self._verify(handle, size_bytes, hashed.checksum)
+                except BaseException:
+                    path.unlink(missing_ok=True)
+                    raise
+        except OSError as error:
+            raise StorageError(
+                f"cannot restore state {handle.name} to {path}: {error.strerror}; look at the"
+                " slot's scratch directory (scratch_dir)"
+            ) from error
+
+    def _chunks(self, handle: StateHandle) -> Iterable[bytes]:
+        if not handle.path:
+            return (handle.inline,)
+        chunks = self._fs.read_chunks(self._paths.in_job(handle.path))
+        if chunks is None:
+            raise CheckpointCorrupt(
+                f"state file {self._location(handle)} ({handle.name}, {handle.size_bytes} bytes,"
+                f" xxh3-128 {handle.checksum}) is gone; {_WHAT_TO_DO}"
+            )
+        return chunks
+
+    def _verify(self, handle: StateHandle, size_bytes: int, checksum: str) -> None:
+        if (size_bytes, checksum) != (handle.size_bytes, handle.checksum):
+            raise CheckpointCorrupt(
+                f"state file {self._location(handle)} ({handle.name}) is damaged: it has"
+                f" {size_bytes} bytes with xxh3-128 {checksum}, and {handle.size_bytes} bytes with"
+                f" {handle.checksum} were written; {_WHAT_TO_DO}"
+            )
+
+    def _location(self, handle: StateHandle) -> str:
+        if not handle.path:
+            return f"inside the decision log of job {self._paths.job}"
+        return self._fs.location(self._paths.in_job(handle.path))
+
+
+class _Hashed:
+    """Passes chunks on and knows their joined checksum afterwards."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = chunks
+        self._hash = xxhash.xxh3_128()
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self._chunks:
+            self._hash.update(chunk)
+            yield chunk
+
+    @property
+    def checksum(self) -> str:
+        return self._hash.hexdigest()
+
+
+def _handle(
+    name: str,
+    path: str,
+    size_bytes: int,
+    checksum: str,
+    key_groups: range | None,
+    *,
+    shared: bool = False,
+    inline: bytes = b"",
+) -> StateHandle:
+    first, last = 0, -1
+    if key_groups is not None:
+        require(
+            len(key_groups) > 0 and key_groups.step == 1,
+            f"state {name}: {key_groups} is not a range of key groups",
+        )
+        first, last = key_groups[0], key_groups[-1]
+    return StateHandle(name, path, size_bytes, checksum, first, last, shared, inline)
+
+
+def _local_chunks(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb", buffering=0) as file:
+            while chunk := file.read(CHUNK_BYTES):
+                yield chunk
+    except OSError as error:
+        raise _local_error(path, error) from error
+
+
+def _size_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise _local_error(path, error) from error
+
+
+def _local_error(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"cannot read the slot's own state file {path}: {error.strerror}; look at the slot's"
+        " scratch directory (scratch_dir)"
+    )
+
+
+def _write_all(descriptor: int, data: bytes) -> int:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+    return len(data)

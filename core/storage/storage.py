@@ -1,0 +1,185 @@
+"""Checkpoint storage as the runtime sees it: where a job's decision log and state files are."""
+
+from __future__ import annotations
+
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.protocol.ids import AttemptId, CheckpointId
+from onceflow.core.protocol.log import LogView
+from onceflow.core.protocol.snapshots import StateHandle
+from onceflow.core.storage import cleaning
+from onceflow.core.storage.decision_log import DecisionLog
+from onceflow.core.storage.filesystem import CheckpointFileSystem
+from onceflow.core.storage.layout import JobPaths, StateNames
+from onceflow.core.storage.local import LocalFileSystem
+from onceflow.core.storage.log_identity import log_id
+from onceflow.core.storage.state_files import FileStateReader, FileStateWriter
+
+INLINE_THRESHOLD_BYTES = 20_000
+INLINE_THRESHOLD_BYTES_MAX = 1_000_000
+"""Every subtask's inline state is in each record of the log: far more would make appends slow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A file that shows whether another process sees the same storage."""
+
+    path: str
+    token: str
+
+
+class JobStorage:
+    """Checkpoint storage of one job. Any thread; open it again in every process.
+
+    Opening touches nothing, so a slot that does not see the driver's storage makes no second one.
+    """
+
+    def __init__(self, fs: CheckpointFileSystem, job: str, inline_threshold_bytes: int) -> None:
+        self._fs = fs
+        self._paths = JobPaths(job)
+        self._inline_threshold_bytes = inline_threshold_bytes
+        self._probe = ""
+
+    def __str__(self) -> str:
+        return self._fs.location(self._paths.job)
+
+    @property
+    def log(self) -> DecisionLog:
+        """The job's decision log."""
+        return DecisionLog.open(self._fs, self._paths)
+
+    @property
+    def log_id(self) -> str:
+        """The decision log's identity; creates it when the job is new. Runs on the driver.
+
+        Raises:
+            CheckpointCorrupt: It is gone or damaged, and the log is not.
+        """
+        return log_id(self._fs, self._paths)
+
+    def writer(
+        self, attempt: AttemptId, checkpoint: CheckpointId, uid: str, subtask: int
+    ) -> FileStateWriter:
+        """Return what makes state of one operator's subtask and one checkpoint durable."""
+        names = StateNames(attempt, checkpoint, uid, subtask)
+        return FileStateWriter(self._fs, self._paths, names, self._inline_threshold_bytes)
+
+    def reader(self) -> FileStateReader:
+        """Return what reads the state that any handle of this job names."""
+        return FileStateReader(self._fs, self._paths)
+
+    def discard(self, handles: Iterable[StateHandle]) -> None:
+        """Delete the files of `handles`: no checkpoint names them or ever will. Idempotent.
+
+        Raises:
+            StorageError: Some are still there; the next attempt's `sweep` finds them.
+        """
+        cleaning.discard(self._fs, self._paths, handles)
+
+    def sweep(self, view: LogView, attempt: AttemptId) -> tuple[str, ...]:
+        """Delete what dead attempts and dead checkpoints left behind (I9); return what that was.
+
+        Runs on the driver when `attempt` begins; `view` is the log as claimed. Safe beside slots of
+        `attempt` and of newer ones.
+
+        Raises:
+            StorageError: Some are still there.
+        """
+        deleted = cleaning.sweep(self._fs, self._paths, view, attempt)
+        for name in self._fs.list(self._paths.probes):
+            if self._paths.probe(name) != self._probe:
+                self._fs.delete(self._paths.probe(name))
+        return deleted
+
+    def probe_write(self) -> Probe:
+        """Write a file for slots to read back; also shows that storage can be written at all.
+
+        Raises:
+            StorageError: Storage cannot be written here.
+        """
+        token = secrets.token_hex(16)
+        self._probe = self._paths.probe(token)
+        self._fs.write(self._probe, (token.encode(),))
+        return Probe(self._probe, token)
+
+    def probe_read(self, path: str) -> str:
+        """Return the token of the probe at `path`; empty when it is not there.
+
+        Raises:
+            StorageError: Storage cannot be read here.
+        """
+        data = self._fs.read(path)
+        return "" if data is None else data.decode("ascii", "replace")
+
+
+class CheckpointStorage(ABC):
+    """Describes where checkpoints live: pickled by value, holds no open resource and no secret."""
+
+    @abstractmethod
+    def open(self, job: str) -> JobStorage:
+        """Return the storage of job `job` in this process; touches nothing yet.
+
+        Raises:
+            ConfigError: `job` cannot be a job's name.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class FileSystemStorage(CheckpointStorage):
+    """Checkpoint storage in a directory that the driver and all executors see under one path.
+
+    `root` is a path or a `file:` URL, made absolute where the description is built (the driver).
+
+    Raises:
+        ConfigError: `root` is something else, or `inline_threshold_bytes` is out of range.
+    """
+
+    root: str
+    inline_threshold_bytes: int = INLINE_THRESHOLD_BYTES
+    """State smaller than this is kept in the decision log's record, and not in a file."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "root", _directory_of(self.root))
+        if not 0 <= self.inline_threshold_bytes <= INLINE_THRESHOLD_BYTES_MAX:
+            raise ConfigError(
+                f"inline_threshold_bytes={self.inline_threshold_bytes} must be in"
+                f" 0-{INLINE_THRESHOLD_BYTES_MAX}"
+            )
+
+    def open(self, job: str) -> JobStorage:
+        """Return the storage of job `job` in this process; touches nothing yet."""
+        return JobStorage(LocalFileSystem(self.root), job, self.inline_threshold_bytes)
+
+
+def _directory_of(root: str) -> str:
+    scheme, separator, _ = root.partition("://")
+    if root.startswith("file:"):
+        host, path = _split_file_url(root)
+        if host not in {"", "localhost"}:
+            raise ConfigError(
+                f"checkpoint storage {root!r} names the host {host!r}: write file:///path"
+            )
+        root = unquote(path)
+    elif separator and "/" not in scheme:
+        # The rest of the URL may hold a password.
+        raise ConfigError(
+            f"checkpoint storage {scheme}://... is not supported by this version: use a path, or"
+            " file:///path, of a directory that the driver and every executor share"
+        )
+    if not root or "\0" in root:
+        raise ConfigError("checkpoint storage needs a directory: a path or file:///path")
+    return str(Path(root).expanduser().absolute())
+
+
+def _split_file_url(url: str) -> tuple[str, str]:
+    rest = url.removeprefix("file:")
+    if not rest.startswith("//"):
+        return "", rest
+    host, slash, path = rest[2:].partition("/")
+    return host, slash + path
