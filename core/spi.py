@@ -105,7 +105,8 @@ class Source(ABC):
     def splits(self) -> Sequence[Split]:
         """Return every split with its resolved start position.
 
-        Runs on the driver, once in a job's life. The result goes into the decision log before the first record is read, so that a crash
+        Runs on the driver, once in a job's life. The result goes into the decision log before the
+        first record is read, so that a crash
         before the first checkpoint starts from the same place.
         """
 

@@ -2,4 +2,67 @@
 
 from __future__ import annotations
 
+from onceflow.core.config import Checkpointing, Delivery, RuntimeSettings
+from onceflow.core.errors import OnceflowError
+from onceflow.core.functions import (
+    Aggregate,
+    KeyedFunction,
+    Record,
+    StateAccess,
+    count,
+    max_,
+    min_,
+    sum_,
+)
+from onceflow.core.pipeline import Job, Pipeline
+from onceflow.core.protocol.restart import (
+    ExponentialDelay,
+    FailureRate,
+    FixedDelay,
+    NoRestart,
+)
+from onceflow.core.runtime.status import CheckpointStats, JobState, JobStatus
+from onceflow.core.state import (
+    HeapBackend,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    RocksDBBackend,
+    ValueStateDescriptor,
+)
+from onceflow.core.storage import FileSystemStorage
+from onceflow.core.stream import KeyedStream, Stream
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Aggregate",
+    "Checkpointing",
+    "CheckpointStats",
+    "Delivery",
+    "ExponentialDelay",
+    "FailureRate",
+    "FileSystemStorage",
+    "FixedDelay",
+    "HeapBackend",
+    "Job",
+    "JobState",
+    "JobStatus",
+    "KeyedFunction",
+    "KeyedStream",
+    "ListStateDescriptor",
+    "MapStateDescriptor",
+    "NoRestart",
+    "OnceflowError",
+    "Pipeline",
+    "Record",
+    "RocksDBBackend",
+    "RuntimeSettings",
+    "StateAccess",
+    "Stream",
+    "ValueStateDescriptor",
+    "__version__",
+    "count",
+    "max_",
+    "min_",
+    "sum_",
+]
