@@ -82,10 +82,10 @@ class DataServer(flight.FlightServerBase):  # type: ignore[misc]
             closed = _receive(reader, gate, channel)
         except (pa.ArrowException, OSError) as error:
             if not self._closing:
-                self._on_lost(f"channel {chain}[{channel}] broke: {error}")
+                self._on_lost(f"slot {channel} is lost: its channel to {chain} broke: {error}")
                 return
         if not closed and not self._closing:
-            self._on_lost(f"channel {chain}[{channel}]: its sender is gone")
+            self._on_lost(f"slot {channel} is lost: its channel to {chain} ended")
 
 
 def _receive(reader: Any, gate: InputGate, channel: int) -> bool:

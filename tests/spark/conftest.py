@@ -1,0 +1,27 @@
+"""One Spark session for the runtime's tests; its workers see the tests' own sources and sinks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    paths = [str(REPOSITORY), str(REPOSITORY / "src"), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    session = (
+        SparkSession.builder.master("local[4]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.log.level", "OFF")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    yield session
+    session.stop()

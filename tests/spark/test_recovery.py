@@ -1,0 +1,233 @@
+"""Exactly once on Spark through failures of functions, slots and drivers. Scenario S27 and more."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from onceflow import FixedDelay, HeapBackend, JobState, NoRestart, RocksDBBackend
+from onceflow.core.errors import ConfigError, StateIncompatible, UserFunctionError
+from onceflow.core.pipeline import Job
+from onceflow.core.state import StateBackend
+from pyspark.sql import SparkSession
+from tests.support.counting_source import CountingSource
+from tests.support.ledger import assert_exactly_once, ledger
+
+pytestmark = pytest.mark.spark
+
+BACKENDS = [
+    pytest.param(HeapBackend(), id="heap"),
+    pytest.param(RocksDBBackend(), id="rocksdb"),
+]
+
+
+def await_checkpoints(job: Job, completed: int, timeout_s: float = 30.0) -> None:
+    """Wait until the job runs and has completed so many checkpoints in all."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        status = job.status()
+        if status.checkpoints_completed >= completed and status.state is JobState.RUNNING:
+            return
+        assert not status.state.ended, status.last_error
+        assert time.monotonic() < deadline, status
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_bounded_input_is_written_whole_and_the_job_finishes(
+    spark: SparkSession, tmp_path: Path, backend: StateBackend
+) -> None:
+    source = CountingSource(5_000)
+    pipeline, sink = ledger(spark, tmp_path, source, backend=backend)
+    status = pipeline.run(60)
+    assert status.state is JobState.FINISHED
+    assert status.restores == 0
+    assert_exactly_once(sink, source)
+
+
+def test_without_periodic_checkpoints_the_final_one_commits_everything(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    source = CountingSource(2_000)
+    pipeline, sink = ledger(spark, tmp_path, source, interval=None)
+    assert pipeline.run(60).checkpoints_completed == 1
+    assert_exactly_once(sink, source)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_slots_killed_again_and_again_neither_lose_nor_double_a_row(
+    spark: SparkSession, tmp_path: Path, backend: StateBackend
+) -> None:
+    source = CountingSource(40_000, pause_s=0.002)
+    pipeline, sink = ledger(spark, tmp_path, source, backend=backend)
+    job = pipeline.start()
+    for kill in range(3):
+        await_checkpoints(job, 3 * (kill + 1))
+        os.kill(job.status().slots[kill % 2].pid, signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while job.status().restores <= kill and time.monotonic() < deadline:
+            time.sleep(0.01)
+    status = job.wait(60)
+    assert status.restores == 3
+    assert_exactly_once(sink, source)
+
+
+def test_a_function_that_fails_in_every_attempt_still_ends_with_each_record_once(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """S27: fails after some records of each attempt, restarted until done."""
+    marks = tmp_path / "failures"
+    marks.mkdir()
+    source = CountingSource(200, splits_count=4, batch_rows=5, pause_s=0.03)
+    pipeline, sink = ledger(spark, tmp_path, source, parallelism=4, interval=0.05)
+
+    def fail_sometimes(record: dict[str, object]) -> dict[str, object]:
+        number = int(str(record["id"])) // 40
+        mark = marks / str(number)
+        if number and not mark.exists():
+            mark.touch()
+            raise ValueError(f"record {record['id']} fails once")
+        return record
+
+    pipeline, sink = _with_map(spark, tmp_path, source, fail_sometimes)
+    status = pipeline.run(60)
+    assert status.restores == 4
+    assert_exactly_once(sink, source)
+
+
+def test_a_function_that_always_fails_ends_the_job_with_its_own_error(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    def fail(record: dict[str, object]) -> dict[str, object]:
+        raise ZeroDivisionError("no way")
+
+    pipeline, sink = _with_map(
+        spark, tmp_path, CountingSource(100), fail, restart=FixedDelay(attempts=2, delay_s=0.0)
+    )
+    job = pipeline.start()
+    with pytest.raises(UserFunctionError, match=r"check-amount.*ZeroDivisionError: no way"):
+        job.wait(60)
+    assert job.status().restores == 2
+    assert sink.rows() == []
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2), (2, 2)])
+def test_a_stopped_job_goes_on_at_another_parallelism_with_every_record_once(
+    spark: SparkSession, tmp_path: Path, before: int, after: int
+) -> None:
+    source = CountingSource(12_000, splits_count=3, pause_s=0.002)
+    pipeline, sink = ledger(spark, tmp_path, source, parallelism=before)
+    job = pipeline.start()
+    await_checkpoints(job, 2)
+    assert job.stop(60).state is JobState.STOPPED
+    assert 0 < len(sink.rows()) < source.records
+    assert sink.prepared() == []
+    pipeline, sink = ledger(spark, tmp_path, source, parallelism=after)
+    assert pipeline.run(60).state is JobState.FINISHED
+    assert_exactly_once(sink, source)
+
+
+def test_a_cancelled_job_leaves_nothing_visible_that_is_not_decided_and_can_go_on(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    source = CountingSource(12_000, pause_s=0.002)
+    pipeline, sink = ledger(spark, tmp_path, source)
+    job = pipeline.start()
+    await_checkpoints(job, 2)
+    assert job.cancel(60).state is JobState.CANCELLED
+    assert len(sink.rows()) < source.records
+    pipeline, sink = ledger(spark, tmp_path, source)
+    assert pipeline.run(60).state is JobState.FINISHED
+    assert_exactly_once(sink, source)
+
+
+def test_a_finished_job_started_again_finishes_at_once_and_doubles_nothing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    source = CountingSource(1_000)
+    ledger(spark, tmp_path, source)[0].run(60)
+    pipeline, sink = ledger(spark, tmp_path, source)
+    assert pipeline.run(60).state is JobState.FINISHED
+    assert_exactly_once(sink, source)
+
+
+def test_another_number_of_key_groups_is_refused_by_name(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    source = CountingSource(500)
+    ledger(spark, tmp_path, source, max_parallelism=64)[0].run(60)
+    pipeline, _ = ledger(spark, tmp_path, source, max_parallelism=128)
+    with pytest.raises(StateIncompatible, match="max_parallelism=64"):
+        pipeline.run(60)
+
+
+def test_more_slots_than_spark_has_are_refused_before_anything_runs(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    pipeline, _ = ledger(spark, tmp_path, CountingSource(10), parallelism=9)
+    with pytest.raises(ConfigError, match="parallelism=9"):
+        pipeline.start()
+
+
+def test_a_failure_without_restart_ends_the_job(spark: SparkSession, tmp_path: Path) -> None:
+    source = CountingSource(40_000, pause_s=0.002)
+    pipeline, sink = ledger(spark, tmp_path, source, restart=NoRestart())
+    job = pipeline.start()
+    await_checkpoints(job, 2)
+    os.kill(job.status().slots[0].pid, signal.SIGKILL)
+    with pytest.raises(Exception, match="slot 0 is lost"):
+        job.wait(60)
+    assert job.state is JobState.FAILED
+    pipeline, sink = ledger(spark, tmp_path, source)
+    pipeline.run(60)
+    assert_exactly_once(sink, source)
+
+
+def test_a_driver_killed_with_sigkill_is_followed_by_another_process_that_goes_on(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    source = CountingSource(30_000, pause_s=0.002)
+    first = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.ledger_process", str(tmp_path), "30000", "0.002"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    out = tmp_path / "out" / "committed"
+    deadline = time.monotonic() + 60
+    while not out.exists() or len(list(out.iterdir())) < 6:
+        assert first.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    first.kill()
+    first.wait(10)
+    pipeline, sink = ledger(spark, tmp_path, source)
+    status = pipeline.run(60)
+    assert status.attempt == 2
+    assert status.attempts[0].restored_checkpoint > 0
+    assert_exactly_once(sink, source)
+
+
+def _with_map(spark, tmp_path, source, function, **settings):  # type: ignore[no-untyped-def]
+    """As `ledger`, with `function` mapped over the records first."""
+    from onceflow import Checkpointing, Pipeline, count, sum_
+    from tests.support.directory_sink import DirectorySink
+    from tests.support.ledger import SETTINGS
+
+    sink = DirectorySink(str(tmp_path / "out"))
+    pipeline = Pipeline(
+        spark,
+        name="ledger",
+        parallelism=4,
+        checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"), interval=0.05),
+        restart=settings.get("restart", FixedDelay(attempts=20, delay_s=0.01)),
+        settings=SETTINGS,
+    )
+    records = pipeline.read(source, uid="records").map(function, uid="check-amount")
+    balances = records.key_by("account").running(balance=sum_("amount"), n=count(), uid="balance")
+    balances.write(sink, uid="ledger")
+    return pipeline, sink

@@ -1,0 +1,74 @@
+"""The pipeline that the runtime's tests run, and what must come out of it whatever happens."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from pathlib import Path
+
+from onceflow import (
+    Checkpointing,
+    FixedDelay,
+    HeapBackend,
+    Pipeline,
+    RuntimeSettings,
+    count,
+    sum_,
+)
+from onceflow.core.protocol.restart import RestartStrategy
+from onceflow.core.state import StateBackend
+from pyspark.sql import SparkSession
+from tests.support.counting_source import CountingSource, amount_of
+from tests.support.directory_sink import DirectorySink
+
+SETTINGS = RuntimeSettings(start_timeout_s=30, heartbeat_timeout_s=10)
+
+
+def ledger(
+    spark: SparkSession,
+    directory: Path,
+    source: CountingSource,
+    *,
+    name: str = "ledger",
+    parallelism: int = 2,
+    interval: float | None = 0.1,
+    backend: StateBackend | None = None,
+    restart: RestartStrategy | None = None,
+    max_parallelism: int | None = None,
+    mode: str = "exactly_once",
+) -> tuple[Pipeline, DirectorySink]:
+    """Build source -> running balance -> directory, all under `directory`."""
+    sink = DirectorySink(str(directory / "out"))
+    pipeline = Pipeline(
+        spark,
+        name=name,
+        parallelism=parallelism,
+        max_parallelism=max_parallelism,
+        checkpointing=Checkpointing(
+            storage=str(directory / "checkpoints"), interval=interval, mode=mode
+        ),
+        state_backend=backend or HeapBackend(),
+        restart=restart or FixedDelay(attempts=20, delay_s=0.01),
+        settings=SETTINGS,
+    )
+    records = pipeline.read(source, uid="records")
+    balances = records.key_by("account").running(balance=sum_("amount"), n=count(), uid="balance")
+    balances.write(sink, uid="ledger")
+    return pipeline, sink
+
+
+def assert_exactly_once(sink: DirectorySink, source: CountingSource) -> None:
+    """Every record once, every account's balances a chain, nothing in doubt."""
+    rows = sink.rows()
+    seen = Counter(row["id"] for row in rows)
+    assert [record for record, times in seen.items() if times > 1] == []
+    assert sorted(seen) == list(range(source.records))
+    chains: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+    for row in rows:
+        assert row["amount"] == amount_of(row["id"])
+        chains[row["account"]].append((row["n"], row["amount"], row["balance"]))
+    for account, chain in chains.items():
+        total = 0
+        for position, (n, amount, balance) in enumerate(sorted(chain), start=1):
+            total += amount
+            assert (n, balance) == (position, total), f"account {account} at {position}"
+    assert sink.prepared() == []
