@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -16,6 +20,8 @@ from onceflow.core.errors import OnceflowError
 
 EXIT_VIOLATION = 1
 EXIT_NO_VERDICT = 2
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 
 
 def demo(
@@ -64,6 +70,8 @@ def demo(
             timeout_s=timeout,
         )
         result = _run(settings, json_=json_, keep=keep, quiet=quiet)
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     except OnceflowError as error:
         Console(stderr=True).print(f"onceflow demo: {error}", markup=False, style="red")
         raise typer.Exit(EXIT_NO_VERDICT) from error
@@ -73,7 +81,7 @@ def demo(
 
 def _run(settings: DemoSettings, *, json_: bool, keep: bool, quiet: bool) -> DemoResult:
     narrator = Narrator(quiet=quiet)
-    with DemoRun(settings, narrator) as run:
+    with _orderly_at_sigterm(), DemoRun(settings, narrator) as run:
         with narrator:
             result = run.execute()
         if json_:
@@ -84,6 +92,20 @@ def _run(settings: DemoSettings, *, json_: bool, keep: bool, quiet: bool) -> Dem
             narrator.say(f"Postgres: {run.postgres.url}\nKafka:    {run.kafka.bootstrap_servers}")
             typer.prompt("Enter stops the servers", default="", show_default=False, err=True)
     return result
+
+
+@contextmanager
+def _orderly_at_sigterm() -> Generator[None, None, None]:
+    """Make SIGTERM end the block as Ctrl-C does: servers, driver and files go first."""
+
+    def leave(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise SystemExit(EXIT_TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _print(result: DemoResult) -> None:

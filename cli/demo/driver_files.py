@@ -15,6 +15,7 @@ class JobSpec:
     postgres_url: str
     table: str
     storage: str
+    scratch: str
     status_path: str
     parallelism: int
     backend: str

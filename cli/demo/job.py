@@ -38,7 +38,9 @@ def build(spec: JobSpec, spark: SparkSession) -> Pipeline:
         checkpointing=Checkpointing(storage=spec.storage, interval=spec.interval_s, mode=delivery),
         state_backend=RocksDBBackend() if spec.backend == "rocksdb" else HeapBackend(),
         # Fresh numbers for the progress bar, and a short silence before a slot is given up.
-        settings=RuntimeSettings(heartbeat_interval_s=0.2, heartbeat_timeout_s=10.0),
+        settings=RuntimeSettings(
+            heartbeat_interval_s=0.2, heartbeat_timeout_s=10.0, scratch_dir=spec.scratch
+        ),
     )
     payments = pipeline.read(
         KafkaSource(

@@ -138,6 +138,9 @@ class DemoRun:
         )
 
     def _job_spec(self, postgres: EmbeddedPostgres, kafka: EmbeddedKafka) -> JobSpec:
+        # A killed slot cannot delete its working files; the demo does, with its directory.
+        scratch = self._directory / "scratch"
+        scratch.mkdir()
         return JobSpec(
             spark_master=self._settings.spark_master,
             bootstrap_servers=kafka.bootstrap_servers,
@@ -145,6 +148,7 @@ class DemoRun:
             postgres_url=postgres.url,
             table=TABLE,
             storage=str(self._directory / "checkpoints"),
+            scratch=str(scratch),
             status_path=str(self._directory / "status.json"),
             parallelism=self._settings.parallelism,
             backend=self._settings.backend.value,
