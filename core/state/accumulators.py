@@ -143,6 +143,11 @@ class Totals:
         self.totals[used:needed] = self._start
         self.seen[used:needed] = 0
 
+    def keep(self, slots: Ints) -> None:
+        """Keep these slots alone, renumbered from 1 in the order given."""
+        self.totals[1 : len(slots) + 1] = self.totals[slots]
+        self.seen[1 : len(slots) + 1] = self.seen[slots]
+
     def run(
         self, group: Grouping, values: pa.Array | npt.NDArray[Any] | None
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
@@ -270,14 +275,17 @@ class AccumulatorTable:
 
     def view(self) -> AccumulatorView:
         """Return the table as of now: copies the totals, shares the keys, which never change."""
-        end = self._index.end
+        return self.view_of(slice(1, self._index.end))
+
+    def view_of(self, slots: slice | Ints) -> AccumulatorView:
+        """Return some of the slots as of now."""
         return AccumulatorView(
             self.shape,
             self._max_parallelism,
-            self._index.keys(),
-            self._index.hashes(),
-            tuple(column.totals[:end].copy() for column in self._columns),
-            tuple(column.seen[:end].copy() for column in self._columns),
+            tuple(_part(column, slots) for column in self._index.keys()),
+            self._index.hashes()[slots],
+            tuple(column.totals[slots].copy() for column in self._columns),
+            tuple(column.seen[slots].copy() for column in self._columns),
         )
 
     def load(self, rows: StateRows) -> None:
@@ -337,11 +345,11 @@ class AccumulatorView:
 
     def rows(self) -> Iterator[StateRows]:
         """Yield every key with its encoded totals, some ten thousand at a time."""
-        for start in range(1, len(self.hashes), CHUNK_SLOTS):
+        for start in range(0, len(self.hashes), CHUNK_SLOTS):
             yield self.rows_of(slice(start, start + CHUNK_SLOTS))
 
-    def rows_of(self, slots: slice | Ints) -> StateRows:
-        """Return the rows of some slots."""
+    def rows_of(self, slots: slice) -> StateRows:
+        """Return the rows of some of the keys, by their place in this view."""
         chosen = tuple(_part(column, slots) for column in self.keys)
         hashes = self.hashes[slots]
         records = np.zeros(len(hashes), self.shape.totals_type)

@@ -54,7 +54,9 @@ class SlotIndex:
             first = np.ones(len(order), np.bool_)
             first[1:] = sorted_hashes[1:] != sorted_hashes[:-1]
             chosen = order[first]
-            slots[chosen] = self._insert(tuple(column.take(chosen) for column in columns), hashes[chosen])
+            slots[chosen] = self._insert(
+                tuple(column.take(chosen) for column in columns), hashes[chosen]
+            )
             leaders.append(chosen)
             rest = order[~first]
             slots[rest] = self._find(tuple(column.take(rest) for column in columns), hashes[rest])

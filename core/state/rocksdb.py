@@ -1,0 +1,337 @@
+"""Keyed state in a RocksDB of the slot, with incremental snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.state.accumulators import AccumulatorTable
+from onceflow.core.state.api import (
+    KeyedStateStore,
+    ListState,
+    MapState,
+    PendingSnapshot,
+    StateContext,
+    ValueState,
+)
+from onceflow.core.state.canonical import StateContent, StateMeta, StateRows, write_canonical
+from onceflow.core.state.cells import Cells
+from onceflow.core.state.descriptors import (
+    AccumulatorColumn,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ValueStateDescriptor,
+)
+from onceflow.core.state.entries import CurrentKey, EntryListState, EntryValueState
+from onceflow.core.state.handles import StateHandle, StateReader, StateWriter
+from onceflow.core.state.map_keys import MapKeys
+from onceflow.core.state.registry import Registry, list_meta, map_meta, shape_of, value_meta
+from onceflow.core.state.rocksdb_database import (
+    Database,
+    DatabaseOptions,
+    Pair,
+    after,
+    group_prefix,
+    scan_copy,
+    split_row_key,
+    state_prefix,
+)
+from onceflow.core.state.rocksdb_files import FileHandles, file_prefix, upload_copy
+from onceflow.core.state.rocksdb_restore import Restored, restore
+from onceflow.core.state.rocksdb_tables import (
+    ListFormat,
+    MapFormat,
+    RocksAccumulators,
+    RocksEntries,
+    RocksMapState,
+    RowFormat,
+    merged,
+)
+from onceflow.core.state.rocksdb_writes import PendingWrites, WriteQueue
+from onceflow.core.state.serializers import serializer_of
+
+if TYPE_CHECKING:
+    from onceflow.core.state.backends import RocksDBBackend
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+
+SCAN_ROWS = 32_768
+
+
+class KnownFiles:
+    """Which files of the database checkpoint storage will still hold when a new snapshot is decided.
+
+    Those of the last completed checkpoint, since an aborted one's are deleted. When earlier snapshots
+    are undecided, only what they name as well: should one of them complete and the last one be deleted,
+    the files are still named. Used by the owner's thread, except for `uploaded`.
+    """
+
+    def __init__(self, restored: FileHandles) -> None:
+        self._completed = restored
+        self._undecided: dict[CheckpointId, FileHandles] = {}
+        self._uploaded: dict[CheckpointId, FileHandles] = {}
+
+    def begin(self, checkpoint: CheckpointId) -> FileHandles:
+        """Return the files that the snapshot of `checkpoint` may name without uploading them."""
+        files = {
+            name: handle
+            for name, handle in self._completed.items()
+            if all(known.get(name) == handle for known in self._undecided.values())
+        }
+        self._undecided[checkpoint] = files
+        return files
+
+    def uploaded(self, checkpoint: CheckpointId, files: FileHandles) -> None:
+        """Take note of all files that the snapshot of `checkpoint` names. Any thread."""
+        self._uploaded[checkpoint] = files
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        """Build on `checkpoint` from now on; all before it are decided, too."""
+        files = self._uploaded.get(checkpoint)
+        if files is None:
+            return
+        self._completed = files
+        for decided in [known for known in self._undecided if known <= checkpoint]:
+            self.aborted(decided)
+
+    def aborted(self, checkpoint: CheckpointId) -> None:
+        """Never build on `checkpoint`."""
+        self._undecided.pop(checkpoint, None)
+        self._uploaded.pop(checkpoint, None)
+
+
+class RocksDBStore(KeyedStateStore):
+    """Keyed state in a local database behind bounded caches."""
+
+    def __init__(
+        self, backend: RocksDBBackend, context: StateContext, database_id: str, restored: Restored
+    ) -> None:
+        self._backend = backend
+        self._context = context
+        self._id = database_id
+        self._database = restored.database
+        self._restored = dict(restored.metas)
+        self._metas = dict(restored.metas)
+        self._files = KnownFiles(restored.files)
+        self._writes = WriteQueue(restored.database)
+        self._registry = Registry(context)
+        self._current = CurrentKey()
+        self._freezers: list[Callable[[], Callable[[], list[Pair]]]] = []
+        self._maps: list[RocksMapState[Any, Any]] = []
+
+    @classmethod
+    def open(
+        cls,
+        backend: RocksDBBackend,
+        context: StateContext,
+        handles: Sequence[StateHandle],
+        reader: StateReader,
+    ) -> RocksDBStore:
+        """Return a store that holds the restored rows of the context's key groups.
+
+        Raises:
+            StateIncompatible, CheckpointCorrupt: See `StateBackend.open`.
+        """
+        database_id = uuid4().hex
+        home = Path(backend.directory) if backend.directory else context.scratch_dir
+        sizes = DatabaseOptions(backend.block_cache_bytes, backend.write_buffer_bytes)
+
+        def new_database(path: Path) -> Database:
+            return Database(path, sizes)
+
+        directory = home / f"rocksdb-{database_id}"
+        restored = restore(context, handles, reader, directory, new_database)
+        return cls(backend, context, database_id, restored)
+
+    def set_current_key(self, key: Any) -> None:
+        """Make `key` the current key."""
+        self._current.key = key
+
+    def value_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
+        """Return the value state of this name."""
+        meta = value_meta(descriptor)
+        state: ValueState[T] | None = self._registry.find(meta)
+        if state is None:
+            cells = Cells(serializer_of(descriptor.type), descriptor.name)
+            state = EntryValueState(self._entries(meta, RowFormat(cells)), descriptor)
+            self._registry.add(meta, state)
+        return state
+
+    def list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
+        """Return the list state of this name."""
+        meta = list_meta(descriptor)
+        state: ListState[T] | None = self._registry.find(meta)
+        if state is None:
+            cells = Cells(serializer_of(descriptor.type), descriptor.name)
+            state = EntryListState(self._entries(meta, ListFormat(cells)))
+            self._registry.add(meta, state)
+        return state
+
+    def map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
+        """Return the map state of this name."""
+        meta = map_meta(descriptor)
+        state: RocksMapState[K, V] | None = self._registry.find(meta)
+        if state is None:
+            cells = Cells(serializer_of(descriptor.type), descriptor.name)
+            keys = MapKeys(descriptor.key_type, descriptor.name)
+            state = RocksMapState(self._entries(meta, MapFormat(cells)), keys)
+            self._maps.append(state)
+            self._registry.add(meta, state)
+        return state
+
+    def accumulators(
+        self, name: str, key_types: Sequence[pa.DataType], columns: Sequence[AccumulatorColumn]
+    ) -> AccumulatorTable:
+        """Return the running aggregates of this name."""
+        shape = shape_of(name, key_types, columns)
+        table: RocksAccumulators | None = self._registry.find(shape.meta)
+        if table is None:
+            self._claim(shape.meta)
+            table = RocksAccumulators(
+                shape,
+                str(self._context),
+                self._context.max_parallelism,
+                self._writes,
+                self._database,
+                self._backend.cache_entries,
+            )
+            if name in self._restored:
+                table.preload(self._context.key_groups)
+            self._freezers.append(table.freeze)
+            self._registry.add(shape.meta, table)
+        return table
+
+    def _entries(self, meta: StateMeta, row_format: RowFormat) -> RocksEntries:
+        self._claim(meta)
+        table = RocksEntries(
+            self._current,
+            meta.name,
+            row_format,
+            self._writes,
+            self._database,
+            self._backend.cache_entries,
+            self._context.max_parallelism,
+            complete=meta.name not in self._restored,
+        )
+        self._freezers.append(table.freeze)
+        return table
+
+    def _claim(self, meta: StateMeta) -> None:
+        if meta.name in self._restored:
+            self._restored[meta.name].check(meta, str(self._context))
+        self._metas[meta.name] = meta
+
+    def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
+        """Take the dirty entries of every state; they are written by the thread that uploads."""
+        return RocksSnapshot(self._freeze(checkpoint), self._upload_native(checkpoint))
+
+    def savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot:
+        """As `snapshot`; the upload reads every row."""
+        return RocksSnapshot(self._freeze(checkpoint), self._upload_canonical())
+
+    def _freeze(self, checkpoint: CheckpointId) -> Frozen:
+        taken = [freeze() for freeze in self._freezers]
+        copy = self._database.path / f"copy-{checkpoint}-{uuid4().hex}"
+        pending = PendingWrites(lambda: merged(taken), copy)
+        self._writes.submit(pending)
+        for state in self._maps:
+            state.snapshot_taken()
+        return Frozen(self._writes, pending)
+
+    def _upload_native(self, checkpoint: CheckpointId) -> Upload:
+        context, files, metas = self._context, self._files, list(self._metas.values())
+        incremental = self._backend.incremental
+        known = files.begin(checkpoint) if incremental else {}
+        unique = file_prefix(self._id, checkpoint)
+
+        def upload(writer: StateWriter, copy: Path) -> tuple[StateHandle, ...]:
+            handles, uploaded = upload_copy(
+                writer, context, copy, metas, known, unique, shared=incremental
+            )
+            files.uploaded(checkpoint, uploaded)
+            return handles
+
+        return upload
+
+    def _upload_canonical(self) -> Upload:
+        context, metas = self._context, list(self._metas.values())
+
+        def upload(writer: StateWriter, copy: Path) -> tuple[StateHandle, ...]:
+            contents: list[StateContent] = [
+                (meta, rows_of_copy(copy, meta.name, context.key_groups)) for meta in metas
+            ]
+            return write_canonical(writer, context, contents)
+
+        return upload
+
+    def notify_completed(self, checkpoint: CheckpointId) -> None:
+        """Let later snapshots name the files of `checkpoint` again."""
+        self._files.completed(checkpoint)
+
+    def notify_aborted(self, checkpoint: CheckpointId) -> None:
+        """Keep later snapshots from naming the files of `checkpoint`."""
+        self._files.aborted(checkpoint)
+
+    def close(self) -> None:
+        """Close and delete the local database."""
+        self._writes.close()
+
+
+Upload = Callable[[StateWriter, Path], "tuple[StateHandle, ...]"]
+
+
+class Frozen:
+    """A snapshot's writes and the copy of the database that they lead to."""
+
+    def __init__(self, writes: WriteQueue, pending: PendingWrites) -> None:
+        self._writes = writes
+        self._pending = pending
+
+    def copy(self) -> Path:
+        """Return where the copy is, made if need be. Any thread."""
+        self._writes.settle()
+        return self._pending.copy
+
+    def discard(self) -> None:
+        """Delete the copy. Any thread."""
+        self._writes.discard(self._pending)
+
+
+class RocksSnapshot(PendingSnapshot):
+    """A snapshot on its way to storage."""
+
+    def __init__(self, frozen: Frozen, upload: Upload) -> None:
+        self._frozen = frozen
+        self._upload = upload
+
+    def upload(self, writer: StateWriter) -> tuple[StateHandle, ...]:
+        """Write the dirty entries, copy the database by hard links, upload what storage lacks."""
+        try:
+            return self._upload(writer, self._frozen.copy())
+        finally:
+            self._frozen.discard()
+
+    def discard(self) -> None:
+        """Delete the copy; the entries still go to the database when it is written next."""
+        self._frozen.discard()
+
+
+def rows_of_copy(copy: Path, name: str, key_groups: range) -> Iterator[StateRows]:
+    """Yield the rows of one state in a copy of the database, key group by key group."""
+    kind = pa.large_binary()
+    starts = [group_prefix(group) + state_prefix(name) for group in key_groups]
+    rows = scan_copy(copy, [(start, after(start)) for start in starts])
+    while batch := list(islice(rows, SCAN_ROWS)):
+        split = [split_row_key(key) for key, _ in batch]
+        groups = np.array([group for group, _, _ in split], np.uint16)
+        keys = pa.array([rest for _, _, rest in split], kind)
+        yield StateRows(groups, keys, pa.array([value for _, value in batch], kind))

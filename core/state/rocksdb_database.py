@@ -1,0 +1,172 @@
+"""The one place that speaks to rocksdict: a database of bytes to bytes, on local disk.
+
+Writes come sorted and in bulk, so each becomes one file that RocksDB takes in as it stands: no
+write-ahead log, no memtable, nothing to flush at a checkpoint. Universal compaction keeps what is
+rewritten, and so uploaded again, to a few times what changed; levels would rewrite the whole database
+every few checkpoints.
+
+Row key (checkpoint format): key group, 2 bytes big-endian; length of the state's name, 1 byte; the
+name; the row's key as in the canonical form. So a range of key groups is a range of row keys.
+"""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+from uuid import uuid4
+
+from rocksdict import (
+    AccessType,
+    BlockBasedOptions,
+    Cache,
+    Checkpoint,
+    DBCompactionStyle,
+    DBCompressionType,
+    IngestExternalFileOptions,
+    Options,
+    Rdict,
+    ReadOptions,
+    SstFileWriter,
+    WriteOptions,
+)
+
+Pair: TypeAlias = tuple[bytes, "bytes | None"]
+"""A row key and its value, None to delete it."""
+
+_BLOOM_BITS_A_KEY = 10
+_pack_group = struct.Struct(">H").pack
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseOptions:
+    """Sizes of RocksDB's own memory."""
+
+    block_cache_bytes: int
+    write_buffer_bytes: int
+
+
+def group_prefix(group: int) -> bytes:
+    """Return what the row keys of key group `group` begin with."""
+    return _pack_group(group)
+
+
+def state_prefix(name: str) -> bytes:
+    """Return what follows the key group in the row keys of state `name`."""
+    encoded = name.encode()
+    return bytes([len(encoded)]) + encoded
+
+
+def split_row_key(data: bytes) -> tuple[int, str, bytes]:
+    """Return key group, state name and the rest of a row key."""
+    end = 3 + data[2]
+    return int.from_bytes(data[:2], "big"), data[3:end].decode(), data[end:]
+
+
+def after(prefix: bytes) -> bytes:
+    """Return the smallest key above every key that begins with `prefix`, whose bytes are not all FF."""
+    return (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")
+
+
+class Database:
+    """A RocksDB of this process, deleted when it is closed; any thread may read, one at a time writes."""
+
+    def __init__(self, path: Path, options: DatabaseOptions) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._options = _options(options)
+        self._database = Rdict(str(path / "db"), self._options)
+        self._no_log = WriteOptions()
+        self._no_log.disable_wal = True  # type: ignore[method-assign,assignment]
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value at `key`."""
+        return self._database.get(key)
+
+    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
+        """Return the value at each of `keys`; fastest when they are sorted."""
+        found: list[bytes | None] = self._database.get(keys) or []
+        return found
+
+    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the rows from `start` to before `stop`, as of the first one asked for."""
+        return _scan(self._database, start, stop)
+
+    def write(self, pairs: Iterable[Pair]) -> None:
+        """Take `pairs`, sorted by key without repetition, all or none."""
+        iterator = iter(pairs)
+        first = next(iterator, None)
+        if first is None:
+            return
+        file = str(self.path / f"{uuid4().hex}.sst")
+        writer = SstFileWriter(self._options)
+        writer.open(file)
+        _add(writer, first)
+        for pair in iterator:
+            _add(writer, pair)
+        writer.finish()
+        options = IngestExternalFileOptions()
+        options.set_move_files(True)
+        self._database.ingest_external_file([file], options)
+
+    def delete_range(self, start: bytes, stop: bytes) -> None:
+        """Delete the rows from `start` to before `stop`."""
+        if start < stop:
+            self._database.delete_range(start, stop, self._no_log)
+
+    def link_to(self, path: Path) -> None:
+        """Leave a consistent copy at `path`, of hard links and a few small files."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Checkpoint(self._database).create_checkpoint(str(path))
+
+    def close(self) -> None:
+        """Close and delete the database. Safe to call twice."""
+        self._database.close()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def scan_copy(path: Path, ranges: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the rows of each range (start, stop) of the copy at `path`, which stays as it is."""
+    options = Options(raw_mode=True)
+    database = Rdict(str(path), options, access_type=AccessType.read_only(False))
+    try:
+        for start, stop in ranges:
+            yield from _scan(database, start, stop)
+    finally:
+        database.close()
+
+
+def _scan(database: Rdict, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+    options = ReadOptions()
+    options.set_iterate_upper_bound(stop)
+    items: Iterator[tuple[bytes, bytes]] = database.items(from_key=start, read_opt=options)  # type: ignore[assignment]
+    return items
+
+
+def _add(writer: SstFileWriter, pair: Pair) -> None:
+    key, value = pair
+    if value is None:
+        del writer[key]
+    else:
+        writer[key] = value
+
+
+def _options(sizes: DatabaseOptions) -> Options:
+    table = BlockBasedOptions()
+    table.set_block_cache(Cache(sizes.block_cache_bytes))
+    table.set_bloom_filter(_BLOOM_BITS_A_KEY, False)
+    # Indexes and filters stay out of the block cache: a few MB a million keys, and a file's filter is
+    # larger than a shard of the cache, so that each look-up would read it again (85 µs, not 3).
+    table.set_format_version(5)
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_block_based_table_factory(table)
+    options.set_write_buffer_size(sizes.write_buffer_bytes)
+    options.set_compression_type(DBCompressionType.lz4())
+    options.set_compaction_style(DBCompactionStyle.universal())
+    options.set_keep_log_file_num(1)
+    options.set_max_background_jobs(2)
+    return options

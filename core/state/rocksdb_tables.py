@@ -1,0 +1,385 @@
+"""The states of a RocksDB store: bounded caches in memory over the database.
+
+Of every state there are *fresh* entries, which the database does not have yet, and *clean* ones, which
+it has or will have once the pending snapshot is written. A working set that fits the cache is read and
+written at the speed of dicts; the database sees each changed entry once a snapshot.
+
+Invariants:
+    an entry of a pending snapshot stays in memory until it is in the database
+    fresh entries < capacity / 2;  clean entries <= 2 * capacity
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from onceflow.core.state.accumulators import AccumulatorShape, AccumulatorTable
+from onceflow.core.state.api import MapState
+from onceflow.core.state.canonical import StateRows
+from onceflow.core.state.cells import ABSENT, DELETED, Cells
+from onceflow.core.state.entries import CurrentKey, EntryTable
+from onceflow.core.state.entry_rows import map_row_key, pack_list, unpack_list
+from onceflow.core.state.key_arena import grown
+from onceflow.core.state.key_codec import decode_key, encode_key, hash_python_keys, prefixed
+from onceflow.core.state.key_columns import Ints, KeyColumn
+from onceflow.core.state.key_groups import Hashes, hash_key, key_groups
+from onceflow.core.state.map_keys import MapKeys
+from onceflow.core.state.rocksdb_database import (
+    Database,
+    Pair,
+    after,
+    group_prefix,
+    split_row_key,
+    state_prefix,
+)
+from onceflow.core.state.rocksdb_writes import WriteQueue
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+PRELOAD_BATCH = 65_536
+
+
+def pairs_of(rows: StateRows, name: str) -> list[Pair]:
+    """Return rows as sorted pairs."""
+    if not len(rows):
+        return []
+    big_endian = rows.groups.astype(">u2")
+    groups = pa.Array.from_buffers(
+        pa.binary(2), len(rows), [None, pa.py_buffer(big_endian.tobytes())]
+    )
+    kind = pa.large_binary()
+    keys = pc.binary_join_element_wise(
+        groups.cast(kind), pa.scalar(state_prefix(name), kind), rows.keys.cast(kind),
+        pa.scalar(b"", kind),
+    )  # fmt: skip
+    order = pc.array_sort_indices(keys)
+    return list(zip(keys.take(order).to_pylist(), rows.values.take(order).to_pylist(), strict=True))
+
+
+class RowFormat:
+    """How a Python key and an entry become a row: for value states."""
+
+    def __init__(self, cells: Cells) -> None:
+        self.cells = cells
+
+    def group_key(self, key: Any) -> Any:
+        """Return the part of an entry's key that decides its key group."""
+        return key
+
+    def row_key(self, key: Any) -> bytes:
+        """Return the row's key, without key group and state."""
+        return encode_key(key)
+
+    def pack(self, entry: Any) -> bytes:
+        """Return the row's value."""
+        return self.cells.to_bytes(entry)
+
+    def unpack(self, data: bytes) -> Any:
+        """Return the entry of a row's value."""
+        return self.cells.from_bytes(data)
+
+
+class ListFormat(RowFormat):
+    """For list states: an entry is a list of stored elements."""
+
+    def pack(self, entry: Any) -> bytes:
+        """Return the row's value."""
+        return pack_list(entry, self.cells)
+
+    def unpack(self, data: bytes) -> Any:
+        """Return the entry of a row's value."""
+        return unpack_list(data, self.cells)
+
+
+class MapFormat(RowFormat):
+    """For map states: an entry's key is a pair of key and map key."""
+
+    def group_key(self, key: Any) -> Any:
+        """Return the key of the pair."""
+        return key[0]
+
+    def row_key(self, key: Any) -> bytes:
+        """Return the row's key."""
+        return map_row_key(*key)
+
+
+class RocksEntries(EntryTable):
+    """Entries of one state: fresh ones over clean ones over the database."""
+
+    def __init__(
+        self,
+        current: CurrentKey,
+        name: str,
+        row_format: RowFormat,
+        writes: WriteQueue,
+        database: Database,
+        capacity: int,
+        max_parallelism: int,
+        complete: bool,
+    ) -> None:
+        super().__init__(current, row_format.cells)
+        self._prefix = state_prefix(name)
+        self._format = row_format
+        self._writes = writes
+        self._database = database
+        self._capacity = capacity
+        self._max_parallelism = max_parallelism
+        self._complete = complete
+        """Whether every entry is in memory, so that one that is not there is nowhere."""
+        self._clean: dict[Any, Any] = {}
+        self.spilled: Callable[[], None] = lambda: None
+        """Called when all fresh entries have gone to the database between two snapshots."""
+
+    def older(self, key: Any) -> Any:
+        """Return the clean entry, or the database's, or ABSENT."""
+        entry = self._clean.get(key, ABSENT)
+        if entry is ABSENT and not self._complete:
+            group = hash_key(self._format.group_key(key)) % self._max_parallelism
+            row_key = group_prefix(group) + self._prefix + self._format.row_key(key)
+            data = self._database.get(row_key)
+            entry = DELETED if data is None else self._format.unpack(data)
+            self._clean[key] = entry
+            if len(self._clean) > self._capacity:
+                self._evict()
+        return ABSENT if entry is DELETED else entry
+
+    def put(self, key: Any, entry: Any) -> None:
+        """Make `entry` the entry at `key`."""
+        fresh = self.fresh
+        fresh[key] = entry
+        if len(fresh) > self._capacity >> 1:
+            self._spill()
+
+    def delete(self, key: Any) -> None:
+        """Leave no entry at `key`."""
+        self.put(key, DELETED)
+
+    def freeze(self) -> Callable[[], list[Pair]]:
+        """Take the fresh entries away; return what turns them into sorted pairs, on any thread."""
+        frozen, self.fresh = self.fresh, {}
+        self._clean.update(frozen)
+        return lambda: self._pairs(frozen)
+
+    def _pairs(self, entries: dict[Any, Any]) -> list[Pair]:
+        row_format, prefix = self._format, self._prefix
+        hashes = hash_python_keys([row_format.group_key(key) for key in entries])
+        groups = key_groups(hashes, self._max_parallelism).astype(">u2").tobytes()
+        pairs: list[Pair] = [
+            (
+                groups[2 * index : 2 * index + 2] + prefix + row_format.row_key(key),
+                None if entry is DELETED else row_format.pack(entry),
+            )
+            for index, (key, entry) in enumerate(entries.items())
+        ]
+        pairs.sort()
+        return pairs
+
+    def _spill(self) -> None:
+        pairs = self.freeze()
+        self._writes.write(pairs())
+        self.spilled()
+        self._evict()
+
+    def _evict(self) -> None:
+        """Forget the older half of the clean entries, once the database has them all."""
+        if self._writes.settled or len(self._clean) > 2 * self._capacity:
+            self._writes.settle()
+            self._complete = False
+            for key in list(islice(self._clean, len(self._clean) - self._capacity // 2)):
+                del self._clean[key]
+
+    def scan_key(self, key: Any) -> Iterator[tuple[bytes, bytes]]:
+        """Yield (rest of the row key, value) of the database's rows of a map state's key."""
+        group = hash_key(key) % self._max_parallelism
+        start = group_prefix(group) + self._prefix + prefixed(encode_key(key))
+        for row_key, value in self._database.scan(start, after(start)):
+            yield row_key[len(start) :], value
+
+
+class RocksMapState(MapState[K, V]):
+    """A map state whose entries are rows of their own: a large map is never read or written whole."""
+
+    def __init__(self, table: RocksEntries, keys: MapKeys) -> None:
+        self._table = table
+        self._keys = keys
+        self._touched: dict[Any, dict[Any, None]] = {}
+        self._touched_before: dict[Any, dict[Any, None]] = {}
+        """Map keys changed since the last snapshot, and in it: what the database may lack, by key."""
+        table.spilled = self._forget_touched
+
+    def get(self, key: K) -> V | None:
+        """Return the value under `key`, or None."""
+        stored = self._table.find((self._table.current.key, key))
+        return None if stored is ABSENT else self._table.cells.thaw(stored)
+
+    def put(self, key: K, value: V) -> None:
+        """Put `value` under `key`."""
+        self._keys.check(key)
+        self._change(key, self._table.cells.freeze(value))
+
+    def remove(self, key: K) -> None:
+        """Forget `key`."""
+        if self.contains(key):
+            self._change(key, DELETED)
+
+    def contains(self, key: K) -> bool:
+        """Tell whether `key` is there."""
+        return self._table.find((self._table.current.key, key)) is not ABSENT
+
+    def keys(self) -> Iterator[K]:
+        """Return the keys as of now."""
+        return iter(list(self._stored()))
+
+    def items(self) -> Iterator[tuple[K, V]]:
+        """Return the entries as of now."""
+        thaw = self._table.cells.thaw
+        return iter([(key, thaw(stored)) for key, stored in self._stored().items()])
+
+    def clear(self) -> None:
+        """Forget every entry."""
+        for key in list(self._stored()):
+            self._change(key, DELETED)
+
+    def snapshot_taken(self) -> None:
+        """Hear that the fresh entries have been taken away."""
+        self._touched_before, self._touched = self._touched, {}
+
+    def _forget_touched(self) -> None:
+        self._touched, self._touched_before = {}, {}
+
+    def _change(self, key: K, entry: Any) -> None:
+        table = self._table
+        self._touched.setdefault(table.current.key, {})[key] = None
+        table.put((table.current.key, key), entry)
+
+    def _stored(self) -> dict[K, Any]:
+        table, outer = self._table, self._table.current.key
+        found = {
+            decode_key(data): table.cells.from_bytes(value) for data, value in table.scan_key(outer)
+        }
+        for touched in (self._touched_before, self._touched):
+            for key in touched.get(outer, ()):
+                stored = table.find((outer, key))
+                if stored is ABSENT:
+                    found.pop(key, None)
+                else:
+                    found[key] = stored
+        return found
+
+
+class RocksAccumulators(AccumulatorTable):
+    """Running aggregates in numpy arrays that hold the keys used last; the others are in the database."""
+
+    def __init__(
+        self,
+        shape: AccumulatorShape,
+        label: str,
+        max_parallelism: int,
+        writes: WriteQueue,
+        database: Database,
+        capacity: int,
+    ) -> None:
+        super().__init__(shape, label, max_parallelism)
+        self._writes = writes
+        self._database = database
+        self._capacity = capacity
+        self._dirty = np.zeros(1024, np.uint8)
+        self._used = np.zeros(1024, np.int64)
+        self._clock = 0
+        self._complete = True
+        """Whether every key is in memory, so that one that is not there is nowhere."""
+
+    def preload(self, key_groups_owned: range) -> None:
+        """Take the database's rows into memory, as many as fit."""
+        prefix = state_prefix(self.shape.name)
+        for group in key_groups_owned:
+            start = group_prefix(group) + prefix
+            rows = self._database.scan(start, after(start))
+            while batch := list(islice(rows, PRELOAD_BATCH)):
+                if len(self) + len(batch) > self._capacity:
+                    self._complete = False
+                    return
+                self._load_pairs(group, batch)
+
+    def _load_pairs(self, group: int, batch: list[tuple[bytes, bytes]]) -> None:
+        kind = pa.large_binary()
+        keys = pa.array([split_row_key(key)[2] for key, _ in batch], kind)
+        values = pa.array([value for _, value in batch], kind)
+        self.load(StateRows(np.full(len(batch), group, np.uint16), keys, values))
+
+    def freeze(self) -> Callable[[], list[Pair]]:
+        """Take the dirty totals; return what turns them into sorted pairs, on any thread."""
+        slots = np.flatnonzero(self._dirty[: self._index.end])
+        self._dirty[slots] = 0
+        view = self.view_of(slots)
+        return lambda: pairs_of(view.rows_of(slice(None)), self.shape.name)
+
+    def _resolve(self, columns: tuple[KeyColumn, ...], hashes: Hashes) -> Ints:
+        used = self._index.end
+        slots, new_rows = self._index.resolve(columns, hashes)
+        end = self._index.end
+        if end > used:
+            for column in self._columns:
+                column.reserve(used, end)
+            self._reserve(used, end)
+            if not self._complete:
+                self._fetch(used)
+        return slots
+
+    def _reserve(self, used: int, end: int) -> None:
+        self._dirty = grown(self._dirty, used, end)
+        self._used = grown(self._used, used, end)
+        self._dirty[used:end] = 0
+
+    def _fetch(self, first: int) -> None:
+        """Read the totals of the slots from `first` on that the database has."""
+        slots = np.arange(first, self._index.end)
+        rows = self.view_of(slots).rows_of(slice(None))
+        keys = [
+            group_prefix(group) + state_prefix(self.shape.name) + key
+            for group, key in zip(rows.groups.tolist(), rows.keys.to_pylist(), strict=True)
+        ]
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        found = self._database.get_many([keys[index] for index in order])
+        known = [(index, value) for index, value in zip(order, found, strict=True) if value]
+        if known:
+            chosen = np.fromiter((index for index, _ in known), np.int64, len(known))
+            self._put(slots[chosen], pa.array([value for _, value in known], pa.large_binary()))
+
+    def _updated(self, slots: Ints) -> None:
+        self._clock += 1
+        self._dirty[slots] = 1
+        self._used[slots] = self._clock
+        excess = len(self) - self._capacity
+        if excess > 0 and (self._writes.settled or excess > self._capacity):
+            self._evict()
+
+    def _evict(self) -> None:
+        """Write what is dirty, and keep the half of the keys that were used last."""
+        self._writes.write(self.freeze()())
+        keep = max(self._capacity // 2, 1)
+        used = self._used[1 : self._index.end]
+        slots = 1 + np.sort(np.argpartition(used, len(used) - keep)[len(used) - keep :])
+        self._index = self._index.kept(slots)
+        for column in self._columns:
+            column.keep(slots)
+        self._used[1 : len(slots) + 1] = self._used[slots]
+        self._dirty[:] = 0
+        self._complete = False
+
+
+def merged(sources: Iterable[Callable[[], list[Pair]]]) -> list[Pair]:
+    """Return the pairs of every source, sorted; no two sources have a key in common."""
+    lists = [pairs for source in sources if (pairs := source())]
+    if len(lists) == 1:
+        return lists[0]
+    pairs = [pair for part in lists for pair in part]
+    pairs.sort()
+    return pairs
