@@ -26,7 +26,6 @@ def _demo(*flags: str) -> tuple[int, dict[str, Any]]:
         env=environment,
         check=False,
     )
-    print(run.stderr)
     assert run.returncode in {0, 1}, run.stderr
     return run.returncode, json.loads(run.stdout)
 
