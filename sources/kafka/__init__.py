@@ -1,1 +1,16 @@
-"""TODO: one line."""
+"""Kafka as a source: assigned partitions, checkpointed offsets, Arrow batches."""
+
+from onceflow.sources.kafka.offsets import EARLIEST, LATEST, OffsetsLike
+from onceflow.sources.kafka.reader import KafkaReader
+from onceflow.sources.kafka.settings import BadRecords, ValueFormat
+from onceflow.sources.kafka.source import KafkaSource
+
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "BadRecords",
+    "KafkaReader",
+    "KafkaSource",
+    "OffsetsLike",
+    "ValueFormat",
+]

@@ -1,0 +1,161 @@
+"""A source of generated payments: for benchmarks without Kafka, examples and tests.
+
+Split k of s holds the payments numbered k, k+s, k+2s, …; its position counts those it has read.
+    {"split":0,"next":1200,"stop":500000}      as UTF-8 JSON, in Split.position
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+
+from onceflow.core.errors import ConfigError, StateIncompatible
+from onceflow.core.spi import EndOfInput, ReaderContext, Source, SourceReader, Split
+from onceflow.sources.datagen.payments import PAYMENTS_SCHEMA, Payments
+
+
+@dataclass(frozen=True, slots=True)
+class _Position:
+    split: int
+    next: int
+    stop: int | None
+
+    @property
+    def left(self) -> int | None:
+        return None if self.stop is None else self.stop - self.next
+
+    def as_split(self) -> Split:
+        text = json.dumps(
+            {"split": self.split, "next": self.next, "stop": self.stop}, separators=(",", ":")
+        )
+        return Split(f"datagen-{self.split}", text.encode())
+
+    @classmethod
+    def of(cls, split: Split) -> _Position:
+        try:
+            fields = cast("dict[str, int]", json.loads(split.position))
+            return cls(fields["split"], fields["next"], fields["stop"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise StateIncompatible(
+                f"split {split.id!r} holds {split.position[:80]!r}, which is no position in"
+                " generated data: the checkpoint belongs to another source"
+            ) from error
+
+
+@dataclass(frozen=True)
+class DatagenSource(Source):
+    """Generates `rows` payments over `splits` splits; endlessly when `rows` is None.
+
+    Columns: id, account, amount, ts (see `payments`). The same `seed`, `accounts` and `splits` give
+    the same rows in the same splits, from whatever position and in whatever batches they are read.
+    """
+
+    rows: int | None = 1_000_000
+    splits_count: int = 1
+    seed: int = 0
+    accounts: int = 100_000
+    rows_per_second: float | None = None
+    """Of all splits together, from when a reader starts; None = as fast as they are asked for."""
+    batch_rows: int = 10_000
+
+    def __post_init__(self) -> None:
+        if self.rows is not None and self.rows < 0:
+            raise ConfigError(f"rows={self.rows} is negative; None means without end")
+        for name in ("splits_count", "accounts", "batch_rows"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} is not 1 or more")
+        if self.rows_per_second is not None and self.rows_per_second <= 0:
+            raise ConfigError(f"rows_per_second={self.rows_per_second} is not positive")
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of a payment."""
+        return PAYMENTS_SCHEMA
+
+    @property
+    def bounded(self) -> bool:
+        """Whether `rows` was given."""
+        return self.rows is not None
+
+    def splits(self) -> Sequence[Split]:
+        """Return every split at its first row."""
+        count = self.splits_count
+        return [
+            _Position(
+                index, 0, None if self.rows is None else (self.rows - index + count - 1) // count
+            ).as_split()
+            for index in range(count)
+        ]
+
+    def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
+        """Return a reader of `splits`."""
+        return DatagenReader(self, [_Position.of(split) for split in splits])
+
+
+class DatagenReader(SourceReader):
+    """Reads its splits in turn, a batch each."""
+
+    def __init__(self, source: DatagenSource, positions: Sequence[_Position]) -> None:
+        self._source = source
+        self._payments = Payments(seed=source.seed, accounts=source.accounts)
+        self._positions = list(positions)
+        self._turn = 0
+        self._started_at = time.monotonic()
+        self._returned = 0
+        self._closed = threading.Event()
+
+    def poll(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
+        """Return the next rows of one split, or None when the rate allows none in `timeout_s`."""
+        turn = self._next_turn()
+        if turn is None:
+            if self._source.bounded:
+                return EndOfInput()
+            self._closed.wait(timeout_s)
+            return None
+        allowed = self._allowed(timeout_s)
+        if allowed < 1:
+            return None
+        position = self._positions[turn]
+        left = position.left
+        count = min(self._source.batch_rows, allowed, allowed if left is None else left)
+        numbers = np.arange(position.next, position.next + count, dtype=np.int64)
+        batch = self._payments.batch(numbers * self._source.splits_count + position.split)
+        self._positions[turn] = replace(position, next=position.next + count)
+        self._returned += count
+        self._turn = turn + 1
+        return batch
+
+    def snapshot(self) -> Sequence[Split]:
+        """Return every split at the row after the last one returned."""
+        return [position.as_split() for position in self._positions]
+
+    def close(self) -> None:
+        """Wake a waiting `poll`."""
+        self._closed.set()
+
+    def _next_turn(self) -> int | None:
+        count = len(self._positions)
+        for step in range(count):
+            turn = (self._turn + step) % count
+            if self._positions[turn].left != 0:
+                return turn
+        return None
+
+    def _allowed(self, timeout_s: float) -> int:
+        """Return how many rows the rate allows now, waiting up to `timeout_s` for the first."""
+        rate = self._source.rows_per_second
+        if rate is None:
+            return self._source.batch_rows
+        share = rate * len(self._positions) / self._source.splits_count
+        due_at = self._started_at + (self._returned + 1) / share
+        wait_s = min(due_at - time.monotonic(), timeout_s)
+        if wait_s > 0:
+            self._closed.wait(wait_s)
+        return int((time.monotonic() - self._started_at) * share) - self._returned

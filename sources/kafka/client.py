@@ -1,0 +1,161 @@
+"""How a Kafka client is opened here, and what it reported while it could not do its work."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from onceflow.core.errors import ConfigError
+from onceflow.sources.kafka.options import TUNED_DEFAULTS, OptionValue, without_secrets
+from onceflow.sources.kafka.settings import KafkaSettings
+
+logger = logging.getLogger("onceflow.sources.kafka")
+
+_AUTHENTICATION_CODES = frozenset(
+    {
+        KafkaError._AUTHENTICATION,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError.UNSUPPORTED_SASL_MECHANISM,
+        KafkaError.ILLEGAL_SASL_STATE,
+    }
+)
+_DENIED_CODES = frozenset(
+    {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}
+)
+
+
+class ClientTroubles:
+    """Remembers the last thing that went wrong in a client; given to it as its error callback.
+
+    Called on whatever thread polls the client. Says a new trouble once in the log, not with every
+    attempt to connect again.
+    """
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._last = ""
+        self._last_code: int | None = None
+        self._authentication = ""
+
+    @property
+    def last(self) -> str:
+        """What was reported last, without secrets; empty when nothing was."""
+        return self._last
+
+    @property
+    def authentication(self) -> str:
+        """What the broker said when it refused who we are; empty when it did not."""
+        return self._authentication
+
+    def note(self, error: KafkaError) -> None:
+        """Remember `error`."""
+        text = without_secrets(error.str(), self._settings.options)
+        code = error.code()
+        with self._lock:
+            is_new = code != self._last_code
+            self._last, self._last_code = text, code
+            if code in _AUTHENTICATION_CODES:
+                self._authentication = text
+        if is_new:
+            logger.warning("Kafka client of %s: %s", ",".join(self._settings.topics), text)
+
+    def clear(self) -> None:
+        """Forget everything: the client works again."""
+        with self._lock:
+            self._last, self._last_code, self._authentication = "", None, ""
+
+
+def open_consumer(
+    settings: KafkaSettings, troubles: ClientTroubles, *, group_id: str, client_id: str
+) -> Consumer:
+    """Return a consumer that is assigned nothing yet. Does not wait for any broker.
+
+    Raises:
+        ConfigError: librdkafka refuses a setting; names it.
+    """
+    config: dict[str, OptionValue | object] = {
+        **TUNED_DEFAULTS,
+        **settings.options,
+        "bootstrap.servers": settings.bootstrap_servers,
+        "group.id": group_id,
+        "client.id": client_id,
+        "auto.offset.reset": "error",
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "enable.partition.eof": True,
+        "error_cb": troubles.note,
+        "on_commit": _OffsetCommits(group_id),
+    }
+    try:
+        return Consumer(config)
+    except KafkaException as error:
+        reason = without_secrets(error_of(error).str(), settings.options)
+        raise ConfigError(
+            f"the Kafka client refuses its settings: {reason}. Options carry librdkafka's names;"
+            " see its CONFIGURATION.md"
+        ) from None
+
+
+def error_of(error: KafkaException) -> KafkaError:
+    """Return the error inside `error`."""
+    inner = error.args[0] if error.args else None
+    if isinstance(inner, KafkaError):
+        return inner
+    return KafkaError(KafkaError._FAIL, str(error))
+
+
+def authentication_refused(settings: KafkaSettings, reason: str) -> ConfigError:
+    """Return the error that says who was refused and how, never with what password."""
+    options = settings.options
+    mechanism = options.get("sasl.mechanism") or options.get("sasl.mechanisms") or "none"
+    user = options.get("sasl.username", "")
+    protocol = options.get("security.protocol", "plaintext")
+    return ConfigError(
+        f"Kafka at {settings.bootstrap_servers} refuses to authenticate"
+        f" {f'user {user!r}' if user else 'this client'} (security.protocol={protocol},"
+        f" sasl.mechanism={mechanism}): {reason}. Check the mechanism, the user and the password"
+    )
+
+
+def is_denied(code: int) -> bool:
+    """Return whether `code` says that an ACL forbids reading the topic."""
+    return code in _DENIED_CODES
+
+
+def access_denied(settings: KafkaSettings, topic: str) -> ConfigError:
+    """Return the error that says which right is missing, and the command that grants it."""
+    user = settings.options.get("sasl.username", "<user>")
+    return ConfigError(
+        f"Kafka at {settings.bootstrap_servers} forbids reading topic {topic!r}; grant it:"
+        f" kafka-acls.sh --bootstrap-server {settings.bootstrap_servers} --add"
+        f" --allow-principal User:{user} --operation Read --operation Describe --topic {topic}"
+    )
+
+
+class _OffsetCommits:
+    """Says once that offsets cannot be published: only lag tools miss them."""
+
+    def __init__(self, group_id: str) -> None:
+        self._group_id = group_id
+        self._failing = False
+
+    def __call__(self, error: KafkaError | None, offsets: list[TopicPartition]) -> None:
+        failed = error or next((item.error for item in offsets if item.error), None)
+        if failed is None:
+            self._failing = False
+        elif not self._failing:
+            self._failing = True
+            logger.warning(
+                "offsets cannot be committed to Kafka group %s: %s. Checkpoints are not affected;"
+                " only lag tools see old numbers",
+                self._group_id,
+                failed,
+            )
+
+
+def group_id_of(settings: KafkaSettings, *, job: str, uid: str) -> str:
+    """Return the group to which offsets are committed: the user's, or one named after the job."""
+    return settings.group_id or f"onceflow-{job}-{uid}"

@@ -1,0 +1,116 @@
+"""Whether the brokers still answer, asked from beside the reader.
+
+A client that has lost its brokers looks like one whose topic is idle: it says nothing. So a thread
+asks every few seconds for the topic's leaders, and each leader for one partition's end. Asking from
+the reader's own thread would hold it for up to fetch.wait.max.ms, because a broker answers the
+questions of one connection in turn.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from onceflow.core.errors import OnceflowError, SourceUnavailable
+from onceflow.sources.kafka.client import ClientTroubles, authentication_refused, error_of
+from onceflow.sources.kafka.settings import KafkaSettings
+
+_INTERVAL_S_MAX = 5.0
+_INTERVAL_WHEN_DOWN_S = 1.0
+_ANSWER_S = 1.0
+"""Also how long `stop` may have to wait."""
+
+
+class LivenessWatch:
+    """Watches the brokers of one consumer, from `start` to `stop`."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        settings: KafkaSettings,
+        troubles: ClientTroubles,
+        open_partitions: Callable[[], Sequence[tuple[str, int]]],
+    ) -> None:
+        self._consumer = consumer
+        self._settings = settings
+        self._troubles = troubles
+        self._open_partitions = open_partitions
+        self._stopped = threading.Event()
+        self._failure: OnceflowError | None = None
+        self._thread = threading.Thread(
+            target=self._watch, name="onceflow-kafka-watch", daemon=True
+        )
+
+    @property
+    def failure(self) -> OnceflowError | None:
+        """Why reading is to be given up: the brokers have been away for the whole deadline."""
+        return self._failure
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Return when the consumer is not used by the watch any more. Safe to call twice."""
+        self._stopped.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        interval_s = min(_INTERVAL_S_MAX, self._settings.deadline_s / 4)
+        down_since: float | None = None
+        while not self._stopped.wait(
+            interval_s if down_since is None else min(interval_s, _INTERVAL_WHEN_DOWN_S)
+        ):
+            asked_at = time.monotonic()
+            reason = self._complaint()
+            if reason is None:
+                if down_since is not None:
+                    self._troubles.clear()
+                down_since = None
+                continue
+            down_since = down_since or asked_at
+            down_s = time.monotonic() - down_since
+            if down_s > self._settings.deadline_s:
+                self._failure = self._given_up(reason, down_s)
+                return
+
+    def _complaint(self) -> str | None:
+        """Return what is wrong, or None when every leader answers."""
+        partitions = self._open_partitions()
+        try:
+            leaders: dict[int, tuple[str, int]] = {}
+            for topic in sorted({topic for topic, _ in partitions}):
+                if self._stopped.is_set():
+                    return None
+                metadata = self._consumer.list_topics(topic, timeout=_ANSWER_S).topics[topic]
+                if metadata.error is not None:
+                    return f"topic {topic}: {metadata.error.str()}"
+                for partition in (number for name, number in partitions if name == topic):
+                    known = metadata.partitions.get(partition)
+                    if known is None or known.leader < 0:
+                        return f"{topic}-{partition} has no leader"
+                    leaders.setdefault(known.leader, (topic, partition))
+            for topic, partition in leaders.values():
+                if self._stopped.is_set():
+                    return None
+                self._consumer.get_watermark_offsets(
+                    TopicPartition(topic, partition), timeout=_ANSWER_S, cached=False
+                )
+        except KafkaException as error:
+            return error_of(error).str()
+        return None
+
+    def _given_up(self, reason: str, down_s: float) -> OnceflowError:
+        if self._troubles.authentication:
+            return authentication_refused(self._settings, self._troubles.authentication)
+        last = self._troubles.last
+        return SourceUnavailable(
+            f"Kafka at {self._settings.bootstrap_servers} has not served topic"
+            f" {', '.join(self._settings.topics)} for {down_s:.0f} s (deadline_s="
+            f"{self._settings.deadline_s:g}): {reason}{f'; {last}' if last else ''}. Nothing is"
+            " lost: the next attempt goes on from the last checkpoint"
+        )

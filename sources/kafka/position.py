@@ -1,0 +1,78 @@
+"""Where a reader is in one partition, and its encoding in a split.
+
+next <= stop where there is a stop; `next` is read next, `stop` and what follows never.
+{"topic":"payments","partition":0,"next":42,"stop":null}      as UTF-8 JSON, in Split.position
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import cast
+
+from onceflow.core.errors import StateIncompatible
+from onceflow.core.spi import Split
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPosition:
+    """One partition, the offset to read next, and the offset at which reading ends, if any."""
+
+    topic: str
+    partition: int
+    next: int
+    stop: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+    @property
+    def done(self) -> bool:
+        """Whether everything before `stop` has been read."""
+        return self.stop is not None and self.next >= self.stop
+
+    def at(self, offset: int) -> PartitionPosition:
+        """Return this position moved to `offset`, never past its stop."""
+        return replace(self, next=offset if self.stop is None else min(offset, self.stop))
+
+    def split(self) -> Split:
+        """Return the split that holds this position."""
+        position = json.dumps(
+            {
+                "topic": self.topic,
+                "partition": self.partition,
+                "next": self.next,
+                "stop": self.stop,
+            },
+            separators=(",", ":"),
+        )
+        return Split(str(self), position.encode())
+
+    @classmethod
+    def of(cls, split: Split) -> PartitionPosition:
+        """Return the position that `split` holds.
+
+        Raises:
+            StateIncompatible: The split is not one of a Kafka source.
+        """
+        try:
+            fields = cast("dict[str, object]", json.loads(split.position))
+            topic, partition = fields["topic"], fields["partition"]
+            following, stop = fields["next"], fields["stop"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise StateIncompatible(_not_ours(split)) from error
+        if (
+            isinstance(topic, str)
+            and isinstance(partition, int)
+            and isinstance(following, int)
+            and (stop is None or isinstance(stop, int))
+        ):
+            return cls(topic, partition, following, stop)
+        raise StateIncompatible(_not_ours(split))
+
+
+def _not_ours(split: Split) -> str:
+    return (
+        f"split {split.id!r} holds {split.position[:80]!r}, which is no position in a Kafka topic:"
+        " the checkpoint belongs to another source, give this one another uid"
+    )

@@ -1,0 +1,305 @@
+"""Reads the assigned partitions of one subtask.
+
+Positions come from the consumer's own count of what it has handed out, which passes transaction
+markers and aborted records too, and from its end-of-partition events, so a partition whose last
+offset is a marker reaches its end. Both are looked at just before a batch is returned: what
+`snapshot` says includes exactly the rows that `poll` has returned.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from onceflow.core.errors import OffsetOutOfRange, SourceError, SourceUnavailable
+from onceflow.core.protocol.invariant import require
+from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
+from onceflow.sources.kafka.client import (
+    ClientTroubles,
+    access_denied,
+    error_of,
+    group_id_of,
+    is_denied,
+    open_consumer,
+)
+from onceflow.sources.kafka.liveness import LivenessWatch
+from onceflow.sources.kafka.position import PartitionPosition
+from onceflow.sources.kafka.rows import CHUNK, rows_of
+from onceflow.sources.kafka.settings import KafkaSettings
+from onceflow.sources.kafka.texts import gap_text
+
+logger = logging.getLogger("onceflow.sources.kafka")
+
+_ERROR: Callable[[Message], KafkaError | None] = Message.error
+_NO_STOP = 2**63 - 1
+_LOG_TRUNCATION = -139
+"""librdkafka's code for a log whose end was cut off; confluent-kafka has no name for it."""
+_GAP_CODES = frozenset(
+    {
+        KafkaError._AUTO_OFFSET_RESET,
+        KafkaError.OFFSET_OUT_OF_RANGE,
+        _LOG_TRUNCATION,
+    }
+)
+_DAMAGED_CODES = frozenset({KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION})
+
+_Partition = tuple[str, int]
+
+
+class KafkaReader(SourceReader):
+    """Reads some partitions from given offsets, to given offsets or for ever."""
+
+    def __init__(
+        self, settings: KafkaSettings, splits: Sequence[Split], context: ReaderContext
+    ) -> None:
+        self._settings = settings
+        self._rows = rows_of(settings)
+        positions = [PartitionPosition.of(split) for split in splits]
+        self._next: dict[_Partition, int] = {}
+        self._stop: dict[_Partition, int] = {}
+        for position in positions:
+            partition = (position.topic, position.partition)
+            self._next[partition] = position.next
+            self._stop[partition] = _NO_STOP if position.stop is None else position.stop
+        require(len(self._next) == len(splits), f"a partition is in two splits: {splits}")
+        self._bounded = settings.ending is not None
+        self._open = [item for item in self._next if self._next[item] < self._stop[item]]
+        self._asked = [TopicPartition(*partition) for partition in self._open]
+        self._ends: dict[_Partition, int] = {}
+        """Where the broker said that a partition ends for now."""
+        self._polling = threading.Lock()
+        self._committing = threading.Lock()
+        self._closed = threading.Event()
+        self._troubles = ClientTroubles(settings)
+        self._consumer: Consumer | None = None
+        self._watch: LivenessWatch | None = None
+        if self._open:
+            self._consumer, self._watch = self._opened(context)
+
+    @property
+    def dropped_count(self) -> int:
+        """How many bad records this reader has left out."""
+        return self._rows.dropped_count
+
+    def poll(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
+        """Return up to `batch_rows` rows at once when some are there, else wait for the first.
+
+        Raises:
+            BadRecord: A record cannot be decoded and `on_bad_record` is "fail".
+            OffsetOutOfRange: Records were deleted before they were read.
+            SourceUnavailable: The brokers did not answer for `deadline_s`.
+            ConfigError: The brokers refuse us.
+        """
+        with self._polling:
+            if self._closed.is_set():
+                return None
+            if self._bounded and not self._open:
+                return EndOfInput()
+            if self._consumer is None or self._watch is None:
+                self._closed.wait(timeout_s)
+                return None
+            if self._watch.failure is not None:
+                raise self._watch.failure
+            return self._read(self._consumer, timeout_s)
+
+    def snapshot(self) -> Sequence[Split]:
+        """Return every split, with what `poll` has returned counted as read."""
+        return [
+            PartitionPosition(
+                topic,
+                partition,
+                following,
+                None if self._stop[topic, partition] == _NO_STOP else self._stop[topic, partition],
+            ).split()
+            for (topic, partition), following in self._next.items()
+        ]
+
+    def commit(self, splits: Sequence[Split]) -> None:
+        """Publish the positions of `splits` to the consumer group, for lag tools; never raises.
+
+        Only asks for it: a failure is logged once, and the next checkpoint tries again.
+        """
+        if not self._settings.commit_offsets:
+            return
+        offsets = [
+            TopicPartition(position.topic, position.partition, position.next)
+            for position in map(PartitionPosition.of, splits)
+        ]
+        with self._committing:
+            if self._closed.is_set() or self._consumer is None or not offsets:
+                return
+            try:
+                self._consumer.commit(offsets=offsets, asynchronous=True)
+            except KafkaException as error:
+                self._troubles.note(error_of(error))
+
+    def close(self) -> None:
+        """Close the client; offsets asked to be committed before are sent first."""
+        self._closed.set()
+        with self._polling, self._committing:
+            if self._watch is not None:
+                self._watch.stop()
+                self._watch = None
+            if self._consumer is not None:
+                self._consumer.close()
+                self._consumer = None
+
+    def _opened(self, context: ReaderContext) -> tuple[Consumer, LivenessWatch]:
+        consumer = open_consumer(
+            self._settings,
+            self._troubles,
+            group_id=group_id_of(self._settings, job=context.job, uid=context.uid),
+            client_id=f"onceflow-{context.job}-{context.uid}-{context.subtask}",
+        )
+        consumer.assign(
+            [TopicPartition(*partition, self._next[partition]) for partition in self._open]
+        )
+        watch = LivenessWatch(consumer, self._settings, self._troubles, lambda: tuple(self._open))
+        watch.start()
+        return consumer, watch
+
+    def _read(self, consumer: Consumer, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
+        deadline = time.monotonic() + timeout_s
+        self._drain(consumer)
+        while len(self._rows) == 0:
+            if self._bounded and not self._open:
+                return EndOfInput()
+            wait_s = deadline - time.monotonic()
+            # Waits for one message only: to ask for more would wait until there are as many.
+            first = consumer.poll(max(wait_s, 0.0))
+            if first is None:
+                return None
+            self._accept(consumer, [first])
+            self._drain(consumer)
+            if wait_s <= 0 and len(self._rows) == 0:
+                return None
+        self._advance(consumer)
+        return self._rows.take()
+
+    def _drain(self, consumer: Consumer) -> None:
+        """Take what the client has already fetched, up to a full batch."""
+        rows, settings = self._rows, self._settings
+        while len(rows) < settings.batch_rows and rows.size_bytes < settings.batch_bytes:
+            wanted = min(CHUNK, settings.batch_rows - len(rows))
+            messages = consumer.consume(wanted, 0)
+            self._accept(consumer, messages)
+            if len(messages) < wanted:
+                return
+
+    def _accept(self, consumer: Consumer, messages: list[Message]) -> None:
+        events: list[Message] = []
+        if any(map(_ERROR, messages)):
+            events = [message for message in messages if message.error() is not None]
+            messages = [message for message in messages if message.error() is None]
+            gaps = [event for event in events if self._is_gap(event)]
+        else:
+            gaps = []
+        if self._bounded:
+            messages = self._before_stops(consumer, messages)
+        if messages:
+            self._rows.add(messages)
+        for event in gaps:
+            # After the rows are counted, because it may assign anew, which resets the count.
+            self._meet_gap(consumer, event)
+
+    def _advance(self, consumer: Consumer) -> list[_Partition]:
+        """Bring the positions up to date; return the partitions that went past their stop."""
+        passed: list[_Partition] = []
+        for found in consumer.position(self._asked):
+            partition = (found.topic, found.partition)
+            offset = max(found.offset, self._ends.get(partition, -1))
+            if offset < 0:
+                # Nothing of it has been handed out yet.
+                continue
+            if offset > self._stop[partition]:
+                passed.append(partition)
+                offset = self._stop[partition]
+            self._next[partition] = offset
+        return passed
+
+    def _before_stops(self, consumer: Consumer, messages: list[Message]) -> list[Message]:
+        """Return `messages` without those behind a stop, and stop reading what has reached it."""
+        passed = self._advance(consumer)
+        if passed:
+            stops = self._stop
+            messages = [
+                message
+                for message in messages
+                if (message.offset() or 0) < stops[message.topic() or "", message.partition() or 0]
+            ]
+        done = [item for item in self._open if self._next[item] >= self._stop[item]]
+        if done:
+            consumer.pause([TopicPartition(*partition) for partition in done])
+            self._open = [item for item in self._open if item not in done]
+        return messages
+
+    def _is_gap(self, event: Message) -> bool:
+        """Take note of `event`; return whether it says that records are missing.
+
+        Raises:
+            ConfigError: We may not read the topic.
+            SourceError: The log is damaged, or the client cannot go on.
+        """
+        error = event.error()
+        if error is None:
+            return False
+        topic, partition, offset = event.topic() or "", event.partition(), event.offset()
+        code = error.code()
+        if code == KafkaError._PARTITION_EOF:
+            if partition is not None and offset is not None:
+                self._ends[topic, partition] = offset
+        elif code in _GAP_CODES:
+            return True
+        elif is_denied(code):
+            raise access_denied(self._settings, topic)
+        elif error.fatal() or code in _DAMAGED_CODES:
+            raise SourceError(
+                f"{topic}-{partition} cannot be read on from offset"
+                f" {self._next.get((topic, partition or 0))}: {error.str()}. If the next attempt"
+                " fails alike, the broker's log is damaged there"
+            )
+        else:
+            # The client goes on trying by itself; the watch says when that has lasted too long.
+            self._troubles.note(error)
+        return False
+
+    def _meet_gap(self, consumer: Consumer, event: Message) -> None:
+        self._advance(consumer)
+        topic, partition = event.topic() or "", event.partition() or 0
+        wanted = event.offset()
+        if wanted is None or wanted < 0:
+            wanted = self._next[topic, partition]
+        low, high = self._watermarks(consumer, topic, partition, wanted)
+        if low <= wanted <= high:
+            # It has come into range since: a replica that lagged behind has caught up.
+            consumer.assign(self._assignment())
+            return
+        text = gap_text(topic, partition, wanted=wanted, low=low, high=high)
+        if self._settings.fail_on_data_loss:
+            raise OffsetOutOfRange(text)
+        logger.warning("going on at %d: %s", low, text)
+        self._ends.pop((topic, partition), None)
+        self._next[topic, partition] = low
+        consumer.assign(self._assignment())
+
+    def _watermarks(
+        self, consumer: Consumer, topic: str, partition: int, wanted: int
+    ) -> tuple[int, int]:
+        asked = TopicPartition(topic, partition)
+        try:
+            return consumer.get_watermark_offsets(
+                asked, timeout=self._settings.deadline_s, cached=False
+            )
+        except KafkaException as error:
+            raise SourceUnavailable(
+                f"{topic}-{partition}: offset {wanted} is out of range, and Kafka does not say what"
+                f" is left: {error_of(error).str()}"
+            ) from error
+
+    def _assignment(self) -> list[TopicPartition]:
+        return [TopicPartition(*partition, self._next[partition]) for partition in self._open]

@@ -1,0 +1,130 @@
+"""The msgspec type that checks one JSON record against an Arrow schema while it is decoded.
+
+Fields are called c0, c1, … in Python and by their own names in JSON, so any column name will do.
+Ranges are checked here wherever msgspec can, because here the offset of a bad record is known at no
+cost; `checked_late` names the columns whose values can still be refused when they become Arrow.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+from typing import Annotated, Any, TypedDict
+
+import msgspec
+import pyarrow as pa
+from pyarrow import types
+from typing_extensions import NotRequired
+
+from onceflow.core.errors import ConfigError
+
+_FLOAT32_MAX = 3.4028235677973366e38
+"""The largest double that rounds to a finite float32."""
+
+
+def record_type(columns: pa.Schema) -> type[msgspec.Struct]:
+    """Return the type of one record with `columns`.
+
+    A column that is not nullable must be there and not be null; a nullable one may be missing.
+    Fields that are not columns are ignored.
+
+    Raises:
+        ConfigError: A column has a type that JSON records cannot fill; names it.
+    """
+    fields: list[Any] = []
+    for index, column in enumerate(columns):
+        kind = _python_type(column.type, column.name)
+        if column.nullable:
+            fields.append((f"c{index}", kind | None, None))
+        else:
+            fields.append((f"c{index}", kind))
+    return msgspec.defstruct(
+        "Record",
+        fields,
+        rename={f"c{index}": column.name for index, column in enumerate(columns)},
+        kw_only=True,
+        # Holds no reference cycle: without this, each record costs the collector's bookkeeping.
+        gc=False,
+    )
+
+
+def checked_late(columns: pa.Schema) -> bool:
+    """Return whether a decoded record can still turn out bad when its columns become Arrow."""
+    return any(_is_checked_late(column.type) for column in columns)
+
+
+def _is_checked_late(kind: pa.DataType) -> bool:
+    return bool(
+        types.is_decimal(kind)
+        or types.is_timestamp(kind)
+        or types.is_nested(kind)
+        or types.is_uint64(kind)
+        or types.is_dictionary(kind)
+    )
+
+
+def _python_type(kind: pa.DataType, column: str) -> Any:
+    if types.is_nested(kind):
+        return _nested_type(kind, column)
+    if types.is_integer(kind):
+        return _integer_type(kind)
+    if types.is_timestamp(kind):
+        zoned = Annotated[dt.datetime, msgspec.Meta(tz=kind.tz is not None)]
+        return Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | zoned
+    if types.is_dictionary(kind):
+        return _python_type(kind.value_type, column)
+    for is_kind, found in _SCALARS:
+        if is_kind(kind):
+            return found
+    raise _unsupported(kind, column)
+
+
+def _nested_type(kind: pa.DataType, column: str) -> Any:
+    if types.is_list(kind) or types.is_large_list(kind):
+        return list[_python_type(kind.value_type, column) | None]  # type: ignore[misc]
+    if types.is_struct(kind):
+        return _struct_type(kind, column)
+    if types.is_map(kind):
+        if not types.is_string(kind.key_type):
+            raise _unsupported(kind, column)
+        return dict[str, _python_type(kind.item_type, column) | None]  # type: ignore[misc]
+    raise _unsupported(kind, column)
+
+
+_SCALARS: tuple[tuple[Any, Any], ...] = (
+    (types.is_boolean, bool),
+    (types.is_float64, float),
+    (types.is_float32, Annotated[float, msgspec.Meta(ge=-_FLOAT32_MAX, le=_FLOAT32_MAX)]),
+    (types.is_string, str),
+    (types.is_large_string, str),
+    (types.is_string_view, str),
+    (types.is_binary, bytes),
+    (types.is_large_binary, bytes),
+    (types.is_decimal, decimal.Decimal),
+    (types.is_date32, dt.date),
+)
+
+
+def _integer_type(kind: pa.DataType) -> Any:
+    if types.is_signed_integer(kind):
+        bound = 2 ** (kind.bit_width - 1)
+        return Annotated[int, msgspec.Meta(ge=-bound, le=bound - 1)]
+    if kind.bit_width == 64:
+        # msgspec takes no bound beyond int64; the column's own conversion checks the upper one.
+        return Annotated[int, msgspec.Meta(ge=0)]
+    return Annotated[int, msgspec.Meta(ge=0, le=2**kind.bit_width - 1)]
+
+
+def _struct_type(kind: pa.DataType, column: str) -> Any:
+    members: dict[str, Any] = {}
+    for member in (kind.field(index) for index in range(kind.num_fields)):
+        found = _python_type(member.type, f"{column}.{member.name}")
+        members[member.name] = NotRequired[found | None] if member.nullable else found
+    return TypedDict("Nested", members)  # type: ignore[operator]
+
+
+def _unsupported(kind: pa.DataType, column: str) -> ConfigError:
+    return ConfigError(
+        f"column {column!r} is {kind}, which JSON records cannot fill here. Use integers, float,"
+        " double, bool, string, binary, decimal, date32, timestamp, list, struct or map of strings"
+    )

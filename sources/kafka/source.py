@@ -1,0 +1,179 @@
+"""The description of a Kafka source: what the user builds and the driver asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import TypeVar
+
+import pyarrow as pa
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.spi import ReaderContext, Source, SourceReader, Split
+from onceflow.sources.kafka.catalog import Catalog
+from onceflow.sources.kafka.offsets import OffsetsLike, offsets_of
+from onceflow.sources.kafka.options import OptionValue, client_options
+from onceflow.sources.kafka.position import PartitionPosition
+from onceflow.sources.kafka.reader import KafkaReader
+from onceflow.sources.kafka.record_type import record_type
+from onceflow.sources.kafka.rows import schema_of_rows
+from onceflow.sources.kafka.settings import BadRecords, KafkaSettings, ValueFormat
+from onceflow.sources.schema_text import SchemaLike, schema_of
+
+_Choice = TypeVar("_Choice", bound=Enum)
+
+
+class KafkaSource(Source):
+    """Reads the records of Kafka topics, each exactly once per checkpointed position.
+
+    Partitions are assigned by the engine; their offsets live in checkpoints, and the group's
+    offsets are only published for lag tools. Immutable, pickled to the executors with its options
+    (passwords included: executors need them), printed without them.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        *,
+        topic: str | Sequence[str],
+        format: ValueFormat | str = ValueFormat.JSON,  # noqa: A002 - Spark's word
+        schema: SchemaLike | None = None,
+        starting_offsets: OffsetsLike = "earliest",
+        ending_offsets: OffsetsLike | None = None,
+        on_bad_record: BadRecords | str = BadRecords.FAIL,
+        include_metadata: bool = False,
+        group_id: str | None = None,
+        commit_offsets: bool = True,
+        fail_on_data_loss: bool = True,
+        batch_rows: int = 10_000,
+        batch_bytes: int = 16 * 1024 * 1024,
+        deadline_s: float = 60.0,
+        options: Mapping[str, OptionValue] | None = None,
+    ) -> None:
+        """Describe the source; connects to nothing.
+
+        Args:
+            bootstrap_servers: host:port[,host:port].
+            topic: One topic or several.
+            format: "json" (one object a value) or "raw" (key and value as bytes, Spark's columns).
+            schema: The columns of a JSON value: an Arrow schema, Spark DDL text, or a mapping from
+                name to type. A column that is not nullable must be in every record. Timestamps are
+                ISO 8601 text (with a zone if the column has one, without if not; finer than
+                microseconds is rounded) or integers in the column's unit; binary is base64;
+                decimals are numbers or text, taken exactly.
+            starting_offsets: "earliest", "latest", a datetime, {"topic": {partition: offset}} with
+                -2 for earliest and -1 for latest, or Spark's JSON text of that. Used once in a
+                job's life: afterwards its checkpoints say where it goes on.
+            ending_offsets: The same for the end, exclusive, which makes the source bounded; None
+                for a stream. Resolved when the job starts.
+            on_bad_record: "fail", or "drop" (counted and logged).
+            include_metadata: Adds _topic, _partition, _offset and _timestamp to JSON's columns.
+            group_id: Where offsets are published; default onceflow-<job>-<uid>.
+            commit_offsets: Whether they are.
+            fail_on_data_loss: Whether an offset that is gone is an error, or a warning and a jump.
+            batch_rows: Rows of a batch at most. A batch is returned at once, however small, when
+                nothing more is waiting.
+            batch_bytes: Bytes of values, about, after which a batch is returned.
+            deadline_s: How long the brokers may be silent, here and in the reader.
+            options: Settings of librdkafka; Spark's `kafka.` before a name is taken off.
+
+        Raises:
+            ConfigError: A setting is wrong; says which and what to give instead.
+        """
+        value_format = _member(ValueFormat, format, "format")
+        if value_format is ValueFormat.RAW and schema is not None:
+            raise ConfigError("format='raw' has a schema of its own; leave schema= away")
+        if value_format is ValueFormat.RAW and include_metadata:
+            raise ConfigError(
+                "format='raw' has topic, partition, offset and timestamp already;"
+                " leave include_metadata= away"
+            )
+        if value_format is ValueFormat.JSON and schema is None:
+            raise ConfigError("format='json' needs schema=, e.g. 'id BIGINT NOT NULL, name STRING'")
+        columns = schema_of(schema) if schema is not None else pa.schema([])
+        if value_format is ValueFormat.JSON:
+            record_type(columns)
+        self._settings = KafkaSettings(
+            bootstrap_servers=bootstrap_servers,
+            topics=(topic,) if isinstance(topic, str) else tuple(topic),
+            format=value_format,
+            columns=columns,
+            starting=offsets_of(starting_offsets, setting="starting_offsets"),
+            ending=None
+            if ending_offsets is None
+            else offsets_of(ending_offsets, setting="ending_offsets"),
+            on_bad_record=_member(BadRecords, on_bad_record, "on_bad_record"),
+            include_metadata=include_metadata,
+            group_id=group_id,
+            commit_offsets=commit_offsets,
+            fail_on_data_loss=fail_on_data_loss,
+            batch_rows=batch_rows,
+            batch_bytes=batch_bytes,
+            deadline_s=deadline_s,
+            options=client_options(options or {}),
+        )
+        self._schema = schema_of_rows(self._settings)
+
+    def __repr__(self) -> str:
+        return repr(self._settings)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of every batch."""
+        return self._schema
+
+    @property
+    def bounded(self) -> bool:
+        """Whether `ending_offsets` was given."""
+        return self._settings.ending is not None
+
+    def check(self) -> None:
+        """Return when every topic exists and this client may describe it.
+
+        Raises:
+            ConfigError: One does not exist, we are refused, or librdkafka refuses an option.
+            SourceUnavailable: No broker answered within `deadline_s`.
+        """
+        with Catalog(self._settings) as catalog:
+            for topic in self._settings.topics:
+                catalog.partitions(topic)
+
+    def splits(self) -> Sequence[Split]:
+        """Return one split a partition, its start (and stop, if bounded) resolved by the brokers.
+
+        Raises:
+            ConfigError: A topic does not exist, or explicit offsets do not fit its partitions.
+            OffsetOutOfRange: An explicit start was deleted already, and data loss is an error.
+            SourceUnavailable: The brokers did not answer within `deadline_s`.
+        """
+        return self.new_splits(())
+
+    def new_splits(self, known: Sequence[Split]) -> Sequence[Split]:
+        """Return splits for partitions that are not among `known`.
+
+        For topics that grew while the job was down. With `known` given the new partitions start at
+        their earliest record, whatever `starting_offsets` says: nothing of them has been read.
+        """
+        taken = {(item.topic, item.partition) for item in map(PartitionPosition.of, known)}
+        found: list[PartitionPosition] = []
+        with Catalog(self._settings) as catalog:
+            for topic in self._settings.topics:
+                partitions = catalog.partitions(topic)
+                if taken:
+                    added = [item for item in partitions if (topic, item) not in taken]
+                    found += catalog.added_positions(topic, partitions=added)
+                else:
+                    found += catalog.positions(topic, partitions=partitions)
+        return [position.split() for position in found]
+
+    def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
+        """Return a reader of `splits`; connects in the background."""
+        return KafkaReader(self._settings, splits, context)
+
+
+def _member(kind: type[_Choice], given: _Choice | str, setting: str) -> _Choice:
+    try:
+        return kind(given)
+    except ValueError:
+        known = ", ".join(str(item.value) for item in kind)
+        raise ConfigError(f"{setting}={given!r}: choose one of {known}") from None
