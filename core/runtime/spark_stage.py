@@ -42,7 +42,8 @@ def check_cluster(spark: SparkSession, parallelism: int) -> None:
             " spark.speculation=false"
         )
     slots = free_slots(context)
-    if is_local(context) and slots < parallelism:
+    # Elsewhere executors register in their own time; `await_slots` waits for them.
+    if not str(context.master).startswith("local-") and is_local(context) and slots < parallelism:
         raise ConfigError(
             f"parallelism={parallelism} needs {parallelism} task slots at once, and master"
             f" {context.master!r} has {slots}; use local[{parallelism}] or a lower parallelism"

@@ -193,7 +193,10 @@ def test_a_driver_killed_with_sigkill_is_followed_by_another_process_that_goes_o
 ) -> None:
     source = CountingSource(30_000, pause_s=0.002)
     first = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.ledger_process", str(tmp_path), "30000", "0.002"],
+        [
+            *(sys.executable, "-m", "tests.support.ledger_process", str(tmp_path)),
+            *("--records", "30000", "--pause-s", "0.002"),
+        ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

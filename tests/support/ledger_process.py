@@ -1,28 +1,70 @@
-"""Runs the ledger in a driver process of its own, to be killed: DIRECTORY RECORDS PAUSE_S."""
+"""Runs the ledger in a driver process of its own, to be killed or to use another master.
+
+    python -m tests.support.ledger_process DIRECTORY --records N [--pause-s S] [--master M]
+
+While it runs, DIRECTORY/status.json holds the job's status as of a moment ago.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import sys
 from pathlib import Path
 
+from onceflow import JobStatus
 from pyspark.sql import SparkSession
 from tests.support.counting_source import CountingSource
 from tests.support.ledger import ledger
 
 
-def main(directory: str, records: str, pause_s: str) -> None:
-    """Run until the input is at its end."""
-    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
-    spark = (
-        SparkSession.builder.master("local[2]")
+def main() -> None:
+    """Run until the input is at its end; exit status 1 when the job failed."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--records", type=int, required=True)
+    parser.add_argument("--pause-s", type=float, default=0.0)
+    parser.add_argument("--master", default="local[2]")
+    arguments = parser.parse_args()
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = (
+        SparkSession.builder.master(arguments.master)
         .config("spark.ui.enabled", "false")
         .config("spark.log.level", "OFF")
-        .getOrCreate()
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.executorEnv.PYTHONPATH", os.environ["PYTHONPATH"])
     )
-    source = CountingSource(int(records), pause_s=float(pause_s))
-    ledger(spark, Path(directory), source)[0].run()
+    spark = builder.getOrCreate()
+    source = CountingSource(arguments.records, pause_s=arguments.pause_s)
+    job = ledger(spark, arguments.directory, source)[0].start()
+    while not job.state.ended:
+        _publish(job.status(), arguments.directory / "status.json")
+        try:
+            job.wait(0.05)
+        except TimeoutError:
+            continue
+    _publish(job.status(), arguments.directory / "status.json")
+    spark.stop()
+
+
+def _publish(status: JobStatus, path: Path) -> None:
+    text = json.dumps(
+        {
+            "state": status.state.value,
+            "attempt": status.attempt,
+            "restores": status.restores,
+            "checkpoints": status.checkpoints_completed,
+            "slots": [[slot.pid, slot.parent_pid] for slot in status.slots],
+            "error": status.last_error,
+        }
+    )
+    fresh = path.with_suffix(".new")
+    fresh.write_text(text)
+    fresh.rename(path)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

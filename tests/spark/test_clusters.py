@@ -1,0 +1,142 @@
+"""The same guarantees where executors are processes of their own: local-cluster and standalone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+from tests.support.counting_source import CountingSource
+from tests.support.directory_sink import DirectorySink
+from tests.support.ledger import assert_exactly_once
+
+pytestmark = pytest.mark.spark
+
+SOURCE = CountingSource(30_000, pause_s=0.002)
+REPOSITORY = Path(__file__).parents[2]
+SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
+
+
+def start_ledger(directory: Path, master: str) -> subprocess.Popen[bytes]:
+    command = [
+        *(sys.executable, "-m", "tests.support.ledger_process", str(directory)),
+        *("--records", str(SOURCE.records), "--pause-s", str(SOURCE.pause_s)),
+        *("--master", master),
+    ]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return spawn(command, directory / "driver.log", environment)
+
+
+def spawn(command: list[str], log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            command, cwd=REPOSITORY, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
+
+
+def await_status(
+    directory: Path, wanted: Callable[[dict[str, Any]], bool], timeout_s: float = 60.0
+) -> dict[str, Any]:
+    path = directory / "status.json"
+    deadline = time.monotonic() + timeout_s
+    while True:
+        status = json.loads(path.read_text()) if path.exists() else {"state": "none"}
+        if status["state"] != "none" and wanted(status):
+            return status
+        assert time.monotonic() < deadline, (status, (directory / "driver.log").read_text()[-3000:])
+        time.sleep(0.02)
+
+
+def running(checkpoints: int, restores: int = 0) -> Callable[[dict[str, Any]], bool]:
+    return lambda status: (
+        status["state"] == "running"
+        and status["checkpoints"] >= checkpoints
+        and status["restores"] >= restores
+    )
+
+
+def parent_of(pid: int) -> int:
+    output = subprocess.run(["ps", "-o", "ppid=", "-p", str(pid)], capture_output=True, check=True)
+    return int(output.stdout)
+
+
+def finish(process: subprocess.Popen[bytes], directory: Path) -> None:
+    process.wait(120)
+    status = json.loads((directory / "status.json").read_text())
+    assert status["state"] == "finished", status
+    assert_exactly_once(DirectorySink(str(directory / "out")), SOURCE)
+
+
+@pytest.fixture
+def standalone(tmp_path: Path) -> Iterator[str]:
+    """A master and two workers with one core each; yields the master's URL."""
+    environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1"}
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str, *arguments: str) -> Path:
+        log = tmp_path / f"{name}.log"
+        processes.append(spawn([str(SPARK_CLASS), *arguments], log, environment))
+        return log
+
+    def await_line(log: Path, pattern: str) -> re.Match[str]:
+        deadline = time.monotonic() + 60
+        while not (match := re.search(pattern, log.read_text())):
+            assert time.monotonic() < deadline, log.read_text()[-2000:]
+            time.sleep(0.05)
+        return match
+
+    package = "org.apache.spark.deploy"
+    host = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+    master = start("master", f"{package}.master.Master", *host)
+    url = await_line(master, r"Starting Spark master at (spark://\S+)")[1]
+    for number in range(2):
+        work = ("--cores", "1", "--memory", "1g", "--work-dir", str(tmp_path / f"work-{number}"))
+        worker = start(f"worker-{number}", f"{package}.worker.Worker", *host, *work, url)
+        await_line(worker, "Successfully registered with master")
+    yield url
+    for process in processes:
+        process.terminate()
+        process.wait(20)
+
+
+def test_an_executor_killed_in_local_cluster_mode_neither_loses_nor_doubles_a_row(
+    tmp_path: Path,
+) -> None:
+    process = start_ledger(tmp_path, "local-cluster[2,1,1024]")
+    try:
+        status = await_status(tmp_path, running(checkpoints=3))
+        executor = parent_of(status["slots"][0][1])
+        os.kill(executor, signal.SIGKILL)
+        await_status(tmp_path, lambda s: s["restores"] >= 1)
+        finish(process, tmp_path)
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def test_on_a_standalone_cluster_executors_and_the_driver_may_be_killed(
+    tmp_path: Path, standalone: str
+) -> None:
+    process = start_ledger(tmp_path, standalone)
+    try:
+        status = await_status(tmp_path, running(checkpoints=3))
+        os.kill(parent_of(status["slots"][1][1]), signal.SIGKILL)
+        status = await_status(tmp_path, running(checkpoints=5, restores=1))
+        process.kill()
+        process.wait(10)
+        (tmp_path / "status.json").unlink()
+        process = start_ledger(tmp_path, standalone)
+        await_status(tmp_path, lambda s: s["attempt"] > status["attempt"])
+        finish(process, tmp_path)
+    finally:
+        process.kill()
+        process.wait(10)
