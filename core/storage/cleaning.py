@@ -54,10 +54,10 @@ def sweep(
     named = paths_of(s for completed in view.completed for s in completed.snapshots)
     decided = view.completed
     over_before = decided[-1].checkpoint if decided else CheckpointId(0)
+    named_directories = {path.rpartition("/")[0] for path in named}
     deleted: list[str] = []
     for directory in _dead_directories(fs, paths, attempt, over_before):
-        prefix = directory.removeprefix(f"{paths.job}/") + "/"
-        if not any(path.startswith(prefix) for path in named):
+        if directory.removeprefix(f"{paths.job}/") not in named_directories:
             fs.delete_tree(directory)
             fs.delete_directory_if_empty(directory.rpartition("/")[0])
             deleted.append(directory)

@@ -35,7 +35,7 @@ from onceflow.core.storage.filesystem import (
 )
 from onceflow.core.storage.layout import JobPaths
 from onceflow.core.storage.log_identity import log_id
-from onceflow.core.storage.record_codec import decode_record, encode_record
+from onceflow.core.storage.record_codec import decode_record, encode_record, unseal
 
 CLAIM_TRIES_MAX = 64
 """More lost races in a row than drivers of one job that anybody starts at once."""
@@ -168,7 +168,9 @@ class DecisionLog:
                 if self.sequences() == sequences:
                     raise
                 continue
-            if not self._listing_missed_below(view):
+            # A listing during which the last record was replaced can show ghosts alone: look twice.
+            highest = max(self.sequences(), default=0)
+            if highest == view.last_sequence and not self._listing_missed_below(view):
                 return entries, view
         raise StorageError(
             f"{self._fs.location(self._paths.log)} changed {READ_TRIES_MAX} times while it was read"
@@ -215,7 +217,7 @@ class DecisionLog:
                     case Created():
                         return digest
                     case AlreadyExists(existing):
-                        return decode_record(existing, self._fs.location(path)).digest
+                        return unseal(existing, self._fs.location(path))[1]
             except PublicationUnknown as error:
                 unknown = error
             except StorageError as error:
@@ -232,7 +234,7 @@ class DecisionLog:
         data = self._fs.read(path)
         if data is None:
             return False
-        return decode_record(data, self._fs.location(path)).digest == record.previous
+        return unseal(data, self._fs.location(path))[1] == record.previous
 
     def _unknown(self, record: LogRecord, error: StorageError) -> DecisionUnknown:
         return DecisionUnknown(

@@ -13,7 +13,7 @@ are relative to the root, separated by "/", and never hold "..".
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -82,11 +82,6 @@ class CheckpointFileSystem(ABC):
 
         Replaces what was there, at once and as a whole. When it raises, nothing of it stays.
         """
-
-    def write_many(self, files: Sequence[tuple[str, bytes | memoryview]]) -> None:
-        """Write every (path, data) like `write`; some stay when it raises."""
-        for path, data in files:
-            self.write(path, (data,))
 
     @abstractmethod
     def adopt(self, path: str, source: Path) -> bool:

@@ -76,15 +76,6 @@ class LocalFileSystem(CheckpointFileSystem):
         return size_bytes
 
     @override
-    def write_many(self, files: Sequence[tuple[str, bytes | memoryview]]) -> None:
-        for path, data in files:
-            with named("write", self.location(path)):
-                self._place(path, (data,))
-        for directory in {os.path.dirname(self.location(path)) for path, _ in files}:
-            with named("sync directory", directory):
-                sync_directory(directory)
-
-    @override
     def adopt(self, path: str, source: Path) -> bool:
         full = self.location(path)
         with named("write", full):
@@ -203,13 +194,14 @@ class LocalFileSystem(CheckpointFileSystem):
     def _open_new(self, path: str, temporary: str) -> int:
         tries = 0
         while True:
-            self._make_parent(path)
             try:
+                self._make_parent(path)
                 return os.open(
                     temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666
                 )
-            except FileNotFoundError:
-                # The directory was empty for a moment, and a `discard` has taken it away.
+            except (FileNotFoundError, FileExistsError):
+                # A directory on the way was empty for a moment, and a `discard` has taken it away
+                # (makedirs answers "exists" when that happens between its own two steps).
                 self._known.discard(os.path.dirname(temporary))
                 tries += 1
                 if tries >= TRIES_MAX:

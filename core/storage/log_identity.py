@@ -13,6 +13,8 @@ from onceflow.core.storage.record_codec import seal, unseal
 
 FORMAT = 1
 
+_REMEDY = "sinks know this job by the identity in that file: restore it from a backup"
+
 
 class _Meta(msgspec.Struct, frozen=True):
     format: int
@@ -28,11 +30,10 @@ def log_id(fs: CheckpointFileSystem, paths: JobPaths) -> str:
     data = fs.read(paths.meta)
     if data is None and (fs.list(paths.log) and fs.read(paths.meta) is None):
         raise CheckpointCorrupt(
-            f"{fs.location(paths.meta)} is gone and the decision log beside it is not: sinks know"
-            " this job by the identity in that file; restore it from a backup"
+            f"{fs.location(paths.meta)} is gone and the decision log beside it is not; {_REMEDY}"
         )
     data = data or fs.read(paths.meta) or _create(fs, paths)
-    line, _ = unseal(data, fs.location(paths.meta))
+    line, _ = unseal(data, fs.location(paths.meta), _REMEDY)
     return msgspec.json.decode(line, type=_Meta).log_id
 
 

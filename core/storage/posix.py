@@ -47,6 +47,7 @@ _REMEDIES = {
     errno.EACCES: "let the user of this process write there",
     errno.EPERM: "let the user of this process write there",
     errno.EROFS: "mount it writable, or choose another directory",
+    errno.EEXIST: "a file stands where a directory must be: move it away",
     errno.ENOTDIR: "a file stands where a directory must be: move it away",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ESTALE: "the network file system has lost it: mount it again",

@@ -23,7 +23,7 @@ from onceflow.core.protocol.log import AttemptClaimed, CheckpointDecided, LogEnt
 
 FORMAT = 1
 
-_WHAT_TO_DO = (
+_RECORD_REMEDY = (
     "restore the file from a backup of checkpoint storage. Or, knowing that rows which sinks have"
     " committed since then will come twice, move this record and all above it away: the job then"
     " goes on from the checkpoint before"
@@ -58,8 +58,7 @@ def encode_record(record: LogRecord) -> tuple[bytes, str]:
             assert_never(record)
     body = msgspec.Raw(msgspec.json.encode(record))
     data, digest = seal(msgspec.json.encode(_Envelope(FORMAT, kind, body)))
-    read_back = decode_record(data, "a record that is about to be written").record
-    require(read_back == record, f"record {record.sequence} does not survive its own encoding")
+    require(_reads_back(data, record), f"record {record.sequence} does not read back as it is")
     return data, digest
 
 
@@ -95,21 +94,30 @@ def seal(line: bytes) -> tuple[bytes, str]:
     return sealed + msgspec.json.encode(_Seal(digest, len(sealed))) + b"\n", digest
 
 
-def unseal(data: bytes, location: str) -> tuple[bytes, str]:
+def unseal(data: bytes, location: str, remedy: str = _RECORD_REMEDY) -> tuple[bytes, str]:
     """Return the line that `seal` was given, and its digest.
 
     Raises:
-        CheckpointCorrupt: One byte or more is not what was written.
+        CheckpointCorrupt: One byte or more is not what was written; says `remedy`.
     """
     line, _, rest = data.partition(b"\n")
     expected, digest = seal(line)
     if expected != data:
-        stated = rest.decode("ascii", "backslashreplace").strip()[:200] or "no seal (cut short)"
+        stated = (
+            rest[:200].decode("ascii", "backslashreplace").strip() or "nothing: it is cut short"
+        )
         raise CheckpointCorrupt(
-            f"{location} is damaged: its {len(data)} bytes have sha256 {digest} in the first line"
-            f" of {len(line)}, and the seal says {stated}; {_WHAT_TO_DO}"
+            f"{location} is damaged: its first line has {len(line) + 1} bytes with sha256 {digest},"
+            f" and the seal on its second says {stated}; {remedy}"
         )
     return line, digest
+
+
+def _reads_back(data: bytes, record: LogRecord) -> bool:
+    try:
+        return decode_record(data, "a record that is about to be written").record == record
+    except CheckpointCorrupt:
+        return False
 
 
 def _decoded(data: bytes | msgspec.Raw, body: type[_Body], location: str) -> _Body:

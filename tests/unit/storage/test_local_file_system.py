@@ -1,0 +1,363 @@
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.unit.storage.storage_samples import finish, start_python
+
+from onceflow.core.errors import StorageError
+from onceflow.core.storage import local, posix
+from onceflow.core.storage.filesystem import (
+    AlreadyExists,
+    Created,
+    PublicationUnknown,
+    Unfinished,
+)
+from onceflow.core.storage.local import LocalFileSystem
+
+WHOLE = b"whole " * 1000
+
+
+@pytest.fixture
+def fs(tmp_path: Path) -> LocalFileSystem:
+    return LocalFileSystem(str(tmp_path / "root"))
+
+
+def fail_with(code: int) -> Callable[..., None]:
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return failing
+
+
+# --- creation -------------------------------------------------------------------------------------
+
+
+def test_the_first_creator_wins_and_the_second_is_shown_what_stands(fs: LocalFileSystem) -> None:
+    assert fs.create_if_absent("log/1", b"first") == Created()
+    assert fs.create_if_absent("log/1", b"second") == AlreadyExists(b"first")
+    assert fs.read("log/1") == b"first"
+    assert fs.list("log") == ("1",)
+    assert fs.list_unfinished("log") == ()
+
+
+def create_at_once(
+    fs: LocalFileSystem,
+    path: str,
+    start: threading.Barrier,
+    outcomes: list[tuple[bytes, Created | AlreadyExists]],
+    mine: bytes,
+) -> None:
+    start.wait()
+    outcomes.append((mine, fs.create_if_absent(path, mine)))
+
+
+def test_of_many_threads_exactly_one_creates(fs: LocalFileSystem) -> None:
+    fs.make_directory("log")
+    for round_number in range(40):
+        start = threading.Barrier(8)
+        outcomes: list[tuple[bytes, Created | AlreadyExists]] = []
+        create = partial(create_at_once, fs, f"log/{round_number}", start, outcomes)
+        threads = [threading.Thread(target=create, args=(b"%d" % i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        winners = [mine for mine, outcome in outcomes if outcome == Created()]
+        assert len(winners) == 1
+        losers = [outcome for _, outcome in outcomes if outcome != Created()]
+        assert losers == [AlreadyExists(winners[0])] * 7
+        assert fs.read(f"log/{round_number}") == winners[0]
+
+
+CREATE_AND_DIE = """
+import os, signal, sys
+root, step_to_die_at = sys.argv[1], int(sys.argv[2])
+from onceflow.core.storage.local import LocalFileSystem
+fs = LocalFileSystem(root)
+steps = 0
+def step():
+    global steps
+    steps += 1
+    if steps == step_to_die_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+def stepping(call):
+    def stepped(*arguments, **keywords):
+        step()
+        result = call(*arguments, **keywords)
+        step()
+        return result
+    return stepped
+for name in ("open", "write", "fsync", "close", "link", "unlink", "replace"):
+    setattr(os, name, stepping(getattr(os, name)))
+if sys.argv[3] == "create":
+    outcome = fs.create_if_absent("log/1", b"whole " * 1000)
+else:
+    outcome = fs.write("log/1", (b"whole " * 500,) * 2)
+print(type(outcome).__name__, steps)
+"""
+
+
+@pytest.mark.parametrize("how", ["create", "write"])
+def test_a_writer_killed_at_any_step_leaves_the_whole_file_or_none(
+    tmp_path: Path, how: str
+) -> None:
+    """Kills a real process before and after each system call that publication makes."""
+    seen: set[bytes | None] = set()
+    died = 0
+    for step in range(1, 100):
+        fs = LocalFileSystem(str(tmp_path / str(step)))
+        fs.make_directory("log")
+        code, out, err = finish(
+            start_python(CREATE_AND_DIE, str(tmp_path / str(step)), str(step), how)
+        )
+        found = fs.read("log/1")
+        assert found in {None, WHOLE}, f"killed at step {step}: {found!r}"
+        assert fs.list("log") == (("1",) if found else ())
+        again = fs.create_if_absent("log/1", b"successor")
+        assert again == (AlreadyExists(WHOLE) if found else Created())
+        seen.add(found)
+        if code == 0:
+            assert found == WHOLE, out
+            break
+        assert code == -signal.SIGKILL, err
+        died += 1
+        assert len(fs.list_unfinished("log")) <= 1
+    else:
+        pytest.fail("the writer never got to its end")
+    assert seen == {None, WHOLE}
+    assert died >= (16 if how == "create" else 8)
+
+
+@pytest.mark.parametrize(
+    "code", sorted({errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT})
+)
+def test_a_link_that_surely_did_nothing_is_a_plain_failure(
+    fs: LocalFileSystem, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    fs.make_directory("log")
+    monkeypatch.setattr(os, "link", fail_with(code))
+    with pytest.raises(StorageError) as raised:
+        fs.create_if_absent("log/1", b"data")
+    assert not isinstance(raised.value, PublicationUnknown)
+    monkeypatch.undo()
+    assert fs.list("log") == ()
+    assert fs.list_unfinished("log") == ()
+
+
+def test_a_link_that_may_have_worked_is_unknown_and_found_by_asking_again(
+    fs: LocalFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system can do the link, and lose the reply."""
+    fs.make_directory("log")
+    link = os.link
+
+    def replies_are_lost(source: str, target: str) -> None:
+        link(source, target)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "link", replies_are_lost)
+    with pytest.raises(PublicationUnknown, match="log/1"):
+        fs.create_if_absent("log/1", b"data")
+    monkeypatch.undo()
+    assert fs.create_if_absent("log/1", b"data") == AlreadyExists(b"data")
+
+
+def test_a_name_that_may_not_survive_a_crash_is_unknown(
+    fs: LocalFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs.create_if_absent("log/0", b"")
+    fsync = os.fsync
+    fails = True
+
+    def directories_fail(descriptor: int) -> None:
+        if fails and os.path.isdir(f"/proc/self/fd/{descriptor}"):  # noqa: PTH112
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", directories_fail)
+    with pytest.raises(PublicationUnknown, match="cannot make durable"):
+        fs.create_if_absent("log/1", b"data")
+    with pytest.raises(PublicationUnknown, match="cannot make durable"):
+        fs.create_if_absent("log/1", b"data")  # whoever finds it does not know either
+    fails = False
+    assert fs.create_if_absent("log/1", b"data") == AlreadyExists(b"data")
+
+
+def test_nothing_is_shown_before_its_bytes_are_synced(
+    fs: LocalFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs.create_if_absent("log/0", b"")
+    calls: list[str] = []
+    for name in ("fsync", "link", "replace"):
+        real = getattr(os, name)
+
+        def recorded(
+            *arguments: object, real: Callable[..., None] = real, name: str = name
+        ) -> None:
+            directory = name == "fsync" and os.path.isdir(f"/proc/self/fd/{arguments[0]}")  # noqa: PTH112
+            calls.append("fsync directory" if directory else name)
+            real(*arguments)
+
+        monkeypatch.setattr(os, name, recorded)
+    fs.create_if_absent("log/1", b"data")
+    assert calls == ["fsync", "link", "fsync directory"]
+    calls.clear()
+    fs.write("log/2", (b"data",))
+    assert calls == ["fsync", "replace", "fsync directory"]
+
+
+# --- writing and reading --------------------------------------------------------------------------
+
+
+def test_a_written_file_is_read_back_and_replaced_as_a_whole(fs: LocalFileSystem) -> None:
+    assert fs.write("chk-1/a1/f", (b"one", memoryview(b"two"))) == 6
+    assert fs.read("chk-1/a1/f") == b"onetwo"
+    assert fs.write("chk-1/a1/f", ()) == 0
+    assert fs.read("chk-1/a1/f") == b""
+
+
+def test_a_large_file_comes_back_in_pieces(fs: LocalFileSystem) -> None:
+    data = os.urandom(3 * posix.CHUNK_BYTES + 17)
+    fs.write("f", (data,))
+    chunks = fs.read_chunks("f")
+    assert chunks is not None
+    pieces = list(chunks)
+    assert len(pieces) == 4
+    assert b"".join(pieces) == data
+
+
+def test_what_is_not_there_is_none_and_nothing(fs: LocalFileSystem) -> None:
+    assert fs.read("no/such") is None
+    assert fs.read_chunks("no/such") is None
+    assert fs.list("no") == ()
+    fs.delete("no/such")
+    fs.delete_tree("no")
+    assert fs.delete_directory_if_empty("no")
+
+
+def test_a_source_that_fails_midway_leaves_no_file(fs: LocalFileSystem) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield b"half"
+        raise RuntimeError("the source is gone")
+
+    with pytest.raises(RuntimeError, match="the source is gone"):
+        fs.write("chk/f", chunks())
+    assert fs.list("chk") == ()
+    assert fs.list_unfinished("chk") == ()
+
+
+def test_a_directory_that_is_taken_away_is_made_again(fs: LocalFileSystem) -> None:
+    """`discard` removes directories that are empty; a writer may be about to write there."""
+    fs.write("chk-1/a1/f", (b"",))
+    fs.delete_tree("chk-1")
+    fs.write("chk-1/a1/g", (b"data",))
+    assert fs.read("chk-1/a1/g") == b"data"
+
+
+def test_an_adopted_file_stays_when_its_source_goes(fs: LocalFileSystem, tmp_path: Path) -> None:
+    source = tmp_path / "000012.sst"
+    source.write_bytes(WHOLE)
+    assert fs.adopt("shared/f", source)
+    source.unlink()
+    assert fs.read("shared/f") == WHOLE
+
+
+def test_an_adopted_link_brings_the_file_and_not_the_link(
+    fs: LocalFileSystem, tmp_path: Path
+) -> None:
+    (tmp_path / "target").write_bytes(WHOLE)
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    assert fs.adopt("shared/f", tmp_path / "link")
+    (tmp_path / "target").unlink()
+    assert fs.read("shared/f") == WHOLE
+
+
+def test_a_file_of_another_disk_is_not_adopted(tmp_path: Path) -> None:
+    if not os.access("/dev/shm", os.W_OK) or os.stat("/dev/shm").st_dev == tmp_path.stat().st_dev:  # noqa: PTH116
+        pytest.skip("no second file system here")
+    fs = LocalFileSystem(str(tmp_path))
+    source = Path("/dev/shm") / f"onceflow-test-{os.getpid()}"
+    source.write_bytes(WHOLE)
+    try:
+        assert not fs.adopt("shared/f", source)
+    finally:
+        source.unlink()
+    assert fs.list("shared") == ()
+
+
+def test_a_missing_source_cannot_be_adopted(fs: LocalFileSystem, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="shared/f"):
+        fs.adopt("shared/f", tmp_path / "gone")
+
+
+def test_temporary_files_are_listed_apart_with_the_name_they_were_to_have(
+    fs: LocalFileSystem, tmp_path: Path
+) -> None:
+    fs.write("log/000000000001.json", (b"",))
+    name = f".000000000002.json.{'0' * 32}.tmp"
+    (tmp_path / "root/log" / name).write_bytes(b"half")
+    assert fs.list("log") == ("000000000001.json",)
+    assert fs.list_unfinished("log") == (Unfinished(name, "000000000002.json"),)
+
+
+def test_only_an_empty_directory_is_deleted_if_empty(fs: LocalFileSystem) -> None:
+    fs.write("chk/f", (b"",))
+    assert not fs.delete_directory_if_empty("chk")
+    fs.delete("chk/f")
+    assert fs.delete_directory_if_empty("chk")
+    assert fs.list("") == ()
+
+
+def test_a_tree_is_deleted_under_a_writer_that_goes_on(fs: LocalFileSystem) -> None:
+    """The writer of a dead attempt does not know; what it leaves, a later sweep finds."""
+    stop = threading.Event()
+
+    def keep_writing() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            fs.write(f"chk-1/a1/{number}", (b"late",))
+
+    writer = threading.Thread(target=keep_writing)
+    writer.start()
+    try:
+        for _ in range(20):
+            try:
+                fs.delete_tree("chk-1")
+            except StorageError as error:
+                assert "keeps adding" in str(error)  # noqa: PT017
+    finally:
+        stop.set()
+        writer.join()
+    fs.delete_tree("chk-1")
+    assert fs.list("") == ()
+
+
+def test_a_root_below_missing_directories_is_made_durably(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[str] = set()
+
+    def recorded(full: str) -> None:
+        synced.add(full)
+
+    monkeypatch.setattr(posix, "sync_directory", recorded)
+    LocalFileSystem(str(tmp_path / "a/b")).make_directory("job/log")
+    here = str(tmp_path)
+    assert synced == {here, f"{here}/a", f"{here}/a/b", f"{here}/a/b/job"}
+
+
+def test_the_memory_of_directories_is_bounded(
+    fs: LocalFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "DIRECTORIES_KNOWN_MAX", 2)
+    for number in range(7):
+        fs.write(f"chk-{number}/f", (b"",))
+    assert len(fs._known) <= 2  # pyright: ignore[reportPrivateUsage]
