@@ -1,0 +1,179 @@
+"""Bad input and broken surroundings: a clear error, no row lost, none doubled."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from onceflow import FixedDelay, HeapBackend, JobState, NoRestart
+from onceflow.core.errors import (
+    BadRecord,
+    CheckpointCorrupt,
+    CheckpointError,
+    ConfigError,
+    Fenced,
+    StateIncompatible,
+    StorageError,
+)
+from onceflow.core.pipeline import Job
+from pyspark.sql import SparkSession
+from tests.support.counting_source import CountingSource
+from tests.support.directory_sink import DirectorySink
+from tests.support.ledger import assert_exactly_once, ledger
+
+pytestmark = pytest.mark.spark
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def await_checkpoints(job: Job, completed: int, timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while job.status().checkpoints_completed < completed:
+        assert not job.state.ended, job.status().last_error
+        assert time.monotonic() < deadline, job.status()
+        time.sleep(0.01)
+
+
+def test_a_null_key_is_refused_by_name_and_not_retried(spark: SparkSession, tmp_path: Path) -> None:
+    source = CountingSource(100)
+    pipeline, sink = ledger(spark, tmp_path / "unused", source)
+    records = pipeline.read(source, uid="more").map(
+        lambda r: r | {"account": None if r["id"] == 7 else r["account"]}
+    )
+    from onceflow import count
+
+    records.key_by("account").running(n=count(), uid="counts").write(sink, uid="counted")
+    with pytest.raises(BadRecord, match=r"key_by\('account'\).*'id': 7"):
+        pipeline.run(60)
+
+
+def test_of_two_drivers_of_one_job_the_older_stops_and_no_row_is_doubled(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    source = CountingSource(120_000, pause_s=0.01)
+    pipeline, sink = ledger(spark, tmp_path, source)
+    older = pipeline.start()
+    await_checkpoints(older, 2)
+    newer = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "tests.support.ledger_process", str(tmp_path)),
+            *("--records", str(source.records), "--pause-s", "0.01"),
+        ],
+        cwd=REPOSITORY,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        with pytest.raises(Fenced, match="Attempt 2 .* owns the job"):
+            older.wait(60)
+        assert newer.wait(90) == 0
+    finally:
+        newer.kill()
+        newer.wait(10)
+    assert_exactly_once(sink, source)
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
+def test_a_damaged_state_file_is_refused_by_name(
+    spark: SparkSession, tmp_path: Path, damage: str
+) -> None:
+    source = CountingSource(20_000, accounts=5_000)
+    ledger(spark, tmp_path, source, backend=HeapBackend())[0].run(60)
+    files = sorted((tmp_path / "checkpoints").rglob("chk-*/**/*"))
+    state = max((path for path in files if path.is_file()), key=lambda path: path.stat().st_size)
+    data = bytearray(state.read_bytes())
+    if damage == "flip":
+        data[len(data) // 2] ^= 1
+        state.write_bytes(data)
+    elif damage == "truncate":
+        state.write_bytes(data[:-1])
+    else:
+        state.unlink()
+    pipeline, sink = ledger(spark, tmp_path, source, backend=HeapBackend())
+    with pytest.raises(CheckpointCorrupt, match=state.name):
+        pipeline.run(60)
+    assert len(sink.rows()) == source.records
+
+
+def test_a_damaged_decision_log_is_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:
+    source = CountingSource(500)
+    ledger(spark, tmp_path, source)[0].run(60)
+    record = max((tmp_path / "checkpoints").rglob("log/*.json"))
+    data = bytearray(record.read_bytes())
+    data[len(data) // 2] ^= 1
+    record.write_bytes(data)
+    pipeline, sink = ledger(spark, tmp_path, source)
+    with pytest.raises(CheckpointCorrupt, match=record.name):
+        pipeline.run(60)
+    assert_exactly_once(sink, source)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 512 KiB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    disk = tmp_path / "checkpoints"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(disk)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"mounting is not allowed here: {mounted.stderr.decode()}")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_fails_checkpoints_and_not_rows(
+    spark: SparkSession, tmp_path: Path, small_disk: Path
+) -> None:
+    """The job ends by its own rule; with space again it goes on, each row once."""
+    source = CountingSource(20_000, accounts=20_000, pause_s=0.002)
+    filler = small_disk / "filler"
+    pipeline, sink = ledger(spark, tmp_path, source, restart=NoRestart(), interval=0.1)
+    job = pipeline.start()
+    await_checkpoints(job, 2)
+    with pytest.raises(OSError, match="No space"), filler.open("wb") as file:
+        while True:
+            file.write(bytes(4096))
+            file.flush()
+    with pytest.raises((CheckpointError, StorageError), match=r"(?i)disk|space"):
+        job.wait(60)
+    filler.unlink()
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    pipeline, sink = ledger(spark, tmp_path, source)
+    assert pipeline.run(60).state is JobState.FINISHED
+    assert_exactly_once(sink, source)
+
+
+def test_state_whose_operator_is_gone_is_not_dropped_silently(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    source = CountingSource(500)
+    ledger(spark, tmp_path, source)[0].run(60)
+    from onceflow import Checkpointing, Pipeline
+
+    pipeline = Pipeline(
+        spark, name="ledger", checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"))
+    )
+    stream = pipeline.read(source, uid="records")
+    stream.write(DirectorySink(str(tmp_path / "out")), uid="ledger")
+    with pytest.raises(StateIncompatible, match="state of balance"):
+        pipeline.run(60)
+
+
+def test_storage_that_cannot_be_written_is_named_before_anything_runs(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    (tmp_path / "checkpoints").write_text("a file, not a directory")
+    pipeline, _ = ledger(
+        spark, tmp_path, CountingSource(10), restart=FixedDelay(attempts=1, delay_s=0)
+    )
+    with pytest.raises((ConfigError, StorageError), match="checkpoints"):
+        pipeline.run(60)
