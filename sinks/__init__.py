@@ -1,1 +1,7 @@
-"""TODO: one line."""
+"""Two-phase sinks: what they write survives any crash, and is seen exactly once."""
+
+from __future__ import annotations
+
+from onceflow.sinks.postgres import PostgresSink
+
+__all__ = ["PostgresSink"]

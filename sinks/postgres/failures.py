@@ -1,0 +1,37 @@
+"""What the server's refusals mean in onceflow's terms."""
+
+from __future__ import annotations
+
+import psycopg
+
+from onceflow.core.errors import BadRow, SinkError
+
+# Class 22: a value does not fit its type. Class 23: a constraint forbids the row.
+_ROW_CLASSES = ("22", "23")
+
+
+def described(error: psycopg.Error) -> str:
+    """Return what the server said on one line: text, constraint, detail, hint, place, SQLSTATE."""
+    diagnostics = error.diag
+    if diagnostics.message_primary is None:
+        return " ".join(str(error).split())
+    parts = [diagnostics.message_primary]
+    if diagnostics.constraint_name:
+        parts.append(f"constraint {diagnostics.constraint_name}")
+    elif diagnostics.column_name:
+        parts.append(f"column {diagnostics.column_name}")
+    parts += [part for part in (diagnostics.message_detail, diagnostics.message_hint) if part]
+    if diagnostics.context:
+        parts.append(diagnostics.context.splitlines()[0])
+    return f"{'; '.join(parts)} (SQLSTATE {error.sqlstate})"
+
+
+def is_row_refused(error: psycopg.Error) -> bool:
+    """Return whether the server refuses a row for what is in it: every new attempt would fail."""
+    return (error.sqlstate or "").startswith(_ROW_CLASSES)
+
+
+def refusal(error: psycopg.Error, doing: str) -> SinkError:
+    """Return `error` as a `BadRow` when the data is at fault, else as a `SinkError`."""
+    kind = BadRow if is_row_refused(error) else SinkError
+    return kind(f"{doing}: {described(error)}")

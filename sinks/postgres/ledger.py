@@ -1,0 +1,122 @@
+"""The statements on onceflow's own two tables in a Postgres database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import TupleRow
+
+from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.sinks.sql import SinkOwner
+from onceflow.sinks.sql.bookkeeping import LEDGER, SINKS
+
+_PRUNED_AT_ONCE = 1_000
+
+# The rows go in only while nobody has fenced this attempt, and no transaction of the name is
+# prepared: its ledger row would hold this statement up until the lock timeout, and say nothing.
+_RECORD = """
+    INSERT INTO {ledger} (transaction_id, sink_id, attempt, checkpoint, subtask, row_count)
+    SELECT %(transaction)s::text, %(sink)s::text, %(attempt)s, %(checkpoint)s, %(subtask)s, %(rows)s
+    FROM {sinks} AS owner
+    WHERE owner.sink_id = %(sink)s::text AND owner.attempt <= %(attempt)s AND NOT EXISTS (
+        SELECT FROM pg_catalog.pg_prepared_xacts WHERE gid = %(transaction)s::text
+    )
+"""
+_CLAIM = """
+    INSERT INTO {sinks} (sink_id, job, log_id, attempt) VALUES (%s, %s, %s, %s)
+    ON CONFLICT (sink_id) DO UPDATE
+    SET job = excluded.job, log_id = excluded.log_id, attempt = excluded.attempt, claimed_at = now()
+"""
+# A row that another pruner holds is that pruner's to delete.
+_PRUNE = """
+    DELETE FROM {ledger} WHERE transaction_id IN (
+        SELECT transaction_id FROM {ledger} WHERE sink_id = %s AND checkpoint < %s
+        LIMIT %s FOR UPDATE SKIP LOCKED
+    )
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The bookkeeping tables in one schema. Every call runs in the connection's transaction."""
+
+    schema: str
+
+    @property
+    def ledger(self) -> sql.Identifier:
+        """The ledger's name, quoted."""
+        return sql.Identifier(self.schema, LEDGER)
+
+    @property
+    def sinks(self) -> sql.Identifier:
+        """The fence's name, quoted."""
+        return sql.Identifier(self.schema, SINKS)
+
+    def record(
+        self, connection: psycopg.Connection[TupleRow], transaction: TransactionId, rows: int
+    ) -> bool:
+        """Return whether the ledger row is written; not when fenced, or when the name is in use."""
+        cursor = connection.execute(
+            sql.SQL(_RECORD).format(ledger=self.ledger, sinks=self.sinks),
+            {
+                "transaction": str(transaction),
+                "sink": transaction.sink_id,
+                "attempt": transaction.attempt,
+                "checkpoint": transaction.checkpoint,
+                "subtask": transaction.subtask,
+                "rows": rows,
+            },
+        )
+        return cursor.rowcount == 1
+
+    def has(self, connection: psycopg.Connection[TupleRow], transaction: TransactionId) -> bool:
+        """Return whether the ledger proves that `transaction` is committed.
+
+        A ledger that is missing proves nothing, so that is psycopg's error and not False.
+        """
+        cursor = connection.execute(
+            sql.SQL("SELECT FROM {} WHERE transaction_id = %s").format(self.ledger),
+            (str(transaction),),
+        )
+        return cursor.fetchone() is not None
+
+    def owner(
+        self, connection: psycopg.Connection[TupleRow], sink_id: str, *, lock: bool
+    ) -> SinkOwner | None:
+        """Return who claimed `sink_id` last; locked, nobody else can claim it meanwhile."""
+        row = connection.execute(
+            sql.SQL("SELECT log_id, attempt FROM {} WHERE sink_id = %s{}").format(
+                self.sinks, sql.SQL(" FOR UPDATE" if lock else "")
+            ),
+            (sink_id,),
+        ).fetchone()
+        return None if row is None else SinkOwner(str(row[0]), int(row[1]))
+
+    def claim(
+        self, connection: psycopg.Connection[TupleRow], sink_id: str, job: str, owner: SinkOwner
+    ) -> None:
+        """Record `owner` as the only one who may write under `sink_id`."""
+        connection.execute(
+            sql.SQL(_CLAIM).format(sinks=self.sinks), (sink_id, job, owner.log_id, owner.attempt)
+        )
+
+    def prune(
+        self, connection: psycopg.Connection[TupleRow], sink_id: str, before: CheckpointId
+    ) -> int:
+        """Delete committed rows of checkpoints before `before`, a bounded number; return how many.
+
+        Rows of prepared transactions are invisible and stay. Losing a deletion to a crash does no
+        harm, so the disk is not waited for.
+        """
+        with connection.transaction():
+            connection.execute("SET LOCAL synchronous_commit TO off")
+            cursor = connection.execute(
+                sql.SQL(_PRUNE).format(ledger=self.ledger), (sink_id, before, _PRUNED_AT_ONCE)
+            )
+        return cursor.rowcount
+
+    def prune_is_complete(self, deleted: int) -> bool:
+        """Return whether a call that deleted so many has left nothing to delete."""
+        return deleted < _PRUNED_AT_ONCE

@@ -1,0 +1,163 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false
+"""What a user writes to have rows in Postgres."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+import pyarrow as pa
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
+from onceflow.sinks.postgres.catalog import TableName
+from onceflow.sinks.postgres.committer import PostgresCommitter
+from onceflow.sinks.postgres.connection import endpoint
+from onceflow.sinks.postgres.ledger import Ledger
+from onceflow.sinks.postgres.preflight import run_preflight
+from onceflow.sinks.postgres.settings import SinkSettings
+from onceflow.sinks.postgres.writer import AtLeastOnceWriter, TwoPhaseWriter
+
+_FLUSH_ROWS = 50_000
+
+
+class _Delivery(Enum):
+    EXACTLY_ONCE = "exactly_once"
+    AT_LEAST_ONCE = "at_least_once"
+
+
+@dataclass(frozen=True, repr=False)
+class PostgresSink(Sink):
+    """Writes every row to one table, by binary COPY; each is seen exactly once, through any crash.
+
+    Rows go in as they come, inside a transaction that is prepared at each barrier and committed
+    once the checkpoint is decided; nobody sees them before. Columns go by name; further columns of
+    the table get their defaults. The server needs `max_prepared_transactions` of at least twice the
+    parallelism. In `ledger_schema` onceflow keeps two small tables, onceflow_ledger and
+    onceflow_sinks.
+
+    Pickles with its password, prints without it.
+
+    Args:
+        url: `postgresql://user:password@host:5432/database?sslmode=require` as libpq takes it, or
+            SQLAlchemy's `postgresql+psycopg://…`, or JDBC's `jdbc:postgresql://…`.
+        table: `table` or `schema.table`, with upper and lower case exactly as in the database.
+        create: Whether to create the table from the rows' schema when there is none.
+        delivery: `at_least_once` commits without two phases: rows are seen at once, and come twice
+            after a failure.
+        commit_mode: How exactly-once is reached; `two_phase` is the one there is.
+        user: Over what the url says.
+        password: Over what the url says; needs no percent-encoding.
+        primary_key: Columns of the primary key of a table that is created.
+        ledger_schema: Where onceflow's own tables are; created if it may be.
+        connect_timeout_s: How long one connection may take; also how long a committer keeps asking
+            after a reply was lost.
+        statement_timeout_s: How long the server may be silent before the connection is given up.
+        lock_timeout_s: How long the server may wait for another transaction's lock.
+        flush_rows: At least once: how many rows are committed together, at most a batch more.
+
+    Raises:
+        ConfigError: A setting is wrong by itself; what needs the server is found by `check`.
+    """
+
+    url: str
+    table: str = field(kw_only=True)
+    create: bool = field(default=False, kw_only=True)
+    delivery: Literal["exactly_once", "at_least_once"] = field(default="exactly_once", kw_only=True)
+    commit_mode: Literal["two_phase"] = field(default="two_phase", kw_only=True)
+    user: str | None = field(default=None, kw_only=True)
+    password: str | None = field(default=None, kw_only=True)
+    primary_key: tuple[str, ...] = field(default=(), kw_only=True)
+    ledger_schema: str = field(default="onceflow", kw_only=True)
+    connect_timeout_s: float = field(default=10.0, kw_only=True)
+    statement_timeout_s: float = field(default=120.0, kw_only=True)
+    lock_timeout_s: float = field(default=60.0, kw_only=True)
+    flush_rows: int = field(default=_FLUSH_ROWS, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.primary_key, str):
+            raise ConfigError(f"primary_key={self.primary_key!r}: give a tuple of column names")
+        object.__setattr__(self, "primary_key", tuple(self.primary_key))
+        for name in ("connect_timeout_s", "statement_timeout_s", "lock_timeout_s", "flush_rows"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}={getattr(self, name)} must be over 0")
+        if self.commit_mode != "two_phase":
+            raise ConfigError(f"commit_mode={self.commit_mode!r}: only two_phase is there yet")
+        if not self.ledger_schema:
+            raise ConfigError("ledger_schema is empty; name a schema, public for instance")
+        self._delivery()
+        self._settings()
+
+    def __repr__(self) -> str:
+        return (
+            f"PostgresSink({self._settings().endpoint}, table={self.table!r}, "
+            f"delivery={self.delivery!r}, commit_mode={self.commit_mode!r})"
+        )
+
+    def check(self, context: CommitterContext, schema: pa.Schema) -> None:
+        """Return when rows of `schema` can be written; creates what is missing, fences the sink id.
+
+        Repeated in the same attempt it is refused, as the SPI says. A crash in it leaves at most
+        the tables created and the sink id claimed, which the next attempt claims in turn.
+
+        Raises:
+            ConfigError: They cannot: settings, server, privileges, table, columns or types.
+            Fenced: This attempt or a newer one has claimed the sink id.
+            SinkError: The server cannot be reached now.
+        """
+        run_preflight(
+            self._settings(),
+            context,
+            schema,
+            two_phase=self._delivery() is _Delivery.EXACTLY_ONCE,
+            create=self.create,
+            primary_key=self.primary_key,
+        )
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        """Return a connected writer.
+
+        Raises:
+            ConfigError: The table does not take the rows, or the server too few prepared ones.
+            SinkError: The server cannot be reached now.
+        """
+        if self._delivery() is _Delivery.AT_LEAST_ONCE:
+            return AtLeastOnceWriter(self._settings(), context)
+        return TwoPhaseWriter(self._settings(), context)
+
+    def committer(self, context: CommitterContext) -> Committer:
+        """Return a committer, which connects when it is first asked.
+
+        At least once it has nothing to commit, but finds what the job left in doubt when it was
+        still exactly once.
+        """
+        return PostgresCommitter(self._settings(), context)
+
+    def _delivery(self) -> _Delivery:
+        try:
+            return _Delivery(self.delivery)
+        except ValueError:
+            known = ", ".join(one.value for one in _Delivery)
+            raise ConfigError(f"delivery={self.delivery!r}: choose one of {known}") from None
+
+    def _settings(self) -> SinkSettings:
+        try:
+            table = TableName.parse(self.table)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        return SinkSettings(
+            endpoint=endpoint(
+                self.url,
+                user=self.user,
+                password=self.password,
+                connect_timeout_s=self.connect_timeout_s,
+                reply_timeout_s=self.statement_timeout_s,
+            ),
+            table=table,
+            ledger=Ledger(self.ledger_schema),
+            lock_timeout_s=self.lock_timeout_s,
+            flush_rows=self.flush_rows,
+        )
