@@ -19,6 +19,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
+from onceflow.core.errors import StorageError
 from onceflow.core.storage.filesystem import CheckpointFileSystem, CreateOutcome, Unfinished
 from onceflow.core.storage.posix import (
     LINK_DID_NOTHING,
@@ -60,12 +61,16 @@ class LocalFileSystem(CheckpointFileSystem):
     @override
     def create_if_absent(self, path: str, data: bytes) -> CreateOutcome:
         full = self.location(path)
-        with named("create", full):
-            temporary, _ = self._write_temporary(path, (data,))
-        try:
-            return publish(temporary, full)
-        finally:
-            remove_quietly(temporary)
+        for _ in range(TRIES_MAX):
+            with named("create", full):
+                temporary, _ = self._write_temporary(path, (data,))
+            try:
+                outcome = publish(temporary, full)
+            finally:
+                remove_quietly(temporary)
+            if outcome is not None:
+                return outcome
+        raise StorageError(f"cannot create {full}: somebody keeps deleting files beside it")
 
     @override
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:

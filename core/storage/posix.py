@@ -55,28 +55,30 @@ _REMEDIES = {
 _GIVES_UP_CHECKPOINT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-def publish(temporary: str, full: str) -> CreateOutcome:
-    """Show `temporary` under its name, durably, unless the name is taken."""
-    for _ in range(TRIES_MAX):
-        try:
-            os.link(temporary, full)
-        except FileExistsError:
-            existing = _existing(full)
-            if existing is not None:
-                return AlreadyExists(existing)
-            continue  # deleted between the two calls
-        except OSError as error:
-            if error.errno not in LINK_DID_NOTHING:
-                raise PublicationUnknown(message_of("create", full, error)) from error
-            if error.errno in _NO_HARD_LINKS:
-                raise StorageError(
-                    f"cannot create {full}: {error.strerror}; the decision log needs a file system"
-                    " with hard links that this process may make: choose another directory"
-                ) from error
-            raise StorageError(message_of("create", full, error)) from error
-        _sync_published(full)
-        return Created()
-    raise StorageError(f"cannot create {full}: somebody keeps creating and deleting it")
+def publish(temporary: str, full: str) -> CreateOutcome | None:
+    """Show `temporary` under its name, durably, unless the name is taken.
+
+    Returns None, and has done nothing, when somebody has deleted `temporary` (as litter of a writer
+    believed dead), or what stood under the name, between two calls.
+    """
+    try:
+        os.link(temporary, full)
+    except FileExistsError:
+        existing = _existing(full)
+        return None if existing is None else AlreadyExists(existing)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno not in LINK_DID_NOTHING:
+            raise PublicationUnknown(message_of("create", full, error)) from error
+        if error.errno in _NO_HARD_LINKS:
+            raise StorageError(
+                f"cannot create {full}: {error.strerror}; the decision log needs a file system"
+                " with hard links that this process may make: choose another directory"
+            ) from error
+        raise StorageError(message_of("create", full, error)) from error
+    _sync_published(full)
+    return Created()
 
 
 def _existing(full: str) -> bytes | None:

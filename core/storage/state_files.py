@@ -9,7 +9,6 @@ The checksum is xxh3-128 in hex, of the bytes that were handed over, not of what
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,8 +21,7 @@ from onceflow.core.protocol.invariant import require
 from onceflow.core.protocol.snapshots import StateHandle
 from onceflow.core.storage.filesystem import CheckpointFileSystem
 from onceflow.core.storage.layout import JobPaths, StateNames
-
-CHUNK_BYTES = 1 << 20
+from onceflow.core.storage.posix import CHUNK_BYTES, write_all
 
 _WHAT_TO_DO = (
     "restore the file from a backup of checkpoint storage, or start from an older checkpoint,"
@@ -147,14 +145,10 @@ class FileStateReader:
             CheckpointCorrupt: They are not what was written, or are gone.
             StorageError: They cannot be read now, or the local disk does not take them.
         """
-        hashed = _Hashed(self._chunks(handle))
-        size_bytes = 0
         try:
             with path.open("xb", buffering=0) as file:
                 try:
-                    for chunk in hashed:
-                        size_bytes += _write_all(file.fileno(), chunk)
-                    self._verify(handle, size_bytes, hashed.checksum)
+                    self._copy_into(file.fileno(), handle)
                 except BaseException:
                     path.unlink(missing_ok=True)
                     raise
@@ -163,6 +157,11 @@ class FileStateReader:
                 f"cannot restore state {handle.name} to {path}: {error.strerror}; look at the"
                 " slot's scratch directory (scratch_dir)"
             ) from error
+
+    def _copy_into(self, descriptor: int, handle: StateHandle) -> None:
+        hashed = _Hashed(self._chunks(handle))
+        size_bytes = sum(write_all(descriptor, chunk) for chunk in hashed)
+        self._verify(handle, size_bytes, hashed.checksum)
 
     def _chunks(self, handle: StateHandle) -> Iterable[bytes]:
         if not handle.path:
@@ -247,10 +246,3 @@ def _local_error(path: Path, error: OSError) -> StorageError:
         f"cannot read the slot's own state file {path}: {error.strerror}; look at the slot's"
         " scratch directory (scratch_dir)"
     )
-
-
-def _write_all(descriptor: int, data: bytes) -> int:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
-    return len(data)
