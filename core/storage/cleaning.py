@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 
 from onceflow.core.errors import StorageError
-from onceflow.core.protocol.ids import AttemptId, CheckpointId
+from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId
 from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.snapshots import StateHandle
 from onceflow.core.protocol.state_files import paths_of
@@ -21,25 +22,21 @@ def discard(fs: CheckpointFileSystem, paths: JobPaths, handles: Iterable[StateHa
     Raises:
         StorageError: The first failure; some files are still there, for `sweep` to find.
     """
-    files = {handle.path: handle for handle in handles if handle.path}
-    failed: StorageError | None = None
-    parents: set[str] = set()
-    for path, handle in files.items():
-        try:
-            fs.delete(paths.in_job(path))
-        except StorageError as error:
-            failed = failed or error
-        if not handle.shared:
-            parents.add(paths.in_job(path).rpartition("/")[0])
-    for parent in parents:
-        if fs.delete_directory_if_empty(parent):
-            fs.delete_directory_if_empty(parent.rpartition("/")[0])
-    if failed is not None:
-        raise failed
+    files = {paths.in_job(handle.path): handle for handle in handles if handle.path}
+    failures: list[StorageError] = []
+    for path in files:
+        with _noted(failures):
+            fs.delete(path)
+    private = [path for path, handle in files.items() if not handle.shared]
+    for parent in {path.rpartition("/")[0] for path in private}:
+        with _noted(failures):
+            if fs.delete_directory_if_empty(parent):
+                fs.delete_directory_if_empty(parent.rpartition("/")[0])
+    _raise_first(failures)
 
 
 def sweep(
-    fs: CheckpointFileSystem, paths: JobPaths, view: LogView, attempt: AttemptId
+    fs: CheckpointFileSystem, paths: JobPaths, view: LogView, attempt: AttemptId, probe: str
 ) -> tuple[str, ...]:
     """Delete every state file that no checkpoint of `view` names and that nobody will name.
 
@@ -49,23 +46,32 @@ def sweep(
         files of older attempts, and
         directories of checkpoints of this attempt below its last decided one.
 
-    Shared files of `attempt` itself are the coordinator's to discard. Returns what it deleted.
+    Shared files of `attempt` itself are the coordinator's to discard. Probes but `probe` go, too.
+    Returns what it deleted.
+
+    Raises:
+        StorageError: The first failure, after trying everything; the next sweep tries again.
     """
     named = paths_of(s for completed in view.completed for s in completed.snapshots)
     decided = view.completed
-    over_before = decided[-1].checkpoint if decided else CheckpointId(0)
+    over_before = decided[-1].checkpoint if decided else GENESIS
     named_directories = {path.rpartition("/")[0] for path in named}
     deleted: list[str] = []
+    failures: list[StorageError] = []
     for directory in _dead_directories(fs, paths, attempt, over_before):
         if directory.removeprefix(f"{paths.job}/") not in named_directories:
-            fs.delete_tree(directory)
-            fs.delete_directory_if_empty(directory.rpartition("/")[0])
-            deleted.append(directory)
-    for name in _dead_shared(fs, paths, attempt):
-        path = f"{paths.shared}/{name}"
-        if path.removeprefix(f"{paths.job}/") not in named:
+            with _noted(failures):
+                fs.delete_tree(directory)
+                fs.delete_directory_if_empty(directory.rpartition("/")[0])
+                deleted.append(directory)
+    stray = [f"{paths.shared}/{name}" for name in _dead_shared(fs, paths, attempt)]
+    stray = [path for path in stray if path.removeprefix(f"{paths.job}/") not in named]
+    stray += [path for path in map(paths.probe, fs.list(paths.probes)) if path != probe]
+    for path in stray:
+        with _noted(failures):
             fs.delete(path)
             deleted.append(path)
+    _raise_first(failures)
     return tuple(deleted)
 
 
@@ -93,3 +99,17 @@ def _dead_shared(fs: CheckpointFileSystem, paths: JobPaths, attempt: AttemptId) 
         writer = paths.attempt_of_shared(target)
         if writer is not None and writer < attempt:
             yield name
+
+
+@contextmanager
+def _noted(failures: list[StorageError]) -> Generator[None]:
+    """Go on after a failure: one file that cannot be deleted must not keep the others."""
+    try:
+        yield
+    except StorageError as error:
+        failures.append(error)
+
+
+def _raise_first(failures: list[StorageError]) -> None:
+    if failures:
+        raise failures[0]

@@ -77,7 +77,7 @@ class LocalFileSystem(CheckpointFileSystem):
         full = self.location(path)
         with named("write", full):
             size_bytes = self._place(path, chunks)
-            sync_directory(os.path.dirname(full))
+            _sync_name(full)
         return size_bytes
 
     @override
@@ -92,11 +92,7 @@ class LocalFileSystem(CheckpointFileSystem):
                 if error.errno in LINK_DID_NOTHING:
                     return False
                 raise
-            try:
-                sync_directory(os.path.dirname(full))
-            except BaseException:
-                remove_quietly(full)
-                raise
+            _sync_name(full)
         return True
 
     @override
@@ -211,3 +207,12 @@ class LocalFileSystem(CheckpointFileSystem):
                 tries += 1
                 if tries >= TRIES_MAX:
                     raise
+
+
+def _sync_name(full: str) -> None:
+    """Make the name of a new file durable, or take it away again."""
+    try:
+        sync_directory(os.path.dirname(full))
+    except BaseException:
+        remove_quietly(full)
+        raise

@@ -89,13 +89,9 @@ class JobStorage:
         `attempt` and of newer ones.
 
         Raises:
-            StorageError: Some are still there.
+            StorageError: Some are still there, after everything was tried.
         """
-        deleted = cleaning.sweep(self._fs, self._paths, view, attempt)
-        for name in self._fs.list(self._paths.probes):
-            if self._paths.probe(name) != self._probe:
-                self._fs.delete(self._paths.probe(name))
-        return deleted
+        return cleaning.sweep(self._fs, self._paths, view, attempt, self._probe)
 
     def probe_write(self) -> Probe:
         """Write a file for slots to read back; also shows that storage can be written at all.

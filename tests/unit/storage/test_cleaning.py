@@ -74,6 +74,25 @@ def test_one_file_that_cannot_be_deleted_does_not_keep_the_others(
     assert files(tmp_path) == {handles[0].path}
 
 
+def test_one_directory_that_cannot_be_deleted_does_not_keep_the_others_from_a_sweep(
+    storage: JobStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handles = [private(storage, 1, n) for n in range(1, 4)]
+    stray = shared(storage, tmp_path, 1)
+    delete_tree = LocalFileSystem.delete_tree
+
+    def failing(self: LocalFileSystem, path: str) -> None:
+        if path == "ledger/chk-1/a1":
+            raise StorageError("not this one")
+        delete_tree(self, path)
+
+    monkeypatch.setattr(LocalFileSystem, "delete_tree", failing)
+    with pytest.raises(StorageError, match="not this one"):
+        storage.sweep(storage.log.read(), AttemptId(2))
+    assert files(tmp_path) == {handles[0].path}
+    assert stray.path not in files(tmp_path)
+
+
 def test_a_sweep_keeps_what_a_retained_checkpoint_names(
     storage: JobStorage, tmp_path: Path
 ) -> None:

@@ -190,6 +190,25 @@ def test_a_name_that_may_not_survive_a_crash_is_unknown(
     assert fs.create_if_absent("log/1", b"data") == AlreadyExists(b"data")
 
 
+@pytest.mark.parametrize("how", ["write", "adopt"])
+def test_a_file_whose_name_may_not_survive_is_taken_away_again(
+    fs: LocalFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    (tmp_path / "source").write_bytes(WHOLE)
+    fs.write("shared/other", (b"",))
+
+    def failing(full: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), full)
+
+    monkeypatch.setattr(local, "sync_directory", failing)
+    with pytest.raises(StorageError, match="shared/f"):
+        if how == "write":
+            fs.write("shared/f", (WHOLE,))
+        else:
+            fs.adopt("shared/f", tmp_path / "source")
+    assert fs.list("shared") == ("other",)
+
+
 def test_nothing_is_shown_before_its_bytes_are_synced(
     fs: LocalFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -272,3 +273,11 @@ def test_another_root_is_refused_without_showing_its_password(root: str) -> None
 def test_an_inline_threshold_out_of_range_is_refused(size_bytes: int) -> None:
     with pytest.raises(ConfigError, match=f"inline_threshold_bytes={size_bytes}"):
         FileSystemStorage("/data", inline_threshold_bytes=size_bytes)
+
+
+def test_a_description_crosses_to_a_slot_and_opens_the_same_directory(tmp_path: Path) -> None:
+    described = FileSystemStorage(f"file://{tmp_path}", inline_threshold_bytes=7)
+    arrived = pickle.loads(pickle.dumps(described))
+    assert arrived == described
+    assert str(arrived.open("ledger")) == f"{tmp_path}/ledger"
+    assert list(tmp_path.iterdir()) == [], "opening touches nothing"
