@@ -13,6 +13,8 @@ from onceflow.sources.kafka.settings import KafkaSettings
 
 logger = logging.getLogger("onceflow.sources.kafka")
 
+CLOSE_S = 5.0
+
 _AUTHENTICATION_CODES = frozenset(
     {
         KafkaError._AUTHENTICATION,
@@ -37,7 +39,7 @@ class ClientTroubles:
         self._settings = settings
         self._lock = threading.Lock()
         self._last = ""
-        self._last_code: int | None = None
+        self._noted: set[int] = set()
         self._authentication = ""
 
     @property
@@ -55,8 +57,9 @@ class ClientTroubles:
         text = without_secrets(error.str(), self._settings.options)
         code = error.code()
         with self._lock:
-            is_new = code != self._last_code
-            self._last, self._last_code = text, code
+            is_new = code not in self._noted
+            self._noted.add(code)
+            self._last = text
             if code in _AUTHENTICATION_CODES:
                 self._authentication = text
         if is_new:
@@ -65,7 +68,8 @@ class ClientTroubles:
     def clear(self) -> None:
         """Forget everything: the client works again."""
         with self._lock:
-            self._last, self._last_code, self._authentication = "", None, ""
+            self._noted.clear()
+            self._last = self._authentication = ""
 
 
 def open_consumer(
@@ -97,6 +101,19 @@ def open_consumer(
             f"the Kafka client refuses its settings: {reason}. Options carry librdkafka's names;"
             " see its CONFIGURATION.md"
         ) from None
+
+
+def close_in_time(consumer: Consumer) -> None:
+    """Close `consumer`, and return at the latest after `CLOSE_S`.
+
+    librdkafka waits for offset commits that are under way, and with no broker to answer that lasts
+    as long as a request may. It then goes on in the background; nothing else depends on it.
+    """
+    closing = threading.Thread(target=consumer.close, name="onceflow-kafka-close", daemon=True)
+    closing.start()
+    closing.join(CLOSE_S)
+    if closing.is_alive():
+        logger.warning("a Kafka client is still closing after %g s; left behind", CLOSE_S)
 
 
 def error_of(error: KafkaException) -> KafkaError:

@@ -1,9 +1,11 @@
 """Whether the brokers still answer, asked from beside the reader.
 
 A client that has lost its brokers looks like one whose topic is idle: it says nothing. So a thread
-asks every few seconds for the topic's leaders, and each leader for one partition's end. Asking from
-the reader's own thread would hold it for up to fetch.wait.max.ms, because a broker answers the
-questions of one connection in turn.
+asks every few seconds for the topic's leaders, and each leader for one partition's end. It asks
+with a client of its own, because confluent-kafka lets one thread at a time into a client, and a
+thread that polls in a loop never lets another one in (seen with 2.16: `commit` and `list_topics`
+wait for ever). And were it let in, a broker answers the questions of one connection in turn, so the
+reader would wait for the answer together with its fetch, for up to fetch.wait.max.ms.
 """
 
 from __future__ import annotations
@@ -15,7 +17,13 @@ from collections.abc import Callable, Sequence
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from onceflow.core.errors import OnceflowError, SourceUnavailable
-from onceflow.sources.kafka.client import ClientTroubles, authentication_refused, error_of
+from onceflow.sources.kafka.client import (
+    ClientTroubles,
+    authentication_refused,
+    close_in_time,
+    error_of,
+    open_consumer,
+)
 from onceflow.sources.kafka.settings import KafkaSettings
 
 _INTERVAL_S_MAX = 5.0
@@ -25,24 +33,24 @@ _ANSWER_S = 1.0
 
 
 class LivenessWatch:
-    """Watches the brokers of one consumer, from `start` to `stop`."""
+    """Watches the brokers of some partitions, from `start` to `stop`."""
 
     def __init__(
         self,
-        consumer: Consumer,
         settings: KafkaSettings,
-        troubles: ClientTroubles,
         open_partitions: Callable[[], Sequence[tuple[str, int]]],
+        *,
+        group_id: str,
+        client_id: str,
     ) -> None:
-        self._consumer = consumer
         self._settings = settings
-        self._troubles = troubles
         self._open_partitions = open_partitions
+        self._group_id = group_id
+        self._client_id = client_id
+        self._troubles = ClientTroubles(settings)
         self._stopped = threading.Event()
         self._failure: OnceflowError | None = None
-        self._thread = threading.Thread(
-            target=self._watch, name="onceflow-kafka-watch", daemon=True
-        )
+        self._thread = threading.Thread(target=self._watch, name=client_id, daemon=True)
 
     @property
     def failure(self) -> OnceflowError | None:
@@ -54,31 +62,37 @@ class LivenessWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Return when the consumer is not used by the watch any more. Safe to call twice."""
+        """End the watch; its client closes behind it. Safe to call twice."""
         self._stopped.set()
-        if self._thread.ident is not None:
-            self._thread.join()
 
     def _watch(self) -> None:
         interval_s = min(_INTERVAL_S_MAX, self._settings.deadline_s / 4)
+        # Most readers of tests and batch jobs are done before anybody need ask.
+        if self._stopped.wait(interval_s):
+            return
+        consumer = open_consumer(
+            self._settings, self._troubles, group_id=self._group_id, client_id=self._client_id
+        )
         down_since: float | None = None
-        while not self._stopped.wait(
-            interval_s if down_since is None else min(interval_s, _INTERVAL_WHEN_DOWN_S)
-        ):
+        pause_s = 0.0
+        while not self._stopped.wait(pause_s):
             asked_at = time.monotonic()
-            reason = self._complaint()
+            reason = self._complaint(consumer)
+            # Serves the error callback.
+            consumer.poll(0)
             if reason is None:
-                if down_since is not None:
-                    self._troubles.clear()
-                down_since = None
+                self._troubles.clear()
+                down_since, pause_s = None, interval_s
                 continue
+            pause_s = min(interval_s, _INTERVAL_WHEN_DOWN_S)
             down_since = down_since or asked_at
             down_s = time.monotonic() - down_since
             if down_s > self._settings.deadline_s:
                 self._failure = self._given_up(reason, down_s)
-                return
+                break
+        close_in_time(consumer)
 
-    def _complaint(self) -> str | None:
+    def _complaint(self, consumer: Consumer) -> str | None:
         """Return what is wrong, or None when every leader answers."""
         partitions = self._open_partitions()
         try:
@@ -86,7 +100,7 @@ class LivenessWatch:
             for topic in sorted({topic for topic, _ in partitions}):
                 if self._stopped.is_set():
                     return None
-                metadata = self._consumer.list_topics(topic, timeout=_ANSWER_S).topics[topic]
+                metadata = consumer.list_topics(topic, timeout=_ANSWER_S).topics[topic]
                 if metadata.error is not None:
                     return f"topic {topic}: {metadata.error.str()}"
                 for partition in (number for name, number in partitions if name == topic):
@@ -97,7 +111,7 @@ class LivenessWatch:
             for topic, partition in leaders.values():
                 if self._stopped.is_set():
                     return None
-                self._consumer.get_watermark_offsets(
+                consumer.get_watermark_offsets(
                     TopicPartition(topic, partition), timeout=_ANSWER_S, cached=False
                 )
         except KafkaException as error:

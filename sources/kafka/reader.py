@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
 from onceflow.sources.kafka.client import (
     ClientTroubles,
     access_denied,
+    close_in_time,
     error_of,
     group_id_of,
     is_denied,
@@ -73,7 +75,9 @@ class KafkaReader(SourceReader):
         self._ends: dict[_Partition, int] = {}
         """Where the broker said that a partition ends for now."""
         self._polling = threading.Lock()
-        self._committing = threading.Lock()
+        self._uncommitted: deque[list[TopicPartition]] = deque(maxlen=1)
+        """The newest offsets to publish; put here by any thread, sent by the one that polls."""
+        self._may_commit = settings.commit_offsets
         self._closed = threading.Event()
         self._troubles = ClientTroubles(settings)
         self._consumer: Consumer | None = None
@@ -105,6 +109,8 @@ class KafkaReader(SourceReader):
                 return None
             if self._watch.failure is not None:
                 raise self._watch.failure
+            if self._uncommitted:
+                self._send_commit(self._consumer)
             return self._read(self._consumer, timeout_s)
 
     def snapshot(self) -> Sequence[Split]:
@@ -122,46 +128,53 @@ class KafkaReader(SourceReader):
     def commit(self, splits: Sequence[Split]) -> None:
         """Publish the positions of `splits` to the consumer group, for lag tools; never raises.
 
-        Only asks for it: a failure is logged once, and the next checkpoint tries again.
+        Only asks for it: the next `poll` sends them, because a client that one thread polls lets no
+        other thread in. A failure is logged once, and the next checkpoint tries again.
         """
-        if not self._settings.commit_offsets:
-            return
-        offsets = [
-            TopicPartition(position.topic, position.partition, position.next)
-            for position in map(PartitionPosition.of, splits)
-        ]
-        with self._committing:
-            if self._closed.is_set() or self._consumer is None or not offsets:
-                return
-            try:
-                self._consumer.commit(offsets=offsets, asynchronous=True)
-            except KafkaException as error:
-                self._troubles.note(error_of(error))
+        if self._may_commit and splits:
+            offsets = [
+                TopicPartition(position.topic, position.partition, position.next)
+                for position in map(PartitionPosition.of, splits)
+            ]
+            self._uncommitted.append(offsets)
 
     def close(self) -> None:
         """Close the client; offsets asked to be committed before are sent first."""
         self._closed.set()
-        with self._polling, self._committing:
+        with self._polling:
             if self._watch is not None:
                 self._watch.stop()
                 self._watch = None
             if self._consumer is not None:
-                self._consumer.close()
+                if self._uncommitted:
+                    self._send_commit(self._consumer)
+                close_in_time(self._consumer)
                 self._consumer = None
 
     def _opened(self, context: ReaderContext) -> tuple[Consumer, LivenessWatch]:
+        group_id = group_id_of(self._settings, job=context.job, uid=context.uid)
+        client_id = f"onceflow-{context.job}-{context.uid}-{context.subtask}"
         consumer = open_consumer(
-            self._settings,
-            self._troubles,
-            group_id=group_id_of(self._settings, job=context.job, uid=context.uid),
-            client_id=f"onceflow-{context.job}-{context.uid}-{context.subtask}",
+            self._settings, self._troubles, group_id=group_id, client_id=client_id
         )
         consumer.assign(
             [TopicPartition(*partition, self._next[partition]) for partition in self._open]
         )
-        watch = LivenessWatch(consumer, self._settings, self._troubles, lambda: tuple(self._open))
+        watch = LivenessWatch(
+            self._settings,
+            lambda: tuple(self._open),
+            group_id=group_id,
+            client_id=f"{client_id}-watch",
+        )
         watch.start()
         return consumer, watch
+
+    def _send_commit(self, consumer: Consumer) -> None:
+        offsets = self._uncommitted.popleft()
+        try:
+            consumer.commit(offsets=offsets, asynchronous=True)
+        except KafkaException as error:
+            self._troubles.note(error_of(error))
 
     def _read(self, consumer: Consumer, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
         deadline = time.monotonic() + timeout_s
@@ -266,6 +279,10 @@ class KafkaReader(SourceReader):
         else:
             # The client goes on trying by itself; the watch says when that has lasted too long.
             self._troubles.note(error)
+            if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                # Commits would wait for a coordinator that never answers, and `close` for them.
+                self._may_commit = False
+                self._uncommitted.clear()
         return False
 
     def _meet_gap(self, consumer: Consumer, event: Message) -> None:

@@ -1,0 +1,543 @@
+"""The Kafka source against a real broker that stays up."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import logging
+import os
+import random
+import threading
+import time
+from typing import Any
+
+import pytest
+from tests.integration.kafka_feed import (
+    CONTEXT,
+    Transactions,
+    add_partitions,
+    delete_before,
+    group_offsets,
+    ids,
+    produce,
+    read_rows,
+    read_to_end,
+    reading,
+    record,
+    source,
+)
+
+from onceflow.core.errors import BadRecord, ConfigError, OffsetOutOfRange
+from onceflow.core.spi import EndOfInput, Split
+from onceflow.integration.pytest_plugin import TopicFactory
+from onceflow.integration.servers.kinds import KafkaServer
+from onceflow.sources import KafkaSource
+
+
+@pytest.fixture
+def servers(onceflow_kafka: KafkaServer) -> str:
+    return onceflow_kafka.bootstrap_servers
+
+
+def _position(split: Split) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(split.position)
+    return found
+
+
+def _next(splits: Any) -> list[int]:
+    return [_position(split)["next"] for split in splits]
+
+
+# Positions and replay
+
+
+def test_every_record_is_read_once_from_whatever_snapshot_a_reader_starts(
+    servers: str, kafka_topic: TopicFactory
+) -> None:
+    topic = kafka_topic(3)
+    writer = Transactions(servers)
+    number = 0
+    expected: list[int] = []
+    # Partition 0 holds markers and aborted records, 1 is plain, 2 is empty.
+    for size in (1, 700, 3, 250):
+        writer.write(topic, map(record, range(number, number + size)))
+        expected += range(number, number + size)
+        writer.commit()
+        number += size
+        writer.write(topic, map(record, range(1_000_000, 1_000_040)))
+        writer.abort()
+    produce(servers, topic, map(record, range(number, number + 1500)), partition=1)
+    expected += range(number, number + 1500)
+
+    described = source(servers, topic, ending_offsets="latest", batch_rows=97)
+    snapshots: list[tuple[list[Split], list[int]]] = []
+    seen: list[int] = []
+    with reading(described) as reader:
+        snapshots.append((list(reader.snapshot()), []))
+        while not isinstance(batch := reader.poll(1.0), EndOfInput):
+            if batch is not None:
+                seen += batch.column("id").to_pylist()
+                snapshots.append((list(reader.snapshot()), list(seen)))
+    assert sorted(seen) == sorted(expected)
+
+    seed = int(os.environ.get("ONCEFLOW_TEST_SEED", random.randrange(2**32)))
+    chosen = [*random.Random(seed).sample(snapshots, 6), snapshots[0], snapshots[-1]]
+    for splits, before in chosen:
+        with reading(described, splits) as reader:
+            after = ids(read_to_end(reader))
+        assert sorted(before + after) == sorted(expected), f"seed {seed}, {splits}"
+
+
+def test_records_of_a_partition_keep_their_order_over_batches(
+    servers: str, kafka_topic: TopicFactory
+) -> None:
+    topic = kafka_topic()
+    produce(servers, topic, map(record, range(5000)))
+    with reading(source(servers, topic, ending_offsets="latest", batch_rows=333)) as reader:
+        assert ids(read_to_end(reader)) == list(range(5000))
+
+
+def test_a_batch_never_holds_more_rows_than_it_may(servers: str, kafka_topic: TopicFactory) -> None:
+    topic = kafka_topic(2)
+    for partition in (0, 1):
+        produce(servers, topic, map(record, range(2000)), partition=partition)
+    with reading(source(servers, topic, ending_offsets="latest", batch_rows=700)) as reader:
+        sizes = []
+        while not isinstance(batch := reader.poll(1.0), EndOfInput):
+            if batch is not None:
+                sizes.append(batch.num_rows)
+    assert sum(sizes) == 4000
+    assert max(sizes) <= 700
+
+
+def test_large_records_end_a_batch_by_their_bytes(servers: str, kafka_topic: TopicFactory) -> None:
+    topic = kafka_topic()
+    large = b'{"id": 1, "account": "%s"}' % (b"x" * 100_000)
+    produce(servers, topic, [large] * 1200)
+    described = source(servers, topic, ending_offsets="latest", batch_bytes=1_000_000)
+    with reading(described) as reader:
+        sizes = []
+        while not isinstance(batch := reader.poll(1.0), EndOfInput):
+            if batch is not None:
+                sizes.append(batch.num_rows)
+    assert sum(sizes) == 1200
+    # One chunk of 500 messages may be under way when the bound is met.
+    assert max(sizes) <= 510
+
+
+# Transactions and bounded reading
+
+
+def test_aborted_records_are_not_read(servers: str, kafka_topic: TopicFactory) -> None:
+    topic = kafka_topic()
+    writer = Transactions(servers)
+    writer.write(topic, map(record, range(10)))
+    writer.commit()
+    writer.write(topic, map(record, range(10, 20)))
+    writer.abort()
+    writer.write(topic, map(record, range(20, 30)))
+    writer.commit()
+    with reading(source(servers, topic, ending_offsets="latest")) as reader:
+        assert ids(read_to_end(reader)) == [*range(10), *range(20, 30)]
+
+
+@pytest.mark.parametrize("last", ["commit", "abort"])
+def test_bounded_partition_that_ends_in_a_marker_reaches_its_end(
+    servers: str, kafka_topic: TopicFactory, last: str
+) -> None:
+    topic = kafka_topic()
+    writer = Transactions(servers)
+    writer.write(topic, map(record, range(5)))
+    writer.commit() if last == "commit" else writer.abort()
+    described = source(servers, topic, ending_offsets="latest")
+    assert [_position(split)["stop"] for split in described.splits()] == [6]
+    with reading(described) as reader:
+        assert ids(read_to_end(reader)) == (list(range(5)) if last == "commit" else [])
+        assert _next(reader.snapshot()) == [6]
+        assert isinstance(reader.poll(0), EndOfInput)
+
+
+def test_open_transaction_bounds_a_bounded_read_and_is_read_by_the_next(
+    servers: str, kafka_topic: TopicFactory
+) -> None:
+    topic = kafka_topic()
+    produce(servers, topic, map(record, range(3)))
+    writer = Transactions(servers)
+    writer.write(topic, map(record, range(3, 6)))
+    produce(servers, topic, map(record, range(6, 9)))
+    described = source(servers, topic, ending_offsets="latest")
+    with reading(described) as reader:
+        assert ids(read_to_end(reader)) == [0, 1, 2]
+        stopped_at = reader.snapshot()
+    writer.commit()
+    with reading(source(servers, topic), stopped_at_without_end(stopped_at)) as reader:
+        assert ids(read_rows(reader, 6)) == list(range(3, 9))
+
+
+def stopped_at_without_end(splits: Any) -> list[Split]:
+    return [
+        Split(split.id, json.dumps({**_position(split), "stop": None}).encode()) for split in splits
+    ]
+
+
+def test_bounded_read_of_empty_partitions_ends(servers: str, kafka_topic: TopicFactory) -> None:
+    topic = kafka_topic(4)
+    produce(servers, topic, map(record, range(10)), partition=2)
+    described = source(servers, topic, ending_offsets="latest")
+    with reading(described) as reader:
+        assert ids(read_to_end(reader)) == list(range(10))
+    splits = [split for split in described.splits() if split.id != f"{topic}-2"]
+    with reading(described, splits) as reader:
+        assert isinstance(reader.poll(0), EndOfInput)
+
+
+def test_bounded_read_leaves_out_what_was_written_after_it_was_planned(
+    servers: str, kafka_topic: TopicFactory
+) -> None:
+    topic = kafka_topic(2)
+    for partition in (0, 1):
+        numbers = range(partition * 10_000, partition * 10_000 + 700 + partition)
+        produce(servers, topic, map(record, numbers), partition=partition)
+    described = source(servers, topic, ending_offsets="latest")
+    planned = described.splits()
+    for partition in (0, 1):
+        produce(servers, topic, map(record, range(50_000, 55_000)), partition=partition)
+    with reading(described, planned) as reader:
+        found = ids(read_to_end(reader))
+        assert _next(reader.snapshot()) == [700, 701]
+    assert sorted(found) == [*range(700), *range(10_000, 10_701)]
+
+
+def test_bounded_read_whose_first_records_were_deleted_reads_the_rest(
+    servers: str, kafka_topic: TopicFactory
+) -> None:
+    topic = kafka_topic()
+    writer = Transactions(servers)
+    writer.write(topic, map(record, range(20)))
+    writer.commit()
+    delete_before(servers, topic, 15)
+    with reading(source(servers, topic, ending_offsets="latest")) as reader:
+        assert ids(read_to_end(reader)) == list(range(15, 20))
+
+
+def test_reader_without_splits_ends_when_bounded_and_waits_when_not(
+    servers: str, kafka_topic: TopicFactory
+) -> None:
+    topic = kafka_topic()
+    with reading(source(servers, topic, ending_offsets="latest"), []) as reader:
+        assert isinstance(reader.poll(0), EndOfInput)
+        assert reader.snapshot() == []
+    with reading(source(servers, topic), []) as reader:
+        started = time.monotonic()
+        assert reader.poll(0.1) is None
+        assert time.monotonic() - started >= 0.09
+
+
+# Gaps
+
+
+def test_position_whose_records_were_deleted_names_the_gap(
+    servers: str, kafka_topic: TopicFactory
+) -> None:
+    topic = kafka_topic()
+    produce(servers, topic, map(record, range(100)))
+    described = source(servers, topic)
+    splits = described.splits()
+    delete_before(servers, topic, 60)
+    with reading(described, splits) as reader, pytest.raises(OffsetOutOfRange) as caught:
+        read_rows(reader, 1)
+    text = str(caught.value)
+    assert f"{topic}-0: offset 0 was to be read next, but the earliest one left is 60" in text
+    assert "60 offsets (0 to 59)" in text
+    assert "fail_on_data_loss=False" in text
+
+
+def test_accepted_gap_is_logged_and_everything_left_is_read_once(
+    servers: str, kafka_topic: TopicFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = kafka_topic(2)
+    for partition in (0, 1):
+        produce(servers, topic, map(record, range(2000)), partition=partition)
+    described = source(servers, topic, ending_offsets="latest", fail_on_data_loss=False)
+    splits = described.splits()
+    delete_before(servers, topic, 1500, partition=1)
+    with caplog.at_level(logging.WARNING), reading(described, splits) as reader:
+        found = ids(read_to_end(reader))
+    assert sorted(found) == sorted([*range(2000), *range(1500, 2000)])
+    assert "1500 offsets (0 to 1499) were deleted" in caplog.text
+
+
+def test_position_beyond_the_end_says_that_the_topic_is_another_one(
+    servers: str, kafka_topic: TopicFactory
+) -> None:
+    topic = kafka_topic()
+    produce(servers, topic, map(record, range(10)))
+    described = source(servers, topic)
+    split = described.splits()[0]
+    beyond = Split(split.id, json.dumps({**_position(split), "next": 500}).encode())
+    with reading(described, [beyond]) as reader, pytest.raises(OffsetOutOfRange) as caught:
+        read_rows(reader, 1)
+    assert "offset 500 was to be read next, but the topic ends at 10" in str(caught.value)
+
+
+def test_explicit_start_that_was_deleted_is_refused_when_the_job_starts(
+    servers: str, kafka_topic: TopicFactory
+) -> None:
+    topic = kafka_topic()
+    produce(servers, topic, map(record, range(10)))
+    delete_before(servers, topic, 4)
+    start = {topic: {0: 1}}
+    with pytest.raises(OffsetOutOfRange, match=r"offset 1 was to be read next.*left is 4"):
+        source(servers, topic, starting_offsets=start).splits()
+    accepted = source(servers, topic, starting_offsets=start, fail_on_data_loss=False)
+    assert _next(accepted.splits()) == [4]
+
+
+# Where it starts and ends
+
+
+def test_latest_start_reads_only_what_comes_after_it(
+    servers: str, kafka_topic: TopicFactory
+) -> None:
+    topic = kafka_topic()
+    produce(servers, topic, map(record, range(10)))
+    described = source(servers, topic, starting_offsets="latest")
+    splits = described.splits()
+    produce(servers, topic, map(record, range(10, 15)))
+    with reading(described, splits) as reader:
+        assert ids(read_rows(reader, 5)) == list(range(10, 15))
+
+
+def test_explicit_starts_and_ends_bound_each_partition(
+    servers: str, kafka_topic: TopicFactory
+) -> None:
+    topic = kafka_topic(3)
+    for partition in range(3):
+        produce(servers, topic, map(record, range(20)), partition=partition)
+    described = source(
+        servers,
+        topic,
+        starting_offsets={topic: {0: 5, 1: -2, 2: -1}},
+        ending_offsets=json.dumps({topic: {"0": 9, "1": 2, "2": -1}}),
+    )
+    with reading(described) as reader:
+        assert sorted(ids(read_to_end(reader))) == sorted([5, 6, 7, 8, 0, 1])
+
+
+def test_start_at_a_time_reads_from_the_first_record_since(
+    servers: str, kafka_topic: TopicFactory
+) -> None:
+    topic = kafka_topic(2)
+    produce(servers, topic, map(record, range(5)))
+    time.sleep(0.05)
+    since = dt.datetime.now(dt.timezone.utc)
+    time.sleep(0.05)
+    produce(servers, topic, map(record, range(5, 8)))
+    described = source(servers, topic, starting_offsets=since, ending_offsets="latest")
+    with reading(described) as reader:
+        assert ids(read_to_end(reader)) == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("settings", "fragment"),
+    [
+        ({"starting_offsets": {"T": {0: 1}}}, r"nothing about partitions \[1\]"),
+        ({"starting_offsets": {"T": {0: 1, 1: 0, 7: 0}}}, r"names partitions \[7\]"),
+        ({"starting_offsets": {"T": {0: 4, 1: 0}}}, "starts at 4, but it ends at 3"),
+        ({"ending_offsets": {"T": {0: 9, 1: 0}}}, "ends at 9, but only the offsets before 3"),
+    ],
+)
+def test_explicit_offsets_that_do_not_fit_the_topic_are_refused(
+    servers: str, kafka_topic: TopicFactory, settings: dict[str, Any], fragment: str
+) -> None:
+    topic = kafka_topic(2)
+    produce(servers, topic, map(record, range(3)))
+    mine = {name: {topic: offsets["T"]} for name, offsets in settings.items()}
+    with pytest.raises(ConfigError, match=fragment):
+        source(servers, topic, **mine).splits()
+
+
+def test_missing_topic_is_named_together_with_the_nearest_one(
+    servers: str, kafka_topic: TopicFactory
+) -> None:
+    topic = kafka_topic()
+    with pytest.raises(ConfigError) as caught:
+        source(servers, f"{topic}s").check()
+    assert f"topic '{topic}s' does not exist" in str(caught.value)
+    assert f"Did you mean '{topic}'" in str(caught.value)
+    source(servers, topic).check()
+
+
+def test_partitions_added_later_are_found_and_start_at_their_first_record(
+    servers: str, kafka_topic: TopicFactory
+) -> None:
+    topic = kafka_topic(1)
+    described = source(servers, topic, starting_offsets="latest")
+    known = described.splits()
+    add_partitions(servers, topic, 3)
+    produce(servers, topic, map(record, range(4)), partition=2)
+    added = described.new_splits(known)
+    assert [(split.id, _position(split)["next"]) for split in added] == [
+        (f"{topic}-1", 0),
+        (f"{topic}-2", 0),
+    ]
+    with reading(described, [*known, *added]) as reader:
+        assert ids(read_rows(reader, 4)) == [0, 1, 2, 3]
+
+
+# Records
+
+
+@pytest.mark.parametrize(
+    ("value", "fragment"),
+    [
+        (b'{"id": 1, "account": "a"', "truncated"),
+        (b'{"id": "7", "account": "a"}', "column 'id' (int64): Expected `int`, got `str`"),
+        (b'{"id": 1.5, "account": "a"}', "got `float`"),
+        (b'{"id": null, "account": "a"}', "column 'id' (int64): Expected `int`, got `null`"),
+        (b'{"account": "a"}', "missing required field `id`"),
+        (b'{"id": 9223372036854775808, "account": "a"}', "found 9223372036854775808"),
+        (b'[1, "a"]', "Expected `object`, got `array`"),
+        (b'{"id": 1, "account": "a"}{"id": 2, "account": "b"}', "trailing characters"),
+        (b'{"id": 1, "account": "\xff"}', "utf-8"),
+        (b"", "truncated"),
+        (None, "no value (a tombstone)"),
+    ],
+)
+def test_bad_record_names_its_offset_and_what_is_wrong(
+    servers: str, kafka_topic: TopicFactory, value: bytes | None, fragment: str
+) -> None:
+    topic = kafka_topic(2)
+    values = [record(0), record(1), value, record(3)]
+    produce(servers, topic, values, partition=1)
+    with reading(source(servers, topic)) as reader, pytest.raises(BadRecord) as caught:
+        read_rows(reader, 4)
+    assert str(caught.value).startswith(f"{topic}-1 offset 2: ")
+    assert fragment in str(caught.value)
+    dropping = source(servers, topic, on_bad_record="drop", ending_offsets="latest")
+    with reading(dropping) as reader:
+        assert ids(read_to_end(reader)) == [0, 1, 3]
+        assert getattr(reader, "dropped_count") == 1  # noqa: B009 - not part of the contract
+
+
+def test_value_that_its_column_cannot_hold_names_its_offset(
+    servers: str, kafka_topic: TopicFactory
+) -> None:
+    topic = kafka_topic()
+    values = [b'{"id": %d, "price": "1.%02d"}' % (n, n) for n in range(50)]
+    values[31] = b'{"id": 31, "price": 1.005}'
+    produce(servers, topic, values)
+    schema = "id TINYINT NOT NULL, price DECIMAL(6, 2)"
+    with (
+        reading(source(servers, topic, schema=schema)) as reader,
+        pytest.raises(BadRecord) as caught,
+    ):
+        read_rows(reader, 50)
+    assert str(caught.value).startswith(f"{topic}-0 offset 31: column 'price'")
+    assert "1.005" in str(caught.value)
+    described = source(servers, topic, schema=schema, on_bad_record="drop", ending_offsets="latest")
+    with reading(described) as reader:
+        assert ids(read_to_end(reader)) == [n for n in range(50) if n != 31]
+
+
+def test_metadata_columns_stay_beside_their_rows_when_bad_records_are_dropped(
+    servers: str, kafka_topic: TopicFactory
+) -> None:
+    topic = kafka_topic()
+    writer = Transactions(servers)
+    writer.write(topic, [record(0), b"bad", record(2)])
+    writer.commit()
+    produce(servers, topic, [b"bad", record(5), record(6)])
+    described = source(
+        servers, topic, include_metadata=True, on_bad_record="drop", ending_offsets="latest"
+    )
+    with reading(described) as reader:
+        rows = read_to_end(reader)
+    assert [(row["id"], row["_offset"]) for row in rows] == [(0, 0), (2, 2), (5, 5), (6, 6)]
+    assert {(row["_topic"], row["_partition"]) for row in rows} == {(topic, 0)}
+    age = dt.datetime.now(dt.timezone.utc) - rows[0]["_timestamp"]
+    assert dt.timedelta(0) <= age < dt.timedelta(minutes=1)
+
+
+def test_raw_format_has_spark_s_columns_and_keeps_tombstones(
+    servers: str, kafka_topic: TopicFactory
+) -> None:
+    topic = kafka_topic()
+    produce(servers, topic, [b"\x00\xff", None, b""])
+    described = KafkaSource(servers, topic=topic, format="raw", ending_offsets="latest")
+    assert described.schema.names == [
+        *("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+    ]
+    with reading(described) as reader:
+        rows = read_to_end(reader)
+    assert [(row["key"], row["value"], row["offset"]) for row in rows] == [
+        (None, b"\x00\xff", 0),
+        (None, None, 1),
+        (None, b"", 2),
+    ]
+    assert {row["timestampType"] for row in rows} == {0}
+
+
+# Waiting, publishing, closing
+
+
+def test_poll_of_an_idle_topic_returns_in_time_and_a_record_ends_the_wait(
+    servers: str, kafka_topic: TopicFactory
+) -> None:
+    topic = kafka_topic(2)
+    with reading(source(servers, topic)) as reader:
+        assert reader.poll(0.5) is None
+        started = time.monotonic()
+        assert reader.poll(0.05) is None
+        assert time.monotonic() - started < 0.3
+        produce(servers, topic, [record(1)])
+        started = time.monotonic()
+        assert ids(read_rows(reader, 1)) == [1]
+        assert time.monotonic() - started < 1.0
+
+
+def test_committed_positions_reach_the_group_even_when_the_reader_closes_at_once(
+    servers: str, kafka_topic: TopicFactory
+) -> None:
+    topic = kafka_topic(2)
+    for partition in (0, 1):
+        produce(servers, topic, map(record, range(10)), partition=partition)
+    group = f"group-{topic}"
+    described = source(servers, topic, group_id=group, ending_offsets={topic: {0: 10, 1: 4}})
+    reader = described.reader(described.splits(), CONTEXT)
+    read_to_end(reader)
+    assert group_offsets(servers, group, topic, 2) == [-1001, -1001]
+    reader.commit(reader.snapshot())
+    reader.close()
+    reader.close()
+    assert group_offsets(servers, group, topic, 2) == [10, 4]
+    reader.commit([])
+
+
+def test_commit_from_another_thread_reaches_the_group_while_the_reader_polls(
+    servers: str, kafka_topic: TopicFactory
+) -> None:
+    topic = kafka_topic()
+    produce(servers, topic, map(record, range(10)))
+    group = f"group-{topic}"
+    with reading(source(servers, topic, group_id=group)) as reader:
+        read_rows(reader, 10)
+        committing = threading.Thread(target=reader.commit, args=(reader.snapshot(),))
+        committing.start()
+        until = time.monotonic() + 20
+        while group_offsets(servers, group, topic, 1) != [10]:
+            assert time.monotonic() < until
+            reader.poll(0.02)
+        committing.join()
+
+
+def test_source_that_publishes_no_offsets_leaves_the_group_alone(
+    servers: str, kafka_topic: TopicFactory
+) -> None:
+    topic = kafka_topic()
+    produce(servers, topic, [record(1)])
+    described = source(servers, topic, group_id=f"group-{topic}", commit_offsets=False)
+    with reading(described) as reader:
+        read_rows(reader, 1)
+        reader.commit(reader.snapshot())
+    assert group_offsets(servers, f"group-{topic}", topic, 1) == [-1001]

@@ -1,0 +1,286 @@
+"""The Kafka source while its broker is killed, hung, gone, or refuses it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from typing import Protocol, cast
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionType
+from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
+from tests.integration.kafka_feed import (
+    CONTEXT,
+    delete_topic,
+    group_offsets,
+    ids,
+    produce,
+    read_rows,
+    reading,
+    record,
+    source,
+)
+
+from onceflow.core.errors import ConfigError, SourceUnavailable
+from onceflow.integration.servers.kafka import EmbeddedKafka
+from onceflow.integration.servers.process import LOOPBACK, free_port
+
+
+class _GuardedKafka(EmbeddedKafka):
+    """A broker with a second listener that wants a password and keeps to ACLs."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            {
+                "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+                "super.users": "User:ANONYMOUS",
+                "sasl.enabled.mechanisms": "PLAIN",
+                "listener.name.sasl.plain.sasl.jaas.config": (
+                    "org.apache.kafka.common.security.plain.PlainLoginModule required"
+                    ' user_reader="right" user_outsider="right" user_onlooker="right";'
+                ),
+                "auto.create.topics.enable": "true",
+            }
+        )
+        self.guarded = f"{LOOPBACK}:{free_port()}"
+        self._options["listeners"] = (
+            f"PLAINTEXT://{self.bootstrap_servers},SASL://{self.guarded},"
+            f"CONTROLLER://{LOOPBACK}:{self._controller_port}"
+        )
+        self._options["listener.security.protocol.map"] = (
+            "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL:SASL_PLAINTEXT"
+        )
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedKafka]:
+    """A broker of this module's own, which its tests may kill but must leave running."""
+    with EmbeddedKafka() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[_GuardedKafka]:
+    with _GuardedKafka() as server:
+        yield server
+
+
+@pytest.fixture
+def topic(broker: EmbeddedKafka) -> str:
+    return broker.create_topic(f"faults-{uuid.uuid4().hex[:8]}", 2)
+
+
+def _options(user: str, password: str = "right") -> Mapping[str, str]:
+    return {
+        "kafka.security.protocol": "SASL_PLAINTEXT",
+        "kafka.sasl.mechanism": "PLAIN",
+        "kafka.sasl.username": user,
+        "kafka.sasl.password": password,
+    }
+
+
+def test_reader_goes_on_without_loss_when_the_broker_is_killed_and_comes_back(
+    broker: EmbeddedKafka, topic: str
+) -> None:
+    total = 20_000
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "log_level": 2})
+    for number in range(total):
+        producer.produce(topic, record(number), partition=number % 2)
+    assert producer.flush(30) == 0
+    # Little is fetched ahead, so that most of the topic is read after the broker's death.
+    described = source(
+        broker.bootstrap_servers,
+        topic,
+        batch_rows=200,
+        options={"queued.min.messages": 500, "fetch.message.max.bytes": 16_000},
+    )
+    with reading(described) as reader:
+        found = ids(read_rows(reader, 1000))
+        broker.kill()
+        before = len(found)
+        while (batch := reader.poll(0.3)) is not None:
+            found += batch.column("id").to_pylist()  # type: ignore[union-attr]
+        assert len(found) < total, f"{before} rows before the kill, and no more to read after it"
+        broker.restart()
+        found += ids(read_rows(reader, total - len(found)))
+        produce(broker.bootstrap_servers, topic, [record(total)])
+        found += ids(read_rows(reader, 1))
+    assert sorted(found) == list(range(total + 1))
+
+
+def test_hung_broker_does_not_hold_poll_and_reading_goes_on_after_it(
+    broker: EmbeddedKafka, topic: str
+) -> None:
+    produce(broker.bootstrap_servers, topic, [record(0)])
+    with reading(source(broker.bootstrap_servers, topic)) as reader:
+        assert ids(read_rows(reader, 1)) == [0]
+        broker.pause()
+        try:
+            started = time.monotonic()
+            for _ in range(10):
+                assert reader.poll(0.05) is None
+            assert time.monotonic() - started < 2.0
+        finally:
+            broker.unpause()
+        produce(broker.bootstrap_servers, topic, [record(1)])
+        assert ids(read_rows(reader, 1)) == [1]
+
+
+def test_broker_silent_for_the_deadline_is_unavailable_and_close_returns(
+    broker: EmbeddedKafka, topic: str
+) -> None:
+    reader = source(broker.bootstrap_servers, topic, deadline_s=2.0).reader(
+        source(broker.bootstrap_servers, topic).splits(), CONTEXT
+    )
+    assert reader.poll(0.5) is None
+    broker.pause()
+    try:
+        reader.commit(reader.snapshot())
+        with pytest.raises(SourceUnavailable) as caught:
+            _poll_for(reader.poll, 30.0)
+        started = time.monotonic()
+        reader.close()
+        assert time.monotonic() - started < 10.0
+    finally:
+        broker.unpause()
+    assert broker.bootstrap_servers in str(caught.value)
+    assert topic in str(caught.value)
+    assert "deadline_s=2" in str(caught.value)
+
+
+def test_unreachable_broker_fails_the_check_at_its_deadline() -> None:
+    address = f"{LOOPBACK}:{free_port()}"
+    started = time.monotonic()
+    with pytest.raises(SourceUnavailable, match=address):
+        source(address, "payments", deadline_s=1.0).check()
+    assert time.monotonic() - started < 10.0
+
+
+def test_reader_whose_broker_was_never_there_is_unavailable_at_its_deadline(
+    broker: EmbeddedKafka, topic: str
+) -> None:
+    splits = source(broker.bootstrap_servers, topic).splits()
+    nobody = source(f"{LOOPBACK}:{free_port()}", topic, deadline_s=1.0)
+    with reading(nobody, splits) as reader, pytest.raises(SourceUnavailable, match=r"refused|down"):
+        _poll_for(reader.poll, 30.0)
+
+
+def test_topic_deleted_under_a_reader_is_unavailable_and_says_so(broker: EmbeddedKafka) -> None:
+    name = broker.create_topic(f"gone-{uuid.uuid4().hex[:8]}", 1)
+    produce(broker.bootstrap_servers, name, [record(0)])
+    with reading(source(broker.bootstrap_servers, name, deadline_s=2.0)) as reader:
+        assert ids(read_rows(reader, 1)) == [0]
+        delete_topic(broker.bootstrap_servers, name)
+        with pytest.raises(SourceUnavailable, match=f"topic {name}: .*[Uu]nknown topic"):
+            _poll_for(reader.poll, 30.0)
+
+
+def test_reader_may_be_closed_by_another_thread_while_it_polls(
+    broker: EmbeddedKafka, topic: str
+) -> None:
+    described = source(broker.bootstrap_servers, topic)
+    reader = described.reader(described.splits(), CONTEXT)
+    closing = threading.Timer(0.3, reader.close)
+    closing.start()
+    until = time.monotonic() + 5.0
+    while closing.is_alive():
+        assert time.monotonic() < until
+        assert reader.poll(0.05) is None
+    closing.join()
+    assert reader.poll(0.05) is None
+    reader.commit(reader.snapshot())
+
+
+def test_wrong_password_is_a_config_error_that_names_the_mechanism_and_not_the_password(
+    guarded: _GuardedKafka,
+) -> None:
+    name = guarded.create_topic(f"secret-{uuid.uuid4().hex[:8]}", 1)
+    refused = source(guarded.guarded, name, options=_options("reader", "wr0ng-pass"))
+    started = time.monotonic()
+    with pytest.raises(ConfigError) as caught:
+        refused.check()
+    assert time.monotonic() - started < 15.0
+    assert "refuses to authenticate user 'reader'" in str(caught.value)
+    assert "sasl.mechanism=PLAIN" in str(caught.value)
+    assert "wr0ng-pass" not in str(caught.value) + repr(refused)
+
+
+def test_topic_that_may_not_be_read_is_a_config_error_with_the_command_that_grants_it(
+    guarded: _GuardedKafka,
+) -> None:
+    name = guarded.create_topic(f"denied-{uuid.uuid4().hex[:8]}", 1)
+    with pytest.raises(ConfigError, match=r"kafka-acls\.sh .*User:outsider .*--topic " + name):
+        source(guarded.guarded, name, options=_options("outsider")).check()
+
+
+def test_topic_that_may_be_described_but_not_read_stops_the_reader(
+    guarded: _GuardedKafka,
+) -> None:
+    name = guarded.create_topic(f"denied-{uuid.uuid4().hex[:8]}", 1)
+    _grant(guarded, "onlooker", name, AclOperation.DESCRIBE)
+    produce(guarded.bootstrap_servers, name, [record(0)])
+    described = source(guarded.guarded, name, options=_options("onlooker"))
+    described.check()
+    with reading(described) as reader, pytest.raises(ConfigError, match="forbids reading"):
+        _poll_for(reader.poll, 20.0)
+
+
+def test_group_that_may_not_be_used_costs_lag_numbers_and_nothing_else(
+    guarded: _GuardedKafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = guarded.create_topic(f"group-{uuid.uuid4().hex[:8]}", 1)
+    _grant(guarded, "reader", name, AclOperation.READ)
+    produce(guarded.bootstrap_servers, name, map(record, range(5)))
+    described = source(guarded.guarded, name, options=_options("reader"), group_id="not-mine")
+    with caplog.at_level(logging.WARNING), reading(described) as reader:
+        assert ids(read_rows(reader, 5)) == [0, 1, 2, 3, 4]
+        reader.commit(reader.snapshot())
+        produce(guarded.bootstrap_servers, name, map(record, range(5, 8)))
+        assert ids(read_rows(reader, 3)) == [5, 6, 7]
+        reader.commit(reader.snapshot())
+        for _ in range(20):
+            reader.poll(0.05)
+    assert "roup authorization failed" in caplog.text
+    assert group_offsets(guarded.bootstrap_servers, "not-mine", name, 1) == [-1001]
+
+
+def test_check_of_a_missing_topic_does_not_create_it(guarded: _GuardedKafka) -> None:
+    name = f"never-{uuid.uuid4().hex[:8]}"
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="does not exist"):
+            source(guarded.bootstrap_servers, name).check()
+
+
+class _Poll(Protocol):
+    def __call__(self, timeout_s: float) -> object: ...
+
+
+def _poll_for(poll: _Poll, limit_s: float) -> None:
+    until = time.monotonic() + limit_s
+    while time.monotonic() < until:
+        poll(0.1)
+
+
+class _AclAdmin(Protocol):
+    def create_acls(self, acls: list[AclBinding]) -> dict[AclBinding, Future[None]]: ...
+
+
+def _grant(server: _GuardedKafka, user: str, topic: str, operation: AclOperation) -> None:
+    admin = cast("_AclAdmin", AdminClient({"bootstrap.servers": server.bootstrap_servers}))
+    binding = AclBinding(
+        ResourceType.TOPIC,
+        topic,
+        ResourcePatternType.LITERAL,
+        f"User:{user}",
+        "*",
+        operation,
+        AclPermissionType.ALLOW,
+    )
+    for future in admin.create_acls([binding]).values():
+        future.result(20)
