@@ -108,11 +108,11 @@ class MapState(ABC, Generic[K, V]):
 
     @abstractmethod
     def keys(self) -> Iterator[K]:
-        """Return the keys as of now, in no promised order; the mapping may be changed meanwhile."""
+        """Return the keys as of now, in any order; the mapping may be changed meanwhile."""
 
     @abstractmethod
     def items(self) -> Iterator[tuple[K, V]]:
-        """Return the entries as of now, in no promised order; the mapping may be changed meanwhile."""
+        """Return the entries as of now, in any order; the mapping may be changed meanwhile."""
 
     @abstractmethod
     def clear(self) -> None:
@@ -120,7 +120,7 @@ class MapState(ABC, Generic[K, V]):
 
 
 class PendingSnapshot(ABC):
-    """State frozen at a barrier, not yet durable. Exactly one of the two methods is called, once."""
+    """State frozen at a barrier and not yet durable; it is either uploaded or discarded."""
 
     @abstractmethod
     def upload(self, writer: StateWriter) -> tuple[StateHandle, ...]:
@@ -181,11 +181,11 @@ class KeyedStateStore(ABC):
 
     @abstractmethod
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
-        """Freeze the state as of now: the synchronous part, a few milliseconds for a million keys."""
+        """Freeze the state as of now; a few milliseconds for a million keys."""
 
     @abstractmethod
     def savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot:
-        """As `snapshot`, in the canonical form: whole, self-contained, restorable by any backend."""
+        """As `snapshot`, in the canonical form: self-contained and restorable by any backend."""
 
     @abstractmethod
     def notify_completed(self, checkpoint: CheckpointId) -> None:

@@ -38,7 +38,7 @@ class RocksDBBackend(StateBackend):
     directory: str | None = None
     """Where the database lives; default: the slot's scratch directory. Local disk, please."""
     cache_entries: int = 262_144
-    """How many entries of each state are held in memory, before and besides RocksDB's own caches."""
+    """How many entries of each state are held in memory, besides RocksDB's own caches."""
     block_cache_bytes: int = 64 << 20
     write_buffer_bytes: int = 64 << 20
 

@@ -1,8 +1,8 @@
 """What a state object keeps for a value: the value itself if nobody can change it, else its bytes.
 
-So a list changed after `set`, or after `get`, changes neither the state nor a snapshot under way, and
-both backends give the same answers. A value is checked when it is set: what could not be restored is
-refused at once, not by the restore.
+So a list changed after `set`, or after `get`, changes neither the state nor a snapshot under way,
+and both backends give the same answers. A value is checked when it is set: what could not be
+restored is refused at once, not by the restore.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Encoded(bytes):
 
 
 class Absent:
-    """Marks that there is no entry; its own class, so that `x.__class__ is int` also tells it apart."""
+    """Marks that there is no entry."""
 
     __slots__ = ()
 
@@ -51,7 +51,7 @@ class Cells:
         self.decode = serializer.decode
         single = len(self._direct) == 1
         self.direct: type[Any] = next(iter(self._direct)) if single else NoDirectType
-        """The one class whose values are stored as they are; of no value's class if there are more."""
+        """The class whose values are stored as they are; `NoDirectType` unless there is one."""
 
     def freeze(self, value: Any) -> Stored:
         """Return what to store for `value`.
@@ -83,7 +83,7 @@ class Cells:
         """Return what to store for bytes of a snapshot.
 
         Raises:
-            StateIncompatible: The type of the same name has changed so that it no longer takes them.
+            StateIncompatible: The type of the same name no longer takes them.
         """
         try:
             value = self.decode(data)

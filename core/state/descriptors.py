@@ -10,17 +10,19 @@ import pyarrow as pa
 from onceflow.core.errors import ConfigError
 from onceflow.core.state.serializers import Serializer, serializer_of
 
+# Descriptors have no slots: typing assigns to what `ValueStateDescriptor[int](…)` makes, and a
+# frozen dataclass with slots refuses with a TypeError that typing does not expect (CPython 3.11).
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
 
 TypeSpec: TypeAlias = "type[Any] | pa.DataType | Serializer[Any] | Any"
-"""A Python type (`int`, `list[str]`, a dataclass, a msgspec Struct), an Arrow type, or a serializer."""
+"""A Python type (`int`, `list[str]`, a dataclass or Struct), an Arrow type or a serializer."""
 
 STATE_NAME_BYTES_MAX = 200
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ValueStateDescriptor(Generic[T]):
     """One value a key: `ValueStateDescriptor("balance", int, default=0)`."""
 
@@ -33,7 +35,7 @@ class ValueStateDescriptor(Generic[T]):
         serializer_of(self.type)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ListStateDescriptor(Generic[T]):
     """A list a key: `ListStateDescriptor("recent", float)`; the type is that of an element."""
 
@@ -45,7 +47,7 @@ class ListStateDescriptor(Generic[T]):
         serializer_of(self.type)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MapStateDescriptor(Generic[K, V]):
     """A mapping a key: `MapStateDescriptor("by_day", date, int)`.
 

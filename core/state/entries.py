@@ -97,7 +97,8 @@ class EntryValueState(ValueState[T]):
 class EntryListState(ListState[T]):
     """A list state over an entry table, whose entries are lists of what is stored for each element.
 
-    A list in `fresh` belongs to the owner's thread and grows in place; any other may be in a snapshot.
+    A list in `fresh` belongs to the owner's thread and grows in place; any other may be in a
+    snapshot.
     """
 
     __slots__ = ("_table",)
@@ -134,5 +135,5 @@ class EntryListState(ListState[T]):
         if own.__class__ is list:
             own.extend(frozen)
             return
-        older = ABSENT if own is DELETED else table.older(key)
-        table.put(key, frozen if older is ABSENT else [*older, *frozen])
+        older: Any = ABSENT if own is DELETED else table.older(key)
+        table.put(key, frozen if older is ABSENT else list(older) + frozen)

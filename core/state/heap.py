@@ -1,9 +1,9 @@
 """Keyed state in the slot's memory.
 
-A snapshot freezes the dict of each state and puts an empty one over it, in no time whatever its size:
-changes go to the top dict, reads look there first. When no upload reads the frozen dicts any more, the
-owner's thread merges the changes down. Accumulator tables copy their totals instead (3 ms for a
-million) and share their keys, which never change.
+A snapshot freezes the dict of each state and puts an empty one over it, in no time whatever its
+size: changes go to the top dict, reads look there first. When no upload reads the frozen dicts any
+more, the owner's thread merges the changes down. Accumulator tables copy their totals instead (3 ms
+for a million) and share their keys, which never change.
 
 Invariants:
     a dict below the top is not changed while a pending snapshot may read it
@@ -133,7 +133,7 @@ def _merged(layers: Sequence[dict[Any, Any]]) -> dict[Any, Any]:
 
 
 class HeapMapState(MapState[K, V]):
-    """A map state whose entry for a key is a dict; one in `fresh` is the owner's, others are frozen."""
+    """A map state whose entries are dicts: one in `fresh` is the owner's, others are frozen."""
 
     def __init__(self, table: HeapEntries, keys: MapKeys) -> None:
         self._table = table
@@ -184,7 +184,7 @@ class HeapMapState(MapState[K, V]):
         table, key = self._table, self._table.current.key
         own: Any = table.fresh.get(key, ABSENT)
         if own.__class__ is not dict:
-            older = ABSENT if own is DELETED else table.older(key)
+            older: Any = ABSENT if own is DELETED else table.older(key)
             own = {} if older is ABSENT else dict(older)
             table.put(key, own)
         return own  # type: ignore[no-any-return]

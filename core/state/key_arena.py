@@ -1,14 +1,14 @@
-"""Keys of a table, one a slot, appended and never changed, so a snapshot may read them while it grows.
+"""Keys of a table, one a slot: appended and never changed, so a snapshot may go on reading them.
 
 Slot 0 is nobody's: an index can use 0 for "no slot" and still look there.
 
 Invariants:
     what lies before `count` in any array never changes; growing makes a larger array and copies
-    BytesArena: starts[i + 1] == starts[i] + lengths[i], so the arena is an Arrow buffer as it stands
+    BytesArena: starts[i + 1] == starts[i] + lengths[i], so the arena is an Arrow buffer as it is
 
-Encoded form of a key (checkpoint format): one column of bytes alone: the bytes. Otherwise the columns
-in order, a fixed one as its words of 8 bytes big-endian, one of bytes as a 4-byte big-endian length
-and the bytes.
+Encoded form of a key (checkpoint format): one column of bytes alone: the bytes. Otherwise the
+columns in order, a fixed one as its words of 8 bytes big-endian, one of bytes as a 4-byte
+big-endian length and the bytes.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def encode_keys(columns: Sequence[KeyColumn]) -> pa.Array:
 
 
 def decode_keys(encoded: pa.Array, shape: Sequence[KeyColumn]) -> tuple[KeyColumn, ...]:
-    """Return the key columns that `encode_keys` made `encoded` of; `shape` are columns of that kind.
+    """Return the key columns that `encode_keys` was given; `shape` are columns of the same kinds.
 
     Raises:
         StateCorrupt: The bytes are no such keys.

@@ -6,14 +6,15 @@
     datetime "n" (without zone) or "z" (with one, kept in UTC) and 8 bytes: microseconds since 1970
     tuple "(" and for each element a 4-byte length and its bytes
 
-Numbers are big-endian with the sign bit flipped, so that their bytes sort as they do. Equal keys have
-equal bytes, except that True and 1 are one key in memory and two here; no key column holds both.
+Numbers are big-endian with the sign bit flipped, so that their bytes sort as they do. Equal keys
+have equal bytes, except that True and 1 are one key in memory and two here; no key column holds
+both.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -29,6 +30,7 @@ from onceflow.core.state.key_groups import (
     hash_key,
     hash_keys,
     nanoseconds_of,
+    unscaled_of,
 )
 
 _SIGN = 1 << 63
@@ -44,43 +46,29 @@ def encode_key(key: Any) -> bytes:
     Raises:
         StateError: It is None or of a type that cannot be a key.
     """
-    kind = key.__class__
-    if kind is str:
-        return b"s" + key.encode()
-    if kind is int:
-        return _encode_int(key)
-    if kind is tuple:
-        parts = [encode_key(part) for part in key]
-        return b"(" + b"".join(_pack_u32(len(part)) + part for part in parts)
-    return _encode_other(key)
+    encode = _ENCODERS.get(key.__class__)
+    if encode is None:
+        encode = next((_ENCODERS[kind] for kind in _ENCODERS if isinstance(key, kind)), _refuse)
+    return encode(key)
 
 
 def _encode_int(key: int) -> bytes:
     if -_SIGN <= key < _SIGN:
         return b"i" + _pack_u64(key + _SIGN)
-    return b"I" + str(key).encode()
+    return b"I" + str(int(key)).encode()
 
 
-def _encode_other(key: Any) -> bytes:
-    match key:
-        case bool():
-            return b"t" if key else b"f"
-        case str():
-            return b"s" + key.encode()
-        case bytes():
-            return b"b" + key
-        case int():
-            return _encode_int(int(key))
-        case datetime():
-            return _encode_instant(key)
-        case date():
-            return b"d" + _pack_u64(days_of(key) + _SIGN)
-        case Decimal():
-            hash_key(key)
-            return b"D" + str(key).encode()
-        case _:
-            hash_key(key)
-            raise StateError(f"a key of type {type(key).__name__} has no bytes")
+def _encode_tuple(key: tuple[Any, ...]) -> bytes:
+    return b"(" + b"".join(prefixed(encode_key(part)) for part in key)
+
+
+def _encode_decimal(key: Decimal) -> bytes:
+    unscaled_of(key)
+    return b"D" + str(key).encode()
+
+
+def _refuse(key: Any) -> bytes:
+    raise StateError(f"a key of type {type(key).__name__} cannot be hashed or stored: {key!r:.60}")
 
 
 def _encode_instant(key: datetime) -> bytes:
@@ -90,43 +78,29 @@ def _encode_instant(key: datetime) -> bytes:
     return (b"n" if key.tzinfo is None else b"z") + _pack_u64(microseconds + _SIGN)
 
 
+_ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
+    str: lambda key: b"s" + key.encode(),
+    bool: lambda key: b"t" if key else b"f",
+    int: _encode_int,
+    bytes: lambda key: b"b" + key,
+    tuple: _encode_tuple,
+    datetime: _encode_instant,
+    date: lambda key: b"d" + _pack_u64(days_of(key) + _SIGN),
+    Decimal: _encode_decimal,
+}
+"""In an order in which a subclass stands before its base: bool is an int, a datetime a date."""
+
+
 def decode_key(data: bytes) -> Any:
     """Return the key that `encode_key` made `data` of.
 
     Raises:
         StateCorrupt: The bytes are no key.
     """
-    tag, body = data[:1], data[1:]
     try:
-        if tag == b"s":
-            return body.decode()
-        if tag == b"(":
-            return tuple(_decode_parts(body))
-        return _decode_tagged(tag, body)
-    except (ValueError, struct.error, InvalidOperation, OverflowError) as error:
+        return _DECODERS[data[:1]](data[1:])
+    except (KeyError, ValueError, struct.error, InvalidOperation, OverflowError) as error:
         raise StateCorrupt(f"{data!r:.80} is no key of a snapshot: {error}") from error
-
-
-def _decode_tagged(tag: bytes, body: bytes) -> Any:
-    match tag:
-        case b"b":
-            return body
-        case b"t" | b"f":
-            return tag == b"t"
-        case b"i":
-            return _number(body)
-        case b"I":
-            return int(body)
-        case b"d":
-            return date.fromordinal(_number(body) + _EPOCH.toordinal())
-        case b"n":
-            return _EPOCH + timedelta(microseconds=_number(body))
-        case b"z":
-            return _UTC_EPOCH + timedelta(microseconds=_number(body))
-        case b"D":
-            return Decimal(body.decode())
-        case _:
-            raise ValueError(f"unknown tag {tag!r}")
 
 
 def _number(body: bytes) -> int:
@@ -141,6 +115,21 @@ def _decode_parts(body: bytes) -> list[Any]:
         part, position = split_prefixed(body, position)
         parts.append(decode_key(part))
     return parts
+
+
+_DECODERS: dict[bytes, Callable[[bytes], Any]] = {
+    b"s": bytes.decode,
+    b"b": lambda body: body,
+    b"t": lambda _: True,
+    b"f": lambda _: False,
+    b"i": _number,
+    b"I": int,
+    b"d": lambda body: date.fromordinal(_number(body) + _EPOCH.toordinal()),
+    b"n": lambda body: _EPOCH + timedelta(microseconds=_number(body)),
+    b"z": lambda body: _UTC_EPOCH + timedelta(microseconds=_number(body)),
+    b"D": lambda body: Decimal(body.decode()),
+    b"(": lambda body: tuple(_decode_parts(body)),
+}
 
 
 def prefixed(data: bytes) -> bytes:

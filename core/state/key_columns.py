@@ -1,4 +1,4 @@
-"""Key columns of a batch, read from their Arrow buffers as 8-byte words, without a Python object a row.
+"""Key columns of a batch as 8-byte words, read from their Arrow buffers and not row by row.
 
 A key column becomes one of two things. `FixedKeys`: one or two words a row (integers, dates,
 instants, decimals). `BytesKeys`: a run of bytes a row (strings, binary), of which word w is bytes
@@ -93,7 +93,7 @@ def read_key_columns(
     if not arrays:
         raise ConfigError("a key needs at least one column; name one in key_by()")
     labels = names or [str(index) for index in range(len(arrays))]
-    return tuple(_read(array, label) for array, label in zip(arrays, labels))
+    return tuple(_read(array, label) for array, label in zip(arrays, labels, strict=True))
 
 
 def check_key_type(key_type: pa.DataType, label: str) -> None:

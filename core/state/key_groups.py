@@ -1,17 +1,19 @@
-"""The hash of a key, and the key group that follows from it. Part of the checkpoint format: fixed for ever.
+"""The hash of a key and its key group. Part of the checkpoint format, so fixed for ever.
 
 Every key column is a run of bytes: UTF-8 for strings, the bytes themselves for binary, and 8 bytes
 little-endian, modulo 2**64, for an integer of any width, a boolean (0 or 1), a date (days since
 1970-01-01) or a timestamp (nanoseconds since then, in UTC where it has a zone). A decimal is its
 unscaled integer in 16 bytes. With all arithmetic modulo 2**64 and n the number of bytes:
 
-    mix(x) = murmur3's 64-bit finalizer:
-        x ^= x >> 33;  x *= 0xFF51AFD7ED558CCD;  x ^= x >> 33;  x *= 0xC4CEB9FE1A85EC53;  x ^= x >> 33
+    mix(x) = the 64-bit finalizer of MurmurHash3:
+        x ^= x >> 33;  x *= 0xFF51AFD7ED558CCD;  x ^= x >> 33;  x *= 0xC4CEB9FE1A85EC53
+        x ^= x >> 33
     start(n) = (n + 1) * 0x9E3779B97F4A7C15
     n <= 128:  h = start(n); for each 8-byte little-endian word w, the last one padded with zero
                bytes, one zero word if n = 0:  h = mix(h ^ w)
     n > 128:   h = mix(start(n) ^ XXH3_64(bytes))
-    several columns:  h = hash(first); for each next column c:  h = mix(h * 0x9E3779B97F4A7C15 + hash(c))
+    several columns:  h = hash(first)
+        for each next column c:  h = mix(h * 0x9E3779B97F4A7C15 + hash(c))
     key group = h mod max parallelism
 
 Test vectors:
@@ -21,8 +23,8 @@ Test vectors:
     "x" * 200      1EE2BF3C26F6F354      1970-01-02T00:00:00            B04CCCA011A0D7C2
 
 Exactness never rests on this hash: whoever uses it as identity compares the keys as well.
-Source: the mix is the finalizer of MurmurHash3 (Austin Appleby, public domain); XXH3_64 as specified
-with xxHash 0.8, seed 0.
+
+Source: MurmurHash3 (Austin Appleby, public domain); XXH3_64 as specified with xxHash 0.8, seed 0.
 """
 
 from __future__ import annotations

@@ -33,26 +33,24 @@ from onceflow.core.state.entries import CurrentKey, EntryListState, EntryValueSt
 from onceflow.core.state.handles import StateHandle, StateReader, StateWriter
 from onceflow.core.state.map_keys import MapKeys
 from onceflow.core.state.registry import Registry, list_meta, map_meta, shape_of, value_meta
-from onceflow.core.state.rocksdb_database import (
-    Database,
-    DatabaseOptions,
-    Pair,
-    after,
-    group_prefix,
-    scan_copy,
-    split_row_key,
-    state_prefix,
-)
-from onceflow.core.state.rocksdb_files import FileHandles, file_prefix, upload_copy
-from onceflow.core.state.rocksdb_restore import Restored, restore
-from onceflow.core.state.rocksdb_tables import (
+from onceflow.core.state.rocksdb_accumulators import RocksAccumulators
+from onceflow.core.state.rocksdb_database import Database, DatabaseOptions, scan_copy
+from onceflow.core.state.rocksdb_entries import (
     ListFormat,
     MapFormat,
-    RocksAccumulators,
     RocksEntries,
     RocksMapState,
     RowFormat,
+)
+from onceflow.core.state.rocksdb_files import FileHandles, file_prefix, upload_copy
+from onceflow.core.state.rocksdb_restore import Restored, restore
+from onceflow.core.state.rocksdb_rows import (
+    Pair,
+    after,
+    group_prefix,
     merged,
+    split_row_key,
+    state_prefix,
 )
 from onceflow.core.state.rocksdb_writes import PendingWrites, WriteQueue
 from onceflow.core.state.serializers import serializer_of
@@ -68,11 +66,11 @@ SCAN_ROWS = 32_768
 
 
 class KnownFiles:
-    """Which files of the database checkpoint storage will still hold when a new snapshot is decided.
+    """Which files storage will still hold when a new snapshot is decided.
 
-    Those of the last completed checkpoint, since an aborted one's are deleted. When earlier snapshots
-    are undecided, only what they name as well: should one of them complete and the last one be deleted,
-    the files are still named. Used by the owner's thread, except for `uploaded`.
+    Those of the last completed checkpoint, since an aborted one's are deleted. When earlier
+    snapshots are undecided, only what they name as well: should one of them complete and the last
+    one be deleted, the files are still named. Used by the owner's thread, except for `uploaded`.
     """
 
     def __init__(self, restored: FileHandles) -> None:

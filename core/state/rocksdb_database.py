@@ -2,21 +2,18 @@
 
 Writes come sorted and in bulk, so each becomes one file that RocksDB takes in as it stands: no
 write-ahead log, no memtable, nothing to flush at a checkpoint. Universal compaction keeps what is
-rewritten, and so uploaded again, to a few times what changed; levels would rewrite the whole database
-every few checkpoints.
-
-Row key (checkpoint format): key group, 2 bytes big-endian; length of the state's name, 1 byte; the
-name; the row's key as in the canonical form. So a range of key groups is a range of row keys.
+rewritten, and so uploaded again, to a few times what changed; levels would rewrite the whole
+database every few checkpoints.
 """
 
 from __future__ import annotations
 
 import shutil
-import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any
 from uuid import uuid4
 
 from rocksdict import (
@@ -34,11 +31,10 @@ from rocksdict import (
     WriteOptions,
 )
 
-Pair: TypeAlias = tuple[bytes, "bytes | None"]
-"""A row key and its value, None to delete it."""
+from onceflow.core.errors import StateError
+from onceflow.core.state.rocksdb_rows import Pair
 
 _BLOOM_BITS_A_KEY = 10
-_pack_group = struct.Struct(">H").pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,30 +45,8 @@ class DatabaseOptions:
     write_buffer_bytes: int
 
 
-def group_prefix(group: int) -> bytes:
-    """Return what the row keys of key group `group` begin with."""
-    return _pack_group(group)
-
-
-def state_prefix(name: str) -> bytes:
-    """Return what follows the key group in the row keys of state `name`."""
-    encoded = name.encode()
-    return bytes([len(encoded)]) + encoded
-
-
-def split_row_key(data: bytes) -> tuple[int, str, bytes]:
-    """Return key group, state name and the rest of a row key."""
-    end = 3 + data[2]
-    return int.from_bytes(data[:2], "big"), data[3:end].decode(), data[end:]
-
-
-def after(prefix: bytes) -> bytes:
-    """Return the smallest key above every key that begins with `prefix`, whose bytes are not all FF."""
-    return (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")
-
-
 class Database:
-    """A RocksDB of this process, deleted when it is closed; any thread may read, one at a time writes."""
+    """A RocksDB of this process, deleted on close; any thread may read, one at a time writes."""
 
     def __init__(self, path: Path, options: DatabaseOptions) -> None:
         path.mkdir(parents=True, exist_ok=True)
@@ -88,29 +62,35 @@ class Database:
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
         """Return the value at each of `keys`; fastest when they are sorted."""
-        found: list[bytes | None] = self._database.get(keys) or []
+        wanted: list[Any] = list(keys)
+        found: list[bytes | None] = self._database.get(wanted) or []
         return found
 
     def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield the rows from `start` to before `stop`, as of the first one asked for."""
         return _scan(self._database, start, stop)
 
-    def write(self, pairs: Iterable[Pair]) -> None:
-        """Take `pairs`, sorted by key without repetition, all or none."""
-        iterator = iter(pairs)
-        first = next(iterator, None)
-        if first is None:
+    def write(self, pairs: Sequence[Pair]) -> None:
+        """Take `pairs`, sorted by key without repetition, all or none.
+
+        Raises:
+            StateError: RocksDB cannot; the local disk is full, most likely.
+        """
+        if not pairs:
             return
         file = str(self.path / f"{uuid4().hex}.sst")
         writer = SstFileWriter(self._options)
-        writer.open(file)
-        _add(writer, first)
-        for pair in iterator:
-            _add(writer, pair)
-        writer.finish()
         options = IngestExternalFileOptions()
         options.set_move_files(True)
-        self._database.ingest_external_file([file], options)
+        with self._errors_of("take rows"):
+            writer.open(file)
+            for key, value in pairs:
+                if value is None:
+                    del writer[key]
+                else:
+                    writer[key] = value
+            writer.finish()
+            self._database.ingest_external_file([file], options)
 
     def delete_range(self, start: bytes, stop: bytes) -> None:
         """Delete the rows from `start` to before `stop`."""
@@ -118,12 +98,27 @@ class Database:
             self._database.delete_range(start, stop, self._no_log)
 
     def link_to(self, path: Path) -> None:
-        """Leave a consistent copy at `path`, of hard links and a few small files."""
+        """Leave a consistent copy at `path`, of hard links and a few small files.
+
+        Raises:
+            StateError: RocksDB cannot.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
-        Checkpoint(self._database).create_checkpoint(str(path))
+        with self._errors_of("be copied"):
+            Checkpoint(self._database).create_checkpoint(str(path))
+
+    @contextmanager
+    def _errors_of(self, work: str) -> Iterator[None]:
+        """Turn rocksdict's errors, plain `Exception`s, into ours."""
+        try:
+            yield
+        except Exception as error:
+            raise StateError(
+                f"the RocksDB in {self.path} cannot {work}: {error}; check the disk's free space"
+            ) from error
 
     def close(self) -> None:
-        """Close and delete the database. Safe to call twice."""
+        """Close and delete the database."""
         self._database.close()
         shutil.rmtree(self.path, ignore_errors=True)
 
@@ -142,24 +137,16 @@ def scan_copy(path: Path, ranges: Iterable[tuple[bytes, bytes]]) -> Iterator[tup
 def _scan(database: Rdict, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
     options = ReadOptions()
     options.set_iterate_upper_bound(stop)
-    items: Iterator[tuple[bytes, bytes]] = database.items(from_key=start, read_opt=options)  # type: ignore[assignment]
-    return items
-
-
-def _add(writer: SstFileWriter, pair: Pair) -> None:
-    key, value = pair
-    if value is None:
-        del writer[key]
-    else:
-        writer[key] = value
+    # A generator, so that `options` outlives the iterator, which does not keep its bound alive.
+    yield from database.items(from_key=start, read_opt=options)
 
 
 def _options(sizes: DatabaseOptions) -> Options:
     table = BlockBasedOptions()
     table.set_block_cache(Cache(sizes.block_cache_bytes))
     table.set_bloom_filter(_BLOOM_BITS_A_KEY, False)
-    # Indexes and filters stay out of the block cache: a few MB a million keys, and a file's filter is
-    # larger than a shard of the cache, so that each look-up would read it again (85 µs, not 3).
+    # Indexes and filters stay out of the block cache: a few MB a million keys, and a file's filter
+    # is larger than a shard of the cache, so each look-up would read it again (85 µs, not 3).
     table.set_format_version(5)
     options = Options(raw_mode=True)
     options.create_if_missing(True)

@@ -1,11 +1,11 @@
 """Between a copy of a RocksDB on disk and the handles of a native snapshot.
 
-A native snapshot is one *manifest* and a handle for each of the database's large files. The manifest
-(MessagePack) names the handle of each file, holds the small files themselves, and says for which key
-groups and states the database is.
+A native snapshot is one *manifest* and a handle for each of the database's large files. The
+manifest (MessagePack) names the handle of each file, holds the small files themselves, and says for
+which key groups and states the database is.
 
-A large file never changes and its name is never used again by the same database, so a later snapshot
-of that database may name the handle again, once a completed checkpoint holds it.
+A large file never changes and its name is never used again by the same database, so a later
+snapshot of that database may name the handle again, once a completed checkpoint holds it.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def read_manifest(reader: StateReader, handle: StateHandle, context: StateContex
 def download_copy(
     reader: StateReader, manifest: Manifest, handles: Mapping[str, StateHandle], directory: Path
 ) -> FileHandles:
-    """Leave the database that `manifest` names in `directory`; return the handles of its large files.
+    """Leave the manifest's database in `directory`; return the handles of its large files.
 
     Raises:
         CheckpointCorrupt: A file is damaged or missing.

@@ -1,9 +1,9 @@
 """Restores a RocksDB store from snapshots of any number of old subtasks.
 
-The native snapshot that shares most key groups with the new store becomes its database as it stands;
-what lies outside is deleted by range. The rows of the others, and of canonical parts, are read and
-written into it. Only then are the files of the first one known to be in a completed checkpoint; they may
-be named again if their handles are for all of the new store's key groups.
+The native snapshot that shares most key groups with the new store becomes its database as it
+stands; what lies outside is deleted by range. The rows of the others, and of canonical parts, are
+read and written into it. Only then are the files of the first one known to be in a completed
+checkpoint; they may be named again if their handles are for all of the new store's key groups.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onceflow.core.errors import StateIncompatible
 from onceflow.core.state.api import StateContext
 from onceflow.core.state.canonical import StateMeta, is_canonical, read_canonical
 from onceflow.core.state.handles import StateHandle, StateReader
-from onceflow.core.state.rocksdb_database import Database, Pair, group_prefix, scan_copy
+from onceflow.core.state.rocksdb_database import Database, scan_copy
 from onceflow.core.state.rocksdb_files import (
     FileHandles,
     Manifest,
@@ -26,7 +26,7 @@ from onceflow.core.state.rocksdb_files import (
     is_manifest,
     read_manifest,
 )
-from onceflow.core.state.rocksdb_tables import pairs_of
+from onceflow.core.state.rocksdb_rows import Pair, group_prefix, pairs_of
 
 WRITE_BATCH = 131_072
 _END_OF_GROUPS = b"\xff\xff"
@@ -34,7 +34,7 @@ _END_OF_GROUPS = b"\xff\xff"
 
 @dataclass(slots=True)
 class Restored:
-    """A database that holds the restored rows, what states they are of, and files known to storage."""
+    """A database that holds the restored rows, their states, and the files that storage has."""
 
     database: Database
     metas: dict[str, StateMeta] = field(default_factory=dict[str, StateMeta])
@@ -56,8 +56,8 @@ def restore(
     """Return a database in `directory` with the rows of the context's key groups.
 
     Raises:
-        StateIncompatible: Written with another max parallelism, or by neither this backend nor in the
-            canonical form.
+        StateIncompatible: Written with another max parallelism, or by another backend and not in
+            the canonical form.
         CheckpointCorrupt: A file is damaged or missing.
     """
     by_name = {handle.name: handle for handle in handles}
@@ -98,8 +98,8 @@ def _check_kinds(
     foreign = [name for name, handle in by_name.items() if not is_canonical(handle)]
     if foreign:
         raise StateIncompatible(
-            f"state of {context} was written by another backend ({foreign[0]}); restore it with that"
-            " backend, or from a savepoint, which every backend reads"
+            f"state of {context} was written by another backend ({foreign[0]}); restore it with"
+            " that backend, or from a savepoint, which every backend reads"
         )
 
 
@@ -117,7 +117,7 @@ def _clip(database: Database, manifest: Manifest, context: StateContext) -> None
 
 
 def _covers(handles: Iterable[StateHandle], context: StateContext) -> bool:
-    """Tell whether whoever restores any of the context's key groups will be given all of `handles`."""
+    """Tell whether all of `handles` are for all of the context's key groups, and shared."""
     groups = context.key_groups
     return all(
         handle.shared

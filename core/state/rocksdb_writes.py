@@ -2,8 +2,8 @@
 
 A snapshot takes the owner's dirty entries away and leaves them here; the thread that uploads writes
 them and makes the copy that it uploads. Whoever must write before that happens (the owner, when its
-cache is full or at the next snapshot) does this first, so the copy never holds anything newer than its
-barrier.
+cache is full or at the next snapshot) does this first, so the copy never holds anything newer than
+its barrier.
 
 Invariants:
     writes reach the database in the order of the snapshots, and the owner's own after those pending
@@ -14,17 +14,18 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from onceflow.core.errors import StateError
-from onceflow.core.state.rocksdb_database import Database, Pair
+from onceflow.core.state.rocksdb_database import Database
+from onceflow.core.state.rocksdb_rows import Pair
 
 
 class PendingWrites:
     """What one snapshot has to write, and where its copy of the database goes."""
 
-    def __init__(self, pairs: Callable[[], Iterable[Pair]], copy: Path) -> None:
+    def __init__(self, pairs: Callable[[], Sequence[Pair]], copy: Path) -> None:
         self.pairs = pairs
         self.copy = copy
         self.wanted = True
@@ -47,7 +48,7 @@ class WriteQueue:
 
     def settle(self) -> None:
         """Return when every snapshot's writes are in the database and its copy is made."""
-        if self._pending is not None:
+        if self._pending is not None or self._closed:
             with self._lock:
                 self._settle()
 
@@ -57,7 +58,7 @@ class WriteQueue:
             self._settle()
             self._pending = pending
 
-    def write(self, pairs: Iterable[Pair]) -> None:
+    def write(self, pairs: Sequence[Pair]) -> None:
         """Write the owner's `pairs`, sorted by key, after all that is pending."""
         with self._lock:
             self._settle()
@@ -70,11 +71,12 @@ class WriteQueue:
             shutil.rmtree(pending.copy, ignore_errors=True)
 
     def close(self) -> None:
-        """Close the database once nobody writes; what is pending is lost."""
+        """Close the database once nobody writes; what is pending is lost. Safe to call twice."""
         with self._lock:
-            self._closed = True
-            self._pending = None
-            self._database.close()
+            if not self._closed:
+                self._closed = True
+                self._pending = None
+                self._database.close()
 
     def _settle(self) -> None:
         if self._closed:

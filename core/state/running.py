@@ -32,8 +32,8 @@ class SumOverflow(Exception):
 class Grouping:
     """The rows of a batch, sorted by slot and then by row.
 
-    `order[i]` is the row at sorted place i; segment s, of `slots[s]`, holds the places `firsts[s]` to
-    `firsts[s] + counts[s] - 1`.
+    `order[i]` is the row at sorted place i; segment s, of `slots[s]`, holds the places `firsts[s]`
+    to `firsts[s] + counts[s] - 1`.
     """
 
     order: Ints
@@ -46,7 +46,7 @@ class Grouping:
         """Return the grouping of rows whose slots these are."""
         rows = len(slots)
         bits = max(rows - 1, 1).bit_length()
-        # Slot and row in one integer: an unstable sort of distinct numbers is a stable sort of slots.
+        # Slot and row in one integer: any sort of distinct numbers is a stable sort of the slots.
         packed = (slots << bits) | np.arange(rows)
         packed.sort()
         order = packed & ((1 << bits) - 1)
@@ -63,7 +63,8 @@ class Grouping:
 
     def lasts(self, per_place: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return each segment's value at its last place."""
-        return per_place[self.firsts + self.counts - 1]
+        chosen: npt.NDArray[Any] = per_place[self.firsts + self.counts - 1]
+        return chosen
 
     def in_row_order(self, per_place: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the values at the rows that they belong to."""
@@ -76,8 +77,9 @@ def running_count(group: Grouping, totals: Ints, valid: npt.NDArray[np.bool_] | 
     """Return the count at each place, `totals` being each segment's so far."""
     if valid is not None:
         return running_sum(group, totals, valid.astype(np.int64))
-    ranks = np.arange(1, len(group.order) + 1)
-    return ranks + group.spread(totals - group.firsts)
+    counts: Ints = group.spread(totals - group.firsts)
+    counts += np.arange(1, len(group.order) + 1)
+    return counts
 
 
 def running_sum(group: Grouping, totals: Ints, values: Ints) -> Ints:

@@ -9,7 +9,6 @@ ever shares an object with user code.
 
 from __future__ import annotations
 
-import dataclasses
 import types
 import typing
 from abc import ABC, abstractmethod
@@ -66,7 +65,7 @@ class Serializer(ABC, Generic[T]):
 
 
 class MsgpackSerializer(Serializer[Any]):
-    """MessagePack of any type that msgspec knows: builtins, containers, dataclasses, Structs, enums."""
+    """MessagePack of any type that msgspec knows: builtins, dataclasses, Structs, enums, …."""
 
     def __init__(self, python_type: Any) -> None:
         self._type = python_type
@@ -131,7 +130,7 @@ def serializer_of(spec: Any) -> Serializer[Any]:
         ConfigError: Values of the type have no bytes.
     """
     if isinstance(spec, Serializer):
-        return typing.cast("Serializer[Any]", spec)
+        return spec
     return _msgpack_of(_python_type(spec) if isinstance(spec, pa.DataType) else spec)
 
 
@@ -176,22 +175,19 @@ def _python_type(kind: pa.DataType) -> Any:
 def type_name(python_type: Any) -> str:
     """Return a name of `python_type` that is the same in every process and for every import path.
 
-    A class goes by its own name, not its module's, which is `__main__` in one run and not in another.
+    A class goes by its own name: that of its module is `__main__` in one run and not in another.
     """
-    if python_type is Any:
-        return "any"
-    if python_type is type(None) or python_type is None:
-        return "none"
+    if python_type in _NAMES:
+        return _NAMES[python_type]
     origin, arguments = typing.get_origin(python_type), typing.get_args(python_type)
     if origin is typing.Annotated:
         return type_name(arguments[0])
     if origin is typing.Union or origin is types.UnionType:
-        return "|".join(sorted(type_name(argument) for argument in arguments))
+        return "|".join(sorted(map(type_name, arguments)))
     if origin is typing.Literal:
         return f"literal[{','.join(sorted(map(repr, arguments)))}]"
-    if arguments:
-        inner = ("..." if argument is Ellipsis else type_name(argument) for argument in arguments)
-        return f"{getattr(origin, '__qualname__', str(origin))}[{','.join(inner)}]"
-    if dataclasses.is_dataclass(python_type) or isinstance(python_type, type):
-        return str(python_type.__qualname__)
-    return str(python_type)
+    name = str(getattr(origin or python_type, "__qualname__", python_type))
+    return f"{name}[{','.join(map(type_name, arguments))}]" if arguments else name
+
+
+_NAMES: dict[Any, str] = {Any: "any", None: "none", type(None): "none", Ellipsis: "..."}

@@ -1,4 +1,4 @@
-"""From keys to slots, a batch at a time: open addressing over the 64-bit hash, exact by comparing keys.
+"""From keys to slots, a batch at a time: open addressing over the hash, exact by comparing keys.
 
 The table holds slot numbers, 0 where it is free. A key's probe sequence starts at the top bits of
 its hash and goes on by one. Two keys of one hash are two slots of one probe sequence.
@@ -48,7 +48,7 @@ class SlotIndex:
         missing = np.flatnonzero(slots == 0)
         leaders: list[Ints] = []
         while len(missing):
-            # One row for each distinct hash; other keys of that hash get their turn next time round.
+            # One row for each distinct hash; another key of that hash gets its turn next time.
             order = missing[np.argsort(hashes[missing], kind="stable")]
             sorted_hashes = hashes[order]
             first = np.ones(len(order), np.bool_)
@@ -64,11 +64,11 @@ class SlotIndex:
         none = np.zeros(0, np.int64)
         return slots, np.concatenate(leaders) if leaders else none
 
-    def keys(self) -> tuple[KeyColumn, ...]:
+    def slot_keys(self) -> tuple[KeyColumn, ...]:
         """Return the key of every slot, slot 0 included, as of now and for ever."""
         return tuple(arena.view() for arena in self._arenas)
 
-    def hashes(self) -> Hashes:
+    def slot_hashes(self) -> Hashes:
         """Return the hash of every slot, slot 0 included, as of now and for ever."""
         return self._hashes[: self.end]
 
@@ -76,7 +76,9 @@ class SlotIndex:
         """Return an index of these slots' keys alone, renumbered from 1 in the order given."""
         index = SlotIndex(self._shape, max(12, int(2 * len(slots) + 1).bit_length()))
         if len(slots):
-            index._insert(tuple(column.take(slots) for column in self.keys()), self._hashes[slots])
+            index._insert(
+                tuple(column.take(slots) for column in self.slot_keys()), self._hashes[slots]
+            )
         return index
 
     def _find(self, columns: Sequence[KeyColumn], hashes: Hashes) -> Ints:

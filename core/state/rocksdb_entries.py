@@ -1,8 +1,8 @@
-"""The states of a RocksDB store: bounded caches in memory over the database.
+"""Entries of a RocksDB store and its map states: bounded caches over the database.
 
-Of every state there are *fresh* entries, which the database does not have yet, and *clean* ones, which
-it has or will have once the pending snapshot is written. A working set that fits the cache is read and
-written at the speed of dicts; the database sees each changed entry once a snapshot.
+Of every state there are *fresh* entries, which the database does not have yet, and *clean* ones,
+which it has or will have once the pending snapshot is written. A working set that fits the cache is
+read and written at the speed of dicts; the database sees each changed entry once a snapshot.
 
 Invariants:
     an entry of a pending snapshot stays in memory until it is in the database
@@ -11,56 +11,23 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, TypeVar
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from onceflow.core.state.accumulators import AccumulatorShape, AccumulatorTable
 from onceflow.core.state.api import MapState
-from onceflow.core.state.canonical import StateRows
 from onceflow.core.state.cells import ABSENT, DELETED, Cells
 from onceflow.core.state.entries import CurrentKey, EntryTable
 from onceflow.core.state.entry_rows import map_row_key, pack_list, unpack_list
-from onceflow.core.state.key_arena import grown
 from onceflow.core.state.key_codec import decode_key, encode_key, hash_python_keys, prefixed
-from onceflow.core.state.key_columns import Ints, KeyColumn
-from onceflow.core.state.key_groups import Hashes, hash_key, key_groups
+from onceflow.core.state.key_groups import hash_key, key_groups
 from onceflow.core.state.map_keys import MapKeys
-from onceflow.core.state.rocksdb_database import (
-    Database,
-    Pair,
-    after,
-    group_prefix,
-    split_row_key,
-    state_prefix,
-)
+from onceflow.core.state.rocksdb_database import Database
+from onceflow.core.state.rocksdb_rows import Pair, after, group_prefix, state_prefix
 from onceflow.core.state.rocksdb_writes import WriteQueue
 
 K = TypeVar("K")
 V = TypeVar("V")
-
-PRELOAD_BATCH = 65_536
-
-
-def pairs_of(rows: StateRows, name: str) -> list[Pair]:
-    """Return rows as sorted pairs."""
-    if not len(rows):
-        return []
-    big_endian = rows.groups.astype(">u2")
-    groups = pa.Array.from_buffers(
-        pa.binary(2), len(rows), [None, pa.py_buffer(big_endian.tobytes())]
-    )
-    kind = pa.large_binary()
-    keys = pc.binary_join_element_wise(
-        groups.cast(kind), pa.scalar(state_prefix(name), kind), rows.keys.cast(kind),
-        pa.scalar(b"", kind),
-    )  # fmt: skip
-    order = pc.array_sort_indices(keys)
-    return list(zip(keys.take(order).to_pylist(), rows.values.take(order).to_pylist(), strict=True))
 
 
 class RowFormat:
@@ -204,14 +171,14 @@ class RocksEntries(EntryTable):
 
 
 class RocksMapState(MapState[K, V]):
-    """A map state whose entries are rows of their own: a large map is never read or written whole."""
+    """A map state whose entries are rows: `get` and `put` of a large map touch one of them."""
 
     def __init__(self, table: RocksEntries, keys: MapKeys) -> None:
         self._table = table
         self._keys = keys
         self._touched: dict[Any, dict[Any, None]] = {}
         self._touched_before: dict[Any, dict[Any, None]] = {}
-        """Map keys changed since the last snapshot, and in it: what the database may lack, by key."""
+        """By key, map keys changed since and in the last snapshot: the database may lack them."""
         table.spilled = self._forget_touched
 
     def get(self, key: K) -> V | None:
@@ -272,114 +239,3 @@ class RocksMapState(MapState[K, V]):
                 else:
                     found[key] = stored
         return found
-
-
-class RocksAccumulators(AccumulatorTable):
-    """Running aggregates in numpy arrays that hold the keys used last; the others are in the database."""
-
-    def __init__(
-        self,
-        shape: AccumulatorShape,
-        label: str,
-        max_parallelism: int,
-        writes: WriteQueue,
-        database: Database,
-        capacity: int,
-    ) -> None:
-        super().__init__(shape, label, max_parallelism)
-        self._writes = writes
-        self._database = database
-        self._capacity = capacity
-        self._dirty = np.zeros(1024, np.uint8)
-        self._used = np.zeros(1024, np.int64)
-        self._clock = 0
-        self._complete = True
-        """Whether every key is in memory, so that one that is not there is nowhere."""
-
-    def preload(self, key_groups_owned: range) -> None:
-        """Take the database's rows into memory, as many as fit."""
-        prefix = state_prefix(self.shape.name)
-        for group in key_groups_owned:
-            start = group_prefix(group) + prefix
-            rows = self._database.scan(start, after(start))
-            while batch := list(islice(rows, PRELOAD_BATCH)):
-                if len(self) + len(batch) > self._capacity:
-                    self._complete = False
-                    return
-                self._load_pairs(group, batch)
-
-    def _load_pairs(self, group: int, batch: list[tuple[bytes, bytes]]) -> None:
-        kind = pa.large_binary()
-        keys = pa.array([split_row_key(key)[2] for key, _ in batch], kind)
-        values = pa.array([value for _, value in batch], kind)
-        self.load(StateRows(np.full(len(batch), group, np.uint16), keys, values))
-
-    def freeze(self) -> Callable[[], list[Pair]]:
-        """Take the dirty totals; return what turns them into sorted pairs, on any thread."""
-        slots = np.flatnonzero(self._dirty[: self._index.end])
-        self._dirty[slots] = 0
-        view = self.view_of(slots)
-        return lambda: pairs_of(view.rows_of(slice(None)), self.shape.name)
-
-    def _resolve(self, columns: tuple[KeyColumn, ...], hashes: Hashes) -> Ints:
-        used = self._index.end
-        slots, new_rows = self._index.resolve(columns, hashes)
-        end = self._index.end
-        if end > used:
-            for column in self._columns:
-                column.reserve(used, end)
-            self._reserve(used, end)
-            if not self._complete:
-                self._fetch(used)
-        return slots
-
-    def _reserve(self, used: int, end: int) -> None:
-        self._dirty = grown(self._dirty, used, end)
-        self._used = grown(self._used, used, end)
-        self._dirty[used:end] = 0
-
-    def _fetch(self, first: int) -> None:
-        """Read the totals of the slots from `first` on that the database has."""
-        slots = np.arange(first, self._index.end)
-        rows = self.view_of(slots).rows_of(slice(None))
-        keys = [
-            group_prefix(group) + state_prefix(self.shape.name) + key
-            for group, key in zip(rows.groups.tolist(), rows.keys.to_pylist(), strict=True)
-        ]
-        order = sorted(range(len(keys)), key=keys.__getitem__)
-        found = self._database.get_many([keys[index] for index in order])
-        known = [(index, value) for index, value in zip(order, found, strict=True) if value]
-        if known:
-            chosen = np.fromiter((index for index, _ in known), np.int64, len(known))
-            self._put(slots[chosen], pa.array([value for _, value in known], pa.large_binary()))
-
-    def _updated(self, slots: Ints) -> None:
-        self._clock += 1
-        self._dirty[slots] = 1
-        self._used[slots] = self._clock
-        excess = len(self) - self._capacity
-        if excess > 0 and (self._writes.settled or excess > self._capacity):
-            self._evict()
-
-    def _evict(self) -> None:
-        """Write what is dirty, and keep the half of the keys that were used last."""
-        self._writes.write(self.freeze()())
-        keep = max(self._capacity // 2, 1)
-        used = self._used[1 : self._index.end]
-        slots = 1 + np.sort(np.argpartition(used, len(used) - keep)[len(used) - keep :])
-        self._index = self._index.kept(slots)
-        for column in self._columns:
-            column.keep(slots)
-        self._used[1 : len(slots) + 1] = self._used[slots]
-        self._dirty[:] = 0
-        self._complete = False
-
-
-def merged(sources: Iterable[Callable[[], list[Pair]]]) -> list[Pair]:
-    """Return the pairs of every source, sorted; no two sources have a key in common."""
-    lists = [pairs for source in sources if (pairs := source())]
-    if len(lists) == 1:
-        return lists[0]
-    pairs = [pair for part in lists for pair in part]
-    pairs.sort()
-    return pairs

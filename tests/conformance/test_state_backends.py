@@ -1,0 +1,807 @@
+"""What every state backend must do; one suite, run over each of them."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.unit.state.state_storage_doubles import DirectoryStorage, MemoryStorage
+
+from onceflow.core.errors import CheckpointCorrupt, ConfigError, StateError, StateIncompatible
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.state import (
+    AccumulatorColumn,
+    AccumulatorTable,
+    HeapBackend,
+    KeyedStateStore,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    RocksDBBackend,
+    StateBackend,
+    StateContext,
+    StateHandle,
+    ValueStateDescriptor,
+    key_group_of,
+)
+
+MAX_PARALLELISM = 128
+
+BACKENDS: dict[str, StateBackend] = {
+    "heap": HeapBackend(),
+    "rocksdb-incremental": RocksDBBackend(incremental=True),
+    "rocksdb-full": RocksDBBackend(incremental=False),
+    "rocksdb-small-cache": RocksDBBackend(incremental=True, cache_entries=16),
+}
+
+BALANCE = ValueStateDescriptor[int]("balance", int, default=0)
+RECENT = ListStateDescriptor[str]("recent", str)
+BY_DAY = MapStateDescriptor[str, int]("by day", str, int)
+COLUMNS = (
+    AccumulatorColumn("total", "sum", pa.int64()),
+    AccumulatorColumn("mean", "sum", pa.float64()),
+    AccumulatorColumn("rows", "count", pa.int64()),
+    AccumulatorColumn("low", "min", pa.int64()),
+    AccumulatorColumn("high", "max", pa.float64()),
+)
+
+
+class Job:
+    """Opens stores of one backend, snapshots and restores them, and closes them all."""
+
+    def __init__(self, backend: StateBackend, scratch: Path, storage: MemoryStorage) -> None:
+        self.backend = backend
+        self.storage = storage
+        self._scratch = scratch
+        self._stores: list[KeyedStateStore] = []
+        self._checkpoint = 0
+
+    def context(
+        self, index: int = 0, parallelism: int = 1, max_parallelism: int = MAX_PARALLELISM
+    ) -> StateContext:
+        start = -(-index * max_parallelism // parallelism)
+        stop = -(-(index + 1) * max_parallelism // parallelism)
+        scratch = self._scratch / str(len(self._stores))
+        return StateContext("op", index, range(start, stop), max_parallelism, scratch)
+
+    def open(
+        self,
+        handles: Sequence[StateHandle] = (),
+        *,
+        index: int = 0,
+        parallelism: int = 1,
+        max_parallelism: int = MAX_PARALLELISM,
+        backend: StateBackend | None = None,
+    ) -> KeyedStateStore:
+        context = self.context(index, parallelism, max_parallelism)
+        mine = [handle for handle in handles if self.overlaps(handle, context.key_groups)]
+        store = (backend or self.backend).open(context, mine, self.storage)
+        self._stores.append(store)
+        return store
+
+    @staticmethod
+    def overlaps(handle: StateHandle, groups: range) -> bool:
+        return handle.key_group_first < groups.stop and handle.key_group_last >= groups.start
+
+    def next_checkpoint(self) -> CheckpointId:
+        self._checkpoint += 1
+        return CheckpointId(self._checkpoint)
+
+    def snapshot(self, store: KeyedStateStore) -> tuple[StateHandle, ...]:
+        checkpoint = self.next_checkpoint()
+        handles = store.snapshot(checkpoint).upload(self.storage)
+        store.notify_completed(checkpoint)
+        return handles
+
+    def close(self) -> None:
+        for store in self._stores:
+            store.close()
+
+
+@pytest.fixture(params=list(BACKENDS))
+def backend(request: pytest.FixtureRequest) -> StateBackend:
+    return BACKENDS[request.param]
+
+
+@pytest.fixture
+def job(backend: StateBackend, tmp_path: Path) -> Iterator[Job]:
+    running = Job(backend, tmp_path / "scratch", MemoryStorage())
+    yield running
+    running.close()
+
+
+@dataclass
+class States:
+    """A store's states, with helpers that set the key first."""
+
+    store: KeyedStateStore
+
+    def __post_init__(self) -> None:
+        self.value = self.store.value_state(BALANCE)
+        self.list = self.store.list_state(RECENT)
+        self.map = self.store.map_state(BY_DAY)
+
+    def fill(self, keys: Sequence[Any], tag: str, amount: int) -> None:
+        for key in keys:
+            self.store.set_current_key(key)
+            self.value.set(self.value.get() + amount)
+            self.list.add(f"{tag}-{key}")
+            self.map.put(tag, amount)
+
+    def read(self, key: Any) -> tuple[int, list[str], dict[str, int]]:
+        self.store.set_current_key(key)
+        return self.value.get(), self.list.get(), dict(self.map.items())
+
+
+def keys_named(count: int) -> list[str]:
+    return [f"account-{number}" for number in range(count)]
+
+
+def test_each_key_has_its_own_value_list_and_map(job: Job) -> None:
+    states = States(job.open())
+    states.fill(["a", "b"], "x", 2)
+    states.fill(["a"], "y", 3)
+    assert states.read("a") == (5, ["x-a", "y-a"], {"x": 2, "y": 3})
+    assert states.read("b") == (2, ["x-b"], {"x": 2})
+    assert states.read("c") == (0, [], {})
+
+
+def test_cleared_state_reads_as_if_it_never_was_also_after_a_restore(job: Job) -> None:
+    states = States(job.open())
+    states.fill(keys_named(20), "x", 1)
+    job.snapshot(states.store)
+    for key in keys_named(20)[::2]:
+        states.store.set_current_key(key)
+        states.value.clear()
+        states.list.clear()
+        states.map.clear()
+    for again in (states, States(job.open(job.snapshot(states.store)))):
+        assert again.read("account-0") == (0, [], {})
+        assert again.read("account-1") == (1, ["x-account-1"], {"x": 1})
+
+
+def test_setting_none_clears_and_the_default_comes_back(job: Job) -> None:
+    states = States(job.open())
+    states.store.set_current_key("a")
+    states.value.set(7)
+    states.value.set(None)  # type: ignore[arg-type]
+    assert states.value.get() == 0
+    plain = states.store.value_state(ValueStateDescriptor[Any]("plain"))
+    assert plain.get() is None
+
+
+def test_map_entries_are_found_removed_and_listed_one_by_one(job: Job) -> None:
+    store = job.open()
+    mapped = store.map_state(MapStateDescriptor[tuple[str, int], float]("m", Any, float))
+    store.set_current_key(1)
+    for number in range(10):
+        mapped.put(("k", number), float(number))
+    mapped.remove(("k", 3))
+    mapped.remove(("k", 99))
+    store.set_current_key(2)
+    mapped.put(("k", 3), 0.5)
+    restored = job.open(job.snapshot(store))
+    for each in (store, restored):
+        again = each.map_state(MapStateDescriptor[tuple[str, int], float]("m", Any, float))
+        each.set_current_key(1)
+        assert sorted(again.keys()) == [("k", n) for n in range(10) if n != 3]
+        assert again.get(("k", 4)) == 4.0
+        assert again.get(("k", 3)) is None
+        assert not again.contains(("k", 3))
+        each.set_current_key(2)
+        assert list(again.items()) == [(("k", 3), 0.5)]
+
+
+def test_a_map_may_be_changed_while_its_items_are_read(job: Job) -> None:
+    states = States(job.open())
+    states.store.set_current_key("a")
+    for number in range(10):
+        states.map.put(str(number), number)
+    for key in states.map.keys():  # noqa: SIM118
+        states.map.remove(key)
+        states.map.put(f"new {key}", 0)
+    assert sorted(states.map.keys()) == sorted(f"new {n}" for n in range(10))
+
+
+def test_a_value_changed_in_place_changes_neither_state_nor_snapshot(job: Job) -> None:
+    store = job.open()
+    descriptor = ValueStateDescriptor[list[int]]("value", list[int], default=[0])
+    value = store.value_state(descriptor)
+    elements = store.list_state(ListStateDescriptor[dict[str, int]]("elements", dict[str, int]))
+    mapped = store.map_state(MapStateDescriptor[str, list[int]]("mapped", str, list[int]))
+    store.set_current_key("a")
+    value.get().append(99)
+    assert value.get() == [0]
+    mine, element, entry = [1, 2], {"n": 1}, [5]
+    value.set(mine)
+    elements.add(element)
+    mapped.put("e", entry)
+    pending = store.snapshot(job.next_checkpoint())
+    for changed in (mine, entry, value.get(), mapped.get("e") or []):
+        changed.append(77)
+    element["n"] = 77
+    elements.get()[0]["n"] = 77
+    restored = job.open(pending.upload(job.storage))
+    for each in (store, restored):
+        each.set_current_key("a")
+        assert each.value_state(descriptor).get() == [1, 2]
+        list_descriptor = ListStateDescriptor[dict[str, int]]("elements", dict[str, int])
+        assert each.list_state(list_descriptor).get() == [{"n": 1}]
+        map_descriptor = MapStateDescriptor[str, list[int]]("mapped", str, list[int])
+        assert each.map_state(map_descriptor).get("e") == [5]
+
+
+def test_a_snapshot_holds_the_state_as_of_its_barrier_whatever_happens_before_its_upload(
+    job: Job,
+) -> None:
+    states = States(job.open())
+    keys = keys_named(50)
+    states.fill(keys, "before", 1)
+    pending = states.store.snapshot(job.next_checkpoint())
+    states.fill(keys, "after", 10)
+    states.store.set_current_key(keys[0])
+    states.value.clear()
+    states.list.clear()
+    states.map.clear()
+    restored = States(job.open(pending.upload(job.storage)))
+    for key in keys:
+        assert restored.read(key) == (1, [f"before-{key}"], {"before": 1})
+    assert states.read(keys[0]) == (0, [], {})
+    assert states.read(keys[1]) == (
+        11, [f"before-{keys[1]}", f"after-{keys[1]}"], {"before": 1, "after": 10},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_overlapping_snapshots_each_hold_their_own_barrier(
+    job: Job, order: tuple[int, ...]
+) -> None:
+    states = States(job.open())
+    keys = keys_named(30)
+    pending: list[Any] = []
+    for number in range(3):
+        states.fill(keys, str(number), 1)
+        states.store.set_current_key(f"only in {number}")
+        states.value.set(5)
+        pending.append(states.store.snapshot(job.next_checkpoint()))
+        states.store.set_current_key(f"only in {number}")
+        states.value.clear()
+    states.fill(keys, "last", 1)
+    handles = {number: pending[number].upload(job.storage) for number in order}
+    for number in range(3):
+        restored = States(job.open(handles[number]))
+        expected = [f"{n}-{keys[3]}" for n in range(number + 1)]
+        assert restored.read(keys[3]) == (
+            number + 1, expected, {str(n): 1 for n in range(number + 1)},
+        )  # fmt: skip
+        assert [restored.read(f"only in {n}")[0] for n in range(3)] == [
+            5 if n == number else 0 for n in range(3)
+        ]
+    states.store.notify_completed(CheckpointId(3))
+    assert states.read(keys[3])[0] == 4
+    assert states.read("only in 1")[0] == 0
+
+
+def test_many_snapshots_waiting_at_once_lose_nothing(job: Job) -> None:
+    states = States(job.open())
+    pending: list[Any] = []
+    for number in range(9):
+        states.fill(["a", f"k{number}"], str(number), 1)
+        pending.append(states.store.snapshot(job.next_checkpoint()))
+    for number, snapshot in enumerate(pending):
+        restored = States(job.open(snapshot.upload(job.storage)))
+        assert restored.read("a")[0] == number + 1
+        assert [restored.read(f"k{n}")[0] for n in range(9)] == [int(n <= number) for n in range(9)]
+    assert states.read("a")[0] == 9
+
+
+def test_a_discarded_snapshot_leaves_the_state_and_later_snapshots_whole(job: Job) -> None:
+    states = States(job.open())
+    states.fill(keys_named(10), "x", 1)
+    first = job.next_checkpoint()
+    pending = states.store.snapshot(first)
+    pending.discard()
+    states.store.notify_aborted(first)
+    states.fill(["account-1"], "y", 1)
+    pending.discard()
+    restored = States(job.open(job.snapshot(states.store)))
+    assert restored.read("account-0") == (1, ["x-account-0"], {"x": 1})
+    assert restored.read("account-1")[0] == 2
+
+
+def test_a_failed_upload_leaves_the_state_and_later_snapshots_whole(job: Job) -> None:
+    class Broken(MemoryStorage):
+        def write(self, *args: Any, **kwargs: Any) -> StateHandle:
+            raise OSError("disk full")
+
+    states = States(job.open())
+    states.fill(keys_named(10), "x", 1)
+    checkpoint = job.next_checkpoint()
+    with pytest.raises(OSError, match="disk full"):
+        states.store.snapshot(checkpoint).upload(Broken())
+    states.store.notify_aborted(checkpoint)
+    states.fill(["account-1"], "y", 1)
+    restored = States(job.open(job.snapshot(states.store)))
+    assert restored.read("account-0")[0] == 1
+    assert restored.read("account-1")[0] == 2
+
+
+def test_uploads_on_another_thread_while_the_owner_goes_on_hold_their_barrier(job: Job) -> None:
+    states = States(job.open())
+    keys = keys_named(400)
+    handles: list[tuple[int, tuple[StateHandle, ...]]] = []
+    failures: list[BaseException] = []
+
+    def upload(number: int, pending: Any) -> None:
+        try:
+            handles.append((number, pending.upload(job.storage)))
+        except BaseException as error:
+            failures.append(error)
+
+    for number in range(4):
+        states.fill(keys, str(number), 1)
+        checkpoint = job.next_checkpoint()
+        pending = states.store.snapshot(checkpoint)
+        thread = threading.Thread(target=upload, args=(number, pending))
+        thread.start()
+        while thread.is_alive():
+            for key in keys[:100]:
+                states.store.set_current_key(key)
+                states.value.set(states.value.get() + 1)
+                states.map.put("scratch", 1)
+        thread.join()
+        for key in keys[:100]:
+            states.store.set_current_key(key)
+            states.value.set(number + 1)
+            states.map.remove("scratch")
+        states.store.notify_completed(checkpoint)
+    assert failures == []
+    for number, snapshot in handles:
+        restored = States(job.open(snapshot))
+        for key in keys[::37]:
+            expected = [f"{n}-{key}" for n in range(number + 1)]
+            assert restored.read(key) == (
+                number + 1, expected, {str(n): 1 for n in range(number + 1)},
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new"), [(1, 1), (2, 4), (4, 2), (2, 2), (3, 5), (5, 3), (1, 7)])
+def test_after_rescaling_every_key_is_in_its_own_range_and_only_there(
+    job: Job, old: int, new: int
+) -> None:
+    keys = keys_named(300)
+    handles: list[StateHandle] = []
+    for index in range(old):
+        store = job.open(index=index, parallelism=old)
+        groups = job.context(index, old).key_groups
+        mine = [key for key in keys if key_group_of(key, MAX_PARALLELISM) in groups]
+        states = States(store)
+        states.fill(mine, "x", 1)
+        if index % 2:  # not every subtask has asked for every state
+            store.set_current_key("odd")
+            store.value_state(ValueStateDescriptor[int]("only in odd ones", int))
+        aggregate(store, mine, [1] * len(mine))
+        job.snapshot(store)
+        states.fill(mine, "y", 2)
+        handles += job.snapshot(store)
+    for index in range(new):
+        groups = job.context(index, new).key_groups
+        store = job.open(handles, index=index, parallelism=new)
+        states = States(store)
+        inside = [key for key in keys if key_group_of(key, MAX_PARALLELISM) in groups]
+        outside = [key for key in keys if key not in set(inside)]
+        for key in inside:
+            assert states.read(key) == (3, [f"x-{key}", f"y-{key}"], {"x": 1, "y": 2})
+        assert all(states.read(key) == (0, [], {}) for key in outside)
+        assert aggregate(store, inside, [5] * len(inside))["total"].tolist() == [6] * len(inside)
+        # Once more, so that what the new store writes does not depend on what it was opened from.
+        again = States(job.open(job.snapshot(store), index=index, parallelism=new))
+        assert all(again.read(key)[0] == 3 for key in inside)
+
+
+def test_rescaling_there_and_back_keeps_every_key(job: Job) -> None:
+    keys = keys_named(200)
+    handles: list[StateHandle] = []
+    for step, parallelism in enumerate([1, 3, 2, 4, 1, 2]):
+        written: list[StateHandle] = []
+        for index in range(parallelism):
+            groups = job.context(index, parallelism).key_groups
+            states = States(job.open(handles, index=index, parallelism=parallelism))
+            mine = [key for key in keys if key_group_of(key, MAX_PARALLELISM) in groups]
+            assert all(states.read(key)[0] == step for key in mine)
+            states.fill(mine, str(step), 1)
+            written += job.snapshot(states.store)
+        handles = written
+
+
+def test_state_that_nobody_asks_for_survives_snapshot_and_restore(job: Job) -> None:
+    states = States(job.open())
+    states.fill(keys_named(40), "x", 4)
+    aggregate(states.store, ["a"], [3])
+    quiet = job.open(job.snapshot(states.store))
+    moved = States(job.open(job.snapshot(quiet)))
+    assert moved.read("account-7") == (4, ["x-account-7"], {"x": 4})
+    assert aggregate(moved.store, ["a"], [1])["total"].tolist() == [4]
+
+
+def test_an_empty_store_can_be_snapshotted_and_restored(job: Job) -> None:
+    first = job.open()
+    handles = job.snapshot(first)
+    assert handles
+    states = States(job.open(handles))
+    assert states.read("a") == (0, [], {})
+    asked = States(job.open(job.snapshot(states.store)))
+    assert asked.read("a") == (0, [], {})
+
+
+def test_restoring_with_another_type_or_kind_is_refused_by_name(job: Job) -> None:
+    states = States(job.open())
+    states.fill(["a"], "x", 1)
+    aggregate(states.store, ["a"], [3])
+    handles = job.snapshot(states.store)
+    restored = job.open(handles)
+    with pytest.raises(StateIncompatible, match=r"'balance'.*msgpack/1:int.*msgpack/1:str"):
+        restored.value_state(ValueStateDescriptor[str]("balance", str))
+    with pytest.raises(StateIncompatible, match=r"'recent'.*list .*str.*value .*str"):
+        restored.value_state(ValueStateDescriptor[str]("recent", str))
+    with pytest.raises(StateIncompatible, match=r"'by day'.*str -> msgpack/1:int.*int -> "):
+        restored.map_state(MapStateDescriptor[int, int]("by day", int, int))
+    with pytest.raises(StateIncompatible, match="'running'"):
+        restored.accumulators("running", [pa.int64()], COLUMNS)
+    with pytest.raises(StateIncompatible, match="'running'"):
+        restored.accumulators("running", [pa.string()], COLUMNS[:1])
+    assert States(restored).read("a")[0] == 1
+
+
+def test_one_name_for_two_states_of_one_store_is_refused(job: Job) -> None:
+    store = job.open()
+    assert store.value_state(BALANCE) is store.value_state(BALANCE)
+    with pytest.raises(ConfigError, match="'balance'"):
+        store.list_state(ListStateDescriptor[int]("balance", int))
+
+
+def test_another_max_parallelism_is_refused_with_both_numbers(job: Job) -> None:
+    states = States(job.open())
+    states.fill(["a"], "x", 1)
+    handles = job.snapshot(states.store)
+    with pytest.raises(StateIncompatible, match=r"max parallelism 128.*with 256"):
+        job.open(handles, max_parallelism=256)
+
+
+@pytest.mark.parametrize("target", list(BACKENDS))
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_a_savepoint_is_restored_by_every_backend(job: Job, target: str, parallelism: int) -> None:
+    states = States(job.open())
+    keys = keys_named(100)
+    states.fill(keys, "x", 1)
+    aggregate(states.store, keys, list(range(100)))
+    pending = states.store.savepoint(job.next_checkpoint())
+    states.fill(keys, "y", 1)
+    aggregate(states.store, keys, [1] * 100)
+    handles = pending.upload(job.storage)
+    assert not any(handle.shared for handle in handles)
+    seen = 0
+    for index in range(parallelism):
+        groups = job.context(index, parallelism).key_groups
+        store = job.open(handles, index=index, parallelism=parallelism, backend=BACKENDS[target])
+        for number, key in enumerate(keys):
+            if key_group_of(key, MAX_PARALLELISM) in groups:
+                assert States(store).read(key) == (1, [f"x-{key}"], {"x": 1})
+                assert aggregate(store, [key], [0])["total"].tolist() == [number]
+                seen += 1
+    assert seen == 100
+
+
+def test_damaged_and_missing_files_are_refused(job: Job) -> None:
+    states = States(job.open())
+    states.fill(keys_named(100), "x", 1)
+    handles = job.snapshot(states.store)
+    for path in sorted(job.storage.files):
+        data = job.storage.files[path]
+        job.storage.files[path] = data[:-1] + bytes([data[-1] ^ 1])
+        with pytest.raises(CheckpointCorrupt):
+            job.open(handles)
+        del job.storage.files[path]
+        with pytest.raises(CheckpointCorrupt):
+            job.open(handles)
+        job.storage.files[path] = data
+    assert States(job.open(handles)).read("account-5")[0] == 1
+
+
+def test_snapshots_in_a_directory_restore_in_another_scratch_directory(
+    backend: StateBackend, tmp_path: Path
+) -> None:
+    job = Job(backend, tmp_path / "scratch", DirectoryStorage(tmp_path / "storage"))
+    states = States(job.open())
+    states.fill(keys_named(30), "x", 1)
+    restored = States(job.open(job.snapshot(states.store)))
+    assert restored.read("account-3") == (1, ["x-account-3"], {"x": 1})
+    job.close()
+    left = [path for path in (tmp_path / "scratch").rglob("*") if path.is_file()]
+    assert left == []
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "", "käse", "x" * 500, b"", b"\x00\xff", 0, -1, 2**63 - 1, -(2**63), 2**64 - 1, True,
+        date(1969, 12, 31), datetime(2024, 2, 29, 12, 30, 1, 5), Decimal("-12.340"),
+        datetime(1, 1, 1, tzinfo=timezone.utc), ("a", 1), ("", b"", ("nested", -5)),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_keys_of_every_type_are_restored_as_what_they_were(job: Job, key: Any) -> None:
+    store = job.open()
+    store.set_current_key(key)
+    value = store.value_state(BALANCE)
+    mapped = store.map_state(MapStateDescriptor[Any, int]("m", Any, int))
+    value.set(6)
+    mapped.put(key if not isinstance(key, Decimal | date) else str(key), 3)
+    restored = job.open(job.snapshot(store))
+    again = restored.map_state(MapStateDescriptor[Any, int]("m", Any, int))
+    restored.set_current_key(key)
+    assert restored.value_state(BALANCE).get() == 6
+    (found,) = again.keys()
+    assert found == (key if not isinstance(key, Decimal | date) else str(key))
+    assert type(found) is type(key) or isinstance(key, Decimal | date)
+
+
+@pytest.mark.parametrize("key", [None, 1.5, [], object()], ids=repr)
+def test_a_key_that_no_column_has_is_refused_not_stored_in_a_snapshot(job: Job, key: Any) -> None:
+    store = job.open()
+    value = store.value_state(BALANCE)
+    try:
+        store.set_current_key(key)
+        value.set(1)
+        with pytest.raises(StateError, match="key of type"):
+            job.snapshot(store)
+    except TypeError as error:
+        assert "unhashable" in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize(
+    ("declared", "value"),
+    [
+        (int, "text"),
+        (int, 1.5),
+        (str, 3),
+        (list[int], ["a"]),
+        (Any, object()),
+        (dict[str, int], []),
+    ],
+    ids=repr,
+)
+def test_a_value_that_could_not_be_restored_is_refused_when_it_is_set(
+    job: Job, declared: Any, value: Any
+) -> None:
+    store = job.open()
+    store.set_current_key("a")
+    state = store.value_state(ValueStateDescriptor[Any]("v", declared))
+    with pytest.raises(StateError, match="state 'v' holds msgpack/1"):
+        state.set(value)
+    elements = store.list_state(ListStateDescriptor[Any]("l", declared))
+    with pytest.raises(StateError, match="state 'l'"):
+        elements.add_all([value])
+    assert state.get() is None
+    assert elements.get() == []
+
+
+@pytest.mark.parametrize(
+    ("declared", "value"),
+    [
+        (int, 2**200), (int, -(2**90)), (int, 2**63), (float, 0.1), (str, "ü"), (bytes, b"\x00"),
+        (bool, False), (date, date(2024, 1, 1)), (datetime, datetime(2024, 1, 1, 1, 2, 3, 4)),
+        (Decimal, Decimal("1.50")), (tuple[int, str], (1, "a")), (int | None, 3),
+        (pa.int32(), 5), (pa.list_(pa.string()), ["a", None]), (Any, {"a": [1, None]}),
+        (Any, 2**70),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_values_are_restored_as_they_were_set(job: Job, declared: Any, value: Any) -> None:
+    store = job.open()
+    descriptor = ValueStateDescriptor[Any]("v", declared)
+    store.set_current_key("a")
+    store.value_state(descriptor).set(value)
+    restored = job.open(job.snapshot(store))
+    restored.set_current_key("a")
+    again = restored.value_state(descriptor).get()
+    assert again == value
+    assert type(again) is type(value)
+
+
+# ---- running aggregates -------------------------------------------------------------------------
+
+
+def table_of(store: KeyedStateStore) -> AccumulatorTable:
+    return store.accumulators("running", [pa.string()], COLUMNS)
+
+
+def aggregate(
+    store: KeyedStateStore, keys: Sequence[str], amounts: Sequence[int | None]
+) -> dict[str, Any]:
+    integers = pa.array(amounts, pa.int64())
+    floats = integers.cast(pa.float64(), safe=False)
+    values = {"total": integers, "mean": floats, "low": integers, "high": floats}
+    return table_of(store).update([pa.array(keys, pa.string())], None, values)
+
+
+class Expected:
+    """Running aggregates, one row after another."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, list[Any]] = {}
+
+    def row(self, key: str, amount: int | None) -> tuple[Any, ...]:
+        state = self.keys.setdefault(key, [0, 0.0, 0, None, None])
+        state[2] += 1
+        if amount is not None:
+            state[0] += amount
+            state[1] += float(amount)
+            state[3] = amount if state[3] is None else min(state[3], amount)
+            state[4] = float(amount) if state[4] is None else max(state[4], float(amount))
+        return tuple(state)
+
+
+def assert_running(found: dict[str, Any], expected: list[tuple[Any, ...]]) -> None:
+    for index, column in enumerate(COLUMNS):
+        assert pa.array(found[column.name]).to_pylist() == [row[index] for row in expected]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_running_aggregates_equal_those_of_one_row_after_another(job: Job, seed: int) -> None:
+    rng = random.Random(seed)
+    store = job.open()
+    model = Expected()
+    saved: list[tuple[tuple[StateHandle, ...], dict[str, list[Any]]]] = []
+    for step in range(12):
+        rows = rng.choice([0, 1, 7, 60])
+        keys = [f"k{rng.randrange(25)}" * rng.choice([1, 1, 60]) for _ in range(rows)]
+        amounts = [rng.choice([None, rng.randrange(-9, 9)]) for _ in range(rows)]
+        expected = [model.row(key, amount) for key, amount in zip(keys, amounts, strict=True)]
+        assert_running(aggregate(store, keys, amounts), expected)
+        if step % 4 == 2:
+            pending = store.snapshot(job.next_checkpoint())
+            saved_keys = {key: list(state) for key, state in model.keys.items()}
+            more = aggregate(store, ["k1"], [3])
+            assert_running(more, [model.row("k1", 3)])
+            saved.append((pending.upload(job.storage), saved_keys))
+        if step == 7:
+            store = job.open(job.snapshot(store))
+    for handles, keys_then in saved:
+        restored = job.open(handles)
+        names = sorted(keys_then)
+        if names:
+            found = aggregate(restored, names, [None] * len(names))
+            assert found["total"].tolist() == [keys_then[name][0] for name in names]
+            assert found["rows"].tolist() == [keys_then[name][2] + 1 for name in names]
+
+
+def test_a_sum_that_leaves_64_bits_is_refused_by_key_and_changes_nothing(job: Job) -> None:
+    store = job.open()
+    top = 2**63 - 1
+    aggregate(store, ["a", "b"], [top - 1, 5])
+    with pytest.raises(StateError, match=r"'total'.*'running'.*op\[0\].*key 'a'"):
+        aggregate(store, ["b", "a", "a"], [1, 1, 1])
+    found = aggregate(store, ["b", "a"], [0, 1])
+    assert found["total"].tolist() == [5, top]
+    assert found["rows"].tolist() == [2, 2]
+
+
+def test_two_keys_of_one_hash_are_never_mixed(job: Job) -> None:
+    store = job.open()
+    table = table_of(store)
+    keys = [f"key-{number % 37}" for number in range(200)]
+    ones = pa.array([1] * 200)
+    values = {"total": ones, "mean": ones, "low": ones, "high": ones}
+    same = np.zeros(200, np.uint64)
+    found = table.update([pa.array(keys)], same, values)
+    assert found["rows"].tolist() == [number // 37 + 1 for number in range(200)]
+    found = table.update([pa.array(keys[:1])], same[:1], dict.fromkeys(values, ones[:1]))
+    assert found["rows"].tolist() == [keys.count(keys[0]) + 1]
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        [pa.array([1, 2, 1], pa.int32())],
+        [pa.array([b"", b"\x00", b""], pa.large_binary())],
+        [pa.array(["a", "", "a"]), pa.array([1, 1, 1]), pa.array(["", "a", ""])],
+        [pa.array([True, False, True]), pa.array([date(2024, 1, 1)] * 3)],
+        [pa.array([Decimal("1.5"), Decimal("-1.5"), Decimal("1.5")])],
+        [pa.array(["x", "y", "x"]).dictionary_encode()],
+        [pa.array([datetime(2024, 1, 1), datetime(2025, 1, 1), datetime(2024, 1, 1)])],
+    ],
+    ids=lambda arrays: "+".join(str(array.type) for array in arrays),
+)
+def test_key_columns_of_every_type_aggregate_and_restore(job: Job, arrays: list[Any]) -> None:
+    types = [array.type for array in arrays]
+    columns = [AccumulatorColumn("n", "count", pa.int64())]
+    store = job.open()
+    first = store.accumulators("n", types, columns)
+    assert first.update(arrays, None, {})["n"].tolist() == [1, 1, 2]
+    restored = job.open(job.snapshot(store)).accumulators("n", types, columns)
+    assert restored.update(arrays, None, {})["n"].tolist() == [3, 2, 4]
+
+
+# ---- everything at once -------------------------------------------------------------------------
+
+
+class History:
+    """A store driven at random beside a model of plain dicts."""
+
+    def __init__(self, job: Job, seed: int) -> None:
+        self.job = job
+        self.rng = random.Random(seed)
+        self.states = States(job.open())
+        self.model: dict[int, tuple[int, list[str], dict[str, int]]] = {}
+
+    def change(self, key: int) -> None:
+        rng, states = self.rng, self.states
+        states.store.set_current_key(key)
+        value, items, mapped = self.model.get(key, (0, [], {}))
+        match rng.choice(["set", "unset", "add", "add", "empty", "put", "put", "remove"]):
+            case "set":
+                value = rng.randrange(100)
+                states.value.set(value)
+            case "unset":
+                value = 0
+                states.value.clear()
+            case "add":
+                items = [*items, str(rng.random())]
+                states.list.add(items[-1])
+            case "empty":
+                items = []
+                states.list.clear()
+            case "put":
+                mapped = {**mapped, str(rng.randrange(5)): rng.randrange(9)}
+                for name, amount in mapped.items():
+                    states.map.put(name, amount)
+            case _:
+                gone = str(rng.randrange(5))
+                mapped = {name: amount for name, amount in mapped.items() if name != gone}
+                states.map.remove(gone)
+        self.model[key] = (value, items, mapped)
+        assert states.read(key) == self.model[key]
+
+    def snapshot(self) -> Callable[[], None]:
+        """Take a snapshot; return what finishes it, one way or the other."""
+        checkpoint = self.job.next_checkpoint()
+        pending = self.states.store.snapshot(checkpoint)
+        expected = dict(self.model)
+
+        def finish() -> None:
+            if self.rng.random() < 0.2:
+                pending.discard()
+                self.states.store.notify_aborted(checkpoint)
+                return
+            handles = pending.upload(self.job.storage)
+            self.states.store.notify_completed(checkpoint)
+            restored = States(self.job.open(handles))
+            for key in range(12):
+                assert restored.read(key) == expected.get(key, (0, [], {}))
+
+        return finish
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_histories_read_and_restore_like_plain_dicts(job: Job, seed: int) -> None:
+    history = History(job, seed)
+    waiting: list[Callable[[], None]] = []
+    for _ in range(300):
+        history.change(history.rng.randrange(12))
+        if history.rng.random() < 0.04:
+            waiting.append(history.snapshot())
+        while waiting and history.rng.random() < 0.05:
+            waiting.pop(0)()
+    for finish in waiting:
+        finish()
+    for key in range(12):
+        assert history.states.read(key) == history.model.get(key, (0, [], {}))

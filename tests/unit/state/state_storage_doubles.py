@@ -1,0 +1,91 @@
+"""Checkpoint storage for tests: one in memory, one in a directory. Both check what they read."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from pathlib import Path
+
+import pyarrow as pa
+
+from onceflow.core.errors import CheckpointCorrupt
+from onceflow.core.state import StateHandle
+
+
+def _handle(
+    name: str, path: str, data: bytes, key_groups: range | None, shared: bool = False
+) -> StateHandle:
+    first, last = (0, -1) if key_groups is None else (key_groups.start, key_groups.stop - 1)
+    digest = hashlib.sha256(data).hexdigest()
+    return StateHandle(name, path, len(data), digest, first, last, shared)
+
+
+class MemoryStorage:
+    """A `StateWriter` and `StateReader` over a dict; small pieces are held inline."""
+
+    def __init__(self, inline_bytes_max: int = 100) -> None:
+        self.files: dict[str, bytes] = {}
+        self.written: list[str] = []
+        self._inline_bytes_max = inline_bytes_max
+
+    def write(
+        self, name: str, data: bytes | memoryview | pa.Buffer, *, key_groups: range | None = None
+    ) -> StateHandle:
+        raw = bytes(data)
+        handle = _handle(name, f"f{len(self.files)}/{name}", raw, key_groups)
+        if len(raw) <= self._inline_bytes_max:
+            return dataclasses.replace(handle, path="", inline=raw)
+        self.files[handle.path] = raw
+        self.written.append(name)
+        return handle
+
+    def write_file(
+        self, name: str, path: Path, *, shared: bool, key_groups: range | None = None
+    ) -> StateHandle:
+        raw = path.read_bytes()
+        place = f"shared/{name}" if shared else f"f{len(self.files)}/{name}"
+        assert place not in self.files, f"shared file {name} is written twice"
+        self.files[place] = raw
+        self.written.append(name)
+        return _handle(name, place, raw, key_groups, shared)
+
+    def read(self, handle: StateHandle) -> bytes:
+        data = handle.inline if not handle.path else self.files.get(handle.path)
+        if data is None or hashlib.sha256(data).hexdigest() != handle.checksum:
+            raise CheckpointCorrupt(f"{handle.path} is not what was written")
+        return data
+
+    def read_to(self, handle: StateHandle, path: Path) -> None:
+        assert not path.exists()
+        path.write_bytes(self.read(handle))
+
+
+class DirectoryStorage(MemoryStorage):
+    """The same over real files."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(inline_bytes_max=-1)
+        self._root = root
+
+    def write(
+        self, name: str, data: bytes | memoryview | pa.Buffer, *, key_groups: range | None = None
+    ) -> StateHandle:
+        return self._keep(super().write(name, data, key_groups=key_groups))
+
+    def write_file(
+        self, name: str, path: Path, *, shared: bool, key_groups: range | None = None
+    ) -> StateHandle:
+        return self._keep(super().write_file(name, path, shared=shared, key_groups=key_groups))
+
+    def _keep(self, handle: StateHandle) -> StateHandle:
+        path = self._root / handle.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(self.files[handle.path])
+        self.files[handle.path] = b""
+        return handle
+
+    def read(self, handle: StateHandle) -> bytes:
+        data = (self._root / handle.path).read_bytes()
+        if hashlib.sha256(data).hexdigest() != handle.checksum:
+            raise CheckpointCorrupt(f"{handle.path} is not what was written")
+        return data

@@ -1,0 +1,146 @@
+"""Descriptors and serializers: names that last, and values that come back."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from onceflow.core.errors import ConfigError, StateIncompatible
+from onceflow.core.state import (
+    HeapBackend,
+    ListOperatorState,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    RocksDBBackend,
+    Serializer,
+    ValueStateDescriptor,
+    backend_named,
+)
+from onceflow.core.state.cells import Cells
+from onceflow.core.state.serializers import serializer_of
+
+
+@dataclass
+class Account:
+    owner: str
+    cents: int = 0
+
+
+class Point(msgspec.Struct):
+    x: int
+    y: int = 0
+
+
+@pytest.mark.parametrize(
+    ("declared", "signature"),
+    [
+        (int, "msgpack/1:int"),
+        (Any, "msgpack/1:any"),
+        (list[int], "msgpack/1:list[int]"),
+        (dict[str, tuple[int, ...]], "msgpack/1:dict[str,tuple[int,...]]"),
+        (int | None, "msgpack/1:int|none"),
+        (None | int, "msgpack/1:int|none"),
+        (Literal["b", "a"], "msgpack/1:literal['a','b']"),
+        (Account, "msgpack/1:Account"),
+        (list[Point], "msgpack/1:list[Point]"),
+        (datetime, "msgpack/1:datetime"),
+        (pa.int16(), "msgpack/1:int"),
+        (pa.list_(pa.float32()), "msgpack/1:list[float|none]"),
+        (pa.map_(pa.string(), pa.bool_()), "msgpack/1:dict[str,bool|none]"),
+    ],
+)  # fmt: skip
+def test_a_type_has_one_name_in_every_process(declared: Any, signature: str) -> None:
+    assert serializer_of(declared).signature == signature
+
+
+@pytest.mark.parametrize("value", [Account("a", 3), [Point(1, 2)], {"k": (1, "a")}], ids=repr)
+def test_structured_values_come_back_equal_and_not_the_same_object(value: Any) -> None:
+    declared = {
+        Account: Account, list: list[Point], dict: dict[str, tuple[int, str]],
+    }[type(value)]  # fmt: skip
+    cells = Cells(serializer_of(declared), "s")
+    stored = cells.freeze(value)
+    again = cells.thaw(cells.from_bytes(cells.to_bytes(stored)))
+    assert again == value
+    assert again is not value
+
+
+def test_a_field_with_a_default_may_be_added_to_a_type_and_one_without_may_not() -> None:
+    old = msgspec.defstruct("Reading", [("at", int)])
+    wider = msgspec.defstruct("Reading", [("at", int), ("unit", str, "C")])
+    stricter = msgspec.defstruct("Reading", [("at", int), ("unit", str)])
+    data = serializer_of(old).encode(old(at=5))
+    assert serializer_of(wider).signature == serializer_of(old).signature
+    assert serializer_of(wider).decode(data) == wider(at=5, unit="C")
+    with pytest.raises(StateIncompatible, match="'reading' does not read"):
+        Cells(serializer_of(stricter), "reading").from_bytes(data)
+
+
+def test_descriptors_and_backends_pickle() -> None:
+    described: list[Any] = [
+        ValueStateDescriptor("v", list[int], default=[1]),
+        ListStateDescriptor("l", Account),
+        MapStateDescriptor("m", str, pa.int64()),
+        ValueStateDescriptor("s", serializer_of(int)),
+        HeapBackend(),
+        RocksDBBackend(incremental=False, cache_entries=7),
+    ]
+    for made in described:
+        again = pickle.loads(pickle.dumps(made))
+        if isinstance(again, ValueStateDescriptor) and isinstance(again.type, Serializer):
+            assert again.type.signature == "msgpack/1:int"
+        else:
+            assert again == made
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201, "ä" * 101])
+def test_an_impossible_state_name_is_refused(name: str) -> None:
+    for descriptor in (ValueStateDescriptor, ListStateDescriptor, MapStateDescriptor):
+        with pytest.raises(ConfigError, match="state name"):
+            descriptor(name)
+
+
+def test_a_type_without_bytes_is_refused_when_the_state_is_described() -> None:
+    with pytest.raises(ConfigError, match="no MessagePack form"):
+        ValueStateDescriptor("v", dict[list[int], int] | dict[str, int])
+    with pytest.raises(ConfigError, match="not supported"):
+        ValueStateDescriptor("v", pa.struct([("a", pa.int8())]))
+
+
+def test_backends_are_found_by_name() -> None:
+    assert backend_named("heap") == HeapBackend()
+    assert backend_named("rocksdb") == RocksDBBackend()
+    with pytest.raises(ConfigError, match=r"no state backend 'redis'; there are heap, rocksdb"):
+        backend_named("redis")
+
+
+@pytest.mark.parametrize(
+    "settings", [{"cache_entries": 0}, {"block_cache_bytes": 5}, {"write_buffer_bytes": 0}]
+)
+def test_impossible_rocksdb_settings_are_refused(settings: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        RocksDBBackend(**settings)  # type: ignore[arg-type]
+
+
+def test_operator_lists_are_replaced_whole_and_snapshots_do_not_change() -> None:
+    state = ListOperatorState({"splits": [b"a", b"b"]})
+    snapshot = state.snapshot()
+    state.replace("splits", [b"c"])
+    state.replace("other", iter([b"d"]))
+    assert snapshot == {"splits": (b"a", b"b")}
+    assert state.get("splits") == (b"c",)
+    assert state.snapshot() == {"splits": (b"c",), "other": (b"d",)}
+    with pytest.raises(StateIncompatible, match="'splits' holds bytes; got str"):
+        state.replace("splits", [b"x", "y"])  # type: ignore[list-item]
+    assert state.get("splits") == (b"c",)
+    state.clear("splits")
+    state.clear("splits")
+    assert state.get("splits") == ()
+    with pytest.raises(ConfigError):
+        state.replace("", [])
