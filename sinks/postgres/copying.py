@@ -1,10 +1,17 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 # pyright: reportMissingTypeStubs=false
-"""One transaction after another, each fed by one binary COPY that is opened by its first row."""
+"""One transaction after another, each fed by binary COPYs; its first row opens it.
+
+libpq does not tell of an error before the COPY is ended, and the server drops what comes after one
+in silence. So a COPY is ended after a second and another begun in the same transaction: a refused
+row is heard of soon, whatever the checkpoint interval, at the cost of one round trip a second. It
+also bounds what the server queues for the end of the statement, the checks of foreign keys.
+"""
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack, suppress
 
 import psycopg
@@ -33,6 +40,7 @@ _BEGIN = """
 """
 # A server that hangs is left alone after it; the end of the connection ends the COPY too.
 _CLOSE_TIMEOUT_S = 2.0
+_COPY_S_MAX = 1.0
 
 
 class _GivenUp(Exception):
@@ -49,6 +57,7 @@ class CopyTransactions:
         self._connection = settings.endpoint.connect(name)
         self._open_copy = ExitStack()
         self._copy: psycopg.Copy | None = None
+        self._copying_since = 0.0
         self.rows = 0
         """Rows of the open transaction."""
         try:
@@ -73,18 +82,17 @@ class CopyTransactions:
         return self._connection
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Send `batch`, opening transaction and COPY when none is open."""
-        copy = self._copy or self._open()
+        """Send `batch`, which has rows, opening transaction and COPY when none is open."""
+        copy = self._copy or self._begin_copy()
         copy.write(self._format.encode(batch))
         self.rows += batch.num_rows
+        if time.monotonic() - self._copying_since > _COPY_S_MAX:
+            self._end_copy()
 
     def finish_copy(self) -> int:
         """Return how many rows the transaction has, when the server has taken all of them."""
-        copy, self._copy = self._copy, None
+        self._end_copy()
         rows, self.rows = self.rows, 0
-        if copy is not None:
-            copy.write(self._format.end())
-            self._open_copy.close()
         return rows
 
     def close(self) -> None:
@@ -97,7 +105,22 @@ class CopyTransactions:
             self._open_copy.__exit__(_GivenUp, given_up, None)
         connection.close()
 
-    def _open(self) -> psycopg.Copy:
+    def _begin_copy(self) -> psycopg.Copy:
+        if not self.rows:
+            self._begin_transaction()
+        copy = self._open_copy.enter_context(self._connection.cursor().copy(self._copy_in))
+        copy.write(self._format.begin())
+        self._copy = copy
+        self._copying_since = time.monotonic()
+        return copy
+
+    def _end_copy(self) -> None:
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            copy.write(self._format.end())
+            self._open_copy.close()
+
+    def _begin_transaction(self) -> None:
         try:
             self._connection.execute(self._begin)
         except psycopg.Error as error:
@@ -106,10 +129,6 @@ class CopyTransactions:
             # Nothing was open on it, so nothing is lost with it.
             self._connection = self._reconnected()
             self._connection.execute(self._begin)
-        copy = self._open_copy.enter_context(self._connection.cursor().copy(self._copy_in))
-        copy.write(self._format.begin())
-        self._copy = copy
-        return copy
 
     def _reconnected(self) -> BoundedConnection:
         self._connection.close()

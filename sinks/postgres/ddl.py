@@ -124,5 +124,5 @@ def _scalar_type(given: pa.DataType) -> _SqlType | None:
 
 
 def _text(element: DDLElement) -> str:
-    # The dialect without a driver: a driver's would double each % in a name for its parameters.
-    return str(element.compile(dialect=cast("Any", PGDialect)())).strip()
+    # In another parameter style each % of a name would be doubled.
+    return str(element.compile(dialect=cast("Any", PGDialect)(paramstyle="named"))).strip()

@@ -89,11 +89,11 @@ class PostgresSink(Sink):
         if not self.ledger_schema:
             raise ConfigError("ledger_schema is empty; name a schema, public for instance")
         self._delivery()
-        self._settings()
+        _ = self.settings
 
     def __repr__(self) -> str:
         return (
-            f"PostgresSink({self._settings().endpoint}, table={self.table!r}, "
+            f"PostgresSink({self.settings.endpoint}, table={self.table!r}, "
             f"delivery={self.delivery!r}, commit_mode={self.commit_mode!r})"
         )
 
@@ -109,7 +109,7 @@ class PostgresSink(Sink):
             SinkError: The server cannot be reached now.
         """
         run_preflight(
-            self._settings(),
+            self.settings,
             context,
             schema,
             two_phase=self._delivery() is _Delivery.EXACTLY_ONCE,
@@ -125,8 +125,8 @@ class PostgresSink(Sink):
             SinkError: The server cannot be reached now.
         """
         if self._delivery() is _Delivery.AT_LEAST_ONCE:
-            return AtLeastOnceWriter(self._settings(), context)
-        return TwoPhaseWriter(self._settings(), context)
+            return AtLeastOnceWriter(self.settings, context)
+        return TwoPhaseWriter(self.settings, context)
 
     def committer(self, context: CommitterContext) -> Committer:
         """Return a committer, which connects when it is first asked.
@@ -134,7 +134,7 @@ class PostgresSink(Sink):
         At least once it has nothing to commit, but finds what the job left in doubt when it was
         still exactly once.
         """
-        return PostgresCommitter(self._settings(), context)
+        return PostgresCommitter(self.settings, context)
 
     def _delivery(self) -> _Delivery:
         try:
@@ -143,7 +143,9 @@ class PostgresSink(Sink):
             known = ", ".join(one.value for one in _Delivery)
             raise ConfigError(f"delivery={self.delivery!r}: choose one of {known}") from None
 
-    def _settings(self) -> SinkSettings:
+    @property
+    def settings(self) -> SinkSettings:
+        """What the arguments say, resolved; holds the password, and prints without it."""
         try:
             table = TableName.parse(self.table)
         except ValueError as error:

@@ -1,0 +1,551 @@
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+"""What the Postgres sink promises, on a real server: seen once, or not at all, and never lost."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import psycopg
+import pyarrow as pa
+import pytest
+from tests.integration.postgres_sink_kit import (
+    Job,
+    committables,
+    ids_in,
+    ledger_rows,
+    prepared,
+    query,
+    rows,
+)
+
+from onceflow.core.errors import BadRow, Fenced, PreCommitFailed, SinkError
+from onceflow.core.protocol.committables import (
+    Aborted,
+    AlreadyCommitted,
+    CommitOutcome,
+    Committable,
+    Committed,
+    Lost,
+    RetryLater,
+    Unknown,
+)
+from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.sinks import PostgresSink
+
+
+@pytest.fixture
+def job(postgres_database: str) -> Iterator[Job]:
+    with Job(PostgresSink(postgres_database, table="ledger", create=True)) as job:
+        yield job.check()
+
+
+def test_rows_are_seen_at_the_commit_and_not_before(job: Job, postgres_database: str) -> None:
+    writer, committer = job.writer(), job.committer()
+    writer.write(rows([1, 2]))
+    assert ids_in(postgres_database) == []
+    committable = Committable(TransactionId("job.ledger", 1, 1, 0), rows=2)
+    assert writer.pre_commit(CheckpointId(1)) == committable
+    assert ids_in(postgres_database) == []
+    assert prepared(postgres_database) == ["job.ledger/1/1/0/0"]
+    assert committer.commit(committable) == Committed()
+    assert ids_in(postgres_database) == [1, 2]
+    assert prepared(postgres_database) == []
+    assert ledger_rows(postgres_database) == ["job.ledger/1/1/0/0"]
+
+
+def test_closing_rolls_back_what_is_open_and_leaves_what_is_prepared(
+    job: Job, postgres_database: str
+) -> None:
+    writer = job.writer()
+    writer.write(rows([1]))
+    committable = writer.pre_commit(CheckpointId(1))
+    writer.write(rows([2]))
+    writer.close()
+    writer.close()
+    assert ids_in(postgres_database) == []
+    assert prepared(postgres_database) == ["job.ledger/1/1/0/0"]
+    assert committable is not None
+    assert job.committer().commit(committable) == Committed()
+    assert ids_in(postgres_database) == [1]
+
+
+def test_rows_of_the_next_checkpoint_flow_while_the_last_one_is_undecided(
+    job: Job, postgres_database: str
+) -> None:
+    writer, committer = job.writer(), job.committer()
+    writer.write(rows([1]))
+    first = writer.pre_commit(CheckpointId(1))
+    writer.write(rows([2]))
+    assert first is not None
+    assert committer.commit(first) == Committed()
+    assert ids_in(postgres_database) == [1]
+    writer.write(rows([3]))
+    second = writer.pre_commit(CheckpointId(2))
+    assert second is not None
+    assert committer.commit(second) == Committed()
+    assert ids_in(postgres_database) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "order",
+    [[0], [1], [0, 1], [1, 0], [0, 0, 1], [1, 0, 1, 0]],
+    ids=lambda order: "-".join(map(str, order)),
+)
+def test_commits_in_any_order_and_number_show_each_row_once(
+    job: Job, postgres_database: str, order: list[int]
+) -> None:
+    both = [job.prepare(1, [1, 2]), job.prepare(2, [3, 4])]
+    committer = job.committer()
+    seen: set[int] = set()
+    for index in order:
+        expected: CommitOutcome = AlreadyCommitted() if index in seen else Committed()
+        assert committer.commit(both[index]) == expected
+        seen.add(index)
+    wanted = [*([1, 2] if 0 in seen else []), *([3, 4] if 1 in seen else [])]
+    assert ids_in(postgres_database) == wanted
+    assert committables(committer.in_doubt()) == committables(
+        [one for index, one in enumerate(both) if index not in seen]
+    )
+
+
+def test_checkpoints_without_rows_prepare_nothing(job: Job, postgres_database: str) -> None:
+    writer = job.writer()
+    assert writer.pre_commit(CheckpointId(1)) is None
+    writer.write(rows([]))
+    assert writer.pre_commit(CheckpointId(2)) is None
+    assert prepared(postgres_database) == []
+    writer.write(rows([1]))
+    third = writer.pre_commit(CheckpointId(3))
+    assert third is not None
+    assert third.transaction.checkpoint == 3
+    assert writer.pre_commit(CheckpointId(4)) is None
+    assert job.committer().commit(third) == Committed()
+    assert ids_in(postgres_database) == [1]
+
+
+def test_replay_after_a_crash_leaves_one_copy(job: Job, postgres_database: str) -> None:
+    committer = job.committer()
+    assert committer.commit(job.prepare(1, [1, 2])) == Committed()
+    lost = job.prepare(2, [3, 4])
+    job.check(attempt=2)
+    committer = job.committer(attempt=2)
+    assert list(committer.in_doubt()) == [Committable(lost.transaction)]
+    assert committer.abort(lost) == Aborted()
+    again = job.prepare(2, [3, 4], attempt=2)
+    assert committer.commit(again) == Committed()
+    assert ids_in(postgres_database) == [1, 2, 3, 4]
+    assert prepared(postgres_database) == []
+
+
+def test_decided_transaction_is_committed_by_an_attempt_that_never_saw_it(
+    job: Job, postgres_database: str
+) -> None:
+    decided = job.prepare(1, [1])
+    job.check(attempt=2)
+    # All that a new process has is what the decision log wrote down.
+    text = str(decided.transaction)
+    transaction = TransactionId.parse(text)
+    assert transaction is not None
+    assert job.committer(attempt=2).commit(Committable(transaction)) == Committed()
+    assert job.committer(attempt=2).commit(job.prepare(2, [2], attempt=2)) == Committed()
+    assert ids_in(postgres_database) == [1, 2]
+
+
+def test_orphan_of_a_lost_decision_log_is_listed_and_rolled_back(
+    job: Job, postgres_database: str
+) -> None:
+    job.prepare(1, [1, 2])
+    committer = job.committer(attempt=2)
+    (orphan,) = committer.in_doubt()
+    assert committer.abort(orphan) == Aborted()
+    assert committer.abort(orphan) == Aborted()
+    assert prepared(postgres_database) == []
+    assert ids_in(postgres_database) == []
+    assert list(committer.in_doubt()) == []
+
+
+def test_transaction_of_a_cut_connection_is_listed_by_another_and_can_be_rolled_back(
+    job: Job, postgres_database: str
+) -> None:
+    writer = job.writer()
+    writer.write(rows([1]))
+    committable = writer.pre_commit(CheckpointId(1))
+    query(
+        postgres_database,
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE application_name LIKE 'onceflow%writer'",
+    )
+    committer = job.committer()
+    assert committable is not None
+    assert list(committer.in_doubt()) == [Committable(committable.transaction)]
+    assert committer.abort(committable) == Aborted()
+    assert prepared(postgres_database) == []
+
+
+def test_two_transactions_prepared_on_one_connection_are_committed_on_another(
+    job: Job, postgres_database: str
+) -> None:
+    writer = job.writer()
+    writer.write(rows([1]))
+    first = writer.pre_commit(CheckpointId(1))
+    writer.write(rows([2]))
+    second = writer.pre_commit(CheckpointId(2))
+    assert len(prepared(postgres_database)) == 2
+    committer = job.committer()
+    assert first is not None
+    assert second is not None
+    assert [committer.commit(first), committer.commit(second)] == [Committed(), Committed()]
+    assert ids_in(postgres_database) == [1, 2]
+
+
+def test_in_doubt_lists_exactly_this_sink_id(job: Job, postgres_database: str) -> None:
+    own = job.prepare(1, [1])
+    table = "ledger"
+    with Job(PostgresSink(postgres_database, table=table), sink_id="job.ledger.x") as other:
+        foreign = other.check().prepare(1, [2])
+        for name in ("job.ledge/1/1/0/0", "not ours", "job.ledger/1/1/0", "job_ledger/1/1/0/0"):
+            query(
+                postgres_database,
+                f"BEGIN; INSERT INTO ledger VALUES (9); PREPARE TRANSACTION '{name}'",
+            )
+        assert list(job.committer().in_doubt()) == [Committable(own.transaction)]
+        assert list(other.committer().in_doubt()) == [Committable(foreign.transaction)]
+
+
+def test_rolled_back_by_an_operator_is_lost_and_never_called_committed(
+    job: Job, postgres_database: str
+) -> None:
+    committable = job.prepare(7, [1, 2])
+    query(postgres_database, f"ROLLBACK PREPARED '{committable.transaction}'")
+    outcome = job.committer().commit(committable)
+    assert isinstance(outcome, Lost)
+    assert "job.ledger/1/7/0/0" in outcome.reason
+    assert "checkpoint 7" in outcome.reason
+    assert "ledger" in outcome.reason
+
+
+def test_committed_by_an_operator_is_already_committed(job: Job, postgres_database: str) -> None:
+    committable = job.prepare(1, [1, 2])
+    query(postgres_database, f"COMMIT PREPARED '{committable.transaction}'")
+    assert job.committer().commit(committable) == AlreadyCommitted()
+    assert job.committer().abort(committable) == AlreadyCommitted()
+    assert ids_in(postgres_database) == [1, 2]
+
+
+def test_committers_that_race_for_one_transaction_never_call_it_lost(
+    job: Job, postgres_database: str
+) -> None:
+    """Eight connections commit the same transactions at once, a hundred times over."""
+    writer = job.writer()
+    committers = [job.committer() for _ in range(8)]
+    for committer in committers:
+        committer.in_doubt()
+    for checkpoint in range(1, 41):
+        writer.write(rows([checkpoint]))
+        committable = writer.pre_commit(CheckpointId(checkpoint))
+        assert committable is not None
+        outcomes = _all_at_once([partial(one.commit, committable) for one in committers])
+        assert outcomes.count(Committed()) == 1, outcomes
+        assert all(
+            isinstance(one, (Committed, AlreadyCommitted, RetryLater)) for one in outcomes
+        ), outcomes
+    assert ids_in(postgres_database) == list(range(1, 41))
+
+
+def test_ledger_is_pruned_below_a_checkpoint_of_this_sink_only(
+    job: Job, postgres_database: str
+) -> None:
+    committer = job.committer()
+    for checkpoint in (1, 2, 3):
+        committer.commit(job.prepare(checkpoint, [checkpoint]))
+    undecided = job.prepare(4, [4])
+    with Job(PostgresSink(postgres_database, table="ledger"), sink_id="job.ledger.x") as other:
+        other.committer().commit(other.check().prepare(1, [9]))
+    committer.prune(CheckpointId(3))
+    committer.prune(CheckpointId(3))
+    assert ledger_rows(postgres_database) == ["job.ledger.x/1/1/0/0", "job.ledger/1/3/0/0"]
+    committer.prune(CheckpointId(10))
+    assert ledger_rows(postgres_database) == ["job.ledger.x/1/1/0/0"]
+    # What was prepared when the ledger was pruned is proven by its own row as ever.
+    assert committer.commit(undecided) == Committed()
+    assert committer.commit(undecided) == AlreadyCommitted()
+
+
+def test_pruning_many_rows_ends_with_none_left(job: Job, postgres_database: str) -> None:
+    query(
+        postgres_database,
+        "INSERT INTO onceflow.onceflow_ledger SELECT 'job.ledger/1/' || n || '/0/0', 'job.ledger', "
+        "1, n, 0, 1 FROM generate_series(1, 3500) AS n",
+    )
+    job.committer().prune(CheckpointId(3400))
+    assert len(ledger_rows(postgres_database)) == 101
+
+
+@pytest.mark.parametrize("at", ["write", "pre_commit"])
+def test_violated_constraint_names_itself_and_leaves_nothing(
+    job: Job, postgres_database: str, at: str
+) -> None:
+    query(postgres_database, "ALTER TABLE ledger ADD CONSTRAINT positive CHECK (amount >= 0)")
+    writer = job.writer()
+    bad = pa.record_batch([[5], ["a"], [-1]], schema=job.schema)
+    with pytest.raises(BadRow, match=r"constraint positive.*table|table ledger.*positive"):
+        if at == "write":
+            deadline = time.monotonic() + 20
+            while time.monotonic() < deadline:
+                writer.write(bad)
+        else:
+            writer.write(bad)
+            writer.pre_commit(CheckpointId(1))
+    assert ids_in(postgres_database) == []
+    assert prepared(postgres_database) == []
+    with pytest.raises(SinkError, match="failed before"):
+        writer.write(rows([1]))
+    with pytest.raises(PreCommitFailed, match="failed before"):
+        writer.pre_commit(CheckpointId(2))
+
+
+def test_duplicate_key_within_and_across_checkpoints_is_a_bad_row(
+    postgres_database: str,
+) -> None:
+    sink = PostgresSink(postgres_database, table="keyed", create=True, primary_key=("id",))
+    with Job(sink) as job:
+        job.check()
+        job.committer().commit(job.prepare(1, [1]))
+        for ids in ([1], [2, 2]):
+            writer = job.writer()
+            writer.write(rows(ids))
+            with pytest.raises(BadRow, match=r"keyed_pkey; Key \(id\)=\(\d\) already exists"):
+                writer.pre_commit(CheckpointId(2))
+    assert ids_in(postgres_database, "keyed") == [1]
+
+
+def test_row_of_a_key_that_is_in_doubt_waits_no_longer_than_the_lock_timeout(
+    postgres_database: str,
+) -> None:
+    sink = PostgresSink(
+        postgres_database, table="keyed", create=True, primary_key=("id",), lock_timeout_s=0.3
+    )
+    with Job(sink) as job:
+        job.check()
+        job.prepare(1, [1])
+        writer = job.writer()
+        with pytest.raises(SinkError, match="lock timeout"):
+            writer.write(rows([1]))
+            writer.pre_commit(CheckpointId(2))
+
+
+def test_table_dropped_under_a_writer_is_named(job: Job, postgres_database: str) -> None:
+    writer = job.writer()
+    query(postgres_database, "DROP TABLE ledger")
+    with pytest.raises(SinkError, match=r'table ledger.*relation "public.ledger" does not exist'):
+        writer.write(rows([1]))
+
+
+def test_column_dropped_between_checkpoints_is_named(job: Job, postgres_database: str) -> None:
+    writer = job.writer()
+    writer.write(rows([1]))
+    committable = writer.pre_commit(CheckpointId(1))
+    assert committable is not None
+    job.committer().commit(committable)
+    query(postgres_database, "ALTER TABLE ledger DROP COLUMN amount")
+    with pytest.raises(SinkError, match='column "amount".*does not exist'):
+        writer.write(rows([2]))
+    assert ids_in(postgres_database) == [1]
+
+
+def test_transaction_that_cannot_be_prepared_leaves_nothing_and_says_why(
+    job: Job, postgres_database: str
+) -> None:
+    """A trigger that notifies makes PREPARE TRANSACTION fail."""
+    query(
+        postgres_database,
+        "CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS "
+        "'BEGIN PERFORM pg_notify(''x'', ''y''); RETURN NEW; END'; "
+        "CREATE TRIGGER tell BEFORE INSERT ON ledger FOR EACH ROW EXECUTE FUNCTION tell()",
+    )
+    writer = job.writer()
+    writer.write(rows([1]))
+    with pytest.raises(PreCommitFailed, match="NOTIFY"):
+        writer.pre_commit(CheckpointId(1))
+    assert prepared(postgres_database) == []
+    assert ids_in(postgres_database) == []
+
+
+def test_name_that_is_prepared_already_is_refused_at_once(job: Job, postgres_database: str) -> None:
+    job.prepare(1, [1])
+    writer = job.writer()
+    writer.write(rows([2]))
+    with pytest.raises(PreCommitFailed, match=r"job\.ledger/1/1/0/0 is prepared already"):
+        writer.pre_commit(CheckpointId(1))
+    assert prepared(postgres_database) == ["job.ledger/1/1/0/0"]
+
+
+def test_name_that_was_committed_already_is_refused(job: Job, postgres_database: str) -> None:
+    job.committer().commit(job.prepare(1, [1]))
+    writer = job.writer()
+    writer.write(rows([2]))
+    with pytest.raises(PreCommitFailed, match=r"job\.ledger/1/1/0/0 was committed before"):
+        writer.pre_commit(CheckpointId(1))
+    assert ids_in(postgres_database) == [1]
+
+
+def test_writer_of_an_older_attempt_prepares_nothing_more(job: Job, postgres_database: str) -> None:
+    """The new attempt ends its session; had it not, the ledger row would have been refused."""
+    idle, busy = job.writer(attempt=1, subtask=0), job.writer(attempt=1, subtask=1)
+    busy.write(rows([1]))
+    job.check(attempt=2)
+    with pytest.raises(SinkError):
+        for _ in range(1000):
+            busy.write(rows(range(1000)))
+    # An idle one finds its session gone, opens another, and is stopped by the fence.
+    idle.write(rows([2]))
+    with pytest.raises(Fenced, match="attempt 2"):
+        idle.pre_commit(CheckpointId(1))
+    assert prepared(postgres_database) == []
+    assert ids_in(postgres_database) == []
+
+
+def test_writer_whose_sink_was_never_checked_prepares_nothing(
+    job: Job, postgres_database: str
+) -> None:
+    query(postgres_database, "DELETE FROM onceflow.onceflow_sinks")
+    writer = job.writer()
+    writer.write(rows([1]))
+    with pytest.raises(PreCommitFailed, match="not in .*onceflow_sinks"):
+        writer.pre_commit(CheckpointId(1))
+    assert prepared(postgres_database) == []
+
+
+def test_subtasks_prepare_and_commit_side_by_side(job: Job, postgres_database: str) -> None:
+    writers = [job.writer(subtask=subtask, parallelism=4) for subtask in range(4)]
+    found: list[Committable] = []
+    for checkpoint in (1, 2):
+        for subtask, writer in enumerate(writers):
+            writer.write(rows([checkpoint * 10 + subtask]))
+        for writer in writers:
+            committable = writer.pre_commit(CheckpointId(checkpoint))
+            assert committable is not None
+            found.append(committable)
+    assert len({one.transaction for one in found}) == 8
+    committer = job.committer()
+    assert {committer.commit(one) for one in found} == {Committed()}
+    assert ids_in(postgres_database) == [10, 11, 12, 13, 20, 21, 22, 23]
+
+
+def test_at_least_once_shows_rows_at_once_and_again_when_replayed(
+    postgres_database: str,
+) -> None:
+    sink = PostgresSink(
+        postgres_database, table="ledger", create=True, delivery="at_least_once", flush_rows=10
+    )
+    with Job(sink) as job:
+        writer = job.check().writer()
+        writer.write(rows(range(5)))
+        assert ids_in(postgres_database) == []
+        writer.write(rows(range(5, 12)))
+        assert ids_in(postgres_database) == list(range(12))
+        writer.write(rows([12]))
+        assert writer.pre_commit(CheckpointId(1)) is None
+        assert ids_in(postgres_database) == list(range(13))
+        writer.write(rows([13]))
+        writer.pre_commit(CheckpointId(2))
+        writer.close()
+        # The driver died before it wrote checkpoint 2 down: its rows are sent again.
+        again = job.check(attempt=2).writer(attempt=2)
+        again.write(rows([13]))
+        again.pre_commit(CheckpointId(2))
+        assert list(job.committer(attempt=2).in_doubt()) == []
+    assert ids_in(postgres_database) == [*range(14), 13]
+    assert prepared(postgres_database) == []
+
+
+def test_switching_to_at_least_once_finds_what_exactly_once_left_in_doubt(
+    job: Job, postgres_database: str
+) -> None:
+    left = job.prepare(1, [1])
+    loose = PostgresSink(postgres_database, table="ledger", delivery="at_least_once")
+    with Job(loose) as other:
+        committer = other.check(attempt=2).committer(attempt=2)
+        assert list(committer.in_doubt()) == [Committable(left.transaction)]
+        assert committer.commit(left) == Committed()
+    assert ids_in(postgres_database) == [1]
+
+
+def test_ids_are_unique_over_a_hundred_thousand_checkpoints() -> None:
+    names = {
+        str(TransactionId("job.ledger", attempt, checkpoint, subtask))
+        for attempt, subtask in itertools.product((1, 11), (1, 11))
+        for checkpoint in range(25_000)
+    }
+    assert len(names) == 100_000
+    widest = TransactionId("s" * 32, 99_999_999, 9_999_999_999, 32_767, 9)
+    assert len(str(widest)) <= 63
+    assert TransactionId.parse(str(widest)) == widest
+
+
+def test_a_committer_stops_quietly_when_the_ledger_cannot_be_pruned(
+    job: Job, postgres_database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    query(postgres_database, "DROP TABLE onceflow.onceflow_ledger")
+    job.committer().prune(CheckpointId(5))
+    assert "onceflow_ledger" in caplog.text
+
+
+def test_missing_ledger_proves_nothing(job: Job, postgres_database: str) -> None:
+    """Neither "already committed" nor "lost" can be told without it."""
+    committable = job.prepare(1, [1])
+    query(postgres_database, f"COMMIT PREPARED '{committable.transaction}'")
+    query(postgres_database, "DROP TABLE onceflow.onceflow_ledger")
+    outcome = job.committer().commit(committable)
+    assert isinstance(outcome, RetryLater)
+    assert "onceflow_ledger" in outcome.reason
+
+
+def test_transaction_of_another_role_is_refused_and_stays(job: Job, postgres_database: str) -> None:
+    committable = job.prepare(1, [1])
+    query(postgres_database, "DROP ROLE IF EXISTS outsider")
+    query(postgres_database, "CREATE ROLE outsider LOGIN")
+    try:
+        sink = PostgresSink(postgres_database, table="ledger", user="outsider")
+        with Job(sink) as other:
+            outcome = other.committer().commit(committable)
+        assert isinstance(outcome, RetryLater)
+        assert "permission denied" in outcome.reason
+        assert job.committer().commit(committable) == Committed()
+    finally:
+        query(postgres_database, "DROP ROLE outsider")
+
+
+def test_transaction_of_another_database_is_not_called_lost(
+    job: Job, postgres_database: str
+) -> None:
+    committable = job.prepare(1, [1])
+    elsewhere = postgres_database.rsplit("/", 1)[0] + "/postgres"
+    with psycopg.connect(elsewhere, autocommit=True) as connection:
+        known = connection.execute("SELECT to_regnamespace('onceflow')").fetchone()
+    assert known == (None,), "the shared database must not have a ledger"
+    with Job(PostgresSink(elsewhere, table="ledger")) as other:
+        outcome = other.committer().commit(committable)
+    assert isinstance(outcome, RetryLater)
+    assert job.committer().commit(committable) == Committed()
+
+
+def _all_at_once(calls: list[Callable[[], CommitOutcome]]) -> list[CommitOutcome]:
+    barrier = threading.Barrier(len(calls))
+    outcomes: list[CommitOutcome] = [Unknown("not asked")] * len(calls)
+
+    def run(index: int) -> None:
+        barrier.wait(10)
+        outcomes[index] = calls[index]()
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return outcomes
