@@ -114,6 +114,11 @@ class KafkaSource(Source):
         )
         self._schema = schema_of_rows(self._settings)
 
+    @property
+    def settings(self) -> KafkaSettings:
+        """What was described, in its final form."""
+        return self._settings
+
     def __repr__(self) -> str:
         return repr(self._settings)
 

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, cast
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
@@ -101,9 +101,17 @@ def delete_topic(servers: str, topic: str) -> None:
 def group_offsets(servers: str, group: str, topic: str, partitions: int) -> list[int]:
     """Return what the group has committed for each partition; -1001 for nothing."""
     consumer = Consumer({"bootstrap.servers": servers, "group.id": group})
+    asked = [TopicPartition(topic, partition) for partition in range(partitions)]
+    until = time.monotonic() + 20.0
     try:
-        asked = [TopicPartition(topic, partition) for partition in range(partitions)]
-        return [found.offset for found in consumer.committed(asked, timeout=20)]
+        while True:
+            try:
+                return [found.offset for found in consumer.committed(asked, timeout=10)]
+            except KafkaException:
+                # A broker that has just started is still loading its groups.
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
     finally:
         consumer.close()
 
