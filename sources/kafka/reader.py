@@ -17,7 +17,12 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from onceflow.core.errors import OffsetOutOfRange, SourceError, SourceUnavailable
+from onceflow.core.errors import (
+    OffsetOutOfRange,
+    SourceError,
+    SourceUnavailable,
+    StateIncompatible,
+)
 from onceflow.core.protocol.invariant import require
 from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
 from onceflow.sources.kafka.client import (
@@ -39,6 +44,8 @@ logger = logging.getLogger("onceflow.sources.kafka")
 
 _ERROR: Callable[[Message], KafkaError | None] = Message.error
 _NO_STOP = 2**63 - 1
+_WAIT_S = 0.5
+"""How long a `close` on another thread may have to wait for a `poll` that has more time."""
 _LOG_TRUNCATION = -139
 """librdkafka's code for a log whose end was cut off; confluent-kafka has no name for it."""
 _GAP_CODES = frozenset(
@@ -61,15 +68,15 @@ class KafkaReader(SourceReader):
     ) -> None:
         self._settings = settings
         self._rows = rows_of(settings)
+        self._bounded = settings.ending is not None
         positions = [PartitionPosition.of(split) for split in splits]
         self._next: dict[_Partition, int] = {}
         self._stop: dict[_Partition, int] = {}
         for position in positions:
             partition = (position.topic, position.partition)
             self._next[partition] = position.next
-            self._stop[partition] = _NO_STOP if position.stop is None else position.stop
+            self._stop[partition] = self._stop_of(position)
         require(len(self._next) == len(splits), f"a partition is in two splits: {splits}")
-        self._bounded = settings.ending is not None
         self._open = [item for item in self._next if self._next[item] < self._stop[item]]
         self._asked = [TopicPartition(*partition) for partition in self._open]
         self._ends: dict[_Partition, int] = {}
@@ -151,6 +158,17 @@ class KafkaReader(SourceReader):
                 close_in_time(self._consumer)
                 self._consumer = None
 
+    def _stop_of(self, position: PartitionPosition) -> int:
+        """Return where to stop; a stream goes on from where a bounded job ended."""
+        if not self._bounded:
+            return _NO_STOP
+        if position.stop is None:
+            raise StateIncompatible(
+                f"{position}: the checkpoint is of a stream without an end, and ending_offsets="
+                " was given since. Leave it away, or start a new job"
+            )
+        return position.stop
+
     def _opened(self, context: ReaderContext) -> tuple[Consumer, LivenessWatch]:
         group_id = group_id_of(self._settings, job=context.job, uid=context.uid)
         client_id = f"onceflow-{context.job}-{context.uid}-{context.subtask}"
@@ -184,12 +202,11 @@ class KafkaReader(SourceReader):
                 return EndOfInput()
             wait_s = deadline - time.monotonic()
             # Waits for one message only: to ask for more would wait until there are as many.
-            first = consumer.poll(max(wait_s, 0.0))
-            if first is None:
-                return None
-            self._accept(consumer, [first])
-            self._drain(consumer)
-            if wait_s <= 0 and len(self._rows) == 0:
+            first = consumer.poll(min(max(wait_s, 0.0), _WAIT_S))
+            if first is not None:
+                self._accept(consumer, [first])
+                self._drain(consumer)
+            if len(self._rows) == 0 and (wait_s <= 0 or self._closed.is_set()):
                 return None
         self._advance(consumer)
         return self._rows.take()

@@ -27,11 +27,10 @@ from tests.integration.kafka_feed import (
     source,
 )
 
-from onceflow.core.errors import BadRecord, ConfigError, OffsetOutOfRange
+from onceflow.core.errors import ConfigError, OffsetOutOfRange, StateIncompatible
 from onceflow.core.spi import EndOfInput, Split
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kinds import KafkaServer
-from onceflow.sources import KafkaSource
 
 
 @pytest.fixture
@@ -170,14 +169,12 @@ def test_open_transaction_bounds_a_bounded_read_and_is_read_by_the_next(
         assert ids(read_to_end(reader)) == [0, 1, 2]
         stopped_at = reader.snapshot()
     writer.commit()
-    with reading(source(servers, topic), stopped_at_without_end(stopped_at)) as reader:
+    # The same job, now as a stream, goes on where the bounded read ended.
+    with reading(source(servers, topic), stopped_at) as reader:
         assert ids(read_rows(reader, 6)) == list(range(3, 9))
-
-
-def stopped_at_without_end(splits: Any) -> list[Split]:
-    return [
-        Split(split.id, json.dumps({**_position(split), "stop": None}).encode()) for split in splits
-    ]
+        streamed = reader.snapshot()
+    with pytest.raises(StateIncompatible, match="a stream without an end"):
+        described.reader(streamed, CONTEXT)
 
 
 def test_bounded_read_of_empty_partitions_ends(servers: str, kafka_topic: TopicFactory) -> None:
@@ -383,99 +380,6 @@ def test_partitions_added_later_are_found_and_start_at_their_first_record(
     ]
     with reading(described, [*known, *added]) as reader:
         assert ids(read_rows(reader, 4)) == [0, 1, 2, 3]
-
-
-# Records
-
-
-@pytest.mark.parametrize(
-    ("value", "fragment"),
-    [
-        (b'{"id": 1, "account": "a"', "truncated"),
-        (b'{"id": "7", "account": "a"}', "column 'id' (int64): Expected `int`, got `str`"),
-        (b'{"id": 1.5, "account": "a"}', "got `float`"),
-        (b'{"id": null, "account": "a"}', "column 'id' (int64): Expected `int`, got `null`"),
-        (b'{"account": "a"}', "missing required field `id`"),
-        (b'{"id": 9223372036854775808, "account": "a"}', "found 9223372036854775808"),
-        (b'[1, "a"]', "Expected `object`, got `array`"),
-        (b'{"id": 1, "account": "a"}{"id": 2, "account": "b"}', "trailing characters"),
-        (b'{"id": 1, "account": "\xff"}', "utf-8"),
-        (b"", "truncated"),
-        (None, "no value (a tombstone)"),
-    ],
-)
-def test_bad_record_names_its_offset_and_what_is_wrong(
-    servers: str, kafka_topic: TopicFactory, value: bytes | None, fragment: str
-) -> None:
-    topic = kafka_topic(2)
-    values = [record(0), record(1), value, record(3)]
-    produce(servers, topic, values, partition=1)
-    with reading(source(servers, topic)) as reader, pytest.raises(BadRecord) as caught:
-        read_rows(reader, 4)
-    assert str(caught.value).startswith(f"{topic}-1 offset 2: ")
-    assert fragment in str(caught.value)
-    dropping = source(servers, topic, on_bad_record="drop", ending_offsets="latest")
-    with reading(dropping) as reader:
-        assert ids(read_to_end(reader)) == [0, 1, 3]
-        assert getattr(reader, "dropped_count") == 1  # noqa: B009 - not part of the contract
-
-
-def test_value_that_its_column_cannot_hold_names_its_offset(
-    servers: str, kafka_topic: TopicFactory
-) -> None:
-    topic = kafka_topic()
-    values = [b'{"id": %d, "price": "1.%02d"}' % (n, n) for n in range(50)]
-    values[31] = b'{"id": 31, "price": 1.005}'
-    produce(servers, topic, values)
-    schema = "id TINYINT NOT NULL, price DECIMAL(6, 2)"
-    with (
-        reading(source(servers, topic, schema=schema)) as reader,
-        pytest.raises(BadRecord) as caught,
-    ):
-        read_rows(reader, 50)
-    assert str(caught.value).startswith(f"{topic}-0 offset 31: column 'price'")
-    assert "1.005" in str(caught.value)
-    described = source(servers, topic, schema=schema, on_bad_record="drop", ending_offsets="latest")
-    with reading(described) as reader:
-        assert ids(read_to_end(reader)) == [n for n in range(50) if n != 31]
-
-
-def test_metadata_columns_stay_beside_their_rows_when_bad_records_are_dropped(
-    servers: str, kafka_topic: TopicFactory
-) -> None:
-    topic = kafka_topic()
-    writer = Transactions(servers)
-    writer.write(topic, [record(0), b"bad", record(2)])
-    writer.commit()
-    produce(servers, topic, [b"bad", record(5), record(6)])
-    described = source(
-        servers, topic, include_metadata=True, on_bad_record="drop", ending_offsets="latest"
-    )
-    with reading(described) as reader:
-        rows = read_to_end(reader)
-    assert [(row["id"], row["_offset"]) for row in rows] == [(0, 0), (2, 2), (5, 5), (6, 6)]
-    assert {(row["_topic"], row["_partition"]) for row in rows} == {(topic, 0)}
-    age = dt.datetime.now(dt.timezone.utc) - rows[0]["_timestamp"]
-    assert dt.timedelta(0) <= age < dt.timedelta(minutes=1)
-
-
-def test_raw_format_has_spark_s_columns_and_keeps_tombstones(
-    servers: str, kafka_topic: TopicFactory
-) -> None:
-    topic = kafka_topic()
-    produce(servers, topic, [b"\x00\xff", None, b""])
-    described = KafkaSource(servers, topic=topic, format="raw", ending_offsets="latest")
-    assert described.schema.names == [
-        *("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
-    ]
-    with reading(described) as reader:
-        rows = read_to_end(reader)
-    assert [(row["key"], row["value"], row["offset"]) for row in rows] == [
-        (None, b"\x00\xff", 0),
-        (None, None, 1),
-        (None, b"", 2),
-    ]
-    assert {row["timestampType"] for row in rows} == {0}
 
 
 # Waiting, publishing, closing
