@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from onceflow.core.errors import SlotLost
-from onceflow.core.runtime.elements import Batch, Element, Mail
+from onceflow.core.runtime.elements import Batch, Element, Mail, Received
 
 
 class Credits:
@@ -125,15 +125,15 @@ class InputGate:
         with self._ready:
             return self._mail.popleft() if self._mail else None
 
-    def take(self, timeout_s: float) -> Mail | tuple[int, Element] | None:
-        """Return the next mail, else the next (channel, element), else None after `timeout_s`."""
+    def take(self, timeout_s: float) -> Mail | Received | None:
+        """Return the next mail, else the next element, else None after `timeout_s`."""
         with self._ready:
             item = self._next()
             if item is None:
                 self._ready.wait(timeout_s)
                 item = self._next()
-        if isinstance(item, tuple) and isinstance(item[1], Batch):
-            self._release[item[0]]()
+        if isinstance(item, Received) and isinstance(item.element, Batch):
+            self._release[item.channel]()
         return item
 
     def block(self, channel: int) -> None:
@@ -151,7 +151,7 @@ class InputGate:
         """Return how many elements wait in all channels."""
         return sum(map(len, self._queues))
 
-    def _next(self) -> Mail | tuple[int, Element] | None:
+    def _next(self) -> Mail | Received | None:
         if self._mail:
             return self._mail.popleft()
         count = len(self._queues)
@@ -159,7 +159,7 @@ class InputGate:
             channel = (self._turn + step) % count
             if self._queues[channel] and not self._blocked[channel]:
                 self._turn = (channel + 1) % count
-                return channel, self._queues[channel].popleft()
+                return Received(channel, self._queues[channel].popleft())
         return None
 
 

@@ -32,5 +32,14 @@ class EndOfStream:
 
 Element: TypeAlias = Batch | Barrier | EndOfStream
 
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """An element and the channel on which it came."""
+
+    channel: int
+    element: Element
+
+
 Mail: TypeAlias = Any
 """What other threads post to a subtask's own thread."""

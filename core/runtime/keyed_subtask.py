@@ -17,7 +17,7 @@ from onceflow.core.protocol.alignment import (
 )
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
 from onceflow.core.runtime.channels import InputGate
-from onceflow.core.runtime.elements import Batch, Element, EndOfStream
+from onceflow.core.runtime.elements import Batch, Element, EndOfStream, Received
 from onceflow.core.runtime.keyed_edge import KeyedEdge
 from onceflow.core.runtime.operators import RunningOperator
 from onceflow.core.runtime.subtask import SlotReports, Subtask
@@ -41,8 +41,8 @@ class KeyedSubtask(Subtask):
 
     def _step(self) -> None:
         item = self.gate.take(1.0)
-        if isinstance(item, tuple):
-            self._on_element(*item)
+        if isinstance(item, Received):
+            self._on_element(item.channel, item.element)
         elif item is not None:
             self._handle(item)
 

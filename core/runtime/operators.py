@@ -9,7 +9,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -212,8 +212,8 @@ class KeyedProcessor(KeyedOperator):
         for key, record in zip(keys_of(rows, self._key), records_of(rows), strict=True):
             set_key(key)
             result = process(record)
-            if result.__class__ is dict:
-                append(result)  # type: ignore[arg-type]
+            if isinstance(result, dict):
+                append(cast("Record", result))
             elif result is not None:
                 extend(result)
         return results

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 
 import msgspec
-import pyarrow as pa
 
 from onceflow.core.protocol.alignment import Barrier
 from onceflow.core.protocol.decisions import CheckpointKind
@@ -108,7 +107,7 @@ class SourceSubtask(Subtask):
                 self._reading = False
                 self._end_of_stream()
                 self._reports.source_exhausted(self.ref)
-            case pa.RecordBatch() as rows:
+            case rows:
                 self._timed(lambda: self._source.receive(Batch(rows)))
 
     def _on_triggered(self, barrier: Barrier) -> None:

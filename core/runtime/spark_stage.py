@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from pyspark import BarrierTaskContext, InheritableThread, SparkContext
 from pyspark.sql import SparkSession
@@ -52,7 +52,8 @@ def check_cluster(spark: SparkSession, parallelism: int) -> None:
 
 def free_slots(context: SparkContext) -> int:
     """Return how many tasks the session can run at once, as registered now."""
-    scala: Any = context._jsc.sc()  # no public way from Python
+    # There is no public way from Python.
+    scala = cast("Any", context)._jsc.sc()
     profile = scala.resourceProfileManager().defaultResourceProfile()
     return int(scala.maxNumConcurrentTasks(profile))
 

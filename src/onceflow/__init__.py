@@ -36,8 +36,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Aggregate",
-    "Checkpointing",
     "CheckpointStats",
+    "Checkpointing",
     "Delivery",
     "ExponentialDelay",
     "FailureRate",

@@ -10,6 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
+from tests.support.counting_source import CountingSource
+from tests.support.directory_sink import DirectorySink
+from tests.support.ledger import assert_exactly_once, ledger
+
 from onceflow import FixedDelay, HeapBackend, JobState, NoRestart
 from onceflow.core.errors import (
     BadRecord,
@@ -21,10 +26,6 @@ from onceflow.core.errors import (
     StorageError,
 )
 from onceflow.core.pipeline import Job
-from pyspark.sql import SparkSession
-from tests.support.counting_source import CountingSource
-from tests.support.directory_sink import DirectorySink
-from tests.support.ledger import assert_exactly_once, ledger
 
 pytestmark = pytest.mark.spark
 

@@ -7,16 +7,31 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from onceflow import FixedDelay, HeapBackend, JobState, NoRestart, RocksDBBackend
-from onceflow.core.errors import ConfigError, StateIncompatible, UserFunctionError
-from onceflow.core.pipeline import Job
-from onceflow.core.state import StateBackend
 from pyspark.sql import SparkSession
 from tests.support.counting_source import CountingSource
-from tests.support.ledger import assert_exactly_once, ledger
+from tests.support.directory_sink import DirectorySink
+from tests.support.ledger import SETTINGS, assert_exactly_once, ledger
+
+from onceflow import (
+    Checkpointing,
+    FixedDelay,
+    HeapBackend,
+    JobState,
+    NoRestart,
+    Pipeline,
+    Record,
+    RocksDBBackend,
+    count,
+    sum_,
+)
+from onceflow.core.errors import ConfigError, StateIncompatible, UserFunctionError
+from onceflow.core.pipeline import Job
+from onceflow.core.protocol.restart import RestartStrategy
+from onceflow.core.state import StateBackend
 
 pytestmark = pytest.mark.spark
 
@@ -84,9 +99,8 @@ def test_a_function_that_fails_in_every_attempt_still_ends_with_each_record_once
     marks = tmp_path / "failures"
     marks.mkdir()
     source = CountingSource(200, splits_count=4, batch_rows=5, pause_s=0.03)
-    pipeline, sink = ledger(spark, tmp_path, source, parallelism=4, interval=0.05)
 
-    def fail_sometimes(record: dict[str, object]) -> dict[str, object]:
+    def fail_sometimes(record: Record) -> Record:
         number = int(str(record["id"])) // 40
         mark = marks / str(number)
         if number and not mark.exists():
@@ -103,7 +117,7 @@ def test_a_function_that_fails_in_every_attempt_still_ends_with_each_record_once
 def test_a_function_that_always_fails_ends_the_job_with_its_own_error(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    def fail(record: dict[str, object]) -> dict[str, object]:
+    def fail(record: Record) -> Record:
         raise ZeroDivisionError("no way")
 
     pipeline, sink = _with_map(
@@ -215,19 +229,21 @@ def test_a_driver_killed_with_sigkill_is_followed_by_another_process_that_goes_o
     assert_exactly_once(sink, source)
 
 
-def _with_map(spark, tmp_path, source, function, **settings):  # type: ignore[no-untyped-def]
+def _with_map(
+    spark: SparkSession,
+    tmp_path: Path,
+    source: CountingSource,
+    function: Callable[[Record], Record],
+    restart: RestartStrategy | None = None,
+) -> tuple[Pipeline, DirectorySink]:
     """As `ledger`, with `function` mapped over the records first."""
-    from onceflow import Checkpointing, Pipeline, count, sum_
-    from tests.support.directory_sink import DirectorySink
-    from tests.support.ledger import SETTINGS
-
     sink = DirectorySink(str(tmp_path / "out"))
     pipeline = Pipeline(
         spark,
         name="ledger",
         parallelism=4,
         checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"), interval=0.05),
-        restart=settings.get("restart", FixedDelay(attempts=20, delay_s=0.01)),
+        restart=restart or FixedDelay(attempts=20, delay_s=0.01),
         settings=SETTINGS,
     )
     records = pipeline.read(source, uid="records").map(function, uid="check-amount")

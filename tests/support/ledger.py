@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from pathlib import Path
 
+from pyspark.sql import SparkSession
+from tests.support.counting_source import CountingSource, amount_of
+from tests.support.directory_sink import DirectorySink
+
 from onceflow import (
     Checkpointing,
     FixedDelay,
@@ -16,9 +20,6 @@ from onceflow import (
 )
 from onceflow.core.protocol.restart import RestartStrategy
 from onceflow.core.state import StateBackend
-from pyspark.sql import SparkSession
-from tests.support.counting_source import CountingSource, amount_of
-from tests.support.directory_sink import DirectorySink
 
 SETTINGS = RuntimeSettings(start_timeout_s=30, heartbeat_timeout_s=10)
 

@@ -13,10 +13,11 @@ import os
 import sys
 from pathlib import Path
 
-from onceflow import JobStatus
 from pyspark.sql import SparkSession
 from tests.support.counting_source import CountingSource
 from tests.support.ledger import ledger
+
+from onceflow import JobStatus
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from onceflow.core.protocol.alignment import Barrier
 from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.runtime.channels import Credits, InputGate, LocalChannel
-from onceflow.core.runtime.elements import Batch, EndOfStream
+from onceflow.core.runtime.elements import Batch, Element, EndOfStream, Received
 
 ROWS = pa.record_batch([pa.array([1, 2])], names=["x"])
 BARRIER = Barrier(CheckpointId(1), CheckpointKind.PERIODIC, 0)
@@ -22,10 +22,10 @@ BARRIER = Barrier(CheckpointId(1), CheckpointKind.PERIODIC, 0)
 def test_a_channel_delivers_in_the_order_sent() -> None:
     gate = InputGate(1)
     channel = LocalChannel(gate, 0, credits_count=8)
-    sent = [Batch(ROWS), BARRIER, Batch(ROWS), EndOfStream()]
+    sent: list[Element] = [Batch(ROWS), BARRIER, Batch(ROWS), EndOfStream()]
     for element in sent:
         channel.send(element)
-    assert [gate.take(0)[1] for _ in sent] == sent  # type: ignore[index]
+    assert [gate.take(0) for _ in sent] == [Received(0, element) for element in sent]
 
 
 def test_a_blocked_channel_keeps_its_elements_until_unblocked() -> None:
@@ -34,10 +34,10 @@ def test_a_blocked_channel_keeps_its_elements_until_unblocked() -> None:
     gate.block(0)
     left.send(BARRIER)
     right.send(EndOfStream())
-    assert gate.take(0) == (1, EndOfStream())
+    assert gate.take(0) == Received(1, EndOfStream())
     assert gate.take(0) is None
     gate.unblock([0])
-    assert gate.take(0) == (0, BARRIER)
+    assert gate.take(0) == Received(0, BARRIER)
 
 
 def test_mail_overtakes_elements() -> None:
@@ -68,20 +68,20 @@ def test_a_sender_without_credit_waits_until_the_reader_takes_and_barriers_need_
 
 
 def test_closing_wakes_a_waiting_sender_with_the_reason() -> None:
-    credits = Credits(0)
+    grants = Credits(0)
     errors: list[str] = []
 
     def wait() -> None:
         try:
-            credits.acquire()
+            grants.acquire()
         except SlotLost as error:
             errors.append(str(error))
 
     waiter = threading.Thread(target=wait)
     waiter.start()
     time.sleep(0.01)
-    credits.close("the attempt is over")
+    grants.close("the attempt is over")
     waiter.join(5)
     assert errors == ["the attempt is over"]
     with pytest.raises(SlotLost, match="the attempt is over"):
-        credits.acquire()
+        grants.acquire()

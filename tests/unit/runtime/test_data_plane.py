@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,7 @@ from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.runtime.channels import InputGate
 from onceflow.core.runtime.data_plane import DataServer, FlightChannel
-from onceflow.core.runtime.elements import Batch, Element, EndOfStream
+from onceflow.core.runtime.elements import Batch, Element, EndOfStream, Received
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
@@ -36,7 +37,7 @@ class Receiver:
         self.client = flight.FlightClient(f"grpc://127.0.0.1:{self.server.port}")
 
     def channel(
-        self, *, token: str = "secret", attempt: int = 7, credits: int = 4
+        self, *, token: str = "secret", attempt: int = 7, credits_count: int = 4
     ) -> FlightChannel:
         return FlightChannel(
             self.client,
@@ -46,14 +47,14 @@ class Receiver:
             source=1,
             target=0,
             schema=SCHEMA,
-            credits_count=credits,
+            credits_count=credits_count,
         )
 
     def take(self) -> Element:
         item = self.gate.take(5.0)
-        assert isinstance(item, tuple)
-        assert item[0] == 1
-        return item[1]
+        assert isinstance(item, Received)
+        assert item.channel == 1
+        return item.element
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def test_batches_barriers_and_the_end_arrive_whole_and_in_order(receiver: Receiv
 
 
 def test_no_more_batches_are_under_way_than_there_are_credits(receiver: Receiver) -> None:
-    channel = receiver.channel(credits=2)
+    channel = receiver.channel(credits_count=2)
     sent = 0
 
     def send() -> None:
@@ -122,7 +123,7 @@ def test_a_sender_that_vanishes_is_reported_as_lost(receiver: Receiver) -> None:
     channel = receiver.channel()
     channel.send(batch(0, 1))
     receiver.take()
-    channel._reader.cancel()
+    cast("Any", channel)._reader.cancel()  # as a killed process would
     deadline = time.monotonic() + 5
     while not receiver.losses and time.monotonic() < deadline:
         time.sleep(0.005)
