@@ -73,7 +73,9 @@ def demo(
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
     except OnceflowError as error:
-        Console(stderr=True).print(f"onceflow demo: {error}", markup=False, style="red")
+        Console(stderr=True).print(
+            f"onceflow demo: {error}", markup=False, style="red", soft_wrap=True
+        )
         raise typer.Exit(EXIT_NO_VERDICT) from error
     if not result.ok:
         raise typer.Exit(EXIT_VIOLATION)
@@ -110,7 +112,7 @@ def _orderly_at_sigterm() -> Generator[None, None, None]:
 
 def _print(result: DemoResult) -> None:
     console = Console(highlight=False)
-    if result.kills or result.kills_missed:
+    if result.kills:
         console.print(kills_table(result))
     console.print(proof_table(result))
-    console.print(summary(result))
+    console.print(summary(result), soft_wrap=True)

@@ -74,6 +74,10 @@ class DriverProcess:
             return msgspec.json.decode(self._status_path.read_bytes(), type=DriverStatus)
         return None
 
+    def stop(self) -> None:
+        """Tell the driver to stop in good order: a last checkpoint, everything committed."""
+        Path(self._spec.stop_path).touch()
+
     def kill(self) -> tuple[int, ...]:
         """SIGKILL the driver and its JVM, and nothing else; return their pids.
 

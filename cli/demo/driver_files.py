@@ -17,6 +17,10 @@ class JobSpec:
     storage: str
     scratch: str
     status_path: str
+    stop_path: str
+    """The job stops, with a last checkpoint, when this file appears."""
+    group: str
+    """The consumer group for which offsets are published."""
     parallelism: int
     backend: str
     interval_s: float

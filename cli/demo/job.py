@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from pyspark.sql import SparkSession
@@ -25,12 +26,14 @@ from onceflow.sinks import PostgresSink
 from onceflow.sources import KafkaSource
 
 _REPORT_INTERVAL_S = 0.05
-_DELIVERY = {False: "exactly_once", True: "at_least_once"}
+_STOP_TIMEOUT_S = 120.0
 
 
 def build(spec: JobSpec, spark: SparkSession) -> Pipeline:
     """Return the demo's pipeline: payments, keyed by account, with the balance after each."""
-    delivery = _DELIVERY[spec.at_least_once]
+    delivery: Literal["exactly_once", "at_least_once"] = (
+        "at_least_once" if spec.at_least_once else "exactly_once"
+    )
     pipeline = Pipeline(
         spark,
         name="demo",
@@ -39,7 +42,7 @@ def build(spec: JobSpec, spark: SparkSession) -> Pipeline:
         state_backend=RocksDBBackend() if spec.backend == "rocksdb" else HeapBackend(),
         # Fresh numbers for the progress bar, and a short silence before a slot is given up.
         settings=RuntimeSettings(
-            heartbeat_interval_s=0.2, heartbeat_timeout_s=10.0, scratch_dir=spec.scratch
+            heartbeat_interval_s=0.1, heartbeat_timeout_s=10.0, scratch_dir=spec.scratch
         ),
     )
     payments = pipeline.read(
@@ -48,7 +51,7 @@ def build(spec: JobSpec, spark: SparkSession) -> Pipeline:
             topic=spec.topic,
             format="json",
             schema=PAYMENT_SCHEMA,
-            bounded="latest",
+            group_id=spec.group,
         ),
         uid="payments",
     )
@@ -61,7 +64,7 @@ def build(spec: JobSpec, spark: SparkSession) -> Pipeline:
 
 
 def main(spec_path: str) -> None:
-    """Run the job of the spec to its end.
+    """Run the job of the spec until it is told to stop.
 
     Raises:
         OnceflowError: The job failed and may not be restarted.
@@ -77,13 +80,11 @@ def main(spec_path: str) -> None:
         .getOrCreate()
     )
     job = build(spec, spark).start()
-    while True:
-        status = job.status()
-        _report(Path(spec.status_path), status)
-        if status.state.ended:
-            break
+    stop = Path(spec.stop_path)
+    while not job.state.ended and not stop.exists():
+        _report(Path(spec.status_path), job.status())
         time.sleep(_REPORT_INTERVAL_S)
-    job.wait(timeout_s=60)
+    _report(Path(spec.status_path), job.stop(_STOP_TIMEOUT_S))
     spark.stop()
 
 

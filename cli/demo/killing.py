@@ -14,6 +14,8 @@ from onceflow.cli.demo.kills import DoneKill, PlannedKill
 from onceflow.cli.demo.settings import KillKind
 from onceflow.integration.faults.processes import kill_process, kill_tree, parent_of
 
+_SERVERS = frozenset({KillKind.POSTGRES, KillKind.KAFKA})
+
 
 class KillableDriver(Protocol):
     """The driver process, as far as the killer needs it."""
@@ -53,80 +55,132 @@ class Victims:
     kafka: KillableServer
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The job at one look."""
+
+    status: DriverStatus | None
+    """What the driver last said, None while it has said nothing."""
+    committed_records: int
+    visible_rows: int
+    now_s: float
+    """A monotonic clock."""
+
+
 class Killer:
-    """Kills what is due. Called by the demo's loop, at every look at the job."""
+    """Kills what is due, and says how much of the stream may flow until then.
+
+    `look` is called by the demo's loop alone; `released_records` may be read by the producer.
+    """
 
     def __init__(
         self,
         plan: Sequence[PlannedKill],
         victims: Victims,
         *,
+        records: int,
         seed: int,
         say: Callable[[str], None],
     ) -> None:
         """Take the plan; the clock starts at the first `look`."""
         self._coming = list(plan)
         self._victims = victims
+        self._records = records
         self._randomness = random.Random(f"victims {seed}")  # noqa: S311 - reproducible
         self._say = say
         self._started_at: float | None = None
-        self._attempt: tuple[int, int] | None = None
-        self._attempt_base_rows = 0
         self._driver_starts = 1
+        self._attempt = (0, 0)
+        self._attempt_base = 0
+        self._attempt_of_last_kill = (0, 0)
+        self._strike_at: float | None = None
+        self.released_records = plan[0].commit_records if plan else records
         self.done: list[DoneKill] = []
 
     @property
-    def missed(self) -> tuple[KillKind, ...]:
-        """What has not been killed (yet)."""
-        return tuple(kill.kind for kill in self._coming)
+    def finished(self) -> bool:
+        """Whether all is killed, and the job has come back from it."""
+        return not self._coming and (not self.done or self.done[-1].recovered_s is not None)
 
-    def look(self, status: DriverStatus | None, visible_rows: int, now_s: float) -> None:
-        """Kill what the progress says is due; note when rows flow again after the last kill.
-
-        Args:
-            status: What the driver last said, None while it has said nothing.
-            visible_rows: Rows in the table.
-            now_s: A monotonic clock.
-        """
+    def look(self, progress: Progress) -> None:
+        """Kill what is due, release what may flow, and note when records flow after a kill."""
         if self._started_at is None:
-            self._started_at = now_s
-        elapsed_s = now_s - self._started_at
-        if not self._recovered(visible_rows, elapsed_s) or status is None or not self._coming:
+            self._started_at = progress.now_s
+        status = progress.status
+        if status is None:
             return
-        if self._records_read(status, visible_rows) < self._coming[0].at_records:
+        elapsed_s = progress.now_s - self._started_at
+        records = self._records_read(status, progress.committed_records)
+        if not self._recovered(status, progress, elapsed_s) or not self._coming:
             return
-        pids = self._kill(self._coming[0].kind, status)
+        kill = self._coming[0]
+        if not self._is_due(kill, records, progress):
+            return
+        pids = self._kill(kill.kind, status)
         if not pids:
             return
-        kill = DoneKill(self._coming.pop(0).kind, pids, visible_rows, elapsed_s)
-        self.done.append(kill)
-        self._say(
-            f"SIGKILL {kill.kind.value} (pid {', '.join(map(str, pids))}) "
-            f"at {visible_rows:,} visible rows, {elapsed_s:.1f} s"
+        del self._coming[0]
+        self._attempt_of_last_kill = self._attempt
+        self._strike_at = None
+        self.done.append(
+            DoneKill(
+                kill.kind,
+                pids,
+                at_records=records,
+                committed_records=progress.committed_records,
+                at_rows=progress.visible_rows,
+                at_s=elapsed_s,
+            )
         )
+        self._say(
+            f"{elapsed_s:5.1f} s  SIGKILL {kill.kind.value} (pid {', '.join(map(str, pids))}): "
+            f"{records:,} records read, {progress.committed_records:,} of them committed"
+        )
+        self.released_records = self._coming[0].commit_records if self._coming else self._records
         self._bring_back(kill.kind)
 
-    def _recovered(self, visible_rows: int, elapsed_s: float) -> bool:
-        """Return whether rows have come since the last kill; before that, nothing else is killed.
+    def _is_due(self, kill: PlannedKill, records: int, progress: Progress) -> bool:
+        if progress.committed_records >= kill.commit_records:
+            self.released_records = kill.end_records
+        if records < kill.strike_records:
+            return False
+        if self._strike_at is None:
+            self._strike_at = progress.now_s + kill.delay_s
+        return progress.now_s >= self._strike_at
+
+    def _recovered(self, status: DriverStatus, progress: Progress, elapsed_s: float) -> bool:
+        """Return whether records flow since the last kill; before that, nothing else is killed.
 
         Two kills in one outage would be one kill.
         """
         if not self.done:
             return True
         last = self.done[-1]
-        if last.recovered_s is None and visible_rows > last.at_rows:
+        if last.recovered_s is None:
+            if not self._flows(last, status, progress.committed_records):
+                return False
             last.recovered_s = elapsed_s - last.at_s
-            self._say(f"rows flow again {last.recovered_s:.1f} s after the {last.kind.value} died")
-        return last.recovered_s is not None
+            self._say(f"{elapsed_s:5.1f} s  records flow again, {last.recovered_s:.1f} s later")
+        return True
 
-    def _records_read(self, status: DriverStatus, visible_rows: int) -> int:
+    def _flows(self, last: DoneKill, status: DriverStatus, committed: int) -> bool:
+        # The job may outlast a server's death without a new attempt.
+        if last.kind in _SERVERS and committed > last.committed_records:
+            return True
+        if self._attempt == self._attempt_of_last_kill:
+            return False
+        # With nothing left to read, running is all that can be asked.
+        return status.records_in > 0 or (
+            status.state == "running" and committed >= self.released_records
+        )
+
+    def _records_read(self, status: DriverStatus, committed: int) -> int:
         """Return how far the job is: what its attempt restored, and what it has read since."""
         attempt = (self._driver_starts, status.attempt)
         if attempt != self._attempt:
             self._attempt = attempt
-            # Restoring commits first, so what is visible now is what the attempt began with.
-            self._attempt_base_rows = visible_rows
-        return max(visible_rows, self._attempt_base_rows + status.records_in)
+            self._attempt_base = committed
+        return max(committed, self._attempt_base + status.records_in)
 
     def _kill(self, kind: KillKind, status: DriverStatus) -> tuple[int, ...]:
         """Kill one victim; return the pids, none when there is no such victim at the moment."""

@@ -37,7 +37,7 @@ class Narrator:
 
     def say(self, line: str) -> None:
         """Print one line above the bars."""
-        self._console.print(line, markup=False)
+        self._console.print(line, markup=False, soft_wrap=True)
 
     def bar(self, name: str, total: int) -> Callable[[int], None]:
         """Show a bar; return what sets how far it has come. One name is one bar."""

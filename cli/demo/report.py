@@ -21,7 +21,6 @@ def as_json(result: DemoResult) -> dict[str, object]:
         "altered": verdict.altered,
         "in_doubt": verdict.in_doubt,
         "kills": [_kill_as_json(kill) for kill in result.kills],
-        "kills_missed": [kind.value for kind in result.kills_missed],
         "restores": result.restores,
         "drivers": result.drivers,
         "seconds": round(result.seconds, 3),
@@ -41,6 +40,8 @@ def _kill_as_json(kill: DoneKill) -> dict[str, object]:
     return {
         "what": kill.kind.value,
         "pids": list(kill.pids),
+        "at_records": kill.at_records,
+        "committed_records": kill.committed_records,
         "at_rows": kill.at_rows,
         "at_seconds": round(kill.at_s, 3),
         "recovered_seconds": None if kill.recovered_s is None else round(kill.recovered_s, 3),
@@ -48,16 +49,20 @@ def _kill_as_json(kill: DoneKill) -> dict[str, object]:
 
 
 def kills_table(result: DemoResult) -> Table:
-    """Return what was killed, when, and how long rows stood still."""
+    """Return what was killed, when, and how long records stood still."""
     table = Table(title="Killed with SIGKILL", title_justify="left")
     table.add_column("what")
-    for heading in ("at (s)", "visible rows", "rows again after (s)"):
+    for heading in ("at (s)", "records read", "committed", "flowing again after (s)"):
         table.add_column(heading, justify="right")
     for kill in result.kills:
         recovered = "at the end" if kill.recovered_s is None else f"{kill.recovered_s:.1f}"
-        table.add_row(kill.kind.value, f"{kill.at_s:.1f}", f"{kill.at_rows:,}", recovered)
-    for kind in result.kills_missed:
-        table.add_row(kind.value, "[red]too late: the job had finished[/red]", "", "")
+        table.add_row(
+            kill.kind.value,
+            f"{kill.at_s:.1f}",
+            f"{kill.at_records:,}",
+            f"{kill.committed_records:,}",
+            recovered,
+        )
     return table
 
 
@@ -91,8 +96,6 @@ def summary(result: DemoResult) -> str:
     )
     if result.ok:
         judgement = "[bold green]Every payment is there exactly once.[/bold green]"
-    elif result.verdict.ok:
-        judgement = "[bold red]Not everything planned was killed; use more --records.[/bold red]"
     else:
         judgement = "[bold red]The table is wrong.[/bold red]"
     return f"{judgement} {numbers}."

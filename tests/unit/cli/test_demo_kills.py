@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from onceflow.cli.demo.driver_files import DriverStatus, SlotProcess
-from onceflow.cli.demo.killing import Killer, Victims
+from onceflow.cli.demo.killing import Killer, Progress, Victims
 from onceflow.cli.demo.kills import PlannedKill, plan_kills
 from onceflow.cli.demo.settings import DEFAULT_KILLS, DemoSettings, KillKind, choose_kills
 from onceflow.core.errors import ConfigError
@@ -57,7 +57,27 @@ class Scene:
 
     def __post_init__(self) -> None:
         victims = Victims(self.driver, self.postgres, self.kafka)
-        self.killer = Killer(self.kills, victims, seed=1, say=self.said.append)
+        self.killer = Killer(self.kills, victims, records=1000, seed=1, say=self.said.append)
+
+    def look(
+        self,
+        now_s: float,
+        records_in: int,
+        committed: int = 0,
+        *,
+        attempt: int = 1,
+        state: str = "running",
+        slots: tuple[SlotProcess, ...] = (),
+    ) -> None:
+        status = DriverStatus(state, attempt, records_in, 0, slots)
+        self.killer.look(Progress(status, committed, visible_rows=committed, now_s=now_s))
+
+
+def _at(kind: KillKind, records: int) -> PlannedKill:
+    """A kill that comes as soon as so many records are read."""
+    return PlannedKill(
+        kind, commit_records=0, strike_records=records, delay_s=0, end_records=records
+    )
 
 
 @pytest.fixture
@@ -68,28 +88,29 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
         kill_process(process.pid)
 
 
-def _status(
-    records_in: int, *, attempt: int = 1, slots: tuple[SlotProcess, ...] = ()
-) -> DriverStatus:
-    return DriverStatus("running", attempt, records_in, 0, slots)
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_plan_has_every_kill_once_in_order_and_in_time(seed: int) -> None:
     kinds = choose_kills((), 7)
-    plan = plan_kills(kinds, 1_000_000, seed)
+    plan = plan_kills(kinds, 1_000_000, seed, interval_s=0.5)
     assert Counter(kill.kind for kill in plan) == Counter(kinds)
-    moments = [kill.at_records for kill in plan]
-    assert moments == sorted(set(moments))
-    assert moments[0] >= 50_000
-    assert moments[-1] <= 750_000
+    bounds = [
+        bound
+        for kill in plan
+        for bound in (kill.commit_records, kill.strike_records, kill.end_records)
+    ]
+    assert bounds == sorted(set(bounds)), "commit, strike, end, and then the next kill"
+    assert bounds[0] > 0
+    assert bounds[-1] <= 900_000, "something is left to read after the last kill"
+    assert all(0 <= kill.delay_s <= 0.3 for kill in plan)
 
 
 def test_one_seed_is_one_plan_and_seeds_differ() -> None:
-    plans = {seed: plan_kills(DEFAULT_KILLS, 1_000_000, seed) for seed in range(10)}
-    assert plans == {seed: plan_kills(DEFAULT_KILLS, 1_000_000, seed) for seed in range(10)}
+    plans = {seed: plan_kills(DEFAULT_KILLS, 1_000_000, seed, interval_s=1) for seed in range(10)}
+    assert plans == {
+        seed: plan_kills(DEFAULT_KILLS, 1_000_000, seed, interval_s=1) for seed in range(10)
+    }
     assert len(set(plans.values())) == 10
-    assert len({tuple(kill.kind for kill in plan) for plan in plans.values()}) > 1
+    assert len({tuple(kill.kind for kill in kills) for kills in plans.values()}) > 1
 
 
 def test_kills_are_the_named_kinds_or_the_default_ones() -> None:
@@ -128,46 +149,122 @@ def test_flag_out_of_range_is_refused_by_its_name(
 
 
 def test_nothing_is_killed_before_its_moment_or_before_the_driver_has_spoken() -> None:
-    scene = Scene((PlannedKill(KillKind.POSTGRES, 100),))
-    scene.killer.look(None, 500, 0.0)
-    scene.killer.look(_status(99), 0, 0.1)
+    scene = Scene((_at(KillKind.POSTGRES, 100),))
+    scene.killer.look(Progress(None, committed_records=500, visible_rows=500, now_s=0.0))
+    scene.look(0.1, 99)
     assert scene.postgres.calls == []
-    assert scene.killer.missed == (KillKind.POSTGRES,)
-    scene.killer.look(_status(100), 0, 0.2)
+    assert not scene.killer.finished
+    scene.look(0.2, 100)
     assert scene.postgres.calls == ["kill", "start"]
-    assert not scene.killer.missed
     assert scene.killer.done[0].at_s == pytest.approx(0.2)
 
 
-def test_progress_of_a_restored_attempt_counts_from_what_it_restored() -> None:
-    scene = Scene((PlannedKill(KillKind.KAFKA, 100),))
-    scene.killer.look(_status(60, attempt=1), 0, 0.0)
-    # The attempt failed for a reason of its own; 50 rows were committed before.
-    scene.killer.look(_status(0, attempt=2), 50, 1.0)
-    scene.killer.look(_status(49, attempt=2), 50, 2.0)
+def test_kill_comes_its_delay_after_the_strike() -> None:
+    scene = Scene(
+        (PlannedKill(KillKind.KAFKA, 10, strike_records=50, delay_s=0.4, end_records=100),)
+    )
+    scene.look(1.0, 49)
+    scene.look(2.0, 50)
+    scene.look(2.39, 90)
     assert scene.kafka.calls == []
-    scene.killer.look(_status(50, attempt=2), 50, 3.0)
+    scene.look(2.41, 100)
     assert scene.kafka.calls == ["kill", "start"]
 
 
-def test_second_kill_waits_until_rows_flow_again() -> None:
-    scene = Scene((PlannedKill(KillKind.DRIVER, 10), PlannedKill(KillKind.POSTGRES, 20)))
-    scene.killer.look(_status(30), 5, 0.0)
+def test_stream_is_held_for_a_commit_and_then_for_the_kill() -> None:
+    plan = (
+        PlannedKill(KillKind.DRIVER, 10, strike_records=50, delay_s=0, end_records=100),
+        PlannedKill(KillKind.KAFKA, 110, strike_records=150, delay_s=0, end_records=200),
+    )
+    scene = Scene(plan)
+    released: list[int] = [scene.killer.released_records]
+    for now_s, records_in, committed, attempt in (
+        (1.0, 10, 0, 1),  # read, and not yet committed
+        (2.0, 10, 10, 1),  # committed: the part may flow
+        (3.0, 70, 10, 1),  # struck: the next part's first records may flow
+        (6.0, 5, 10, 2),
+        (7.0, 100, 110, 2),
+        (8.0, 160, 110, 2),  # struck: everything may flow
+    ):
+        scene.look(now_s, records_in, committed, attempt=attempt)
+        released.append(scene.killer.released_records)
+    assert released == [10, 10, 100, 110, 110, 200, 1000]
+    assert [kill.committed_records for kill in scene.killer.done] == [10, 110]
+
+
+def test_nothing_is_held_when_nothing_is_to_be_killed() -> None:
+    scene = Scene(())
+    assert scene.killer.released_records == 1000
+    assert scene.killer.finished
+
+
+def test_progress_of_a_restored_attempt_counts_from_what_was_committed() -> None:
+    scene = Scene((_at(KillKind.KAFKA, 100),))
+    scene.look(0.0, 60)
+    # The attempt failed for a reason of its own; 50 records were committed before.
+    scene.look(1.0, 0, 50, attempt=2)
+    scene.look(2.0, 49, 50, attempt=2)
+    assert scene.kafka.calls == []
+    scene.look(3.0, 50, 50, attempt=2)
+    assert scene.kafka.calls == ["kill", "start"]
+
+
+def test_second_kill_waits_until_records_flow_in_a_new_attempt() -> None:
+    held = PlannedKill(
+        KillKind.POSTGRES, commit_records=60, strike_records=20, delay_s=0, end_records=90
+    )
+    scene = Scene((_at(KillKind.DRIVER, 10), held))
+    scene.look(-1.0, 0)
+    scene.look(0.0, 30, 5)
     assert scene.driver.calls == ["kill", "start"]
-    scene.killer.look(_status(40), 5, 1.0)
-    assert scene.postgres.calls == [], "no row has come since the driver died"
-    scene.killer.look(_status(40, attempt=2), 6, 3.5)
+    scene.killer.look(Progress(None, committed_records=5, visible_rows=5, now_s=1.0))
+    scene.look(2.0, 0, 50, attempt=2)
+    assert scene.postgres.calls == [], "the new attempt has read nothing yet"
+    scene.look(3.5, 1, 50, attempt=2)
     assert scene.postgres.calls == ["kill", "start"]
     assert [kill.recovered_s for kill in scene.killer.done] == [3.5, None]
     assert scene.killer.done[0].pids == (7, 8)
+    assert [kill.at_records for kill in scene.killer.done] == [30, 51]
+
+
+def test_slot_kill_is_not_recovered_by_what_its_own_attempt_still_reports(
+    sleeper: subprocess.Popen[bytes],
+) -> None:
+    scene = Scene((_at(KillKind.SLOT, 10), _at(KillKind.KAFKA, 10)))
+    slot = SlotProcess(slot=0, pid=sleeper.pid, parent_pid=1)
+    scene.look(0.0, 10, slots=(slot,))
+    # The driver has not noticed; the checkpoint before the kill has been published meanwhile.
+    scene.look(0.1, 12, 10, slots=(slot,))
+    assert scene.kafka.calls == []
+    scene.look(4.0, 1, 10, attempt=2)
+    assert scene.kafka.calls == ["kill", "start"]
+
+
+def test_server_that_came_back_without_a_new_attempt_counts_as_recovered() -> None:
+    scene = Scene((_at(KillKind.KAFKA, 10), _at(KillKind.POSTGRES, 10)))
+    scene.look(0.0, 10, 5)
+    scene.look(1.0, 12, 5)
+    assert scene.postgres.calls == []
+    scene.look(2.0, 14, 6)
+    assert scene.killer.done[0].recovered_s == pytest.approx(2.0)
+    assert scene.postgres.calls == ["kill", "start"]
+
+
+def test_job_that_has_nothing_left_to_read_has_recovered_once_it_runs() -> None:
+    scene = Scene((_at(KillKind.DRIVER, 1000),))
+    scene.look(0.0, 1000, 1000)
+    scene.look(3.0, 0, 1000, attempt=2, state="starting")
+    assert not scene.killer.finished
+    scene.look(4.0, 0, 1000, attempt=2)
+    assert scene.killer.finished
 
 
 def test_slot_kill_ends_the_process_of_a_slot(sleeper: subprocess.Popen[bytes]) -> None:
-    scene = Scene((PlannedKill(KillKind.SLOT, 0),))
-    scene.killer.look(_status(1), 0, 0.0)
+    scene = Scene((_at(KillKind.SLOT, 0),))
+    scene.look(0.0, 1)
     assert scene.killer.done == [], "there is no slot yet"
     slot = SlotProcess(slot=0, pid=sleeper.pid, parent_pid=1)
-    scene.killer.look(_status(1, slots=(slot,)), 0, 0.1)
+    scene.look(0.1, 1, slots=(slot,))
     assert sleeper.wait(5) == -9
     assert scene.killer.done[0].pids == (sleeper.pid,)
 
@@ -177,10 +274,10 @@ def test_slot_that_is_gone_already_does_not_count_as_killed(
 ) -> None:
     kill_process(sleeper.pid)
     sleeper.wait(5)
-    scene = Scene((PlannedKill(KillKind.SLOT, 0),))
+    scene = Scene((_at(KillKind.SLOT, 0),))
     slot = SlotProcess(slot=0, pid=sleeper.pid, parent_pid=1)
-    scene.killer.look(_status(1, slots=(slot,)), 0, 0.0)
-    assert scene.killer.missed == (KillKind.SLOT,)
+    scene.look(0.0, 1, slots=(slot,))
+    assert scene.killer.done == []
 
 
 def test_worker_kill_ends_the_daemon_and_every_slot_that_it_forked() -> None:
@@ -197,7 +294,23 @@ def test_worker_kill_ends_the_daemon_and_every_slot_that_it_forked() -> None:
         assert daemon.stdout is not None
         pids = [int(pid) for pid in daemon.stdout.readline().split()]
         slots = tuple(SlotProcess(i, pid, daemon.pid) for i, pid in enumerate(pids))
-        scene = Scene((PlannedKill(KillKind.WORKER, 0),))
-        scene.killer.look(_status(1, slots=slots), 0, 0.0)
+        scene = Scene((_at(KillKind.WORKER, 0),))
+        scene.look(0.0, 1, slots=slots)
         assert not any(is_alive(pid) for pid in (daemon.pid, *pids))
     assert set(scene.killer.done[0].pids) == {daemon.pid, *pids}
+
+
+def test_executor_kill_ends_the_parent_of_the_daemon(sleeper: subprocess.Popen[bytes]) -> None:
+    """The executor's JVM forks the daemon, which forks the slots."""
+    jvm = "import subprocess, sys\nsubprocess.run([sys.executable, '-S', '-c', sys.argv[1]])\n"
+    daemon = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)\n"
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", jvm, daemon], stdout=subprocess.PIPE, text=True
+    ) as executor:
+        assert executor.stdout is not None
+        daemon_pid = int(executor.stdout.readline())
+        scene = Scene((_at(KillKind.EXECUTOR, 0),))
+        scene.look(0.0, 1, slots=(SlotProcess(0, sleeper.pid, daemon_pid),))
+        assert executor.wait(5) == -9
+        kill_process(daemon_pid)
+    assert scene.killer.done[0].pids == (executor.pid,)
