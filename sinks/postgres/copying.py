@@ -1,6 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportMissingTypeStubs=false
 """One transaction after another, each fed by binary COPYs; its first row opens it.
 
 libpq does not tell of an error before the COPY is ended, and the server drops what comes after one

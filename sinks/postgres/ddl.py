@@ -1,6 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportMissingTypeStubs=false
 """The tables that onceflow creates, as SQLAlchemy describes them.
 
 The text is SQLAlchemy's, psycopg runs it: one connection, one transaction, one way to fail.

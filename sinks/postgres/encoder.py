@@ -1,6 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportMissingTypeStubs=false
 """Turns Arrow batches into the bytes of one binary COPY."""
 
 from __future__ import annotations
@@ -87,6 +84,4 @@ def _builder(field: pa.Field, *, jsonb: bool) -> Any:
     output = pgpq.schema.Jsonb()
     if arrow.is_large_string(field.type):
         return pgpq.encoders.LargeStringEncoderBuilder.new_with_output(field, output)
-    if arrow.is_string_view(field.type):
-        return pgpq.encoders.StringViewEncoderBuilder.new_with_output(field, output)
     return pgpq.encoders.StringEncoderBuilder.new_with_output(field, output)

@@ -22,7 +22,8 @@ def described(error: psycopg.Error) -> str:
         parts.append(f"column {diagnostics.column_name}")
     parts += [part for part in (diagnostics.message_detail, diagnostics.message_hint) if part]
     if diagnostics.context:
-        parts.append(diagnostics.context.splitlines()[0])
+        # The innermost first; the last line is the COPY's own and names row and column.
+        parts += diagnostics.context.splitlines()[-2:]
     return f"{'; '.join(parts)} (SQLSTATE {error.sqlstate})"
 
 

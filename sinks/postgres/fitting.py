@@ -1,6 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportMissingTypeStubs=false, reportAttributeAccessIssue=false
 """Makes the columns of a batch fit a table's columns, or names the value that does not.
 
 Only what Postgres would refuse late, round in silence or read as infinity is looked at, and whole
@@ -90,7 +87,8 @@ class ColumnFit:
         filled = pc.fill_null(digits, "0" * 32)
         octets = pa.py_buffer(binascii.unhexlify("".join(filled.to_pylist())))
         every = pa.Array.from_buffers(pa.binary(16), len(given), [None, octets])
-        return pc.if_else(given.is_valid(), every, pa.scalar(None, pa.binary(16)))
+        result: pa.Array = pc.if_else(given.is_valid(), every, pa.scalar(None, pa.binary(16)))
+        return result
 
     def _refuse(self, values: pa.Array, bad: pa.Array, why: str) -> None:
         """Return when `bad` is true nowhere."""
@@ -118,12 +116,10 @@ def _decoded(given: pa.Array) -> pa.Array:
 
 def _may_hold_nul(values: pa.Array) -> bool:
     """Return whether a NUL is among the bytes of `values`, perhaps of a value that is null."""
-    if arrow.is_string_view(values.type):
-        return True
     _, offsets, data = values.buffers()
     if data is None or offsets is None or not len(values):
         return False
     width = np.int64 if arrow.is_large_string(values.type) else np.int32
-    bounds = np.frombuffer(offsets, dtype=width, count=values.offset + len(values) + 1)
+    bounds = np.frombuffer(memoryview(offsets), dtype=width, count=values.offset + len(values) + 1)
     first, end = int(bounds[values.offset]), int(bounds[-1])
     return b"\0" in data.slice(first, end - first).to_pybytes()

@@ -1,6 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportMissingTypeStubs=false
 """Writers of one subtask: rows stream into an open transaction as they come.
 
 two-phase       BEGIN, COPY … | end of COPY, ledger row, PREPARE TRANSACTION     at each barrier

@@ -1,4 +1,3 @@
-# pyright: reportUnknownVariableType=false
 """What sinks into SQL databases share: the bookkeeping tables, the fence, the fitting of values."""
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportMissingTypeStubs=false
 """Fits Arrow columns to a table's types, and names the value that does not fit."""
 
 from __future__ import annotations
 
 import pyarrow as pa
+from pyarrow import types as arrow
 
 from onceflow.core.errors import BadRow
 
@@ -23,6 +21,9 @@ def fitted(column: pa.Array, wire: pa.DataType, *, name: str, target: str) -> pa
     try:
         return column.cast(wire, safe=True)
     except pa.ArrowInvalid as error:
+        if arrow.is_list(wire):
+            # The values themselves can be halved; a slice of lists keeps all of them.
+            fitted(column.flatten(), wire.value_type, name=name, target=target)
         raise refused_at(column, _first_refused(column, wire), name=name, target=target) from error
 
 
@@ -40,8 +41,8 @@ def quoted_value(column: pa.Array, row: int) -> str:
     try:
         text = repr(column[row].as_py())
     except (ValueError, OverflowError):
-        # Arrow holds dates that Python cannot.
-        text = str(column[row])
+        # Arrow holds dates and nanoseconds that Python cannot; its array prints what it holds.
+        text = " ".join(str(column.slice(row, 1)).split()).strip("[] ")
     return text if len(text) <= _SHOWN_LENGTH_MAX else f"{text[:_SHOWN_LENGTH_MAX]}…"
 
 

@@ -1,5 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
 """What the Postgres sink promises, on a real server: seen once, or not at all, and never lost."""
 
 from __future__ import annotations

@@ -1,5 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
 """What is refused before a job writes anything, and what the refusal says to do."""
 
 from __future__ import annotations

@@ -1,5 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
 """The Postgres sink while servers die, replies are lost and others decide at the same moment."""
 
 from __future__ import annotations
