@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from onceflow.core import errors
 from onceflow.core.crash_points import reach
-from onceflow.core.errors import ConfigError, Fenced, OnceflowError, SlotLost, StorageError
+from onceflow.core.errors import ConfigError, OnceflowError, SlotLost, StorageError
 from onceflow.core.protocol.alignment import Barrier
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.decisions import (
@@ -65,7 +65,7 @@ from onceflow.core.runtime.progress import Progress
 from onceflow.core.runtime.restore import restored_operators
 from onceflow.core.runtime.sink_recovery import RecoveryCounts, SinkRecovery
 from onceflow.core.runtime.slot import versions
-from onceflow.core.storage import ClaimedLog, JobStorage
+from onceflow.core.storage import ClaimedLog, DecisionUnknown, JobStorage
 
 _log = logging.getLogger("onceflow.runtime.attempt")
 
@@ -344,8 +344,8 @@ class Attempt:
         began = time.perf_counter()
         try:
             self._parts.log.append(completed)
-        except Fenced:
-            raise
+        except DecisionUnknown as error:
+            more = self._coordinator.append_unknown(completed.checkpoint, str(error), time.time())
         except StorageError as error:
             more = self._coordinator.append_failed(completed.checkpoint, str(error), time.time())
         else:
@@ -363,6 +363,8 @@ class Attempt:
             assert self._coordinator is not None
             latest = self._coordinator.completed[-1]
             self._in_background(self._parts.recovery.sweep, latest)
+            # A slot of an older attempt may have written after the sweep at the start.
+            self._in_background(self._parts.storage.sweep, self._parts.log.view, self._plan.attempt)
 
     def _in_background(self, work: Callable[..., object], *arguments: object) -> None:
         """Do `work`, which correctness does not wait for, on one other thread, in order."""

@@ -17,7 +17,12 @@ import pyarrow as pa
 from pyarrow import flight
 
 from onceflow.core.errors import SlotLost
-from onceflow.core.runtime.authentication import MIDDLEWARE, TokenCheck, call_options
+from onceflow.core.runtime.flight_streams import (
+    MIDDLEWARE,
+    TokenCheck,
+    call_options,
+    metadata_of,
+)
 from onceflow.core.runtime.messages import (
     DriverMessage,
     Hello,
@@ -78,7 +83,7 @@ class SlotGone:
 ControlEvent: TypeAlias = SlotConnected | SlotSaid | SlotGone
 
 
-class ControlServer(flight.FlightServerBase):  # type: ignore[misc]
+class ControlServer(flight.FlightServerBase):
     """Accepts the slots of one attempt and turns what they say into events."""
 
     def __init__(self, host: str, token: str, post: Callable[[ControlEvent], None]) -> None:
@@ -92,7 +97,7 @@ class ControlServer(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Serve one slot until its stream ends. Runs on a thread of Flight's."""
-        hello = decode_message(reader.read_chunk().app_metadata.to_pybytes())
+        hello = decode_message(metadata_of(reader.read_chunk()))
         if not isinstance(hello, Hello):
             raise flight.FlightServerError(f"a control stream begins with Hello, not {hello!r}")
         link = SlotLink(hello, writer)
@@ -100,7 +105,7 @@ class ControlServer(flight.FlightServerBase):  # type: ignore[misc]
         reason = f"its process {hello.pid} on {hello.host} ended or became unreachable"
         try:
             while True:
-                data = reader.read_chunk().app_metadata.to_pybytes()
+                data = metadata_of(reader.read_chunk())
                 self._post(SlotSaid(hello.slot, cast("SlotMessage", decode_message(data))))
         except StopIteration:
             pass
@@ -143,7 +148,7 @@ class ControlStream:
         """Yield what the driver says, for as long as it is there."""
         while True:
             try:
-                data = self._reader.read_chunk().app_metadata.to_pybytes()
+                data = metadata_of(self._reader.read_chunk())
             except (StopIteration, pa.ArrowException, OSError):
                 return
             yield cast("DriverMessage", decode_message(data))

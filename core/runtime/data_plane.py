@@ -25,16 +25,21 @@ from pyarrow import flight
 
 from onceflow.core.errors import SlotLost
 from onceflow.core.protocol.alignment import Barrier
-from onceflow.core.runtime.authentication import MIDDLEWARE, TokenCheck, call_options
 from onceflow.core.runtime.channels import Credits, InputGate, OutputChannel
 from onceflow.core.runtime.elements import Batch, Element, EndOfStream
+from onceflow.core.runtime.flight_streams import (
+    MIDDLEWARE,
+    TokenCheck,
+    call_options,
+    metadata_of,
+)
 
 HASH_COLUMN = "__onceflow_key_hash"
 _CREDIT = struct.Struct("<I")
 _DATA, _BARRIER, _END, _CLOSE = b"D", b"B", b"E", b"Z"
 
 
-class DataServer(flight.FlightServerBase):  # type: ignore[misc]
+class DataServer(flight.FlightServerBase):
     """Receives the channels that end in this slot and feeds them to their gates."""
 
     def __init__(
@@ -95,7 +100,7 @@ def _receive(reader: Any, gate: InputGate, channel: int) -> bool:
             chunk = reader.read_chunk()
         except StopIteration:
             return False
-        metadata = chunk.app_metadata.to_pybytes()
+        metadata = metadata_of(chunk)
         kind = metadata[:1]
         if kind == _DATA:
             rows = chunk.data
@@ -178,8 +183,8 @@ class FlightChannel(OutputChannel):
     def _take_credits(self) -> None:
         try:
             while True:
-                metadata = self._reader.read_chunk().app_metadata
-                self._credits.release(_CREDIT.unpack(metadata.to_pybytes())[0])
+                metadata = metadata_of(self._reader.read_chunk())
+                self._credits.release(_CREDIT.unpack(metadata)[0])
         except StopIteration:
             self._credits.close(f"channel {self._name}: its reader is gone")
         except (pa.ArrowException, OSError) as error:

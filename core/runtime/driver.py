@@ -36,9 +36,9 @@ from onceflow.core.runtime.attempt import (
     StageEnded,
     subtasks_of,
 )
-from onceflow.core.runtime.authentication import new_token
 from onceflow.core.runtime.chain_builder import SlotPlan
 from onceflow.core.runtime.control_plane import ControlServer
+from onceflow.core.runtime.flight_streams import new_token
 from onceflow.core.runtime.progress import Progress
 from onceflow.core.runtime.restore import check_restorable, genesis_of
 from onceflow.core.runtime.sink_recovery import SinkRecovery

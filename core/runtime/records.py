@@ -24,7 +24,7 @@ def values_of(column: pa.Array) -> list[Any]:
         return cast("list[Any]", column.to_numpy(zero_copy_only=False).tolist())
     if pa.types.is_string(column_type) or pa.types.is_large_string(column_type):
         return cast("list[Any]", column.to_numpy(zero_copy_only=False).tolist())
-    return cast("list[Any]", column.to_pylist())
+    return column.to_pylist()
 
 
 def records_of(rows: pa.RecordBatch) -> list[Record]:

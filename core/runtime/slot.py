@@ -71,7 +71,7 @@ from onceflow.core.runtime.subtask import (
     Subtask,
 )
 from onceflow.core.spi import CommitterContext
-from onceflow.core.storage import FileSystemStorage
+from onceflow.core.storage import FileStateWriter, FileSystemStorage
 
 _log = logging.getLogger("onceflow.runtime.slot")
 
@@ -239,24 +239,30 @@ class Slot:
     ) -> None:
         began = time.perf_counter()
         attempt = self._plan.attempt
+        writers: list[FileStateWriter] = []
         try:
             operators: list[OperatorSnapshot] = []
             for snapshot in pending:
                 writer = self._storage.writer(attempt, checkpoint, snapshot.uid, subtask.index)
+                writers.append(writer)
                 operators.append(snapshot.upload(writer))
-            timings = replace(
-                timings,
-                async_ms=round((time.perf_counter() - began) * 1000, 3),
-                size_bytes=sum(h.size_bytes for o in operators for h in o.keyed + o.raw),
-            )
-            done = SubtaskSnapshot(subtask, tuple(operators), timings)
-            self._send(Acked(attempt, checkpoint, done))
-            if any(operator.committables for operator in operators):
-                reach("acked")
         except StorageError as error:
+            for writer in writers:
+                writer.abandon()
             self.snapshot_declined(subtask, checkpoint, str(error))
+            return
         except BaseException as error:
             self._report_failure(error)
+            return
+        timings = replace(
+            timings,
+            async_ms=round((time.perf_counter() - began) * 1000, 3),
+            size_bytes=sum(h.size_bytes for o in operators for h in o.keyed + o.raw),
+        )
+        done = SubtaskSnapshot(subtask, tuple(operators), timings)
+        self._send(Acked(attempt, checkpoint, done))
+        if any(operator.committables for operator in operators):
+            reach("acked")
 
     def snapshot_declined(self, subtask: SubtaskRef, checkpoint: CheckpointId, reason: str) -> None:
         """Tell the driver that this checkpoint cannot complete."""

@@ -1,4 +1,6 @@
-"""One secret an attempt authenticates the control plane and the data plane.
+"""What both planes share on their Flight streams: the attempt's secret and message metadata.
+
+One secret an attempt authenticates the control plane and the data plane.
 
 The driver draws it, Spark carries it to the slots inside the task, and every Flight call presents
 it. It is never logged and never stored.
@@ -26,7 +28,7 @@ def call_options(token: str) -> flight.FlightCallOptions:
     return flight.FlightCallOptions(headers=[(_HEADER.encode(), f"Bearer {token}".encode())])
 
 
-class TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+class TokenCheck(flight.ServerMiddlewareFactory):
     """Refuses every call that does not present the token, before its handler runs."""
 
     def __init__(self, token: str) -> None:
@@ -45,3 +47,9 @@ class TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             raise flight.FlightUnauthenticatedError(
                 "this address belongs to a onceflow job; the call presented no token of its attempt"
             )
+
+
+def metadata_of(chunk: flight.FlightStreamChunk) -> bytes:
+    """Return the metadata of one message of a stream; empty when it has none."""
+    metadata = chunk.app_metadata
+    return b"" if metadata is None else metadata.to_pybytes()
