@@ -1,0 +1,181 @@
+"""A driver process that hosts Spark and runs ledgers, one after another, until it is killed.
+
+    python -m tests.crash.ledger_driver DIRECTORY MASTER
+
+DIRECTORY/jobs/NAME.json is a job to run; it is deleted once the job has ended, so a driver that is
+started after a crash goes on with the job of the one before. DIRECTORY/status/NAME.json says how the
+job stands, as of a moment ago. Starting Spark takes longer than a job, hence many jobs a process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from onceflow import (
+    Checkpointing,
+    FixedDelay,
+    HeapBackend,
+    JobStatus,
+    OnceflowError,
+    Pipeline,
+    RocksDBBackend,
+    RuntimeSettings,
+    count,
+    sum_,
+)
+from onceflow.integration.workload import PAYMENT_SCHEMA
+from onceflow.sinks import PostgresSink
+from onceflow.sources import KafkaSource
+
+Backend = Literal["heap", "rocksdb"]
+Mode = Literal["exactly_once", "at_least_once"]
+
+PARALLELISM = 2
+TABLE = "ledger"
+SINK_UID = "ledger"
+# All decisions are kept: the audit compares every one of them with what is visible.
+_RETAINED = 1_000
+_LOOK_S = 0.02
+
+
+class LedgerSpec(msgspec.Struct, frozen=True):
+    """One job: payments from Kafka, each account's running balance, every row to Postgres."""
+
+    job: str
+    bootstrap_servers: str
+    topic: str
+    postgres_url: str
+    storage: str
+    released: str
+    """The stream trickles until this file exists, so that no fault comes too late."""
+    backend: Backend = "heap"
+    mode: Mode = "exactly_once"
+    interval_s: float = 0.2
+    restart_delay_s: float = 0.05
+
+
+class LedgerStatus(msgspec.Struct, frozen=True):
+    """What the driver last said of a job."""
+
+    state: str
+    ended: bool
+    driver: int
+    """The driver process."""
+    attempt: int
+    restores: int
+    """Restarts by this driver."""
+    restored_checkpoint: int
+    """What the running attempt began with."""
+    checkpoints: int
+    slots: tuple[tuple[int, int], ...]
+    """Of each slot the pid, and that of the daemon that forked it, a child of the executor."""
+    error: str
+
+
+def build(spec: LedgerSpec, spark: SparkSession) -> Pipeline:
+    """Return the pipeline that `spec` describes."""
+    pipeline = Pipeline(
+        spark,
+        name=spec.job,
+        parallelism=PARALLELISM,
+        checkpointing=Checkpointing(
+            storage=spec.storage, interval=spec.interval_s, mode=spec.mode, retained=_RETAINED
+        ),
+        state_backend=RocksDBBackend() if spec.backend == "rocksdb" else HeapBackend(),
+        restart=FixedDelay(attempts=60, delay_s=spec.restart_delay_s),
+        settings=RuntimeSettings(
+            start_timeout_s=60, heartbeat_interval_s=0.2, heartbeat_timeout_s=15
+        ),
+    )
+    payments = pipeline.read(
+        KafkaSource(
+            spec.bootstrap_servers,
+            topic=spec.topic,
+            schema=PAYMENT_SCHEMA,
+            ending_offsets="latest",
+            batch_rows=200,
+        ),
+        uid="payments",
+    )
+    trickle = payments.map_batches(_trickling(spec.released), uid="trickle")
+    balances = trickle.key_by("account").running(balance=sum_("amount"), n=count(), uid="balance")
+    balances.write(
+        PostgresSink(spec.postgres_url, table=TABLE, create=True, delivery=spec.mode), uid=SINK_UID
+    )
+    return pipeline
+
+
+def _trickling(released: str) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    def trickle(rows: pa.RecordBatch) -> pa.RecordBatch:
+        if not os.path.exists(released):  # noqa: PTH110 - once a batch
+            time.sleep(0.02)
+        return rows
+
+    return trickle
+
+
+def main(directory: Path, master: str) -> None:
+    """Run whatever job appears, for as long as this process lives."""
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    spark = (
+        SparkSession.Builder()
+        .master(master)
+        .appName("ledger")
+        .config("spark.ui.enabled", "false")
+        .config("spark.log.level", "OFF")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.executorEnv.PYTHONPATH", os.environ["PYTHONPATH"])
+        .getOrCreate()
+    )
+    while True:
+        for path in sorted((directory / "jobs").glob("*.json")):
+            spec = msgspec.json.decode(path.read_bytes(), type=LedgerSpec)
+            _run(spec, spark, directory / "status" / path.name)
+            path.unlink()
+        time.sleep(_LOOK_S)
+
+
+def _run(spec: LedgerSpec, spark: SparkSession, status: Path) -> None:
+    job = build(spec, spark).start()
+    while True:
+        try:
+            job.wait(_LOOK_S)
+        except TimeoutError:
+            _publish(job.status(), status)
+            continue
+        except OnceflowError:
+            pass  # The status has it.
+        _publish(job.status(), status)
+        return
+
+
+def _publish(status: JobStatus, path: Path) -> None:
+    said = LedgerStatus(
+        state=status.state.value,
+        ended=status.state.ended,
+        driver=os.getpid(),
+        attempt=status.attempt,
+        restores=status.restores,
+        restored_checkpoint=status.attempts[-1].restored_checkpoint if status.attempts else 0,
+        checkpoints=status.checkpoints_completed,
+        slots=tuple((slot.pid, slot.parent_pid) for slot in status.slots),
+        error=status.last_error,
+    )
+    fresh = path.with_suffix(f".{os.getpid()}")
+    fresh.write_bytes(msgspec.json.encode(said))
+    fresh.replace(path)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

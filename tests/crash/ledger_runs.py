@@ -1,0 +1,188 @@
+"""Drivers and their jobs as the crash tests see them: started, watched, killed, started again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from tests.crash.ledger_driver import LedgerSpec, LedgerStatus
+
+from onceflow.core.crash_points import VARIABLE, CrashPoint
+from onceflow.integration.faults import children_of, kill_process, kill_session
+from onceflow.integration.faults.processes import Watchdog
+
+_REPOSITORY = Path(__file__).parents[2]
+_LOOK_S = 0.02
+
+
+class LedgerDriver:
+    """At most one driver process at a time; the next one goes on with what the last one left."""
+
+    def __init__(self, directory: Path, master: str) -> None:
+        self._directory = directory
+        self._master = master
+        self._points = directory / "points"
+        self.log_path = directory / "driver.log"
+        for name in ("jobs", "status", "points"):
+            (directory / name).mkdir(parents=True)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watchdog: Watchdog | None = None
+        self._sessions: list[int] = []
+
+    def start(self) -> None:
+        """Run a driver unless one runs."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        self._reap()
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.crash.ledger_driver", self._directory, self._master],
+                cwd=_REPOSITORY,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": f"{_REPOSITORY / 'src'}{os.pathsep}{_REPOSITORY}",
+                    VARIABLE: str(self._points),
+                },
+            )
+        self._sessions.append(self._process.pid)
+        self._watchdog = Watchdog(self._process.pid)
+
+    @property
+    def died(self) -> bool:
+        """Whether the driver that was started last is gone."""
+        return self._process is not None and self._process.poll() is not None
+
+    @property
+    def exit_status(self) -> int | None:
+        """How it ended; None while it runs."""
+        return None if self._process is None else self._process.poll()
+
+    def kill(self) -> None:
+        """SIGKILL the driver and its JVM, as a dying machine would; slots are left on their own."""
+        assert self._process is not None
+        for victim in (self._process.pid, *children_of(self._process.pid)):
+            kill_process(victim)
+        self._reap()
+
+    def end(self) -> None:
+        """Kill everything that this and earlier drivers have left, and forget their jobs."""
+        for session in self._sessions:
+            kill_session(session)
+        self._reap()
+        for path in (*(self._directory / "jobs").iterdir(), *self._points.iterdir()):
+            path.unlink(missing_ok=True)
+
+    def arm(self, point: CrashPoint) -> None:
+        """Have the next process that reaches `point` kill itself there."""
+        (self._points / point).touch()
+
+    def reached(self, point: CrashPoint) -> bool:
+        """Whether a process has died at the point armed last."""
+        return not (self._points / point).exists()
+
+    def run(self, spec: LedgerSpec) -> LedgerRun:
+        """Have the driver run `spec`, starting a driver if need be."""
+        path = self._directory / "jobs" / f"{spec.job}.json"
+        fresh = path.with_suffix(".fresh")
+        fresh.write_bytes(msgspec.json.encode(spec))
+        fresh.replace(path)
+        self.start()
+        return LedgerRun(self, spec, self._directory / "status" / f"{spec.job}.json")
+
+    def log_tail(self) -> str:
+        """Return the end of what all drivers have printed."""
+        return self.log_path.read_text(errors="replace")[-3000:]
+
+    def _reap(self) -> None:
+        if self._process is not None:
+            self._process.wait()
+        if self._watchdog is not None:
+            self._watchdog.release()
+            self._watchdog = None
+
+
+class LedgerRun:
+    """One job in a driver."""
+
+    def __init__(self, driver: LedgerDriver, spec: LedgerSpec, status: Path) -> None:
+        self.driver = driver
+        self.spec = spec
+        self._status = status
+        self.watch: Callable[[], None] = lambda: None
+        """Called while anything is waited for."""
+
+    def status(self) -> LedgerStatus | None:
+        """Return what the driver last said of the job, None before its first word."""
+        with contextlib.suppress(FileNotFoundError):
+            return msgspec.json.decode(self._status.read_bytes(), type=LedgerStatus)
+        return None
+
+    def running(self) -> LedgerStatus:
+        """Return the status of the attempt that runs now, with all its slots."""
+        return self.until("both slots run", lambda s: s.state == "running" and len(s.slots) == 2)
+
+    def release(self) -> None:
+        """Let the rest of the stream come at full speed."""
+        Path(self.spec.released).touch()
+
+    def finish(self, timeout_s: float = 60.0) -> LedgerStatus:
+        """Release the stream and return how the job has ended."""
+        self.release()
+        return self.until("the job ends", lambda status: status.ended, timeout_s)
+
+    def until(
+        self, what: str, holds: Callable[[LedgerStatus], bool], timeout_s: float = 60.0
+    ) -> LedgerStatus:
+        """Return the first status for which `holds`."""
+        found: list[LedgerStatus] = []
+
+        def look() -> bool:
+            status = self.status()
+            if status is None:
+                return False
+            if holds(status):
+                found.append(status)
+                return True
+            assert not status.ended, f"{what}: {status}\n{self.driver.log_tail()}"
+            return False
+
+        self.wait(what, look, timeout_s)
+        return found[0]
+
+    def wait(self, what: str, holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
+        """Return once `holds`; fail after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while not holds():
+            assert time.monotonic() < deadline, (
+                f"not in {timeout_s} s: {what}; {self.status()}\n{self.driver.log_tail()}"
+            )
+            self.watch()
+            time.sleep(_LOOK_S)
+
+    def await_checkpoint(self, checkpoints: int = 1) -> None:
+        """Return once the driver that runs has completed so many checkpoints."""
+        self.until(f"{checkpoints} checkpoints", lambda status: status.checkpoints >= checkpoints)
+
+    def restart_driver(self) -> None:
+        """Start a driver, and return once it has taken the job over."""
+        before = self.status()
+        self.driver.start()
+        self.until(
+            "a new driver takes over", lambda now: before is None or now.driver != before.driver
+        )
+
+
+def killed_by_itself(driver: LedgerDriver) -> bool:
+    """Whether the driver ended by SIGKILL, as it does at a crash point, and not by an error."""
+    return driver.exit_status == -signal.SIGKILL

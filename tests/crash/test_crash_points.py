@@ -1,0 +1,108 @@
+"""SIGKILL at every named point between a row's arrival and the last word about its commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from tests.crash.ledger_audit import Audit
+from tests.crash.ledger_driver import Backend, LedgerSpec
+from tests.crash.ledger_runs import LedgerDriver, LedgerRun, killed_by_itself
+
+from onceflow.core.crash_points import CRASH_POINTS, CrashPoint
+from onceflow.integration.oracle import Verdict
+
+Judge = Callable[[LedgerRun], Verdict]
+
+SLOT_POINTS = [point for point in CRASH_POINTS if point != "logged"]
+BACKENDS = ["heap", "rocksdb"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("point", SLOT_POINTS)
+def test_a_slot_that_dies_at_a_crash_point_neither_loses_nor_doubles_a_row(
+    ledger_driver: LedgerDriver,
+    ledger_spec: LedgerSpec,
+    judge: Judge,
+    point: CrashPoint,
+    backend: Backend,
+) -> None:
+    spec = msgspec.structs.replace(ledger_spec, backend=backend)
+    run, audit = ledger_driver.run(spec), Audit(spec)
+    run.watch = audit.look
+    run.await_checkpoint()
+    ledger_driver.arm(point)
+    run.wait(f"a slot dies at {point}", lambda: ledger_driver.reached(point))
+    status = run.finish()
+    assert status.state == "finished", status
+    assert status.restores >= 1
+    assert not ledger_driver.died
+    assert audit.visible().transactions == audit.decided().keys()
+    assert audit.looks > 5
+    verdict = judge(run)
+    assert verdict.ok, verdict
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_driver_that_dies_right_after_deciding_has_decided(
+    ledger_driver: LedgerDriver, ledger_spec: LedgerSpec, judge: Judge, backend: Backend
+) -> None:
+    spec = msgspec.structs.replace(ledger_spec, backend=backend)
+    run, audit = ledger_driver.run(spec), Audit(spec)
+    run.watch = audit.look
+    run.await_checkpoint()
+    ledger_driver.arm("logged")
+    run.wait("the driver dies", lambda: ledger_driver.died)
+    assert ledger_driver.reached("logged")
+    assert killed_by_itself(ledger_driver)
+    decided = audit.decided()
+    undelivered = decided.keys() - audit.visible().transactions
+    assert undelivered, "the last decision must not have been told to anybody"
+    run.restart_driver()
+    status = run.finish()
+    assert status.state == "finished", status
+    assert status.restored_checkpoint > 0
+    assert undelivered <= audit.visible().transactions
+    assert audit.visible().transactions == audit.decided().keys()
+    verdict = judge(run)
+    assert verdict.ok, verdict
+
+
+def test_between_pre_commit_and_decision_nothing_of_the_checkpoint_is_visible(
+    ledger_driver: LedgerDriver, ledger_spec: LedgerSpec, judge: Judge
+) -> None:
+    """S13, S14: what a dead slot prepared stays invisible, and the next attempt rolls it back."""
+    spec = msgspec.structs.replace(ledger_spec, restart_delay_s=2.0)
+    run, audit = ledger_driver.run(spec), Audit(spec)
+    run.await_checkpoint()
+    ledger_driver.arm("prepared")
+    run.wait("a slot dies", lambda: ledger_driver.reached("prepared"))
+    run.until("the attempt has failed", lambda status: status.state == "restarting")
+    undecided = audit.in_doubt() - audit.decided().keys()
+    assert undecided, "the slot died after its PREPARE TRANSACTION"
+    visible = audit.visible()
+    assert visible.rows > 0
+    assert not undecided & visible.transactions
+    status = run.finish()
+    assert status.state == "finished", status
+    assert not undecided & audit.visible().transactions
+    assert not undecided & audit.decided().keys()
+    verdict = judge(run)
+    assert verdict.ok, verdict
+
+
+def test_at_least_once_the_same_death_shows_duplicates_and_loses_nothing(
+    ledger_driver: LedgerDriver, ledger_spec: LedgerSpec, judge: Judge
+) -> None:
+    run = ledger_driver.run(msgspec.structs.replace(ledger_spec, mode="at_least_once"))
+    run.await_checkpoint()
+    ledger_driver.arm("prepared")
+    run.wait("a slot dies", lambda: ledger_driver.reached("prepared"))
+    status = run.finish()
+    assert status.state == "finished", status
+    assert status.restores >= 1
+    verdict = judge(run)
+    assert verdict.duplicates > 0
+    assert verdict.missing == 0
+    assert not verdict.ok
