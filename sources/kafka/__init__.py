@@ -4,6 +4,7 @@ from onceflow.sources.kafka.offsets import EARLIEST, LATEST, OffsetsLike
 from onceflow.sources.kafka.reader import KafkaReader
 from onceflow.sources.kafka.settings import BadRecords, ValueFormat
 from onceflow.sources.kafka.source import KafkaSource
+from onceflow.sources.kafka.spark_options import source_of_spark_options
 
 __all__ = [
     "EARLIEST",
@@ -13,4 +14,5 @@ __all__ = [
     "KafkaSource",
     "OffsetsLike",
     "ValueFormat",
+    "source_of_spark_options",
 ]

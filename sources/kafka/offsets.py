@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from typing import TypeAlias, cast
 
 from onceflow.core.errors import ConfigError
@@ -55,7 +55,8 @@ def offsets_of(given: OffsetsLike, *, setting: str) -> Offsets:
                 f"{setting}={given.isoformat()} has no time zone; write"
                 " datetime(..., tzinfo=timezone.utc)"
             )
-        return AtTime(int(given.timestamp() * 1000))
+        since = given - datetime(1970, 1, 1, tzinfo=timezone.utc)
+        return AtTime(since // timedelta(milliseconds=1))
     if isinstance(given, str):
         match given.strip().lower():
             case "earliest":

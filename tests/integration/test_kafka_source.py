@@ -101,7 +101,7 @@ def test_a_batch_never_holds_more_rows_than_it_may(servers: str, kafka_topic: To
     for partition in (0, 1):
         produce(servers, topic, map(record, range(2000)), partition=partition)
     with reading(source(servers, topic, ending_offsets="latest", batch_rows=700)) as reader:
-        sizes = []
+        sizes: list[int] = []
         while not isinstance(batch := reader.poll(1.0), EndOfInput):
             if batch is not None:
                 sizes.append(batch.num_rows)
@@ -115,7 +115,7 @@ def test_large_records_end_a_batch_by_their_bytes(servers: str, kafka_topic: Top
     produce(servers, topic, [large] * 1200)
     described = source(servers, topic, ending_offsets="latest", batch_bytes=1_000_000)
     with reading(described) as reader:
-        sizes = []
+        sizes: list[int] = []
         while not isinstance(batch := reader.poll(1.0), EndOfInput):
             if batch is not None:
                 sizes.append(batch.num_rows)
@@ -247,6 +247,24 @@ def test_position_whose_records_were_deleted_names_the_gap(
     assert f"{topic}-0: offset 0 was to be read next, but the earliest one left is 60" in text
     assert "60 offsets (0 to 59)" in text
     assert "fail_on_data_loss=False" in text
+
+
+def test_records_deleted_under_a_slow_reader_are_missed_by_name_and_never_jumped(
+    servers: str, kafka_topic: TopicFactory
+) -> None:
+    topic = kafka_topic()
+    produce(servers, topic, map(record, range(50_000)))
+    fetch_little = {"queued.min.messages": 100, "fetch.message.max.bytes": 4000}
+    with reading(source(servers, topic, batch_rows=50, options=fetch_little)) as reader:
+        found = ids(read_rows(reader, 200))
+        delete_before(servers, topic, 49_000)
+        with pytest.raises(OffsetOutOfRange) as caught:
+            while True:
+                found += ids(read_rows(reader, 1))
+    # All that came before the gap came without a hole, and the gap begins right behind it.
+    assert found == list(range(len(found)))
+    assert f"{topic}-0: offset {len(found)} was to be read next" in str(caught.value)
+    assert "earliest one left is 49000" in str(caught.value)
 
 
 def test_accepted_gap_is_logged_and_everything_left_is_read_once(

@@ -28,6 +28,7 @@ from tests.integration.kafka_feed import (
 )
 
 from onceflow.core.errors import ConfigError, SourceUnavailable
+from onceflow.core.spi import EndOfInput
 from onceflow.integration.servers.kafka import EmbeddedKafka
 from onceflow.integration.servers.process import LOOPBACK, free_port
 
@@ -105,7 +106,8 @@ def test_reader_goes_on_without_loss_when_the_broker_is_killed_and_comes_back(
         broker.kill()
         before = len(found)
         while (batch := reader.poll(0.3)) is not None:
-            found += batch.column("id").to_pylist()  # type: ignore[union-attr]
+            assert not isinstance(batch, EndOfInput)
+            found += ids(batch.to_pylist())
         assert len(found) < total, f"{before} rows before the kill, and no more to read after it"
         broker.restart()
         found += ids(read_rows(reader, total - len(found)))
@@ -179,6 +181,15 @@ def test_topic_deleted_under_a_reader_is_unavailable_and_says_so(broker: Embedde
         delete_topic(broker.bootstrap_servers, name)
         with pytest.raises(SourceUnavailable, match=f"topic {name}: .*[Uu]nknown topic"):
             _poll_for(reader.poll, 30.0)
+
+
+def test_idle_topic_on_a_healthy_broker_is_never_taken_for_an_outage(
+    broker: EmbeddedKafka, topic: str
+) -> None:
+    with reading(source(broker.bootstrap_servers, topic, deadline_s=0.4)) as reader:
+        _poll_for(reader.poll, 3.0)
+        produce(broker.bootstrap_servers, topic, [record(7)])
+        assert ids(read_rows(reader, 1)) == [7]
 
 
 def test_reader_may_be_closed_by_another_thread_while_it_polls(

@@ -197,20 +197,20 @@ def test_deeply_nested_value_is_a_bad_record_and_not_a_crash() -> None:
     assert "payments-3 offset 0" in _fault("id BIGINT", b'{"x": ' + b"[" * 200_000)
 
 
+def _priced(number: int, cents: int) -> tuple[bytes, int]:
+    price = b"%d.%02d" % divmod(cents, 100)
+    return b'{"id": %d, "price": "%s"}' % (number, price), number
+
+
 @given(st.data())
 def test_any_mix_of_good_and_bad_records_keeps_each_row_beside_its_offset(
     data: st.DataObject,
 ) -> None:
-    good = st.builds(
-        lambda number, price: (
-            b'{"id": %d, "price": "%d.%02d"}' % (number, price // 100, price % 100),
-            number,
-        ),
-        st.integers(-I64, I64 - 1),
-        st.integers(0, 99_999),
-    )
+    good = st.builds(_priced, st.integers(-I64, I64 - 1), st.integers(0, 99_999))
     bad = st.sampled_from([None, b"", b"{", b'{"id": 1.5}', b'{"id": 9, "price": "1.005"}', b"[]"])
-    chunks = data.draw(st.lists(st.lists(st.one_of(good, bad), max_size=12), max_size=4))
+    chunks: list[list[tuple[bytes, int] | bytes | None]] = data.draw(
+        st.lists(st.lists(st.one_of(good, bad), max_size=12), max_size=4)
+    )
     rows = JsonRows(
         _settings(
             "id BIGINT NOT NULL, price DECIMAL(5, 2)",

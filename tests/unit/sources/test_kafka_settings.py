@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError
 from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.spi import Split
 from onceflow.sources import KafkaSource
+from onceflow.sources.kafka import source_of_spark_options
 from onceflow.sources.kafka.client import ClientTroubles, authentication_refused, group_id_of
 from onceflow.sources.kafka.offsets import AtOffsets, AtTime, Earliest, Latest, offsets_of
 from onceflow.sources.kafka.options import client_options, printable, without_secrets
@@ -130,6 +131,54 @@ def test_offsets_are_understood_in_every_spelling() -> None:
     explicit = AtOffsets({"t": {0: 23, 1: -2}})
     assert offsets_of('{"t": {"0": 23, "1": -2}}', setting="s") == explicit
     assert offsets_of({"t": {0: 23, 1: -2}}, setting="s") == explicit
+
+
+def test_spark_s_options_describe_the_same_source() -> None:
+    found = source_of_spark_options(
+        {
+            "kafka.bootstrap.servers": "b:1",
+            "kafka.sasl.password": "hunter2",
+            "kafka.group.id": "mine",
+            "subscribe": "a, b",
+            "startingoffsets": '{"a": {"0": 3}, "b": {"0": -2}}',
+            "endingTimestamp": "1500",
+            "failOnDataLoss": "False",
+            "minPartitions": "7",
+        }
+    )
+    settings = found.settings
+    assert (settings.bootstrap_servers, settings.topics) == ("b:1", ("a", "b"))
+    assert settings.starting == AtOffsets({"a": {0: 3}, "b": {0: -2}})
+    assert settings.ending == AtTime(1500)
+    assert (settings.group_id, settings.fail_on_data_loss) == ("mine", False)
+    assert settings.options == {"sasl.password": "hunter2"}
+    assert found.schema.names[:2] == ["key", "value"]
+    json_source = source_of_spark_options(
+        {"kafka.bootstrap.servers": "b:1", "subscribe": "a"}, schema="id BIGINT"
+    )
+    assert json_source.schema.names == ["id"]
+    assert not json_source.bounded
+
+
+@pytest.mark.parametrize(
+    ("options", "fragment"),
+    [
+        ({}, "kafka.bootstrap.servers and subscribe"),
+        ({"subscribe": "a"}, "kafka.bootstrap.servers and subscribe"),
+        ({"assign": "{}"}, "subscribe=a,b"),
+        ({"subscribePattern": "a.*"}, "name the topics"),
+        ({"subscribe": "a", "includeHeaders": "true"}, "headers"),
+        ({"subscribe": "a", "maxOffsetsPerTrigger": "5"}, "batch_rows"),
+        ({"subscribe": "a", "nonsense": "5"}, "'nonsense': it is no option"),
+        ({"subscribe": "a", "failOnDataLoss": "maybe"}, "neither true nor false"),
+        ({"subscribe": "a", "startingTimestamp": "noon"}, "milliseconds"),
+    ],
+)
+def test_spark_option_that_cannot_be_kept_is_refused_and_never_ignored(
+    options: dict[str, str], fragment: str
+) -> None:
+    with pytest.raises(ConfigError, match=fragment):
+        source_of_spark_options(options)
 
 
 def test_bounded_is_what_has_an_end() -> None:
