@@ -32,6 +32,7 @@ Groups: TypeAlias = npt.NDArray[np.uint16]
 
 FORMAT = 1
 PART_PREFIX = "canonical-"
+BATCH_ROWS = 32_768
 PART_BYTES = 32 << 20
 """A part is closed when it has grown past this; bounds the memory of an upload."""
 _METADATA_KEY = b"onceflow.state"
@@ -136,7 +137,7 @@ def write_canonical(
         handles.append(writer.write(name, part.finish(), key_groups=context.key_groups))
 
     for index, (_, chunks) in enumerate(states):
-        for rows in chunks:
+        for rows in gathered(chunks):
             if part.full():
                 close_part()
                 part = _Part(schema)
@@ -144,6 +145,30 @@ def write_canonical(
                 part.add(index, rows)
     close_part()
     return tuple(handles)
+
+
+def gathered(chunks: Iterable[StateRows]) -> Iterator[StateRows]:
+    """Yield the same rows in larger chunks."""
+    waiting: list[StateRows] = []
+    count = 0
+    for rows in chunks:
+        waiting.append(rows)
+        count += len(rows)
+        if count >= BATCH_ROWS:
+            yield _joined(waiting)
+            waiting, count = [], 0
+    if count:
+        yield _joined(waiting)
+
+
+def _joined(chunks: Sequence[StateRows]) -> StateRows:
+    if len(chunks) == 1:
+        return chunks[0]
+    return StateRows(
+        np.concatenate([rows.groups for rows in chunks]),
+        pa.concat_arrays([rows.keys for rows in chunks]),
+        pa.concat_arrays([rows.values for rows in chunks]),
+    )
 
 
 def is_canonical(handle: StateHandle) -> bool:

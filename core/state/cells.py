@@ -7,6 +7,7 @@ restored is refused at once, not by the restore.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from onceflow.core.errors import StateError, StateIncompatible
@@ -78,6 +79,15 @@ class Cells:
     def to_bytes(self, stored: Stored) -> bytes:
         """Return the bytes for a snapshot."""
         return bytes(stored) if stored.__class__ is Encoded else self.encode(stored)
+
+    def to_bytes_all(self, stored: Sequence[Stored]) -> Sequence[bytes]:
+        """Return `to_bytes` of each; in one go when they are all of one kind."""
+        classes = set(map(type, stored))
+        if classes == {Encoded}:
+            return stored
+        if Encoded not in classes:
+            return list(map(self.encode, stored))
+        return list(map(self.to_bytes, stored))
 
     def from_bytes(self, data: bytes) -> Stored:
         """Return what to store for bytes of a snapshot.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -17,14 +17,14 @@ from onceflow.core.state.cells import Cells
 from onceflow.core.state.key_codec import (
     decode_key,
     encode_key,
+    encode_python_keys,
     hash_python_keys,
     prefixed,
     split_prefixed,
 )
 from onceflow.core.state.key_groups import key_groups
 
-ROWS_A_CHUNK = 32_768
-KEYS_A_SLICE = 1024
+KEYS_A_SLICE = 2048
 """Keys encoded before the interpreter is offered to the thread that processes: under 1 ms."""
 _YIELD_S = 50e-6
 
@@ -68,71 +68,66 @@ def split_map_row_key(data: bytes) -> tuple[Any, Any]:
 
 
 class EntryRows:
-    """How the entries of one kind of state become rows."""
+    """How the entries of a value state become rows: one row an entry."""
 
     def __init__(self, cells: Cells) -> None:
         self.cells = cells
 
-    def rows(self, items: Iterable[tuple[Any, Any]], max_parallelism: int) -> Iterator[StateRows]:
-        """Yield rows for (key, entry) pairs; lets other threads run every thousand keys or so."""
-        source = iter(items)
-        groups: list[np.ndarray[Any, np.dtype[np.uint16]]] = []
-        keys: list[bytes] = []
-        values: list[bytes] = []
-        while piece := list(islice(source, KEYS_A_SLICE)):
-            hashed = key_groups(hash_python_keys([key for key, _ in piece]), max_parallelism)
-            counts = [self._add(key, entry, keys, values) for key, entry in piece]
-            groups.append(np.repeat(hashed, counts))
-            if len(keys) >= ROWS_A_CHUNK:
-                yield _rows(groups, keys, values)
-                groups, keys, values = [], [], []
+    def rows(self, entries: Mapping[Any, Any], max_parallelism: int) -> Iterator[StateRows]:
+        """Yield the rows of all entries; lets other threads run every thousand keys or so."""
+        keys, values = iter(entries), iter(entries.values())
+        while piece := list(islice(keys, KEYS_A_SLICE)):
+            counts, row_keys, row_values = self.encode(piece, list(islice(values, KEYS_A_SLICE)))
+            groups = key_groups(hash_python_keys(piece), max_parallelism)
+            packed = pa.array(row_values, pa.large_binary())
+            yield StateRows(np.repeat(groups, counts), row_keys, packed)
             time.sleep(_YIELD_S)
-        if keys:
-            yield _rows(groups, keys, values)
+
+    def encode(
+        self, keys: Sequence[Any], entries: Sequence[Any]
+    ) -> tuple[int | list[int], pa.Array, Sequence[bytes]]:
+        """Return how many rows each entry has, and the keys and values of all of them."""
+        return 1, encode_python_keys(keys), self.cells.to_bytes_all(entries)
 
     def load(self, rows: StateRows, into: dict[Any, Any]) -> None:
         """Put the entries of `rows` into a dict of entries."""
+        from_bytes = self.cells.from_bytes
         for key, value in zip(rows.keys.to_pylist(), rows.values.to_pylist(), strict=True):
-            self._load(key, value, into)
-
-    def _add(self, key: Any, entry: Any, keys: list[bytes], values: list[bytes]) -> int:
-        """Append the rows of one entry; return how many."""
-        keys.append(encode_key(key))
-        values.append(self.cells.to_bytes(entry))
-        return 1
-
-    def _load(self, key: bytes, value: bytes, into: dict[Any, Any]) -> None:
-        into[decode_key(key)] = self.cells.from_bytes(value)
+            into[decode_key(key)] = from_bytes(value)
 
 
 class ListRows(EntryRows):
     """Entries that are lists of stored elements: one row a list."""
 
-    def _add(self, key: Any, entry: Any, keys: list[bytes], values: list[bytes]) -> int:
-        keys.append(encode_key(key))
-        values.append(pack_list(entry, self.cells))
-        return 1
+    def encode(
+        self, keys: Sequence[Any], entries: Sequence[Any]
+    ) -> tuple[int | list[int], pa.Array, Sequence[bytes]]:
+        """Return how many rows each entry has, and the keys and values of all of them."""
+        return 1, encode_python_keys(keys), [pack_list(entry, self.cells) for entry in entries]
 
-    def _load(self, key: bytes, value: bytes, into: dict[Any, Any]) -> None:
-        into[decode_key(key)] = unpack_list(value, self.cells)
+    def load(self, rows: StateRows, into: dict[Any, Any]) -> None:
+        """Put the entries of `rows` into a dict of entries."""
+        for key, value in zip(rows.keys.to_pylist(), rows.values.to_pylist(), strict=True):
+            into[decode_key(key)] = unpack_list(value, self.cells)
 
 
 class MapRows(EntryRows):
-    """Entries that are dicts: one row an entry of the dict, none for an empty one."""
+    """Entries that are dicts: one row an item of the dict, none for an empty one."""
 
-    def _add(self, key: Any, entry: Any, keys: list[bytes], values: list[bytes]) -> int:
-        prefix = prefixed(encode_key(key))
-        keys.extend(prefix + encode_key(map_key) for map_key in entry)
-        values.extend(map(self.cells.to_bytes, entry.values()))
-        return len(entry)
+    def encode(
+        self, keys: Sequence[Any], entries: Sequence[Any]
+    ) -> tuple[int | list[int], pa.Array, Sequence[bytes]]:
+        """Return how many rows each entry has, and the keys and values of all of them."""
+        row_keys: list[bytes] = []
+        values: list[bytes] = []
+        for key, entry in zip(keys, entries, strict=True):
+            prefix = prefixed(encode_key(key))
+            row_keys.extend(prefix + encode_key(map_key) for map_key in entry)
+            values.extend(self.cells.to_bytes_all(list(entry.values())))
+        return list(map(len, entries)), pa.array(row_keys, pa.large_binary()), values
 
-    def _load(self, key: bytes, value: bytes, into: dict[Any, Any]) -> None:
-        outer, inner = split_map_row_key(key)
-        into.setdefault(outer, {})[inner] = self.cells.from_bytes(value)
-
-
-def _rows(
-    groups: list[np.ndarray[Any, np.dtype[np.uint16]]], keys: list[bytes], values: list[bytes]
-) -> StateRows:
-    kind = pa.large_binary()
-    return StateRows(np.concatenate(groups), pa.array(keys, kind), pa.array(values, kind))
+    def load(self, rows: StateRows, into: dict[Any, Any]) -> None:
+        """Put the entries of `rows` into a dict of entries."""
+        for key, value in zip(rows.keys.to_pylist(), rows.values.to_pylist(), strict=True):
+            outer, inner = split_map_row_key(key)
+            into.setdefault(outer, {})[inner] = self.cells.from_bytes(value)

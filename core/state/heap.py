@@ -115,7 +115,7 @@ class _FrozenRows:
 
     def __iter__(self) -> Iterator[StateRows]:
         entries = self._layers[0] if len(self._layers) == 1 else _merged(self._layers)
-        return self._codec.rows(entries.items(), self._max_parallelism)
+        return self._codec.rows(entries, self._max_parallelism)
 
 
 def _apply(changes: dict[Any, Any], entries: dict[Any, Any]) -> None:

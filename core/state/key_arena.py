@@ -142,12 +142,13 @@ def encode_keys(columns: Sequence[KeyColumn]) -> pa.Array:
     parts: list[pa.Array] = []
     for column in columns:
         if isinstance(column, BytesKeys):
-            parts += [_fixed_binary(column.lengths.astype(">u4")), _binary_of(column)]
+            parts += [fixed_binary(column.lengths.astype(">u4")), _binary_of(column)]
         else:
-            parts += [_fixed_binary(plane.astype(">u8")) for plane in column.words]
+            parts += [fixed_binary(plane.astype(">u8")) for plane in column.words]
     if len(parts) == 1:
         return parts[0]
-    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))
+    joined: pa.Array = pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))
+    return joined
 
 
 def decode_keys(encoded: pa.Array, shape: Sequence[KeyColumn]) -> tuple[KeyColumn, ...]:
@@ -185,7 +186,8 @@ def _load(data: npt.NDArray[np.uint8], dtype: str, at: Ints, ends: Ints) -> npt.
     return loads[at]
 
 
-def _fixed_binary(values: npt.NDArray[Any]) -> pa.Array:
+def fixed_binary(values: npt.NDArray[Any]) -> pa.Array:
+    """Return the bytes of each item as a large_binary array."""
     fixed = pa.binary(values.dtype.itemsize)
     array = pa.Array.from_buffers(fixed, len(values), [None, pa.py_buffer(values.tobytes())])
     return array.cast(pa.large_binary())
@@ -193,14 +195,14 @@ def _fixed_binary(values: npt.NDArray[Any]) -> pa.Array:
 
 def _binary_of(column: BytesKeys) -> pa.Array:
     rows = len(column)
-    if rows and np.array_equal(column.starts[1:], (column.starts + column.lengths)[:-1]):
-        first, end = int(column.starts[0]), int(column.starts[-1] + column.lengths[-1])
-        offsets = np.append(column.starts, end) - first
-        data = column.data[first:end]
+    offsets: Ints = np.zeros(rows + 1, np.int64)
+    np.cumsum(column.lengths, out=offsets[1:])
+    if rows and np.array_equal(column.starts, offsets[:-1] + column.starts[0]):
+        first = int(column.starts[0])
+        data = column.data[first : first + int(offsets[-1])]
     else:
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(column.lengths)])
-        chosen = np.repeat(column.starts - offsets[:-1], column.lengths) + np.arange(offsets[-1])
-        data = column.data[chosen]
+        chosen: Ints = np.repeat(column.starts - offsets[:-1], column.lengths)
+        data = column.data[chosen + np.arange(offsets[-1])]
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.large_binary(), rows, buffers)
 

@@ -21,8 +21,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from onceflow.core.errors import StateCorrupt, StateError
+from onceflow.core.state.key_arena import fixed_binary
 from onceflow.core.state.key_groups import (
     Hashes,
     combine_hashes,
@@ -156,24 +158,53 @@ def hash_python_keys(keys: Sequence[Any]) -> Hashes:
     Raises:
         StateError: See `hash_key`.
     """
-    if not keys:
-        return np.zeros(0, np.uint64)
-    first = keys[0].__class__
-    if first in (str, int, bytes, bool) and all(key.__class__ is first for key in keys):
+    kind = _only_class(keys)
+    try:
+        if kind in _ARROW_TYPES:
+            return hash_keys([pa.array(keys, _ARROW_TYPES[kind])])
+        if kind is tuple and len(set(map(len, keys))) == 1 and keys[0]:
+            first, *following = zip(*keys, strict=True)
+            hashes = hash_python_keys(first)
+            for column in following:
+                combine_hashes(hashes, hash_python_keys(column))
+            return hashes
+    except (pa.ArrowInvalid, OverflowError):
+        pass  # integers beyond 64 bits, one by one
+    return np.fromiter(map(hash_key, keys), np.uint64, len(keys))
+
+
+def encode_python_keys(keys: Sequence[Any]) -> pa.Array:
+    """Return `encode_key` of each key as a large_binary array; vectorised as `hash_python_keys` is.
+
+    Raises:
+        StateError: See `encode_key`.
+    """
+    kind = _only_class(keys)
+    if kind in (str, bytes):
+        tag = pa.scalar(b"s" if kind is str else b"b", pa.large_binary())
+        bodies = pa.array(keys, _ARROW_TYPES[kind]).cast(pa.large_binary())
+        none = pa.scalar(b"", pa.large_binary())
+        tagged: pa.Array = pc.binary_join_element_wise(tag, bodies, none)
+        return tagged
+    if kind is int:
         try:
-            kind = {str: pa.large_string(), int: pa.int64(), bytes: pa.large_binary()}.get(first)
-            return hash_keys([pa.array(keys, kind)])
-        except (pa.ArrowInvalid, OverflowError):
-            pass  # integers beyond 64 bits
-    if first is tuple and len({len(key) for key in keys if key.__class__ is tuple}) == 1:
-        columns = list(zip(*keys, strict=True))
-        if all(column[0].__class__ is part.__class__ for column in columns for part in column):
-            return _hash_columns(columns)
-    return np.fromiter((hash_key(key) for key in keys), np.uint64, len(keys))
+            numbers = np.array(keys, np.int64).view(np.uint64) ^ np.uint64(_SIGN)
+        except OverflowError:
+            return pa.array(list(map(encode_key, keys)), pa.large_binary())
+        records = np.zeros(len(keys), np.dtype([("tag", "S1"), ("number", ">u8")]))
+        records["tag"], records["number"] = b"i", numbers
+        return fixed_binary(records)
+    return pa.array(list(map(encode_key, keys)), pa.large_binary())
 
 
-def _hash_columns(columns: Sequence[Sequence[Any]]) -> Hashes:
-    hashes = hash_python_keys(columns[0])
-    for column in columns[1:]:
-        combine_hashes(hashes, hash_python_keys(column))
-    return hashes
+def _only_class(keys: Sequence[Any]) -> type[Any] | None:
+    classes = set(map(type, keys))
+    return classes.pop() if len(classes) == 1 else None
+
+
+_ARROW_TYPES: dict[type[Any] | None, pa.DataType] = {
+    str: pa.large_string(),
+    bytes: pa.large_binary(),
+    int: pa.int64(),
+    bool: pa.bool_(),
+}

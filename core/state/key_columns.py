@@ -172,7 +172,9 @@ def _words(array: pa.Array) -> Words:
 
 
 def _buffer(buffer: pa.Buffer | None, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    return np.empty(0, dtype) if buffer is None else np.frombuffer(buffer, dtype)
+    data: Any = b"" if buffer is None else buffer
+    items: npt.NDArray[Any] = np.frombuffer(data, dtype)
+    return items
 
 
 def _bytes_keys(array: pa.Array, offset_type: np.dtype[Any]) -> BytesKeys:

@@ -114,7 +114,7 @@ def hash_key(key: Any) -> int:
     Raises:
         StateError: The key is None or of a type that no key column has.
     """
-    if isinstance(key, tuple):
+    if issubclass(type(key), tuple):
         if not key:
             raise StateError("the empty tuple is no key")
         hashed = hash_key(key[0])

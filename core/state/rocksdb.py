@@ -296,7 +296,7 @@ class Frozen:
 
     def copy(self) -> Path:
         """Return where the copy is, made if need be. Any thread."""
-        self._writes.settle()
+        self._writes.settle_in_background()
         return self._pending.copy
 
     def discard(self) -> None:

@@ -9,9 +9,10 @@ database every few checkpoints.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -35,6 +36,9 @@ from onceflow.core.errors import StateError
 from onceflow.core.state.rocksdb_rows import Pair
 
 _BLOOM_BITS_A_KEY = 10
+_SORTED_RUNS = 8
+"""Files that may lie on each other before they are merged. A snapshot adds one; a merge is uploaded
+with the snapshot after it. 4, RocksDB's default, merges in most snapshots; more slow down reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +74,15 @@ class Database:
         """Yield the rows from `start` to before `stop`, as of the first one asked for."""
         return _scan(self._database, start, stop)
 
-    def write(self, pairs: Sequence[Pair]) -> None:
+    def write(self, pairs: Iterable[Pair]) -> None:
         """Take `pairs`, sorted by key without repetition, all or none.
 
         Raises:
             StateError: RocksDB cannot; the local disk is full, most likely.
         """
-        if not pairs:
+        iterator = iter(pairs)
+        first = next(iterator, None)
+        if first is None:
             return
         file = str(self.path / f"{uuid4().hex}.sst")
         writer = SstFileWriter(self._options)
@@ -84,7 +90,7 @@ class Database:
         options.set_move_files(True)
         with self._errors_of("take rows"):
             writer.open(file)
-            for key, value in pairs:
+            for key, value in chain([first], iterator):
                 if value is None:
                     del writer[key]
                 else:
@@ -108,7 +114,7 @@ class Database:
             Checkpoint(self._database).create_checkpoint(str(path))
 
     @contextmanager
-    def _errors_of(self, work: str) -> Iterator[None]:
+    def _errors_of(self, work: str) -> Generator[None, None, None]:
         """Turn rocksdict's errors, plain `Exception`s, into ours."""
         try:
             yield
@@ -138,7 +144,8 @@ def _scan(database: Rdict, start: bytes, stop: bytes) -> Iterator[tuple[bytes, b
     options = ReadOptions()
     options.set_iterate_upper_bound(stop)
     # A generator, so that `options` outlives the iterator, which does not keep its bound alive.
-    yield from database.items(from_key=start, read_opt=options)
+    items: Any = database.items(from_key=start, read_opt=options)
+    yield from items
 
 
 def _options(sizes: DatabaseOptions) -> Options:
@@ -154,6 +161,7 @@ def _options(sizes: DatabaseOptions) -> Options:
     options.set_write_buffer_size(sizes.write_buffer_bytes)
     options.set_compression_type(DBCompressionType.lz4())
     options.set_compaction_style(DBCompactionStyle.universal())
+    options.set_level_zero_file_num_compaction_trigger(_SORTED_RUNS)
     options.set_keep_log_file_num(1)
     options.set_max_background_jobs(2)
     return options

@@ -11,19 +11,33 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeVar
+
+import pyarrow as pa
 
 from onceflow.core.state.api import MapState
 from onceflow.core.state.cells import ABSENT, DELETED, Cells
 from onceflow.core.state.entries import CurrentKey, EntryTable
 from onceflow.core.state.entry_rows import map_row_key, pack_list, unpack_list
-from onceflow.core.state.key_codec import decode_key, encode_key, hash_python_keys, prefixed
+from onceflow.core.state.key_codec import (
+    decode_key,
+    encode_key,
+    encode_python_keys,
+    hash_python_keys,
+    prefixed,
+)
 from onceflow.core.state.key_groups import hash_key, key_groups
 from onceflow.core.state.map_keys import MapKeys
 from onceflow.core.state.rocksdb_database import Database
-from onceflow.core.state.rocksdb_rows import Pair, after, group_prefix, state_prefix
+from onceflow.core.state.rocksdb_rows import (
+    Pair,
+    after,
+    group_prefix,
+    sorted_pairs,
+    state_prefix,
+)
 from onceflow.core.state.rocksdb_writes import WriteQueue
 
 K = TypeVar("K")
@@ -40,9 +54,17 @@ class RowFormat:
         """Return the part of an entry's key that decides its key group."""
         return key
 
+    def group_keys(self, keys: Sequence[Any]) -> Sequence[Any]:
+        """Return `group_key` of each."""
+        return keys
+
     def row_key(self, key: Any) -> bytes:
         """Return the row's key, without key group and state."""
         return encode_key(key)
+
+    def row_keys(self, keys: Sequence[Any]) -> pa.Array:
+        """Return `row_key` of each."""
+        return encode_python_keys(keys)
 
     def pack(self, entry: Any) -> bytes:
         """Return the row's value."""
@@ -72,9 +94,17 @@ class MapFormat(RowFormat):
         """Return the key of the pair."""
         return key[0]
 
+    def group_keys(self, keys: Sequence[Any]) -> Sequence[Any]:
+        """Return the key of each pair."""
+        return [key for key, _ in keys]
+
     def row_key(self, key: Any) -> bytes:
         """Return the row's key."""
         return map_row_key(*key)
+
+    def row_keys(self, keys: Sequence[Any]) -> pa.Array:
+        """Return the row's key of each pair."""
+        return pa.array([map_row_key(*key) for key in keys], pa.large_binary())
 
 
 class RocksEntries(EntryTable):
@@ -92,6 +122,7 @@ class RocksEntries(EntryTable):
         complete: bool,
     ) -> None:
         super().__init__(current, row_format.cells)
+        self._name = name
         self._prefix = state_prefix(name)
         self._format = row_format
         self._writes = writes
@@ -135,18 +166,12 @@ class RocksEntries(EntryTable):
         return lambda: self._pairs(frozen)
 
     def _pairs(self, entries: dict[Any, Any]) -> list[Pair]:
-        row_format, prefix = self._format, self._prefix
-        hashes = hash_python_keys([row_format.group_key(key) for key in entries])
-        groups = key_groups(hashes, self._max_parallelism).astype(">u2").tobytes()
-        pairs: list[Pair] = [
-            (
-                groups[2 * index : 2 * index + 2] + prefix + row_format.row_key(key),
-                None if entry is DELETED else row_format.pack(entry),
-            )
-            for index, (key, entry) in enumerate(entries.items())
-        ]
-        pairs.sort()
-        return pairs
+        keys = list(entries)
+        hashes = hash_python_keys(self._format.group_keys(keys))
+        groups = key_groups(hashes, self._max_parallelism)
+        pack = self._format.pack
+        values = [None if entry is DELETED else pack(entry) for entry in entries.values()]
+        return sorted_pairs(groups, self._name, self._format.row_keys(keys), values)
 
     def _spill(self) -> None:
         pairs = self.freeze()

@@ -7,13 +7,14 @@ name; the row's key as in the canonical form. So a range of key groups is a rang
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from onceflow.core.state.canonical import StateRows
+from onceflow.core.state.canonical import Groups, StateRows
+from onceflow.core.state.key_arena import fixed_binary
 
 Pair: TypeAlias = tuple[bytes, "bytes | None"]
 """A row key and its value, None to delete it."""
@@ -44,20 +45,26 @@ def after(prefix: bytes) -> bytes:
 
 
 def pairs_of(rows: StateRows, name: str) -> list[Pair]:
-    """Return rows as sorted pairs."""
-    if not len(rows):
+    """Return rows as sorted pairs; a null value deletes."""
+    return sorted_pairs(rows.groups, name, rows.keys, rows.values.to_pylist())
+
+
+def sorted_pairs(
+    groups: Groups, name: str, keys: pa.Array, values: Sequence[bytes | None]
+) -> list[Pair]:
+    """Return the rows of state `name` with these key groups, keys and values as sorted pairs."""
+    if not len(groups):
         return []
-    big_endian = rows.groups.astype(">u2")
-    groups = pa.Array.from_buffers(
-        pa.binary(2), len(rows), [None, pa.py_buffer(big_endian.tobytes())]
-    )
     kind = pa.large_binary()
-    keys = pc.binary_join_element_wise(
-        groups.cast(kind), pa.scalar(state_prefix(name), kind), rows.keys.cast(kind),
+    row_keys = pc.binary_join_element_wise(
+        fixed_binary(groups.astype(">u2")),
+        pa.scalar(state_prefix(name), kind),
+        keys.cast(kind),
         pa.scalar(b"", kind),
-    )  # fmt: skip
-    order = pc.array_sort_indices(keys)
-    return list(zip(keys.take(order).to_pylist(), rows.values.take(order).to_pylist(), strict=True))
+    )
+    order = pc.array_sort_indices(row_keys)
+    ordered = map(values.__getitem__, order.to_pylist())
+    return list(zip(row_keys.take(order).to_pylist(), ordered, strict=True))
 
 
 def merged(sources: Iterable[Callable[[], list[Pair]]]) -> list[Pair]:

@@ -129,8 +129,9 @@ def serializer_of(spec: Any) -> Serializer[Any]:
     Raises:
         ConfigError: Values of the type have no bytes.
     """
-    if isinstance(spec, Serializer):
-        return spec
+    if issubclass(type(spec), Serializer):
+        given: Serializer[Any] = spec
+        return given
     return _msgpack_of(_python_type(spec) if isinstance(spec, pa.DataType) else spec)
 
 
