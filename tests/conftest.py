@@ -1,4 +1,4 @@
-"""One Spark session for the runtime's tests; its workers see the tests' own sources and sinks."""
+"""One Spark session for every test that asks for it; its workers see the tests' own modules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="session")
