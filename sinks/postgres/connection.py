@@ -31,6 +31,7 @@ _DEFAULTS: dict[str, str] = {
     "keepalives_count": "4",
 }
 _APPLICATION_NAME_LENGTH_MAX = 63
+_SCHEME = re.compile(r"(jdbc:)?[a-z0-9]+(\+[a-z0-9]+)?")
 # Startup failures carry no SQLSTATE, so their text decides; what is not listed may heal by itself.
 _WRONG_SETTING = re.compile(
     r"authentication failed|no password supplied|no pg_hba\.conf entry|not permitted to log in"
@@ -55,14 +56,17 @@ class BoundedConnection(psycopg.Connection[TupleRow]):
             ReplyTimeout: The server neither answered nor took data for `reply_timeout_s`.
         """
         try:
-            return super().wait(_bounded(gen, self.reply_timeout_s), *args, **kwargs)
+            return super().wait(until_silent(gen, self.reply_timeout_s), *args, **kwargs)
         except ReplyTimeout:
             self.close()
             raise
 
 
-def _bounded(gen: Generator[Any, Any, _T], timeout_s: float) -> Generator[Any, Any, _T]:
-    """Pass `gen` through; psycopg resumes it ten times a second while nothing happens."""
+def until_silent(gen: Generator[Any, Any, _T], timeout_s: float) -> Generator[Any, Any, _T]:
+    """Return what `gen` returns, unless it hears nothing for `timeout_s`.
+
+    psycopg resumes it ten times a second, with 0 while nothing happens.
+    """
     deadline = time.monotonic() + timeout_s
     try:
         state = next(gen)
@@ -148,7 +152,8 @@ def endpoint(
     if not separator or driverless not in ("postgresql", "postgres"):
         raise ConfigError(
             "url must begin with postgresql://, postgresql+psycopg:// or jdbc:postgresql://"
-            + (f", not {scheme}://" if separator else "")
+            # Only what is surely a scheme: the rest of an unreadable url may be a password.
+            + (f", not {scheme}://" if separator and _SCHEME.fullmatch(scheme) else "")
         )
     parameters = _from_sqlalchemy(url) if "+" in scheme else _from_libpq(url)
     if user is not None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from onceflow.core.errors import ConfigError
+from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import CommitterContext
 from onceflow.sinks.postgres.catalog import (
     SERVER_VERSION_MIN,
@@ -238,6 +239,10 @@ def run_preflight(
         Fenced: A newer attempt owns the sink id.
         SinkError: The server cannot be reached or asked now.
     """
+    try:
+        TransactionId(context.sink_id, context.attempt, checkpoint=0, subtask=0)
+    except ValueError as error:
+        raise ConfigError(f"sink id {context.sink_id!r}: {error}") from None
     with settings.endpoint.connect(
         f"onceflow {context.sink_id}/{context.attempt} check"
     ) as connection:
