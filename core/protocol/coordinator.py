@@ -34,44 +34,9 @@ from onceflow.core.protocol.decisions import (
 )
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.invariant import InvariantViolation, require
+from onceflow.core.protocol.schedule import CheckpointSettings, TriggerSchedule
 from onceflow.core.protocol.snapshots import CompletedCheckpoint, StateHandle, SubtaskSnapshot
 from onceflow.core.protocol.state_files import StateFiles, handles_of, paths_of
-
-FINAL_RETRY_PAUSE_S = 1.0
-"""From a failed final checkpoint to the next: a sink that always declines must not spin."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointSettings:
-    """When checkpoints are taken and how many failures are borne."""
-
-    interval_s: float | None
-    """From trigger to trigger; None: only on request and at the end of the input."""
-    timeout_s: float = 600.0
-    min_pause_s: float = 0.0
-    """From the end of one to the trigger of the next; over 0 it means one at a time."""
-    max_concurrent: int = 1
-    tolerable_failures: int = 0
-    """Failures in a row that are borne; one more fails the attempt."""
-    retained: int = 1
-
-    def __post_init__(self) -> None:
-        if self.interval_s is not None and self.interval_s <= 0:
-            raise ValueError(f"interval_s={self.interval_s} must be over 0, or None")
-        if self.timeout_s <= 0:
-            raise ValueError(f"timeout_s={self.timeout_s} must be over 0")
-        if self.min_pause_s < 0:
-            raise ValueError(f"min_pause_s={self.min_pause_s} must be 0 or more")
-        for name in ("max_concurrent", "retained"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be 1 or more")
-        if self.tolerable_failures < 0:
-            raise ValueError(f"tolerable_failures={self.tolerable_failures} must be 0 or more")
-
-    @property
-    def concurrent(self) -> int:
-        """How many checkpoints may be pending at once."""
-        return 1 if self.min_pause_s > 0 else self.max_concurrent
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +87,6 @@ class CheckpointCoordinator:
         self._settings = settings
         self._attempt = attempt
         self._subtasks = subtasks
-        self._sources = sources
         self._parallelism = parallelism
         self._max_parallelism = max_parallelism
         self._retained = list(retained)
@@ -135,12 +99,7 @@ class CheckpointCoordinator:
         self._files = StateFiles()
         self._confirmed = dict.fromkeys(subtasks, self._decided_last)
         self._consecutive = 0
-        self._exhausted: set[SubtaskRef] = set()
-        self._wants_manual = False
-        self._wants_stop = False
-        self._due_at_s = None if settings.interval_s is None else now_s + settings.interval_s
-        self._not_before_s = now_s
-        self._final_not_before_s = now_s
+        self._schedule = TriggerSchedule(settings, sources, now_s)
         self._last: CheckpointId | None = None
         """The decided checkpoint after which the job finishes."""
         self._over = False
@@ -181,11 +140,9 @@ class CheckpointCoordinator:
         if self._over:
             return None
         wakes = [p.deadline_s for p in self._pending.values() if not p.complete]
-        if self._may_trigger():
-            if self._all_exhausted():
-                wakes.append(self._final_not_before_s)
-            elif self._due_at_s is not None:
-                wakes.append(max(self._due_at_s, self._not_before_s))
+        wake_s = self._schedule.wake_s()
+        if wake_s is not None and self._may_trigger():
+            wakes.append(wake_s)
         return min(wakes, default=None)
 
     def tick(self, now_s: float) -> tuple[Decision, ...]:
@@ -209,9 +166,9 @@ class CheckpointCoordinator:
         """
         match kind:
             case CheckpointKind.MANUAL:
-                self._wants_manual = True
+                self._schedule.request_manual()
             case CheckpointKind.STOP:
-                self._wants_stop = True
+                self._schedule.request_stop()
             case _:
                 raise ValueError(f"{kind} cannot be requested")
         return tuple(self._proceed(now_s))
@@ -222,8 +179,7 @@ class CheckpointCoordinator:
         When all have, a FINAL checkpoint is triggered. Those under way are awaited, not aborted:
         finished sources still take part in them, and what they decide need not be decided again.
         """
-        if subtask in self._sources:
-            self._exhausted.add(subtask)
+        self._schedule.exhausted(subtask)
         return tuple(self._proceed(now_s))
 
     def acked(
@@ -279,7 +235,7 @@ class CheckpointCoordinator:
         require(checkpoint > self._decided_last, f"{checkpoint} after {self._decided_last}")
         self._decided_last = checkpoint
         self._consecutive = 0
-        self._ended(now_s)
+        self._schedule.ended(now_s)
         self._retained.append(decided)
         subsumed = self._retained[: -self._settings.retained]
         self._retained = self._retained[-self._settings.retained :]
@@ -298,7 +254,8 @@ class CheckpointCoordinator:
     ) -> tuple[Decision, ...]:
         """Take in that the log certainly does *not* hold `checkpoint` and never will.
 
-        Its files are deleted. A driver that is not certain reports `append_unknown`.
+        Its files are deleted. A driver that is not certain ends the attempt instead: the next one
+        reads the log and knows.
 
         Raises:
             InvariantViolation: It was not being appended.
@@ -308,23 +265,6 @@ class CheckpointCoordinator:
         self._end_append(checkpoint)
         decisions = self._fail(self._pending[checkpoint], f"decision not appended: {reason}", now_s)
         return (*decisions, *self._proceed(now_s))
-
-    def append_unknown(
-        self, checkpoint: CheckpointId, reason: str, now_s: float
-    ) -> tuple[Decision, ...]:
-        """Take in that nobody knows whether the log holds `checkpoint`.
-
-        The attempt ends and touches no file: the next one reads the log and knows.
-
-        Raises:
-            InvariantViolation: It was not being appended.
-        """
-        del now_s
-        if self._over:
-            return ()
-        self._end_append(checkpoint)
-        self._over = True
-        return (FailAttempt(f"unknown whether the decision was appended: {reason}", checkpoint),)
 
     def committed(
         self, subtask: SubtaskRef, checkpoint: CheckpointId, now_s: float
@@ -343,7 +283,10 @@ class CheckpointCoordinator:
             checkpoint <= self._decided_last,
             f"{subtask} committed checkpoint {checkpoint}; {self._decided_last} is decided",
         )
+        before = min(self._confirmed.values())
         self._confirmed[subtask] = max(self._confirmed[subtask], checkpoint)
+        if min(self._confirmed.values()) == before:
+            return ()
         return (*self._discard(()), *self._proceed(now_s))
 
     def _proceed(self, now_s: float) -> list[Decision]:
@@ -360,7 +303,7 @@ class CheckpointCoordinator:
         if self._appended is None and complete:
             self._appended = self._completed_of(self._pending[min(complete)], now_s)
             decisions.append(AppendDecision(self._appended))
-        kind = self._kind_due(now_s)
+        kind = self._schedule.kind_due(now_s) if self._may_trigger() else None
         if kind is not None:
             decisions.append(self._trigger(kind, now_s))
         return decisions
@@ -370,29 +313,11 @@ class CheckpointCoordinator:
             self._last is not None or any(p.trigger.kind.ends_job for p in self._pending.values())
         )
 
-    def _all_exhausted(self) -> bool:
-        return bool(self._sources) and self._exhausted >= self._sources
-
-    def _kind_due(self, now_s: float) -> CheckpointKind | None:
-        if not self._may_trigger():
-            return None
-        if self._all_exhausted():
-            return CheckpointKind.FINAL if now_s >= self._final_not_before_s else None
-        if self._wants_stop:
-            return CheckpointKind.STOP
-        if self._wants_manual:
-            return CheckpointKind.MANUAL
-        due = self._due_at_s is not None and now_s >= max(self._due_at_s, self._not_before_s)
-        return CheckpointKind.PERIODIC if due else None
-
     def _trigger(self, kind: CheckpointKind, now_s: float) -> TriggerCheckpoint:
         trigger = TriggerCheckpoint(self._next_checkpoint, kind, int(now_s * 1000))
         self._next_checkpoint = CheckpointId(self._next_checkpoint + 1)
         self._pending[trigger.checkpoint] = _Pending(trigger, now_s + self._settings.timeout_s)
-        if self._settings.interval_s is not None:
-            self._due_at_s = now_s + self._settings.interval_s
-        self._wants_manual = False
-        self._wants_stop = self._wants_stop and not kind.ends_job
+        self._schedule.triggered(kind, now_s)
         return trigger
 
     def _fail(self, pending: _Pending, reason: str, now_s: float) -> list[Decision]:
@@ -400,10 +325,7 @@ class CheckpointCoordinator:
         trigger = pending.trigger
         checkpoint = trigger.checkpoint
         del self._pending[checkpoint]
-        self._ended(now_s)
-        if trigger.kind is CheckpointKind.FINAL:
-            pause_s = max(FINAL_RETRY_PAUSE_S, self._settings.min_pause_s)
-            self._final_not_before_s = now_s + pause_s
+        self._schedule.failed(trigger.kind, now_s)
         self._consecutive += 1
         decisions: list[Decision] = [NotifyAbort(checkpoint, reason)]
         decisions += self._discard(handles_of(pending.snapshots.values()))
@@ -427,9 +349,6 @@ class CheckpointCoordinator:
         if appended is None or appended.checkpoint != checkpoint:
             raise InvariantViolation(f"append of {checkpoint} ended, but {appended} was under way")
         return appended
-
-    def _ended(self, now_s: float) -> None:
-        self._not_before_s = now_s + self._settings.min_pause_s
 
     def _completed_of(self, pending: _Pending, now_s: float) -> CompletedCheckpoint:
         trigger = pending.trigger
@@ -462,18 +381,4 @@ class CheckpointCoordinator:
         return [DiscardState(private + shared)] if private or shared else []
 
 
-__all__ = [
-    "AppendDecision",
-    "CheckpointCoordinator",
-    "CheckpointFailed",
-    "CheckpointKind",
-    "CheckpointSettings",
-    "Decision",
-    "DiscardState",
-    "FailAttempt",
-    "FinishJob",
-    "NotifyAbort",
-    "NotifyComplete",
-    "PendingCheckpoint",
-    "TriggerCheckpoint",
-]
+__all__ = ["CheckpointCoordinator", "CheckpointSettings", "PendingCheckpoint"]

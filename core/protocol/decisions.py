@@ -37,9 +37,9 @@ class TriggerCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class AppendDecision:
-    """Append to the decision log, then report `logged`, `append_failed` or `append_unknown`.
+    """Append to the decision log, then report `logged` or `append_failed`; one at a time.
 
-    At most one is outstanding.
+    When nobody knows whether it is in the log, report neither and end the attempt.
     """
 
     completed: CompletedCheckpoint

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onceflow.core.errors import CheckpointCorrupt
 from onceflow.core.protocol.committables import Committable
-from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
+from onceflow.core.protocol.ids import AttemptId, TransactionId
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 
 
@@ -82,36 +81,3 @@ def committables_of(completed: CompletedCheckpoint) -> tuple[Committable, ...]:
         for committable in operator.committables
     ]
     return tuple(sorted(found, key=commit_order))
-
-
-def choose_restore(
-    completed: Sequence[CompletedCheckpoint], wanted: CheckpointId | None = None
-) -> CompletedCheckpoint | None:
-    """Return the checkpoint to restore: the last one, or the one that an operator names.
-
-    None when there is none yet, so the job begins. Never falls back to an older one by itself: see
-    `plan_recovery` for what that means.
-
-    Raises:
-        CheckpointCorrupt: `wanted` is not in the log.
-    """
-    if wanted is None:
-        return completed[-1] if completed else None
-    for candidate in completed:
-        if candidate.checkpoint == wanted:
-            return candidate
-    known = ", ".join(str(candidate.checkpoint) for candidate in completed) or "none"
-    raise CheckpointCorrupt(f"checkpoint {wanted} is not in the decision log, which holds {known}")
-
-
-def orphaned_paths(
-    stored: Iterable[tuple[AttemptId, str]], live: frozenset[str], attempt: AttemptId
-) -> tuple[str, ...]:
-    """Return the state files that older attempts left and that nothing names, to be deleted.
-
-    `stored` pairs each file with the attempt that wrote it; `live` is
-    `CheckpointCoordinator.live_paths`. Files of `attempt` itself may belong to an upload under way,
-    and a newer attempt's are not ours: neither is ever returned. Call once the attempt's first
-    checkpoint is decided; calling it again is harmless.
-    """
-    return tuple(sorted(path for writer, path in stored if writer < attempt and path not in live))
