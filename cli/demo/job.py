@@ -57,7 +57,14 @@ def build(spec: JobSpec, spark: SparkSession) -> Pipeline:
     )
     balances = payments.key_by("account").running(uid="balance", balance=sum_("amount"), n=count())
     balances.write(
-        PostgresSink(spec.postgres_url, table=spec.table, create=True, delivery=delivery),
+        PostgresSink(
+            spec.postgres_url,
+            table=spec.table,
+            create=True,
+            delivery=delivery,
+            # At least once: rows are committed as they come, batch by batch.
+            flush_rows=1,
+        ),
         uid="ledger",
     )
     return pipeline

@@ -14,6 +14,7 @@ from onceflow.cli.demo.kills import DoneKill, PlannedKill
 from onceflow.cli.demo.settings import KillKind
 from onceflow.integration.faults.processes import kill_process, kill_tree, parent_of
 
+_NO_ATTEMPT = (0, 0)
 _SERVERS = frozenset({KillKind.POSTGRES, KillKind.KAFKA})
 
 
@@ -90,9 +91,9 @@ class Killer:
         self._say = say
         self._started_at: float | None = None
         self._driver_starts = 1
-        self._attempt = (0, 0)
+        self._attempt = _NO_ATTEMPT
         self._attempt_base = 0
-        self._attempt_of_last_kill = (0, 0)
+        self._attempt_of_last_kill = _NO_ATTEMPT
         self._strike_at: float | None = None
         self.released_records = plan[0].commit_records if plan else records
         self.done: list[DoneKill] = []
@@ -141,12 +142,18 @@ class Killer:
 
     def _is_due(self, kill: PlannedKill, records: int, progress: Progress) -> bool:
         if progress.committed_records >= kill.commit_records:
-            self.released_records = kill.end_records
+            self.released_records = max(self.released_records, kill.end_records)
         if records < kill.strike_records:
             return False
         if self._strike_at is None:
             self._strike_at = progress.now_s + kill.delay_s
-        return progress.now_s >= self._strike_at
+        if progress.now_s < self._strike_at:
+            return False
+        # A kill that nothing is lost to proves nothing.
+        if records > progress.committed_records:
+            return True
+        self.released_records = kill.reserve_records
+        return progress.committed_records >= kill.reserve_records
 
     def _recovered(self, status: DriverStatus, progress: Progress, elapsed_s: float) -> bool:
         """Return whether records flow since the last kill; before that, nothing else is killed.
@@ -178,8 +185,9 @@ class Killer:
         """Return how far the job is: what its attempt restored, and what it has read since."""
         attempt = (self._driver_starts, status.attempt)
         if attempt != self._attempt:
+            # The first attempt of all begins with nothing, whenever it is first seen.
+            self._attempt_base = committed if self._attempt != _NO_ATTEMPT else 0
             self._attempt = attempt
-            self._attempt_base = committed
         return max(committed, self._attempt_base + status.records_in)
 
     def _kill(self, kind: KillKind, status: DriverStatus) -> tuple[int, ...]:

@@ -17,6 +17,8 @@ from onceflow.cli.demo.settings import KillKind
 
 _TAIL_FRACTION = 0.1
 _COMMIT_FRACTION = 0.25
+# Less than the next part's commit, more than nothing.
+_RESERVE_FRACTION = 0.2
 _STRIKE_FRACTIONS = (0.35, 0.8)
 # Of a checkpoint interval: with the time that a part takes to flow, it reaches the next checkpoint.
 _DELAY_FRACTION_MAX = 0.6
@@ -26,7 +28,7 @@ _DELAY_FRACTION_MAX = 0.6
 class PlannedKill:
     """One kill to come. All counts are records from the beginning of the stream.
 
-    commit_records <= strike_records <= end_records
+    commit_records <= strike_records <= end_records <= reserve_records
     """
 
     kind: KillKind
@@ -37,7 +39,9 @@ class PlannedKill:
     delay_s: float
     """... and comes this much later."""
     end_records: int
-    """Until it has come, no more than these are produced."""
+    """Until then, no more than these are produced."""
+    reserve_records: int
+    """If all of them are committed by then, these are produced, to have some in flight."""
 
 
 @dataclass(slots=True)
@@ -68,6 +72,7 @@ def plan_kills(
     shuffled = list(kinds)
     randomness.shuffle(shuffled)
     part = records * (1 - _TAIL_FRACTION) / max(len(shuffled), 1)
+    reserve = min(part * _RESERVE_FRACTION, records * _TAIL_FRACTION / 2)
     return tuple(
         PlannedKill(
             kind,
@@ -75,6 +80,7 @@ def plan_kills(
             strike_records=int(part * (i + randomness.uniform(*_STRIKE_FRACTIONS))),
             delay_s=interval_s * randomness.uniform(0, _DELAY_FRACTION_MAX),
             end_records=int(part * (i + 1)),
+            reserve_records=int(part * (i + 1) + reserve),
         )
         for i, kind in enumerate(shuffled)
     )

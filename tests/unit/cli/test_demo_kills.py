@@ -75,8 +75,19 @@ class Scene:
 
 def _at(kind: KillKind, records: int) -> PlannedKill:
     """A kill that comes as soon as so many records are read."""
+    return _plan(kind, 0, records, records)
+
+
+def _plan(
+    kind: KillKind, commit: int, strike: int, end: int, *, delay_s: float = 0.0
+) -> PlannedKill:
     return PlannedKill(
-        kind, commit_records=0, strike_records=records, delay_s=0, end_records=records
+        kind,
+        commit_records=commit,
+        strike_records=strike,
+        delay_s=delay_s,
+        end_records=end,
+        reserve_records=end + 5,
     )
 
 
@@ -96,11 +107,16 @@ def test_plan_has_every_kill_once_in_order_and_in_time(seed: int) -> None:
     bounds = [
         bound
         for kill in plan
-        for bound in (kill.commit_records, kill.strike_records, kill.end_records)
+        for bound in (
+            kill.commit_records,
+            kill.strike_records,
+            kill.end_records,
+            kill.reserve_records,
+        )
     ]
-    assert bounds == sorted(set(bounds)), "commit, strike, end, and then the next kill"
+    assert bounds == sorted(set(bounds)), "commit, strike, end, reserve, then the next kill"
     assert bounds[0] > 0
-    assert bounds[-1] <= 900_000, "something is left to read after the last kill"
+    assert bounds[-1] < 1_000_000, "something is left to read after the last kill"
     assert all(0 <= kill.delay_s <= 0.3 for kill in plan)
 
 
@@ -160,9 +176,7 @@ def test_nothing_is_killed_before_its_moment_or_before_the_driver_has_spoken() -
 
 
 def test_kill_comes_its_delay_after_the_strike() -> None:
-    scene = Scene(
-        (PlannedKill(KillKind.KAFKA, 10, strike_records=50, delay_s=0.4, end_records=100),)
-    )
+    scene = Scene((_plan(KillKind.KAFKA, 10, 50, 100, delay_s=0.4),))
     scene.look(1.0, 49)
     scene.look(2.0, 50)
     scene.look(2.39, 90)
@@ -173,8 +187,8 @@ def test_kill_comes_its_delay_after_the_strike() -> None:
 
 def test_stream_is_held_for_a_commit_and_then_for_the_kill() -> None:
     plan = (
-        PlannedKill(KillKind.DRIVER, 10, strike_records=50, delay_s=0, end_records=100),
-        PlannedKill(KillKind.KAFKA, 110, strike_records=150, delay_s=0, end_records=200),
+        _plan(KillKind.DRIVER, 10, 50, 100),
+        _plan(KillKind.KAFKA, 110, 150, 200),
     )
     scene = Scene(plan)
     released: list[int] = [scene.killer.released_records]
@@ -190,6 +204,19 @@ def test_stream_is_held_for_a_commit_and_then_for_the_kill() -> None:
         released.append(scene.killer.released_records)
     assert released == [10, 10, 100, 110, 110, 200, 1000]
     assert [kill.committed_records for kill in scene.killer.done] == [10, 110]
+
+
+def test_kill_waits_for_records_in_flight_as_long_as_there_are_any() -> None:
+    scene = Scene((_plan(KillKind.KAFKA, 10, 50, 100),))
+    scene.look(1.0, 100, 100)
+    assert scene.kafka.calls == [], "all is committed: nothing would be lost"
+    assert scene.killer.released_records == 105
+    scene.look(2.0, 103, 100)
+    assert scene.kafka.calls == ["kill", "start"]
+    scene = Scene((_plan(KillKind.KAFKA, 10, 50, 100),))
+    scene.look(1.0, 100, 100)
+    scene.look(2.0, 105, 105)
+    assert scene.kafka.calls == ["kill", "start"], "the reserve is committed too: no more waiting"
 
 
 def test_nothing_is_held_when_nothing_is_to_be_killed() -> None:
@@ -210,11 +237,7 @@ def test_progress_of_a_restored_attempt_counts_from_what_was_committed() -> None
 
 
 def test_second_kill_waits_until_records_flow_in_a_new_attempt() -> None:
-    held = PlannedKill(
-        KillKind.POSTGRES, commit_records=60, strike_records=20, delay_s=0, end_records=90
-    )
-    scene = Scene((_at(KillKind.DRIVER, 10), held))
-    scene.look(-1.0, 0)
+    scene = Scene((_at(KillKind.DRIVER, 10), _plan(KillKind.POSTGRES, 60, 20, 90)))
     scene.look(0.0, 30, 5)
     assert scene.driver.calls == ["kill", "start"]
     scene.killer.look(Progress(None, committed_records=5, visible_rows=5, now_s=1.0))
@@ -251,7 +274,7 @@ def test_server_that_came_back_without_a_new_attempt_counts_as_recovered() -> No
 
 
 def test_job_that_has_nothing_left_to_read_has_recovered_once_it_runs() -> None:
-    scene = Scene((_at(KillKind.DRIVER, 1000),))
+    scene = Scene((_at(KillKind.DRIVER, 995),))
     scene.look(0.0, 1000, 1000)
     scene.look(3.0, 0, 1000, attempt=2, state="starting")
     assert not scene.killer.finished
