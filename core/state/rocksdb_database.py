@@ -39,6 +39,8 @@ _BLOOM_BITS_A_KEY = 10
 _SORTED_RUNS = 8
 """Files that may lie on each other before they are merged. A snapshot adds one; a merge is uploaded
 with the snapshot after it. 4, RocksDB's default, merges in most snapshots; more slow down reads."""
+MANIFEST_BYTES_MAX = 128 << 10
+"""RocksDB's manifest grows with every file and is uploaded whole; past this it is begun anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,5 +165,6 @@ def _options(sizes: DatabaseOptions) -> Options:
     options.set_compaction_style(DBCompactionStyle.universal())
     options.set_level_zero_file_num_compaction_trigger(_SORTED_RUNS)
     options.set_keep_log_file_num(1)
+    options.set_max_manifest_file_size(MANIFEST_BYTES_MAX)
     options.set_max_background_jobs(2)
     return options

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.unit.state.state_storage_doubles import DirectoryStorage, MemoryStorage
+from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow.core.errors import CheckpointCorrupt, ConfigError, StateError, StateIncompatible
-from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.state import (
     AccumulatorColumn,
     AccumulatorTable,
@@ -32,6 +32,7 @@ from onceflow.core.state import (
     ValueStateDescriptor,
     key_group_of,
 )
+from onceflow.core.storage import FileSystemStorage
 
 MAX_PARALLELISM = 128
 
@@ -61,7 +62,7 @@ class Job:
         self.backend = backend
         self.storage = storage
         self._scratch = scratch
-        self._stores: list[KeyedStateStore] = []
+        self.stores: list[KeyedStateStore] = []
         self._checkpoint = 0
 
     def context(
@@ -69,7 +70,7 @@ class Job:
     ) -> StateContext:
         start = -(-index * max_parallelism // parallelism)
         stop = -(-(index + 1) * max_parallelism // parallelism)
-        scratch = self._scratch / str(len(self._stores))
+        scratch = self._scratch / str(len(self.stores))
         return StateContext("op", index, range(start, stop), max_parallelism, scratch)
 
     def open(
@@ -83,8 +84,10 @@ class Job:
     ) -> KeyedStateStore:
         context = self.context(index, parallelism, max_parallelism)
         mine = [handle for handle in handles if self.overlaps(handle, context.key_groups)]
-        store = (backend or self.backend).open(context, mine, self.storage)
-        self._stores.append(store)
+        return self.adopt((backend or self.backend).open(context, mine, self.storage))
+
+    def adopt(self, store: KeyedStateStore) -> KeyedStateStore:
+        self.stores.append(store)
         return store
 
     @staticmethod
@@ -102,7 +105,7 @@ class Job:
         return handles
 
     def close(self) -> None:
-        for store in self._stores:
+        for store in self.stores:
             store.close()
 
 
@@ -516,15 +519,36 @@ def test_damaged_and_missing_files_are_refused(job: Job) -> None:
     assert States(job.open(handles)).read("account-5")[0] == 1
 
 
-def test_snapshots_in_a_directory_restore_in_another_scratch_directory(
+def test_state_outlives_attempts_and_rescales_in_checkpoint_storage(
     backend: StateBackend, tmp_path: Path
 ) -> None:
-    job = Job(backend, tmp_path / "scratch", DirectoryStorage(tmp_path / "storage"))
-    states = States(job.open())
-    states.fill(keys_named(30), "x", 1)
-    restored = States(job.open(job.snapshot(states.store)))
-    assert restored.read("account-3") == (1, ["x-account-3"], {"x": 1})
-    job.close()
+    job = Job(backend, tmp_path / "scratch", MemoryStorage())
+    storage = FileSystemStorage(str(tmp_path / "storage")).open("ledger")
+    keys = keys_named(60)
+    handles: list[StateHandle] = []
+    for attempt, parallelism in enumerate([2, 2, 1, 3], start=1):
+        for index in range(parallelism):
+            context = job.context(index, parallelism)
+            mine = [h for h in handles if job.overlaps(h, context.key_groups)]
+            job.adopt(backend.open(context, mine, storage.reader()))
+        stores = job.stores[-parallelism:]
+        for round_ in range(3):
+            checkpoint = CheckpointId(10 * attempt + round_)
+            written: list[StateHandle] = []
+            for index, store in enumerate(stores):
+                groups = job.context(index, parallelism).key_groups
+                states = States(store)
+                mine = [key for key in keys if key_group_of(key, MAX_PARALLELISM) in groups]
+                assert all(states.read(key)[0] == 3 * (attempt - 1) + round_ for key in mine)
+                states.fill(mine, f"{attempt}.{round_}", 1)
+                writer = storage.writer(AttemptId(attempt), checkpoint, "op", index)
+                written += store.snapshot(checkpoint).upload(writer)
+                store.notify_completed(checkpoint)
+            named = {handle.path for handle in written}
+            storage.discard(handle for handle in handles if handle.path not in named)
+            handles = written
+        for store in stores:
+            store.close()
     left = [path for path in (tmp_path / "scratch").rglob("*") if path.is_file()]
     assert left == []
 

@@ -1,4 +1,4 @@
-"""Checkpoint storage for tests: one in memory, one in a directory. Both check what they read."""
+"""Checkpoint storage in memory, for tests: checks what it reads, and that names are used once."""
 
 from __future__ import annotations
 
@@ -58,34 +58,3 @@ class MemoryStorage:
     def read_to(self, handle: StateHandle, path: Path) -> None:
         assert not path.exists()
         path.write_bytes(self.read(handle))
-
-
-class DirectoryStorage(MemoryStorage):
-    """The same over real files."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(inline_bytes_max=-1)
-        self._root = root
-
-    def write(
-        self, name: str, data: bytes | memoryview | pa.Buffer, *, key_groups: range | None = None
-    ) -> StateHandle:
-        return self._keep(super().write(name, data, key_groups=key_groups))
-
-    def write_file(
-        self, name: str, path: Path, *, shared: bool, key_groups: range | None = None
-    ) -> StateHandle:
-        return self._keep(super().write_file(name, path, shared=shared, key_groups=key_groups))
-
-    def _keep(self, handle: StateHandle) -> StateHandle:
-        path = self._root / handle.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(self.files[handle.path])
-        self.files[handle.path] = b""
-        return handle
-
-    def read(self, handle: StateHandle) -> bytes:
-        data = (self._root / handle.path).read_bytes()
-        if hashlib.sha256(data).hexdigest() != handle.checksum:
-            raise CheckpointCorrupt(f"{handle.path} is not what was written")
-        return data

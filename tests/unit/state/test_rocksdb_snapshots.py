@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,12 @@ from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.state import (
     HeapBackend,
     KeyedStateStore,
+    PendingSnapshot,
     RocksDBBackend,
     StateContext,
     StateHandle,
     ValueStateDescriptor,
+    rocksdb_database,
 )
 
 PAYLOAD = ValueStateDescriptor[bytes]("payload", bytes)
@@ -126,6 +130,90 @@ def test_a_file_is_named_again_only_if_every_undecided_checkpoint_names_it_too(j
     assert not shared(handles_4) & shared(handles_2)
     store.notify_completed(CheckpointId(4))
     assert shared(job.snapshot(store, 5)) == shared(handles_4)
+
+
+class Retention:
+    """Decides checkpoints and deletes files as the engine does, which knows only what was acked."""
+
+    def __init__(self, job: Job) -> None:
+        self._files = job.storage.files
+        self.acked: dict[int, tuple[StateHandle, ...]] = {}
+        self.completed: tuple[int, tuple[StateHandle, ...]] = (0, ())
+
+    def complete(self, checkpoint: int) -> None:
+        previous = self.completed[1]
+        self.completed = (checkpoint, self.acked.pop(checkpoint))
+        self._delete(previous)
+        for late in [number for number in self.acked if number < checkpoint]:
+            self.abort(late)
+
+    def abort(self, checkpoint: int) -> None:
+        self._delete(self.acked.pop(checkpoint))
+
+    def _delete(self, handles: tuple[StateHandle, ...]) -> None:
+        held = {h.path for known in (self.completed[1], *self.acked.values()) for h in known}
+        for handle in handles:
+            if handle.path not in held:
+                self._files.pop(handle.path, None)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_last_completed_checkpoint_can_be_restored_whatever_was_deleted_around_it(
+    job: Job, seed: int
+) -> None:
+    """Overlapping checkpoints, upload in any order, aborts, and notifications late or left out."""
+    rng = random.Random(seed)
+    store = job.open()
+    value = store.value_state(PAYLOAD)
+    retention = Retention(job)
+    model: dict[int, bytes] = {}
+    expected: dict[int, dict[int, bytes]] = {}
+    waiting: list[tuple[int, PendingSnapshot]] = []
+    news: list[Callable[[], None]] = []
+    for number in range(1, 41):
+        for key in rng.sample(range(60), rng.choice([0, 3, 20])):
+            store.set_current_key(key)
+            model[key] = rng.randbytes(200)
+            value.set(model[key])
+        waiting.append((number, store.snapshot(CheckpointId(number))))
+        expected[number] = dict(model)
+        rng.shuffle(waiting)
+        while waiting and rng.random() < 0.6:
+            acked, pending = waiting.pop()
+            handles = pending.upload(job.storage)
+            retention.acked[acked] = handles
+            if acked < retention.completed[0] or rng.random() < 0.2:
+                retention.abort(acked)
+                news.append(partial(store.notify_aborted, CheckpointId(acked)))
+        if retention.acked and rng.random() < 0.6:
+            decided = rng.choice(sorted(retention.acked))
+            retention.complete(decided)
+            news.append(partial(store.notify_completed, CheckpointId(decided)))
+            restored = job.open(retention.completed[1])
+            again = restored.value_state(PAYLOAD)
+            for key in range(60):
+                restored.set_current_key(key)
+                assert again.get() == expected[decided].get(key), f"seed {seed}, {decided}"
+            restored.close()
+        while news and rng.random() < 0.7:
+            news.pop(0)()
+        if news and rng.random() < 0.1:
+            news.pop()
+
+
+def test_the_manifest_does_not_grow_with_the_age_of_a_job(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rocksdb_database, "MANIFEST_BYTES_MAX", 4096)
+    store = job.open()
+    sizes: list[int] = []
+    for number in range(1, 151):
+        job.put(store, range(number % 7, number % 7 + 2), 10)
+        handles = job.snapshot(store, number)
+        store.notify_completed(CheckpointId(number))
+        sizes.append(handles[0].size_bytes)
+    # Without the bound: 32 KB.
+    assert max(sizes) < 24_576
 
 
 def test_a_restored_store_names_the_files_it_was_restored_from_again(job: Job) -> None:
