@@ -192,6 +192,22 @@ def test_idle_topic_on_a_healthy_broker_is_never_taken_for_an_outage(
         assert ids(read_rows(reader, 1)) == [7]
 
 
+def test_outage_shorter_than_the_deadline_is_borne_however_long_the_reader_has_run(
+    broker: EmbeddedKafka, topic: str
+) -> None:
+    with reading(source(broker.bootstrap_servers, topic, deadline_s=4.0)) as reader:
+        _poll_for(reader.poll, 5.5)
+        # Longer than a probe waits for its answer, shorter than the deadline.
+        broker.pause()
+        try:
+            _poll_for(reader.poll, 2.5)
+        finally:
+            broker.unpause()
+        produce(broker.bootstrap_servers, topic, [record(7)])
+        assert ids(read_rows(reader, 1)) == [7]
+        _poll_for(reader.poll, 2.0)
+
+
 def test_reader_may_be_closed_by_another_thread_while_it_polls(
     broker: EmbeddedKafka, topic: str
 ) -> None:
