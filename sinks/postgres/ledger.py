@@ -24,10 +24,12 @@ _RECORD = """
         SELECT FROM pg_catalog.pg_prepared_xacts WHERE gid = %(transaction)s::text
     )
 """
+# One statement, so that of two claims at once the older one loses, also when there is no row yet.
 _CLAIM = """
-    INSERT INTO {sinks} (sink_id, job, log_id, attempt) VALUES (%s, %s, %s, %s)
+    INSERT INTO {sinks} AS owner (sink_id, job, log_id, attempt) VALUES (%s, %s, %s, %s)
     ON CONFLICT (sink_id) DO UPDATE
-    SET job = excluded.job, log_id = excluded.log_id, attempt = excluded.attempt, claimed_at = now()
+    SET job = excluded.job, attempt = excluded.attempt, claimed_at = now()
+    WHERE owner.log_id = excluded.log_id AND owner.attempt < excluded.attempt
 """
 # A row that another pruner holds is that pruner's to delete.
 _PRUNE = """
@@ -82,25 +84,25 @@ class Ledger:
         )
         return cursor.fetchone() is not None
 
-    def owner(
-        self, connection: psycopg.Connection[TupleRow], sink_id: str, *, lock: bool
-    ) -> SinkOwner | None:
-        """Return who claimed `sink_id` last; locked, nobody else can claim it meanwhile."""
+    def owner(self, connection: psycopg.Connection[TupleRow], sink_id: str) -> SinkOwner | None:
+        """Return who claimed `sink_id` last."""
         row = connection.execute(
-            sql.SQL("SELECT log_id, attempt FROM {} WHERE sink_id = %s{}").format(
-                self.sinks, sql.SQL(" FOR UPDATE" if lock else "")
-            ),
+            sql.SQL("SELECT log_id, attempt FROM {} WHERE sink_id = %s").format(self.sinks),
             (sink_id,),
         ).fetchone()
         return None if row is None else SinkOwner(str(row[0]), int(row[1]))
 
     def claim(
         self, connection: psycopg.Connection[TupleRow], sink_id: str, job: str, owner: SinkOwner
-    ) -> None:
-        """Record `owner` as the only one who may write under `sink_id`."""
-        connection.execute(
+    ) -> bool:
+        """Return whether `owner` is now the only one who may write under `sink_id`.
+
+        Not when another log, the same attempt or a newer one has it: the rule of `sql.fence`.
+        """
+        cursor = connection.execute(
             sql.SQL(_CLAIM).format(sinks=self.sinks), (sink_id, job, owner.log_id, owner.attempt)
         )
+        return cursor.rowcount == 1
 
     def prune(
         self, connection: psycopg.Connection[TupleRow], sink_id: str, before: CheckpointId

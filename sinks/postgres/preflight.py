@@ -126,18 +126,17 @@ class Preflight:
         """
         context, ledger = self._context, self._settings.ledger
         claimant = SinkOwner(context.log_id, context.attempt)
-        with self._connection.transaction():
-            recorded = ledger.owner(self._connection, context.sink_id, lock=True)
+        while not ledger.claim(self._connection, context.sink_id, context.job, claimant):
+            # Goes on only if the row that stood in the way is gone meanwhile.
             take_over = sql.SQL("DELETE FROM {} WHERE sink_id = {}").format(
                 ledger.sinks, sql.Literal(context.sink_id)
             )
             require_admission(
                 context.sink_id,
-                recorded,
+                ledger.owner(self._connection, context.sink_id),
                 claimant,
                 take_over=take_over.as_string(self._connection),
             )
-            ledger.claim(self._connection, context.sink_id, context.job, claimant)
         self._end_older_writers()
 
     def require_table(self, schema: pa.Schema, create: CreateTable | None) -> TargetTable:

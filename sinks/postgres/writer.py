@@ -145,7 +145,7 @@ class TwoPhaseWriter(CopyWriter):
             ) from error
         if recorded:
             return
-        owner = ledger.owner(connection, transaction.sink_id, lock=False)
+        owner = ledger.owner(connection, transaction.sink_id)
         if owner is None:
             raise PreCommitFailed(
                 f"{self._where}: sink id {transaction.sink_id!r} is not in "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pickle
 import threading
@@ -309,6 +310,33 @@ def test_attempts_that_check_at_once_leave_the_newest_in_charge(postgres_databas
         thread.join(30)
     assert failures == []
     assert query(postgres_database, "SELECT attempt FROM onceflow.onceflow_sinks") == [(8,)]
+
+
+def test_two_jobs_that_claim_one_sink_at_once_are_not_both_admitted(postgres_database: str) -> None:
+    sink = PostgresSink(postgres_database, table="ledger", create=True)
+    with Job(sink, sink_id="other") as other:
+        other.check()
+    for number in range(10):
+        barrier = threading.Barrier(6)
+        admitted: list[str] = []
+
+        def check(log_id: str, number: int = number) -> None:
+            with Job(sink, sink_id=f"sink{number}", log_id=log_id) as job:
+                barrier.wait(10)
+                with contextlib.suppress(ConfigError):
+                    job.check()
+                    admitted.append(log_id)
+
+        threads = [threading.Thread(target=check, args=(f"log-{one}",)) for one in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert len(admitted) == 1
+        assert query(
+            postgres_database,
+            f"SELECT log_id FROM onceflow.onceflow_sinks WHERE sink_id = 'sink{number}'",
+        ) == [(admitted[0],)]
 
 
 def test_different_sinks_that_start_at_once_share_the_ledger(postgres_database: str) -> None:
