@@ -40,10 +40,8 @@ def build(spec: JobSpec, spark: SparkSession) -> Pipeline:
         parallelism=spec.parallelism,
         checkpointing=Checkpointing(storage=spec.storage, interval=spec.interval_s, mode=delivery),
         state_backend=RocksDBBackend() if spec.backend == "rocksdb" else HeapBackend(),
-        # Fresh numbers for the progress bar, and a short silence before a slot is given up.
-        settings=RuntimeSettings(
-            heartbeat_interval_s=0.1, heartbeat_timeout_s=10.0, scratch_dir=spec.scratch
-        ),
+        # Fresh numbers for the progress bar and for the moments of the kills.
+        settings=RuntimeSettings(heartbeat_interval_s=0.1, scratch_dir=spec.scratch),
     )
     payments = pipeline.read(
         KafkaSource(
