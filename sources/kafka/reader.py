@@ -23,7 +23,7 @@ from onceflow.core.errors import (
     SourceUnavailable,
     StateIncompatible,
 )
-from onceflow.core.protocol.invariant import require
+from onceflow.core.protocol.invariant import InvariantViolation, require
 from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
 from onceflow.sources.kafka.client import (
     ClientTroubles,
@@ -87,10 +87,20 @@ class KafkaReader(SourceReader):
         self._may_commit = settings.commit_offsets
         self._closed = threading.Event()
         self._troubles = ClientTroubles(settings)
+        self._gaps_met: dict[_Partition, int] = {}
+        self._group_id = group_id_of(settings, job=context.job, uid=context.uid)
+        self._client_id = f"onceflow-{context.job}-{context.uid}-{context.subtask}"
         self._consumer: Consumer | None = None
         self._watch: LivenessWatch | None = None
         if self._open:
-            self._consumer, self._watch = self._opened(context)
+            self._consumer = self._opened()
+            self._watch = LivenessWatch(
+                settings,
+                lambda: tuple(self._open),
+                group_id=self._group_id,
+                client_id=f"{self._client_id}-watch",
+            )
+            self._watch.start()
 
     @property
     def dropped_count(self) -> int:
@@ -118,7 +128,7 @@ class KafkaReader(SourceReader):
                 raise self._watch.failure
             if self._uncommitted:
                 self._send_commit(self._consumer)
-            return self._read(self._consumer, timeout_s)
+            return self._read(timeout_s)
 
     def snapshot(self) -> Sequence[Split]:
         """Return every split, with what `poll` has returned counted as read."""
@@ -169,23 +179,20 @@ class KafkaReader(SourceReader):
             )
         return position.stop
 
-    def _opened(self, context: ReaderContext) -> tuple[Consumer, LivenessWatch]:
-        group_id = group_id_of(self._settings, job=context.job, uid=context.uid)
-        client_id = f"onceflow-{context.job}-{context.uid}-{context.subtask}"
+    def _opened(self) -> Consumer:
+        """Return a client that reads the open partitions from where they stand."""
         consumer = open_consumer(
-            self._settings, self._troubles, group_id=group_id, client_id=client_id
+            self._settings, self._troubles, group_id=self._group_id, client_id=self._client_id
         )
         consumer.assign(
             [TopicPartition(*partition, self._next[partition]) for partition in self._open]
         )
-        watch = LivenessWatch(
-            self._settings,
-            lambda: tuple(self._open),
-            group_id=group_id,
-            client_id=f"{client_id}-watch",
-        )
-        watch.start()
-        return consumer, watch
+        return consumer
+
+    def _client(self) -> Consumer:
+        if self._consumer is None:
+            raise InvariantViolation("a Kafka reader without open partitions was asked to read")
+        return self._consumer
 
     def _send_commit(self, consumer: Consumer) -> None:
         offsets = self._uncommitted.popleft()
@@ -194,53 +201,52 @@ class KafkaReader(SourceReader):
         except KafkaException as error:
             self._troubles.note(error_of(error))
 
-    def _read(self, consumer: Consumer, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
+    def _read(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
         deadline = time.monotonic() + timeout_s
-        self._drain(consumer)
+        self._drain()
         while len(self._rows) == 0:
             if self._bounded and not self._open:
                 return EndOfInput()
             wait_s = deadline - time.monotonic()
             # Waits for one message only: to ask for more would wait until there are as many.
-            first = consumer.poll(min(max(wait_s, 0.0), _WAIT_S))
+            first = self._client().poll(min(max(wait_s, 0.0), _WAIT_S))
             if first is not None:
-                self._accept(consumer, [first])
-                self._drain(consumer)
+                self._accept([first])
+                self._drain()
+                # Also where no row came: an end behind markers is a position worth keeping.
+                self._advance()
             if len(self._rows) == 0 and (wait_s <= 0 or self._closed.is_set()):
                 return None
-        self._advance(consumer)
+        self._advance()
         return self._rows.take()
 
-    def _drain(self, consumer: Consumer) -> None:
+    def _drain(self) -> None:
         """Take what the client has already fetched, up to a full batch."""
         rows, settings = self._rows, self._settings
         while len(rows) < settings.batch_rows and rows.size_bytes < settings.batch_bytes:
             wanted = min(CHUNK, settings.batch_rows - len(rows))
-            messages = consumer.consume(wanted, 0)
-            self._accept(consumer, messages)
+            messages = self._client().consume(wanted, 0)
+            self._accept(messages)
             if len(messages) < wanted:
                 return
 
-    def _accept(self, consumer: Consumer, messages: list[Message]) -> None:
-        events: list[Message] = []
+    def _accept(self, messages: list[Message]) -> None:
+        gaps: list[Message] = []
         if any(map(_ERROR, messages)):
-            events = [message for message in messages if message.error() is not None]
+            gaps = [message for message in messages if self._is_gap(message)]
             messages = [message for message in messages if message.error() is None]
-            gaps = [event for event in events if self._is_gap(event)]
-        else:
-            gaps = []
         if self._bounded:
-            messages = self._before_stops(consumer, messages)
+            messages = self._before_stops(messages)
         if messages:
             self._rows.add(messages)
         for event in gaps:
-            # After the rows are counted, because it may assign anew, which resets the count.
-            self._meet_gap(consumer, event)
+            # After the rows are counted: the client that counts them may be replaced.
+            self._meet_gap(event)
 
-    def _advance(self, consumer: Consumer) -> list[_Partition]:
+    def _advance(self) -> list[_Partition]:
         """Bring the positions up to date; return the partitions that went past their stop."""
         passed: list[_Partition] = []
-        for found in consumer.position(self._asked):
+        for found in self._client().position(self._asked):
             partition = (found.topic, found.partition)
             offset = max(found.offset, self._ends.get(partition, -1))
             if offset < 0:
@@ -252,9 +258,9 @@ class KafkaReader(SourceReader):
             self._next[partition] = offset
         return passed
 
-    def _before_stops(self, consumer: Consumer, messages: list[Message]) -> list[Message]:
+    def _before_stops(self, messages: list[Message]) -> list[Message]:
         """Return `messages` without those behind a stop, and stop reading what has reached it."""
-        passed = self._advance(consumer)
+        passed = self._advance()
         if passed:
             stops = self._stop
             messages = [
@@ -264,7 +270,7 @@ class KafkaReader(SourceReader):
             ]
         done = [item for item in self._open if self._next[item] >= self._stop[item]]
         if done:
-            consumer.pause([TopicPartition(*partition) for partition in done])
+            self._client().pause([TopicPartition(*partition) for partition in done])
             self._open = [item for item in self._open if item not in done]
         return messages
 
@@ -302,31 +308,45 @@ class KafkaReader(SourceReader):
                 self._uncommitted.clear()
         return False
 
-    def _meet_gap(self, consumer: Consumer, event: Message) -> None:
-        self._advance(consumer)
+    def _meet_gap(self, event: Message) -> None:
+        """Go on behind the gap that `event` tells of, if data loss is accepted.
+
+        Raises:
+            OffsetOutOfRange: It is not.
+            SourceUnavailable: Kafka does not say, or contradicts itself about, what is left.
+        """
+        self._advance()
         topic, partition = event.topic() or "", event.partition() or 0
         wanted = event.offset()
         if wanted is None or wanted < 0:
             wanted = self._next[topic, partition]
-        low, high = self._watermarks(consumer, topic, partition, wanted)
+        low, high = self._watermarks(topic, partition, wanted)
         if low <= wanted <= high:
             # It has come into range since: a replica that lagged behind has caught up.
-            consumer.assign(self._assignment())
-            return
-        text = gap_text(topic, partition, wanted=wanted, low=low, high=high)
-        if self._settings.fail_on_data_loss:
-            raise OffsetOutOfRange(text)
-        logger.warning("going on at %d: %s", low, text)
-        self._ends.pop((topic, partition), None)
-        self._next[topic, partition] = low
-        consumer.assign(self._assignment())
+            if self._gaps_met.get((topic, partition)) == wanted:
+                raise SourceUnavailable(
+                    f"{topic}-{partition}: fetching offset {wanted} fails as out of range, though"
+                    f" Kafka says that {low} to {high} are there; check the partition's replicas"
+                )
+            resumed = wanted
+        else:
+            text = gap_text(topic, partition, wanted=wanted, low=low, high=high)
+            if self._settings.fail_on_data_loss:
+                raise OffsetOutOfRange(text)
+            logger.warning("going on at %d: %s", low, text)
+            resumed = low
+        self._gaps_met[topic, partition] = wanted
+        self._ends.clear()
+        self._next[topic, partition] = min(resumed, self._stop[topic, partition])
+        # A new client and not a new assignment: for a while after that the old one would still
+        # tell positions from before it, and one of those could leave records out.
+        close_in_time(self._client())
+        self._consumer = self._opened()
 
-    def _watermarks(
-        self, consumer: Consumer, topic: str, partition: int, wanted: int
-    ) -> tuple[int, int]:
+    def _watermarks(self, topic: str, partition: int, wanted: int) -> tuple[int, int]:
         asked = TopicPartition(topic, partition)
         try:
-            return consumer.get_watermark_offsets(
+            return self._client().get_watermark_offsets(
                 asked, timeout=self._settings.deadline_s, cached=False
             )
         except KafkaException as error:
@@ -334,6 +354,3 @@ class KafkaReader(SourceReader):
                 f"{topic}-{partition}: offset {wanted} is out of range, and Kafka does not say what"
                 f" is left: {error_of(error).str()}"
             ) from error
-
-    def _assignment(self) -> list[TopicPartition]:
-        return [TopicPartition(*partition, self._next[partition]) for partition in self._open]

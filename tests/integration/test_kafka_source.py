@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import logging
 import os
 import random
 import threading
@@ -27,7 +26,7 @@ from tests.integration.kafka_feed import (
     source,
 )
 
-from onceflow.core.errors import ConfigError, OffsetOutOfRange, StateIncompatible
+from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.spi import EndOfInput, Split
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kinds import KafkaServer
@@ -156,6 +155,27 @@ def test_bounded_partition_that_ends_in_a_marker_reaches_its_end(
         assert isinstance(reader.poll(0), EndOfInput)
 
 
+def test_idle_stream_stands_behind_the_last_marker(servers: str, kafka_topic: TopicFactory) -> None:
+    topic = kafka_topic()
+    writer = Transactions(servers)
+    described = source(servers, topic)
+    with reading(described) as reader:
+        for rows in (5, 0):
+            writer.write(topic, map(record, range(5)))
+            writer.commit() if rows else writer.abort()
+            assert len(read_rows(reader, rows)) == rows
+            until = time.monotonic() + 10.0
+            while _next(reader.snapshot()) != [6 if rows else 12]:
+                assert reader.poll(0.05) is None
+                assert time.monotonic() < until, reader.snapshot()
+        taken = reader.snapshot()
+    # So retention may delete all that was read, and no gap is seen.
+    delete_before(servers, topic, 12)
+    produce(servers, topic, [record(9)])
+    with reading(described, taken) as reader:
+        assert ids(read_rows(reader, 1)) == [9]
+
+
 def test_open_transaction_bounds_a_bounded_read_and_is_read_by_the_next(
     servers: str, kafka_topic: TopicFactory
 ) -> None:
@@ -228,84 +248,6 @@ def test_reader_without_splits_ends_when_bounded_and_waits_when_not(
         started = time.monotonic()
         assert reader.poll(0.1) is None
         assert time.monotonic() - started >= 0.09
-
-
-# Gaps
-
-
-def test_position_whose_records_were_deleted_names_the_gap(
-    servers: str, kafka_topic: TopicFactory
-) -> None:
-    topic = kafka_topic()
-    produce(servers, topic, map(record, range(100)))
-    described = source(servers, topic)
-    splits = described.splits()
-    delete_before(servers, topic, 60)
-    with reading(described, splits) as reader, pytest.raises(OffsetOutOfRange) as caught:
-        read_rows(reader, 1)
-    text = str(caught.value)
-    assert f"{topic}-0: offset 0 was to be read next, but the earliest one left is 60" in text
-    assert "60 offsets (0 to 59)" in text
-    assert "fail_on_data_loss=False" in text
-
-
-def test_records_deleted_under_a_slow_reader_are_missed_by_name_and_never_jumped(
-    servers: str, kafka_topic: TopicFactory
-) -> None:
-    topic = kafka_topic()
-    produce(servers, topic, map(record, range(50_000)))
-    fetch_little = {"queued.min.messages": 100, "fetch.message.max.bytes": 4000}
-    with reading(source(servers, topic, batch_rows=50, options=fetch_little)) as reader:
-        found = ids(read_rows(reader, 200))
-        delete_before(servers, topic, 49_000)
-        with pytest.raises(OffsetOutOfRange) as caught:
-            while True:
-                found += ids(read_rows(reader, 1))
-    # All that came before the gap came without a hole, and the gap begins right behind it.
-    assert found == list(range(len(found)))
-    assert f"{topic}-0: offset {len(found)} was to be read next" in str(caught.value)
-    assert "earliest one left is 49000" in str(caught.value)
-
-
-def test_accepted_gap_is_logged_and_everything_left_is_read_once(
-    servers: str, kafka_topic: TopicFactory, caplog: pytest.LogCaptureFixture
-) -> None:
-    topic = kafka_topic(2)
-    for partition in (0, 1):
-        produce(servers, topic, map(record, range(2000)), partition=partition)
-    described = source(servers, topic, ending_offsets="latest", fail_on_data_loss=False)
-    splits = described.splits()
-    delete_before(servers, topic, 1500, partition=1)
-    with caplog.at_level(logging.WARNING), reading(described, splits) as reader:
-        found = ids(read_to_end(reader))
-    assert sorted(found) == sorted([*range(2000), *range(1500, 2000)])
-    assert "1500 offsets (0 to 1499) were deleted" in caplog.text
-
-
-def test_position_beyond_the_end_says_that_the_topic_is_another_one(
-    servers: str, kafka_topic: TopicFactory
-) -> None:
-    topic = kafka_topic()
-    produce(servers, topic, map(record, range(10)))
-    described = source(servers, topic)
-    split = described.splits()[0]
-    beyond = Split(split.id, json.dumps({**_position(split), "next": 500}).encode())
-    with reading(described, [beyond]) as reader, pytest.raises(OffsetOutOfRange) as caught:
-        read_rows(reader, 1)
-    assert "offset 500 was to be read next, but the topic ends at 10" in str(caught.value)
-
-
-def test_explicit_start_that_was_deleted_is_refused_when_the_job_starts(
-    servers: str, kafka_topic: TopicFactory
-) -> None:
-    topic = kafka_topic()
-    produce(servers, topic, map(record, range(10)))
-    delete_before(servers, topic, 4)
-    start = {topic: {0: 1}}
-    with pytest.raises(OffsetOutOfRange, match=r"offset 1 was to be read next.*left is 4"):
-        source(servers, topic, starting_offsets=start).splits()
-    accepted = source(servers, topic, starting_offsets=start, fail_on_data_loss=False)
-    assert _next(accepted.splits()) == [4]
 
 
 # Where it starts and ends
