@@ -1,0 +1,86 @@
+"""The command behind script/simulate."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from tests.simulation.explorer import MutantVerdict, explore, shortest, try_mutants
+
+
+def main() -> int:
+    """Run schedules or mutants; return 1 when an invariant broke or a mutant survived."""
+    parser = argparse.ArgumentParser(
+        prog="script/simulate",
+        description="Runs the protocol under seeded schedules of faults, in virtual time.",
+    )
+    parser.add_argument("--schedules", type=int, default=5_000, metavar="N")
+    parser.add_argument("--seed", type=int, default=None, help="of the first schedule")
+    parser.add_argument("--mutants", action="store_true", help="try the broken variants instead")
+    parser.add_argument("--json", action="store_true", help="print one object on stdout")
+    arguments = parser.parse_args()
+    seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
+    if arguments.mutants:
+        return _mutants(0 if arguments.seed is None else seed, as_json=arguments.json)
+    return _schedules(arguments.schedules, seed, as_json=arguments.json)
+
+
+def _schedules(count: int, seed: int, *, as_json: bool) -> int:
+    console = Console(stderr=True)
+    began = time.monotonic()
+    steps = iter(track(range(count), f"schedules from seed {seed}", console=console))
+    found = explore(count, seed, progress=lambda _: next(steps, None))
+    seconds = round(time.monotonic() - began, 1)
+    if as_json:
+        report = {
+            "schedules": found.schedules,
+            "seed": seed,
+            "seconds": seconds,
+            "checkpoints_decided": found.decisions,
+            "attempts": found.attempts,
+            "lost_and_reported": found.lost,
+            "violations": [[failure.seed, failure.violation] for failure in found.failures],
+            "ok": not found.failures,
+        }
+        sys.stdout.write(json.dumps(report) + "\n")
+    else:
+        sys.stdout.write(
+            f"{found.schedules} schedules from seed {seed} in {seconds} s: {found.decisions}"
+            f" checkpoints decided in {found.attempts} attempts, {found.lost} runs with a loss"
+            f" caused from outside and reported, {len(found.failures)} violations\n"
+        )
+    if not found.failures:
+        return 0
+    first = shortest(found.failures)
+    sys.stdout.write(f"\nseed {first.seed}: {first.violation}\n" + "\n".join(first.trace[-40:]))
+    sys.stdout.write(f"\n\nagain: script/simulate --schedules 1 --seed {first.seed}\n")
+    return 1
+
+
+def _mutants(seed: int, *, as_json: bool) -> int:
+    verdicts: list[MutantVerdict] = []
+    for verdict in try_mutants(seed):
+        verdicts.append(verdict)
+        state = "caught" if verdict.caught else "SURVIVED"
+        sys.stderr.write(f"{state:9} after {verdict.schedules:5} schedules  {verdict.name}\n")
+    survivors = [verdict.name for verdict in verdicts if verdict.caught is None]
+    if as_json:
+        report = [[v.name, v.schedules, v.caught.violation if v.caught else None] for v in verdicts]
+        sys.stdout.write(json.dumps({"mutants": report, "ok": not survivors}) + "\n")
+    else:
+        table = Table("broken variant", "schedules", "caught by")
+        for verdict in verdicts:
+            text = verdict.caught.violation[:70] if verdict.caught else "SURVIVED"
+            table.add_row(verdict.name, str(verdict.schedules), text)
+        Console().print(table)
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

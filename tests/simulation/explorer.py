@@ -1,0 +1,78 @@
+"""Explores many schedules, finds the shortest failing one, and tries every broken variant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.schedule import Outcome, run_schedule
+from tests.simulation.variant import Variant
+
+Progress = Callable[[int], object]
+
+MUTANT_SCHEDULES_MAX = 4_000
+"""The rarest mutant needs about 800 schedules; one that needs more than this has survived."""
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """What many schedules came to."""
+
+    schedules: int
+    decisions: int
+    attempts: int
+    lost: int
+    failures: tuple[Outcome, ...]
+
+
+@dataclass(frozen=True)
+class MutantVerdict:
+    """How a broken variant was caught; `caught` None when it survived."""
+
+    name: str
+    schedules: int
+    caught: Outcome | None
+
+
+def explore(
+    schedules: int,
+    seed: int,
+    *,
+    variant: Variant | None = None,
+    progress: Progress = lambda _: None,
+) -> Exploration:
+    """Run schedules `seed`, `seed + 1`, …; stop after five failures."""
+    failures: list[Outcome] = []
+    decisions = attempts = lost = count = 0
+    for number in range(schedules):
+        outcome = run_schedule(seed + number, variant or Variant())
+        count += 1
+        decisions += outcome.decisions
+        attempts += outcome.attempts
+        lost += outcome.lost
+        progress(count)
+        if outcome.violation:
+            failures.append(outcome)
+            if len(failures) == 5:
+                break
+    return Exploration(count, decisions, attempts, lost, tuple(failures))
+
+
+def shortest(failures: tuple[Outcome, ...]) -> Outcome:
+    """Return the failure with the shortest trace: the one to read first."""
+    return min(failures, key=lambda outcome: len(outcome.trace))
+
+
+def try_mutants(seed: int) -> Iterator[MutantVerdict]:
+    """Yield the verdict on every broken variant."""
+    for variant in MUTANTS:
+        caught = None
+        schedules = 0
+        for number in range(MUTANT_SCHEDULES_MAX):
+            schedules += 1
+            outcome = run_schedule(seed + number, variant)
+            if outcome.violation:
+                caught = outcome
+                break
+        yield MutantVerdict(variant.name, schedules, caught)

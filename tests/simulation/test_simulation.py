@@ -1,0 +1,40 @@
+"""The protocol holds its invariants under thousands of fault schedules, and the oracle can fail."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from tests.simulation.explorer import MUTANT_SCHEDULES_MAX, explore, shortest
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.schedule import run_schedule
+from tests.simulation.variant import Variant
+
+SEED = int(os.environ.get("ONCEFLOW_TEST_SEED", "1"))
+SCHEDULES = int(os.environ.get("ONCEFLOW_TEST_SCHEDULES", "5000"))
+
+
+@pytest.mark.timeout(600)
+def test_every_invariant_holds_in_every_schedule() -> None:
+    found = explore(SCHEDULES, SEED)
+    if found.failures:
+        first = shortest(found.failures)
+        pytest.fail(
+            f"seed {first.seed}: {first.violation}\n" + "\n".join(first.trace[-40:]), pytrace=False
+        )
+    # The schedules are no walks in the park: most have restarts, some a loss from outside.
+    assert found.attempts > 2 * found.schedules
+    assert found.decisions > 3 * found.schedules
+
+
+@pytest.mark.parametrize("variant", MUTANTS, ids=lambda variant: variant.name)
+def test_a_broken_variant_is_caught(variant: Variant) -> None:
+    for number in range(MUTANT_SCHEDULES_MAX):
+        if run_schedule(number, variant).violation:
+            return
+    pytest.fail(f"{variant.name} survived {MUTANT_SCHEDULES_MAX} schedules")
+
+
+def test_a_seed_gives_the_same_run_again() -> None:
+    for seed in range(SEED, SEED + 20):
+        assert run_schedule(seed, Variant()) == run_schedule(seed, Variant())
