@@ -4,112 +4,39 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import date, datetime, timezone
-from decimal import Decimal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
+from tests.conformance.state_job import (
+    BACKENDS,
+    BALANCE,
+    COLUMNS,
+    MAX_PARALLELISM,
+    SUITE_BACKENDS,
+    Job,
+    States,
+    aggregate,
+    keys_named,
+)
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
-from onceflow.core.errors import CheckpointCorrupt, ConfigError, StateError, StateIncompatible
+from onceflow.core.errors import CheckpointCorrupt, ConfigError, StateIncompatible
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.state import (
-    AccumulatorColumn,
-    AccumulatorTable,
-    HeapBackend,
-    KeyedStateStore,
     ListStateDescriptor,
     MapStateDescriptor,
-    RocksDBBackend,
     StateBackend,
-    StateContext,
     StateHandle,
     ValueStateDescriptor,
     key_group_of,
 )
 from onceflow.core.storage import FileSystemStorage
 
-MAX_PARALLELISM = 128
 
-BACKENDS: dict[str, StateBackend] = {
-    "heap": HeapBackend(),
-    "rocksdb-incremental": RocksDBBackend(incremental=True),
-    "rocksdb-full": RocksDBBackend(incremental=False),
-    "rocksdb-small-cache": RocksDBBackend(incremental=True, cache_entries=16),
-}
-
-BALANCE = ValueStateDescriptor[int]("balance", int, default=0)
-RECENT = ListStateDescriptor[str]("recent", str)
-BY_DAY = MapStateDescriptor[str, int]("by day", str, int)
-COLUMNS = (
-    AccumulatorColumn("total", "sum", pa.int64()),
-    AccumulatorColumn("mean", "sum", pa.float64()),
-    AccumulatorColumn("rows", "count", pa.int64()),
-    AccumulatorColumn("low", "min", pa.int64()),
-    AccumulatorColumn("high", "max", pa.float64()),
-)
-
-
-class Job:
-    """Opens stores of one backend, snapshots and restores them, and closes them all."""
-
-    def __init__(self, backend: StateBackend, scratch: Path, storage: MemoryStorage) -> None:
-        self.backend = backend
-        self.storage = storage
-        self._scratch = scratch
-        self.stores: list[KeyedStateStore] = []
-        self._checkpoint = 0
-
-    def context(
-        self, index: int = 0, parallelism: int = 1, max_parallelism: int = MAX_PARALLELISM
-    ) -> StateContext:
-        start = -(-index * max_parallelism // parallelism)
-        stop = -(-(index + 1) * max_parallelism // parallelism)
-        scratch = self._scratch / str(len(self.stores))
-        return StateContext("op", index, range(start, stop), max_parallelism, scratch)
-
-    def open(
-        self,
-        handles: Sequence[StateHandle] = (),
-        *,
-        index: int = 0,
-        parallelism: int = 1,
-        max_parallelism: int = MAX_PARALLELISM,
-        backend: StateBackend | None = None,
-    ) -> KeyedStateStore:
-        context = self.context(index, parallelism, max_parallelism)
-        mine = [handle for handle in handles if self.overlaps(handle, context.key_groups)]
-        return self.adopt((backend or self.backend).open(context, mine, self.storage))
-
-    def adopt(self, store: KeyedStateStore) -> KeyedStateStore:
-        self.stores.append(store)
-        return store
-
-    @staticmethod
-    def overlaps(handle: StateHandle, groups: range) -> bool:
-        return handle.key_group_first < groups.stop and handle.key_group_last >= groups.start
-
-    def next_checkpoint(self) -> CheckpointId:
-        self._checkpoint += 1
-        return CheckpointId(self._checkpoint)
-
-    def snapshot(self, store: KeyedStateStore) -> tuple[StateHandle, ...]:
-        checkpoint = self.next_checkpoint()
-        handles = store.snapshot(checkpoint).upload(self.storage)
-        store.notify_completed(checkpoint)
-        return handles
-
-    def close(self) -> None:
-        for store in self.stores:
-            store.close()
-
-
-@pytest.fixture(params=list(BACKENDS))
+@pytest.fixture(params=SUITE_BACKENDS)
 def backend(request: pytest.FixtureRequest) -> StateBackend:
     return BACKENDS[request.param]
 
@@ -119,33 +46,6 @@ def job(backend: StateBackend, tmp_path: Path) -> Iterator[Job]:
     running = Job(backend, tmp_path / "scratch", MemoryStorage())
     yield running
     running.close()
-
-
-@dataclass
-class States:
-    """A store's states, with helpers that set the key first."""
-
-    store: KeyedStateStore
-
-    def __post_init__(self) -> None:
-        self.value = self.store.value_state(BALANCE)
-        self.list = self.store.list_state(RECENT)
-        self.map = self.store.map_state(BY_DAY)
-
-    def fill(self, keys: Sequence[Any], tag: str, amount: int) -> None:
-        for key in keys:
-            self.store.set_current_key(key)
-            self.value.set(self.value.get() + amount)
-            self.list.add(f"{tag}-{key}")
-            self.map.put(tag, amount)
-
-    def read(self, key: Any) -> tuple[int, list[str], dict[str, int]]:
-        self.store.set_current_key(key)
-        return self.value.get(), self.list.get(), dict(self.map.items())
-
-
-def keys_named(count: int) -> list[str]:
-    return [f"account-{number}" for number in range(count)]
 
 
 def test_each_key_has_its_own_value_list_and_map(job: Job) -> None:
@@ -538,9 +438,9 @@ def test_state_outlives_attempts_and_rescales_in_checkpoint_storage(
             for index, store in enumerate(stores):
                 groups = job.context(index, parallelism).key_groups
                 states = States(store)
-                mine = [key for key in keys if key_group_of(key, MAX_PARALLELISM) in groups]
-                assert all(states.read(key)[0] == 3 * (attempt - 1) + round_ for key in mine)
-                states.fill(mine, f"{attempt}.{round_}", 1)
+                inside = [key for key in keys if key_group_of(key, MAX_PARALLELISM) in groups]
+                assert all(states.read(key)[0] == 3 * (attempt - 1) + round_ for key in inside)
+                states.fill(inside, f"{attempt}.{round_}", 1)
                 writer = storage.writer(AttemptId(attempt), checkpoint, "op", index)
                 written += store.snapshot(checkpoint).upload(writer)
                 store.notify_completed(checkpoint)
@@ -551,211 +451,6 @@ def test_state_outlives_attempts_and_rescales_in_checkpoint_storage(
             store.close()
     left = [path for path in (tmp_path / "scratch").rglob("*") if path.is_file()]
     assert left == []
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        "", "käse", "x" * 500, b"", b"\x00\xff", 0, -1, 2**63 - 1, -(2**63), 2**64 - 1, True,
-        date(1969, 12, 31), datetime(2024, 2, 29, 12, 30, 1, 5), Decimal("-12.340"),
-        datetime(1, 1, 1, tzinfo=timezone.utc), ("a", 1), ("", b"", ("nested", -5)),
-    ],
-    ids=repr,
-)  # fmt: skip
-def test_keys_of_every_type_are_restored_as_what_they_were(job: Job, key: Any) -> None:
-    store = job.open()
-    store.set_current_key(key)
-    value = store.value_state(BALANCE)
-    mapped = store.map_state(MapStateDescriptor[Any, int]("m", Any, int))
-    value.set(6)
-    mapped.put(key if not isinstance(key, Decimal | date) else str(key), 3)
-    restored = job.open(job.snapshot(store))
-    again = restored.map_state(MapStateDescriptor[Any, int]("m", Any, int))
-    restored.set_current_key(key)
-    assert restored.value_state(BALANCE).get() == 6
-    (found,) = again.keys()
-    assert found == (key if not isinstance(key, Decimal | date) else str(key))
-    assert type(found) is type(key) or isinstance(key, Decimal | date)
-
-
-@pytest.mark.parametrize("key", [None, 1.5, [], object()], ids=repr)
-def test_a_key_that_no_column_has_is_refused_not_stored_in_a_snapshot(job: Job, key: Any) -> None:
-    store = job.open()
-    value = store.value_state(BALANCE)
-    try:
-        store.set_current_key(key)
-        value.set(1)
-        with pytest.raises(StateError, match="key of type"):
-            job.snapshot(store)
-    except TypeError as error:
-        assert "unhashable" in str(error)  # noqa: PT017
-
-
-@pytest.mark.parametrize(
-    ("declared", "value"),
-    [
-        (int, "text"),
-        (int, 1.5),
-        (str, 3),
-        (list[int], ["a"]),
-        (Any, object()),
-        (dict[str, int], []),
-    ],
-    ids=repr,
-)
-def test_a_value_that_could_not_be_restored_is_refused_when_it_is_set(
-    job: Job, declared: Any, value: Any
-) -> None:
-    store = job.open()
-    store.set_current_key("a")
-    state = store.value_state(ValueStateDescriptor[Any]("v", declared))
-    with pytest.raises(StateError, match="state 'v' holds msgpack/1"):
-        state.set(value)
-    elements = store.list_state(ListStateDescriptor[Any]("l", declared))
-    with pytest.raises(StateError, match="state 'l'"):
-        elements.add_all([value])
-    assert state.get() is None
-    assert elements.get() == []
-
-
-@pytest.mark.parametrize(
-    ("declared", "value"),
-    [
-        (int, 2**200), (int, -(2**90)), (int, 2**63), (float, 0.1), (str, "ü"), (bytes, b"\x00"),
-        (bool, False), (date, date(2024, 1, 1)), (datetime, datetime(2024, 1, 1, 1, 2, 3, 4)),
-        (Decimal, Decimal("1.50")), (tuple[int, str], (1, "a")), (int | None, 3),
-        (pa.int32(), 5), (pa.list_(pa.string()), ["a", None]), (Any, {"a": [1, None]}),
-        (Any, 2**70),
-    ],
-    ids=repr,
-)  # fmt: skip
-def test_values_are_restored_as_they_were_set(job: Job, declared: Any, value: Any) -> None:
-    store = job.open()
-    descriptor = ValueStateDescriptor[Any]("v", declared)
-    store.set_current_key("a")
-    store.value_state(descriptor).set(value)
-    restored = job.open(job.snapshot(store))
-    restored.set_current_key("a")
-    again = restored.value_state(descriptor).get()
-    assert again == value
-    assert type(again) is type(value)
-
-
-# ---- running aggregates -------------------------------------------------------------------------
-
-
-def table_of(store: KeyedStateStore) -> AccumulatorTable:
-    return store.accumulators("running", [pa.string()], COLUMNS)
-
-
-def aggregate(
-    store: KeyedStateStore, keys: Sequence[str], amounts: Sequence[int | None]
-) -> dict[str, Any]:
-    integers = pa.array(amounts, pa.int64())
-    floats = integers.cast(pa.float64(), safe=False)
-    values = {"total": integers, "mean": floats, "low": integers, "high": floats}
-    return table_of(store).update([pa.array(keys, pa.string())], None, values)
-
-
-class Expected:
-    """Running aggregates, one row after another."""
-
-    def __init__(self) -> None:
-        self.keys: dict[str, list[Any]] = {}
-
-    def row(self, key: str, amount: int | None) -> tuple[Any, ...]:
-        state = self.keys.setdefault(key, [0, 0.0, 0, None, None])
-        state[2] += 1
-        if amount is not None:
-            state[0] += amount
-            state[1] += float(amount)
-            state[3] = amount if state[3] is None else min(state[3], amount)
-            state[4] = float(amount) if state[4] is None else max(state[4], float(amount))
-        return tuple(state)
-
-
-def assert_running(found: dict[str, Any], expected: list[tuple[Any, ...]]) -> None:
-    for index, column in enumerate(COLUMNS):
-        assert pa.array(found[column.name]).to_pylist() == [row[index] for row in expected]
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_running_aggregates_equal_those_of_one_row_after_another(job: Job, seed: int) -> None:
-    rng = random.Random(seed)
-    store = job.open()
-    model = Expected()
-    saved: list[tuple[tuple[StateHandle, ...], dict[str, list[Any]]]] = []
-    for step in range(12):
-        rows = rng.choice([0, 1, 7, 60])
-        keys = [f"k{rng.randrange(25)}" * rng.choice([1, 1, 60]) for _ in range(rows)]
-        amounts = [rng.choice([None, rng.randrange(-9, 9)]) for _ in range(rows)]
-        expected = [model.row(key, amount) for key, amount in zip(keys, amounts, strict=True)]
-        assert_running(aggregate(store, keys, amounts), expected)
-        if step % 4 == 2:
-            pending = store.snapshot(job.next_checkpoint())
-            saved_keys = {key: list(state) for key, state in model.keys.items()}
-            more = aggregate(store, ["k1"], [3])
-            assert_running(more, [model.row("k1", 3)])
-            saved.append((pending.upload(job.storage), saved_keys))
-        if step == 7:
-            store = job.open(job.snapshot(store))
-    for handles, keys_then in saved:
-        restored = job.open(handles)
-        names = sorted(keys_then)
-        if names:
-            found = aggregate(restored, names, [None] * len(names))
-            assert found["total"].tolist() == [keys_then[name][0] for name in names]
-            assert found["rows"].tolist() == [keys_then[name][2] + 1 for name in names]
-
-
-def test_a_sum_that_leaves_64_bits_is_refused_by_key_and_changes_nothing(job: Job) -> None:
-    store = job.open()
-    top = 2**63 - 1
-    aggregate(store, ["a", "b"], [top - 1, 5])
-    with pytest.raises(StateError, match=r"'total'.*'running'.*op\[0\].*key 'a'"):
-        aggregate(store, ["b", "a", "a"], [1, 1, 1])
-    found = aggregate(store, ["b", "a"], [0, 1])
-    assert found["total"].tolist() == [5, top]
-    assert found["rows"].tolist() == [2, 2]
-
-
-def test_two_keys_of_one_hash_are_never_mixed(job: Job) -> None:
-    store = job.open()
-    table = table_of(store)
-    keys = [f"key-{number % 37}" for number in range(200)]
-    ones = pa.array([1] * 200)
-    values = {"total": ones, "mean": ones, "low": ones, "high": ones}
-    same = np.zeros(200, np.uint64)
-    found = table.update([pa.array(keys)], same, values)
-    assert found["rows"].tolist() == [number // 37 + 1 for number in range(200)]
-    found = table.update([pa.array(keys[:1])], same[:1], dict.fromkeys(values, ones[:1]))
-    assert found["rows"].tolist() == [keys.count(keys[0]) + 1]
-
-
-@pytest.mark.parametrize(
-    "arrays",
-    [
-        [pa.array([1, 2, 1], pa.int32())],
-        [pa.array([b"", b"\x00", b""], pa.large_binary())],
-        [pa.array(["a", "", "a"]), pa.array([1, 1, 1]), pa.array(["", "a", ""])],
-        [pa.array([True, False, True]), pa.array([date(2024, 1, 1)] * 3)],
-        [pa.array([Decimal("1.5"), Decimal("-1.5"), Decimal("1.5")])],
-        [pa.array(["x", "y", "x"]).dictionary_encode()],
-        [pa.array([datetime(2024, 1, 1), datetime(2025, 1, 1), datetime(2024, 1, 1)])],
-    ],
-    ids=lambda arrays: "+".join(str(array.type) for array in arrays),
-)
-def test_key_columns_of_every_type_aggregate_and_restore(job: Job, arrays: list[Any]) -> None:
-    types = [array.type for array in arrays]
-    columns = [AccumulatorColumn("n", "count", pa.int64())]
-    store = job.open()
-    first = store.accumulators("n", types, columns)
-    assert first.update(arrays, None, {})["n"].tolist() == [1, 1, 2]
-    restored = job.open(job.snapshot(store)).accumulators("n", types, columns)
-    assert restored.update(arrays, None, {})["n"].tolist() == [3, 2, 4]
-
-
-# ---- everything at once -------------------------------------------------------------------------
 
 
 class History:

@@ -1,0 +1,143 @@
+"""What the suites of the state backends share: the backends, and a job that runs one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from tests.unit.state.state_storage_doubles import MemoryStorage
+
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.state import (
+    AccumulatorColumn,
+    AccumulatorTable,
+    HeapBackend,
+    KeyedStateStore,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    RocksDBBackend,
+    StateBackend,
+    StateContext,
+    StateHandle,
+    ValueStateDescriptor,
+)
+
+MAX_PARALLELISM = 128
+
+BACKENDS: dict[str, StateBackend] = {
+    "heap": HeapBackend(),
+    "rocksdb-incremental": RocksDBBackend(incremental=True),
+    "rocksdb-full": RocksDBBackend(incremental=False),
+    "rocksdb-small-cache": RocksDBBackend(incremental=True, cache_entries=16),
+}
+
+SUITE_BACKENDS = ["heap", "rocksdb-incremental", "rocksdb-small-cache"]
+"""Those that every test runs over; full snapshots differ in their upload alone."""
+
+BALANCE = ValueStateDescriptor[int]("balance", int, default=0)
+RECENT = ListStateDescriptor[str]("recent", str)
+BY_DAY = MapStateDescriptor[str, int]("by day", str, int)
+COLUMNS = (
+    AccumulatorColumn("total", "sum", pa.int64()),
+    AccumulatorColumn("mean", "sum", pa.float64()),
+    AccumulatorColumn("rows", "count", pa.int64()),
+    AccumulatorColumn("low", "min", pa.int64()),
+    AccumulatorColumn("high", "max", pa.float64()),
+)
+
+
+class Job:
+    """Opens stores of one backend, snapshots and restores them, and closes them all."""
+
+    def __init__(self, backend: StateBackend, scratch: Path, storage: MemoryStorage) -> None:
+        self.backend = backend
+        self.storage = storage
+        self._scratch = scratch
+        self.stores: list[KeyedStateStore] = []
+        self._checkpoint = 0
+
+    def context(
+        self, index: int = 0, parallelism: int = 1, max_parallelism: int = MAX_PARALLELISM
+    ) -> StateContext:
+        start = -(-index * max_parallelism // parallelism)
+        stop = -(-(index + 1) * max_parallelism // parallelism)
+        scratch = self._scratch / str(len(self.stores))
+        return StateContext("op", index, range(start, stop), max_parallelism, scratch)
+
+    def open(
+        self,
+        handles: Sequence[StateHandle] = (),
+        *,
+        index: int = 0,
+        parallelism: int = 1,
+        max_parallelism: int = MAX_PARALLELISM,
+        backend: StateBackend | None = None,
+    ) -> KeyedStateStore:
+        context = self.context(index, parallelism, max_parallelism)
+        mine = [handle for handle in handles if self.overlaps(handle, context.key_groups)]
+        return self.adopt((backend or self.backend).open(context, mine, self.storage))
+
+    def adopt(self, store: KeyedStateStore) -> KeyedStateStore:
+        self.stores.append(store)
+        return store
+
+    @staticmethod
+    def overlaps(handle: StateHandle, groups: range) -> bool:
+        return handle.key_group_first < groups.stop and handle.key_group_last >= groups.start
+
+    def next_checkpoint(self) -> CheckpointId:
+        self._checkpoint += 1
+        return CheckpointId(self._checkpoint)
+
+    def snapshot(self, store: KeyedStateStore) -> tuple[StateHandle, ...]:
+        checkpoint = self.next_checkpoint()
+        handles = store.snapshot(checkpoint).upload(self.storage)
+        store.notify_completed(checkpoint)
+        return handles
+
+    def close(self) -> None:
+        for store in self.stores:
+            store.close()
+
+
+@dataclass
+class States:
+    """A store's states, with helpers that set the key first."""
+
+    store: KeyedStateStore
+
+    def __post_init__(self) -> None:
+        self.value = self.store.value_state(BALANCE)
+        self.list = self.store.list_state(RECENT)
+        self.map = self.store.map_state(BY_DAY)
+
+    def fill(self, keys: Sequence[Any], tag: str, amount: int) -> None:
+        for key in keys:
+            self.store.set_current_key(key)
+            self.value.set(self.value.get() + amount)
+            self.list.add(f"{tag}-{key}")
+            self.map.put(tag, amount)
+
+    def read(self, key: Any) -> tuple[int, list[str], dict[str, int]]:
+        self.store.set_current_key(key)
+        return self.value.get(), self.list.get(), dict(self.map.items())
+
+
+def keys_named(count: int) -> list[str]:
+    return [f"account-{number}" for number in range(count)]
+
+
+def table_of(store: KeyedStateStore) -> AccumulatorTable:
+    return store.accumulators("running", [pa.string()], COLUMNS)
+
+
+def aggregate(
+    store: KeyedStateStore, keys: Sequence[str], amounts: Sequence[int | None]
+) -> dict[str, Any]:
+    integers = pa.array(amounts, pa.int64())
+    floats = integers.cast(pa.float64(), safe=False)
+    values = {"total": integers, "mean": floats, "low": integers, "high": floats}
+    return table_of(store).update([pa.array(keys, pa.string())], None, values)

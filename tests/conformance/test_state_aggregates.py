@@ -1,0 +1,136 @@
+"""Running aggregates over every state backend; one suite, run over each of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.conformance.state_job import (
+    BACKENDS,
+    COLUMNS,
+    SUITE_BACKENDS,
+    Job,
+    aggregate,
+    table_of,
+)
+from tests.unit.state.state_storage_doubles import MemoryStorage
+
+from onceflow.core.errors import StateError
+from onceflow.core.state import AccumulatorColumn, StateBackend, StateHandle
+
+
+@pytest.fixture(params=SUITE_BACKENDS)
+def backend(request: pytest.FixtureRequest) -> StateBackend:
+    return BACKENDS[request.param]
+
+
+@pytest.fixture
+def job(backend: StateBackend, tmp_path: Path) -> Iterator[Job]:
+    running = Job(backend, tmp_path / "scratch", MemoryStorage())
+    yield running
+    running.close()
+
+
+class Expected:
+    """Running aggregates, one row after another."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, list[Any]] = {}
+
+    def row(self, key: str, amount: int | None) -> tuple[Any, ...]:
+        state = self.keys.setdefault(key, [0, 0.0, 0, None, None])
+        state[2] += 1
+        if amount is not None:
+            state[0] += amount
+            state[1] += float(amount)
+            state[3] = amount if state[3] is None else min(state[3], amount)
+            state[4] = float(amount) if state[4] is None else max(state[4], float(amount))
+        return tuple(state)
+
+
+def assert_running(found: dict[str, Any], expected: list[tuple[Any, ...]]) -> None:
+    for index, column in enumerate(COLUMNS):
+        assert pa.array(found[column.name]).to_pylist() == [row[index] for row in expected]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_running_aggregates_equal_those_of_one_row_after_another(job: Job, seed: int) -> None:
+    rng = random.Random(seed)
+    store = job.open()
+    model = Expected()
+    saved: list[tuple[tuple[StateHandle, ...], dict[str, list[Any]]]] = []
+    for step in range(12):
+        rows = rng.choice([0, 1, 7, 60])
+        keys = [f"k{rng.randrange(25)}" * rng.choice([1, 1, 60]) for _ in range(rows)]
+        amounts = [rng.choice([None, rng.randrange(-9, 9)]) for _ in range(rows)]
+        expected = [model.row(key, amount) for key, amount in zip(keys, amounts, strict=True)]
+        assert_running(aggregate(store, keys, amounts), expected)
+        if step % 4 == 2:
+            pending = store.snapshot(job.next_checkpoint())
+            saved_keys = {key: list(state) for key, state in model.keys.items()}
+            more = aggregate(store, ["k1"], [3])
+            assert_running(more, [model.row("k1", 3)])
+            saved.append((pending.upload(job.storage), saved_keys))
+        if step == 7:
+            store = job.open(job.snapshot(store))
+    for handles, keys_then in saved:
+        restored = job.open(handles)
+        names = sorted(keys_then)
+        if names:
+            found = aggregate(restored, names, [None] * len(names))
+            assert found["total"].tolist() == [keys_then[name][0] for name in names]
+            assert found["rows"].tolist() == [keys_then[name][2] + 1 for name in names]
+
+
+def test_a_sum_that_leaves_64_bits_is_refused_by_key_and_changes_nothing(job: Job) -> None:
+    store = job.open()
+    top = 2**63 - 1
+    aggregate(store, ["a", "b"], [top - 1, 5])
+    with pytest.raises(StateError, match=r"'total'.*'running'.*op\[0\].*key 'a'"):
+        aggregate(store, ["b", "a", "a"], [1, 1, 1])
+    found = aggregate(store, ["b", "a"], [0, 1])
+    assert found["total"].tolist() == [5, top]
+    assert found["rows"].tolist() == [2, 2]
+
+
+def test_two_keys_of_one_hash_are_never_mixed(job: Job) -> None:
+    store = job.open()
+    table = table_of(store)
+    keys = [f"key-{number % 37}" for number in range(200)]
+    ones = pa.array([1] * 200)
+    values = {"total": ones, "mean": ones, "low": ones, "high": ones}
+    same = np.zeros(200, np.uint64)
+    found = table.update([pa.array(keys)], same, values)
+    assert found["rows"].tolist() == [number // 37 + 1 for number in range(200)]
+    found = table.update([pa.array(keys[:1])], same[:1], dict.fromkeys(values, ones[:1]))
+    assert found["rows"].tolist() == [keys.count(keys[0]) + 1]
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        [pa.array([1, 2, 1], pa.int32())],
+        [pa.array([b"", b"\x00", b""], pa.large_binary())],
+        [pa.array(["a", "", "a"]), pa.array([1, 1, 1]), pa.array(["", "a", ""])],
+        [pa.array([True, False, True]), pa.array([date(2024, 1, 1)] * 3)],
+        [pa.array([Decimal("1.5"), Decimal("-1.5"), Decimal("1.5")])],
+        [pa.array(["x", "y", "x"]).dictionary_encode()],
+        [pa.array([datetime(2024, 1, 1), datetime(2025, 1, 1), datetime(2024, 1, 1)])],
+    ],
+    ids=lambda arrays: "+".join(str(array.type) for array in arrays),
+)
+def test_key_columns_of_every_type_aggregate_and_restore(job: Job, arrays: list[Any]) -> None:
+    types = [array.type for array in arrays]
+    columns = [AccumulatorColumn("n", "count", pa.int64())]
+    store = job.open()
+    first = store.accumulators("n", types, columns)
+    assert first.update(arrays, None, {})["n"].tolist() == [1, 1, 2]
+    restored = job.open(job.snapshot(store)).accumulators("n", types, columns)
+    assert restored.update(arrays, None, {})["n"].tolist() == [3, 2, 4]

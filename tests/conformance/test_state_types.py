@@ -1,0 +1,122 @@
+"""Keys and values of every type, over every state backend; one suite, run over each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.conformance.state_job import BACKENDS, BALANCE, SUITE_BACKENDS, Job
+from tests.unit.state.state_storage_doubles import MemoryStorage
+
+from onceflow.core.errors import StateError
+from onceflow.core.state import (
+    ListStateDescriptor,
+    MapStateDescriptor,
+    StateBackend,
+    ValueStateDescriptor,
+)
+
+
+@pytest.fixture(params=SUITE_BACKENDS)
+def backend(request: pytest.FixtureRequest) -> StateBackend:
+    return BACKENDS[request.param]
+
+
+@pytest.fixture
+def job(backend: StateBackend, tmp_path: Path) -> Iterator[Job]:
+    running = Job(backend, tmp_path / "scratch", MemoryStorage())
+    yield running
+    running.close()
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "", "käse", "x" * 500, b"", b"\x00\xff", 0, -1, 2**63 - 1, -(2**63), 2**64 - 1, True,
+        date(1969, 12, 31), datetime(2024, 2, 29, 12, 30, 1, 5), Decimal("-12.340"),
+        datetime(1, 1, 1, tzinfo=timezone.utc), ("a", 1), ("", b"", ("nested", -5)),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_keys_of_every_type_are_restored_as_what_they_were(job: Job, key: Any) -> None:
+    store = job.open()
+    store.set_current_key(key)
+    value = store.value_state(BALANCE)
+    mapped = store.map_state(MapStateDescriptor[Any, int]("m", Any, int))
+    value.set(6)
+    mapped.put(key if not isinstance(key, Decimal | date) else str(key), 3)
+    restored = job.open(job.snapshot(store))
+    again = restored.map_state(MapStateDescriptor[Any, int]("m", Any, int))
+    restored.set_current_key(key)
+    assert restored.value_state(BALANCE).get() == 6
+    (found,) = again.keys()
+    assert found == (key if not isinstance(key, Decimal | date) else str(key))
+    assert type(found) is type(key) or isinstance(key, Decimal | date)
+
+
+@pytest.mark.parametrize("key", [None, 1.5, [], object()], ids=repr)
+def test_a_key_that_no_column_has_is_refused_not_stored_in_a_snapshot(job: Job, key: Any) -> None:
+    store = job.open()
+    value = store.value_state(BALANCE)
+    try:
+        store.set_current_key(key)
+        value.set(1)
+        with pytest.raises(StateError, match="key of type"):
+            job.snapshot(store)
+    except TypeError as error:
+        assert "unhashable" in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize(
+    ("declared", "value"),
+    [
+        (int, "text"),
+        (int, 1.5),
+        (str, 3),
+        (list[int], ["a"]),
+        (Any, object()),
+        (dict[str, int], []),
+    ],
+    ids=repr,
+)
+def test_a_value_that_could_not_be_restored_is_refused_when_it_is_set(
+    job: Job, declared: Any, value: Any
+) -> None:
+    store = job.open()
+    store.set_current_key("a")
+    state = store.value_state(ValueStateDescriptor[Any]("v", declared))
+    with pytest.raises(StateError, match="state 'v' holds msgpack/1"):
+        state.set(value)
+    elements = store.list_state(ListStateDescriptor[Any]("l", declared))
+    with pytest.raises(StateError, match="state 'l'"):
+        elements.add_all([value])
+    assert state.get() is None
+    assert elements.get() == []
+
+
+@pytest.mark.parametrize(
+    ("declared", "value"),
+    [
+        (int, 2**200), (int, -(2**90)), (int, 2**63), (float, 0.1), (str, "ü"), (bytes, b"\x00"),
+        (bool, False), (date, date(2024, 1, 1)), (datetime, datetime(2024, 1, 1, 1, 2, 3, 4)),
+        (Decimal, Decimal("1.50")), (tuple[int, str], (1, "a")), (int | None, 3),
+        (pa.int32(), 5), (pa.list_(pa.string()), ["a", None]), (Any, {"a": [1, None]}),
+        (Any, 2**70),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_values_are_restored_as_they_were_set(job: Job, declared: Any, value: Any) -> None:
+    store = job.open()
+    descriptor = ValueStateDescriptor[Any]("v", declared)
+    store.set_current_key("a")
+    store.value_state(descriptor).set(value)
+    restored = job.open(job.snapshot(store))
+    restored.set_current_key("a")
+    again = restored.value_state(descriptor).get()
+    assert again == value
+    assert type(again) is type(value)
