@@ -7,18 +7,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.crash.ledger_driver import LedgerSpec
+from tests.crash.ledger_driver import PAYMENTS, LedgerSpec
 from tests.crash.ledger_runs import LedgerDriver, LedgerRun
 
 from onceflow.integration.oracle import Verdict, verify
 from onceflow.integration.pytest_plugin import postgres_database
 from onceflow.integration.servers.kafka import EmbeddedKafka
 from onceflow.integration.servers.postgres import EmbeddedPostgres
-from onceflow.integration.workload import Payments, produce
+from onceflow.integration.workload import produce
 
 __all__ = ["postgres_database"]
 
-PAYMENTS = Payments(records=60_000, accounts=2_000, partitions=2, seed=20)
 TOPIC = "payments"
 _HERE = Path(__file__).parent
 _names = itertools.count(1)
@@ -29,6 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _HERE in item.path.parents:
             item.add_marker(pytest.mark.integration)
             item.add_marker(pytest.mark.spark)
+            item.add_marker(pytest.mark.timeout(600))
 
 
 @pytest.fixture(scope="session")

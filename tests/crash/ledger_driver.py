@@ -3,8 +3,8 @@
     python -m tests.crash.ledger_driver DIRECTORY MASTER
 
 DIRECTORY/jobs/NAME.json is a job to run; it is deleted once the job has ended, so a driver that is
-started after a crash goes on with the job of the one before. DIRECTORY/status/NAME.json says how the
-job stands, as of a moment ago. Starting Spark takes longer than a job, hence many jobs a process.
+started after a crash goes on with the job of the one before. DIRECTORY/status/NAME.json says how
+the job stands, as of a moment ago. Starting Spark takes longer than a job: hence many a process.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from onceflow import (
     count,
     sum_,
 )
-from onceflow.integration.workload import PAYMENT_SCHEMA
+from onceflow.integration.workload import PAYMENT_SCHEMA, Payments
 from onceflow.sinks import PostgresSink
 from onceflow.sources import KafkaSource
 
 Backend = Literal["heap", "rocksdb"]
 Mode = Literal["exactly_once", "at_least_once"]
 
+PAYMENTS = Payments(records=60_000, accounts=2_000, partitions=2, seed=20)
 PARALLELISM = 2
 TABLE = "ledger"
 SINK_UID = "ledger"
@@ -93,7 +94,7 @@ def build(spec: LedgerSpec, spark: SparkSession) -> Pipeline:
         state_backend=RocksDBBackend() if spec.backend == "rocksdb" else HeapBackend(),
         restart=FixedDelay(attempts=60, delay_s=spec.restart_delay_s),
         settings=RuntimeSettings(
-            start_timeout_s=60, heartbeat_interval_s=0.2, heartbeat_timeout_s=15
+            start_timeout_s=120, heartbeat_interval_s=0.2, heartbeat_timeout_s=15
         ),
     )
     payments = pipeline.read(
@@ -103,6 +104,8 @@ def build(spec: LedgerSpec, spark: SparkSession) -> Pipeline:
             schema=PAYMENT_SCHEMA,
             ending_offsets="latest",
             batch_rows=200,
+            # Little is fetched ahead: what a dead broker has not handed out is really missing.
+            options={"queued.min.messages": 500, "fetch.message.max.bytes": 50_000},
         ),
         uid="payments",
     )

@@ -20,6 +20,8 @@ from onceflow.integration.faults.processes import Watchdog
 
 _REPOSITORY = Path(__file__).parents[2]
 _LOOK_S = 0.02
+_PATIENCE_S = 150.0
+"""Long enough for Spark to start on a machine with much else to do; nothing waits for its end."""
 
 
 class LedgerDriver:
@@ -136,13 +138,13 @@ class LedgerRun:
         """Let the rest of the stream come at full speed."""
         Path(self.spec.released).touch()
 
-    def finish(self, timeout_s: float = 60.0) -> LedgerStatus:
+    def finish(self, timeout_s: float = _PATIENCE_S) -> LedgerStatus:
         """Release the stream and return how the job has ended."""
         self.release()
         return self.until("the job ends", lambda status: status.ended, timeout_s)
 
     def until(
-        self, what: str, holds: Callable[[LedgerStatus], bool], timeout_s: float = 60.0
+        self, what: str, holds: Callable[[LedgerStatus], bool], timeout_s: float = _PATIENCE_S
     ) -> LedgerStatus:
         """Return the first status for which `holds`."""
         found: list[LedgerStatus] = []
@@ -160,7 +162,7 @@ class LedgerRun:
         self.wait(what, look, timeout_s)
         return found[0]
 
-    def wait(self, what: str, holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    def wait(self, what: str, holds: Callable[[], bool], timeout_s: float = _PATIENCE_S) -> None:
         """Return once `holds`; fail after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while not holds():
