@@ -1,0 +1,150 @@
+"""The whole benchmark: `python -m benchmarks`, or `script/bench`, which sets everything up.
+
+Exit status: 0 measured, 1 a run failed or its rows are wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from enum import Enum
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from benchmarks.checkpoints import idle_checkpoints
+from benchmarks.job_spec import Backend, JobSpec
+from benchmarks.limits import limits
+from benchmarks.machine import describe_machine
+from benchmarks.recovery import recover
+from benchmarks.report import Report
+from benchmarks.stage import ROOT, BenchmarkError, Stage
+from benchmarks.throughput import measure, variants
+from onceflow.core.errors import OnceflowError
+from onceflow.integration.workload import Payments
+
+_JOB_SCENARIOS = ("ledger", "no-database", "function", "delivery")
+
+
+class Scenario(str, Enum):
+    """What can be measured by itself."""
+
+    LEDGER = "ledger"
+    NO_DATABASE = "no-database"
+    FUNCTION = "function"
+    DELIVERY = "delivery"
+    LIMITS = "limits"
+    CHECKPOINTS = "checkpoints"
+    RECOVERY = "recovery"
+    STATE = "state"
+
+
+class Backends(str, Enum):
+    """Where keyed state lives."""
+
+    HEAP = "heap"
+    ROCKSDB = "rocksdb"
+    BOTH = "both"
+
+    @property
+    def each(self) -> tuple[Backend, ...]:
+        """The backends one by one."""
+        match self:
+            case Backends.HEAP:
+                return ("heap",)
+            case Backends.ROCKSDB:
+                return ("rocksdb",)
+            case Backends.BOTH:
+                return ("heap", "rocksdb")
+
+
+def bench(
+    records: Annotated[int, typer.Option(help="Payments in the topic.", min=1)] = 2_000_000,
+    backend: Annotated[Backends, typer.Option(help="State backend.")] = Backends.BOTH,
+    runs: Annotated[int, typer.Option(help="Runs of everything; medians are shown.", min=1)] = 3,
+    scenario: Annotated[
+        list[Scenario] | None,
+        typer.Option(help="Only this; may be repeated. Default: all but state."),
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+) -> None:
+    """Measure whole jobs, the raw limits beside them, checkpoints and recovery, on real servers."""
+    chosen = tuple(scenario or [one for one in Scenario if one is not Scenario.STATE])
+    console = Console(stderr=True, highlight=False)
+    report = Report(records=records, runs=runs, machine=describe_machine())
+    try:
+        _measure(report, chosen, backend.each, lambda text: console.print(text, markup=False))
+    except OnceflowError as error:
+        report.error = str(error)
+    report.load_average_end = tuple(round(load, 2) for load in os.getloadavg())
+    if json_:
+        print(json.dumps(report.as_json()), flush=True)
+    else:
+        out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+        for table in report.tables():
+            out.print(table)
+        out.print(f"load average {report.machine['load_average']} -> {report.load_average_end}")
+    if report.error:
+        console.print(f"bench: {report.error}", markup=False, style="red", soft_wrap=True)
+        raise typer.Exit(1)
+
+
+def _measure(
+    report: Report,
+    chosen: tuple[Scenario, ...],
+    backends: tuple[Backend, ...],
+    say: Callable[[str], None],
+) -> None:
+    if chosen != (Scenario.STATE,):
+        with Stage(Payments(report.records)) as stage:
+            say(f"producing {report.records:,} payments")
+            _measure_on(stage, stage.fill(), report, chosen, backends, say)
+    if Scenario.STATE in chosen:
+        say("measuring keyed state")
+        report.state = _state(report.runs)
+
+
+def _measure_on(
+    stage: Stage,
+    topic: str,
+    report: Report,
+    chosen: tuple[Scenario, ...],
+    backends: tuple[Backend, ...],
+    say: Callable[[str], None],
+) -> None:
+    if Scenario.LIMITS in chosen:
+        for run in range(report.runs):
+            say(f"run {run + 1} of {report.runs}: raw limits")
+            report.limits.append(limits(stage, topic))
+    names = [one.value for one in chosen if one.value in _JOB_SCENARIOS]
+    report.jobs = measure(stage, variants(names, report.records, backends, topic), report.runs, say)
+    if Scenario.CHECKPOINTS in chosen:
+        for backend in backends:
+            say(f"checkpoints of an idle job, {backend}")
+            report.idle.append(idle_checkpoints(stage, backend))
+    if Scenario.RECOVERY in chosen:
+        spec = JobSpec(records=report.records, topic=topic, backend=backends[0])
+        for run in range(report.runs):
+            report.recoveries.append(recover(stage, spec))
+            again_s = report.recoveries[-1].rows_flow_s
+            say(f"run {run + 1} of {report.runs}: rows flow {again_s} s after a SIGKILL")
+
+
+def _state(runs: int) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.state", "--json", "--runs", str(runs)]
+    path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+    done = subprocess.run(
+        command, capture_output=True, check=False, env={**os.environ, "PYTHONPATH": path}
+    )
+    if done.returncode != 0:
+        raise BenchmarkError(f"benchmarks.state failed: {done.stderr.decode()[-2000:]}")
+    figures: dict[str, float] = json.loads(done.stdout)
+    return figures
+
+
+if __name__ == "__main__":
+    typer.run(bench)

@@ -1,0 +1,215 @@
+"""The driver process of one measured run: `python -m benchmarks.job SPEC.json RESULT.json`.
+
+When it is measured: `running_at_s` is when the driver hears that the last slot has its state, its
+connections and its channels and has begun to read; `committed_at_s` is when it hears that the last
+transaction of the last checkpoint is committed. Reading may have begun a few milliseconds before
+the former, in a slot that was ready first.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from benchmarks.cpu import groups_cpu_s, tree_cpu_s
+from benchmarks.discarding_sink import DiscardingSink
+from benchmarks.job_spec import CheckpointTimes, JobResult, JobSpec, Recovery
+from benchmarks.keyed_balance import KeyedBalance
+from benchmarks.slot_kill import kill_a_slot
+from onceflow import (
+    Checkpointing,
+    HeapBackend,
+    Job,
+    JobStatus,
+    Pipeline,
+    RocksDBBackend,
+    RuntimeSettings,
+    count,
+    sum_,
+)
+from onceflow.core.spi import Sink, Source
+from onceflow.integration.workload import PAYMENT_SCHEMA
+from onceflow.sinks import PostgresSink
+from onceflow.sources import KafkaSource
+from onceflow.sources.datagen import DatagenSource
+
+_LOOK_INTERVAL_S = 0.01
+_TIMEOUT_S = 900.0
+
+Predicate: TypeAlias = Callable[[JobStatus], bool]
+
+
+def build(spec: JobSpec, spark: SparkSession) -> Pipeline:
+    """Return the pipeline: payments, keyed by account, with the balance after each."""
+    pipeline = Pipeline(
+        spark,
+        name="bench",
+        parallelism=spec.parallelism,
+        checkpointing=Checkpointing(
+            storage=f"{spec.directory}/checkpoints", interval=spec.interval_s, mode=spec.delivery
+        ),
+        state_backend=RocksDBBackend() if spec.backend == "rocksdb" else HeapBackend(),
+        # Counters every 0.1 s instead of every second: what is reported of them is that fresh.
+        settings=RuntimeSettings(heartbeat_interval_s=0.1, scratch_dir=spec.directory),
+    )
+    keyed = pipeline.read(_source(spec), uid="payments").key_by("account")
+    if spec.work == "function":
+        balances = keyed.process(KeyedBalance(), uid="balance")
+    else:
+        balances = keyed.running(uid="balance", balance=sum_("amount"), n=count())
+    balances.write(_sink(spec), uid="ledger")
+    return pipeline
+
+
+def _source(spec: JobSpec) -> Source:
+    if spec.source == "generated":
+        return DatagenSource(
+            rows=spec.records,
+            splits_count=spec.parallelism,
+            accounts=spec.accounts,
+            rows_per_second=spec.rows_per_second,
+        )
+    return KafkaSource(
+        spec.bootstrap_servers,
+        topic=spec.topic,
+        format="json",
+        schema=PAYMENT_SCHEMA,
+        ending_offsets="latest",
+    )
+
+
+def _sink(spec: JobSpec) -> Sink:
+    if spec.sink == "discard":
+        return DiscardingSink(spec.directory)
+    return PostgresSink(spec.postgres_url, table=spec.table, create=True, delivery=spec.delivery)
+
+
+def main(spec_path: str, result_path: str) -> None:
+    """Run the job of the spec to its end and write what was measured.
+
+    Raises:
+        OnceflowError: The job failed.
+        TimeoutError: It did not get as far as it should in time.
+    """
+    spec = msgspec.json.decode(Path(spec_path).read_bytes(), type=JobSpec)
+    spark = (
+        SparkSession.Builder()
+        .master(f"local[{spec.parallelism}]")
+        .appName("onceflow benchmark")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    result = _run(spec, spark)
+    Path(result_path).write_bytes(msgspec.json.encode(result))
+    spark.stop()
+
+
+def _run(spec: JobSpec, spark: SparkSession) -> JobResult:
+    roots = {"engine": os.getpid(), **spec.server_pids}
+    job = build(spec, spark).start()
+    watch = Watch(job)
+    watch.until(lambda status: bool(status.attempts and status.attempts[-1].running_s))
+    cpu_before = groups_cpu_s(roots)
+    recovery: Recovery | None = None
+    match spec.task:
+        case "finish":
+            pass
+        case "kill_slot":
+            recovery = kill_a_slot(job, spec)
+        case "idle_checkpoints":
+            watch.until(lambda status: status.checkpoints_completed >= spec.checkpoints)
+            job.stop()
+    watch.until(lambda status: status.state.ended)
+    cpu_after = groups_cpu_s(roots)
+    status = job.wait(_TIMEOUT_S)
+    ended_at = time.time()
+    first = status.attempts[0]
+    last = status.last_checkpoint
+    committed_at = ended_at
+    if last is not None and last.committed_ms is not None:
+        committed_at = (last.triggered_at_ms + last.duration_ms + last.committed_ms) / 1000
+    return JobResult(
+        state=status.state.value,
+        deployed_at_s=first.began_at_s + first.deployed_s,
+        running_at_s=first.began_at_s + first.running_s,
+        committed_at_s=committed_at,
+        cpu_s={name: round(cpu_after[name] - cpu_before[name], 3) for name in roots},
+        engine_life_cpu_s=round(tree_cpu_s(os.getpid()), 3),
+        stage_cpu_us=watch.stage_cpu_us(),
+        slot_rss_bytes_max=watch.slot_rss_bytes_max,
+        checkpoints=tuple(
+            CheckpointTimes(
+                one.duration_ms,
+                one.alignment_ms,
+                one.sync_ms,
+                one.async_ms,
+                one.append_ms,
+                one.committed_ms,
+                one.size_bytes,
+            )
+            for one in status.history
+        ),
+        recovery=recovery,
+    )
+
+
+@dataclass
+class Watch:
+    """Looks at the job's status until it says what is waited for, and remembers the counters."""
+
+    job: Job
+    slot_rss_bytes_max: int = 0
+    latest: JobStatus | None = None
+
+    def until(self, reached: Predicate) -> None:
+        """Return once `reached`; the job may not fail before.
+
+        Raises:
+            OnceflowError: The job failed.
+            TimeoutError: It was not reached in time.
+        """
+        deadline = time.monotonic() + _TIMEOUT_S
+        while not reached(status := self.job.status()):
+            self._note(status)
+            if status.state.ended:
+                self.job.wait(_TIMEOUT_S)
+                raise TimeoutError(f"the job {status.state.value} before it was expected to")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not reached in {_TIMEOUT_S} s; {status.last_error or status}")
+            time.sleep(_LOOK_INTERVAL_S)
+        self._note(status)
+
+    def _note(self, status: JobStatus) -> None:
+        rss = max((slot.rss_bytes for slot in status.slots), default=0)
+        self.slot_rss_bytes_max = max(self.slot_rss_bytes_max, rss)
+        if status.subtasks:
+            self.latest = status
+
+    def stage_cpu_us(self) -> dict[str, float]:
+        """Return CPU microseconds a record of each chain, as of the last reports."""
+        cpu_s: dict[str, float] = {}
+        records: dict[str, int] = {}
+        for one in self.latest.subtasks if self.latest else ():
+            chain = one.subtask.chain
+            cpu_s[chain] = cpu_s.get(chain, 0.0) + one.cpu_s
+            records[chain] = records.get(chain, 0) + one.records_in
+        return {
+            chain: round(cpu_s[chain] / records[chain] * 1e6, 3)
+            for chain in cpu_s
+            if records[chain]
+        }
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,93 @@
+"""What a measured job is told, and what it tells: plain values that cross a process as JSON."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Backend = Literal["heap", "rocksdb"]
+Delivery = Literal["exactly_once", "at_least_once"]
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of one job in a driver process of its own."""
+
+    records: int | None
+    """None: without end; the driver stops the job once it has seen what it is to see."""
+    source: Literal["kafka", "generated"] = "kafka"
+    work: Literal["running", "function"] = "running"
+    """A vectorised running balance, or the same by a Python function a record."""
+    sink: Literal["postgres", "discard"] = "postgres"
+    backend: Backend = "heap"
+    delivery: Delivery = "exactly_once"
+    task: Literal["finish", "idle_checkpoints", "kill_slot"] = "finish"
+    interval_s: float = 1.0
+    parallelism: int = 2
+    accounts: int = 100_000
+    checkpoints: int = 100
+    """Task idle_checkpoints: how many to take."""
+    rows_per_second: float | None = None
+    """Of a generated source."""
+    bootstrap_servers: str = ""
+    topic: str = ""
+    postgres_url: str = ""
+    table: str = "ledger"
+    directory: str = ""
+    """Of this run alone: checkpoints, and what a discarding sink counted."""
+    server_pids: dict[str, int] = {}
+    """Name to root process of the servers whose CPU is counted beside the engine's."""
+
+
+class CheckpointTimes(msgspec.Struct, frozen=True):
+    """One completed checkpoint, in milliseconds; the parts are the slowest subtask's."""
+
+    duration_ms: float
+    alignment_ms: float
+    sync_ms: float
+    async_ms: float
+    append_ms: float
+    committed_ms: float | None
+    size_bytes: int
+
+
+class Recovery(msgspec.Struct, frozen=True):
+    """Seconds from the SIGKILL of a slot, by what was seen."""
+
+    killed_at_records: int
+    noticed_s: float
+    """The driver knows that the attempt is lost. What follows is counted from the kill too."""
+    slots_ended_s: float
+    claimed_s: float
+    recovered_s: float
+    """Sinks agree with the decision log; runs beside the start of the slots."""
+    slots_up_s: float
+    deployed_s: float
+    running_s: float
+    records_flow_s: float
+    """A source of the new attempt has reported a record; seen 0.1 s late at most."""
+    rows_flow_s: float
+    """Rows that the new attempt has written are visible in the table."""
+
+
+class JobResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run measured. Times are seconds since the epoch where named `_at_s`."""
+
+    state: str
+    deployed_at_s: float
+    running_at_s: float
+    committed_at_s: float
+    cpu_s: dict[str, float]
+    """From when all slots ran to the end, by group: engine, and every server."""
+    engine_life_cpu_s: float
+    """The engine's from the start of its process: JVM, Spark and imports too."""
+    stage_cpu_us: dict[str, float]
+    """CPU of each chain's own threads, microseconds a record that it took in."""
+    slot_rss_bytes_max: int
+    checkpoints: tuple[CheckpointTimes, ...]
+    recovery: Recovery | None = None
+
+    @property
+    def seconds(self) -> float:
+        """From all slots running to the last row committed."""
+        return self.committed_at_s - self.running_at_s

@@ -1,0 +1,184 @@
+"""The tables for a person and the object for a program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+from rich.table import Table
+
+from benchmarks.checkpoints import IdleCheckpoints
+from benchmarks.job_spec import Recovery
+from benchmarks.limits import Figure
+from benchmarks.recovery import steps_of
+from benchmarks.spread import Spread
+from benchmarks.throughput import Measured
+
+CHECKPOINT_PARTS = (
+    "duration_ms",
+    "alignment_ms",
+    "sync_ms",
+    "async_ms",
+    "append_ms",
+    "committed_ms",
+)
+
+
+@dataclass(slots=True)
+class Report:
+    """Everything that was measured in one call."""
+
+    records: int
+    runs: int
+    machine: dict[str, object]
+    jobs: list[Measured] = field(default_factory=list[Measured])
+    limits: list[dict[str, Figure]] = field(default_factory=list[dict[str, Figure]])
+    idle: list[IdleCheckpoints] = field(default_factory=list[IdleCheckpoints])
+    recoveries: list[Recovery] = field(default_factory=list[Recovery])
+    state: dict[str, float] = field(default_factory=dict[str, float])
+    load_average_end: tuple[float, ...] = ()
+    error: str = ""
+
+    def as_json(self) -> dict[str, object]:
+        """Return the one object that `--json` prints."""
+        return {
+            "ok": not self.error,
+            "error": self.error,
+            "records": self.records,
+            "runs": self.runs,
+            "machine": self.machine,
+            "load_average_end": self.load_average_end,
+            "jobs": {one.variant.name: _job_as_json(one) for one in self.jobs},
+            "limits": {
+                name: {part: value.as_json() for part, value in parts.items()}
+                for name, parts in limits_spread(self.limits).items()
+            },
+            "idle_checkpoints": [asdict(one) for one in self.idle],
+            "recovery_s": {
+                step: spread.as_json() for step, spread in _steps(self.recoveries).items()
+            },
+            "state": self.state,
+        }
+
+    def tables(self) -> list[Table]:
+        """Return a table for each kind of measurement that was made."""
+        made = [
+            (self.jobs, lambda: jobs_table(self.jobs, self.records)),
+            (self.jobs, lambda: loaded_checkpoints_table(self.jobs)),
+            (self.limits, lambda: limits_table(self.limits)),
+            (self.idle, lambda: idle_table(self.idle)),
+            (self.recoveries, lambda: recovery_table(self.recoveries)),
+            (self.state, lambda: state_table(self.state)),
+        ]
+        return [table() for measured, table in made if measured]
+
+
+def limits_spread(runs: Sequence[dict[str, Figure]]) -> dict[str, dict[str, Spread]]:
+    """Return each raw limit over all runs."""
+    if not runs:
+        return {}
+    return {
+        name: {part: Spread.of(run[name][part] for run in runs) for part in parts}
+        for name, parts in runs[0].items()
+    }
+
+
+def jobs_table(jobs: Sequence[Measured], records: int) -> Table:
+    """Return rows a second and CPU of the whole jobs."""
+    table = _table(f"Whole jobs, {records:,} records", "job", "rows/s", "engine CPU s/M",
+                   "Postgres", "Kafka", "by chain, CPU us a record", "slot RSS MB")  # fmt: skip
+    for job in jobs:
+        stages = ", ".join(
+            f"{chain} {spread.median:.2f}" for chain, spread in job.stage_cpu_us().items()
+        )
+        rss = max(result.slot_rss_bytes_max for result in job.results) / 1e6
+        table.add_row(
+            job.variant.name,
+            job.rows_per_second.shown(),
+            *(job.cpu_s_per_million(name).shown(2) for name in ("engine", "postgres", "kafka")),
+            stages,
+            f"{rss:,.0f}",
+        )
+    return table
+
+
+def loaded_checkpoints_table(jobs: Sequence[Measured]) -> Table:
+    """Return the parts of the checkpoints that the jobs took while they ran."""
+    table = _table("Checkpoints under load, ms", "job", "number",
+                   *(part.removesuffix("_ms") for part in CHECKPOINT_PARTS))  # fmt: skip
+    for job in jobs:
+        spreads = [job.checkpoint_ms(part) for part in CHECKPOINT_PARTS]
+        table.add_row(
+            job.variant.name,
+            str(sum(len(result.checkpoints) for result in job.results)),
+            *("" if spread is None else spread.shown(1) for spread in spreads),
+        )
+    return table
+
+
+def limits_table(runs: Sequence[dict[str, Figure]]) -> Table:
+    """Return what broker and database allow by themselves."""
+    table = _table("Raw limits", "loop", "rows/s", "client CPU s/M", "Postgres", "Kafka")
+    for name, parts in limits_spread(runs).items():
+        table.add_row(
+            name,
+            parts["rows_per_second"].shown(),
+            *(
+                parts[f"cpu_s_per_million_{group}"].shown(2)
+                for group in ("client", "postgres", "kafka")
+            ),
+        )
+    return table
+
+
+def idle_table(idle: Sequence[IdleCheckpoints]) -> Table:
+    """Return the percentiles of an idle job's checkpoints."""
+    table = _table("Checkpoints of an idle job, ms", "backend", "part", "p50", "p99")
+    for one in idle:
+        for part in one.p50:
+            name = part.removesuffix("_ms")
+            table.add_row(one.backend, name, f"{one.p50[part]:.1f}", f"{one.p99[part]:.1f}")
+    return table
+
+
+def recovery_table(recoveries: Sequence[Recovery]) -> Table:
+    """Return the steps of the recovery."""
+    table = _table("SIGKILL of a slot, seconds from the kill", "step", "seconds")
+    for step, spread in _steps(recoveries).items():
+        table.add_row(step, spread.shown(2))
+    return table
+
+
+def state_table(state: dict[str, float]) -> Table:
+    """Return the figures of benchmarks/state.py."""
+    table = _table("Keyed state, one thread", "figure", "value")
+    for name, value in state.items():
+        table.add_row(name, f"{value:,.2f}")
+    return table
+
+
+def _steps(recoveries: Sequence[Recovery]) -> dict[str, Spread]:
+    return steps_of(recoveries) if recoveries else {}
+
+
+def _job_as_json(job: Measured) -> dict[str, object]:
+    parts = {part: job.checkpoint_ms(part) for part in CHECKPOINT_PARTS}
+    return {
+        "scenario": job.variant.scenario,
+        "rows_per_second": job.rows_per_second.as_json(),
+        "cpu_s_per_million": {
+            name: job.cpu_s_per_million(name).as_json() for name in job.results[0].cpu_s
+        },
+        "engine_life_cpu_s": job.engine_life_cpu_s.as_json(),
+        "stage_cpu_us": {chain: one.as_json() for chain, one in job.stage_cpu_us().items()},
+        "slot_rss_bytes_max": max(result.slot_rss_bytes_max for result in job.results),
+        "checkpoints": {part: one.as_json() for part, one in parts.items() if one is not None},
+    }
+
+
+def _table(title: str, first: str, *others: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column(first)
+    for other in others:
+        table.add_column(other, justify="right")
+    return table

@@ -1,0 +1,152 @@
+"""What every scenario runs on: the servers, a topic of payments, and a driver process a run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+import psycopg
+from psycopg import sql
+
+from benchmarks.discarding_sink import DiscardingSink
+from benchmarks.job_spec import JobResult, JobSpec
+from onceflow.core.errors import OnceflowError
+from onceflow.integration.faults.processes import kill_tree
+from onceflow.integration.oracle import verify
+from onceflow.integration.servers import EmbeddedKafka, EmbeddedPostgres
+from onceflow.integration.workload import Payments, produce
+
+ROOT = Path(__file__).resolve().parent.parent
+_DRIVER_TIMEOUT_S = 1000.0
+_LOG_TAIL_CHARS = 4000
+
+
+class BenchmarkError(OnceflowError):
+    """Raised when a run came to no figure: the driver failed, or what it left is wrong."""
+
+    domain = "external"
+    retry = "never"
+
+
+class Stage:
+    """Owns both servers, the topic and all files; a context manager. One run at a time."""
+
+    def __init__(self, payments: Payments) -> None:
+        self.payments = payments
+        self._stack = ExitStack()
+        self._directory = Path()
+        self._runs = 0
+
+    def __enter__(self) -> Stage:
+        self._directory = Path(tempfile.mkdtemp(prefix="onceflow-bench-"))
+        self._stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
+        try:
+            self.postgres = self._stack.enter_context(EmbeddedPostgres())
+            self.kafka = self._stack.enter_context(EmbeddedKafka())
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def server_pids(self) -> dict[str, int]:
+        """The root process of each server that runs."""
+        pids = {"postgres": self.postgres.pid, "kafka": self.kafka.pid}
+        return {name: pid for name, pid in pids.items() if pid is not None}
+
+    def fill(self, topic: str = "payments") -> str:
+        """Return `topic` with every payment in it."""
+        self.kafka.create_topic(topic, self.payments.partitions)
+        produce(self.payments, self.kafka.bootstrap_servers, topic)
+        return topic
+
+    @contextmanager
+    def database(self) -> Generator[str, None, None]:
+        """Yield the URL of a database for the block, new and empty."""
+        self._runs += 1
+        name = f"bench_{self._runs}"
+        self._administer("CREATE DATABASE {}", name)
+        try:
+            yield self.postgres.database_url(name)
+        finally:
+            self._administer("DROP DATABASE {} WITH (FORCE)", name)
+            # What one run has left to write would be written during the next.
+            self._administer("CHECKPOINT")
+
+    def run(self, spec: JobSpec) -> JobResult:
+        """Run a job in a process of its own and return its figures, once what it wrote is right.
+
+        Raises:
+            BenchmarkError: The job failed, or a row is missing, doubled or wrong.
+        """
+        with self.database() as url:
+            directory = Path(tempfile.mkdtemp(dir=self._directory))
+            spec = msgspec.structs.replace(
+                spec,
+                bootstrap_servers=self.kafka.bootstrap_servers,
+                postgres_url=url,
+                directory=str(directory),
+                server_pids=self.server_pids,
+            )
+            try:
+                result = _drive(spec, directory)
+                self._verify(spec)
+            finally:
+                shutil.rmtree(directory, ignore_errors=True)
+        return result
+
+    def _verify(self, spec: JobSpec) -> None:
+        if spec.sink == "discard":
+            rows = DiscardingSink(spec.directory).rows()
+            if rows != spec.records:
+                raise BenchmarkError(f"{rows} rows reached the sink instead of {spec.records}")
+        elif spec.source == "kafka":
+            verdict = verify(spec.postgres_url, spec.table, self.payments)
+            if not verdict.ok:
+                raise BenchmarkError(f"the table is wrong after {spec}: {verdict}")
+
+    def _administer(self, statement: str, *names: str) -> None:
+        with psycopg.connect(self.postgres.url, autocommit=True) as connection:
+            connection.execute(
+                sql.SQL(statement).format(*(sql.Identifier(name) for name in names))  # type: ignore[arg-type]
+            )
+
+
+def _drive(spec: JobSpec, directory: Path) -> JobResult:
+    spec_path, result_path = directory / "spec.json", directory / "result.json"
+    spec_path.write_bytes(msgspec.json.encode(spec))
+    paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    with (directory / "driver.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.job", str(spec_path), str(result_path)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            # Slots unpickle classes of this package: they need the same path as the driver.
+            env={
+                **os.environ,
+                "PYSPARK_PYTHON": sys.executable,
+                "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+            },
+        )
+    try:
+        status = process.wait(_DRIVER_TIMEOUT_S)
+    except BaseException:
+        kill_tree(process.pid)
+        process.wait()
+        raise
+    if status != 0:
+        tail = (directory / "driver.log").read_text(errors="replace")[-_LOG_TAIL_CHARS:]
+        raise BenchmarkError(f"the driver of {spec} ended with {status}:\n{tail}")
+    return msgspec.json.decode(result_path.read_bytes(), type=JobResult)

@@ -1,0 +1,121 @@
+"""Rows a second and CPU a million rows of whole jobs, in turns, so that ratios hold.
+
+Every variant runs once before any runs again: a machine that slows down slows all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from benchmarks.job_spec import Backend, JobResult, JobSpec
+from benchmarks.spread import Spread
+from benchmarks.stage import Stage
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One job to measure and what it is called."""
+
+    scenario: str
+    name: str
+    spec: JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All runs of one variant."""
+
+    variant: Variant
+    results: tuple[JobResult, ...]
+
+    @property
+    def records(self) -> int:
+        """Records of one run."""
+        return self.variant.spec.records or 0
+
+    @property
+    def rows_per_second(self) -> Spread:
+        """From all slots running to the last row committed."""
+        return Spread.of(self.records / result.seconds for result in self.results)
+
+    def cpu_s_per_million(self, group: str) -> Spread:
+        """CPU seconds of a group of processes in the same time, a million records."""
+        return Spread.of(result.cpu_s[group] / self.records * 1e6 for result in self.results)
+
+    @property
+    def engine_life_cpu_s(self) -> Spread:
+        """CPU seconds of the engine from the start of its process, not a million records."""
+        return Spread.of(result.engine_life_cpu_s for result in self.results)
+
+    def stage_cpu_us(self) -> dict[str, Spread]:
+        """CPU microseconds a record of each chain's threads."""
+        return {
+            chain: Spread.of(result.stage_cpu_us.get(chain, 0.0) for result in self.results)
+            for chain in self.results[0].stage_cpu_us
+        }
+
+    def checkpoint_ms(self, part: str) -> Spread | None:
+        """One part of all completed checkpoints of all runs."""
+        values = [getattr(one, part) for run in self.results for one in run.checkpoints]
+        known = [float(value) for value in values if value is not None]
+        return Spread.of(known) if known else None
+
+
+def variants(
+    scenarios: Sequence[str], records: int, backends: Sequence[Backend], topic: str
+) -> list[Variant]:
+    """Return what is to be measured for `scenarios`."""
+    found: list[Variant] = []
+
+    def add(scenario: str, name: str, spec: JobSpec) -> None:
+        if scenario in scenarios:
+            found.append(Variant(scenario, name, spec))
+
+    for backend in backends:
+        spec = JobSpec(records=records, topic=topic, backend=backend)
+        of = _replacing(spec)
+        add("ledger", f"ledger, {backend}", spec)
+        add("no-database", f"Kafka to nowhere, {backend}", of(sink="discard"))
+        add(
+            "no-database",
+            f"generated to nowhere, {backend}",
+            of(sink="discard", source="generated"),
+        )
+        add("function", f"Python function a record, {backend}", of(work="function"))
+    spec = JobSpec(records=records, topic=topic, backend=backends[0])
+    if "ledger" not in scenarios:
+        add("delivery", f"ledger, {backends[0]}", spec)
+    add(
+        "delivery",
+        f"ledger at least once, {backends[0]}",
+        _replacing(spec)(delivery="at_least_once"),
+    )
+    return found
+
+
+def measure(stage: Stage, chosen: Sequence[Variant], runs: int, say: Say) -> list[Measured]:
+    """Run every variant `runs` times, in turns.
+
+    Raises:
+        BenchmarkError: A run failed, or what it wrote is wrong.
+    """
+    results: dict[str, list[JobResult]] = {variant.name: [] for variant in chosen}
+    for run in range(runs):
+        for variant in chosen:
+            result = stage.run(variant.spec)
+            results[variant.name].append(result)
+            rate = (variant.spec.records or 0) / result.seconds
+            say(f"run {run + 1} of {runs}: {variant.name}: {rate:,.0f} rows/s")
+    return [Measured(variant, tuple(results[variant.name])) for variant in chosen]
+
+
+def _replacing(spec: JobSpec) -> Callable[..., JobSpec]:
+    def replaced(**changes: str) -> JobSpec:
+        return msgspec.structs.replace(spec, **changes)
+
+    return replaced
