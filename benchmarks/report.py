@@ -62,15 +62,18 @@ class Report:
 
     def tables(self) -> list[Table]:
         """Return a table for each kind of measurement that was made."""
-        made = [
-            (self.jobs, lambda: jobs_table(self.jobs, self.records)),
-            (self.jobs, lambda: loaded_checkpoints_table(self.jobs)),
-            (self.limits, lambda: limits_table(self.limits)),
-            (self.idle, lambda: idle_table(self.idle)),
-            (self.recoveries, lambda: recovery_table(self.recoveries)),
-            (self.state, lambda: state_table(self.state)),
-        ]
-        return [table() for measured, table in made if measured]
+        tables: list[Table] = []
+        if self.jobs:
+            tables += [jobs_table(self.jobs, self.records), loaded_checkpoints_table(self.jobs)]
+        if self.limits:
+            tables.append(limits_table(self.limits))
+        if self.idle:
+            tables.append(idle_table(self.idle))
+        if self.recoveries:
+            tables.append(recovery_table(self.recoveries))
+        if self.state:
+            tables.append(state_table(self.state))
+        return tables
 
 
 def limits_spread(runs: Sequence[dict[str, Figure]]) -> dict[str, dict[str, Spread]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import psycopg
 from psycopg import sql
+from typing_extensions import LiteralString
 
 from benchmarks.discarding_sink import DiscardingSink
 from benchmarks.job_spec import JobResult, JobSpec
@@ -115,11 +116,9 @@ class Stage:
             if not verdict.ok:
                 raise BenchmarkError(f"the table is wrong after {spec}: {verdict}")
 
-    def _administer(self, statement: str, *names: str) -> None:
+    def _administer(self, statement: LiteralString, *names: str) -> None:
         with psycopg.connect(self.postgres.url, autocommit=True) as connection:
-            connection.execute(
-                sql.SQL(statement).format(*(sql.Identifier(name) for name in names))  # type: ignore[arg-type]
-            )
+            connection.execute(sql.SQL(statement).format(*(sql.Identifier(name) for name in names)))
 
 
 def _drive(spec: JobSpec, directory: Path) -> JobResult:
