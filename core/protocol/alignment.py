@@ -133,12 +133,17 @@ class BarrierAlignment:
             checkpoint > self._latest[channel],
             f"channel {channel} brought barrier {checkpoint} after {self._latest[channel]}",
         )
-        self._latest[channel] = checkpoint
+        # Whatever every channel had passed before this barrier cannot come any more.
         passed = max(self._floor, min(self._latest))
         self._aborted = {aborted for aborted in self._aborted if aborted > passed}
+        self._latest[channel] = checkpoint
         actions = self._give_up_skipped(channel, checkpoint)
         if checkpoint <= self._floor or checkpoint in self._aborted:
             return tuple(actions)
+        ahead = [c for c, latest in enumerate(self._latest) if latest > checkpoint]
+        if ahead and checkpoint not in self._open:
+            self._aborted.add(checkpoint)
+            return (*actions, _skipped(checkpoint, ahead[0], self._latest[ahead[0]]))
         alignment = self._open.setdefault(checkpoint, _Alignment(barrier, now_s))
         alignment.arrived.add(channel)
         if len(alignment.arrived) == self._channels:
@@ -174,11 +179,7 @@ class BarrierAlignment:
                 alignment = self._open.pop(older)
                 self._aborted.add(older)
                 actions.extend(self._unblock(alignment.arrived))
-                actions.append(
-                    AlignmentAborted(
-                        older, f"channel {channel} went on to barrier {checkpoint} without it"
-                    )
-                )
+                actions.append(_skipped(older, channel, checkpoint))
         return actions
 
     def _finish(self, alignment: _Alignment, channel: int, now_s: float) -> list[AlignmentAction]:
@@ -198,3 +199,7 @@ class BarrierAlignment:
         if self._mode is AlignmentMode.ALIGNED and channels:
             return [Unblock(tuple(sorted(channels)))]
         return []
+
+
+def _skipped(checkpoint: CheckpointId, channel: int, later: CheckpointId) -> AlignmentAborted:
+    return AlignmentAborted(checkpoint, f"channel {channel} went on to barrier {later} without it")

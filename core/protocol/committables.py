@@ -39,7 +39,10 @@ class Aborted:
 
 @dataclass(frozen=True, slots=True)
 class RetryLater:
-    """Nothing changed; the same call may succeed later (server restarting, owner still connected)."""
+    """Nothing changed.
+
+    The same call may succeed later (server restarting, owner still connected).
+    """
 
     reason: str
 

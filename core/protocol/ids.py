@@ -61,7 +61,8 @@ class TransactionId:
         if not _TRANSACTION_ID.fullmatch(str(self)):
             raise ValueError(
                 f"transaction id {str(self)!r} is not <sink id>/<attempt>/<checkpoint>/<subtask>/"
-                f"<sequence> with a sink id of 1-{SINK_ID_LENGTH_MAX} letters, digits, '_', '.', '-'"
+                f"<sequence> with a sink id of 1-{SINK_ID_LENGTH_MAX} letters, digits,"
+                " '_', '.', '-'"
             )
 
     def __str__(self) -> str:

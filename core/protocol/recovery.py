@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onceflow.core.protocol.committables import Committable
-from onceflow.core.protocol.ids import AttemptId, TransactionId
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 
 
@@ -81,3 +81,14 @@ def committables_of(completed: CompletedCheckpoint) -> tuple[Committable, ...]:
         for committable in operator.committables
     ]
     return tuple(sorted(found, key=commit_order))
+
+
+def proofs_needed_from(retained: Sequence[CompletedCheckpoint]) -> CheckpointId:
+    """Return the oldest checkpoint whose proofs of commits a restore of `retained` may ask for.
+
+    A retained checkpoint may list what *aborted* checkpoints before it had prepared, so this can be
+    lower than the oldest retained checkpoint.
+    """
+    listed = [c.transaction.checkpoint for kept in retained for c in committables_of(kept)]
+    own = [kept.checkpoint for kept in retained]
+    return CheckpointId(min([*listed, *own], default=0))

@@ -34,10 +34,10 @@ class StateHandle:
 class OperatorSnapshot:
     """State of one operator subtask as of one barrier.
 
-    `keyed` and `raw` handles hold keyed state and an operator's own bytes; `lists` holds operator list
-    state by name, one bytes element an item, redistributed on rescale (Kafka splits live here under
-    the name "splits"). `committables` are all that this subtask has pre-committed, up to and with
-    this barrier, and does not know to be committed.
+    `keyed` and `raw` handles hold keyed state and an operator's own bytes; `lists` holds operator
+    list state by name, one bytes element an item, redistributed on rescale (Kafka splits live here
+    under the name "splits"). `committables` are all that this subtask has pre-committed, up to and
+    with this barrier, and does not know to be committed.
     """
 
     uid: str
@@ -82,7 +82,7 @@ class CompletedCheckpoint:
     triggered_at_ms: int
     completed_at_ms: int
     final: bool = False
-    """True when all sources had reached their end (or the job was told to stop) before this barrier."""
+    """Whether all sources had reached their end, or the job was told to stop, before it."""
 
     def operator(self, uid: str) -> tuple[tuple[int, OperatorSnapshot], ...]:
         """Return (subtask index, snapshot) of operator `uid`, by index."""

@@ -34,6 +34,7 @@ from onceflow.core.protocol.decisions import (
     TriggerCheckpoint,
 )
 from onceflow.core.protocol.ids import GENESIS, CheckpointId, SubtaskRef
+from onceflow.core.protocol.recovery import proofs_needed_from
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.runtime.chain_builder import SlotPlan
 from onceflow.core.runtime.control_plane import (
@@ -65,7 +66,7 @@ from onceflow.core.runtime.progress import Progress
 from onceflow.core.runtime.restore import restored_operators
 from onceflow.core.runtime.sink_recovery import RecoveryCounts, SinkRecovery
 from onceflow.core.runtime.slot import versions
-from onceflow.core.storage import ClaimedLog, DecisionUnknown, JobStorage
+from onceflow.core.storage import ClaimedLog, JobStorage
 
 _log = logging.getLogger("onceflow.runtime.attempt")
 
@@ -318,7 +319,6 @@ class Attempt:
                 case AppendDecision(completed):
                     self._append(completed)
                 case NotifyComplete(checkpoint, oldest_retained):
-                    self._send_all(Complete(checkpoint, oldest_retained))
                     self._after_complete(checkpoint, oldest_retained)
                 case NotifyAbort(checkpoint, reason):
                     self._send_all(Abort(checkpoint, reason))
@@ -339,13 +339,15 @@ class Attempt:
         self._send_all(Trigger(barrier))
 
     def _append(self, completed: CompletedCheckpoint) -> None:
-        """Write the decision: the commit point of the whole job."""
+        """Write the decision: the commit point of the whole job.
+
+        When nobody knows whether it is in the log (`DecisionUnknown`), the attempt ends: the next
+        one reads the log and knows.
+        """
         assert self._coordinator is not None
         began = time.perf_counter()
         try:
             self._parts.log.append(completed)
-        except DecisionUnknown as error:
-            more = self._coordinator.append_unknown(completed.checkpoint, str(error), time.time())
         except StorageError as error:
             more = self._coordinator.append_failed(completed.checkpoint, str(error), time.time())
         else:
@@ -356,13 +358,14 @@ class Attempt:
         self._carry_out(more)
 
     def _after_complete(self, checkpoint: CheckpointId, oldest_retained: CheckpointId) -> None:
+        assert self._coordinator is not None
+        retained = self._coordinator.completed
+        self._send_all(Complete(checkpoint, proofs_needed_from(retained)))
         # Records go before the files that they name: a crash in between leaves no dangling name.
         self._in_background(self._parts.log.prune, oldest_retained)
         if not self._swept and checkpoint > GENESIS:
             self._swept = True
-            assert self._coordinator is not None
-            latest = self._coordinator.completed[-1]
-            self._in_background(self._parts.recovery.sweep, latest)
+            self._in_background(self._parts.recovery.sweep, retained[-1])
             # A slot of an older attempt may have written after the sweep at the start.
             self._in_background(self._parts.storage.sweep, self._parts.log.view, self._plan.attempt)
 

@@ -55,11 +55,11 @@ class CommitWorker:
             self._queue.pre_committed(checkpoint, committable)
             return self._queue.pending_through(checkpoint)
 
-    def completed(self, checkpoint: CheckpointId, oldest_retained: CheckpointId) -> None:
+    def completed(self, checkpoint: CheckpointId, proofs_needed_from: CheckpointId) -> None:
         """Commit everything up to `checkpoint`, soon. Late or repeated calls change nothing."""
         with self._condition:
             self._queue.completed(checkpoint)
-            self._prune_before = oldest_retained
+            self._prune_before = proofs_needed_from
             self._condition.notify()
 
     def close(self, timeout_s: float) -> None:

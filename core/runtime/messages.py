@@ -172,7 +172,8 @@ class Complete:
     """The checkpoint is in the decision log: commit everything up to it."""
 
     checkpoint: CheckpointId
-    oldest_retained: CheckpointId
+    proofs_needed_from: CheckpointId
+    """Proofs of commits of older checkpoints may be forgotten."""
 
 
 @dataclass(frozen=True, slots=True)

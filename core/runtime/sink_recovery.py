@@ -150,12 +150,15 @@ class SinkRecovery:
                 )
 
     def _until_settled(self, call: Callable[[], object]) -> object:
-        """Repeat `call` while it says "retry later", with growing pauses, up to the deadline."""
+        """Repeat `call` while nobody can tell or it says "later", up to the deadline."""
         deadline = time.monotonic() + self._deadline_s
         pause_s = 0.02
         while True:
             outcome = call()
-            if not isinstance(outcome, RetryLater) or time.monotonic() + pause_s > deadline:
+            if (
+                not isinstance(outcome, (RetryLater, Unknown))
+                or time.monotonic() + pause_s > deadline
+            ):
                 return outcome
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, 1.0)

@@ -156,8 +156,8 @@ class Slot:
                 for subtask in self._subtasks:
                     if subtask.ref.chain in self._source_chains():
                         subtask.gate.post(CheckpointTriggered(barrier))
-            case Complete(checkpoint, oldest_retained):
-                self._complete(checkpoint, oldest_retained)
+            case Complete(checkpoint, needed_from):
+                self._complete(checkpoint, needed_from)
             case Abort(checkpoint, reason):
                 for subtask in self._subtasks:
                     subtask.gate.post(CheckpointAborted(checkpoint, reason))
@@ -184,9 +184,9 @@ class Slot:
             subtask.start()
         self._send(Running(self._plan.attempt, self._slot))
 
-    def _complete(self, checkpoint: CheckpointId, oldest_retained: CheckpointId) -> None:
+    def _complete(self, checkpoint: CheckpointId, proofs_needed_from: CheckpointId) -> None:
         for worker in self._commit_workers:
-            worker.completed(checkpoint, oldest_retained)
+            worker.completed(checkpoint, proofs_needed_from)
         for subtask in self._subtasks:
             subtask.gate.post(CheckpointCompleted(checkpoint))
             if subtask.ref not in self._committed:

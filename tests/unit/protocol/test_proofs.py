@@ -1,0 +1,29 @@
+"""How far back proofs of commits are kept."""
+
+from __future__ import annotations
+
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
+from onceflow.core.protocol.recovery import proofs_needed_from
+from onceflow.core.protocol.snapshots import (
+    CompletedCheckpoint,
+    OperatorSnapshot,
+    SubtaskSnapshot,
+)
+
+
+def checkpoint(number: int, lists: list[int]) -> CompletedCheckpoint:
+    committables = tuple(Committable(TransactionId("s", 1, listed, 0), 1) for listed in lists)
+    sink = OperatorSnapshot("sink", committables=committables)
+    snapshots = (SubtaskSnapshot(SubtaskRef("sink", 0), (sink,)),)
+    return CompletedCheckpoint(CheckpointId(number), AttemptId(1), 1, 128, snapshots, 0, 0)
+
+
+def test_proofs_of_aborted_checkpoints_are_kept_while_a_retained_one_lists_them() -> None:
+    """Checkpoints 5 and 6 were aborted after their pre-commit; 7 decided their transactions."""
+    assert proofs_needed_from([checkpoint(7, [5, 6, 7])]) == 5
+
+
+def test_without_older_committables_the_oldest_retained_checkpoint_counts() -> None:
+    assert proofs_needed_from([checkpoint(7, [7]), checkpoint(8, [])]) == 7
+    assert proofs_needed_from([]) == 0
