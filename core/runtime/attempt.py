@@ -246,8 +246,8 @@ class Attempt:
             case SlotConnected(link):
                 self._connected(link)
             case SlotSaid(slot, message):
-                self._heard_at[slot] = time.monotonic()
                 if message.attempt == self._plan.attempt:  # I7
+                    self._heard_at[slot] = time.monotonic()
                     self._on_message(slot, message)
             case SlotGone(slot, attempt, reason):
                 if attempt == self._plan.attempt and slot in self._links:
