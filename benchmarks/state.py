@@ -132,9 +132,12 @@ def per_record_us(store: KeyedStateStore, keys: Sequence[str], runs: int) -> flo
     set_key, get, put = store.set_current_key, state.get, state.set
 
     def work() -> None:
-        for key in keys:
-            set_key(key)
-            put(get() + 1)
+        for start in range(0, len(keys), BATCH_ROWS):
+            batch = keys[start : start + BATCH_ROWS]
+            store.prefetch(batch)
+            for key in batch:
+                set_key(key)
+                put(get() + 1)
 
     return median_s(work, runs) / len(keys) * 1e6
 

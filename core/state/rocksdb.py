@@ -78,6 +78,7 @@ class RocksDBStore(KeyedStateStore):
         self._registry = Registry(context)
         self._current = CurrentKey()
         self._freezers: list[Callable[[], Callable[[], list[Pair]]]] = []
+        self._by_key: list[RocksEntries] = []
         self._maps: list[RocksMapState[Any, Any]] = []
 
     @classmethod
@@ -108,13 +109,21 @@ class RocksDBStore(KeyedStateStore):
         """Make `key` the current key."""
         self._current.key = key
 
+    def prefetch(self, keys: Sequence[Any]) -> None:
+        """Read what is not in memory, all at once; map states read entries when they are asked."""
+        distinct = list(dict.fromkeys(keys))
+        for table in self._by_key:
+            table.prefetch(distinct)
+
     def value_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
         """Return the value state of this name."""
         meta = value_meta(descriptor)
         state: ValueState[T] | None = self._registry.find(meta)
         if state is None:
             cells = Cells(serializer_of(descriptor.type), descriptor.name)
-            state = EntryValueState(self._entries(meta, RowFormat(cells)), descriptor)
+            table = self._entries(meta, RowFormat(cells))
+            self._by_key.append(table)
+            state = EntryValueState(table, descriptor)
             self._registry.add(meta, state)
         return state
 
@@ -124,7 +133,9 @@ class RocksDBStore(KeyedStateStore):
         state: ListState[T] | None = self._registry.find(meta)
         if state is None:
             cells = Cells(serializer_of(descriptor.type), descriptor.name)
-            state = EntryListState(self._entries(meta, ListFormat(cells)))
+            table = self._entries(meta, ListFormat(cells))
+            self._by_key.append(table)
+            state = EntryListState(table)
             self._registry.add(meta, state)
         return state
 

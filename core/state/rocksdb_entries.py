@@ -148,6 +148,21 @@ class RocksEntries(EntryTable):
                 self._evict()
         return ABSENT if entry is DELETED else entry
 
+    def prefetch(self, keys: Sequence[Any]) -> None:
+        """Bring the database's entries at these distinct keys into memory, as many as fit."""
+        if self._complete:
+            return
+        fresh, clean = self.fresh, self._clean
+        absent = [key for key in keys if key not in fresh and key not in clean]
+        absent = absent[: self._capacity // 2]
+        if len(clean) + len(absent) > self._capacity:
+            self._evict()
+        groups = key_groups(hash_python_keys(absent), self._max_parallelism)
+        pairs = sorted_pairs(groups, self._name, self._format.row_keys(absent), absent)
+        found = self._database.get_many([row_key for row_key, _ in pairs])
+        for (_, key), data in zip(pairs, found, strict=True):
+            clean[key] = DELETED if data is None else self._format.unpack(data)
+
     def put(self, key: Any, entry: Any) -> None:
         """Make `entry` the entry at `key`."""
         fresh = self.fresh

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,6 +18,8 @@ from onceflow.core.state.key_arena import fixed_binary
 
 Pair: TypeAlias = tuple[bytes, "bytes | None"]
 """A row key and its value, None to delete it."""
+
+T = TypeVar("T")
 
 _pack_group = struct.Struct(">H").pack
 
@@ -50,9 +52,9 @@ def pairs_of(rows: StateRows, name: str) -> list[Pair]:
 
 
 def sorted_pairs(
-    groups: Groups, name: str, keys: pa.Array, values: Sequence[bytes | None]
-) -> list[Pair]:
-    """Return the rows of state `name` with these key groups, keys and values as sorted pairs."""
+    groups: Groups, name: str, keys: pa.Array, values: Sequence[T]
+) -> list[tuple[bytes, T]]:
+    """Return row key and value of rows of state `name`, sorted by row key."""
     if not len(groups):
         return []
     kind = pa.large_binary()

@@ -239,7 +239,7 @@ def test_a_failed_upload_leaves_the_state_and_later_snapshots_whole(job: Job) ->
 
 def test_uploads_on_another_thread_while_the_owner_goes_on_hold_their_barrier(job: Job) -> None:
     states = States(job.open())
-    keys = keys_named(400)
+    keys = keys_named(150)
     handles: list[tuple[int, tuple[StateHandle, ...]]] = []
     failures: list[BaseException] = []
 
@@ -280,7 +280,7 @@ def test_uploads_on_another_thread_while_the_owner_goes_on_hold_their_barrier(jo
 def test_after_rescaling_every_key_is_in_its_own_range_and_only_there(
     job: Job, old: int, new: int
 ) -> None:
-    keys = keys_named(300)
+    keys = keys_named(120)
     handles: list[StateHandle] = []
     for index in range(old):
         store = job.open(index=index, parallelism=old)
@@ -311,7 +311,7 @@ def test_after_rescaling_every_key_is_in_its_own_range_and_only_there(
 
 
 def test_rescaling_there_and_back_keeps_every_key(job: Job) -> None:
-    keys = keys_named(200)
+    keys = keys_named(90)
     handles: list[StateHandle] = []
     for step, parallelism in enumerate([1, 3, 2, 4, 1, 2]):
         written: list[StateHandle] = []
@@ -333,6 +333,29 @@ def test_state_that_nobody_asks_for_survives_snapshot_and_restore(job: Job) -> N
     moved = States(job.open(job.snapshot(quiet)))
     assert moved.read("account-7") == (4, ["x-account-7"], {"x": 4})
     assert aggregate(moved.store, ["a"], [1])["total"].tolist() == [4]
+
+
+def test_prefetching_changes_nothing_that_is_read(job: Job) -> None:
+    states = States(job.open())
+    keys = keys_named(60)
+    states.fill(keys[:40], "x", 1)
+    restored = States(job.open(job.snapshot(states.store)))
+    for step, each in enumerate((states, restored)):
+        for start in (0, 5, 30):
+            batch = keys[start : start + 30]
+            each.store.prefetch([*batch, *batch, batch[0]])
+            each.fill(batch[:4], f"{step}.{start}", 1)
+            each.store.prefetch(batch)
+        each.store.prefetch([])
+        assert each.read(keys[0])[0] == 2
+        assert each.read(keys[7])[0] == 2
+        assert each.read(keys[20]) == (1, [f"x-{keys[20]}"], {"x": 1})
+        assert each.read(keys[32]) == (
+            2,
+            [f"x-{keys[32]}", f"{step}.30-{keys[32]}"],
+            {"x": 1, f"{step}.30": 1},
+        )
+        assert each.read(keys[59]) == (0, [], {})
 
 
 def test_an_empty_store_can_be_snapshotted_and_restored(job: Job) -> None:
