@@ -1,0 +1,312 @@
+"""House style that no linter checks: sizes, documents, links, layers, errors over processes."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+import re
+import subprocess
+import warnings
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from onceflow.core import errors
+from onceflow.core.errors import OnceflowError
+from onceflow.core.protocol.invariant import InvariantViolation
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("cli", "connectors", "core", "integration", "sinks", "sources")
+
+LINES_WARN = 300
+LINES_MAX = 500
+FUNCTION_LINES_MAX = 70
+BLOB_SIZE_MAX_BYTES = 256 * 1024
+
+NAMELESS_MODULES = {"utils", "util", "helpers", "helper", "common", "misc", "base", "tools"}
+
+# A decision must not depend on anything but its arguments: no clock, thread, socket or file.
+PURE_MODULES = {
+    "__future__", "abc", "bisect", "collections", "contextlib", "dataclasses", "enum", "functools",
+    "hashlib", "heapq", "itertools", "math", "operator", "random", "re", "string", "struct",
+    "typing", "typing_extensions",
+}  # fmt: skip
+# `random.Random` is passed in; the module's own functions draw from hidden global state.
+IMPURE_NAMES = {"random": {"Random"}}
+
+
+@cache
+def tracked(suffix: str = "") -> tuple[Path, ...]:
+    """Every file under version control, or about to be; links are not followed."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    ).stdout.decode()
+    paths = (ROOT / name for name in listing.split("\0") if name.endswith(suffix))
+    return tuple(sorted({path for path in paths if path.is_file() and not path.is_symlink()}))
+
+
+def product_modules() -> Iterator[Path]:
+    return (path for path in tracked(".py") if path.relative_to(ROOT).parts[0] in PACKAGES)
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def place(path: Path, line: int | None = None) -> str:
+    name = path.relative_to(ROOT).as_posix()
+    return name if line is None else f"{name}:{line}"
+
+
+def imports(path: Path) -> Iterator[tuple[int, str, frozenset[str]]]:
+    """Line, module and imported names of every import, those inside functions too."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name, frozenset()
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            yield node.lineno, module, frozenset(alias.name for alias in node.names)
+
+
+def test_the_repository_is_seen() -> None:
+    """Every rule below would hold of an empty list."""
+    assert len(list(product_modules())) > 50
+    assert ROOT / "core/protocol/coordinator.py" in tracked(".py")
+    assert {path.relative_to(ROOT).parts[0] for path in product_modules()} == set(PACKAGES)
+
+
+def length(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def test_no_module_is_too_long_to_read() -> None:
+    long = {place(path): length(path) for path in product_modules()}
+    listed = ", ".join(f"{name} {lines}" for name, lines in long.items() if lines > LINES_WARN)
+    if listed:
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")
+            warnings.warn(f"over {LINES_WARN} lines: {listed}", stacklevel=1)
+    assert [place(path) for path in tracked(".py") if length(path) > LINES_MAX] == []
+
+
+def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines from `def` to the end, without the docstring."""
+    lines = (function.end_lineno or function.lineno) - function.lineno + 1
+    first = function.body[0]
+    if ast.get_docstring(function):
+        lines -= (first.end_lineno or first.lineno) - first.lineno + 1
+    return lines
+
+
+def test_no_function_is_too_long_to_read() -> None:
+    long = [
+        f"{place(path, node.lineno)} {node.name}"
+        for path in tracked(".py")
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and code_lines(node) > FUNCTION_LINES_MAX
+    ]
+    assert long == []
+
+
+def test_modules_are_named_for_what_they_hold() -> None:
+    assert [place(path) for path in tracked(".py") if path.stem in NAMELESS_MODULES] == []
+
+
+def test_packages_only_re_export() -> None:
+    """An `__init__` is a docstring, imports, and the list of what is public."""
+    wrong = list[str]()
+    for path in product_modules():
+        if path.name != "__init__.py":
+            continue
+        body = tree(path).body
+        if not ast.get_docstring(tree(path)):
+            wrong.append(f"{place(path)} has no docstring")
+        code = [node for node in body[1:] if not isinstance(node, ast.Import | ast.ImportFrom)]
+        others = [
+            f"{place(path, node.lineno)} does more than re-export"
+            for node in code
+            if not (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__")
+        ]
+        re_exports = any(
+            isinstance(node, ast.ImportFrom) and node.module != "__future__" for node in body
+        )
+        if re_exports and not code:
+            wrong.append(f"{place(path)} re-exports without __all__")
+        wrong += others
+    assert wrong == []
+
+
+def test_the_protocol_imports_nothing_that_has_effects() -> None:
+    """Stricter than the layer check, which must name what it forbids."""
+    wrong = list[str]()
+    for path in product_modules():
+        if not place(path).startswith("core/protocol/"):
+            continue
+        for line, module, names in imports(path):
+            if module.startswith("onceflow.core.protocol") or module == "onceflow.core.errors":
+                continue
+            allowed = IMPURE_NAMES.get(module)
+            if module.split(".")[0] not in PURE_MODULES or (allowed and not names <= allowed):
+                wrong.append(f"{place(path, line)} imports {module}")
+    assert wrong == []
+
+
+def test_imports_are_absolute_and_begin_with_onceflow() -> None:
+    """The folders are importable under two names when the root is on sys.path; one is wrong."""
+    wrong = [
+        f"{place(path, line)} imports {module or '.'}"
+        for path in tracked(".py")
+        for line, module, _ in imports(path)
+        if module.startswith(".") or module.split(".")[0] in PACKAGES
+    ]
+    assert wrong == []
+
+
+def public_definitions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, ast.AST]]:
+    for node in body:
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if node.name.startswith("_"):
+            continue
+        yield prefix + node.name, node
+        if isinstance(node, ast.ClassDef):
+            yield from public_definitions(node.body, f"{prefix}{node.name}.")
+
+
+def inherits_its_docstring(node: ast.AST) -> bool:
+    if isinstance(node, ast.ClassDef):
+        return False
+    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    names = {ast.unparse(decorator).split(".")[-1] for decorator in node.decorator_list}
+    return bool(names & {"override", "overload", "setter"})
+
+
+def test_everything_public_says_what_it_does() -> None:
+    silent = list[str]()
+    for path in product_modules():
+        if not ast.get_docstring(tree(path)):
+            silent.append(f"{place(path)} (module)")
+        for name, node in public_definitions(tree(path).body):
+            assert isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            if not ast.get_docstring(node) and not inherits_its_docstring(node):
+                silent.append(f"{place(path, node.lineno)} {name}")
+    assert silent == []
+
+
+def documents() -> tuple[Path, ...]:
+    return tracked(".md")
+
+
+def prose(path: Path) -> str:
+    """The document without its fenced code, whose `#` are comments."""
+    return re.sub(
+        r"^(```|~~~).*?^\1", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a document's headings, as the usual renderers make them."""
+    headings = re.findall(r"^#{1,6} +(.+?) *#*$", prose(path), flags=re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings
+    }
+
+
+def test_every_document_has_one_title() -> None:
+    titles = {
+        place(path): len(re.findall(r"^# ", prose(path), flags=re.MULTILINE))
+        for path in documents()
+    }
+    assert titles
+    assert {name: count for name, count in titles.items() if count != 1} == {}
+
+
+def test_links_lead_somewhere() -> None:
+    broken = list[str]()
+    links = 0
+    for path in documents():
+        for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
+            if re.match(r"[a-z]+:", target):
+                continue
+            links += 1
+            name, _, anchor = target.partition("#")
+            destination = (path.parent / name).resolve() if name else path
+            if not destination.exists() or (
+                anchor and destination.suffix == ".md" and anchor not in anchors(destination)
+            ):
+                broken.append(f"{place(path)} -> {target}")
+    assert links > 5
+    assert broken == []
+
+
+def test_nothing_depends_on_the_machine_it_was_written_on() -> None:
+    """Absolute homes and work trees; the patterns are split so as not to find themselves."""
+    machine = re.compile(r"/(?:wor" + r"k|roo" + r"t|hom" + r"e|User" + r"s)/[\w.-]+")
+    found = [
+        f"{place(path, number)}: {match.group()}"
+        for path in tracked()
+        if path.suffix in {".py", ".pyi", ".md", ".toml", ".sql", ""}
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if (match := machine.search(line)) and "://" not in line[: match.start()]
+    ]
+    assert found == []
+
+
+def test_shell_scripts_stop_at_the_first_failure() -> None:
+    scripts = [
+        path
+        for path in tracked()
+        if path.suffix in {"", ".sh"}
+        and path.read_bytes().startswith((b"#!/usr/bin/env bash", b"#!/bin/"))
+    ]
+    assert ROOT / "script/test" in scripts
+    loose = [place(path) for path in scripts if "\nset -euo pipefail\n" not in path.read_text()]
+    assert loose == []
+    assert [place(path) for path in scripts if not path.stat().st_mode & 0o100] == []
+    for path in scripts:
+        subprocess.run(["bash", "-n", str(path)], check=True)
+
+
+def test_no_large_blob_is_kept() -> None:
+    assert [place(path) for path in tracked() if path.stat().st_size > BLOB_SIZE_MAX_BYTES] == []
+
+
+def error_classes() -> list[type[BaseException]]:
+    def below(parent: type[BaseException]) -> Iterator[type[BaseException]]:
+        yield parent
+        for child in parent.__subclasses__():
+            yield from below(child)
+
+    return [*below(OnceflowError), InvariantViolation]
+
+
+@pytest.mark.parametrize("error", error_classes(), ids=lambda error: error.__name__)
+def test_an_error_crosses_a_process_whole(error: type[BaseException]) -> None:
+    message = "ledger/3/17/0/2: committed 5 of 7 rows; do this"
+    again = pickle.loads(pickle.dumps(error(message)))
+    assert type(again) is error
+    assert str(again) == message
+    assert repr(again) == repr(error(message))
+
+
+def test_every_error_is_listed_and_drawn() -> None:
+    listed = set(errors.__all__)
+    raised = {error.__name__ for error in error_classes() if error.__module__ == errors.__name__}
+    assert raised <= listed
+    drawing = errors.__doc__ or ""
+    assert [name for name in sorted(listed) if name not in drawing] == []
+
+
+def test_the_error_tree_tells_whose_fault_and_what_may_be_tried() -> None:
+    for error in error_classes():
+        if issubclass(error, OnceflowError):
+            assert error.domain in {"user", "external", "internal"}, error
+            assert error.retry in {"never", "checkpoint", "job"}, error
