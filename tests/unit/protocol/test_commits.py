@@ -1,0 +1,298 @@
+"""The commit queue of one sink subtask: S1-S4, S6, S8, S11, S18-S21 of Flink's tests."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onceflow.core.protocol.commits import (
+    CommitQueue,
+    CommitRetryPolicy,
+    Done,
+    GiveUp,
+    RetryAt,
+    WaitUntil,
+)
+from onceflow.core.protocol.committables import (
+    AlreadyCommitted,
+    CommitOutcome,
+    Committable,
+    Committed,
+    Lost,
+    RetryLater,
+    Unknown,
+)
+from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.core.protocol.invariant import InvariantViolation
+
+POLICY = CommitRetryPolicy(initial_delay_s=1.0, multiplier=2.0, max_delay_s=5.0, deadline_s=20.0)
+
+
+def transaction(checkpoint: int, attempt: int = 1) -> Committable:
+    return Committable(TransactionId("sink", attempt, checkpoint, 0), rows=7)
+
+
+def queue_of(*checkpoints: int) -> CommitQueue:
+    queue = CommitQueue(POLICY)
+    for checkpoint in checkpoints:
+        queue.pre_committed(CheckpointId(checkpoint), transaction(checkpoint))
+    return queue
+
+
+def drain(queue: CommitQueue) -> list[int]:
+    """Commit whatever is due; return the checkpoints, in the order committed."""
+    committed: list[int] = []
+    while isinstance(head := queue.next_commit(0.0), Committable):
+        assert queue.outcome(head, Committed(), 0.0) == Done(head, already=False)
+        committed.append(head.transaction.checkpoint)
+    assert head is None
+    return committed
+
+
+def test_nothing_is_committed_before_a_decision() -> None:
+    assert queue_of(1, 2).next_commit(1e9) is None
+
+
+def test_completion_commits_everything_up_to_it_and_nothing_after() -> None:
+    """S1: three elements, snapshots 1, 2, 3; complete(2) leaves 3 pending."""
+    queue = queue_of(1, 2, 3)
+    queue.completed(CheckpointId(2))
+    assert drain(queue) == [1, 2]
+    assert queue.pending_through(CheckpointId(9)) == (transaction(3),)
+
+
+def test_late_completion_of_an_older_checkpoint_changes_nothing() -> None:
+    """S2: complete(3), then complete(2)."""
+    queue = queue_of(1, 2, 3)
+    queue.completed(CheckpointId(3))
+    assert drain(queue) == [1, 2, 3]
+    queue.completed(CheckpointId(2))
+    assert drain(queue) == []
+    assert queue.committed_through == 3
+
+
+@pytest.mark.parametrize(
+    ("completions", "commits"),
+    [([1], [1]), ([2], [1, 2]), ([1, 2], [1, 2]), ([2, 1], [1, 2]), ([1, 1], [1])],
+)
+def test_two_prepared_checkpoints_complete_in_any_order(
+    completions: list[int], commits: list[int]
+) -> None:
+    """S20, S21: first, second, both, both out of order, one of them twice."""
+    queue = queue_of(1, 2)
+    committed: list[int] = []
+    for checkpoint in completions:
+        queue.completed(CheckpointId(checkpoint))
+        committed += drain(queue)
+    assert committed == commits
+    assert queue.committed_through == max(completions)
+
+
+def test_next_checkpoint_is_not_begun_before_the_last_is_whole() -> None:
+    """S11: the head stays the head until its outcome is success."""
+    queue = queue_of(1, 2)
+    queue.completed(CheckpointId(2))
+    assert queue.next_commit(0.0) == transaction(1)
+    queue.outcome(transaction(1), RetryLater("restarting"), 0.0)
+    assert queue.next_commit(0.5) == WaitUntil(1.0)
+    assert queue.next_commit(1.0) == transaction(1)
+    with pytest.raises(InvariantViolation, match="was not to be committed"):
+        queue.outcome(transaction(2), Committed(), 1.0)
+
+
+def test_aborted_checkpoints_are_decided_by_the_next_completed_one() -> None:
+    """I9: 1 and 2 were aborted; their transactions are listed with 3 and committed by it."""
+    queue = queue_of(1, 2, 3)
+    assert queue.pending_through(CheckpointId(3)) == tuple(map(transaction, (1, 2, 3)))
+    queue.completed(CheckpointId(3))
+    assert drain(queue) == [1, 2, 3]
+
+
+def test_ack_lists_what_is_decided_and_not_known_to_be_committed() -> None:
+    """S18: a crash between complete(1) and its commit must leave 1 in the record of 2."""
+    queue = queue_of(1)
+    queue.completed(CheckpointId(1))
+    assert queue.next_commit(0.0) == transaction(1)
+    queue.pre_committed(CheckpointId(2), transaction(2))
+    assert queue.pending_through(CheckpointId(2)) == (transaction(1), transaction(2))
+    queue.outcome(transaction(1), Committed(), 0.0)
+    assert queue.pending_through(CheckpointId(2)) == (transaction(2),)
+
+
+def test_ack_lists_nothing_of_later_checkpoints() -> None:
+    assert queue_of(1, 2).pending_through(CheckpointId(1)) == (transaction(1),)
+
+
+def test_checkpoint_without_rows_has_nothing_to_commit() -> None:
+    """S19: empty checkpoints are committed as soon as they are decided."""
+    queue = CommitQueue(POLICY)
+    queue.pre_committed(CheckpointId(1), None)
+    queue.pre_committed(CheckpointId(2), None)
+    assert queue.pending_through(CheckpointId(2)) == ()
+    queue.completed(CheckpointId(2))
+    assert queue.next_commit(0.0) is None
+    assert queue.committed_through == 2
+
+
+def test_committed_through_names_decided_checkpoints_only() -> None:
+    """1 aborted, 2 decided, 3 aborted, 5 decided; 4's transaction is left."""
+    queue = queue_of(2, 4)
+    queue.completed(CheckpointId(2))
+    queue.completed(CheckpointId(5))
+    assert queue.committed_through == 0
+    queue.outcome(transaction(2), Committed(), 0.0)
+    assert queue.committed_through == 2
+    queue.outcome(transaction(4), Committed(), 0.0)
+    assert queue.committed_through == 5
+
+
+def test_restored_transactions_are_committed_at_once_and_first() -> None:
+    """S3, S7, S18: decided before the crash, by any attempt and subtask, in checkpoint order."""
+    queue = CommitQueue(POLICY, [transaction(5, attempt=2), transaction(4, attempt=1)])
+    queue.pre_committed(CheckpointId(6), transaction(6, attempt=3))
+    assert drain(queue) == [4, 5]
+    assert queue.pending_through(CheckpointId(6)) == (transaction(6, attempt=3),)
+
+
+def test_commit_that_landed_but_was_reported_unknown_is_not_applied_twice() -> None:
+    """The same transaction is asked again, and the target proves that it is committed."""
+    queue = queue_of(1)
+    queue.completed(CheckpointId(1))
+    step = queue.outcome(transaction(1), Unknown("connection lost"), 0.0)
+    assert step == RetryAt(1.0, "connection lost", tries=1)
+    assert queue.committed_through == 0
+    assert queue.next_commit(1.0) == transaction(1)
+    step = queue.outcome(transaction(1), AlreadyCommitted(), 1.0)
+    assert step == Done(transaction(1), already=True)
+    assert queue.committed_through == 1
+
+
+def test_tries_are_spaced_further_and_further_up_to_a_bound() -> None:
+    """S8, with backoff: never a tight loop."""
+    policy = CommitRetryPolicy(initial_delay_s=1.0, max_delay_s=5.0, deadline_s=1e6)
+    queue = CommitQueue(policy)
+    queue.pre_committed(CheckpointId(1), transaction(1))
+    queue.completed(CheckpointId(1))
+    now_s = 100.0
+    waits: list[float] = []
+    for tries in range(1, 200):
+        step = queue.outcome(transaction(1), RetryLater("busy"), now_s)
+        assert isinstance(step, RetryAt)
+        assert step.tries == tries
+        waits.append(step.at_s - now_s)
+        now_s = step.at_s
+    assert waits[:5] == [1.0, 2.0, 4.0, 5.0, 5.0]
+    assert max(waits) == 5.0
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kind"), [(RetryLater("busy"), "failed"), (Unknown("gone"), "unknown")]
+)
+def test_deadline_ends_the_tries_and_keeps_the_transaction(
+    outcome: CommitOutcome, kind: str
+) -> None:
+    """S4, S8: the error names the transaction; nothing is dropped from the next ack."""
+    queue = queue_of(1)
+    queue.completed(CheckpointId(1))
+    now_s = 0.0
+    while isinstance(step := queue.outcome(transaction(1), outcome, now_s), RetryAt):
+        now_s = step.at_s
+    assert isinstance(step, GiveUp)
+    assert step.kind == kind
+    assert "sink/1/1/0/0" in step.message
+    assert now_s <= 20.0
+    assert queue.pending_through(CheckpointId(1)) == (transaction(1),)
+    assert queue.committed_through == 0
+
+
+def test_lost_transaction_is_given_up_at_once_and_never_counted_committed() -> None:
+    queue = queue_of(1)
+    queue.completed(CheckpointId(1))
+    step = queue.outcome(transaction(1), Lost("rolled back by hand"), 0.0)
+    assert isinstance(step, GiveUp)
+    assert step.kind == "lost"
+    assert "7 rows" in step.message
+    assert queue.committed_through == 0
+    assert queue.pending_through(CheckpointId(1)) == (transaction(1),)
+
+
+def test_tries_of_one_transaction_do_not_count_for_the_next() -> None:
+    queue = queue_of(1, 2)
+    queue.completed(CheckpointId(2))
+    for now_s in (0.0, 1.0, 3.0):
+        queue.outcome(transaction(1), RetryLater("busy"), now_s)
+    queue.outcome(transaction(1), Committed(), 7.0)
+    assert queue.next_commit(7.0) == transaction(2)
+    assert queue.outcome(transaction(2), RetryLater("busy"), 7.0) == RetryAt(8.0, "busy", tries=1)
+
+
+def test_pre_commits_out_of_order_or_under_another_name_are_a_bug() -> None:
+    queue = queue_of(2)
+    with pytest.raises(InvariantViolation, match="pre-committed 2"):
+        queue.pre_committed(CheckpointId(2), transaction(2))
+    with pytest.raises(InvariantViolation, match="not of checkpoint 3"):
+        queue.pre_committed(CheckpointId(3), transaction(4))
+    queue.completed(CheckpointId(9))
+    with pytest.raises(InvariantViolation, match="decided 9"):
+        queue.pre_committed(CheckpointId(9), None)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"initial_delay_s": 0.0},
+        {"max_delay_s": 0.01},
+        {"multiplier": 0.5},
+        {"deadline_s": -1.0},
+    ],
+)
+def test_policies_out_of_range_are_refused_by_name(wrong: dict[str, float]) -> None:
+    (name,) = wrong
+    with pytest.raises(ValueError, match=name):
+        CommitRetryPolicy(**wrong)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_every_decided_transaction_is_committed_once_in_order_whatever_comes(
+    data: st.DataObject,
+) -> None:
+    """Pre-commits, completions (late, doubled, out of order) and refusals in any order."""
+    queue = CommitQueue(CommitRetryPolicy(deadline_s=1e9))
+    prepared: list[int] = []
+    committed: list[int] = []
+    decided = 0
+    number = 0
+    now_s = 0.0
+    for _ in range(data.draw(st.integers(1, 40))):
+        match data.draw(st.sampled_from(["prepare", "complete", "commit", "refuse"])):
+            case "prepare":
+                number = max(number, decided) + 1
+                rows = data.draw(st.booleans())
+                queue.pre_committed(CheckpointId(number), transaction(number) if rows else None)
+                prepared += [number] if rows else []
+            case "complete" if number:
+                checkpoint = data.draw(st.integers(1, number))
+                queue.completed(CheckpointId(checkpoint))
+                decided = max(decided, checkpoint)
+            case kind:
+                now_s += 10.0
+                head = queue.next_commit(now_s)
+                if isinstance(head, Committable):
+                    assert head.transaction.checkpoint <= decided
+                    if kind == "commit":
+                        queue.outcome(head, Committed(), now_s)
+                        committed.append(head.transaction.checkpoint)
+                    elif kind == "refuse":
+                        queue.outcome(head, Unknown("?"), now_s)
+        left = [n for n in prepared if n not in committed]
+        listed = [c.transaction.checkpoint for c in queue.pending_through(CheckpointId(10**9))]
+        assert listed == left
+        assert queue.committed_through <= decided
+        assert all(n > queue.committed_through for n in left)
+    while isinstance(head := queue.next_commit(now_s := now_s + 10.0), Committable):
+        queue.outcome(head, Committed(), now_s)
+        committed.append(head.transaction.checkpoint)
+    assert committed == [n for n in prepared if n <= decided]
+    assert queue.committed_through == decided

@@ -1,0 +1,77 @@
+"""Transaction and sink ids: unique, bounded, and never somebody else's (S24, S25)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onceflow.core.protocol.ids import (
+    SINK_ID_LENGTH_MAX,
+    TRANSACTION_ID_LENGTH_MAX,
+    SubtaskRef,
+    TransactionId,
+    sink_id_of,
+)
+from onceflow.core.protocol.invariant import InvariantViolation, require, unreachable
+
+names = st.text(min_size=1, max_size=60)
+
+
+def test_largest_transaction_id_fits_the_narrowest_database() -> None:
+    """S24: MySQL's gtrid takes 64 bytes."""
+    largest = TransactionId("s" * 32, 99_999_999, 9_999_999_999, 32_767, 999)
+    assert len(str(largest).encode()) <= TRANSACTION_ID_LENGTH_MAX
+    assert TransactionId.parse(str(largest)) == largest
+
+
+@given(
+    attempt=st.integers(1, 99_999_999),
+    checkpoint=st.integers(0, 9_999_999_999),
+    subtask=st.integers(0, 32_767),
+)
+def test_transaction_id_is_read_back_as_written(
+    attempt: int, checkpoint: int, subtask: int
+) -> None:
+    written = TransactionId("job.sink", attempt, checkpoint, subtask)
+    assert TransactionId.parse(str(written)) == written
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    ["", "job", "a/1/2/3", "a/1/2/3/4/5", "a b/1/2/3/0", "a/x/2/3/0", "é/1/2/3/0", "a/1/2/3/0\n"],
+)
+def test_name_of_somebody_else_is_nobodys_transaction(foreign: str) -> None:
+    """S25: other programs prepare transactions in the same database."""
+    assert TransactionId.parse(foreign) is None
+
+
+@pytest.mark.parametrize("sink_id", ["", "a/b", "s" * 33, "a b"])
+def test_sink_id_that_cannot_be_read_back_is_refused(sink_id: str) -> None:
+    with pytest.raises(ValueError, match="transaction id"):
+        TransactionId(sink_id, 1, 1, 0)
+
+
+@given(names, names, names, names)
+def test_two_sinks_never_share_an_id(job: str, uid: str, other_job: str, other_uid: str) -> None:
+    """L16: neither by truncation nor by where the dot stands."""
+    first, second = sink_id_of(job, uid), sink_id_of(other_job, other_uid)
+    assert (first == second) == ((job, uid) == (other_job, other_uid))
+    assert len(first) <= SINK_ID_LENGTH_MAX
+    assert TransactionId.parse(str(TransactionId(first, 1, 1, 0))) is not None
+
+
+def test_dot_in_a_job_does_not_make_it_another_jobs_sink() -> None:
+    assert sink_id_of("a.b", "c") != sink_id_of("a", "b.c")
+
+
+def test_subtask_is_printed_as_people_write_it() -> None:
+    assert str(SubtaskRef("ledger", 3)) == "ledger[3]"
+
+
+def test_invariants_hold_under_optimisation_too() -> None:
+    require(True, "holds")
+    with pytest.raises(InvariantViolation, match="broken"):
+        require(False, "broken")
+    with pytest.raises(InvariantViolation, match="no case for 3"):
+        unreachable(3)  # type: ignore[arg-type]
