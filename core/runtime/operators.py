@@ -140,7 +140,7 @@ class RecordMapper(RunningOperator):
         """Emit what the function makes of the batch's records."""
         match self._work:
             case FilterRecords(function):
-                keep = call_user(self.uid, _map, lambda r: bool(function(r)), batch.rows)
+                keep = [bool(kept) for kept in call_user(self.uid, _map, function, batch.rows)]
                 self.emit(batch.rows.filter(pa.array(keep, pa.bool_())))
             case MapRecords(function):
                 records = call_user(self.uid, _map, function, batch.rows)
@@ -205,11 +205,13 @@ class KeyedProcessor(KeyedOperator):
         self.emit(batch_of(call_user(self.uid, self._apply, batch.rows), self._schema, self.uid))
 
     def _apply(self, rows: pa.RecordBatch) -> list[Record]:
+        keys = keys_of(rows, self._key)
+        self.store.prefetch(keys)
         set_key = self.store.set_current_key
         process = self._function.process
         results: list[Record] = []
         append, extend = results.append, results.extend
-        for key, record in zip(keys_of(rows, self._key), records_of(rows), strict=True):
+        for key, record in zip(keys, records_of(rows), strict=True):
             set_key(key)
             result = process(record)
             if isinstance(result, dict):

@@ -19,6 +19,7 @@ import platform
 import resource
 import shutil
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -130,6 +131,8 @@ class Slot:
         """Follow the driver until it says stop or cancel, or is gone."""
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)  # batches make many short-lived objects and no cycles
+        # A thread that comes back from the network waits this long for one that computes.
+        sys.setswitchinterval(0.001)
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         ended = "the driver is gone"
         try:

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -38,10 +39,14 @@ def test_the_ten_line_pipeline_of_the_readme_runs_as_shown(
     produce(Payments(records=3_000, accounts=50, partitions=2, seed=5), servers, topic)
     code = code.replace('topic="payments"', f"topic={topic!r}")
     code = code.replace('storage="/var/lib/onceflow"', f"storage={str(tmp_path)!r}")
-    names = {"spark": spark, "servers": servers, "url": postgres_database, "PAYMENT": PAYMENT}
+    names: dict[str, Any] = {
+        "spark": spark,
+        "servers": servers,
+        "url": postgres_database,
+        "PAYMENT": PAYMENT,
+    }
     exec(compile(code, "README.md", "exec"), names)
-    job = names["job"]
-    assert isinstance(job, Job)
+    job: Job = names["job"]
     with psycopg.connect(postgres_database, autocommit=True) as connection:
         deadline = time.monotonic() + 60
         rows = 0
