@@ -247,6 +247,18 @@ def test_links_lead_somewhere() -> None:
     assert broken == []
 
 
+def test_paths_in_documents_exist() -> None:
+    """A path in code quotes may hold a `*`; what is made while running begins with a dot."""
+    folders = {path.relative_to(ROOT).parts[0] for path in tracked()}
+    missing = [
+        f"{place(path)}: {quoted}"
+        for path in documents()
+        for quoted in re.findall(r"`([\w.*/-]+/[\w.*/-]*)`", prose(path))
+        if quoted.split("/")[0] in folders and not any(ROOT.glob(quoted.rstrip("/")))
+    ]
+    assert missing == []
+
+
 def test_nothing_depends_on_the_machine_it_was_written_on() -> None:
     """Absolute homes and work trees; the patterns are split so as not to find themselves."""
     machine = re.compile(r"/(?:wor" + r"k|roo" + r"t|hom" + r"e|User" + r"s)/[\w.-]+")
