@@ -20,7 +20,7 @@ from benchmarks.checkpoints import idle_checkpoints
 from benchmarks.job_spec import Backend, JobSpec
 from benchmarks.limits import limits
 from benchmarks.machine import describe_machine
-from benchmarks.recovery import recover
+from benchmarks.recovery import RECORDS_MIN, recover
 from benchmarks.report import Report
 from benchmarks.stage import ROOT, BenchmarkError, Stage
 from benchmarks.throughput import measure, variants
@@ -127,7 +127,11 @@ def _measure_on(
             say(f"checkpoints of an idle job, {backend}")
             report.idle.append(idle_checkpoints(stage, backend))
     if Scenario.RECOVERY in chosen:
-        spec = JobSpec(records=report.records, topic=topic, backend=backends[0])
+        if report.records < RECORDS_MIN:
+            say(f"producing {RECORDS_MIN:,} payments to recover in the midst of")
+            stage.payments = Payments(RECORDS_MIN)
+            topic = stage.fill("payments-to-recover")
+        spec = JobSpec(records=stage.payments.records, topic=topic, backend=backends[0])
         for run in range(report.runs):
             report.recoveries.append(recover(stage, spec))
             again_s = report.recoveries[-1].rows_flow_s

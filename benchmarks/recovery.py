@@ -10,6 +10,9 @@ from benchmarks.job_spec import JobSpec, Recovery
 from benchmarks.spread import Spread
 from benchmarks.stage import BenchmarkError, Stage
 
+RECORDS_MIN = 2_000_000
+"""Fewer would all be committed before the kill."""
+
 STEPS = {
     "noticed_s": "driver knows",
     "slots_ended_s": "old slots gone",

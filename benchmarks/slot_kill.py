@@ -48,6 +48,11 @@ def kill_a_slot(job: Job, spec: JobSpec) -> Recovery:
                 if not rows_flow_at and row is not None and row[0] > 0:
                     rows_flow_at = time.time()
                     records_flow_at = records_flow_at or rows_flow_at
+            if status.state.ended and not rows_flow_at:
+                raise OnceflowError(
+                    f"the job {status.state.value} and the new attempt had nothing to write: all"
+                    " was committed when the slot was killed; use more --records"
+                )
             time.sleep(_LOOK_INTERVAL_S)
     new = next(one for one in job.status().attempts if one.attempt > before.attempt)
     began_s = new.began_at_s - killed_at
