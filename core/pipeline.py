@@ -20,6 +20,9 @@ from onceflow.core.spi import Source
 from onceflow.core.state import HeapBackend, StateBackend
 from onceflow.core.stream import Stream
 
+RESTART = ExponentialDelay(initial_delay_s=0.1, multiplier=2.0, max_delay_s=5.0)
+"""The default: a lost slot costs a tenth of a second, a server that is down is asked every 5 s."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
@@ -87,7 +90,8 @@ class Pipeline:
 
     `name` is the job's identity: its checkpoints and its transactions go by it. `parallelism` is
     the number of slots, each one Spark task for as long as the job runs. `max_parallelism` (the
-    number of key groups) is fixed with the first checkpoint.
+    number of key groups) is fixed with the first checkpoint. `restart` says how often and how soon
+    a failed attempt is followed by another; default: for ever, after 0.1 s at first, 5 s at most.
     """
 
     def __init__(
@@ -119,7 +123,7 @@ class Pipeline:
         self._max_parallelism = max_parallelism
         self._checkpointing = checkpointing
         self._backend = state_backend or HeapBackend()
-        self._restart = restart or ExponentialDelay(initial_delay_s=0.1, multiplier=2.0)
+        self._restart = restart or RESTART
         self._settings = settings or RuntimeSettings()
         self._operators: list[Operator] = []
 
