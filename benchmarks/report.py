@@ -10,6 +10,7 @@ from rich.table import Table
 from benchmarks.checkpoints import IdleCheckpoints
 from benchmarks.job_spec import Recovery
 from benchmarks.limits import Figure
+from benchmarks.ratios import ratios
 from benchmarks.recovery import steps_of
 from benchmarks.spread import Spread
 from benchmarks.throughput import Measured
@@ -53,6 +54,9 @@ class Report:
                 name: {part: value.as_json() for part, value in parts.items()}
                 for name, parts in limits_spread(self.limits).items()
             },
+            "ratios": {
+                name: spread.as_json() for name, spread in ratios(self.jobs, self.limits).items()
+            },
             "idle_checkpoints": [asdict(one) for one in self.idle],
             "recovery_s": {
                 step: spread.as_json() for step, spread in _steps(self.recoveries).items()
@@ -67,6 +71,8 @@ class Report:
             tables += [jobs_table(self.jobs, self.records), loaded_checkpoints_table(self.jobs)]
         if self.limits:
             tables.append(limits_table(self.limits))
+        if found := ratios(self.jobs, self.limits):
+            tables.append(ratios_table(found))
         if self.idle:
             tables.append(idle_table(self.idle))
         if self.recoveries:
@@ -131,6 +137,14 @@ def limits_table(runs: Sequence[dict[str, Figure]]) -> Table:
                 for group in ("client", "postgres", "kafka")
             ),
         )
+    return table
+
+
+def ratios_table(found: dict[str, Spread]) -> Table:
+    """Return rows/s of one thing over rows/s of another in the same turn."""
+    table = _table("Ratios of rows/s", "over / under", "ratio")
+    for name, spread in found.items():
+        table.add_row(name, spread.shown(2))
     return table
 
 

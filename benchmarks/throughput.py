@@ -39,9 +39,14 @@ class Measured:
         return self.variant.spec.records or 0
 
     @property
+    def rates(self) -> tuple[float, ...]:
+        """Rows a second of each run, from all slots running to the last row committed."""
+        return tuple(self.records / result.seconds for result in self.results)
+
+    @property
     def rows_per_second(self) -> Spread:
-        """From all slots running to the last row committed."""
-        return Spread.of(self.records / result.seconds for result in self.results)
+        """The same over all runs."""
+        return Spread.of(self.rates)
 
     def cpu_s_per_million(self, group: str) -> Spread:
         """CPU seconds of a group of processes in the same time, a million records."""

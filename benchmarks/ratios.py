@@ -1,0 +1,48 @@
+"""What holds from machine to machine: one figure divided by another of the same turn.
+
+Every variant runs once in a turn before any runs again, so a slow turn slows both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.limits import Figure
+from benchmarks.spread import Spread
+from benchmarks.throughput import Measured
+
+# Of the name of a variant, with the backend in place of {}.
+_JOB_PAIRS = (
+    ("exactly once / at least once, {}", "ledger, {}", "ledger at least once, {}"),
+    ("with / without the database, {}", "ledger, {}", "Kafka to nowhere, {}"),
+    ("function a record / whole batches, {}", "Python function a record, {}", "ledger, {}"),
+    ("with / without Kafka, {}", "Kafka to nowhere, {}", "generated to nowhere, {}"),
+)
+_LIMIT_PAIRS = (
+    ("Kafka to nowhere / bare tuned consumer, {}", "Kafka to nowhere, {}", "consume, tuned"),
+    ("ledger / bare COPY on 2 connections, {}", "ledger, {}", "COPY, 2 connections"),
+)
+_BACKENDS = ("heap", "rocksdb")
+
+
+def ratios(jobs: Sequence[Measured], limits: Sequence[dict[str, Figure]]) -> dict[str, Spread]:
+    """Return every ratio of rows/s whose two sides were measured, by name."""
+    rates = {job.variant.name: list(job.rates) for job in jobs}
+    raw = {name: [run[name]["rows_per_second"] for run in limits] for name in (limits or [{}])[0]}
+    found: dict[str, Spread] = {}
+
+    def add(name: str, over: list[float] | None, under: list[float] | None) -> None:
+        if over and under:
+            found[name] = Spread.of(one / other for one, other in zip(over, under, strict=True))
+
+    for backend in _BACKENDS:
+        for name, over, under in _JOB_PAIRS:
+            add(
+                name.format(backend),
+                rates.get(over.format(backend)),
+                rates.get(under.format(backend)),
+            )
+        for name, over, under in _LIMIT_PAIRS:
+            add(name.format(backend), rates.get(over.format(backend)), raw.get(under))
+    add("RocksDB / heap", rates.get("ledger, rocksdb"), rates.get("ledger, heap"))
+    return found
