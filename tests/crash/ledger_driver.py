@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -48,7 +49,8 @@ _RETAINED = 1_000
 _LOOK_S = 0.02
 
 
-class LedgerSpec(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class LedgerSpec:
     """One job: payments from Kafka, each account's running balance, every row to Postgres."""
 
     job: str
@@ -64,7 +66,8 @@ class LedgerSpec(msgspec.Struct, frozen=True):
     restart_delay_s: float = 0.05
 
 
-class LedgerStatus(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class LedgerStatus:
     """What the driver last said of a job."""
 
     state: str

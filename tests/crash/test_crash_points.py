@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-import msgspec
 import pytest
 from tests.crash.ledger_audit import Audit
 from tests.crash.ledger_driver import Backend, LedgerSpec
@@ -28,7 +28,7 @@ def test_a_slot_that_dies_at_a_crash_point_neither_loses_nor_doubles_a_row(
     point: CrashPoint,
     backend: Backend,
 ) -> None:
-    spec = msgspec.structs.replace(ledger_spec, backend=backend)
+    spec = replace(ledger_spec, backend=backend)
     run, audit = ledger_driver.run(spec), Audit(spec)
     run.watch = audit.look
     run.await_checkpoint()
@@ -48,7 +48,7 @@ def test_a_slot_that_dies_at_a_crash_point_neither_loses_nor_doubles_a_row(
 def test_a_driver_that_dies_right_after_deciding_has_decided(
     ledger_driver: LedgerDriver, ledger_spec: LedgerSpec, judge: Judge, backend: Backend
 ) -> None:
-    spec = msgspec.structs.replace(ledger_spec, backend=backend)
+    spec = replace(ledger_spec, backend=backend)
     run, audit = ledger_driver.run(spec), Audit(spec)
     run.watch = audit.look
     run.await_checkpoint()
@@ -73,7 +73,7 @@ def test_between_pre_commit_and_decision_nothing_of_the_checkpoint_is_visible(
     ledger_driver: LedgerDriver, ledger_spec: LedgerSpec, judge: Judge
 ) -> None:
     """S13, S14: what a dead slot prepared stays invisible, and the next attempt rolls it back."""
-    spec = msgspec.structs.replace(ledger_spec, restart_delay_s=2.0)
+    spec = replace(ledger_spec, restart_delay_s=2.0)
     run, audit = ledger_driver.run(spec), Audit(spec)
     run.await_checkpoint()
     ledger_driver.arm("prepared")
@@ -95,7 +95,7 @@ def test_between_pre_commit_and_decision_nothing_of_the_checkpoint_is_visible(
 def test_at_least_once_the_same_death_shows_duplicates_and_loses_nothing(
     ledger_driver: LedgerDriver, ledger_spec: LedgerSpec, judge: Judge
 ) -> None:
-    run = ledger_driver.run(msgspec.structs.replace(ledger_spec, mode="at_least_once"))
+    run = ledger_driver.run(replace(ledger_spec, mode="at_least_once"))
     run.await_checkpoint()
     ledger_driver.arm("prepared")
     run.wait("a slot dies", lambda: ledger_driver.reached("prepared"))

@@ -6,9 +6,9 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from urllib.parse import urlsplit, urlunsplit
 
-import msgspec
 import pytest
 from tests.crash.ledger_audit import Audit
 from tests.crash.ledger_driver import PAYMENTS, Backend, LedgerSpec, LedgerStatus
@@ -48,7 +48,7 @@ def assert_finished_exactly_once(run: LedgerRun, judge: Judge) -> LedgerStatus:
 def test_slots_killed_one_after_the_other_neither_lose_nor_double_a_row(
     ledger_driver: LedgerDriver, ledger_spec: LedgerSpec, judge: Judge, backend: Backend
 ) -> None:
-    run = ledger_driver.run(msgspec.structs.replace(ledger_spec, backend=backend))
+    run = ledger_driver.run(replace(ledger_spec, backend=backend))
     for kill in range(2):
         status = await_any_moment(run, SEED + kill)
         kill_process(status.slots[kill][0])
@@ -60,7 +60,7 @@ def test_slots_killed_one_after_the_other_neither_lose_nor_double_a_row(
 def test_a_killed_driver_is_replaced_by_one_that_goes_on(
     ledger_driver: LedgerDriver, ledger_spec: LedgerSpec, judge: Judge, backend: Backend
 ) -> None:
-    run = ledger_driver.run(msgspec.structs.replace(ledger_spec, backend=backend))
+    run = ledger_driver.run(replace(ledger_spec, backend=backend))
     before = await_any_moment(run)
     ledger_driver.kill()
     run.restart_driver()
@@ -105,7 +105,7 @@ def test_a_killed_postgres_comes_back_with_every_row_once(
     backend: Backend,
     onceflow_postgres: EmbeddedPostgres,
 ) -> None:
-    run = ledger_driver.run(msgspec.structs.replace(ledger_spec, backend=backend))
+    run = ledger_driver.run(replace(ledger_spec, backend=backend))
     await_any_moment(run)
     onceflow_postgres.kill()
     try:
@@ -172,7 +172,7 @@ def test_a_cut_network_to_postgres_that_heals_leaves_every_row_once(
     network: tuple[TcpProxy, str],
 ) -> None:
     proxy, url = network
-    run = ledger_driver.run(msgspec.structs.replace(ledger_spec, postgres_url=url))
+    run = ledger_driver.run(replace(ledger_spec, postgres_url=url))
     await_any_moment(run)
     proxy.refuse()
     run.until("the sink is missed", lambda status: status.state != "running")
@@ -187,7 +187,7 @@ def test_a_silent_network_to_postgres_delays_every_row_and_doubles_none(
     network: tuple[TcpProxy, str],
 ) -> None:
     proxy, url = network
-    run = ledger_driver.run(msgspec.structs.replace(ledger_spec, postgres_url=url))
+    run = ledger_driver.run(replace(ledger_spec, postgres_url=url))
     await_any_moment(run)
     proxy.pause()
     time.sleep(3)
