@@ -1,1 +1,1 @@
-"""TODO: one line."""
+"""The `onceflow` command, on top of the public API and the testing kit."""

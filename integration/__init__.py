@@ -1,1 +1,1 @@
-"""TODO: one line."""
+"""The testing kit: real servers as processes, faults, a workload and an oracle that counts rows."""
