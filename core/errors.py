@@ -20,6 +20,7 @@
     ├── StateError
     │   ├── StateCorrupt                external, never
     │   └── StateIncompatible           user, never: restored with another type or max parallelism
+    ├── MessageCorrupt                  internal, never: driver and slots run different versions
     ├── SlotLost                        external, job
     └── UserFunctionError               user, job: a function of the pipeline raised
 InvariantViolation                      our bug; see protocol.invariant
@@ -164,6 +165,12 @@ class SlotLost(OnceflowError):
     domain = "external"
 
 
+class MessageCorrupt(OnceflowError):
+    """Raised when driver and slots do not understand each other: they run different versions."""
+
+    retry = "never"
+
+
 class UserFunctionError(OnceflowError):
     """Raised when a function of the pipeline raised; names the operator and keeps the traceback."""
 
@@ -181,6 +188,7 @@ __all__ = [
     "ConfigError",
     "Fenced",
     "InvariantViolation",
+    "MessageCorrupt",
     "OffsetOutOfRange",
     "OnceflowError",
     "PreCommitFailed",

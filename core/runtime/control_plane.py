@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, cast
 import pyarrow as pa
 from pyarrow import flight
 
-from onceflow.core.errors import SlotLost
+from onceflow.core.errors import MessageCorrupt, SlotLost
 from onceflow.core.runtime.flight_streams import (
     MIDDLEWARE,
     TokenCheck,
@@ -26,7 +26,6 @@ from onceflow.core.runtime.flight_streams import (
 from onceflow.core.runtime.messages import (
     DriverMessage,
     Hello,
-    MessageCorrupt,
     SlotMessage,
     decode_message,
     encode_message,

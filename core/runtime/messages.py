@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 
-from onceflow.core.errors import OnceflowError
+from onceflow.core.errors import MessageCorrupt
 from onceflow.core.protocol.alignment import Barrier
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.snapshots import StateHandle, SubtaskSnapshot
@@ -219,10 +219,6 @@ _CLASSES: dict[str, type[Any]] = {
     )
 }  # fmt: skip
 _ENCODER = msgspec.msgpack.Encoder()
-
-
-class MessageCorrupt(OnceflowError):
-    """Raised when bytes on the control plane are no message of this version."""
 
 
 def encode_message(message: SlotMessage | DriverMessage) -> bytes:
