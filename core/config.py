@@ -87,7 +87,6 @@ class RuntimeSettings:
     heartbeat_interval_s: float = 1.0
     heartbeat_timeout_s: float = 30.0
     """Silence after which a slot is lost to the driver, and the driver to a slot."""
-    stop_timeout_s: float = 60.0
     cancel_timeout_s: float = 10.0
     """How long a cancelled slot may take before Spark is told to kill it."""
     channel_batches: int = 8

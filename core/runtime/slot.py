@@ -115,6 +115,7 @@ class Slot:
         self._committed_lock = threading.Lock()
         self._builder: ChainBuilder | None = None
         self._failed = False
+        self._deploying = False
         self._leaving = threading.Event()
         self._heard_at = time.monotonic()
         host = "127.0.0.1" if task.loopback else _own_address()
@@ -180,11 +181,13 @@ class Slot:
             beside=self._beside.submit,
             commit_worker=self._commit_worker,
         )
+        self._deploying = True
         self._builder = ChainBuilder(self._plan, parts, deploy)
         self._data_server.serve_gates(self._builder.gates)
         self._subtasks = self._builder.build()
         for subtask in self._subtasks:
             subtask.start()
+        self._heard_at, self._deploying = time.monotonic(), False
         self._send(Running(self._plan.attempt, self._slot))
 
     def _complete(self, checkpoint: CheckpointId, proofs_needed_from: CheckpointId) -> None:
@@ -340,7 +343,8 @@ class Slot:
         settings = self._plan.settings
         while not self._leaving.wait(settings.heartbeat_interval_s):
             silent_s = time.monotonic() - self._heard_at
-            if silent_s > settings.heartbeat_timeout_s:
+            # While state is restored nobody reads the control stream; the driver has a deadline.
+            if silent_s > settings.heartbeat_timeout_s and not self._deploying:
                 self._exit_hard(f"nothing heard from the driver for {silent_s:.0f} s")
             metrics = tuple(subtask.metrics() for subtask in self._subtasks)
             rss_bytes = _rss_bytes()
