@@ -19,7 +19,7 @@ from typing import TypeAlias
 import msgspec
 from pyspark.sql import SparkSession
 
-from benchmarks.cpu import groups_cpu_s, tree_cpu_s
+from benchmarks.cpu import groups_cpu_s, own_cpu_s, tree_cpu_s
 from benchmarks.discarding_sink import DiscardingSink
 from benchmarks.job_spec import CheckpointTimes, JobResult, JobSpec, Recovery
 from benchmarks.keyed_balance import KeyedBalance
@@ -36,6 +36,7 @@ from onceflow import (
     sum_,
 )
 from onceflow.core.spi import Sink, Source
+from onceflow.integration.faults.processes import children_of
 from onceflow.integration.workload import PAYMENT_SCHEMA
 from onceflow.sinks import PostgresSink
 from onceflow.sources import KafkaSource
@@ -120,7 +121,7 @@ def _run(spec: JobSpec, spark: SparkSession) -> JobResult:
     job = build(spec, spark).start()
     watch = Watch(job)
     watch.until(lambda status: bool(status.attempts and status.attempts[-1].running_s))
-    cpu_before = groups_cpu_s(roots)
+    cpu_before = _cpu_s(roots)
     recovery: Recovery | None = None
     match spec.task:
         case "finish":
@@ -131,7 +132,7 @@ def _run(spec: JobSpec, spark: SparkSession) -> JobResult:
             watch.until(lambda status: status.checkpoints_completed >= spec.checkpoints)
             job.stop()
     watch.until(lambda status: status.state.ended)
-    cpu_after = groups_cpu_s(roots)
+    cpu_after = _cpu_s(roots)
     status = job.wait(_TIMEOUT_S)
     ended_at = time.time()
     first = status.attempts[0]
@@ -144,7 +145,7 @@ def _run(spec: JobSpec, spark: SparkSession) -> JobResult:
         deployed_at_s=first.began_at_s + first.deployed_s,
         running_at_s=first.began_at_s + first.running_s,
         committed_at_s=committed_at,
-        cpu_s={name: round(cpu_after[name] - cpu_before[name], 3) for name in roots},
+        cpu_s={name: round(cpu_after[name] - cpu_before[name], 3) for name in cpu_after},
         engine_life_cpu_s=round(tree_cpu_s(os.getpid()), 3),
         stage_cpu_us=watch.stage_cpu_us(),
         slot_rss_bytes_max=watch.slot_rss_bytes_max,
@@ -162,6 +163,16 @@ def _run(spec: JobSpec, spark: SparkSession) -> JobResult:
         ),
         recovery=recovery,
     )
+
+
+def _cpu_s(roots: dict[str, int]) -> dict[str, float]:
+    """Return seconds by group; the engine's also apart: driver, its JVM, and the slots."""
+    seconds = groups_cpu_s(roots)
+    # The driver's only child is the JVM, whose descendants are Spark's Python processes.
+    seconds["driver"] = own_cpu_s(os.getpid())
+    seconds["jvm"] = sum(own_cpu_s(child) for child in children_of(os.getpid()))
+    seconds["slots"] = seconds["engine"] - seconds["driver"] - seconds["jvm"]
+    return seconds
 
 
 @dataclass

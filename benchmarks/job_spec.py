@@ -78,7 +78,9 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     running_at_s: float
     committed_at_s: float
     cpu_s: dict[str, float]
-    """From when all slots ran to the end, by group: engine, and every server."""
+    """From when all slots ran to the end, by group: engine, and every server.
+
+    The engine's is also there by its parts: driver, jvm and slots."""
     engine_life_cpu_s: float
     """The engine's from the start of its process: JVM, Spark and imports too."""
     stage_cpu_us: dict[str, float]

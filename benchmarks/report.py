@@ -94,7 +94,7 @@ def limits_spread(runs: Sequence[dict[str, Figure]]) -> dict[str, dict[str, Spre
 
 def jobs_table(jobs: Sequence[Measured], records: int) -> Table:
     """Return rows a second and CPU of the whole jobs."""
-    table = _table(f"Whole jobs, {records:,} records", "job", "rows/s", "engine CPU s/M",
+    table = _table(f"Whole jobs, {records:,} records", "job", "rows/s", "engine CPU s/M", "slots", "JVM", "driver",
                    "Postgres", "Kafka", "by chain, CPU us a record", "slot RSS MB")  # fmt: skip
     for job in jobs:
         stages = ", ".join(
@@ -104,7 +104,10 @@ def jobs_table(jobs: Sequence[Measured], records: int) -> Table:
         table.add_row(
             job.variant.name,
             job.rows_per_second.shown(),
-            *(job.cpu_s_per_million(name).shown(2) for name in ("engine", "postgres", "kafka")),
+            *(
+                job.cpu_s_per_million(name).shown(2)
+                for name in ("engine", "slots", "jvm", "driver", "postgres", "kafka")
+            ),
             stages,
             f"{rss:,.0f}",
         )
