@@ -94,8 +94,11 @@ def limits_spread(runs: Sequence[dict[str, Figure]]) -> dict[str, dict[str, Spre
 
 def jobs_table(jobs: Sequence[Measured], records: int) -> Table:
     """Return rows a second and CPU of the whole jobs."""
-    table = _table(f"Whole jobs, {records:,} records", "job", "rows/s", "engine CPU s/M", "slots", "JVM", "driver",
-                   "Postgres", "Kafka", "by chain, CPU us a record", "slot RSS MB")  # fmt: skip
+    table = _table(
+        f"Whole jobs, {records:,} records; CPU in seconds a million records",
+        *("job", "rows/s", "engine", "of it slots", "JVM", "driver", "Postgres", "Kafka"),
+        *("by chain, CPU us a record", "slot RSS MB"),
+    )
     for job in jobs:
         stages = ", ".join(
             f"{chain} {spread.median:.2f}" for chain, spread in job.stage_cpu_us().items()
@@ -116,8 +119,8 @@ def jobs_table(jobs: Sequence[Measured], records: int) -> Table:
 
 def loaded_checkpoints_table(jobs: Sequence[Measured]) -> Table:
     """Return the parts of the checkpoints that the jobs took while they ran."""
-    table = _table("Checkpoints under load, ms", "job", "number",
-                   *(part.removesuffix("_ms") for part in CHECKPOINT_PARTS))  # fmt: skip
+    names = [part.removesuffix("_ms") for part in CHECKPOINT_PARTS]
+    table = _table("Checkpoints under load, ms", "job", "number", *names)
     for job in jobs:
         spreads = [job.checkpoint_ms(part) for part in CHECKPOINT_PARTS]
         table.add_row(
