@@ -26,9 +26,11 @@ from benchmarks.keyed_balance import KeyedBalance
 from benchmarks.slot_kill import kill_a_slot
 from onceflow import (
     Checkpointing,
+    FixedDelay,
     HeapBackend,
     Job,
     JobStatus,
+    NoRestart,
     Pipeline,
     RocksDBBackend,
     RuntimeSettings,
@@ -58,6 +60,8 @@ def build(spec: JobSpec, spark: SparkSession) -> Pipeline:
             storage=f"{spec.directory}/checkpoints", interval=spec.interval_s, mode=spec.delivery
         ),
         state_backend=RocksDBBackend() if spec.backend == "rocksdb" else HeapBackend(),
+        # A restart nobody asked for would hide in the figure.
+        restart=FixedDelay(1, 0.1) if spec.task == "kill_slot" else NoRestart(),
         # Counters every 0.1 s instead of every second: what is reported of them is that fresh.
         settings=RuntimeSettings(heartbeat_interval_s=0.1, scratch_dir=spec.directory),
     )
