@@ -133,11 +133,14 @@ class FlightChannel(OutputChannel):
         path = [part.encode() for part in (chain, str(attempt), str(source), str(target))]
         self._name = f"{chain}[{target}] from {source}"
         self._credits = Credits(credits_count)
-        self._writer, self._reader = client.do_exchange(
-            flight.FlightDescriptor.for_path(*path), call_options(token)
-        )
         self._schema = schema.append(pa.field(HASH_COLUMN, pa.uint64()))
-        self._writer.begin(self._schema)
+        try:
+            self._writer, self._reader = client.do_exchange(
+                flight.FlightDescriptor.for_path(*path), call_options(token)
+            )
+            self._writer.begin(self._schema)
+        except (pa.ArrowException, OSError) as error:
+            raise SlotLost(f"channel {self._name} cannot be opened: {error}") from error
         self._closed = False
         self._write_lock = threading.Lock()
         threading.Thread(

@@ -138,8 +138,8 @@ def test_a_sender_that_vanishes_is_reported_as_lost(receiver: Receiver) -> None:
 def test_a_call_without_the_token_or_of_another_attempt_is_refused(
     receiver: Receiver, token: str, attempt: int
 ) -> None:
-    channel = receiver.channel(token=token, attempt=attempt)
     with pytest.raises(SlotLost):
+        channel = receiver.channel(token=token, attempt=attempt)
         for _ in range(100):
             channel.send(batch(0, 1))
             time.sleep(0.005)
