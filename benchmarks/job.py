@@ -1,9 +1,8 @@
 """The driver process of one measured run: `python -m benchmarks.job SPEC.json RESULT.json`.
 
-When it is measured: `running_at_s` is when the driver hears that the last slot has its state, its
-connections and its channels and has begun to read; `committed_at_s` is when it hears that the last
-transaction of the last checkpoint is committed. Reading may have begun a few milliseconds before
-the former, in a slot that was ready first.
+When it is measured: `reading_at_s` is when the first reader in any slot is first asked for records;
+`committed_at_s` is when the driver hears that the last transaction of the last checkpoint is
+committed. So starting Spark and connecting are left out, and waiting for the first record is not.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from typing import TypeAlias
 import msgspec
 from pyspark.sql import SparkSession
 
+from benchmarks.clocked_source import ClockedSource
 from benchmarks.cpu import groups_cpu_s, own_cpu_s, tree_cpu_s
 from benchmarks.discarding_sink import DiscardingSink
 from benchmarks.job_spec import CheckpointTimes, JobResult, JobSpec, Recovery
@@ -65,7 +65,9 @@ def build(spec: JobSpec, spark: SparkSession) -> Pipeline:
         # Counters every 0.1 s instead of every second: what is reported of them is that fresh.
         settings=RuntimeSettings(heartbeat_interval_s=0.1, scratch_dir=spec.directory),
     )
-    keyed = pipeline.read(_source(spec), uid="payments").key_by("account")
+    keyed = pipeline.read(ClockedSource(_source(spec), spec.directory), uid="payments").key_by(
+        "account"
+    )
     if spec.work == "function":
         balances = keyed.process(KeyedBalance(), uid="balance")
     else:
@@ -122,9 +124,10 @@ def main(spec_path: str, result_path: str) -> None:
 
 def _run(spec: JobSpec, spark: SparkSession) -> JobResult:
     roots = {"engine": os.getpid(), **spec.server_pids}
+    clock = ClockedSource(_source(spec), spec.directory)
     job = build(spec, spark).start()
     watch = Watch(job)
-    watch.until(lambda status: bool(status.attempts and status.attempts[-1].running_s))
+    watch.until(lambda _: clock.began)
     cpu_before = _cpu_s(roots)
     recovery: Recovery | None = None
     match spec.task:
@@ -146,6 +149,7 @@ def _run(spec: JobSpec, spark: SparkSession) -> JobResult:
         committed_at = (last.triggered_at_ms + last.duration_ms + last.committed_ms) / 1000
     return JobResult(
         state=status.state.value,
+        reading_at_s=clock.began_at_s(),
         deployed_at_s=first.began_at_s + first.deployed_s,
         running_at_s=first.began_at_s + first.running_s,
         committed_at_s=committed_at,

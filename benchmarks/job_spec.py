@@ -74,11 +74,13 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one run measured. Times are seconds since the epoch where named `_at_s`."""
 
     state: str
+    reading_at_s: float
+    """The first reader was first asked for records."""
     deployed_at_s: float
     running_at_s: float
     committed_at_s: float
     cpu_s: dict[str, float]
-    """From when all slots ran to the end, by group: engine, and every server.
+    """From the start of reading to the end, by group: engine, and every server.
 
     The engine's is also there by its parts: driver, jvm and slots."""
     engine_life_cpu_s: float
@@ -91,5 +93,5 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        """From all slots running to the last row committed."""
-        return self.committed_at_s - self.running_at_s
+        """From the start of reading to the last row committed."""
+        return self.committed_at_s - self.reading_at_s

@@ -40,7 +40,7 @@ class Measured:
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """Rows a second of each run, from all slots running to the last row committed."""
+        """Rows a second of each run, from the start of reading to the last row committed."""
         return tuple(self.records / result.seconds for result in self.results)
 
     @property
