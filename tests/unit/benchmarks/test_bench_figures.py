@@ -20,7 +20,7 @@ from benchmarks.throughput import Measured, Variant, variants
 
 def ran(seconds: float) -> JobResult:
     """What a driver process tells of a run, as it comes out of its JSON."""
-    told = {
+    told: dict[str, object] = {
         "state": "finished",
         "deployed_at_s": 0.0,
         "running_at_s": 1.0,
