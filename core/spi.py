@@ -14,11 +14,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 import pyarrow as pa
 
 from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome, Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
+from onceflow.core.staging import StagingArea
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,25 @@ class Source(ABC):
         """Return a reader of `splits` (maybe none). Runs in the slot."""
 
 
+class OnBadRow(Enum):
+    """What becomes of a row that the target can never take."""
+
+    FAIL = "fail"
+    """The job stops and names it."""
+    DROP = "drop"
+    """It is left out, counted and logged."""
+    DEAD_LETTER = "dead_letter"
+    """It goes to another sink with its reason and origin, exactly once with the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedRows:
+    """Rows that a writer left out, in the sink's schema, and why: one reason a row."""
+
+    rows: pa.RecordBatch
+    reasons: Sequence[str]
+
+
 @dataclass(frozen=True, slots=True)
 class WriterContext:
     """Where a writer runs and how it must name what it prepares."""
@@ -128,6 +149,9 @@ class WriterContext:
     first_checkpoint: CheckpointId
     """The first checkpoint that this writer will be asked to pre-commit."""
     schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
+    staging: StagingArea | None = None
+    """Where rows may wait for their commit, when the target cannot prepare them."""
+    on_bad_row: OnBadRow = OnBadRow.FAIL
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +167,8 @@ class CommitterContext:
 
     Two logs with one sink id are two jobs, and one must go.
     """
+    staging: StagingArea | None = None
+    """Where rows may wait for their commit; the same area as the writers'."""
 
 
 class SinkWriter(ABC):
@@ -153,7 +179,8 @@ class SinkWriter(ABC):
         """Take `batch`; it may stay in memory or in an open transaction until `pre_commit`.
 
         Raises:
-            BadRow: A value does not fit the target; names column and value.
+            BadRow: A value does not fit the target; names column and value. Not raised for rows
+                that `rejected` will return instead.
             SinkError: The target refused or is gone; the attempt ends.
         """
 
@@ -167,6 +194,15 @@ class SinkWriter(ABC):
         Raises:
             PreCommitFailed: Nothing of this checkpoint is durable.
         """
+
+    def rejected(self) -> Sequence[RejectedRows]:
+        """Return the bad rows left out since the last call; empty where bad rows fail the job.
+
+        Called after `write` and after `pre_commit`, of which the latter is the last chance: rows
+        returned then belong to the same checkpoint. A writer that does not override it raises
+        `BadRow` whatever `WriterContext.on_bad_row` says.
+        """
+        return ()
 
     @abstractmethod
     def close(self) -> None:
@@ -207,6 +243,14 @@ class Committer(ABC):
 
 class Sink(ABC):
     """Describes a two-phase sink: pickled by value, holds no open resource, prints no secret."""
+
+    def routing_key(self) -> tuple[str, ...]:
+        """Return the columns by which rows must meet in one subtask; empty when any may write any.
+
+        For sinks that change rows in place: one key, one writer, so subtasks never wait for each
+        other's locks, and the changes of a key stay in order.
+        """
+        return ()
 
     def check(self, context: CommitterContext, schema: pa.Schema) -> None:  # noqa: B027
         """Return when rows of `schema` can be written. Runs on the driver before each attempt.

@@ -208,6 +208,7 @@ class ChainBuilder:
             attempt=self._plan.attempt,
             first_checkpoint=self._deploy.next_checkpoint,
             schema=operator.schema,
+            staging=self._parts.storage.staging(work.sink_id),
         )
         worker = self._parts.commit_worker(ref, operator, work)
         return SinkOperator(operator.uid, work.sink.writer(context), worker.pre_committed)

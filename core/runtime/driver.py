@@ -186,7 +186,7 @@ class JobDriver:
             loopback=is_local(self._context),
         )
         recovery = SinkRecovery(
-            plan.graph, plan.name, log.attempt, storage.log_id, plan.settings.commit_deadline_s
+            plan.graph, plan.name, log.attempt, storage, plan.settings.commit_deadline_s
         )
         parts = AttemptParts(
             plan=slot_plan,

@@ -26,6 +26,7 @@ from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.recovery import RecoveryPlan, plan_recovery
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.spi import Committer, CommitterContext
+from onceflow.core.storage import JobStorage
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,23 @@ class SinkRecovery:
     """The driver's committers for one attempt, one a sink, kept for the sweep that follows."""
 
     def __init__(
-        self, graph: Graph, job: str, attempt: AttemptId, log_id: str, deadline_s: float
+        self, graph: Graph, job: str, attempt: AttemptId, storage: JobStorage, deadline_s: float
     ) -> None:
         self._attempt = attempt
         self._deadline_s = deadline_s
         self._sinks: list[tuple[Operator, WriteTo, CommitterContext]] = [
-            (operator, work, CommitterContext(job, operator.uid, work.sink_id, attempt, log_id))
+            (
+                operator,
+                work,
+                CommitterContext(
+                    job,
+                    operator.uid,
+                    work.sink_id,
+                    attempt,
+                    log_id=storage.log_id,
+                    staging=storage.staging(work.sink_id),
+                ),
+            )
             for operator, work in graph.sinks()
         ]
         self._committers: dict[str, Committer] = {}

@@ -205,6 +205,7 @@ class Slot:
             sink_id=work.sink_id,
             attempt=self._plan.attempt,
             log_id=self._task.log_id,
+            staging=self._storage.staging(work.sink_id),
         )
         self._committed.setdefault(ref, {})[operator.uid] = CheckpointId(0)
 

@@ -2,6 +2,7 @@
 
 from onceflow.core.storage.claimed_log import ClaimedLog
 from onceflow.core.storage.decision_log import DecisionLog, DecisionUnknown
+from onceflow.core.storage.staging import FileStagingArea
 from onceflow.core.storage.state_files import FileStateReader, FileStateWriter
 from onceflow.core.storage.storage import CheckpointStorage, FileSystemStorage, JobStorage, Probe
 
@@ -10,6 +11,7 @@ __all__ = [
     "ClaimedLog",
     "DecisionLog",
     "DecisionUnknown",
+    "FileStagingArea",
     "FileStateReader",
     "FileStateWriter",
     "FileSystemStorage",

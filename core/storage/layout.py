@@ -5,6 +5,7 @@
     <root>/<job>/log/pruned                                         records have been deleted, ever
     <root>/<job>/chk-<n>/a<attempt>/<uid>@<subtask>@<name>          state of one checkpoint
     <root>/<job>/shared/a<attempt>@<uid>@<subtask>@<unique>@<name>  state of several checkpoints
+    <root>/<job>/staged/<sink id>/<transaction>.arrow               see `staging`
     <root>/<job>/probe/<token>                                      see `JobStorage.probe_write`
 
 A uid and a name keep their letters when those are safe everywhere, also where case is ignored;
@@ -103,6 +104,10 @@ class JobPaths:
         """Return the attempt that wrote shared file `name`; None: it is not ours."""
         match = _SHARED.fullmatch(name)
         return AttemptId(int(match[1])) if match else None
+
+    def staged(self, sink_id: str) -> str:
+        """The directory of what one sink has staged."""
+        return f"{self.job}/staged/{safe_name(sink_id)}"
 
     @property
     def probes(self) -> str:

@@ -19,6 +19,7 @@ from onceflow.core.storage.filesystem import CheckpointFileSystem
 from onceflow.core.storage.layout import JobPaths, StateNames
 from onceflow.core.storage.local import LocalFileSystem
 from onceflow.core.storage.log_identity import log_id
+from onceflow.core.storage.staging import FileStagingArea
 from onceflow.core.storage.state_files import FileStateReader, FileStateWriter
 
 INLINE_THRESHOLD_BYTES = 20_000
@@ -73,6 +74,10 @@ class JobStorage:
     def reader(self) -> FileStateReader:
         """Return what reads the state that any handle of this job names."""
         return FileStateReader(self._fs, self._paths)
+
+    def staging(self, sink_id: str) -> FileStagingArea:
+        """Return where the sink `sink_id` stages rows."""
+        return FileStagingArea(self._fs, self._paths.staged(sink_id), sink_id)
 
     def discard(self, handles: Iterable[StateHandle]) -> None:
         """Delete the files of `handles`: no checkpoint names them or ever will. Idempotent.

@@ -1,0 +1,99 @@
+"""Rows parked in checkpoint storage between pre-commit and commit, for sinks that prepare nothing.
+
+A target that cannot hold a transaction open for others to finish (a managed database, a pooler,
+Kafka) still gets two phases: the writer stages rows here at the barrier, and the committer applies
+them after the decision in one ordinary transaction that also leaves a proof.
+
+A staged transaction moves one way: absent → sealed → discarded. Sealing is whole or nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import TransactionId
+
+_MARK = b"staged"
+
+
+class StagedRows(ABC):
+    """The rows of one transaction on their way into storage; used by one thread.
+
+    A crash before `seal` returns leaves nothing that anybody lists.
+    """
+
+    @property
+    @abstractmethod
+    def rows(self) -> int:
+        """How many rows were written."""
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch, *, part: str = "") -> None:
+        """Add `batch`, labelled `part` (a table, an operation: the sink's own words) for `read`.
+
+        Batches of one transaction may differ in schema. Large ones wait in a local file.
+        """
+
+    @abstractmethod
+    def seal(self, transaction: TransactionId) -> Committable:
+        """Make the rows durable under `transaction`; any process can read them from then on.
+
+        Raises:
+            StorageError: They are not durable, or the name is taken.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Drop what is not sealed. Safe to call twice."""
+
+
+class StagingArea(ABC):
+    """The staged transactions of one sink id in one job's storage. Any thread, any process.
+
+    Pickles, and holds no open resource.
+    """
+
+    @abstractmethod
+    def open(self) -> StagedRows:
+        """Return an empty transaction to write into."""
+
+    @abstractmethod
+    def read(self, transaction: TransactionId) -> Iterator[tuple[str, pa.RecordBatch]] | None:
+        """Return (part, batch) in the order written, or None when nothing is staged by this name.
+
+        Every byte is verified before the first batch is returned.
+
+        Raises:
+            StateCorrupt: The file is not what was sealed.
+            StorageError: It cannot be read.
+        """
+
+    @abstractmethod
+    def contains(self, transaction: TransactionId) -> bool:
+        """Return whether `transaction` is staged."""
+
+    @abstractmethod
+    def transactions(self) -> Sequence[TransactionId]:
+        """Return every staged transaction of this sink id, of all attempts, oldest first."""
+
+    @abstractmethod
+    def discard(self, transaction: TransactionId) -> None:
+        """Delete what is staged under `transaction`. Idempotent.
+
+        Raises:
+            StorageError: It is still there.
+        """
+
+
+def staged_committable(transaction: TransactionId, rows: int = 0) -> Committable:
+    """Return the handle of rows staged under `transaction`."""
+    return Committable(transaction, rows, payload=_MARK)
+
+
+def is_staged(committable: Committable) -> bool:
+    """Return whether `committable` names staged rows, and not something prepared in the target."""
+    return committable.payload == _MARK

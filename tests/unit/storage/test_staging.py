@@ -1,0 +1,116 @@
+"""Staged rows: whole or nothing, found by name from any process, and never silently wrong."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from onceflow.core.errors import StateCorrupt, StorageError
+from onceflow.core.protocol.ids import TransactionId
+from onceflow.core.staging import is_staged
+from onceflow.core.storage import FileStagingArea
+from onceflow.core.storage import staging as staging_module
+
+SINK = "Job.ledger"
+
+
+def transaction(checkpoint: int, *, attempt: int = 1, subtask: int = 0) -> TransactionId:
+    return TransactionId(SINK, attempt, checkpoint, subtask)
+
+
+def area_in(path: Path) -> FileStagingArea:
+    return FileStagingArea.in_directory(str(path), SINK)
+
+
+def batch(*values: int) -> pa.RecordBatch:
+    return pa.record_batch({"id": pa.array(values, pa.int64())})
+
+
+def sealed(area: FileStagingArea, name: TransactionId, *values: int) -> None:
+    rows = area.open()
+    rows.write(batch(*values))
+    rows.seal(name)
+
+
+def test_sealed_rows_are_read_back_in_order_with_their_parts(tmp_path: Path) -> None:
+    rows = area_in(tmp_path).open()
+    other = pa.record_batch({"name": ["x"]})
+    rows.write(batch(1, 2), part="orders")
+    rows.write(other, part="customers")
+    rows.write(batch(3), part="orders")
+    assert rows.rows == 4
+    committable = rows.seal(transaction(7))
+    assert committable.rows == 4
+    assert is_staged(committable)
+    # Another process has nothing but the description.
+    again = pickle.loads(pickle.dumps(area_in(tmp_path)))
+    found = again.read(transaction(7))
+    assert found is not None
+    assert [(part, got.to_pydict()) for part, got in found] == [
+        ("orders", {"id": [1, 2]}),
+        ("customers", {"name": ["x"]}),
+        ("orders", {"id": [3]}),
+    ]
+
+
+def test_rows_larger_than_the_memory_bound_go_through_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging_module, "MEMORY_BYTES_MAX", 1000)
+    sealed(area_in(tmp_path), transaction(1), *range(10_000))
+    found = area_in(tmp_path).read(transaction(1))
+    assert found is not None
+    assert [got["id"].to_pylist() for _, got in found] == [list(range(10_000))]
+
+
+def test_only_what_is_sealed_is_listed_oldest_first(tmp_path: Path) -> None:
+    area = area_in(tmp_path)
+    assert area.transactions() == []
+    sealed(area, transaction(12), 1)
+    sealed(area, transaction(3, subtask=1), 1)
+    unsealed = area.open()
+    unsealed.write(batch(9))
+    assert area.transactions() == [transaction(3, subtask=1), transaction(12)]
+    unsealed.close()
+    assert area.contains(transaction(12))
+    assert not area.contains(transaction(13))
+
+
+def test_another_sinks_rows_are_not_listed(tmp_path: Path) -> None:
+    sealed(area_in(tmp_path), transaction(1), 1)
+    assert FileStagingArea.in_directory(str(tmp_path), "job.ledger").transactions() == []
+
+
+def test_discarded_rows_are_gone_and_discarding_twice_is_fine(tmp_path: Path) -> None:
+    area = area_in(tmp_path)
+    sealed(area, transaction(1), 1)
+    area.discard(transaction(1))
+    area.discard(transaction(1))
+    assert area.read(transaction(1)) is None
+    assert area.transactions() == []
+
+
+def test_a_name_in_use_is_refused_and_keeps_its_rows(tmp_path: Path) -> None:
+    area = area_in(tmp_path)
+    sealed(area, transaction(1), 1)
+    with pytest.raises(StorageError, match="staged under Job.ledger/1/1/0/0 already"):
+        sealed(area, transaction(1), 2)
+    found = area.read(transaction(1))
+    assert found is not None
+    assert [got["id"].to_pylist() for _, got in found] == [[1]]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
+def test_damage_is_refused_before_the_first_row(tmp_path: Path, damage: str) -> None:
+    area = area_in(tmp_path)
+    sealed(area, transaction(1), *range(100))
+    file = tmp_path / area.path(transaction(1))
+    data = bytearray(file.read_bytes())
+    if damage == "flip":
+        data[len(data) // 2] ^= 1
+    file.write_bytes({"cut": data[:-30], "flip": data, "empty": b""}[damage])
+    with pytest.raises(StateCorrupt, match=r"1-1-0-0\.arrow"):
+        area.read(transaction(1))
