@@ -62,9 +62,13 @@ class FileStagingArea(StagingArea):
         if chunks is None:
             return None
         spool = tempfile.SpooledTemporaryFile(max_size=MEMORY_BYTES_MAX)  # noqa: SIM115
-        for chunk in chunks:
-            spool.write(chunk)
-        size_bytes = _verified_size(spool, self.fs.location(path))
+        try:
+            for chunk in chunks:
+                spool.write(chunk)
+            size_bytes = _verified_size(spool, self.fs.location(path))
+        except BaseException:
+            spool.close()
+            raise
         return _frames(spool, size_bytes)
 
     @override

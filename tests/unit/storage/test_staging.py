@@ -32,7 +32,10 @@ def batch(*values: int) -> pa.RecordBatch:
 def sealed(area: FileStagingArea, name: TransactionId, *values: int) -> None:
     rows = area.open()
     rows.write(batch(*values))
-    rows.seal(name)
+    try:
+        rows.seal(name)
+    finally:
+        rows.close()
 
 
 def test_sealed_rows_are_read_back_in_order_with_their_parts(tmp_path: Path) -> None:
