@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.functions import Aggregate, KeyedFunction, Record
-from onceflow.core.spi import Sink, Source
+from onceflow.core.spi import OnBadRow, Sink, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,14 @@ class WriteTo:
 
     sink: Sink
     sink_id: str
+    on_bad_row: OnBadRow = OnBadRow.FAIL
+    takes_dead_letters: bool = False
+    """Whether it takes what its input refused, instead of what its input emits."""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Columns by which rows meet in one subtask; empty when any subtask may write any row."""
+        return self.sink.routing_key()
 
 
 Work: TypeAlias = (
@@ -109,27 +117,20 @@ class Operator:
 class Chain:
     """Operators that run together on one thread, and the keyed edges that leave them.
 
-    `input` names the chain that feeds this one through a keyed edge, None for a source.
+    `input` names the chain that feeds this one through a keyed edge, None for a source; `key` is
+    that edge's, empty for a source.
     """
 
     id: str
     operators: tuple[Operator, ...]
     input: str | None
     input_schema: pa.Schema | None
+    key: tuple[str, ...]
 
     @property
     def head(self) -> Operator:
         """The operator that the chain is named for."""
         return self.operators[0]
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """The key columns of the edge that feeds this chain; empty for a source."""
-        match self.head.work:
-            case ProcessKeyed(key=key) | RunAggregates(key=key):
-                return key
-            case _:
-                return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,7 @@ class Graph:
         home: dict[str, str] = {}
         members: dict[str, list[Operator]] = {}
         for operator in self.operators:
-            starts = isinstance(operator.work, (ReadFrom, ProcessKeyed, RunAggregates))
+            starts = operator.input is None or self._exchange_key(operator)
             home[operator.uid] = chain = operator.uid if starts else home[str(operator.input)]
             members.setdefault(chain, []).append(operator)
         return tuple(
@@ -180,12 +181,30 @@ class Graph:
                 id=chain,
                 operators=tuple(operators),
                 input=None if operators[0].input is None else home[operators[0].input],
-                input_schema=None
-                if operators[0].input is None
-                else self.operator(operators[0].input).schema,
+                input_schema=self._input_schema(operators[0]),
+                key=self._exchange_key(operators[0]),
             )
             for chain, operators in members.items()
         )
+
+    def _exchange_key(self, operator: Operator) -> tuple[str, ...]:
+        """Return by what rows meet before `operator`; empty when they stay where they are."""
+        match operator.work:
+            case ProcessKeyed(key=key) | RunAggregates(key=key):
+                return key
+            case WriteTo() as work:
+                before = self.operator(str(operator.input)).work
+                # Aggregates pass their key columns on as they are: the rows have met already.
+                met = isinstance(before, RunAggregates) and before.key == work.key
+                return () if met and not work.takes_dead_letters else work.key
+            case _:
+                return ()
+
+    def _input_schema(self, head: Operator) -> pa.Schema | None:
+        if head.input is None:
+            return None
+        # A sink's schema is that of what it takes, which may be its input's dead letters.
+        return head.schema if isinstance(head.work, WriteTo) else self.operator(head.input).schema
 
     def check_complete(self) -> None:
         """Return when the graph can run.
@@ -195,7 +214,11 @@ class Graph:
         """
         if not self.sources():
             raise ConfigError("the pipeline reads nothing: call pipeline.read(source, uid=…) first")
-        used = {operator.input for operator in self.operators}
+        used = {
+            operator.input
+            for operator in self.operators
+            if not (isinstance(operator.work, WriteTo) and operator.work.takes_dead_letters)
+        }
         loose = [
             operator.uid
             for operator in self.operators

@@ -8,15 +8,16 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from onceflow.core.config import Checkpointing, RuntimeSettings
+from onceflow.core.dead_letters import DEAD_LETTERS
 from onceflow.core.errors import ConfigError
-from onceflow.core.graph import Graph, Operator, ReadFrom, Work
+from onceflow.core.graph import Graph, Operator, ReadFrom, Work, WriteTo
 from onceflow.core.protocol.assignment import default_max_parallelism
 from onceflow.core.protocol.decisions import CheckpointKind
-from onceflow.core.protocol.ids import PARALLELISM_MAX
+from onceflow.core.protocol.ids import PARALLELISM_MAX, sink_id_of
 from onceflow.core.protocol.restart import ExponentialDelay, RestartStrategy
 from onceflow.core.runtime.driver import JobDriver, JobPlan
 from onceflow.core.runtime.status import JobState, JobStatus
-from onceflow.core.spi import Source
+from onceflow.core.spi import Sink, Source
 from onceflow.core.state import HeapBackend, StateBackend
 from onceflow.core.stream import Stream
 
@@ -127,12 +128,32 @@ class Pipeline:
         self._settings = settings or RuntimeSettings()
         self._operators: list[Operator] = []
 
-    def read(self, source: Source, *, uid: str) -> Stream:
-        """Begin a stream with the records of `source`; `uid` names its position in checkpoints."""
+    def read(self, source: Source, *, uid: str, dead_letters: Sink | None = None) -> Stream:
+        """Begin a stream with the records of `source`; `uid` names its position in checkpoints.
+
+        A source that is told to hand out bad records (`KafkaSource(on_bad_record="dead_letter")`)
+        needs the sink `dead_letters`, which gets them as rows of `DEAD_LETTERS`, exactly once.
+
+        Raises:
+            ConfigError: The uid is in use, or only one of source and `dead_letters` is set so.
+        """
+        if source.has_dead_letters != (dead_letters is not None):
+            raise ConfigError(
+                f"read(uid={uid!r}): on_bad_record='dead_letter' of the source and dead_letters="
+                "<the sink that takes them> go together; one of them is missing"
+            )
         operator = self.add(
             ReadFrom(source), verb="read", uid=uid, after=None, schema=source.schema
         )
+        if dead_letters is not None:
+            self.add_dead_letters(operator, dead_letters)
         return Stream(self, operator)
+
+    def add_dead_letters(self, refusing: Operator, sink: Sink) -> None:
+        """Write what `refusing` refuses to `sink`; streams call this."""
+        uid = f"{refusing.uid}-dead-letters"
+        work = WriteTo(sink, sink_id_of(self.name, uid), takes_dead_letters=True)
+        self.add(work, verb="write", uid=uid, after=refusing, schema=DEAD_LETTERS)
 
     def add(
         self, work: Work, *, verb: str, uid: str | None, after: Operator | None, schema: pa.Schema

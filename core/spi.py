@@ -18,6 +18,7 @@ from enum import Enum
 
 import pyarrow as pa
 
+from onceflow.core.dead_letters import DeadLetter
 from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome, Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.staging import StagingArea
@@ -71,6 +72,14 @@ class SourceReader(ABC):
     def snapshot(self) -> Sequence[Split]:
         """Return every split of this reader with its position as of the last `poll`."""
 
+    def rejected(self) -> Sequence[DeadLetter]:
+        """Return the bad records left out since the last call. Called after each `poll`.
+
+        The positions have advanced past them: whoever drops the answer loses them. Empty unless
+        `Source.has_dead_letters`.
+        """
+        return ()
+
     def commit(self, splits: Sequence[Split]) -> None:  # noqa: B027 - optional hook
         """Tell the source that everything before `splits` is done for ever.
 
@@ -95,6 +104,11 @@ class Source(ABC):
     @abstractmethod
     def bounded(self) -> bool:
         """Whether readers ever return `EndOfInput`."""
+
+    @property
+    def has_dead_letters(self) -> bool:
+        """Whether readers hand out bad records by `rejected`, which a sink must then take."""
+        return False
 
     def check(self) -> None:  # noqa: B027 - optional hook
         """Return when the source can be read from here. Runs on the driver before each attempt.

@@ -21,7 +21,7 @@ from onceflow.core.graph import (
     WriteTo,
 )
 from onceflow.core.protocol.ids import sink_id_of
-from onceflow.core.spi import Sink
+from onceflow.core.spi import OnBadRow, Sink
 
 if TYPE_CHECKING:
     from onceflow.core.pipeline import Pipeline
@@ -96,14 +96,43 @@ class Stream:
                 )
         return KeyedStream(self._pipeline, self._operator, columns)
 
-    def write(self, sink: Sink, *, uid: str, sink_id: str | None = None) -> None:
+    def write(
+        self,
+        sink: Sink,
+        *,
+        uid: str,
+        sink_id: str | None = None,
+        on_bad_row: OnBadRow | str = OnBadRow.FAIL,
+        dead_letters: Sink | None = None,
+    ) -> None:
         """Write every record to `sink`, exactly once.
 
         `uid` names the operator and, with the job's name, the sink id under which transactions are
-        prepared; keep both, or give `sink_id`, when a job is renamed.
+        prepared; keep both, or give `sink_id`, when a job is renamed. Rows that the target can
+        never take fail the job (`on_bad_row="fail"`), are left out, counted and logged (`"drop"`),
+        or go to the sink `dead_letters` as rows of `DEAD_LETTERS`, in the same checkpoint.
+
+        Raises:
+            ConfigError: The uid is in use, a column that the sink routes by is missing, or
+                `on_bad_row` does not go with `dead_letters`.
         """
+        policy = _policy_of(on_bad_row, dead_letters)
+        for column in sink.routing_key():
+            if column not in self.schema.names:
+                raise ConfigError(
+                    f"write(uid={uid!r}): the sink brings rows together by {column!r}, and the rows"
+                    f" have no such column; there are {', '.join(self.schema.names)}"
+                )
         name = sink_id or sink_id_of(self._pipeline.name, uid)
-        self._then(WriteTo(sink, name), "write", uid, None)
+        written = self._pipeline.add(
+            WriteTo(sink, name, policy),
+            verb="write",
+            uid=uid,
+            after=self._operator,
+            schema=self.schema,
+        )
+        if dead_letters is not None:
+            self._pipeline.add_dead_letters(written, dead_letters)
 
     def _then(self, work: Work, verb: str, uid: str | None, schema: pa.Schema | None) -> Stream:
         operator = self._pipeline.add(
@@ -141,3 +170,16 @@ class KeyedStream:
             work, verb="keyed", uid=uid, after=self._operator, schema=schema
         )
         return Stream(self._pipeline, operator)
+
+
+def _policy_of(on_bad_row: OnBadRow | str, dead_letters: Sink | None) -> OnBadRow:
+    try:
+        policy = OnBadRow(on_bad_row)
+    except ValueError:
+        known = ", ".join(one.value for one in OnBadRow)
+        raise ConfigError(f"on_bad_row={on_bad_row!r}: choose one of {known}") from None
+    if dead_letters is None and policy is OnBadRow.DEAD_LETTER:
+        raise ConfigError("on_bad_row='dead_letter' needs dead_letters=<the sink that takes them>")
+    if dead_letters is not None and policy is OnBadRow.DROP:
+        raise ConfigError("on_bad_row='drop' and dead_letters= exclude each other; leave one away")
+    return policy if dead_letters is None else OnBadRow.DEAD_LETTER

@@ -394,6 +394,8 @@ class Attempt:
             match event:
                 case SlotSaid(slot, Goodbye()) | SlotGone(slot):
                     self._links.pop(slot, None)
+                case SlotSaid(message=Heartbeat() as last):
+                    self._parts.progress.heartbeat(last)
                 case StageEnded():
                     self._events.put(event)
                     return

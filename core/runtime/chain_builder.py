@@ -29,12 +29,13 @@ from onceflow.core.protocol.ids import AttemptId, SubtaskRef
 from onceflow.core.runtime.channels import InputGate, LocalChannel, OutputChannel
 from onceflow.core.runtime.commit_worker import CommitWorker
 from onceflow.core.runtime.data_plane import FlightChannel
-from onceflow.core.runtime.keyed_edge import KeyedEdge
+from onceflow.core.runtime.keyed_edge import KeyedEdge, SinkEdge
 from onceflow.core.runtime.keyed_subtask import KeyedSubtask
 from onceflow.core.runtime.messages import Deploy, RestoredOperator
 from onceflow.core.runtime.operators import (
     AggregateRunner,
     BatchMapper,
+    Emit,
     KeyedProcessor,
     RecordMapper,
     RunningOperator,
@@ -124,7 +125,8 @@ class ChainBuilder:
                     )
                 )
         self.channels.extend(channels)
-        return KeyedEdge(chain.key, self._plan.max_parallelism, channels)
+        edge = SinkEdge if isinstance(chain.head.work, WriteTo) else KeyedEdge
+        return edge(chain.key, self._plan.max_parallelism, channels)
 
     def _client(self, target: int) -> flight.FlightClient:
         if target not in self._clients:
@@ -137,12 +139,12 @@ class ChainBuilder:
         for operator in chain.operators:
             running[operator.uid] = built = self._operator(chain, operator, ref)
             if operator is not chain.head:
-                running[str(operator.input)].outputs.append(built.receive)
+                _outputs(running, operator).append(built.receive)
         leaving: list[KeyedEdge] = []
         for below in self._chains:
             if below.input == chain.id:
                 leaving.append(edges[below.id])
-                running[str(below.head.input)].outputs.append(edges[below.id].receive)
+                _outputs(running, below.head).append(edges[below.id].receive)
         operators = tuple(running.values())
         head = operators[0]
         if isinstance(head, SourceOperator):
@@ -209,9 +211,17 @@ class ChainBuilder:
             first_checkpoint=self._deploy.next_checkpoint,
             schema=operator.schema,
             staging=self._parts.storage.staging(work.sink_id),
+            on_bad_row=work.on_bad_row,
         )
         worker = self._parts.commit_worker(ref, operator, work)
-        return SinkOperator(operator.uid, work.sink.writer(context), worker.pre_committed)
+        return SinkOperator(operator.uid, work, work.sink.writer(context), worker.pre_committed)
 
     def _restored(self, uid: str) -> RestoredOperator:
         return self._deploy.operator(uid)
+
+
+def _outputs(running: Mapping[str, RunningOperator], operator: Operator) -> list[Emit]:
+    """Return what hands rows to `operator`: its input's outputs, or its input's dead letters."""
+    above = running[str(operator.input)]
+    is_side = isinstance(operator.work, WriteTo) and operator.work.takes_dead_letters
+    return above.dead_letters if is_side else above.outputs

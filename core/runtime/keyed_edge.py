@@ -29,8 +29,7 @@ class KeyedEdge:
 
     def receive(self, batch: Batch) -> None:
         """Send every row of `batch` to the channel of its key group's owner, in order."""
-        rows = batch.rows
-        self._refuse_null_keys(rows)
+        rows = self._with_keys(batch.rows)
         hashes = hash_keys([rows.column(name) for name in self._key])
         parallelism = len(self._channels)
         if parallelism == 1:
@@ -43,7 +42,8 @@ class KeyedEdge:
             if len(chosen):
                 channel.send(Batch(rows.take(pa.array(chosen)), hashes[chosen]))
 
-    def _refuse_null_keys(self, rows: pa.RecordBatch) -> None:
+    def _with_keys(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows that have a key, which all must."""
         for name in self._key:
             column = rows.column(name)
             if column.null_count:
@@ -53,6 +53,7 @@ class KeyedEdge:
                     f" {str(rows.slice(first, 1).to_pylist()[0])[:300]}; drop such records with"
                     f" .filter(lambda r: r[{name!r}] is not None) before key_by"
                 )
+        return rows
 
     def broadcast(self, element: Barrier | EndOfStream) -> None:
         """Send a barrier or an end on every channel, behind all rows sent before."""
@@ -63,3 +64,22 @@ class KeyedEdge:
     def waited_s(self) -> float:
         """Seconds spent waiting for credit, over all channels."""
         return sum(channel.waited_s for channel in self._channels)
+
+
+class SinkEdge(KeyedEdge):
+    """The exchange before a sink that changes rows by key."""
+
+    def _with_keys(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows that have a key, and send the others to the first subtask.
+
+        What becomes of a row without a key is the writer's to say: it is a bad row.
+        """
+        null = np.zeros(rows.num_rows, bool)
+        for name in self._key:
+            if rows.column(name).null_count:
+                null |= rows.column(name).is_null().to_numpy(zero_copy_only=False)
+        if not null.any():
+            return rows
+        keyless = rows.filter(pa.array(null))
+        self._channels[0].send(Batch(keyless, np.zeros(keyless.num_rows, np.uint64)))
+        return rows.filter(pa.array(~null))

@@ -108,6 +108,8 @@ class SubtaskMetrics:
     cpu_s: float = 0.0
     input_batches: int = 0
     """Waiting in the input channels now."""
+    rejected: int = 0
+    """Bad records left out: dropped, or sent to the dead letters."""
 
 
 @dataclass(frozen=True, slots=True)

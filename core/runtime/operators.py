@@ -5,15 +5,17 @@ One instance a subtask, used by the chain's thread alone.
 
 from __future__ import annotations
 
+import logging
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import pyarrow as pa
 
 from onceflow.core.crash_points import reach
+from onceflow.core.dead_letters import DeadLetter, batch_of_letters, letters_of_rows
 from onceflow.core.errors import OnceflowError, UserFunctionError
 from onceflow.core.functions import Record
 from onceflow.core.graph import (
@@ -23,6 +25,7 @@ from onceflow.core.graph import (
     MapRecords,
     ProcessKeyed,
     RunAggregates,
+    WriteTo,
 )
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.snapshots import OperatorSnapshot
@@ -32,6 +35,8 @@ from onceflow.core.spi import SinkWriter
 from onceflow.core.state import AccumulatorColumn, KeyedStateStore, StateWriter
 
 Emit = Callable[[Batch], None]
+
+_logger = logging.getLogger("onceflow.runtime")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,12 @@ class RunningOperator(ABC):
     def __init__(self, uid: str) -> None:
         self.uid = uid
         self.outputs: list[Emit] = []
+        self.dead_letters: list[Emit] = []
+        """Where bad records go; nowhere when they fail the job or are dropped."""
         self.records_in = 0
+        self.rejected = 0
+        """Bad records left out so far."""
+        self.takes_dead_letters = False
 
     def receive(self, batch: Batch) -> None:
         """Take a batch from the operator before."""
@@ -60,6 +70,16 @@ class RunningOperator(ABC):
         if rows.num_rows:
             batch = Batch(rows)
             for output in self.outputs:
+                output(batch)
+
+    def reject(self, letters: Sequence[DeadLetter]) -> None:
+        """Count `letters` and hand them to the sink of dead letters, if there is one."""
+        if not letters:
+            return
+        self.rejected += len(letters)
+        if self.dead_letters:
+            batch = Batch(batch_of_letters(self.uid, letters))
+            for output in self.dead_letters:
                 output(batch)
 
     @abstractmethod
@@ -268,21 +288,27 @@ class SinkOperator(RunningOperator):
     def __init__(
         self,
         uid: str,
+        work: WriteTo,
         writer: SinkWriter,
         pre_committed: Callable[[CheckpointId, Any], tuple[Any, ...]],
     ) -> None:
         super().__init__(uid)
+        self.takes_dead_letters = work.takes_dead_letters
         self._writer = writer
         self._pre_committed = pre_committed
+        self._on_bad_row = work.on_bad_row
 
     def process(self, batch: Batch) -> None:
         """Hand the rows to the writer."""
         self._writer.write(batch.rows)
+        self._take_rejected()
         reach("write")
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
         """Pre-commit; the ack will list all that is pending, this checkpoint's included."""
         committable = self._writer.pre_commit(checkpoint)
+        # Before the sink of dead letters, which comes later in the chain, takes its own snapshot.
+        self._take_rejected()
         reach("prepared")
         snapshot = OperatorSnapshot(
             self.uid, committables=self._pre_committed(checkpoint, committable)
@@ -292,3 +318,18 @@ class SinkOperator(RunningOperator):
     def close(self) -> None:
         """Roll back what is open."""
         self._writer.close()
+
+    def _take_rejected(self) -> None:
+        for rejected in self._writer.rejected():
+            before = self.rejected
+            letters = letters_of_rows(rejected.rows, rejected.reasons)
+            self.reject(letters)
+            # At 1, 10, 100 …: a stream of bad rows must not fill the disk with log lines.
+            if len(str(before)) < len(str(self.rejected)) or not before:
+                _logger.warning(
+                    "sink %s leaves out bad rows (%s), %d so far; one of them: %s",
+                    self.uid,
+                    self._on_bad_row.value,
+                    self.rejected,
+                    letters[0].reason,
+                )

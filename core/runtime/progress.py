@@ -55,6 +55,7 @@ class Progress:
                 attempts=tuple(self._attempts),
                 subtasks=subtasks,
                 records_in=sum(m.records_in for m in subtasks if m.subtask.chain in self._sources),
+                rejected=sum(m.rejected for m in subtasks),
             )
 
     def state(self, state: JobState, error: str = "") -> None:

@@ -327,6 +327,8 @@ class Slot:
         self._beside.shutdown(wait=False, cancel_futures=True)
         self._data_server.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
+        # The counters of a short job must not end with whatever the last beat happened to see.
+        self._send(self._heartbeat())
         self._send(Goodbye(self._plan.attempt, self._slot))
         if not ended:
             self._exit_hard(f"{reason}; a subtask did not end within {CLOSE_TIMEOUT_S} s")
@@ -347,9 +349,11 @@ class Slot:
             # While state is restored nobody reads the control stream; the driver has a deadline.
             if silent_s > settings.heartbeat_timeout_s and not self._deploying:
                 self._exit_hard(f"nothing heard from the driver for {silent_s:.0f} s")
-            metrics = tuple(subtask.metrics() for subtask in self._subtasks)
-            rss_bytes = _rss_bytes()
-            self._send(Heartbeat(self._plan.attempt, self._slot, metrics, rss_bytes))
+            self._send(self._heartbeat())
+
+    def _heartbeat(self) -> Heartbeat:
+        metrics = tuple(subtask.metrics() for subtask in self._subtasks)
+        return Heartbeat(self._plan.attempt, self._slot, metrics, _rss_bytes())
 
     def _hello(self, host: str) -> Hello:
         return Hello(

@@ -100,7 +100,9 @@ class SourceSubtask(Subtask):
             self._handle(mail)
             if not self._reading or self._leaving:
                 return
-        match self._source.reader.poll(self._poll_timeout_s):
+        polled = self._source.reader.poll(self._poll_timeout_s)
+        self._source.reject(self._source.reader.rejected())
+        match polled:
             case None:
                 pass
             case EndOfInput():

@@ -98,4 +98,6 @@ class JobStatus:
     last_error: str = ""
     records_in: int = 0
     """Records read by all sources in this attempt."""
+    rejected: int = 0
+    """Bad records left out in this attempt: dropped, or sent to the dead letters."""
     subtasks: tuple[SubtaskMetrics, ...] = field(default=())

@@ -91,6 +91,7 @@ class Subtask(ABC):
         self.ref = ref
         self.gate = gate
         self._operators = operators
+        self._outlet = next(one for one in reversed(operators) if not one.takes_dead_letters)
         self._edges = edges
         self._reports = reports
         self._busy_s = 0.0
@@ -112,11 +113,12 @@ class Subtask(ABC):
         return SubtaskMetrics(
             self.ref,
             records_in=self._operators[0].records_in,
-            records_out=self._operators[-1].records_in,
+            records_out=self._outlet.records_in,
             busy_s=round(self._busy_s, 3),
             backpressured_s=round(sum(edge.waited_s for edge in self._edges), 3),
             cpu_s=round(self._cpu_s, 3),
             input_batches=self.gate.waiting(),
+            rejected=sum(operator.rejected for operator in self._operators),
         )
 
     @abstractmethod

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from onceflow.core.dead_letters import DeadLetter
 from onceflow.core.errors import (
     OffsetOutOfRange,
     SourceError,
@@ -130,6 +131,11 @@ class KafkaReader(SourceReader):
                 self._send_commit(self._consumer)
             return self._read(timeout_s)
 
+    def rejected(self) -> Sequence[DeadLetter]:
+        """Return the records that could not be decoded, for the sink of dead letters."""
+        letters, self._rows.letters = self._rows.letters, []
+        return letters
+
     def snapshot(self) -> Sequence[Split]:
         """Return every split, with what `poll` has returned counted as read."""
         return [
@@ -216,6 +222,9 @@ class KafkaReader(SourceReader):
                 # Also where no row came: an end behind markers is a position worth keeping.
                 self._advance()
             if len(self._rows) == 0 and (wait_s <= 0 or self._closed.is_set()):
+                if self._rows.letters:
+                    # They are handed out after this poll: a snapshot must be past them.
+                    self._advance()
                 return None
         self._advance()
         return self._rows.take()

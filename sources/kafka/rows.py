@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 from confluent_kafka import Message
 
-from onceflow.core.errors import BadRecord
+from onceflow.core.dead_letters import DeadLetter
 from onceflow.sources.kafka.columns import CONVERSION_ERRORS, Convert, converter_of
 from onceflow.sources.kafka.faults import bad_record, fault_of, late_fault_of
 from onceflow.sources.kafka.record_type import checked_late, record_type
@@ -60,6 +60,8 @@ class Rows(Protocol):
     """About how many bytes of values are collected."""
     dropped_count: int
     """Bad records left out so far, over all batches."""
+    letters: list[DeadLetter]
+    """Those of them that go to the sink of dead letters, since somebody last took them away."""
 
     def __len__(self) -> int:
         """Return how many rows are collected."""
@@ -94,6 +96,7 @@ class RawRows:
     def __init__(self) -> None:
         self.size_bytes = 0
         self.dropped_count = 0
+        self.letters: list[DeadLetter] = []
         self._messages: list[Message] = []
 
     def __len__(self) -> int:
@@ -124,9 +127,10 @@ class JsonRows:
     def __init__(self, settings: KafkaSettings) -> None:
         self.size_bytes = 0
         self.dropped_count = 0
+        self.letters: list[DeadLetter] = []
         self._columns = settings.columns
         self._schema = schema_of_rows(settings)
-        self._drop = settings.on_bad_record is BadRecords.DROP
+        self._on_bad_record = settings.on_bad_record
         self._include_metadata = settings.include_metadata
         # Messages are let go chunk by chunk, unless something may still have to be said of them.
         self._keep_messages = settings.include_metadata or checked_late(settings.columns)
@@ -186,7 +190,7 @@ class JsonRows:
             try:
                 records.append(self._decode(message.value()))
             except _DECODE_ERRORS as error:
-                self._refuse(bad_record(message, fault_of(error, message.value(), self._columns)))
+                self._refuse(message, fault_of(error, message.value(), self._columns))
             else:
                 good.append(message)
         return records, good
@@ -201,16 +205,30 @@ class JsonRows:
             if fault is None:
                 good.append((record, message))
             else:
-                self._refuse(bad_record(message, fault))
+                self._refuse(message, fault)
         return [record for record, _ in good], [message for _, message in good]
 
-    def _refuse(self, error: BadRecord) -> None:
-        if not self._drop:
+    def _refuse(self, message: Message, fault: str) -> None:
+        error = bad_record(message, fault)
+        if self._on_bad_record is BadRecords.FAIL:
             raise error from None
+        if self._on_bad_record is BadRecords.DEAD_LETTER:
+            self.letters.append(
+                DeadLetter(
+                    fault,
+                    message.topic(),
+                    message.partition(),
+                    message.offset(),
+                    message.key(),
+                    message.value(),
+                )
+            )
         self.dropped_count += 1
         # 1, 10, 100, …: a topic full of bad records must not fill the disk with log lines.
         if str(self.dropped_count).strip("0") == "1":
-            logger.warning("dropped (%d so far): %s", self.dropped_count, error)
+            logger.warning(
+                "%s (%d so far): %s", self._on_bad_record.value, self.dropped_count, error
+            )
 
 
 def _column_reader(count: int) -> Callable[[list[Any]], tuple[list[Any], ...]]:

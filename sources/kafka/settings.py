@@ -30,6 +30,8 @@ class BadRecords(Enum):
     """The job stops and names it."""
     DROP = "drop"
     """It is left out, counted and logged."""
+    DEAD_LETTER = "dead_letter"
+    """It goes to the sink of dead letters with its reason and origin."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -66,7 +66,8 @@ class KafkaSource(Source):
                 job's life: afterwards its checkpoints say where it goes on.
             ending_offsets: The same for the end, exclusive, which makes the source bounded; None
                 for a stream. Resolved when the job starts.
-            on_bad_record: "fail", or "drop" (counted and logged).
+            on_bad_record: "fail", "drop" (counted and logged), or "dead_letter": to the sink that
+                `Pipeline.read(…, dead_letters=…)` names, with reason, topic, partition and offset.
             include_metadata: Adds _topic, _partition, _offset and _timestamp to JSON's columns.
             group_id: Where offsets are published; default onceflow-<job>-<uid>.
             commit_offsets: Whether they are.
@@ -131,6 +132,11 @@ class KafkaSource(Source):
     def bounded(self) -> bool:
         """Whether `ending_offsets` was given."""
         return self._settings.ending is not None
+
+    @property
+    def has_dead_letters(self) -> bool:
+        """Whether bad records go to a sink of their own."""
+        return self._settings.on_bad_record is BadRecords.DEAD_LETTER
 
     def check(self) -> None:
         """Return when every topic exists and this client may describe it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onceflow.core.config import Checkpointing, Delivery, RuntimeSettings
+from onceflow.core.dead_letters import DEAD_LETTERS
 from onceflow.core.errors import OnceflowError
 from onceflow.core.functions import (
     Aggregate,
@@ -35,6 +36,7 @@ from onceflow.core.stream import KeyedStream, Stream
 __version__ = "0.1.0"
 
 __all__ = [
+    "DEAD_LETTERS",
     "Aggregate",
     "CheckpointStats",
     "Checkpointing",

@@ -104,7 +104,7 @@ def test_option_unknown_to_librdkafka_is_named_by_the_check() -> None:
         ({"format": "raw", "schema": None, "include_metadata": True}, "include_metadata"),
         ({"topic": []}, "at least one topic"),
         ({"topic": ["a", "a"]}, "twice"),
-        ({"on_bad_record": "ignore"}, "choose one of fail, drop"),
+        ({"on_bad_record": "ignore"}, "choose one of fail, drop, dead_letter"),
         ({"starting_offsets": "beginning"}, "earliest, latest"),
         ({"starting_offsets": "{"}, "no JSON"),
         ({"starting_offsets": {"payments": 3}}, "offsets look like"),
