@@ -17,7 +17,7 @@ from pyarrow import types as arrow
 from onceflow.core.errors import BadRow
 from onceflow.sinks.postgres.catalog import TableColumn
 from onceflow.sinks.postgres.types import Wire, is_text
-from onceflow.sinks.sql import fitted, refused_at
+from onceflow.sinks.sql import decoded, fitted, refused_at
 
 # The first day and microsecond that Postgres has, 4714-11-24 BC, and the day after its last one,
 # counted from 1970. Its last microsecond is beyond Arrow's.
@@ -53,7 +53,7 @@ class ColumnFit:
         Raises:
             BadRow: A value cannot be stored in the column; names the column and the value.
         """
-        given = _decoded(given)
+        given = decoded(given)
         wire = self.wire.type
         if self.wire.uuid_text:
             return self._parsed_uuids(given)
@@ -98,20 +98,6 @@ class ColumnFit:
 
     def _error(self, values: pa.Array, row: int, why: str) -> BadRow:
         return refused_at(values, row, name=self.name, target=self.shown, why=why)
-
-
-def _decoded(given: pa.Array) -> pa.Array:
-    """Return the values themselves, without dictionary, run ends or extension."""
-    while True:
-        kind = given.type
-        if isinstance(kind, pa.BaseExtensionType):
-            given = given.storage
-        elif arrow.is_dictionary(kind):
-            given = given.dictionary_decode()
-        elif arrow.is_run_end_encoded(kind):
-            given = pc.run_end_decode(given)
-        else:
-            return given
 
 
 def _may_hold_nul(values: pa.Array) -> bool:

@@ -1,0 +1,115 @@
+"""What becomes of rows that a target can never take: the end of the job, or a list of rejects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types as arrow
+
+from onceflow.core.errors import BadRow
+from onceflow.core.spi import OnBadRow, RejectedRows
+from onceflow.sinks.sql.values import quoted_value
+
+
+class BadRows:
+    """The bad rows of one writer since they were last asked for.
+
+    A writer returns `taken()` from `SinkWriter.rejected`. With `OnBadRow.FAIL` the first bad row is
+    raised and nothing is ever kept; what is done with the others is the engine's business.
+    """
+
+    def __init__(self, on_bad_row: OnBadRow, schema: pa.Schema, *, where: str = "") -> None:
+        """Keep or raise as `on_bad_row` says.
+
+        Args:
+            on_bad_row: The policy.
+            schema: The sink's, in which rejected rows are returned.
+            where: Begins what is raised.
+        """
+        self._on_bad_row = on_bad_row
+        self._schema = schema
+        self._where = where and f"{where}: "
+        self._rejected: list[RejectedRows] = []
+
+    @property
+    def fail(self) -> bool:
+        """Whether a bad row ends the job, so that nobody need look for further ones."""
+        return self._on_bad_row is OnBadRow.FAIL
+
+    def sift(
+        self, batch: pa.RecordBatch, bad: pa.BooleanArray, why: str, *, shows: str = ""
+    ) -> pa.RecordBatch:
+        """Return the rows of `batch` that are not `bad`; the others are rejected for `why`.
+
+        Args:
+            batch: Rows in the sink's schema; columns may be decoded.
+            bad: One value a row; null counts as false.
+            why: The reason, the same for all.
+            shows: A column whose value goes into the reason of each row.
+
+        Raises:
+            BadRow: There is a bad row, and bad rows fail the job; names the first one.
+        """
+        bad = pc.fill_null(bad, False)
+        first = pc.index(bad, True).as_py()
+        if first < 0:
+            return batch
+        if self.fail:
+            value = f", but {quoted_value(batch.column(shows), first)}" if shows else ""
+            raise BadRow(f"{self._where}{why}{value} (row {first} of its batch)")
+        rows = batch.filter(bad)
+        reasons = [
+            f"{why}, but {quoted_value(rows.column(shows), row)}" if shows else why
+            for row in range(rows.num_rows)
+        ]
+        self.reject(rows, reasons)
+        return batch.filter(pc.invert(bad))
+
+    def reject(self, rows: pa.RecordBatch, reasons: Sequence[str]) -> None:
+        """Take note of `rows`, one reason each.
+
+        Raises:
+            BadRow: Bad rows fail the job; has the first reason.
+        """
+        if not rows.num_rows:
+            return
+        if self.fail:
+            raise BadRow(f"{self._where}{reasons[0]}")
+        self._rejected.append(RejectedRows(_encoded(rows, self._schema), list(reasons)))
+
+    def forget(self) -> None:
+        """Drop what is noted; the rows are written anew or not at all."""
+        self._rejected.clear()
+
+    def taken(self) -> Sequence[RejectedRows]:
+        """Return what was rejected since the last call."""
+        rejected, self._rejected = self._rejected, []
+        return rejected
+
+
+def _encoded(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return `rows` in `schema`, whose dictionaries, run ends and extensions were decoded."""
+    if rows.schema.equals(schema):
+        return rows
+    columns = [_encoded_column(rows.column(field.name), field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _encoded_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    if column.type == kind:
+        return column
+    if isinstance(kind, pa.BaseExtensionType):
+        storage = _encoded_column(column, kind.storage_type)
+        extended: pa.Array = pa.ExtensionArray.from_storage(kind, storage)
+        return extended
+    if arrow.is_run_end_encoded(kind):
+        encoded: pa.Array = pc.run_end_encode(
+            column.cast(kind.value_type), cast("Any", kind).run_end_type
+        )
+        return encoded
+    if arrow.is_dictionary(kind):
+        column = column.cast(kind.value_type).dictionary_encode()
+    return column.cast(kind)

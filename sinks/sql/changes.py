@@ -1,0 +1,250 @@
+"""A checkpoint's changes by key, held until they are applied all at once.
+
+Changes in place cannot stream into an open transaction as inserts do: a prepared one locks its rows
+against the next checkpoint's. So they wait here, are reduced to at most one delete and one put a
+key, and come out sorted, which makes every writer lock rows in one order and the indexes be walked
+through from left to right.
+
+    for batch in …:                                            # write
+        for table, part in rows_by_table(batch, rules.table_column):
+            found = rules.classify(decoded_rows(part), bad_rows)
+            buffer.add(found, table or default)
+    for change in buffer.changes():                            # pre-commit, table by table
+        for rows in change.deletes(): …                        # first all deletes,
+        for rows in change.puts(): …                           # then all puts
+    buffer.clear()
+
+The outcome is the same as of the rows applied one by one in the order they came in, so it does not
+depend on where barriers fall. Deletes come before puts because a key may have both: a row put back
+after its delete has the defaults of a new row in columns that the stream does not have.
+
+Equal keys are those that Arrow finds equal: the database must not find more of them equal than
+Arrow does (text that ignores case), or must be asked for the rows one by one.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import IO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from typing_extensions import override
+
+from onceflow.core.errors import SinkError
+from onceflow.sinks.sql.key_order import SortedChanges, merged, reduced
+from onceflow.sinks.sql.values import decoded
+from onceflow.sinks.sql.write_mode import ChangeRules, Classified
+
+MEMORY_BYTES_MAX = 64 * 1024 * 1024
+"""What one writer's changes may take in memory before they go on in local temporary files."""
+
+ROWS_A_BATCH = 50_000
+
+_DELETES = "deletes"
+
+
+class TableChanges:
+    """The changes of one table. The iterators may be asked for again until the buffer is cleared.
+
+    Batches have the sink's schema, columns that are not written included, and about `rows_a_batch`
+    rows. Of a delete only the key columns mean anything.
+    """
+
+    def __init__(self, table: str, runs: Sequence[_Run], rules: ChangeRules) -> None:
+        self.table = table
+        self._runs = runs
+        self._rules = rules
+
+    def deletes(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows whose keys are deleted, sorted by key, each key once."""
+        if any(run.deletes for run in self._runs):
+            yield from self._selected(deletes=True)
+
+    def puts(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows that are put, sorted by key, each key once; to be applied last."""
+        yield from self._selected(deletes=False)
+
+    def _selected(self, *, deletes: bool) -> Iterator[pa.RecordBatch]:
+        for block in self._blocks():
+            marked = block.rows.column(block.rows.num_columns - 1)
+            if pc.any(marked).as_py() is deletes and pc.all(marked).as_py() is deletes:
+                chosen = block.rows
+            else:
+                chosen = block.rows.filter(marked if deletes else pc.invert(marked))
+            if chosen.num_rows:
+                yield chosen.select(range(chosen.num_columns - 1))
+
+    def _blocks(self) -> Iterator[SortedChanges]:
+        blocks = [run.blocks() for run in self._runs]
+        if len(blocks) == 1:
+            return blocks[0]
+        return merged(blocks, self._rules.primary_key, self._rules.mode)
+
+
+class ChangeBuffer:
+    """The changes since the last `clear`, by table. Used by one thread.
+
+    Holds at most `memory_bytes_max` of rows in memory, and twice that while it sorts; what is more
+    waits in unnamed local files, of which a crash leaves nothing.
+    """
+
+    def __init__(
+        self,
+        rules: ChangeRules,
+        *,
+        memory_bytes_max: int = MEMORY_BYTES_MAX,
+        rows_a_batch: int = ROWS_A_BATCH,
+    ) -> None:
+        """Hold nothing yet; `rules` must have a mode that changes rows in place."""
+        self._rules = rules
+        self._memory_bytes_max = memory_bytes_max
+        self._rows_a_batch = rows_a_batch
+        self._fresh: dict[str, list[pa.RecordBatch]] = {}
+        self._runs: dict[str, list[_Run]] = {}
+        self._memory_bytes = 0
+        self.rows = 0
+        """Rows taken since the last `clear`, before any of them superseded another."""
+
+    def add(self, found: Classified, table: str) -> None:
+        """Take rows in the sink's schema for `table`; their columns must be plain (`decoded_rows`).
+
+        Raises:
+            SinkError: The rows have another schema than those before.
+        """
+        if not found.rows.num_rows:
+            return
+        marked = found.rows.append_column(_DELETES, found.deletes)
+        fresh = self._fresh.setdefault(table, [])
+        if fresh and not fresh[0].schema.equals(marked.schema):
+            marked = _as_before(marked, fresh[0].schema)
+        fresh.append(marked)
+        self.rows += marked.num_rows
+        self._memory_bytes += marked.nbytes
+        if self._memory_bytes > self._memory_bytes_max:
+            self._make_room()
+
+    def changes(self) -> Sequence[TableChanges]:
+        """Return what the rows come to, in the order of the tables' names; forgets nothing."""
+        return [
+            TableChanges(
+                table,
+                [
+                    *self._runs.get(table, ()),
+                    *([_MemoryRun(self._reduced(table), self._rows_a_batch)] if fresh else ()),
+                ],
+                self._rules,
+            )
+            for table, fresh in sorted(self._fresh.items())
+        ]
+
+    def clear(self) -> None:
+        """Forget everything and delete the files. Safe to call twice."""
+        for runs in self._runs.values():
+            for run in runs:
+                run.close()
+        self._runs.clear()
+        self._fresh.clear()
+        self._memory_bytes = 0
+        self.rows = 0
+
+    def _reduced(self, table: str) -> SortedChanges:
+        sorted_changes = reduced(self._fresh[table], self._rules.primary_key, self._rules.mode)
+        self._fresh[table] = [sorted_changes.rows]
+        return sorted_changes
+
+    def _make_room(self) -> None:
+        """Reduce what is in memory, and write it to files unless it has become much less."""
+        tables = {table: self._reduced(table) for table, fresh in self._fresh.items() if fresh}
+        self._memory_bytes = sum(one.rows.nbytes for one in tables.values())
+        if self._memory_bytes <= self._memory_bytes_max // 2:
+            return
+        for table, changes in tables.items():
+            run = _FileRun(changes, self._rows_a_batch)
+            self._runs.setdefault(table, []).append(run)
+            self._fresh[table] = []
+        self._memory_bytes = 0
+
+
+class _Run(ABC):
+    """Sorted, reduced changes of one table that all came before those of the next run."""
+
+    def __init__(self, *, deletes: bool) -> None:
+        self.deletes = deletes
+
+    @abstractmethod
+    def blocks(self) -> Iterator[SortedChanges]:
+        """Yield them from the beginning."""
+
+    def close(self) -> None:  # noqa: B027 - only files are closed
+        """Free them."""
+
+
+class _MemoryRun(_Run):
+    def __init__(self, changes: SortedChanges, rows_a_batch: int) -> None:
+        super().__init__(deletes=changes.has_deletes())
+        self._changes = changes
+        self._rows_a_batch = rows_a_batch
+
+    @override
+    def blocks(self) -> Iterator[SortedChanges]:
+        return self._changes.blocks(self._rows_a_batch)
+
+
+class _FileRun(_Run):
+    def __init__(self, changes: SortedChanges, rows_a_batch: int) -> None:
+        super().__init__(deletes=changes.has_deletes())
+        self._key = changes.key
+        self._file: IO[bytes] = tempfile.TemporaryFile(prefix="onceflow-changes-")  # noqa: SIM115
+        try:
+            with pa.ipc.new_file(self._file, changes.rows.schema) as sink:
+                for block in changes.blocks(rows_a_batch):
+                    sink.write_batch(block.rows)
+        except OSError as error:
+            self._file.close()
+            raise SinkError(
+                f"{changes.rows.num_rows} changes do not fit into the local directory "
+                f"{tempfile.gettempdir()}: {error}. Make room, or set TMPDIR to a larger one"
+            ) from error
+
+    @override
+    def blocks(self) -> Iterator[SortedChanges]:
+        reader = pa.ipc.open_file(self._file)
+        for number in range(reader.num_record_batches):
+            yield SortedChanges(reader.get_batch(number), self._key)
+
+    @override
+    def close(self) -> None:
+        self._file.close()
+
+
+def rows_by_table(
+    batch: pa.RecordBatch, table_column: str | None
+) -> Iterator[tuple[str | None, pa.RecordBatch]]:
+    """Yield the rows of each table that `table_column` names, in their order, with all columns.
+
+    None stands for the default table: of rows where the column is null, and of all without one.
+    """
+    if table_column is None:
+        yield None, batch
+        return
+    encoded = decoded(batch.column(table_column)).dictionary_encode()
+    names = encoded.dictionary.to_pylist()
+    codes = pc.fill_null(encoded.indices, len(names)).to_numpy(zero_copy_only=False)
+    present = [int(code) for code in np.unique(codes)]
+    for code in present:
+        table = names[code] if code < len(names) else None
+        yield table, batch if len(present) == 1 else batch.filter(pa.array(codes == code))
+
+
+def _as_before(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    try:
+        return rows.select(schema.names).cast(schema)
+    except (KeyError, ValueError) as error:
+        raise SinkError(
+            f"a batch has the columns {rows.schema.names[:-1]}, which cannot be taken for those "
+            f"of the batches before it, {schema.names[:-1]}: {error}"
+        ) from error

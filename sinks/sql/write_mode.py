@@ -1,0 +1,188 @@
+"""What a row means for the table: put it how, or delete its key. The same for every dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types as arrow
+
+from onceflow.core.errors import ConfigError
+from onceflow.sinks.sql.bad_rows import BadRows
+from onceflow.sinks.sql.values import decoded
+
+
+class WriteMode(Enum):
+    """How a row that is no delete gets into its table."""
+
+    INSERT = "insert"
+    """As a new row; a key that is there already is an error."""
+    UPSERT = "upsert"
+    """As a new row, or over the row of the same key."""
+    IGNORE = "ignore"
+    """As a new row, unless the key is there: the first row of a key stays."""
+    UPDATE = "update"
+    """Over the row of the same key; nothing when there is none."""
+
+
+OPERATIONS: Mapping[str, bool] = MappingProxyType(
+    {
+        **dict.fromkeys(("insert", "i", "create", "c", "r", "upsert", "update", "u"), False),
+        **dict.fromkeys(("delete", "d"), True),
+    }
+)
+"""What an operation column may say, in any case of letters, and whether it deletes.
+
+Everything else puts the row, and the write mode says how: a change log replayed from its beginning
+has inserts of rows that are there and updates of rows that are not.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Classified:
+    """Rows that may go on, in the sink's schema, and which of them delete their key."""
+
+    rows: pa.RecordBatch
+    deletes: pa.BooleanArray
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeRules:
+    """How rows become changes of tables.
+
+    Raises:
+        ConfigError: The settings contradict each other.
+    """
+
+    mode: WriteMode = WriteMode.INSERT
+    primary_key: tuple[str, ...] = ()
+    tombstones: bool = False
+    """Whether a row whose columns outside the key are all null deletes its key."""
+    operation_column: str | None = None
+    """The column that says by `OPERATIONS` what a row does; it is not written."""
+    table_column: str | None = None
+    """The column that names the row's table; null means the default one. It is not written."""
+
+    def __post_init__(self) -> None:
+        deleting = "tombstones" if self.tombstones else "operation_column"
+        if self.mode is WriteMode.INSERT:
+            if self.tombstones or self.operation_column:
+                raise ConfigError(
+                    f"{deleting} deletes rows by their key, which write_mode='insert' never looks "
+                    "at; pass write_mode='upsert' (or 'ignore', 'update') with primary_key=(…)"
+                )
+            return
+        if not self.primary_key:
+            raise ConfigError(
+                f"write_mode={self.mode.value!r} finds rows by their key; pass primary_key=(…)"
+            )
+        control = {self.operation_column, self.table_column} & set(self.primary_key)
+        if control:
+            raise ConfigError(
+                f"{', '.join(map(repr, control))} is in primary_key, and also names the operation "
+                "or the table, which is not written"
+            )
+
+    @property
+    def changes_in_place(self) -> bool:
+        """Whether rows are found by key, so that they must be buffered and routed by it."""
+        return self.mode is not WriteMode.INSERT
+
+    def written(self, schema: pa.Schema) -> pa.Schema:
+        """Return the columns of `schema` that go into the table.
+
+        Raises:
+            ConfigError: A column named in the settings is missing, or is no text or no key.
+        """
+        for setting, name in (
+            ("operation_column", self.operation_column),
+            ("table_column", self.table_column),
+        ):
+            if name is not None:
+                _require_text(schema, setting, name)
+        if self.changes_in_place:
+            for name in self.primary_key:
+                _require_key(schema, name)
+        control = {self.operation_column, self.table_column}
+        return pa.schema([field for field in schema if field.name not in control])
+
+    def classify(self, batch: pa.RecordBatch, bad_rows: BadRows) -> Classified:
+        """Tell puts from deletes; rows without a whole key or with an unknown operation are bad.
+
+        Raises:
+            BadRow: There is such a row, and bad rows fail the job.
+        """
+        if not self.changes_in_place:
+            return Classified(batch, _all_false(batch.num_rows))
+        for name in self.primary_key:
+            batch = bad_rows.sift(
+                batch,
+                batch.column(name).is_null(),
+                f"primary key column {name!r} is null, so no row can be found by it",
+            )
+        deletes = self._tombstones(batch) if self.tombstones else _all_false(batch.num_rows)
+        if self.operation_column is None:
+            return Classified(batch, deletes)
+        operations, known = self._operations(batch.column(self.operation_column))
+        accepted = pc.or_(known, deletes)
+        deletes = pc.or_(operations, deletes)
+        if pc.all(accepted).as_py() is False:
+            deletes = deletes.filter(accepted)
+            batch = bad_rows.sift(
+                batch,
+                pc.invert(accepted),
+                f"operation column {self.operation_column!r} says none of {', '.join(OPERATIONS)}",
+                shows=self.operation_column,
+            )
+        return Classified(batch, deletes)
+
+    def _tombstones(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+        every = _all_false(batch.num_rows, inverted=True)
+        control = {self.operation_column, self.table_column, *self.primary_key}
+        for name in batch.schema.names:
+            if name not in control:
+                every = pc.and_(every, batch.column(name).is_null())
+        return every
+
+    @staticmethod
+    def _operations(column: pa.Array) -> tuple[pa.BooleanArray, pa.BooleanArray]:
+        """Return which rows delete, and which say something known; looks at each word once."""
+        encoded = decoded(column).dictionary_encode()
+        words = [str(word).strip().lower() for word in encoded.dictionary.to_pylist()]
+        found = pa.array([OPERATIONS.get(word) for word in words], pa.bool_())
+        meaning = found.take(encoded.indices)
+        return pc.fill_null(meaning, False), meaning.is_valid()
+
+
+def _all_false(count: int, *, inverted: bool = False) -> pa.BooleanArray:
+    return pa.repeat(pa.scalar(inverted), count)
+
+
+def _require_text(schema: pa.Schema, setting: str, name: str) -> None:
+    if name not in schema.names:
+        raise ConfigError(f"{setting}={name!r} is no column of the rows: {', '.join(schema.names)}")
+    kind = schema.field(name).type
+    while arrow.is_dictionary(kind) or arrow.is_run_end_encoded(kind):
+        kind = kind.value_type
+    if not (arrow.is_string(kind) or arrow.is_large_string(kind) or arrow.is_string_view(kind)):
+        raise ConfigError(f"{setting}={name!r} has Arrow type {kind}, and must be text")
+
+
+def _require_key(schema: pa.Schema, name: str) -> None:
+    if name not in schema.names:
+        raise ConfigError(
+            f"primary_key names {name!r}, and the rows have only the columns "
+            f"{', '.join(schema.names)}"
+        )
+    kind = schema.field(name).type
+    while arrow.is_dictionary(kind) or arrow.is_run_end_encoded(kind):
+        kind = kind.value_type
+    if arrow.is_floating(kind) or arrow.is_nested(kind) or arrow.is_null(kind):
+        raise ConfigError(
+            f"primary_key column {name!r} has Arrow type {kind}, whose equality is not the "
+            "database's; cast it to an integer, a decimal or text"
+        )
