@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
 
 import pytest
 from tests.integration.kafka_feed import (
@@ -16,6 +17,7 @@ from tests.integration.kafka_feed import (
     source,
 )
 
+from onceflow.core.dead_letters import DeadLetter
 from onceflow.core.errors import BadRecord
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kinds import KafkaServer
@@ -115,3 +117,30 @@ def test_raw_format_has_spark_s_columns_and_keeps_tombstones(
         (None, b"", 2),
     ]
     assert {row["timestampType"] for row in rows} == {0}
+
+
+def test_bad_record_becomes_a_letter_with_its_origin_and_is_behind_the_next_snapshot(
+    servers: str, kafka_topic: TopicFactory
+) -> None:
+    topic = kafka_topic(2)
+    produce(servers, topic, [b"{", None], partition=1)
+    described = source(servers, topic, on_bad_record="dead_letter")
+    assert described.has_dead_letters
+    letters: list[DeadLetter] = []
+    with reading(described) as reader:
+        deadline = time.monotonic() + 30
+        while len(letters) < 2:
+            assert time.monotonic() < deadline
+            assert reader.poll(0.5) is None
+            letters += reader.rejected()
+        splits = reader.snapshot()
+    assert [(one.topic, one.partition, one.offset, one.value) for one in letters] == [
+        (topic, 1, 0, b"{"),
+        (topic, 1, 1, None),
+    ]
+    assert "truncated" in letters[0].reason
+    # A reader that goes on there sees the good record that follows, and no bad one again.
+    produce(servers, topic, [record(7)], partition=1)
+    with reading(described, splits=splits) as reader:
+        assert ids(read_rows(reader, 1)) == [7]
+        assert list(reader.rejected()) == []
