@@ -8,7 +8,12 @@ import threading
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from onceflow.core.errors import ConfigError
-from onceflow.sources.kafka.options import TUNED_DEFAULTS, OptionValue, without_secrets
+from onceflow.sources.kafka.options import (
+    TUNED_DEFAULTS,
+    OptionValue,
+    resolved_options,
+    without_secrets,
+)
 from onceflow.sources.kafka.settings import KafkaSettings
 
 logger = logging.getLogger("onceflow.sources.kafka")
@@ -82,7 +87,7 @@ def open_consumer(
     """
     config: dict[str, OptionValue | object] = {
         **TUNED_DEFAULTS,
-        **settings.options,
+        **resolved_options(settings.options),
         "bootstrap.servers": settings.bootstrap_servers,
         "group.id": group_id,
         "client.id": client_id,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from onceflow.core.errors import ConfigError
+from onceflow.core.secret_references import followed
 
 OptionValue = str | int | float | bool
 
@@ -98,6 +99,17 @@ def client_options(options: Mapping[str, OptionValue]) -> dict[str, str]:
     return found
 
 
+def resolved_options(options: Mapping[str, str]) -> dict[str, str]:
+    """Return `options` with references to secrets followed, for a client about to be opened.
+
+    Raises:
+        ConfigError: One cannot be followed here.
+    """
+    return {
+        name: followed(value, setting=f"Kafka option {name!r}") for name, value in options.items()
+    }
+
+
 def is_secret(name: str) -> bool:
     """Return whether the value of option `name` must never be printed."""
     return any(part in name.lower() for part in _SECRET_PARTS)
@@ -110,7 +122,7 @@ def printable(options: Mapping[str, str]) -> dict[str, str]:
 
 def without_secrets(text: str, options: Mapping[str, str]) -> str:
     """Return `text` with every secret value of `options` hidden in it."""
-    for name, value in options.items():
+    for name, value in resolved_options(options).items():
         if is_secret(name) and value:
             text = text.replace(value, "***")
     return text

@@ -76,7 +76,8 @@ class KafkaSource(Source):
                 nothing more is waiting.
             batch_bytes: Bytes of values, about, after which a batch is returned.
             deadline_s: How long the brokers may be silent, here and in the reader.
-            options: Settings of librdkafka; Spark's `kafka.` before a name is taken off.
+            options: Settings of librdkafka; Spark's `kafka.` before a name is taken off. A value
+                may refer to a secret: `${env:NAME}` or `${file:/path}`, followed where it connects.
 
         Raises:
             ConfigError: A setting is wrong; says which and what to give instead.

@@ -1,0 +1,62 @@
+"""References to secrets: followed where somebody connects, and nowhere else."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.secret_references import followed, has_reference
+from onceflow.sources import KafkaSource
+from onceflow.sources.kafka.options import resolved_options, without_secrets
+
+
+def test_variables_and_files_are_followed_wherever_they_stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DB_USER", "ann")
+    secret = tmp_path / "password"
+    secret.write_text("p@ss${env:DB_USER}\n")
+    text = "${env:DB_USER}:${file:%s}@host" % secret  # noqa: UP031 - braces of the reference
+    assert has_reference(text)
+    # What a secret holds is never itself followed.
+    assert followed(text, setting="url") == "ann:p@ss${env:DB_USER}@host"
+    assert followed("plain $HOME ${other:x}", setting="url") == "plain $HOME ${other:x}"
+
+
+def test_a_missing_variable_is_named_with_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DB_PASSWORD", raising=False)
+    with pytest.raises(ConfigError, match=r"password: .*DB_PASSWORD is not set.*executorEnv"):
+        followed("${env:DB_PASSWORD}", setting="password")
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+def test_an_unreadable_file_is_named_and_its_content_is_not(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    secret = tmp_path / "password"
+    if content is not None:
+        secret.write_bytes(content)
+    with pytest.raises(ConfigError, match="cannot be read here") as caught:
+        followed("${file:%s}" % secret, setting="password")  # noqa: UP031
+    assert str(secret) in str(caught.value)
+    assert "xff" not in str(caught.value)
+
+
+def test_a_kafka_source_pickles_and_prints_without_the_secret_that_it_refers_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KAFKA_PASSWORD", "hunter2")
+    source = KafkaSource(
+        "broker:9092",
+        topic="payments",
+        format="raw",
+        options={"sasl.username": "ann", "kafka.sasl.password": "${env:KAFKA_PASSWORD}"},
+    )
+    assert b"hunter2" not in pickle.dumps(source)
+    assert "hunter2" not in repr(source)
+    options = source.settings.options
+    assert resolved_options(options)["sasl.password"] == "hunter2"
+    assert without_secrets("refused: hunter2", options) == "refused: ***"
