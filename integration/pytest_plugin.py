@@ -1,8 +1,9 @@
 """Fixtures with real servers: one server a test run, one database and one topic a test.
 
-ONCEFLOW_TEST_POSTGRES_URL and ONCEFLOW_TEST_KAFKA name servers that run already; without them the
-servers are started as processes of this machine when the first test asks for one. A server that
-cannot be had is an error and no skip: a skipped proof looks like a passed one.
+ONCEFLOW_TEST_POSTGRES_URL, ONCEFLOW_TEST_MYSQL_URL, ONCEFLOW_TEST_MARIADB_URL and
+ONCEFLOW_TEST_KAFKA name servers that run already; without them the servers are started as
+processes of this machine when the first test asks for one. A server that cannot be had is an error
+and no skip: a skipped proof looks like a passed one.
 """
 
 from __future__ import annotations
@@ -19,10 +20,14 @@ from psycopg import sql
 from onceflow.integration.servers.kafka_admin import delete_topics
 from onceflow.integration.servers.kinds import (
     KafkaServer,
+    MySQLServer,
     PostgresServer,
     shared_kafka,
+    shared_mariadb,
+    shared_mysql,
     shared_postgres,
 )
+from onceflow.integration.servers.mysql_admin import MySQLAdmin
 
 
 class TopicFactory(Protocol):
@@ -41,6 +46,20 @@ def onceflow_postgres() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture(scope="session")
+def onceflow_mysql() -> Iterator[MySQLServer]:
+    """The run's MySQL. Not to be killed: start your own `EmbeddedMySQL` for that."""
+    with shared_mysql() as (_, server):
+        yield server
+
+
+@pytest.fixture(scope="session")
+def onceflow_mariadb() -> Iterator[MySQLServer]:
+    """The run's MariaDB. Not to be killed: start your own `EmbeddedMariaDB` for that."""
+    with shared_mariadb() as (_, server):
+        yield server
+
+
+@pytest.fixture(scope="session")
 def onceflow_kafka() -> Iterator[KafkaServer]:
     """The run's Kafka. Not to be killed: start your own `EmbeddedKafka` for that."""
     with shared_kafka() as (_, server):
@@ -50,7 +69,7 @@ def onceflow_kafka() -> Iterator[KafkaServer]:
 @pytest.fixture
 def postgres_database(onceflow_postgres: PostgresServer) -> Iterator[str]:
     """URL of a database that is this test's alone; dropped with all it has in doubt."""
-    name = f"onceflow_{uuid.uuid4().hex[:16]}"
+    name = _database_name()
     identifier = sql.Identifier(name)
     with psycopg.connect(onceflow_postgres.url, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE DATABASE {}").format(identifier))
@@ -60,6 +79,18 @@ def postgres_database(onceflow_postgres: PostgresServer) -> Iterator[str]:
     with psycopg.connect(onceflow_postgres.url, autocommit=True) as connection:
         # A dropped database is refused while anything in it is prepared; FORCE ends sessions only.
         connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(identifier))
+
+
+@pytest.fixture
+def mysql_database(onceflow_mysql: MySQLServer) -> Iterator[str]:
+    """URL of a MySQL database that is this test's alone; dropped with all it has in doubt."""
+    yield from _mysql_database(onceflow_mysql)
+
+
+@pytest.fixture
+def mariadb_database(onceflow_mariadb: MySQLServer) -> Iterator[str]:
+    """URL of a MariaDB database that is this test's alone; dropped with all it has in doubt."""
+    yield from _mysql_database(onceflow_mariadb)
 
 
 @pytest.fixture
@@ -75,6 +106,25 @@ def kafka_topic(onceflow_kafka: KafkaServer) -> Iterator[TopicFactory]:
     yield make
     if made:
         delete_topics(onceflow_kafka.bootstrap_servers, made)
+
+
+def _mysql_database(server: MySQLServer) -> Iterator[str]:
+    name = _database_name()
+    with MySQLAdmin.session(server.url) as admin:
+        # The server lists prepared transactions without their databases: what is prepared now is
+        # not this test's. An external server must therefore serve one test run at a time.
+        of_others = admin.in_doubt()
+        admin.create_database(name)
+    yield server.database_url(name)
+    with MySQLAdmin.session(server.url) as admin:
+        # A session keeps what it has prepared for itself until it ends.
+        admin.end_sessions_of(name)
+        admin.roll_back(admin.in_doubt() - of_others)
+        admin.drop_database(name)
+
+
+def _database_name() -> str:
+    return f"onceflow_{uuid.uuid4().hex[:16]}"
 
 
 def _roll_back_prepared(url: str) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+
+from onceflow.integration.servers.process import ServerError
 
 
 def cache_directory() -> Path:
@@ -41,3 +45,28 @@ def publish(target: Path) -> Generator[Path, None, None]:
                 raise
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+@contextmanager
+def exclusive(path: Path, timeout_s: float) -> Generator[None, None, None]:
+    """Hold the lock file `path`, against threads of other processes too, for the block.
+
+    The lock ends with the process that holds it, however that dies; the file stays.
+
+    Raises:
+        ServerError: Another process held it for `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    with path.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise ServerError(
+                        f"another process holds {path} for {timeout_s:g} s; "
+                        "end it, or delete the file if it hangs"
+                    ) from None
+                time.sleep(0.2)
+        yield

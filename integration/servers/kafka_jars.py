@@ -6,18 +6,15 @@ that pyspark ships (it honours ONCEFLOW_IVY_SETTINGS or ~/.ivy2/ivysettings.xml)
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib import util
 from pathlib import Path
 
-from onceflow.integration.servers.cache import cache_directory, publish
+from onceflow.integration.servers.cache import cache_directory, exclusive, publish
 from onceflow.integration.servers.process import ServerError
 
 KAFKA_VERSION = "4.3.0"
@@ -70,7 +67,7 @@ def kafka_jars(
     if target.is_dir():
         return target
     tell = progress or _ignore
-    with _lock(target.with_name(f"{target.name}.lock"), timeout_s):
+    with exclusive(target.with_name(f"{target.name}.lock"), timeout_s):
         if not target.is_dir():
             tell(f"fetching Kafka {version} (44 MB, once) into {target}")
             with publish(target) as fresh:
@@ -188,24 +185,6 @@ def _check(version: str, into: Path) -> None:
     for needed in (f"kafka_{_SCALA}-{version}.jar", f"{'-'.join(_LOG_BINDING[1:])}.jar"):
         if not (into / needed).is_file():
             raise ServerError(f"{needed} is missing from what was fetched")
-
-
-@contextmanager
-def _lock(path: Path, timeout_s: float) -> Generator[None, None, None]:
-    deadline = time.monotonic() + timeout_s
-    with path.open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise ServerError(
-                        f"another process holds {path} for {timeout_s:g} s; "
-                        "end it, or delete the file if it hangs"
-                    ) from None
-                time.sleep(0.2)
-        yield
 
 
 def _ignore(_message: str) -> None:

@@ -17,9 +17,12 @@ from urllib.parse import urlsplit, urlunsplit
 
 from onceflow.integration.servers.kafka import EmbeddedKafka
 from onceflow.integration.servers.kafka_admin import create_topic
+from onceflow.integration.servers.mysql import EmbeddedMariaDB, EmbeddedMySQL
 from onceflow.integration.servers.postgres import EmbeddedPostgres
 
 POSTGRES_VARIABLE = "ONCEFLOW_TEST_POSTGRES_URL"
+MYSQL_VARIABLE = "ONCEFLOW_TEST_MYSQL_URL"
+MARIADB_VARIABLE = "ONCEFLOW_TEST_MARIADB_URL"
 KAFKA_VARIABLE = "ONCEFLOW_TEST_KAFKA"
 
 
@@ -32,8 +35,8 @@ class ServerKind(Enum):
     """A server that runs already, named by an environment variable."""
 
 
-class PostgresServer(Protocol):
-    """A Postgres on which databases may be created."""
+class DatabaseServer(Protocol):
+    """A database server on which databases may be created."""
 
     @property
     def url(self) -> str:
@@ -43,6 +46,14 @@ class PostgresServer(Protocol):
     def database_url(self, database: str) -> str:
         """URL of `database` on the same server."""
         ...
+
+
+class PostgresServer(DatabaseServer, Protocol):
+    """A Postgres."""
+
+
+class MySQLServer(DatabaseServer, Protocol):
+    """A MySQL or a MariaDB."""
 
 
 class KafkaServer(Protocol):
@@ -61,7 +72,7 @@ class KafkaServer(Protocol):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ExternalPostgres:
+class ExternalDatabase:
     """A server given by its URL, which may hold a password and is therefore never printed."""
 
     url: str
@@ -94,9 +105,31 @@ def shared_postgres() -> Generator[tuple[ServerKind, PostgresServer], None, None
     """Yield the Postgres that the environment names, else an embedded one for the block."""
     url = os.environ.get(POSTGRES_VARIABLE)
     if url:
-        yield ServerKind.EXTERNAL, ExternalPostgres(url)
+        yield ServerKind.EXTERNAL, ExternalDatabase(url)
         return
     with EmbeddedPostgres() as server:
+        yield ServerKind.EMBEDDED, server
+
+
+@contextmanager
+def shared_mysql() -> Generator[tuple[ServerKind, MySQLServer], None, None]:
+    """Yield the MySQL that the environment names, else an embedded one for the block."""
+    url = os.environ.get(MYSQL_VARIABLE)
+    if url:
+        yield ServerKind.EXTERNAL, ExternalDatabase(url)
+        return
+    with EmbeddedMySQL() as server:
+        yield ServerKind.EMBEDDED, server
+
+
+@contextmanager
+def shared_mariadb() -> Generator[tuple[ServerKind, MySQLServer], None, None]:
+    """Yield the MariaDB that the environment names, else an embedded one for the block."""
+    url = os.environ.get(MARIADB_VARIABLE)
+    if url:
+        yield ServerKind.EXTERNAL, ExternalDatabase(url)
+        return
+    with EmbeddedMariaDB() as server:
         yield ServerKind.EMBEDDED, server
 
 

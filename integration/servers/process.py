@@ -208,14 +208,16 @@ class ServerProcess(ABC):
             start_new_session=True,
         )
 
-    def _run(self, command: Sequence[str | Path], *, timeout_s: float = 60.0) -> None:
+    def _run(
+        self, command: Sequence[str | Path], *, stdin: str = "", timeout_s: float = 60.0
+    ) -> None:
         """Run one step of the initialization; its output goes to the server's log."""
         with self.log_path.open("ab") as log:
             try:
                 subprocess.run(
                     command,
                     check=True,
-                    stdin=subprocess.DEVNULL,
+                    input=stdin.encode(),
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     timeout=timeout_s,
