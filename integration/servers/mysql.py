@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import ClassVar
 
 import pymysql
 
+from onceflow.integration.servers.cache import cache_directory, publish
 from onceflow.integration.servers.mysql_admin import ACCESS_DENIED, MySQLAdmin
 from onceflow.integration.servers.mysql_programs import Flavor, Progress, database_program
 from onceflow.integration.servers.process import LOOPBACK, ServerError, ServerProcess
@@ -29,6 +31,9 @@ DEFAULT_OPTIONS: Mapping[str, str] = MappingProxyType(
 """What is said to the server; what is not said here stays as installed."""
 
 _PASSWORD = "onceflow"  # noqa: S105 - of a server that listens on loopback and is deleted
+_SHAPES_FILES = ("innodb-", "lower-case-table-names", "character-", "collation-", "default-")
+"""Options with which a data directory must be created, and not only opened."""
+
 # One statement a line, as --init-file and --bootstrap want them.
 _SUPERUSER = (
     f"CREATE USER 'root'@'%' IDENTIFIED BY '{_PASSWORD}';\n"
@@ -61,6 +66,7 @@ class _MySQLProcess(ServerProcess):
         super().__init__(directory)
         given = {key.replace("_", "-"): value for key, value in options.items()}
         self._options = {**DEFAULT_OPTIONS, **self._flavor_options, **given}
+        self._shapes_files = any(key.startswith(_SHAPES_FILES) for key in given)
 
     @property
     def version(self) -> str:
@@ -80,15 +86,29 @@ class _MySQLProcess(ServerProcess):
     def _data(self) -> Path:
         return self.directory / "data"
 
-    @abstractmethod
     def _initialize(self) -> None:
-        """Create the system tables and the superuser."""
+        if self._shapes_files:
+            self._data.mkdir(mode=0o700)
+            self._create_system(self._data)
+            return
+        # Its creation takes three times as long as a start: one copy a version is kept.
+        template = cache_directory() / f"{self.name}-data-{self.version}"
+        if not template.is_dir():
+            with publish(template) as fresh:
+                self._create_system(fresh)
+                # By its identifier a server is told from others, by replicas for instance.
+                (fresh / "auto.cnf").unlink(missing_ok=True)
+        shutil.copytree(template, self._data)
 
-    def _base_command(self) -> list[str]:
+    @abstractmethod
+    def _create_system(self, data: Path) -> None:
+        """Create system tables and superuser in the empty directory `data`."""
+
+    def _base_command(self, data: Path) -> list[str]:
         return [
             *self._program.command,
             *(["--user=root"] if os.geteuid() == 0 else []),
-            f"--datadir={self._data}",
+            f"--datadir={data}",
             *(f"--{key}={value}" for key, value in self._options.items()),
         ]
 
@@ -96,7 +116,7 @@ class _MySQLProcess(ServerProcess):
         # Of a server that was killed: it names a pid, which by now may be somebody else's.
         (self._data / "server.sock.lock").unlink(missing_ok=True)
         return [
-            *self._base_command(),
+            *self._base_command(self._data),
             f"--port={self.port}",
             f"--bind-address={LOOPBACK}",
             # In the data directory, and relative: a socket's path is limited to 107 bytes.
@@ -132,10 +152,10 @@ class EmbeddedMySQL(_MySQLProcess):
         {"mysqlx": "OFF", "secure-file-priv": "NULL"}  # a folder that only an installation makes
     )
 
-    def _initialize(self) -> None:
+    def _create_system(self, data: Path) -> None:
         statements = self.directory / "users.sql"
         statements.write_text(f"DROP USER 'root'@'localhost';\n{_SUPERUSER}")
-        self._run([*self._base_command(), "--initialize-insecure", f"--init-file={statements}"])
+        self._run([*self._base_command(data), "--initialize-insecure", f"--init-file={statements}"])
 
 
 class EmbeddedMariaDB(_MySQLProcess):
@@ -144,15 +164,14 @@ class EmbeddedMariaDB(_MySQLProcess):
     name: ClassVar[str] = "mariadb"
     _flavor: ClassVar[Flavor] = Flavor.MARIADB
 
-    def _initialize(self) -> None:
-        self._data.mkdir(mode=0o700)
+    def _create_system(self, data: Path) -> None:
         scripts = "\n".join(
             self._script(name)
             for name in ("system_tables", "performance_tables", "system_tables_data", "sys_schema")
         )
         # What mariadb-install-db says, which could run an installed program only.
         self._run(
-            [*self._base_command(), "--bootstrap"],
+            [*self._base_command(data), "--bootstrap"],
             stdin=(
                 "CREATE DATABASE mysql;\nUSE mysql;\nSET @auth_root_socket=NULL;\n"
                 f"{scripts}\n"

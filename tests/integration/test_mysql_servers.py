@@ -97,18 +97,15 @@ def test_the_program_is_the_server_that_its_class_names() -> None:
 
 
 def test_paused_server_answers_nothing_and_goes_on_in_the_same_session(server: Embedded) -> None:
-    connection = connect(server.url)
-    with connection.cursor() as cursor:
-        session = connection.thread_id()
+    with MySQLAdmin.session(server.url) as admin:
+        session = admin.rows("SELECT CONNECTION_ID()")
         server.pause()
         started = time.monotonic()
         with pytest.raises(pymysql.err.OperationalError):
             connect(server.url, timeout_s=2)
         assert time.monotonic() - started >= 1.9, "it must hang, and not refuse"
         server.unpause()
-        cursor.execute("SELECT CONNECTION_ID()")
-        assert cursor.fetchone() == (session,)
-    connection.close()
+        assert admin.rows("SELECT CONNECTION_ID()") == session
 
 
 def test_paused_server_can_be_killed(server: Embedded) -> None:
@@ -138,6 +135,17 @@ def test_directory_of_the_caller_outlives_an_orderly_stop(
         own = server.directory
         assert own.is_dir()
     assert not own.exists()
+
+
+def test_two_servers_are_two_even_as_copies_of_one_template() -> None:
+    with EmbeddedMySQL() as one, EmbeddedMySQL() as other:
+        assert one.port != other.port
+        assert _rows(one.url, "SELECT @@server_uuid") != _rows(other.url, "SELECT @@server_uuid")
+
+
+def test_options_that_shape_the_data_files_are_there_from_their_creation() -> None:
+    with EmbeddedMySQL({"innodb-page-size": "4096"}) as server:
+        assert _rows(server.url, "SELECT @@innodb_page_size") == [(4096,)]
 
 
 def test_server_that_cannot_start_is_refused_with_its_own_words(tmp_path: Path) -> None:
