@@ -14,6 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import Enum
 
 import pyarrow as pa
@@ -243,6 +244,14 @@ class Committer(ABC):
 
         Includes other attempts' and other subtasks'; excludes other sinks'.
         """
+
+    def prepared_at(self, committable: Committable) -> datetime | None:
+        """Return when the target took `committable`, with its time zone, or None.
+
+        For people who wonder how old it is. None when it is not in doubt, or the target does not
+        tell; staged rows are not asked for.
+        """
+        return None
 
     def prune(self, before: CheckpointId) -> None:  # noqa: B027 - optional hook
         """Forget proofs of commits of checkpoints before `before`.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 
 import pyarrow as pa
 
@@ -79,6 +80,10 @@ class StagingArea(ABC):
     @abstractmethod
     def transactions(self) -> Sequence[TransactionId]:
         """Return every staged transaction of this sink id, of all attempts, oldest first."""
+
+    def sealed_at(self, transaction: TransactionId) -> datetime | None:
+        """Return when `transaction` was sealed; None when it is not staged, or nobody tells."""
+        return None
 
     @abstractmethod
     def discard(self, transaction: TransactionId) -> None:

@@ -12,6 +12,7 @@ an hour from being right by accident, after its sequence number has been pruned 
 from __future__ import annotations
 
 import uuid
+from datetime import datetime
 
 from onceflow.core.errors import CheckpointCorrupt, CheckpointError, Fenced, StorageError
 from onceflow.core.protocol.log import (
@@ -125,6 +126,11 @@ class DecisionLog:
             if isinstance(entry.record, AttemptClaimed) and entry.record.attempt == view.attempt:
                 return view, entry.record.owner
         return view, "owner pruned"
+
+    def written_at(self) -> datetime | None:
+        """Return when the last record was written; None: there is none, or nobody tells."""
+        last = max(self.sequences(), default=0)
+        return self._fs.modified_at(self._paths.record(last)) if last else None
 
     def remove(self, view: LogView, sequences: tuple[int, ...]) -> None:
         """Delete records `sequences`, and whatever is older than the chain of `view`.

@@ -15,6 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TypeAlias
 
@@ -98,6 +99,14 @@ class CheckpointFileSystem(ABC):
     @abstractmethod
     def read_chunks(self, path: str) -> Iterator[bytes] | None:
         """Return the bytes at `path` piece by piece, or None when there is no such file."""
+
+    def modified_at(self, path: str) -> datetime | None:
+        """Return when the file at `path` was written, by the storage's clock, for people.
+
+        None when there is no such file, or the storage does not tell.
+        """
+        del path
+        return None
 
     @abstractmethod
     def list(self, directory: str) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from datetime import datetime, timezone
 from pathlib import Path
 
 from typing_extensions import override
@@ -109,6 +110,16 @@ class LocalFileSystem(CheckpointFileSystem):
             except FileNotFoundError:
                 return None
         return chunks_of(file, full)
+
+    @override
+    def modified_at(self, path: str) -> datetime | None:
+        full = self.location(path)
+        with named("read", full):
+            try:
+                seconds = Path(full).stat().st_mtime
+            except FileNotFoundError:
+                return None
+        return datetime.fromtimestamp(seconds, timezone.utc)
 
     @override
     def list(self, directory: str) -> tuple[str, ...]:

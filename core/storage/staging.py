@@ -15,6 +15,7 @@ import struct
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import IO
 
 import pyarrow as pa
@@ -81,6 +82,10 @@ class FileStagingArea(StagingArea):
         return sorted(
             TransactionId(self.sink_id, *map(int, match.groups())) for match in matches if match
         )
+
+    @override
+    def sealed_at(self, transaction: TransactionId) -> datetime | None:
+        return self.fs.modified_at(self.path(transaction))
 
     @override
     def discard(self, transaction: TransactionId) -> None:
