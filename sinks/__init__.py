@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onceflow.sinks.files import FileSink
 from onceflow.sinks.postgres import PostgresSink
 
-__all__ = ["PostgresSink"]
+__all__ = ["FileSink", "PostgresSink"]

@@ -1,0 +1,8 @@
+"""Files: Parquet or JSON on any file system, hidden until their checkpoint is decided."""
+
+from __future__ import annotations
+
+from onceflow.sinks.files.reading import PublishedFiles, committed_files
+from onceflow.sinks.files.sink import FileSink
+
+__all__ = ["FileSink", "PublishedFiles", "committed_files"]

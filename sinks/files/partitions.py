@@ -1,0 +1,181 @@
+"""Splits rows by the values of partition columns, and names the directories as Hive and Spark do.
+
+A directory is `<column>=<value>`; the columns are not in the files. What ends a path or means
+something to a shell or a glob is written `%XX`, which Spark, DuckDB and pyarrow read back. A null
+is `__HIVE_DEFAULT_PARTITION__`, for which reason no value may be that text, or be empty: readers
+would take either for a null.
+
+Source: Spark 4, ExternalCatalogUtils.escapePathName and getPartitionPathString.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import types as arrow
+
+from onceflow.core.errors import ConfigError
+
+NULL_DIRECTORY = "__HIVE_DEFAULT_PARTITION__"
+NAME_LENGTH_MAX_BYTES = 255
+"""Of one name in a directory, on the usual file systems."""
+
+_ESCAPED = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
+_CACHE_MAX = 10_000
+
+
+class Partitions:
+    """The partitions of rows of one schema."""
+
+    def __init__(self, columns: Sequence[str], schema: pa.Schema) -> None:
+        """Check that `columns` can name directories.
+
+        Raises:
+            ConfigError: A column is not there, or of a type that does not go into a name.
+        """
+        _require_columns(columns, schema)
+        self._columns = tuple(columns)
+        self._rest = [name for name in schema.names if name not in columns]
+        self._directories: dict[tuple[str | None, ...], str] = {}
+
+    @property
+    def file_columns(self) -> Sequence[str]:
+        """The columns that stay in the files, in the schema's order."""
+        return self._rest
+
+    def split(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """Return (directory, rows of it in their order and without the partition columns).
+
+        The directory is empty without partition columns, and ends in no "/". Only rows for which
+        `refusals` has no reason may be passed.
+        """
+        if not self._columns:
+            yield "", rows
+            return
+        groups, values = self._groups(rows)
+        rest = rows.select(self._rest)
+        if len(values) == 1:
+            yield self._directory(values[0]), rest
+            return
+        order = np.argsort(groups, kind="stable")
+        ends = np.cumsum(np.bincount(groups, minlength=len(values)))
+        taken = rest.take(pa.array(order))
+        begin = 0
+        for value, end in zip(values, ends.tolist(), strict=True):
+            yield self._directory(value), taken.slice(begin, end - begin)
+            begin = end
+
+    def refusals(self, rows: pa.RecordBatch) -> dict[int, str]:
+        """Return, by row, why a row's values cannot name a directory; empty when all can."""
+        found: dict[int, str] = {}
+        for name in self._columns:
+            column = rows.column(name)
+            if not _is_text(_value_type(column.type)):
+                continue
+            values = column.unique().to_pylist()
+            refused = {value: why for value in values if (why := _refusal(name, value))}
+            if refused:
+                for row, value in enumerate(column.to_pylist()):
+                    if value in refused:
+                        found.setdefault(row, refused[value])
+        return found
+
+    def _groups(
+        self, rows: pa.RecordBatch
+    ) -> tuple[NDArray[np.int64], list[tuple[str | None, ...]]]:
+        """Return for each row the index of its partition, and the values of each partition."""
+        groups = np.zeros(rows.num_rows, np.int64)
+        values: list[tuple[str | None, ...]] = [()]
+        for name in self._columns:
+            codes, texts = _encoded(rows.column(name))
+            # At most rows times values, which fits: the groups are numbered anew for each column.
+            found, groups = np.unique(groups * len(texts) + codes, return_inverse=True)
+            groups = groups.reshape(-1)
+            values = [
+                (*values[combined // len(texts)], texts[combined % len(texts)])
+                for combined in found.tolist()
+            ]
+        return groups, values
+
+    def _directory(self, values: tuple[str | None, ...]) -> str:
+        known = self._directories.get(values)
+        if known is None:
+            if len(self._directories) >= _CACHE_MAX:
+                self._directories.clear()
+            known = "/".join(
+                f"{escaped(name)}={NULL_DIRECTORY if value is None else escaped(value)}"
+                for name, value in zip(self._columns, values, strict=True)
+            )
+            self._directories[values] = known
+        return known
+
+
+def escaped(text: str) -> str:
+    """Return `text` as a part of a directory's name."""
+    return _ESCAPED.sub(lambda match: f"%{ord(match[0]):02X}", text)
+
+
+def _refusal(column: str, value: str | None) -> str | None:
+    if value is None:
+        return None
+    if value in ("", NULL_DIRECTORY):
+        return (
+            f"partition column {column!r}: the value {value!r} would be read back as a null; "
+            "replace it before the sink"
+        )
+    size_bytes = len(f"{escaped(column)}={escaped(value)}".encode())
+    if size_bytes > NAME_LENGTH_MAX_BYTES:
+        return (
+            f"partition column {column!r}: the value {value[:40]!r}… makes a directory name of "
+            f"{size_bytes} bytes, and {NAME_LENGTH_MAX_BYTES} is the most"
+        )
+    return None
+
+
+def _encoded(column: pa.Array) -> tuple[NDArray[np.int64], list[str | None]]:
+    """Return the index of each row's value, and the values as texts."""
+    kind = _value_type(column.type)
+    if column.type != kind:
+        column = column.cast(kind)
+    encoded = column.dictionary_encode(null_encoding="encode")
+    values = encoded.dictionary.cast(pa.date32()) if arrow.is_date64(kind) else encoded.dictionary
+    codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    return codes, values.cast(pa.string()).to_pylist()
+
+
+def _value_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if arrow.is_dictionary(kind) else kind
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return arrow.is_string(kind) or arrow.is_large_string(kind) or arrow.is_string_view(kind)
+
+
+def _require_columns(columns: Sequence[str], schema: pa.Schema) -> None:
+    for name in columns:
+        if len(schema.get_all_field_indices(name)) != 1:
+            raise ConfigError(
+                f"partition_by names {name!r}, and the rows' columns are {schema.names}"
+            )
+        if name.startswith(("_", ".")):
+            raise ConfigError(
+                f"partition_by names {name!r}: readers pass over directories that begin with '_' "
+                "or '.'; rename the column"
+            )
+        kind = _value_type(schema.field(name).type)
+        if not (
+            _is_text(kind)
+            or arrow.is_integer(kind)
+            or arrow.is_boolean(kind)
+            or arrow.is_date(kind)
+        ):
+            raise ConfigError(
+                f"partition_by names {name!r} of type {schema.field(name).type}: text, integers, "
+                "booleans and dates can name a directory; cast it before the sink"
+            )
+    if columns and len(columns) == len(schema.names):
+        raise ConfigError("partition_by names every column, so the files would have none")

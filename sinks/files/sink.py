@@ -1,0 +1,187 @@
+"""What a user writes to have rows in files."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pyarrow as pa
+from typing_extensions import override
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.protocol.ids import TransactionId
+from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
+from onceflow.sinks.files.committer import FileCommitter
+from onceflow.sinks.files.fence import claim
+from onceflow.sinks.files.formats import Compression, file_format
+from onceflow.sinks.files.layout import SinkPaths
+from onceflow.sinks.files.partitions import Partitions
+from onceflow.sinks.files.publication import publication
+from onceflow.sinks.files.settings import FileSettings
+from onceflow.sinks.files.store import Store
+from onceflow.sinks.files.target import Publish, Target
+from onceflow.sinks.files.writer import FileWriter
+
+_logger = logging.getLogger("onceflow.sinks.files")
+
+_ROLL_BYTES = 256 * 1024 * 1024
+_OPEN_FILES_MAX = 256
+
+
+@dataclass(frozen=True, repr=False)
+class FileSink(Sink):
+    """Writes rows to files in a directory or bucket, each seen exactly once, through any crash.
+
+    Rows go into hidden files as they come. At each barrier these are made durable; once the
+    checkpoint is decided they get their public names, each file whole and at once, the files of a
+    checkpoint one right after the other. Everything else that onceflow keeps is in `_onceflow`
+    below the url, which readers of directories pass over. Published files belong to their readers:
+    they may be moved or deleted.
+
+    Pickles with its storage options, prints without them.
+
+    Args:
+        url: A path or `file://…`, seen by driver and executors alike; or `s3://…`, `gs://…`,
+            `abfs://…`, `hdfs://…` and whatever else fsspec has a package for.
+        format: `parquet`, or `json`: one object a line.
+        partition_by: Columns that name directories, as Hive and Spark do, instead of being in the
+            files.
+        compression: Of Parquet `zstd` (unless another is named), `snappy`, `gzip`, `lz4` or `none`;
+            of JSON `none` (unless named) or `gzip`.
+        max_rows_per_file: How many rows a file has at most.
+        roll_bytes: After how many bytes a file is ended and the next begun; it may be larger by a
+            row group. A checkpoint ends all files anyway.
+        max_open_files: How many partitions one subtask writes at a time; with more, files get
+            smaller.
+        storage_options: What fsspec's file system is made with: credentials, endpoint. A text may
+            refer to a secret: `${env:NAME}` or `${file:/path}`, followed where it connects.
+        publish: How a file becomes visible: `rename` where that is one step, `copy` where a file
+            appears whole or not at all. `auto` knows for the usual protocols.
+
+    Raises:
+        ConfigError: A setting is wrong by itself; what needs the target is found by `check`.
+    """
+
+    url: str
+    format: Literal["parquet", "json"] = field(default="parquet", kw_only=True)
+    partition_by: tuple[str, ...] = field(default=(), kw_only=True)
+    compression: Compression | None = field(default=None, kw_only=True)
+    max_rows_per_file: int | None = field(default=None, kw_only=True)
+    roll_bytes: int = field(default=_ROLL_BYTES, kw_only=True)
+    max_open_files: int = field(default=_OPEN_FILES_MAX, kw_only=True)
+    storage_options: Mapping[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
+    publish: Publish = field(default="auto", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.partition_by, str):
+            raise ConfigError(f"partition_by={self.partition_by!r}: give a tuple of column names")
+        object.__setattr__(self, "partition_by", tuple(self.partition_by))
+        for name in ("max_rows_per_file", "roll_bytes", "max_open_files"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value} must be 1 or more")
+        target = self.settings.target
+        # Absolute from here on, for the executors may have another working directory.
+        object.__setattr__(self, "url", target.url)
+
+    @override
+    def __repr__(self) -> str:
+        return (
+            f"FileSink({str(self.settings.target)!r}, format={self.format!r}, "
+            f"partition_by={self.partition_by!r})"
+        )
+
+    @override
+    def check(self, context: CommitterContext, schema: pa.Schema) -> None:
+        """Return when rows of `schema` can be written; makes the directory, fences the sink id.
+
+        Also deletes files that writers of older attempts left and no manifest names. A crash in it
+        leaves at most the sink id claimed, which the next attempt claims in turn.
+
+        Raises:
+            ConfigError: They cannot: settings, rights, missing bucket, columns; or another job has
+                the sink id.
+            Fenced: This attempt or a newer one has claimed the sink id.
+            SinkError: The target cannot be reached now.
+        """
+        try:
+            TransactionId(context.sink_id, context.attempt, checkpoint=0, subtask=0)
+        except ValueError as error:
+            raise ConfigError(f"sink id {context.sink_id!r}: {error}") from None
+        settings = self.settings
+        _require_rows(settings, schema)
+        store, paths = settings.target.open(), SinkPaths(context.sink_id)
+        _probe(store, paths)
+        claim(store, paths, context)
+        _sweep(store, paths, context)
+
+    @override
+    def writer(self, context: WriterContext) -> SinkWriter:
+        return FileWriter(self.settings, context)
+
+    @override
+    def committer(self, context: CommitterContext) -> Committer:
+        return FileCommitter(self.settings, context)
+
+    @property
+    def settings(self) -> FileSettings:
+        """What the arguments say, resolved; holds the storage options, and prints without them."""
+        return FileSettings(
+            target=Target.parse(self.url, publish=self.publish, options=self.storage_options),
+            form=file_format(self.format, self.compression),
+            partition_by=self.partition_by,
+            max_rows_per_file=self.max_rows_per_file,
+            roll_bytes=self.roll_bytes,
+            max_open_files=self.max_open_files,
+        )
+
+
+def _require_rows(settings: FileSettings, schema: pa.Schema) -> None:
+    doubled = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    if doubled:
+        raise ConfigError(f"the rows have several columns called {', '.join(doubled)}; rename them")
+    if not schema.names:
+        raise ConfigError("the rows have no columns, so there is nothing to write")
+    columns = Partitions(settings.partition_by, schema).file_columns
+    settings.form.require(pa.schema([schema.field(name) for name in columns]))
+
+
+def _probe(store: Store, paths: SinkPaths) -> None:
+    """Write, list, read and delete once, so that a missing right shows now and not at a commit."""
+    path = f"{paths.directory}/probe/{uuid.uuid4().hex}"
+    store.write(path, b"probe")
+    found = store.list(f"{paths.directory}/probe")
+    read = store.read(path)
+    store.delete(path)
+    if path.rpartition("/")[2] not in found or read != b"probe":
+        raise ConfigError(
+            f"{store.location(path)} was written and is not found: the file system must show at "
+            "once what was written"
+        )
+
+
+def _sweep(store: Store, paths: SinkPaths, context: CommitterContext) -> None:
+    """Delete what killed writers of older attempts have left and nothing refers to.
+
+    An attempt that is fenced may still be writing. What it stages is never decided, so it makes no
+    difference that its files are gone.
+    """
+    names = [
+        name
+        for name in store.list(paths.open)
+        if (attempt := SinkPaths.attempt_of(name)) is not None and attempt < context.attempt
+    ]
+    litter = [
+        f"{directory}/{name}"
+        for directory in (paths.directory, paths.staged, paths.committed, paths.attempts)
+        for name in store.unfinished(directory)
+    ]
+    if names:
+        needed = publication(store, paths).files_in_doubt()
+        litter += [path for name in names if (path := f"{paths.open}/{name}") not in needed]
+    if litter:
+        _logger.info("sink %s: deleting %d files of killed writers", context.sink_id, len(litter))
+        store.for_each(store.delete, litter)

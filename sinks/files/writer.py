@@ -1,0 +1,222 @@
+"""The writer of one subtask: rows go into hidden files as they come.
+
+    write        rows → row groups of files in _onceflow/<sink>/open
+    pre_commit   files ended and made durable → their manifest in _onceflow/<sink>/staged
+
+Before the manifest is there, a crash leaves files that nobody refers to; the next attempt's `check`
+deletes them.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import OrderedDict
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from typing_extensions import override
+
+from onceflow.core.crash_points import reach
+from onceflow.core.errors import BadRow, ConfigError, OnceflowError, PreCommitFailed, SinkError
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.core.spi import OnBadRow, RejectedRows, SinkWriter, WriterContext
+from onceflow.sinks.files.layout import SinkPaths
+from onceflow.sinks.files.manifest import Manifest, ManifestFile
+from onceflow.sinks.files.part_file import PartFile
+from onceflow.sinks.files.partitions import Partitions
+from onceflow.sinks.files.publication import publication
+from onceflow.sinks.files.settings import FileSettings
+
+BUFFERED_BYTES_MAX = 128 * 1024 * 1024
+"""What one writer keeps in memory over all its open files before it encodes the largest."""
+
+
+class FileWriter(SinkWriter):
+    """Writes rows that no reader sees; any failure deletes them and is the writer's end."""
+
+    def __init__(self, settings: FileSettings, context: WriterContext) -> None:
+        """Create no file yet.
+
+        Raises:
+            ConfigError: The rows do not fit the partition columns.
+        """
+        self._settings = settings
+        self._context = context
+        self._paths = SinkPaths(context.sink_id)
+        self._store = settings.target.open()
+        self._publication = publication(self._store, self._paths)
+        self._partitions = Partitions(settings.partition_by, context.schema)
+        self._file_schema = pa.schema(
+            [context.schema.field(name) for name in self._partitions.file_columns],
+            metadata=context.schema.metadata,
+        )
+        self._token = uuid.uuid4().hex[:12]
+        self._created = 0
+        self._open: OrderedDict[str, PartFile] = OrderedDict()
+        """By directory, the least recently written first."""
+        self._finished: list[PartFile] = []
+        self._rejected: list[RejectedRows] = []
+        self._closed = False
+        self._where = f"sink {context.sink_id} subtask {context.subtask}, {settings.target}"
+
+    @override
+    def write(self, batch: pa.RecordBatch) -> None:
+        if batch.num_rows:
+            with self._or_close("rows were not written", SinkError):
+                for directory, rows in self._partitions.split(self._accepted(batch)):
+                    self._add(directory, rows)
+                self._bound_memory()
+
+    @override
+    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
+        """Steps: 1. end all files, durably, 2. stage the manifest that names them.
+
+        Raises:
+            PreCommitFailed: The attempt must end. Nothing of this checkpoint is staged, or it is
+                under a name that no decision lists, and will be aborted.
+        """
+        context = self._context
+        with self._or_close(f"checkpoint {checkpoint} was not pre-committed", PreCommitFailed):
+            # 1.
+            self._finish(list(self._open))
+            files = self._finished
+            if not files:
+                return None
+            self._store.make_names_durable(self._paths.open)
+            reach("flushed")
+            # 2.
+            transaction = TransactionId(
+                context.sink_id, context.attempt, checkpoint, context.subtask, sequence=0
+            )
+            self._publication.stage(transaction, self._manifest(transaction, files))
+            # From here on they are the committer's.
+            self._finished = []
+            return Committable(transaction, sum(file.rows for file in files))
+
+    @override
+    def rejected(self) -> Sequence[RejectedRows]:
+        rejected, self._rejected = self._rejected, []
+        return rejected
+
+    @override
+    def close(self) -> None:
+        self._closed = True
+        files = [*self._open.values(), *self._finished]
+        self._open.clear()
+        self._finished = []
+        for file in files:
+            file.drop()
+
+    def _manifest(self, transaction: TransactionId, files: Sequence[PartFile]) -> Manifest:
+        suffix = self._settings.form.suffix
+        return Manifest(
+            transaction=str(transaction),
+            files=tuple(
+                ManifestFile(
+                    staged=file.path,
+                    path="/".join(
+                        filter(
+                            None, (file.directory, self._paths.part(transaction, number, suffix))
+                        )
+                    ),
+                    rows=file.rows,
+                    size_bytes=file.size_bytes,
+                )
+                for number, file in enumerate(files)
+            ),
+        )
+
+    def _add(self, directory: str, rows: pa.RecordBatch) -> None:
+        settings = self._settings
+        rows_max = settings.max_rows_per_file
+        while rows.num_rows:
+            file = self._file(directory)
+            taken = rows.num_rows
+            if rows_max is not None:
+                taken = min(taken, rows_max - file.rows)
+            file.add(rows.slice(0, taken))
+            rows = rows.slice(taken)
+            if file.rows == rows_max or file.size_bytes >= settings.roll_bytes:
+                self._finish([directory])
+
+    def _file(self, directory: str) -> PartFile:
+        file = self._open.get(directory)
+        if file is not None:
+            self._open.move_to_end(directory)
+            return file
+        if len(self._open) >= self._settings.max_open_files:
+            self._finish([next(iter(self._open))])
+        context = self._context
+        path = self._paths.data(context.attempt, context.subtask, self._token, self._created)
+        self._created += 1
+        file = PartFile(self._store, path, directory, self._file_schema, self._settings.form)
+        self._open[directory] = file
+        return file
+
+    def _finish(self, directories: Sequence[str]) -> None:
+        """End the files of `directories`: encode one after the other, make durable all at once."""
+        for directory in directories:
+            self._open[directory].end()
+        self._store.for_each(lambda directory: self._open[directory].finish(), directories)
+        self._finished += [self._open.pop(directory) for directory in directories]
+
+    def _bound_memory(self) -> None:
+        buffered = sorted(self._open.values(), key=lambda file: file.buffered_bytes)
+        total_bytes = sum(file.buffered_bytes for file in buffered)
+        while total_bytes > BUFFERED_BYTES_MAX:
+            largest = buffered.pop()
+            total_bytes -= largest.buffered_bytes
+            largest.flush()
+
+    def _accepted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows that files can hold; keep the others for `rejected`, or raise.
+
+        Raises:
+            BadRow: There are others, and they are to fail the job.
+        """
+        refusals = {
+            **self._settings.form.refusals(batch),
+            **self._partitions.refusals(batch),
+            **_missing_values(batch),
+        }
+        if not refusals:
+            return batch
+        if self._context.on_bad_row is OnBadRow.FAIL:
+            row = min(refusals)
+            raise BadRow(f"{self._where}: row {row} of its batch: {refusals[row]}")
+        bad = sorted(refusals)
+        self._rejected.append(
+            RejectedRows(batch.take(pa.array(bad, pa.int64())), [refusals[row] for row in bad])
+        )
+        keep = [row not in refusals for row in range(batch.num_rows)]
+        return batch.filter(pa.array(keep, pa.bool_()))
+
+    @contextmanager
+    def _or_close(self, doing: str, kind: type[SinkError]) -> Generator[None]:
+        if self._closed:
+            raise kind(f"{self._where}: {doing}: the writer is closed, or has failed before")
+        try:
+            yield
+        except BadRow:
+            self.close()
+            raise
+        except (OnceflowError, OSError, pa.ArrowException, ValueError, ArithmeticError) as error:
+            self.close()
+            if isinstance(error, ConfigError):
+                raise ConfigError(f"{self._where}: {doing}: {error}") from error
+            raise kind(f"{self._where}: {doing}: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+
+def _missing_values(batch: pa.RecordBatch) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        if not field.nullable and column.null_count:
+            for row in pc.indices_nonzero(column.is_null()).to_pylist():
+                found.setdefault(row, f"column {field.name!r} is null, and may not be")
+    return found
