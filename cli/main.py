@@ -8,6 +8,7 @@ import typer
 
 import onceflow
 from onceflow.cli.demo.command import demo
+from onceflow.cli.txn.command import txn
 
 app = typer.Typer(
     name="onceflow",
@@ -16,6 +17,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 app.command()(demo)
+app.add_typer(txn, name="txn")
 
 
 def _print_version(wanted: bool) -> None:

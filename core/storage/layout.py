@@ -19,7 +19,7 @@ import re
 from dataclasses import dataclass
 
 from onceflow.core.errors import CheckpointCorrupt, ConfigError
-from onceflow.core.protocol.ids import AttemptId, CheckpointId
+from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX, AttemptId, CheckpointId
 
 JOB_NAME_LENGTH_MAX = 128
 NAME_LENGTH_MAX = 64
@@ -105,9 +105,19 @@ class JobPaths:
         match = _SHARED.fullmatch(name)
         return AttemptId(int(match[1])) if match else None
 
+    @property
+    def staged_sinks(self) -> str:
+        """The directory of what all sinks have staged."""
+        return f"{self.job}/staged"
+
     def staged(self, sink_id: str) -> str:
         """The directory of what one sink has staged."""
-        return f"{self.job}/staged/{safe_name(sink_id)}"
+        return f"{self.staged_sinks}/{safe_name(sink_id)}"
+
+    @staticmethod
+    def staged_sink_of(name: str) -> str | None:
+        """Return the sink id that staged in directory `name`; None: the name does not tell."""
+        return name if _SAFE.fullmatch(name) and len(name) <= SINK_ID_LENGTH_MAX else None
 
     @property
     def probes(self) -> str:

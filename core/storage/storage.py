@@ -16,7 +16,7 @@ from onceflow.core.protocol.snapshots import StateHandle
 from onceflow.core.storage import cleaning
 from onceflow.core.storage.decision_log import DecisionLog
 from onceflow.core.storage.filesystem import CheckpointFileSystem
-from onceflow.core.storage.layout import JobPaths, StateNames
+from onceflow.core.storage.layout import JobPaths, StateNames, safe_name
 from onceflow.core.storage.local import LocalFileSystem
 from onceflow.core.storage.log_identity import log_id
 from onceflow.core.storage.staging import FileStagingArea
@@ -78,6 +78,17 @@ class JobStorage:
     def staging(self, sink_id: str) -> FileStagingArea:
         """Return where the sink `sink_id` stages rows."""
         return FileStagingArea(self._fs, self._paths.staged(sink_id), sink_id)
+
+    def staged_sinks(self, known: Iterable[str]) -> tuple[str, ...]:
+        """Return the sink ids under which rows are or were staged.
+
+        A directory does not always tell its sink id, so those of `known` sinks are compared; what
+        belongs to none of them and has no name of its own is left out.
+        """
+        names = set(self._fs.list(self._paths.staged_sinks))
+        told = {sink_id for name in names if (sink_id := self._paths.staged_sink_of(name))}
+        compared = {sink_id for sink_id in known if safe_name(sink_id) in names}
+        return tuple(sorted(told | compared))
 
     def discard(self, handles: Iterable[StateHandle]) -> None:
         """Delete the files of `handles`: no checkpoint names them or ever will. Idempotent.

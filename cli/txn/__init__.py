@@ -1,0 +1,1 @@
+"""`onceflow txn`: transactions in doubt, seen and settled by hand."""

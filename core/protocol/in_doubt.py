@@ -1,0 +1,190 @@
+"""What the decision log says about a transaction in doubt, and who may settle it by hand.
+
+decided     the last checkpoint lists it                     the next start commits it
+undecided   its attempt is over and decided nothing of it    the next start rolls it back
+pending     its attempt may live and decide it yet           nobody but that attempt may
+settled     the log knows it committed, the target does not  one of the two is an older copy
+foreign     the log is not its own                           nothing is known
+unknown     there is no log to ask                           nothing is known
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import GENESIS, AttemptId, TransactionId, sink_id_of
+from onceflow.core.protocol.log import LogView
+from onceflow.core.protocol.recovery import committables_of, plan_recovery
+from onceflow.core.protocol.snapshots import CompletedCheckpoint
+
+
+class Verdict(Enum):
+    """What the log says; see the module."""
+
+    DECIDED = "decided"
+    UNDECIDED = "undecided"
+    PENDING = "pending"
+    SETTLED = "settled"
+    FOREIGN = "foreign"
+    UNKNOWN = "unknown"
+
+
+class NextStart(Enum):
+    """What the job's next start does with a transaction in doubt."""
+
+    COMMIT = "commit"
+    ABORT = "abort"
+    KEEP = "keep"
+    """It leaves it alone."""
+    UNKNOWN = "unknown"
+
+
+class Action(Enum):
+    """What a person may do with a transaction in doubt."""
+
+    COMMIT = "commit"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The verdict, its reason in a sentence, and what happens if nobody does anything."""
+
+    verdict: Verdict
+    next_start: NextStart
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogFacts:
+    """A job's decision log, as of one reading, and whether its job seems to run."""
+
+    job: str
+    log_id: str
+    view: LogView
+    signs_of_life: tuple[str, ...] = ()
+    """Why the newest attempt may still be running; empty when nothing says so."""
+
+    @property
+    def last(self) -> CompletedCheckpoint | None:
+        """The checkpoint from which the next start goes on."""
+        return self.view.completed[-1] if self.view.decided else None
+
+    @property
+    def decided(self) -> dict[TransactionId, Committable]:
+        """What the next start commits."""
+        last = self.last
+        return {c.transaction: c for c in committables_of(last)} if last else {}
+
+    @property
+    def sink_ids(self) -> frozenset[str]:
+        """Every sink id of which the log knows: by what it lists, and by its operators' names."""
+        listed = {
+            c.transaction.sink_id for kept in self.view.completed for c in committables_of(kept)
+        }
+        last = self.last
+        operators = {o.uid for s in last.snapshots for o in s.operators} if last else set[str]()
+        return frozenset(listed | {sink_id_of(self.job, uid) for uid in operators})
+
+
+def judge(
+    committable: Committable, log: LogFacts | None, *, claimed_by: str | None = None
+) -> Judgement:
+    """Return what `log` says about `committable`, which the target holds in doubt.
+
+    `claimed_by` is the identity of the log that claimed the sink id, where the target or the place
+    of the rows tells; it settles whose transaction that is. `log` must have been read *before* the
+    target was asked: in the other order a commit in between would look like an undecided one.
+    """
+    if log is None:
+        reason = "no decision log was given, so nobody can tell whether its checkpoint is decided"
+        return Judgement(Verdict.UNKNOWN, NextStart.UNKNOWN, reason)
+    alien = _why_foreign(committable.transaction, log, claimed_by)
+    if alien:
+        return Judgement(Verdict.FOREIGN, NextStart.UNKNOWN, alien)
+    verdict, reason = _own(committable.transaction, log)
+    return Judgement(verdict, _next_start(committable, log), reason)
+
+
+def objection(action: Action, judgement: Judgement, log: LogFacts | None) -> str | None:
+    """Return why `action` is not to be carried out, or None when log and action agree."""
+    if log is not None and log.signs_of_life:
+        return (
+            f"job {log.job} seems to be running ({'; '.join(log.signs_of_life)}): it settles its"
+            " transactions itself. Stop it first, or fence it"
+        )
+    match judgement.verdict, action:
+        case (Verdict.DECIDED | Verdict.SETTLED, Action.COMMIT) | (Verdict.UNDECIDED, Action.ABORT):
+            return None
+        case ((Verdict.DECIDED | Verdict.SETTLED), _):
+            return f"rolling it back loses its rows for good: {judgement.reason}"
+        case Verdict.UNDECIDED, _:
+            return f"committing it doubles its rows, which are sent again: {judgement.reason}"
+        case _:
+            return judgement.reason
+
+
+def _why_foreign(transaction: TransactionId, log: LogFacts, claimed_by: str | None) -> str:
+    sink_id, view = transaction.sink_id, log.view
+    if view.attempt == 0:
+        return f"job {log.job} has no decision log in this storage"
+    if claimed_by is not None and claimed_by != log.log_id:
+        return (
+            f"sink id {sink_id} belongs to the job with decision log {claimed_by}, and the log of"
+            f" job {log.job} is {log.log_id}"
+        )
+    known = log.sink_ids
+    if claimed_by is None and sink_id not in known and not sink_id.startswith(f"{log.job}."):
+        names = ", ".join(sorted(known)) or "none yet"
+        return f"the decision log of job {log.job} knows no sink {sink_id} (it knows {names})"
+    if transaction.attempt > view.attempt:
+        return (
+            f"it is of attempt {transaction.attempt}, and the newest that the log knows is"
+            f" {view.attempt}: the log is another job's, or an older copy"
+        )
+    return ""
+
+
+def _own(transaction: TransactionId, log: LogFacts) -> tuple[Verdict, str]:
+    last = log.last
+    if transaction in log.decided:
+        assert last is not None
+        return Verdict.DECIDED, f"completed checkpoint {last.checkpoint} lists it"
+    for completed in log.view.completed:
+        listed = any(c.transaction == transaction for c in committables_of(completed))
+        # Its attempt acked a later barrier and no longer listed it: it knew of the commit.
+        passed = (
+            completed.attempt == transaction.attempt
+            and completed.checkpoint >= transaction.checkpoint
+        )
+        if listed or passed:
+            return Verdict.SETTLED, (
+                f"by checkpoint {last.checkpoint if last else completed.checkpoint} the job knew it"
+                " to be committed, and the target holds it still: the target has gone back to an"
+                " older copy, or these are leftovers of a commit"
+            )
+    decided_through = last.checkpoint if last else GENESIS
+    if transaction.attempt == log.view.attempt and log.signs_of_life:
+        return Verdict.PENDING, (
+            f"attempt {transaction.attempt}, the newest, seems to be running and may decide"
+            f" checkpoint {transaction.checkpoint} yet (decided so far: {decided_through})"
+        )
+    return Verdict.UNDECIDED, (
+        f"attempt {transaction.attempt} did not decide checkpoint {transaction.checkpoint}"
+        f" (decided: {decided_through}); its records are sent again"
+    )
+
+
+def _next_start(committable: Committable, log: LogFacts) -> NextStart:
+    """Ask the very rule by which the next attempt goes."""
+    plan = plan_recovery(
+        tuple(log.decided.values()),
+        (committable,),
+        sink_id=committable.transaction.sink_id,
+        attempt=AttemptId(log.view.attempt + 1),
+    )
+    if any(c.transaction == committable.transaction for c in plan.commit):
+        return NextStart.COMMIT
+    return NextStart.ABORT if committable in plan.abort else NextStart.KEEP
