@@ -1,0 +1,40 @@
+"""The judge of a table, whatever server it is on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from onceflow.core.errors import ConfigError
+from onceflow.integration.oracle.mysql import count_in_mysql
+from onceflow.integration.oracle.postgres import count_in_postgres
+from onceflow.integration.oracle.verdict import Found, Verdict
+from onceflow.integration.workload import Payments
+
+_COUNTERS: dict[str, Callable[[str, str, Payments], Found]] = {
+    "postgres": count_in_postgres,
+    "postgresql": count_in_postgres,
+    "mysql": count_in_mysql,
+    "mariadb": count_in_mysql,
+}
+
+
+def verify(url: str, table: str, payments: Payments) -> Verdict:
+    """Return the verdict on `table` (maybe `schema.table`) after a run over `payments`.
+
+    Reads one consistent snapshot and changes nothing. About 1.5 s a million rows on Postgres, 4 s
+    on MySQL and MariaDB. In doubt is what is prepared in the database of `url`; MySQL and MariaDB
+    do not say in which database, so that there it is what is prepared on the whole server.
+
+    Raises:
+        ConfigError: The table or one of its columns does not exist, or no such database is known.
+        NoVerdict: The database does not answer.
+    """
+    # The url may hold a password: errors name its scheme alone.
+    scheme = urlsplit(url).scheme.partition("+")[0]
+    count = _COUNTERS.get(scheme)
+    if count is None:
+        raise ConfigError(
+            f"no judge for a database of scheme {scheme!r}; there are {', '.join(_COUNTERS)}"
+        )
+    return count(url, table, payments).judged_by(payments)
