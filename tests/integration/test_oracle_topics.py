@@ -201,6 +201,6 @@ def test_topic_that_does_not_exist_is_refused_by_name(onceflow_kafka: KafkaServe
 
 
 def test_broker_that_is_down_gives_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onceflow.integration.oracle.topics._ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("onceflow.integration.oracles.topics._ANSWER_TIMEOUT_S", 1.0)
     with pytest.raises(NoVerdict, match="topic ledger"):
         verify_topic(f"127.0.0.1:{free_port()}", "ledger", PAYMENTS)

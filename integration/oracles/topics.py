@@ -16,7 +16,7 @@ import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from onceflow.core.errors import ConfigError
-from onceflow.integration.oracle.verdict import Found, NoVerdict, Verdict
+from onceflow.integration.oracles.verdict import Found, NoVerdict, Verdict
 from onceflow.integration.workload import (
     AMOUNT_MIN_CENTS,
     DIGEST_ACCOUNT_PRIME,

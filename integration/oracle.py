@@ -1,4 +1,4 @@
-"""The judge of a table, whatever server it is on."""
+"""The judges of a run: each asks the target alone whether every payment is there once."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from onceflow.core.errors import ConfigError
-from onceflow.integration.oracle.mysql import count_in_mysql
-from onceflow.integration.oracle.postgres import count_in_postgres
-from onceflow.integration.oracle.verdict import Found, Verdict
+from onceflow.integration.oracles.mysql import count_in_mysql
+from onceflow.integration.oracles.postgres import count_in_postgres
+from onceflow.integration.oracles.topics import verify_topic
+from onceflow.integration.oracles.verdict import Found, NoVerdict, Verdict
 from onceflow.integration.workload import Payments
+
+__all__ = ["NoVerdict", "Verdict", "verify", "verify_topic"]
 
 _COUNTERS: dict[str, Callable[[str, str, Payments], Found]] = {
     "postgres": count_in_postgres,

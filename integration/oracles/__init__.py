@@ -1,0 +1,1 @@
+"""How each kind of target is asked what it holds; `onceflow.integration.oracle` is their face."""
