@@ -1,0 +1,1 @@
+"""Every clause of the two-phase contract, a module for each kind."""

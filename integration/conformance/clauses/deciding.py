@@ -1,0 +1,192 @@
+"""Clauses about commit and abort: idempotent, from anywhere, in any order, and never a guess."""
+
+from __future__ import annotations
+
+import threading
+
+from onceflow.core.protocol.committables import (
+    Aborted,
+    AbortOutcome,
+    AlreadyCommitted,
+    CommitOutcome,
+    Committable,
+    Committed,
+    Lost,
+)
+from onceflow.core.protocol.ids import TransactionId
+from onceflow.integration.conformance import children
+from onceflow.integration.conformance.clause import clause, expect
+from onceflow.integration.conformance.clauses.writing import commit_shows_its_rows
+from onceflow.integration.conformance.rig import Prepared, Rig
+
+
+@clause(scenarios=[2, 21], rests_on=[commit_shows_its_rows])
+def commit_again(rig: Rig) -> None:
+    """The first commit says Committed, every further one AlreadyCommitted; rows are there once."""
+    prepared = rig.prepare(1)
+    committer = rig.job.committer()
+    outcomes = [rig.commit(prepared, committer) for _ in range(5)]
+    # Another one knows nothing of the first: only the target can tell it.
+    outcomes += [rig.commit(prepared) for _ in range(5)]
+    expected = [Committed(), *[AlreadyCommitted()] * 9]
+    rig.expect_seen(prepared.ids, when="after ten commits")
+    expect(outcomes == expected, f"ten commits of one transaction answered {outcomes}")
+    rig.expect_in_doubt(when="after ten commits")
+
+
+@clause(scenarios=[7, 26, 40], rests_on=[commit_again])
+def commit_elsewhere(rig: Rig) -> None:
+    """Another process commits from the sink's description and the committable alone."""
+    prepared = rig.prepare(1)
+    context = rig.job.committer_context()
+    outcomes = rig.processes.run(children.commit, rig.sink, context, [prepared.committable])
+    expect(outcomes == [Committed()], f"commit in another process answered {outcomes}")
+    rig.expect_seen(prepared.ids, when="after commit in another process")
+    outcomes = rig.processes.run(children.commit, rig.sink, context, [prepared.committable])
+    expect(outcomes == [AlreadyCommitted()], f"commit in a third process answered {outcomes}")
+    rig.expect_seen(prepared.ids, when="after commit in a third process")
+
+
+@clause(scenarios=[21], rests_on=[commit_again])
+def commit_race(rig: Rig) -> None:
+    """Committers that commit one transaction at the same moment put its rows there once."""
+    seen: list[tuple[int, ...]] = []
+    for checkpoint in range(1, 6):
+        prepared = rig.prepare(checkpoint)
+        seen.append(prepared.ids)
+        outcomes = _raced(rig, prepared)
+        rig.expect_seen(*seen, when=f"after a race that answered {outcomes}")
+        for outcome in outcomes:
+            expect(
+                isinstance(outcome, (Committed, AlreadyCommitted)), f"the race answered {outcomes}"
+            )
+
+
+def _raced(rig: Rig, prepared: Prepared) -> list[CommitOutcome | BaseException]:
+    start = threading.Barrier(4)
+    outcomes: list[CommitOutcome | BaseException] = []
+
+    def race() -> None:
+        try:
+            committer = rig.sink.committer(rig.job.committer_context())
+            start.wait(30)
+            outcomes.append(rig.commit(prepared, committer))
+            committer.close()
+        except Exception as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=race) for _ in range(start.parties)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+    return outcomes
+
+
+@clause(scenarios=[20, 26], rests_on=[commit_shows_its_rows])
+def commit_in_any_order(rig: Rig) -> None:
+    """Several prepared transactions are committed in any order, each by itself."""
+    writer = rig.job.writer()
+    prepared = [rig.prepare(checkpoint, writer=writer) for checkpoint in (1, 2, 3, 4)]
+    order = rig.random.sample(prepared, len(prepared))
+    for count, one in enumerate(order, 1):
+        rig.commit_all(one)
+        rig.expect_seen(
+            *(done.ids for done in order[:count]),
+            when=f"after commit of {', '.join(map(_name, order[:count]))}",
+        )
+
+
+@clause(scenarios=[3, 17, 40], rests_on=[commit_shows_its_rows])
+def abort_leaves_nothing(rig: Rig) -> None:
+    """Abort says Aborted; its rows are gone for ever, and nobody else's."""
+    aborted, kept = rig.prepare(1), rig.prepare(2)
+    outcome = rig.abort(aborted)
+    expect(outcome == Aborted(), f"abort of {aborted.committable.transaction}: {outcome}")
+    rig.expect_in_doubt(kept, when="after abort")
+    rig.expect_seen(when="after abort")
+    rig.commit_all(kept)
+    rig.expect_seen(kept.ids, when="after abort, and commit of another")
+
+
+@clause(scenarios=[40], rests_on=[abort_leaves_nothing])
+def abort_again(rig: Rig) -> None:
+    """Abort says Aborted however often it is asked, from anywhere, and for what never was."""
+    prepared = rig.prepare(1)
+    committer = rig.job.committer()
+    outcomes = [rig.abort(prepared, committer) for _ in range(3)]
+    outcomes.append(rig.abort(prepared))
+    outcomes += rig.processes.run(
+        children.abort, rig.sink, rig.job.committer_context(), [prepared.committable]
+    )
+    never = TransactionId(rig.job.sink_id, 1, 7, 2)
+    outcomes.append(rig.abort(Prepared(Committable(never, 1, prepared.committable.payload), ())))
+    expected: list[AbortOutcome] = [Aborted()] * len(outcomes)
+    expect(outcomes == expected, f"aborts again and again answered {outcomes}")
+
+
+@clause(scenarios=[40], rests_on=[commit_again])
+def abort_after_commit(rig: Rig) -> None:
+    """Abort after commit says AlreadyCommitted and takes nothing away."""
+    prepared = rig.prepare(1)
+    rig.commit_all(prepared)
+    outcomes = [rig.abort(prepared), rig.abort(prepared)]
+    rig.expect_seen(prepared.ids, when=f"after commit, and aborts that answered {outcomes}")
+    expect(outcomes == [AlreadyCommitted()] * 2, f"abort after commit answered {outcomes}")
+    outcome = rig.commit(prepared)
+    expect(outcome == AlreadyCommitted(), f"commit after commit and abort answered {outcome}")
+
+
+@clause(scenarios=[4], rests_on=[commit_again, abort_leaves_nothing])
+def unknown_is_lost(rig: Rig) -> None:
+    """Commit of a transaction that the target does not know says Lost: it proves no commit."""
+    gone, kept = rig.prepare(1), rig.prepare(2)
+    rig.abort(gone)
+    # With a payload of the sink's own making, which names nothing any more.
+    unknown = Committable(TransactionId(rig.job.sink_id, 1, 3, 0), 3, gone.committable.payload)
+    outcome = rig.commit(Prepared(unknown, ()))
+    expect(isinstance(outcome, Lost), f"commit of {unknown}, never pre-committed: {outcome}")
+    rig.expect_seen(when="after commit of an unknown transaction")
+    rig.expect_in_doubt(kept, when="after commit of an unknown transaction")
+
+
+@clause(scenarios=[4], needs=["lose"], rests_on=[unknown_is_lost])
+def lost_is_reported(rig: Rig) -> None:
+    """What somebody rolled back behind our back is Lost at commit, never taken for committed."""
+    lost, other = rig.prepare(1), rig.prepare(2)
+    rig.target.lose(lost.committable)
+    outcome = rig.commit(lost)
+    expect(isinstance(outcome, Lost), f"commit of what was rolled back behind our back: {outcome}")
+    rig.expect_in_doubt(other, when="after one transaction was lost")
+    aborted = rig.abort(lost)
+    expect(aborted == Aborted(), f"abort of what was rolled back behind our back: {aborted}")
+    rig.commit_all(other)
+    rig.expect_seen(other.ids, when="after one transaction was lost and another committed")
+
+
+@clause(scenarios=[40], rests_on=[abort_leaves_nothing, unknown_is_lost])
+def commit_after_abort(rig: Rig) -> None:
+    """Commit after abort says Lost, never Committed, and shows nothing."""
+    prepared = rig.prepare(1)
+    rig.abort(prepared)
+    outcome = rig.commit(prepared)
+    expect(isinstance(outcome, Lost), f"commit after abort answered {outcome}")
+    rig.expect_seen(when="after abort and commit")
+
+
+def _name(prepared: Prepared) -> str:
+    return str(prepared.committable.transaction)
+
+
+CLAUSES = (
+    commit_again,
+    commit_elsewhere,
+    commit_race,
+    commit_in_any_order,
+    abort_leaves_nothing,
+    abort_again,
+    abort_after_commit,
+    unknown_is_lost,
+    lost_is_reported,
+    commit_after_abort,
+)

@@ -1,0 +1,140 @@
+"""Clauses about a process that is killed at any line of the sink's own code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from onceflow.core.protocol.committables import Aborted, AlreadyCommitted, Committed
+from onceflow.integration.conformance import children
+from onceflow.integration.conformance.clause import clause, expect
+from onceflow.integration.conformance.clauses.deciding import abort_leaves_nothing, commit_elsewhere
+from onceflow.integration.conformance.clauses.recovering import orphans_are_rolled_back_on_start
+from onceflow.integration.conformance.clauses.writing import pre_committed_survives_death
+from onceflow.integration.conformance.processes import ChildKilled
+from onceflow.integration.conformance.rig import Prepared, Rig
+
+
+@clause(scenarios=[15, 37], rests_on=[commit_elsewhere])
+def killed_in_commit(rig: Rig) -> None:
+    """Killed at any line of commit, the next one ends it: every row there once."""
+    seen: list[tuple[int, ...]] = []
+    checkpoints = iter(range(1, 1 << 20))
+
+    def attempt(line: int) -> int | None:
+        prepared = rig.prepare(next(checkpoints))
+        seen.append(prepared.ids)
+        lines = _lines(
+            rig,
+            children.commit_until_line,
+            rig.sink,
+            rig.job.committer_context(),
+            prepared.committable,
+            line,
+        )
+        outcome = rig.commit(prepared)
+        when = f"after commit was killed at line {line} of its run, and the next said {outcome}"
+        expect(isinstance(outcome, (Committed, AlreadyCommitted)), when)
+        rig.expect_seen(*seen, when=when)
+        return lines
+
+    _each_line(rig, attempt)
+    rig.expect_in_doubt(when="after commits that were killed, and others that ended them")
+
+
+@clause(scenarios=[37], rests_on=[commit_elsewhere, abort_leaves_nothing])
+def killed_in_abort(rig: Rig) -> None:
+    """Killed at any line of abort, the next one ends it: nothing seen, nothing in doubt."""
+    checkpoints = iter(range(1, 1 << 20))
+
+    def attempt(line: int) -> int | None:
+        prepared = rig.prepare(next(checkpoints))
+        lines = _lines(
+            rig,
+            children.abort_until_line,
+            rig.sink,
+            rig.job.committer_context(),
+            prepared.committable,
+            line,
+        )
+        outcome = rig.abort(prepared)
+        when = f"after abort was killed at line {line} of its run, and the next said {outcome}"
+        expect(outcome == Aborted(), when)
+        rig.expect_seen(when=when)
+        return lines
+
+    _each_line(rig, attempt)
+    rig.expect_in_doubt(when="after aborts that were killed, and others that ended them")
+
+
+@clause(
+    scenarios=[16, 23, 32],
+    rests_on=[pre_committed_survives_death, orphans_are_rolled_back_on_start],
+)
+def killed_in_pre_commit(rig: Rig) -> None:
+    """Killed at any line of pre_commit, the rows are whole and in doubt, or not there at all."""
+    attempts = iter(range(1, 1 << 20, 2))
+    seen: list[tuple[int, ...]] = []
+
+    def attempt(line: int) -> int | None:
+        number = next(attempts)
+        rig.job.begin(number)
+        ids = rig.ids()
+        lines = _lines(
+            rig,
+            children.pre_commit_until_line,
+            rig.sink,
+            rig.job.writer_context(number),
+            rig.target.batch(ids),
+            1,
+            line,
+        )
+        when = f"after pre_commit was killed at line {line} of its run"
+        rig.job.begin(number + 1)
+        committer = rig.job.committer(number + 1)
+        left = list(committer.in_doubt())
+        expect(len(left) <= 1, f"{when}: in doubt are {left}")
+        if left and rig.random.random() < 0.5:
+            # Decided after all: what is in doubt must be whole.
+            rig.commit_all(Prepared(left[0], ids))
+        else:
+            for one in left:
+                rig.abort(Prepared(one, ids), committer)
+            rig.expect_seen(*seen, when=when)
+            rig.commit_all(rig.prepare(1, attempt=number + 1, ids=ids))
+        seen.append(ids)
+        rig.expect_seen(*seen, when=when)
+        return lines
+
+    _each_line(rig, attempt)
+    rig.expect_in_doubt(when="after pre_commits that were killed")
+
+
+def _lines(rig: Rig, function: Callable[..., object], *arguments: object) -> int | None:
+    """Return how many lines ran to the end; None when the process was killed at one of them."""
+    try:
+        lines: int = rig.processes.run(function, *arguments)
+    except ChildKilled:
+        return None
+    return lines
+
+
+def _each_line(rig: Rig, attempt: Callable[[int], int | None]) -> None:
+    """Run whole once, then be killed at the first line, the last, and some in between."""
+    lines = attempt(0)
+    expect(lines, "no line of the sink's own code ran")
+    for line in _spread(rig, lines or 1, 2 * rig.effort.rounds):
+        # Other paths may be shorter (a connection that is there): then it was not killed at all.
+        attempt(line)
+
+
+def _spread(rig: Rig, lines: int, count: int) -> Sequence[int]:
+    """Return `count` lines of 1 … lines: the ends, and one drawn from each part between."""
+    if lines <= count:
+        return range(1, lines + 1)
+    bounds = [1 + lines * part // count for part in range(count + 1)]
+    drawn = {rig.random.randrange(low, high) for low, high in pairwise(bounds)}
+    return sorted({*drawn, 1, lines})
+
+
+CLAUSES = (killed_in_commit, killed_in_abort, killed_in_pre_commit)

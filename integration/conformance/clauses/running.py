@@ -1,0 +1,153 @@
+"""Clauses about a whole job of real processes, killed at each step and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from onceflow.core.crash_points import CRASH_POINTS, CrashPoint
+from onceflow.core.storage import FileSystemStorage
+from onceflow.integration.conformance.clause import Clause, Violation, clause, expect
+from onceflow.integration.conformance.clauses.recovering import (
+    crash_and_replay_double_nothing,
+    rescaling_loses_nothing,
+)
+from onceflow.integration.conformance.mini_job import (
+    AttemptPlan,
+    Finished,
+    Started,
+    SubtaskDied,
+    Work,
+    decided_rows,
+    run_attempt,
+)
+from onceflow.integration.conformance.processes import ChildFailed, ChildKilled
+from onceflow.integration.conformance.rig import JOB, Rig
+from onceflow.integration.conformance.target import NotTestable
+
+_ROWS = 120
+_ROWS_A_CHECKPOINT = 40
+_SOAK_ROWS_A_ROUND = 60
+
+
+class _JobRun:
+    """One job, attempt by attempt, and what must hold between any two."""
+
+    def __init__(self, rig: Rig, rows: int) -> None:
+        self._rig = rig
+        self.ids = rig.ids(rows)
+        self._work = Work(
+            rig.sink,
+            rig.job.sink_id,
+            str(rig.directory / "job"),
+            rig.target.batch(self.ids),
+            _ROWS_A_CHECKPOINT,
+        )
+        self._storage = FileSystemStorage(self._work.storage).open(JOB)
+        self._history: list[str] = []
+
+    def attempt(self, plan: AttemptPlan, kill_after_s: float | None = None) -> bool:
+        """Run one attempt to its end or its death; return whether all rows are committed."""
+        child = self._rig.processes.start(run_attempt, self._work, plan)
+        done = False
+        started = child.said()
+        if not isinstance(started, Started):
+            raise Violation(f"an attempt began with {started}")
+        if kill_after_s is not None:
+            time.sleep(kill_after_s)
+            for pid in started.pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        try:
+            ended = child.result()
+            done = isinstance(ended, Finished)
+            self._history.append(f"{plan}: {ended}")
+            expect(isinstance(ended, (Finished, SubtaskDied)), str(ended))
+        except ChildKilled:
+            self._history.append(f"{plan}: the driver was killed")
+        except ChildFailed as failed:
+            raise Violation(f"{self}: {failed}") from failed
+        self._look()
+        return done
+
+    def finish(self) -> None:
+        """Run an attempt that nobody kills, and look whether every row is there once."""
+        expect(self.attempt(AttemptPlan(2)), f"{self}: an attempt that nobody killed did not end")
+        self.expect_all()
+
+    def expect_all(self) -> None:
+        """Return when every row is there once and nothing is in doubt."""
+        self._rig.expect_seen(self.ids, when=str(self))
+        self._rig.expect_in_doubt(when=str(self))
+
+    def _look(self) -> None:
+        """Nothing may be seen twice, and nothing that the log has not decided."""
+        seen = self._rig.seen_ids()
+        expect(len(seen) == len(set(seen)), f"{self}: rows are there more than once")
+        decided = decided_rows(self._storage.log.read())
+        early = set(seen) - set(self.ids[:decided])
+        expect(not early, f"{self}: {len(early)} rows are seen that no checkpoint has decided")
+
+    def __str__(self) -> str:
+        return "a job of these attempts: " + "; ".join(self._history)
+
+
+def _killed_at(point: CrashPoint, what: str) -> Clause:
+    def test(rig: Rig) -> None:
+        job = _JobRun(rig, _ROWS)
+        crash_at = rig.random.choice((1, 2))
+        done = job.attempt(AttemptPlan(rig.random.choice((1, 2, 3)), point, crash_at))
+        missed = rig.processes.disarm()
+        if done and missed:
+            job.expect_all()
+            raise NotTestable(f"the sink never says crash_points.reach({point!r})")
+        expect(not done, f"{job}: nobody was killed")
+        job.finish()
+
+    test.__name__ = f"job_killed_at_{point}"
+    test.__doc__ = f"A job whose process is killed {what} has each row there once."
+    return clause(scenarios=[15, 18, 27], rests_on=[crash_and_replay_double_nothing])(test)
+
+
+_KILLS = tuple(
+    _killed_at(point, what)
+    for point, what in zip(
+        CRASH_POINTS,
+        (
+            "while it writes",
+            "with all rows at the target and nothing prepared",
+            "after pre_commit, before its ack",
+            "after its ack",
+            "after the decision is written, before anybody hears of it",
+            "right before a commit",
+            "right after a commit, before anybody hears of it",
+            "after everything was committed and reported",
+        ),
+        strict=True,
+    )
+)
+
+
+@clause(scenarios=[15, 27, 29, 30, 33, 42], rests_on=[*_KILLS, rescaling_loses_nothing])
+def job_killed_again_and_again(rig: Rig) -> None:
+    """A job killed at random steps and moments, and rescaled, has each row there once."""
+    rounds = rig.effort.rounds
+    job = _JobRun(rig, _SOAK_ROWS_A_ROUND * rounds)
+    points: Sequence[CrashPoint] = rig.random.sample(CRASH_POINTS, len(CRASH_POINTS))
+    for number in range(rounds):
+        parallelism = rig.random.choice((1, 2, 3))
+        if number % 3 == 2:
+            done = job.attempt(AttemptPlan(parallelism), kill_after_s=rig.random.uniform(0.0, 0.3))
+        else:
+            point = points[number % len(points)]
+            done = job.attempt(AttemptPlan(parallelism, point, rig.random.choice((1, 2))))
+        rig.processes.disarm()
+        if done:
+            break
+    job.finish()
+
+
+CLAUSES = (*_KILLS, job_killed_again_and_again)

@@ -1,0 +1,167 @@
+"""A network that breaks at an exact place: at the n-th exchange, before or after the request.
+
+An *exchange* is what a client sends until the server answers. Counting them makes a lost reply
+exact for any protocol in which the client asks and the server answers, without knowing it: a test
+loses the reply of the first exchange, then of the second, until the work is done in fewer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from dataclasses import dataclass
+from enum import Enum
+from types import TracebackType
+
+from typing_extensions import Self
+
+_CONNECT_TIMEOUT_S = 10.0
+_CHUNK_BYTES = 65536
+
+
+class Lose(Enum):
+    """What the network swallows of one exchange before it resets the connection."""
+
+    REQUEST = "request"
+    """The server never gets it."""
+    REPLY = "reply"
+    """The server gets it and answers into nothing."""
+
+
+@dataclass
+class _Armed:
+    left: int
+    lose: Lose
+
+
+class ExchangeProxy:
+    """Forwards `127.0.0.1:port` to a target; breaks one connection where it is told. Any thread."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        """Listen on a free port."""
+        self._target = target
+        self._lock = threading.Lock()
+        self._armed: _Armed | None = None
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self.breaks = 0
+        """How many connections were broken so far."""
+        self._spawn(self._accept)
+
+    def lose(self, what: Lose, exchange: int) -> None:
+        """Break the connection at the `exchange`-th exchange from now, counted from 1, over all."""
+        with self._lock:
+            self._armed = _Armed(exchange, what)
+
+    def heal(self) -> None:
+        """Break nothing more."""
+        with self._lock:
+            self._armed = None
+
+    def close(self) -> None:
+        """End every connection; return when no thread is left. Idempotent."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            sockets, threads = list(self._sockets), list(self._threads)
+        for one in sockets:
+            _end(one)
+        for thread in threads:
+            thread.join(10)
+
+    def __enter__(self) -> Self:
+        """Return the proxy, which listens already."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def _spawn(self, run: object, *arguments: object) -> None:
+        assert callable(run)
+        thread = threading.Thread(target=run, args=arguments, daemon=True)
+        with self._lock:
+            self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                server = socket.create_connection(self._target, timeout=_CONNECT_TIMEOUT_S)
+            except OSError:
+                _end(client)
+                continue
+            server.settimeout(None)
+            for one in (client, server):
+                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._lock:
+                self._sockets += [client, server]
+            asking = threading.Event()
+            self._spawn(self._requests, client, server, asking)
+            self._spawn(self._replies, client, server, asking)
+
+    def _requests(
+        self, client: socket.socket, server: socket.socket, asking: threading.Event
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while chunk := client.recv(_CHUNK_BYTES):
+                if not asking.is_set():
+                    asking.set()
+                    lose = self._counted()
+                    if lose is not None:
+                        self._break(client, server, chunk, lose)
+                        return
+                server.sendall(chunk)
+        _end(server)
+
+    def _replies(
+        self, client: socket.socket, server: socket.socket, asking: threading.Event
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while chunk := server.recv(_CHUNK_BYTES):
+                asking.clear()
+                client.sendall(chunk)
+        _end(client)
+        _end(server)
+
+    def _counted(self) -> Lose | None:
+        """Count one exchange; return what to lose of it."""
+        with self._lock:
+            armed = self._armed
+            if armed is None:
+                return None
+            armed.left -= 1
+            if armed.left:
+                return None
+            self._armed = None
+            self.breaks += 1
+            return armed.lose
+
+    @staticmethod
+    def _break(client: socket.socket, server: socket.socket, chunk: bytes, lose: Lose) -> None:
+        # The client's side goes first, so that an answer has nowhere to go.
+        _end(client)
+        if lose is Lose.REPLY:
+            # The other thread reads the answer, cannot hand it on, and ends the server's side.
+            server.sendall(chunk)
+        else:
+            _end(server)
+
+
+def _end(one: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        one.shutdown(socket.SHUT_RDWR)
+    one.close()

@@ -1,0 +1,380 @@
+"""A whole job around one sink, small and real: a driver, subtasks that are processes, a log.
+
+    driver      claims an attempt of the decision log, recovers the sink, and then a checkpoint:
+                barrier -> acks -> append to the log -> complete, not waiting for the commits
+    subtask     writes its share of the rows, pre-commits at the barrier, acks, and commits
+                beside it by the engine's own `CommitWorker`
+
+Row i is of subtask i % parallelism, so any parallelism can go on where any other stopped: the log
+says how many rows are done. Any of these processes may be killed at any moment; the next attempt is
+another driver with other subtasks. The driver forks its subtasks before it has opened anything.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from onceflow.core.crash_points import VARIABLE, CrashPoint, reach
+from onceflow.core.protocol.commits import CommitQueue, CommitRetryPolicy
+from onceflow.core.protocol.committables import AlreadyCommitted, Committable, Committed
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
+from onceflow.core.protocol.log import LogView
+from onceflow.core.protocol.recovery import committables_of, plan_recovery, proofs_needed_from
+from onceflow.core.protocol.snapshots import (
+    CompletedCheckpoint,
+    OperatorSnapshot,
+    SubtaskSnapshot,
+)
+from onceflow.core.runtime.commit_worker import CommitWorker
+from onceflow.core.spi import Committer, CommitterContext, Sink, WriterContext
+from onceflow.core.storage import ClaimedLog, FileSystemStorage
+from onceflow.integration.conformance.link import Link
+from onceflow.integration.conformance.rig import JOB, UID, settled
+
+MAX_PARALLELISM = 128
+RETAINED = 2
+_BATCH_ROWS = 7
+_POSITION = "position"
+_ANSWER_S = 60.0
+_Pipe: TypeAlias = "Connection[Any, Any]"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is the same for every attempt of a job."""
+
+    sink: Sink
+    sink_id: str
+    storage: str
+    """Root of checkpoint storage."""
+    rows: pa.RecordBatch
+    rows_a_checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptPlan:
+    """What one attempt does besides its work."""
+
+    parallelism: int
+    crash: CrashPoint | None = None
+    crash_at: int = 1
+    """At which of this attempt's checkpoints the crash point is armed, from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Every process of the attempt, the driver first."""
+
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """All rows are committed, and nothing of older attempts is left."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskDied:
+    """A subtask is gone; the driver has killed the others."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    writer: WriterContext
+    committer: CommitterContext
+
+
+@dataclass(frozen=True, slots=True)
+class _Barrier:
+    checkpoint: CheckpointId
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Complete:
+    checkpoint: CheckpointId
+    proofs_needed_from: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class _Ack:
+    checkpoint: CheckpointId
+    pending: tuple[Committable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Through:
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    text: str
+
+
+class _SubtaskGone(Exception):
+    def __init__(self, index: int) -> None:
+        super().__init__(f"subtask {index} is gone")
+        self.index = index
+
+
+def run_attempt(link: Link, work: Work, plan: AttemptPlan) -> Finished | SubtaskDied:
+    """Be the driver of one attempt; runs in a process of its own, which has opened nothing."""
+    subtasks = [_forked(link, work, index) for index in range(plan.parallelism)]
+    link.send(Started((os.getpid(), *(pid for pid, _ in subtasks))))
+    driver = _Driver(work, plan, [pipe for _, pipe in subtasks])
+    try:
+        return Finished(driver.run())
+    except _SubtaskGone as gone:
+        return SubtaskDied(gone.index)
+    finally:
+        for pid, _ in subtasks:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def decided_rows(view: LogView) -> int:
+    """Return how many rows the log says are done."""
+    return _position(view.completed[-1]) if view.decided else 0
+
+
+def _forked(link: Link, work: Work, index: int) -> tuple[int, _Pipe]:
+    """Return pid and pipe of a new subtask. It keeps the link open: its end means all are gone."""
+    ours, theirs = Pipe()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        with suppress(EOFError, OSError):
+            try:
+                _Subtask(work, theirs).run()
+            except BaseException as error:
+                theirs.send(_Failed(f"{type(error).__name__}: {error}"))
+        os._exit(0)
+    theirs.close()
+    return pid, ours
+
+
+class _Driver:
+    """Decides; one thread."""
+
+    def __init__(self, work: Work, plan: AttemptPlan, pipes: Sequence[_Pipe]) -> None:
+        self._work = work
+        self._plan = plan
+        self._pipes = pipes
+        self._through = [CheckpointId(0)] * len(pipes)
+        self._storage = FileSystemStorage(work.storage).open(JOB)
+
+    def run(self) -> int:
+        """Run until all rows are committed; return the attempt's number."""
+        log = self._storage.log.claim("conformance")
+        context = CommitterContext(
+            JOB,
+            UID,
+            self._work.sink_id,
+            log.attempt,
+            log_id=self._storage.log_id,
+            staging=self._storage.staging(self._work.sink_id),
+        )
+        self._work.sink.check(context, self._work.rows.schema)
+        committer = self._work.sink.committer(context)
+        position = 0
+        if log.view.decided:
+            restored = log.view.completed[-1]
+            _recover(committer, context, committables_of(restored))
+            position = _position(restored)
+        else:
+            _recover(committer, context, ())
+        self._start(context, log.view.next_checkpoint)
+        last = self._checkpoints(log, committer, context, position)
+        self._await(lambda: all(through >= last for through in self._through))
+        committer.close()
+        return log.attempt
+
+    def _start(self, context: CommitterContext, first: CheckpointId) -> None:
+        for index, pipe in enumerate(self._pipes):
+            writer = WriterContext(
+                job=JOB,
+                uid=UID,
+                sink_id=context.sink_id,
+                subtask=index,
+                parallelism=len(self._pipes),
+                attempt=context.attempt,
+                first_checkpoint=first,
+                schema=self._work.rows.schema,
+                staging=context.staging,
+            )
+            pipe.send(_Start(writer, context))
+
+    def _checkpoints(
+        self, log: ClaimedLog, committer: Committer, context: CommitterContext, position: int
+    ) -> CheckpointId:
+        """Take checkpoints until all rows are decided; return the last one."""
+        checkpoint, taken = CheckpointId(log.view.next_checkpoint - 1), 0
+        while position < self._work.rows.num_rows:
+            checkpoint, taken = CheckpointId(checkpoint + 1), taken + 1
+            if self._plan.crash is not None and taken == self._plan.crash_at:
+                (Path(os.environ[VARIABLE]) / self._plan.crash).touch()
+            end = min(position + self._work.rows_a_checkpoint, self._work.rows.num_rows)
+            acks = self._acks(_Barrier(checkpoint, position, end))
+            completed = _completed(checkpoint, context.attempt, acks, end)
+            log.append(completed)
+            reach("logged")
+            position = end
+            retained = log.view.completed[-RETAINED:]
+            for pipe in self._pipes:
+                self._send(pipe, _Complete(checkpoint, proofs_needed_from(retained)))
+            log.prune(retained[0].checkpoint)
+            if taken == 1:
+                # What a slot of an older attempt had prepared after the recovery had looked.
+                _recover(committer, context, (), spare=committables_of(completed))
+        return checkpoint
+
+    def _acks(self, barrier: _Barrier) -> list[_Ack]:
+        acks: dict[int, _Ack] = {}
+        for pipe in self._pipes:
+            self._send(pipe, barrier)
+        self._await(lambda: len(acks) == len(self._pipes), acks)
+        return [acks[index] for index in range(len(self._pipes))]
+
+    def _send(self, pipe: _Pipe, message: object) -> None:
+        try:
+            pipe.send(message)
+        except OSError:
+            raise _SubtaskGone(self._pipes.index(pipe)) from None
+
+    def _await(self, done: Callable[[], bool], acks: dict[int, _Ack] | None = None) -> None:
+        """Take in what subtasks say until `done`."""
+        deadline = time.monotonic() + _ANSWER_S
+        while not done():
+            ready = wait(list(self._pipes), timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise TimeoutError(f"subtasks say nothing for {_ANSWER_S} s")
+            for pipe in ready:
+                index = next(i for i, one in enumerate(self._pipes) if one is pipe)
+                try:
+                    message = self._pipes[index].recv()
+                except (EOFError, OSError):
+                    raise _SubtaskGone(index) from None
+                match message:
+                    case _Ack():
+                        if acks is not None:
+                            acks[index] = message
+                    case _Through(checkpoint):
+                        self._through[index] = checkpoint
+                    case _Failed(text):
+                        raise RuntimeError(f"subtask {index} failed: {text}")
+                    case _:
+                        raise TypeError(f"subtask {index} says {message}")
+
+
+class _Subtask:
+    """Writes and commits: the main thread writes, the commit worker's thread commits."""
+
+    def __init__(self, work: Work, pipe: _Pipe) -> None:
+        self._work = work
+        self._pipe = pipe
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        start = self._pipe.recv()
+        writer = self._work.sink.writer(start.writer)
+        worker = CommitWorker(
+            "conformance",
+            CommitQueue(CommitRetryPolicy(deadline_s=_ANSWER_S / 2)),
+            self._work.sink.committer(start.committer),
+            committed=lambda checkpoint, _: self._say(_Through(checkpoint)),
+            failed=lambda error: self._say(_Failed(f"{type(error).__name__}: {error}")),
+        )
+        while True:
+            match self._pipe.recv():
+                case _Barrier(checkpoint, first, end):
+                    share = range(
+                        first + (start.writer.subtask - first) % start.writer.parallelism,
+                        end,
+                        start.writer.parallelism,
+                    )
+                    for at in range(0, len(share), _BATCH_ROWS):
+                        writer.write(self._work.rows.take(pa.array(share[at : at + _BATCH_ROWS])))
+                        reach("write")
+                    committable = writer.pre_commit(checkpoint)
+                    reach("prepared")
+                    self._say(_Ack(checkpoint, worker.pre_committed(checkpoint, committable)))
+                    reach("acked")
+                case _Complete(checkpoint, needed):
+                    worker.completed(checkpoint, needed)
+                case message:
+                    raise TypeError(f"the driver says {message}")
+
+    def _say(self, message: object) -> None:
+        with self._lock:
+            self._pipe.send(message)
+
+
+def _recover(
+    committer: Committer,
+    context: CommitterContext,
+    decided: Sequence[Committable],
+    spare: Sequence[Committable] = (),
+) -> None:
+    """Commit `decided`; abort what older attempts left besides, but not `spare`."""
+    plan = plan_recovery(
+        [*decided, *spare],
+        committer.in_doubt(),
+        sink_id=context.sink_id,
+        attempt=context.attempt,
+    )
+    for committable in plan.commit:
+        if committable in spare:
+            continue
+        outcome = settled(partial(committer.commit, committable))
+        if not isinstance(outcome, (Committed, AlreadyCommitted)):
+            raise RuntimeError(f"{committable.transaction} is decided, and commit says {outcome}")
+    for committable in plan.abort:
+        aborted = settled(partial(committer.abort, committable))
+        if isinstance(aborted, AlreadyCommitted):
+            raise RuntimeError(f"{committable.transaction} is not decided, and was committed")
+
+
+def _completed(
+    checkpoint: CheckpointId, attempt: AttemptId, acks: Sequence[_Ack], position: int
+) -> CompletedCheckpoint:
+    now_ms = int(time.time() * 1000)
+    snapshots = tuple(
+        SubtaskSnapshot(
+            SubtaskRef(UID, index),
+            (
+                OperatorSnapshot(
+                    UID,
+                    lists={_POSITION: (str(position).encode(),)} if index == 0 else {},
+                    committables=ack.pending,
+                ),
+            ),
+        )
+        for index, ack in enumerate(acks)
+    )
+    return CompletedCheckpoint(
+        checkpoint, attempt, len(acks), MAX_PARALLELISM, snapshots, now_ms, now_ms
+    )
+
+
+def _position(completed: CompletedCheckpoint) -> int:
+    return int(completed.operator(UID)[0][1].lists[_POSITION][0])

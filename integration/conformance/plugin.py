@@ -1,0 +1,232 @@
+"""The pytest side of the kit: its options, its fixtures, and the table at the end of the run."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from onceflow.integration.conformance.processes import Processes
+    from onceflow.integration.conformance.rig import Effort
+    from onceflow.integration.conformance.target import SinkTarget
+
+_PROPERTY = "onceflow_clause"
+_SUITE = Path(__file__).with_name("test_sink.py")
+
+
+@dataclass
+class ConformanceTable:
+    """What the run found out so far, sink by sink, clause by clause."""
+
+    sinks: dict[str, dict[str, dict[str, Any]]] = field(
+        default_factory=dict[str, dict[str, dict[str, Any]]]
+    )
+
+    def add(self, facts: dict[str, Any]) -> None:
+        """Take in how one clause ended."""
+        self.sinks.setdefault(facts["sink"], {})[facts["clause"]] = facts
+
+    def failed(self, sink: str) -> set[str]:
+        """Return the clauses of `sink` that failed, or rest on one that did."""
+        found = self.sinks.get(sink, {}).values()
+        return {
+            str(facts["clause"])
+            for facts in found
+            if facts["verdict"] == "FAILED" or facts["reason"].startswith("rests on")
+        }
+
+
+_COLOURS = {"FAILED": {"red": True}, "not tested": {"yellow": True}}
+_TABLE = pytest.StashKey[ConformanceTable]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the kit's options."""
+    group = parser.getgroup("onceflow", "onceflow: conformance of sinks")
+    group.addoption(
+        "--onceflow-sink",
+        metavar="MODULE:NAME",
+        help="test the sink whose SinkTarget MODULE:NAME() returns; needs no test file",
+    )
+    group.addoption(
+        "--onceflow-rounds",
+        metavar="N",
+        type=int,
+        default=8,
+        help="kills in the long run of a sink's conformance (default 8; hundreds for a soak)",
+    )
+    group.addoption(
+        "--onceflow-seed",
+        metavar="N",
+        type=int,
+        default=1,
+        help="seed of the schedules of a sink's conformance (default 1)",
+    )
+    group.addoption(
+        "--onceflow-report",
+        metavar="FILE",
+        help="write how each clause ended into a JSON file",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have the kit's own test collected when a sink was named: alone, or beside what was named."""
+    config.stash[_TABLE] = ConformanceTable()
+    if not config.getoption("--onceflow-sink"):
+        return
+    sys.path.insert(0, str(config.invocation_params.dir))
+    suite = str(_SUITE)
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.args[:] = [suite]
+    elif suite not in config.args:
+        config.args.append(suite)
+
+
+def target_of(config: pytest.Config) -> SinkTarget:
+    """Return what --onceflow-sink names.
+
+    Raises:
+        pytest.UsageError: It names nothing that can be tested; says what is wrong.
+    """
+    from onceflow.integration.conformance.target import SinkTarget
+
+    named = config.getoption("--onceflow-sink")
+    if not named:
+        raise pytest.UsageError("name the sink to test: --onceflow-sink MODULE:NAME")
+    module, _, name = str(named).partition(":")
+    try:
+        make = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise pytest.UsageError(f"--onceflow-sink {named}: {error}") from error
+    target = make()
+    if not isinstance(target, SinkTarget):
+        raise pytest.UsageError(
+            f"--onceflow-sink {named} returned {type(target).__name__}; return a SinkTarget, which"
+            " also says what a reader of the target sees"
+        )
+    return target
+
+
+@pytest.fixture(scope="session")
+def onceflow_processes() -> Iterator[Processes]:
+    """The run's processes, which clauses start and kill."""
+    from onceflow.integration.conformance.processes import Processes
+
+    with Processes() as processes:
+        yield processes
+
+
+@pytest.fixture(scope="session")
+def onceflow_effort(pytestconfig: pytest.Config) -> Effort:
+    """How much is tried, from the options."""
+    from onceflow.integration.conformance.rig import Effort
+
+    seed, rounds = _effort(pytestconfig)
+    return Effort(seed=seed, rounds=rounds)
+
+
+def sink_label(item: pytest.Item) -> str:
+    """Return the name of the sink that `item` tests: its class, and further parameters."""
+    others = [str(value) for name, value in _parameters(item).items() if name != "clause"]
+    parent = item.getparent(pytest.Class)
+    named = item.config.getoption("--onceflow-sink")
+    if parent is not None and parent.name == "TestNamedSink" and named:
+        return str(named)
+    label = parent.name if parent is not None else item.name
+    return f"{label}[{'-'.join(others)}]" if others else label
+
+
+def failed_clauses(config: pytest.Config, sink: str) -> set[str]:
+    """Return the clauses of `sink` that have failed in this run."""
+    return config.stash[_TABLE].failed(sink)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the tests of clauses, so that their reports are known again (also over processes)."""
+    from onceflow.integration.conformance.clause import Clause
+
+    clause = _parameters(item).get("clause")
+    if isinstance(clause, Clause):
+        item.user_properties.append(
+            (
+                _PROPERTY,
+                {
+                    "sink": sink_label(item),
+                    "clause": clause.id,
+                    "says": clause.says,
+                    "scenarios": list(clause.scenarios),
+                },
+            )
+        )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Enter how a clause ended into the table, before the next one begins."""
+    report = yield
+    _enter(item.config.stash[_TABLE], report)
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Print the table, and write the report."""
+    from onceflow.integration.conformance.report import lines_of, report_of
+
+    table = config.stash[_TABLE]
+    for outcome in ("passed", "failed", "skipped", "error"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            if isinstance(report, pytest.TestReport):
+                _enter(table, report)
+    effort = _effort(config)
+    for sink, clauses in table.sinks.items():
+        terminalreporter.write_sep("=", f"conformance of {sink}")
+        for line, verdict in lines_of(list(clauses.values()), *effort):
+            colour = _COLOURS.get(verdict, {})
+            terminalreporter.write_line(line, **colour)
+    path: str | None = config.getoption("--onceflow-report")
+    if path:
+        Path(path).write_text(json.dumps(report_of(table.sinks, *effort), indent=2) + "\n")
+
+
+def _enter(table: ConformanceTable, report: pytest.TestReport) -> None:
+    facts: Any = dict(report.user_properties).get(_PROPERTY)
+    if not isinstance(facts, dict) or (report.when != "call" and report.passed):
+        return
+    verdict = {"passed": "passed", "failed": "FAILED"}.get(report.outcome, "not tested")
+    table.add(
+        {
+            **facts,
+            "verdict": verdict,
+            "reason": _reason(report),
+            "seconds": round(report.duration, 3),
+        }
+    )
+
+
+def _reason(report: pytest.TestReport) -> str:
+    if report.passed:
+        return ""
+    if isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2]).removeprefix("Skipped: ")
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return str(crash.message if crash is not None else report.longrepr)
+
+
+def _parameters(item: pytest.Item) -> dict[str, object]:
+    callspec = getattr(item, "callspec", None)
+    return dict(callspec.params) if callspec is not None else {}
+
+
+def _effort(config: pytest.Config) -> tuple[int, int]:
+    return int(str(config.getoption("--onceflow-seed"))), int(
+        str(config.getoption("--onceflow-rounds"))
+    )

@@ -1,0 +1,200 @@
+"""Processes of the kit, as the one that starts them sees them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Pipe
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import Self
+
+from onceflow.core.crash_points import VARIABLE, CrashPoint
+from onceflow.integration.conformance import process_host
+from onceflow.integration.conformance.link import Began, Link, Raised, Returned
+from onceflow.integration.conformance.process_host import LENGTH
+
+TIMEOUT_S = 60.0
+"""How long one process may be silent: longer than a sink waits for a server that has come back."""
+
+
+class ChildKilled(Exception):
+    """Raised when a process is gone without a last word: it was killed."""
+
+
+class ChildFailed(Exception):
+    """Raised when the function of a process raised."""
+
+    def __init__(self, raised: Raised) -> None:
+        super().__init__(f"{raised.kind}: {raised.text}\n{raised.trace}")
+        self.raised = raised
+
+
+class Child:
+    """One real process. Used by one thread."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        began = self._next(TIMEOUT_S)
+        if not isinstance(began, Began):
+            raise TypeError(f"a process began with {began}")
+        self.pid = began.pid
+
+    def result(self, timeout_s: float = TIMEOUT_S) -> Any:
+        """Return what the function returned.
+
+        Raises:
+            ChildFailed: It raised.
+            ChildKilled: The process was killed before it was done.
+            TimeoutError: It is not done yet.
+        """
+        while True:
+            match self._next(timeout_s):
+                case Returned(value):
+                    self._link.close()
+                    return value
+                case Raised() as raised:
+                    self._link.close()
+                    raise ChildFailed(raised)
+                case _:
+                    continue
+
+    def said(self, timeout_s: float = TIMEOUT_S) -> Any:
+        """Return the next value that the function sent over its link.
+
+        Raises:
+            ChildFailed: It raised instead.
+            ChildKilled: The process was killed.
+            TimeoutError: It says nothing.
+        """
+        value = self._next(timeout_s)
+        if isinstance(value, Raised):
+            raise ChildFailed(value)
+        return value
+
+    def kill(self) -> None:
+        """SIGKILL it; return when it is gone. Not to be called after its last word."""
+        os.kill(self.pid, signal.SIGKILL)
+        with suppress(ChildKilled):
+            while True:
+                self._next(TIMEOUT_S)
+        self._link.close()
+
+    def _next(self, timeout_s: float) -> Any:
+        if not self._link.poll(timeout_s):
+            raise TimeoutError(f"a process of the kit says nothing for {timeout_s} s")
+        try:
+            return self._link.recv()
+        except (EOFError, ConnectionResetError) as error:
+            raise ChildKilled("the process is gone without a word") from error
+
+
+class Processes:
+    """Starts processes. One thread; ends all of them when it is closed."""
+
+    def __init__(self) -> None:
+        """Start nothing yet."""
+        self._directory = tempfile.TemporaryDirectory(prefix="onceflow-conformance-")
+        self.crash_points = Path(self._directory.name)
+        """A file of a crash point's name here kills the first process that reaches the point."""
+        self._control: socket.socket | None = None
+        self._host: subprocess.Popen[bytes] | None = None
+
+    def start(self, function: Callable[..., object], *arguments: object) -> Child:
+        """Return a new process that runs `function(link, *arguments)`; all pickle by reference.
+
+        Raises:
+            ChildKilled: It ended before it began.
+        """
+        payload = pickle.dumps((function, arguments))
+        control = self._started()
+        mine, theirs = Pipe()
+        with theirs:
+            socket.send_fds(control, [LENGTH.pack(len(payload))], [theirs.fileno()])
+            control.sendall(payload)
+        return Child(mine)
+
+    def run(self, function: Callable[..., object], *arguments: object) -> Any:
+        """Return what `function(link, *arguments)` returned in a process of its own."""
+        return self.start(function, *arguments).result()
+
+    def arm(self, point: CrashPoint) -> None:
+        """Have the first process killed that reaches `point`."""
+        (self.crash_points / point).touch()
+
+    def disarm(self) -> bool:
+        """Forget every crash point that nobody reached; return whether there was one."""
+        left = list(self.crash_points.iterdir())
+        for path in left:
+            path.unlink(missing_ok=True)
+        return bool(left)
+
+    def close(self) -> None:
+        """End the host, and with it every process that is still linked. Idempotent."""
+        host, self._host = self._host, None
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if host is not None:
+            try:
+                host.wait(10)
+            except subprocess.TimeoutExpired:
+                host.kill()
+                host.wait()
+        self._directory.cleanup()
+
+    def __enter__(self) -> Self:
+        """Return it."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def _started(self) -> socket.socket:
+        if self._control is not None:
+            return self._control
+        mine, theirs = socket.socketpair()
+        with theirs:
+            paths = [path for path in sys.path if path]
+            self._host = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-c",
+                    f"from {process_host.__name__} import serve; serve({theirs.fileno()})",
+                ],
+                env={
+                    **os.environ,
+                    VARIABLE: str(self.crash_points),
+                    "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+                },
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+        self._control = mine
+        return mine
+
+
+def eventually(ask: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+    """Return whether `ask` came true in time."""
+    deadline = time.monotonic() + timeout_s
+    while not ask():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True

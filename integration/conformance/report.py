@@ -1,0 +1,57 @@
+"""The conformance table: for people at the end of a run, for programs as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+_REASON_LENGTH_MAX = 160
+
+
+def lines_of(
+    clauses: Sequence[Mapping[str, Any]], seed: int, rounds: int
+) -> Iterator[tuple[str, str]]:
+    """Yield the lines of one sink's table, each with the verdict that it tells."""
+    width = max(len(facts["clause"]) for facts in clauses)
+    scenarios = max(len(scenarios_of(facts)) for facts in clauses)
+    scenarios = max(scenarios, len("scenarios"))
+    yield f"{'clause':{width}}  {'scenarios':{scenarios}}  {'verdict':10}  seconds", ""
+    for facts in clauses:
+        reason = " ".join(str(facts["reason"]).split())
+        if len(reason) > _REASON_LENGTH_MAX:
+            reason = f"{reason[:_REASON_LENGTH_MAX]}…"
+        line = (
+            f"{facts['clause']:{width}}  {scenarios_of(facts):{scenarios}}  "
+            f"{facts['verdict']:10}  {facts['seconds']:7.2f}  {reason}"
+        )
+        yield line.rstrip(), facts["verdict"]
+    counts = Counter(facts["verdict"] for facts in clauses)
+    seconds = sum(facts["seconds"] for facts in clauses)
+    told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    yield f"{told} in {seconds:.1f} s (--onceflow-seed {seed} --onceflow-rounds {rounds})", ""
+
+
+def report_of(
+    sinks: Mapping[str, Mapping[str, Mapping[str, Any]]], seed: int, rounds: int
+) -> dict[str, Any]:
+    """Return the whole report as plain values for JSON."""
+    return {
+        "seed": seed,
+        "rounds": rounds,
+        "sinks": {
+            sink: {
+                "conforms": not any(facts["verdict"] == "FAILED" for facts in clauses.values()),
+                "clauses": [
+                    {name: value for name, value in facts.items() if name != "sink"}
+                    for facts in clauses.values()
+                ],
+            }
+            for sink, clauses in sinks.items()
+        },
+    }
+
+
+def scenarios_of(facts: Mapping[str, Any]) -> str:
+    """Return the scenario numbers of one clause as they are printed."""
+    return " ".join(f"S{number}" for number in facts["scenarios"])

@@ -1,0 +1,309 @@
+"""What a clause works with: a sink under sink ids of its own, and an eye on the target."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
+
+from onceflow.core.errors import OnceflowError
+from onceflow.core.protocol.committables import (
+    AbortOutcome,
+    AlreadyCommitted,
+    CommitOutcome,
+    Committable,
+    Committed,
+    RetryLater,
+    Unknown,
+)
+from onceflow.core.protocol.ids import AttemptId, CheckpointId
+from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
+from onceflow.core.storage import FileSystemStorage, JobStorage
+from onceflow.integration.conformance.clause import Violation, expect
+from onceflow.integration.conformance.processes import Processes
+from onceflow.integration.conformance.target import SinkTarget
+
+JOB = "conformance"
+UID = "sink"
+_SETTLE_S = 60.0
+_IDS_A_CLAUSE_BITS = 14
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What one writer has pre-committed for one checkpoint."""
+
+    committable: Committable
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is tried where all cannot be."""
+
+    seed: int = 1
+    rounds: int = 8
+    """Attempts of the long run that are killed; twice as many kills at single lines of the sink."""
+
+
+@dataclass
+class SinkJob:
+    """A sink under one sink id, with one decision log. Closes every writer and committer it made.
+
+    An attempt is begun (`Sink.check`) when it is first asked for.
+    """
+
+    sink: Sink
+    sink_id: str
+    storage: JobStorage
+    schema: pa.Schema
+    log_id: str = ""
+    _attempt: int = 0
+    _open: ExitStack = field(default_factory=ExitStack)
+
+    def __post_init__(self) -> None:
+        self.log_id = self.log_id or self.storage.log_id
+
+    def committer_context(self, attempt: int = 1) -> CommitterContext:
+        """Return the context of the driver's committer, and of each slot's."""
+        return CommitterContext(
+            JOB,
+            UID,
+            self.sink_id,
+            AttemptId(attempt),
+            log_id=self.log_id,
+            staging=self.storage.staging(self.sink_id),
+        )
+
+    def writer_context(
+        self, attempt: int = 1, subtask: int = 0, parallelism: int = 4
+    ) -> WriterContext:
+        """Return the context of one subtask's writer."""
+        return WriterContext(
+            job=JOB,
+            uid=UID,
+            sink_id=self.sink_id,
+            subtask=subtask,
+            parallelism=parallelism,
+            attempt=AttemptId(attempt),
+            first_checkpoint=CheckpointId(1),
+            schema=self.schema,
+            staging=self.storage.staging(self.sink_id),
+        )
+
+    def check(self, attempt: int) -> None:
+        """Begin `attempt`, whether it was begun before or not."""
+        self.sink.check(self.committer_context(attempt), self.schema)
+        self._attempt = max(self._attempt, attempt)
+
+    def begin(self, attempt: int) -> None:
+        """Begin `attempt` unless this or a later one was."""
+        if attempt > self._attempt:
+            self.check(attempt)
+
+    def writer(self, attempt: int = 1, subtask: int = 0, parallelism: int = 4) -> SinkWriter:
+        """Return a new writer of one subtask."""
+        self.begin(attempt)
+        writer = self.sink.writer(self.writer_context(attempt, subtask, parallelism))
+        self._open.callback(_close, writer)
+        return writer
+
+    def committer(self, attempt: int = 1) -> Committer:
+        """Return a new committer."""
+        self.begin(attempt)
+        committer = self.sink.committer(self.committer_context(attempt))
+        self._open.callback(_close, committer)
+        return committer
+
+    def through(self, sink: Sink) -> SinkJob:
+        """Return the same job with a sink that reaches the target another way."""
+        other = replace(self, sink=sink, _open=ExitStack())
+        self._open.callback(other.close)
+        return other
+
+    def in_doubt(self) -> list[str]:
+        """Return the names that a new committer finds in doubt, sorted."""
+        committer = self.sink.committer(self.committer_context(max(1, self._attempt)))
+        try:
+            return sorted(str(one.transaction) for one in committer.in_doubt())
+        finally:
+            committer.close()
+
+    def close(self) -> None:
+        """Close every writer and committer."""
+        self._open.close()
+
+    def clean_up(self) -> None:
+        """Abort what is in doubt, as far as the sink can: a shared target must not be blocked."""
+        self.close()
+        if not self._attempt:
+            return
+        with suppress(Exception):
+            committer = self.sink.committer(self.committer_context(self._attempt))
+            for committable in committer.in_doubt():
+                if committable.transaction.sink_id == self.sink_id:
+                    committer.abort(committable)
+            committer.close()
+
+
+class Rig:
+    """One clause's own sink id, row ids, checkpoint storage and randomness. One thread."""
+
+    def __init__(
+        self, target: SinkTarget, processes: Processes, directory: Path, effort: Effort, clause: str
+    ) -> None:
+        self.target = target
+        self.processes = processes
+        self.directory = directory
+        self.effort = effort
+        # A seed for each clause: what one draws does not depend on which others have run.
+        self.random = random.Random(f"{effort.seed} {clause}")  # noqa: S311 - of a schedule
+        self.sink = target.sink()
+        self.job = self.another_job(f"kit{secrets.token_hex(4)}")
+        self._jobs = [self.job]
+        # Not from the seed: a target that is used again still has the rows of the run before.
+        self._ids = range(*_block(secrets.randbelow(1 << 38)))
+        self._given = 0
+
+    # --- writing ------------------------------------------------------------------------------
+
+    def ids(self, count: int = 3) -> tuple[int, ...]:
+        """Return row ids that nobody else has."""
+        found = tuple(self._ids[self._given : self._given + count])
+        self._given += count
+        return found
+
+    def another_job(self, sink_id: str, *, log: str = "log") -> SinkJob:
+        """Return a job under another sink id, or with another decision log."""
+        storage = FileSystemStorage(str(self.directory / log)).open(JOB)
+        job = SinkJob(self.sink, sink_id, storage, self.target.schema)
+        self._jobs = [*getattr(self, "_jobs", []), job]
+        return job
+
+    def prepare(
+        self,
+        checkpoint: int,
+        *,
+        attempt: int = 1,
+        subtask: int = 0,
+        job: SinkJob | None = None,
+        writer: SinkWriter | None = None,
+        ids: Sequence[int] = (),
+    ) -> Prepared:
+        """Return what a writer has pre-committed: one of its own, closed after it, or `writer`."""
+        job = job or self.job
+        found = tuple(ids) or self.ids()
+        own = writer or job.writer(attempt, subtask)
+        own.write(self.target.batch(found))
+        committable = own.pre_commit(CheckpointId(checkpoint))
+        if writer is None:
+            own.close()
+        if committable is None:
+            raise Violation(f"pre_commit({checkpoint}) returned None, and {len(found)} rows wait")
+        return Prepared(committable, found)
+
+    # --- deciding -----------------------------------------------------------------------------
+
+    def commit(self, prepared: Prepared, committer: Committer | None = None) -> CommitOutcome:
+        """Commit it, asking again while nobody can tell; return how it ended."""
+        own = committer or self.job.committer(prepared.committable.transaction.attempt)
+        return settled(lambda: own.commit(prepared.committable))
+
+    def commit_all(self, *prepared: Prepared) -> None:
+        """Commit all, in this order, each of which must succeed."""
+        for one in prepared:
+            outcome = self.commit(one)
+            expect(
+                isinstance(outcome, (Committed, AlreadyCommitted)),
+                f"commit of {one.committable.transaction}, which is pre-committed: {outcome}",
+            )
+
+    def abort(self, prepared: Prepared, committer: Committer | None = None) -> AbortOutcome:
+        """Abort it, asking again while nobody can tell; return how it ended."""
+        own = committer or self.job.committer(prepared.committable.transaction.attempt)
+        return settled(lambda: own.abort(prepared.committable))
+
+    # --- looking ------------------------------------------------------------------------------
+
+    def expect_seen(self, *seen: Iterable[int], when: str) -> None:
+        """Return when a reader sees exactly the rows `seen` of this clause, unaltered, once each.
+
+        Raises:
+            Violation: It sees something else.
+        """
+        ids = sorted(one for some in seen for one in some)
+        rows = self._rows()
+        counts = Counter(one for one, _ in rows)
+        doubled = sorted(one for one, count in counts.items() if count > 1)
+        missing = sorted(set(ids) - set(counts))
+        early = sorted(set(counts) - set(ids))
+        expect(not early, f"{when}: {_some(early)} seen, and should not be")
+        expect(not doubled, f"{when}: {_some(doubled)} seen more than once")
+        expect(not missing, f"{when}: {_some(missing)} not seen")
+        written = dict(zip(ids, self.target.batch(ids).to_pylist(), strict=True)) if ids else {}
+        for one, row in rows:
+            expect(row == written[one], f"{when}: written was {written[one]}, seen is {row}")
+
+    def seen_ids(self) -> list[int]:
+        """Return the ids of this clause's rows that a reader sees, doubles kept."""
+        return sorted(one for one, _ in self._rows())
+
+    def expect_in_doubt(self, *prepared: Prepared, when: str) -> None:
+        """Return when exactly `prepared` are in doubt under the clause's sink id."""
+        names = sorted(str(one.committable.transaction) for one in prepared)
+        found = self.job.in_doubt()
+        expect(found == names, f"{when}: in doubt are {found}, and should be {names}")
+
+    def clean_up(self) -> None:
+        """Leave nothing of this clause prepared or open."""
+        self.processes.disarm()
+        for job in self._jobs:
+            job.clean_up()
+
+    def _rows(self) -> list[tuple[int, dict[str, object]]]:
+        """Return this clause's rows, by id, each with the columns that were written."""
+        rows = self.target.rows()
+        listed: Sequence[Mapping[str, object]]
+        listed = rows.to_pylist() if isinstance(rows, pa.Table) else rows
+        names = self.target.schema.names
+        own: list[tuple[int, dict[str, object]]] = []
+        for row in listed:
+            one = row[names[0]]
+            if isinstance(one, int) and one in self._ids:
+                own.append((one, {name: row[name] for name in names}))
+        return own
+
+
+def settled(ask: Callable[[], _T], timeout_s: float = _SETTLE_S) -> _T:
+    """Return what `ask` says when it is neither "later" nor "unknown", or its last word in time."""
+    deadline = time.monotonic() + timeout_s
+    pause_s = 0.01
+    while True:
+        outcome = ask()
+        if not isinstance(outcome, (RetryLater, Unknown)) or time.monotonic() > deadline:
+            return outcome
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 2, 0.5)
+
+
+def _block(number: int) -> tuple[int, int]:
+    return number << _IDS_A_CLAUSE_BITS, (number + 1) << _IDS_A_CLAUSE_BITS
+
+
+def _some(ids: Sequence[int]) -> str:
+    return f"{len(ids)} rows ({', '.join(map(str, ids[:5]))}{', …' * (len(ids) > 5)})"
+
+
+def _close(one: SinkWriter | Committer) -> None:
+    # What a clause is about is asked before; a connection that died meanwhile is no finding.
+    with suppress(OnceflowError, OSError):
+        one.close()

@@ -1,0 +1,106 @@
+"""Runs clauses on a target and says how each ended."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from onceflow.integration.conformance.clause import Clause, Violation
+from onceflow.integration.conformance.processes import Processes
+from onceflow.integration.conformance.rig import Effort, Rig
+from onceflow.integration.conformance.target import NotTestable, SinkTarget
+
+DEFAULT_EFFORT = Effort()
+
+
+class Verdict(Enum):
+    """How a clause ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_TESTED = "not tested"
+
+
+@dataclass(frozen=True, slots=True)
+class ClauseResult:
+    """How one clause ended for one sink, and why."""
+
+    clause: Clause
+    verdict: Verdict
+    seconds: float
+    reason: str = ""
+
+
+def hindrance(clause: Clause, target: SinkTarget, failed: Collection[str]) -> str:
+    """Return why `clause` cannot be tested on `target`; empty when it can.
+
+    `failed` are the ids of clauses that have failed for it.
+    """
+    broken = [one for one in clause.rests_on if one in failed]
+    if broken:
+        return f"rests on {', '.join(broken)}"
+    missing = [
+        name for name in clause.needs if getattr(type(target), name) is getattr(SinkTarget, name)
+    ]
+    return f"needs {', '.join(f'{name}()' for name in missing)}" if missing else ""
+
+
+def check_clause(
+    clause: Clause, target: SinkTarget, processes: Processes, effort: Effort = DEFAULT_EFFORT
+) -> None:
+    """Return when `target` keeps `clause`. Leaves nothing in doubt that the sink can abort.
+
+    Raises:
+        Violation: It breaks the clause.
+        NotTestable: It cannot be tested here.
+        Exception: Whatever the sink raised where it should not: it breaks the clause, too.
+    """
+    with tempfile.TemporaryDirectory(prefix="onceflow-clause-") as directory:
+        rig = Rig(target, processes, Path(directory), effort, clause.id)
+        try:
+            clause.test(rig)
+        finally:
+            rig.clean_up()
+
+
+def run_clauses(
+    make_target: Callable[[], SinkTarget],
+    clauses: Iterable[Clause],
+    processes: Processes,
+    effort: Effort = DEFAULT_EFFORT,
+) -> Iterator[ClauseResult]:
+    """Run `clauses` one by one, each on a target of its own, and yield how each ended."""
+    failed: set[str] = set()
+    for clause in clauses:
+        target = make_target()
+        began = time.monotonic()
+        try:
+            verdict, reason = _verdict(clause, target, processes, effort, failed)
+        finally:
+            target.close()
+        if verdict is Verdict.FAILED or reason.startswith("rests on"):
+            failed.add(clause.id)
+        yield ClauseResult(clause, verdict, time.monotonic() - began, reason)
+
+
+def _verdict(
+    clause: Clause, target: SinkTarget, processes: Processes, effort: Effort, failed: set[str]
+) -> tuple[Verdict, str]:
+    hindered = hindrance(clause, target, failed)
+    if hindered:
+        return Verdict.NOT_TESTED, hindered
+    try:
+        check_clause(clause, target, processes, effort)
+    except NotTestable as error:
+        return Verdict.NOT_TESTED, str(error)
+    except Violation as violation:
+        return Verdict.FAILED, str(violation)
+    except Exception as error:
+        trace = "".join(traceback.format_exception(error)[-4:])
+        return Verdict.FAILED, f"{type(error).__name__}: {error}\n{trace}"
+    return Verdict.PASSED, ""
