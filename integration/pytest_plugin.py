@@ -1,33 +1,35 @@
 """Fixtures with real servers: one server a test run, one database and one topic a test.
 
-ONCEFLOW_TEST_POSTGRES_URL, ONCEFLOW_TEST_MYSQL_URL, ONCEFLOW_TEST_MARIADB_URL and
-ONCEFLOW_TEST_KAFKA name servers that run already; without them the servers are started as
-processes of this machine when the first test asks for one. A server that cannot be had is an error
-and no skip: a skipped proof looks like a passed one.
+`--onceflow-servers` (or ONCEFLOW_TEST_SERVERS) chooses between processes of this machine and
+containers. ONCEFLOW_TEST_POSTGRES_URL, ONCEFLOW_TEST_MYSQL_URL, ONCEFLOW_TEST_MARIADB_URL and
+ONCEFLOW_TEST_KAFKA name servers that run already. A server starts when the first test asks for it;
+one that cannot be had is an error and no skip: a skipped proof looks like a passed one.
+
+Loaded by pytest through its entry point in every project that has onceflow installed: what is heavy
+is imported by the fixtures.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import uuid
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Protocol
 
-import psycopg
 import pytest
-from psycopg import sql
 
-from onceflow.integration.servers.kafka_admin import delete_topics
-from onceflow.integration.servers.kinds import (
-    KafkaServer,
-    MySQLServer,
-    PostgresServer,
-    shared_kafka,
-    shared_mariadb,
-    shared_mysql,
-    shared_postgres,
-)
-from onceflow.integration.servers.mysql_admin import MySQLAdmin
+if TYPE_CHECKING:
+    from onceflow.integration.servers.kinds import (
+        KafkaServer,
+        MakeDatabase,
+        MySQLServer,
+        OwnDatabase,
+        OwnKafka,
+        PostgresServer,
+    )
+
+_KINDS = ("embedded", "containers")
 
 
 class TopicFactory(Protocol):
@@ -38,47 +40,127 @@ class TopicFactory(Protocol):
         ...
 
 
+class DatabaseFactory(Protocol):
+    """What the fixtures `postgres_server`, `mysql_server` and `mariadb_server` give."""
+
+    def __call__(self, options: Mapping[str, str] = ..., *, proxied: bool = ...) -> OwnDatabase:
+        """Return a running server that is this test's own; stopped after the test.
+
+        Args:
+            options: Settings of the server.
+            proxied: Its URLs lead through a network that `server.network` can cut.
+        """
+        ...
+
+
+class KafkaFactory(Protocol):
+    """What the fixture `kafka_server` gives."""
+
+    def __call__(self, options: Mapping[str, str] = ..., *, proxied: bool = ...) -> OwnKafka:
+        """Return a running broker that is this test's own, as `DatabaseFactory` does."""
+        ...
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the switch."""
+    parser.getgroup("onceflow", "onceflow: real servers").addoption(
+        "--onceflow-servers",
+        choices=_KINDS,
+        help="what the servers of the tests are (default: ONCEFLOW_TEST_SERVERS, else embedded)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell the switch to this process and its children."""
+    chosen = config.getoption("--onceflow-servers")
+    if chosen:
+        os.environ["ONCEFLOW_TEST_SERVERS"] = chosen
+
+
 @pytest.fixture(scope="session")
 def onceflow_postgres() -> Iterator[PostgresServer]:
-    """The run's Postgres. Not to be killed: start your own `EmbeddedPostgres` for that."""
+    """The run's Postgres. Not to be killed: `postgres_server` gives one for that."""
+    from onceflow.integration.servers.kinds import shared_postgres
+
     with shared_postgres() as (_, server):
         yield server
 
 
 @pytest.fixture(scope="session")
 def onceflow_mysql() -> Iterator[MySQLServer]:
-    """The run's MySQL. Not to be killed: start your own `EmbeddedMySQL` for that."""
+    """The run's MySQL. Not to be killed: `mysql_server` gives one for that."""
+    from onceflow.integration.servers.kinds import shared_mysql
+
     with shared_mysql() as (_, server):
         yield server
 
 
 @pytest.fixture(scope="session")
 def onceflow_mariadb() -> Iterator[MySQLServer]:
-    """The run's MariaDB. Not to be killed: start your own `EmbeddedMariaDB` for that."""
+    """The run's MariaDB. Not to be killed: `mariadb_server` gives one for that."""
+    from onceflow.integration.servers.kinds import shared_mariadb
+
     with shared_mariadb() as (_, server):
         yield server
 
 
 @pytest.fixture(scope="session")
 def onceflow_kafka() -> Iterator[KafkaServer]:
-    """The run's Kafka. Not to be killed: start your own `EmbeddedKafka` for that."""
+    """The run's Kafka. Not to be killed: `kafka_server` gives one for that."""
+    from onceflow.integration.servers.kinds import shared_kafka
+
     with shared_kafka() as (_, server):
         yield server
 
 
 @pytest.fixture
+def postgres_server() -> Iterator[DatabaseFactory]:
+    """A factory of Postgres servers that the test may kill, pause and cut off."""
+    from onceflow.integration.servers.kinds import make_postgres
+
+    yield from _databases(make_postgres)
+
+
+@pytest.fixture
+def mysql_server() -> Iterator[DatabaseFactory]:
+    """A factory of MySQL servers that the test may kill, pause and cut off."""
+    from onceflow.integration.servers.kinds import make_mysql
+
+    yield from _databases(make_mysql)
+
+
+@pytest.fixture
+def mariadb_server() -> Iterator[DatabaseFactory]:
+    """A factory of MariaDB servers that the test may kill, pause and cut off."""
+    from onceflow.integration.servers.kinds import make_mariadb
+
+    yield from _databases(make_mariadb)
+
+
+@pytest.fixture
+def kafka_server() -> Iterator[KafkaFactory]:
+    """A factory of brokers that the test may kill, pause and cut off."""
+    from onceflow.integration.servers.kinds import make_kafka
+
+    with contextlib.ExitStack() as running:
+
+        def make(options: Mapping[str, str] | None = None, *, proxied: bool = False) -> OwnKafka:
+            return running.enter_context(make_kafka(options or {}, proxied=proxied))
+
+        yield make
+
+
+@pytest.fixture
 def postgres_database(onceflow_postgres: PostgresServer) -> Iterator[str]:
     """URL of a database that is this test's alone; dropped with all it has in doubt."""
+    from onceflow.integration.servers import postgres_admin
+
     name = _database_name()
-    identifier = sql.Identifier(name)
-    with psycopg.connect(onceflow_postgres.url, autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(identifier))
+    postgres_admin.create_database(onceflow_postgres.url, name)
     url = onceflow_postgres.database_url(name)
     yield url
-    _roll_back_prepared(url)
-    with psycopg.connect(onceflow_postgres.url, autocommit=True) as connection:
-        # A dropped database is refused while anything in it is prepared; FORCE ends sessions only.
-        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(identifier))
+    postgres_admin.roll_back_prepared(url)
+    postgres_admin.drop_database(onceflow_postgres.url, name)
 
 
 @pytest.fixture
@@ -96,6 +178,8 @@ def mariadb_database(onceflow_mariadb: MySQLServer) -> Iterator[str]:
 @pytest.fixture
 def kafka_topic(onceflow_kafka: KafkaServer) -> Iterator[TopicFactory]:
     """A factory of topics that are deleted after the test."""
+    from onceflow.integration.servers.kafka_admin import delete_topics
+
     made: list[str] = []
 
     def make(partitions: int = 1) -> str:
@@ -108,7 +192,18 @@ def kafka_topic(onceflow_kafka: KafkaServer) -> Iterator[TopicFactory]:
         delete_topics(onceflow_kafka.bootstrap_servers, made)
 
 
+def _databases(make_server: MakeDatabase) -> Iterator[DatabaseFactory]:
+    with contextlib.ExitStack() as running:
+
+        def make(options: Mapping[str, str] | None = None, *, proxied: bool = False) -> OwnDatabase:
+            return running.enter_context(make_server(options or {}, proxied=proxied))
+
+        yield make
+
+
 def _mysql_database(server: MySQLServer) -> Iterator[str]:
+    from onceflow.integration.servers.mysql_admin import MySQLAdmin
+
     name = _database_name()
     with MySQLAdmin.session(server.url) as admin:
         # The server lists prepared transactions without their databases: what is prepared now is
@@ -125,19 +220,3 @@ def _mysql_database(server: MySQLServer) -> Iterator[str]:
 
 def _database_name() -> str:
     return f"onceflow_{uuid.uuid4().hex[:16]}"
-
-
-def _roll_back_prepared(url: str) -> None:
-    with psycopg.connect(url, autocommit=True) as connection:
-        # Sessions that the test forgot may hold locks for which the rollback would wait.
-        connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
-        listed = connection.execute(
-            "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
-        ).fetchall()
-        for (gid,) in listed:
-            # Somebody else may decide it at the same moment.
-            with contextlib.suppress(psycopg.errors.UndefinedObject):
-                connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))

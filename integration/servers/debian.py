@@ -28,7 +28,8 @@ _UNUSED = re.compile(
     r"login\.defs|locales|libc-l10n|ucf|sensible-utils|mysql-common|mariadb-common|galera-.*|"
     r"libpam-.*|libmount1|libblkid1|sysvinit-utils|libsemanage.*|libsepol.*|gcc-.*-base|"
     r"libgdbm.*|libdb5.*|netbase|init-system-helpers|psmisc|lsof|rsync|socat|gawk|procps|"
-    r"iproute2|debianutils|tzdata|base-files|base-passwd|util-linux.*|coreutils|dpkg|tar"
+    r"iproute2|debianutils|tzdata|base-files|base-passwd|util-linux.*|coreutils|dpkg|tar|"
+    r"postgresql-common.*|postgresql-client-common|ssl-cert|java-common|ca-certificates.*"
 )
 _UNREAD = ("doc", "man", "locale", "info", "lintian")
 
@@ -68,6 +69,12 @@ class PackageArchive:
         """Return the packages whose whole name matches the regular expression, sorted."""
         listed = self._run(["apt-cache", "pkgnames"], _UPDATE_TIMEOUT_S).split()
         return sorted(name for name in listed if re.fullmatch(pattern, name))
+
+    def version(self, package: str) -> str:
+        """Return the version of `package` without its epoch, such as 18.1-1; empty if unknown."""
+        shown = self._run(["apt-cache", "policy", package], _UPDATE_TIMEOUT_S)
+        candidate = re.search(r"Candidate: (?:\d+:)?(\d\S*)", shown)
+        return candidate[1] if candidate else ""
 
     def unpack(self, packages: Sequence[str], into: Path) -> None:
         """Unpack `packages` with every library that they need below the empty directory `into`.

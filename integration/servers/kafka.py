@@ -53,6 +53,16 @@ DEFAULT_OPTIONS: Mapping[str, str] = MappingProxyType(
         "log.cleaner.enable": "false",
     }
 )
+OWN_LISTENERS: Mapping[str, str] = MappingProxyType(
+    {
+        "controller.listener.names": "CONTROLLER",
+        "inter.broker.listener.name": "BROKER",
+        "listener.security.protocol.map": (
+            "PLAINTEXT:PLAINTEXT,BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT"
+        ),
+    }
+)
+"""Where a proxy or a container stands before the clients' listener, the broker has another."""
 DEFAULT_JVM_OPTIONS = ("-Xms256m", "-Xmx640m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 """For a machine of few cores: no collector threads, no optimizing compiler competing for them."""
 
@@ -78,6 +88,7 @@ class EmbeddedKafka(ServerProcess):
         version: str = KAFKA_VERSION,
         jvm_options: Sequence[str] = DEFAULT_JVM_OPTIONS,
         progress: Progress | None = None,
+        proxied: bool = False,
     ) -> None:
         """Describe a broker; `start` or `with` runs it. Fetches the jars when they are not cached.
 
@@ -87,19 +98,22 @@ class EmbeddedKafka(ServerProcess):
             version: Kafka's version.
             jvm_options: Heap and collector.
             progress: Told when the jars are fetched.
+            proxied: As in `Server`. The broker speaks to itself around the proxy, but whether it is
+                ready is asked through it: `start` needs a whole network.
         """
         self._java = java_command()
         self._jars = kafka_jars(version, progress=progress)
-        super().__init__(directory)
+        super().__init__(directory, proxied=proxied)
         self._options = {**DEFAULT_OPTIONS, **options}
         self._jvm_options = tuple(jvm_options)
         self._controller_port = free_port()
+        self._broker_port = free_port()
         self._admin: KafkaAdmin | None = None
 
     @property
     def bootstrap_servers(self) -> str:
         """The broker's address, for any client."""
-        return f"{LOOPBACK}:{self.port}"
+        return _address(*self.client_address)
 
     def create_topic(
         self,
@@ -126,7 +140,7 @@ class EmbeddedKafka(ServerProcess):
         return (self.directory / "cluster_id").read_text()
 
     def _initialize(self) -> None:
-        (self.directory / "cluster_id").write_text(_new_cluster_id())
+        (self.directory / "cluster_id").write_text(new_cluster_id())
         (self.directory / "log4j2.properties").write_text(_LOG4J)
         self._write_properties()
         self._run(
@@ -145,16 +159,27 @@ class EmbeddedKafka(ServerProcess):
             "process.roles": "broker,controller",
             "node.id": "1",
             "controller.quorum.voters": f"1@{LOOPBACK}:{self._controller_port}",
-            "listeners": (
-                f"PLAINTEXT://{self.bootstrap_servers},"
-                f"CONTROLLER://{LOOPBACK}:{self._controller_port}"
-            ),
-            "controller.listener.names": "CONTROLLER",
-            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            **self._listeners(),
             "log.dirs": str(self.directory / "data"),
             **self._options,
         }
         self._properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+
+    def _listeners(self) -> dict[str, str]:
+        controller = f"CONTROLLER://{LOOPBACK}:{self._controller_port}"
+        direct = f"PLAINTEXT://{LOOPBACK}:{self.port}"
+        if not self._proxied:
+            return {
+                "listeners": f"{direct},{controller}",
+                "controller.listener.names": "CONTROLLER",
+                "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            }
+        broker = f"BROKER://{LOOPBACK}:{self._broker_port}"
+        return {
+            "listeners": f"{direct},{broker},{controller}",
+            "advertised.listeners": f"PLAINTEXT://{self.bootstrap_servers},{broker}",
+            **OWN_LISTENERS,
+        }
 
     def _java_main(self, main: str, *arguments: str) -> list[str]:
         return [
@@ -165,29 +190,42 @@ class EmbeddedKafka(ServerProcess):
         ]
 
     def _is_ready(self) -> bool:
-        """Ready means: the broker is unfenced, and every partition it had has its leader again."""
         if self._admin is None:
             self._admin = admin_client(self.bootstrap_servers)
-        try:
-            cluster = self._admin.list_topics(timeout=1)
-        except KafkaException:
-            return False
-        # The client's stubs call it None; the protocol has it as a string since Kafka 0.10.1.
-        if str(cluster.cluster_id) != self._cluster_id:
-            raise ServerError(
-                f"port {self.port} is answered by Kafka cluster {cluster.cluster_id}, not by "
-                f"{self._cluster_id}: another process took the port"
-            )
-        partitions = {name: len(topic.partitions) for name, topic in cluster.topics.items()}
-        if not cluster.brokers or not leaders_answer(self._admin, partitions):
+        if not broker_is_ready(self._admin, self._cluster_id, self.bootstrap_servers):
             return False
         self._admin = None
         return True
 
 
-def _new_cluster_id() -> str:
+def broker_is_ready(admin: KafkaAdmin, cluster_id: str, address: str) -> bool:
+    """Return whether the broker is unfenced, and every partition it had has its leader again.
+
+    Raises:
+        ServerError: It belongs to another cluster than `cluster_id`.
+    """
+    try:
+        cluster = admin.list_topics(timeout=1)
+    except KafkaException:
+        return False
+    # The client's stubs call it None; the protocol has it as a string since Kafka 0.10.1.
+    if str(cluster.cluster_id) != cluster_id:
+        raise ServerError(
+            f"{address} is answered by Kafka cluster {cluster.cluster_id}, not by {cluster_id}: "
+            "another process took the port"
+        )
+    partitions = {name: len(topic.partitions) for name, topic in cluster.topics.items()}
+    return bool(cluster.brokers) and leaders_answer(admin, partitions)
+
+
+def new_cluster_id() -> str:
+    """Return a random identifier, as StorageTool takes it."""
     while True:
         text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         # StorageTool would take a leading dash for an option.
         if not text.startswith("-"):
             return text
+
+
+def _address(host: str, port: int) -> str:
+    return f"{host}:{port}"

@@ -1,29 +1,38 @@
-"""Where the shared servers of a test run come from, behind one face for each server.
+"""Where the servers of a test run come from, behind one face for each server.
 
-A server that a test may kill is always its own (`EmbeddedPostgres()`, `EmbeddedKafka()`): these are
-shared, and one that was given from outside cannot be killed at all.
+One switch chooses for all of them: ONCEFLOW_TEST_SERVERS is `embedded` (processes of this machine,
+the default) or `containers` (official images through Docker). A *shared* server is everybody's and
+not to be killed; a variable of its own may name one that runs already. A server that a test may
+kill is always its own (`make_postgres` and the others).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from types import MappingProxyType
+from types import MappingProxyType, TracebackType
 from typing import Protocol
 from urllib.parse import urlsplit, urlunsplit
 
+from typing_extensions import Self
+
+from onceflow.integration.faults.network import TcpProxy
 from onceflow.integration.servers.kafka import EmbeddedKafka
 from onceflow.integration.servers.kafka_admin import create_topic
 from onceflow.integration.servers.mysql import EmbeddedMariaDB, EmbeddedMySQL
 from onceflow.integration.servers.postgres import EmbeddedPostgres
+from onceflow.integration.servers.server import ServerError
 
+SWITCH_VARIABLE = "ONCEFLOW_TEST_SERVERS"
 POSTGRES_VARIABLE = "ONCEFLOW_TEST_POSTGRES_URL"
 MYSQL_VARIABLE = "ONCEFLOW_TEST_MYSQL_URL"
 MARIADB_VARIABLE = "ONCEFLOW_TEST_MARIADB_URL"
 KAFKA_VARIABLE = "ONCEFLOW_TEST_KAFKA"
+
+_NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
 
 class ServerKind(Enum):
@@ -31,6 +40,8 @@ class ServerKind(Enum):
 
     EMBEDDED = "embedded"
     """A process of this machine."""
+    CONTAINERS = "containers"
+    """A container of the official image."""
     EXTERNAL = "external"
     """A server that runs already, named by an environment variable."""
 
@@ -71,6 +82,133 @@ class KafkaServer(Protocol):
         ...
 
 
+class Killable(Protocol):
+    """The verbs of `Server`, of which each embedded and each container server is one."""
+
+    port: int
+
+    @property
+    def host(self) -> str:
+        """Where the server itself listens, on `port`."""
+        ...
+
+    @property
+    def network(self) -> TcpProxy:
+        """The network before a server that was made with `proxied=True`."""
+        ...
+
+    @property
+    def running(self) -> bool:
+        """Whether the server runs, or is paused."""
+        ...
+
+    def start(self, *, timeout_s: float = ...) -> Self:
+        """Return once the server answers."""
+        ...
+
+    def kill(self) -> None:
+        """SIGKILL the server; return when no process of it runs."""
+        ...
+
+    def restart(self, *, timeout_s: float = ...) -> Self:
+        """Kill and start with the same data on the same port."""
+        ...
+
+    def pause(self) -> None:
+        """Freeze the server: connections stay open and nothing answers."""
+        ...
+
+    def unpause(self) -> None:
+        """Let a paused server go on."""
+        ...
+
+    def stop(self, *, timeout_s: float = ...) -> None:
+        """End the server and delete what was made for it."""
+        ...
+
+    def log_tail(self) -> str:
+        """Return the end of the server's log."""
+        ...
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+
+class OwnDatabase(Killable, DatabaseServer, Protocol):
+    """A database server that is one test's own."""
+
+
+class OwnKafka(Killable, KafkaServer, Protocol):
+    """A broker that is one test's own."""
+
+
+class MakeDatabase(Protocol):
+    """`make_postgres`, `make_mysql` and `make_mariadb`."""
+
+    def __call__(self, options: Mapping[str, str] = ..., *, proxied: bool = ...) -> OwnDatabase:
+        """Return a server that `start` runs."""
+        ...
+
+
+def chosen_kind() -> ServerKind:
+    """Return what ONCEFLOW_TEST_SERVERS says: embedded servers when it says nothing.
+
+    Raises:
+        ServerError: It says something else.
+    """
+    said = os.environ.get(SWITCH_VARIABLE) or ServerKind.EMBEDDED.value
+    for kind in (ServerKind.EMBEDDED, ServerKind.CONTAINERS):
+        if said == kind.value:
+            return kind
+    raise ServerError(f"{SWITCH_VARIABLE}={said} is neither `embedded` nor `containers`")
+
+
+# What runs containers is imported when it is chosen: the demo, for one, does without.
+
+
+def make_postgres(
+    options: Mapping[str, str] = _NO_OPTIONS, *, proxied: bool = False
+) -> OwnDatabase:
+    """Return a Postgres of the chosen kind; `options` are settings of postgresql.conf."""
+    if chosen_kind() is ServerKind.EMBEDDED:
+        return EmbeddedPostgres(options, proxied=proxied)
+    from onceflow.integration.servers.containers import ContainerPostgres
+
+    return ContainerPostgres(options, proxied=proxied)
+
+
+def make_mysql(options: Mapping[str, str] = _NO_OPTIONS, *, proxied: bool = False) -> OwnDatabase:
+    """Return a MySQL of the chosen kind; `options` are options of its server program."""
+    if chosen_kind() is ServerKind.EMBEDDED:
+        return EmbeddedMySQL(options, proxied=proxied)
+    from onceflow.integration.servers.containers import ContainerMySQL
+
+    return ContainerMySQL(options, proxied=proxied)
+
+
+def make_mariadb(options: Mapping[str, str] = _NO_OPTIONS, *, proxied: bool = False) -> OwnDatabase:
+    """Return a MariaDB of the chosen kind; `options` are options of its server program."""
+    if chosen_kind() is ServerKind.EMBEDDED:
+        return EmbeddedMariaDB(options, proxied=proxied)
+    from onceflow.integration.servers.containers import ContainerMariaDB
+
+    return ContainerMariaDB(options, proxied=proxied)
+
+
+def make_kafka(options: Mapping[str, str] = _NO_OPTIONS, *, proxied: bool = False) -> OwnKafka:
+    """Return a Kafka of the chosen kind; `options` are settings of server.properties."""
+    if chosen_kind() is ServerKind.EMBEDDED:
+        return EmbeddedKafka(options, proxied=proxied)
+    from onceflow.integration.servers.containers import ContainerKafka
+
+    return ContainerKafka(options, proxied=proxied)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class ExternalDatabase:
     """A server given by its URL, which may hold a password and is therefore never printed."""
@@ -93,7 +231,7 @@ class ExternalKafka:
         name: str,
         partitions: int = 1,
         *,
-        config: Mapping[str, str] = MappingProxyType({}),
+        config: Mapping[str, str] = _NO_OPTIONS,
     ) -> str:
         """Return `name` once every partition of the new topic has a leader."""
         create_topic(self.bootstrap_servers, name, partitions, config=config)
@@ -102,43 +240,43 @@ class ExternalKafka:
 
 @contextmanager
 def shared_postgres() -> Generator[tuple[ServerKind, PostgresServer], None, None]:
-    """Yield the Postgres that the environment names, else an embedded one for the block."""
-    url = os.environ.get(POSTGRES_VARIABLE)
-    if url:
-        yield ServerKind.EXTERNAL, ExternalDatabase(url)
-        return
-    with EmbeddedPostgres() as server:
-        yield ServerKind.EMBEDDED, server
+    """Yield the Postgres that the environment names, else one of the chosen kind for the block."""
+    with _shared_database(POSTGRES_VARIABLE, make_postgres) as shared:
+        yield shared
 
 
 @contextmanager
 def shared_mysql() -> Generator[tuple[ServerKind, MySQLServer], None, None]:
-    """Yield the MySQL that the environment names, else an embedded one for the block."""
-    url = os.environ.get(MYSQL_VARIABLE)
-    if url:
-        yield ServerKind.EXTERNAL, ExternalDatabase(url)
-        return
-    with EmbeddedMySQL() as server:
-        yield ServerKind.EMBEDDED, server
+    """Yield the MySQL that the environment names, else one of the chosen kind for the block."""
+    with _shared_database(MYSQL_VARIABLE, make_mysql) as shared:
+        yield shared
 
 
 @contextmanager
 def shared_mariadb() -> Generator[tuple[ServerKind, MySQLServer], None, None]:
-    """Yield the MariaDB that the environment names, else an embedded one for the block."""
-    url = os.environ.get(MARIADB_VARIABLE)
-    if url:
-        yield ServerKind.EXTERNAL, ExternalDatabase(url)
-        return
-    with EmbeddedMariaDB() as server:
-        yield ServerKind.EMBEDDED, server
+    """Yield the MariaDB that the environment names, else one of the chosen kind for the block."""
+    with _shared_database(MARIADB_VARIABLE, make_mariadb) as shared:
+        yield shared
 
 
 @contextmanager
 def shared_kafka() -> Generator[tuple[ServerKind, KafkaServer], None, None]:
-    """Yield the Kafka that the environment names, else an embedded one for the block."""
+    """Yield the Kafka that the environment names, else one of the chosen kind for the block."""
     address = os.environ.get(KAFKA_VARIABLE)
     if address:
         yield ServerKind.EXTERNAL, ExternalKafka(address)
         return
-    with EmbeddedKafka() as server:
-        yield ServerKind.EMBEDDED, server
+    with make_kafka() as server:
+        yield chosen_kind(), server
+
+
+@contextmanager
+def _shared_database(
+    variable: str, make: Callable[[], OwnDatabase]
+) -> Generator[tuple[ServerKind, DatabaseServer], None, None]:
+    url = os.environ.get(variable)
+    if url:
+        yield ServerKind.EXTERNAL, ExternalDatabase(url)
+        return
+    with make() as server:
+        yield chosen_kind(), server

@@ -53,6 +53,7 @@ class _MySQLProcess(ServerProcess):
         directory: Path | None = None,
         *,
         progress: Progress | None = None,
+        proxied: bool = False,
     ) -> None:
         """Describe a server; `start` or `with` runs it. May fetch the program, once.
 
@@ -61,9 +62,10 @@ class _MySQLProcess(ServerProcess):
                 `{"local-infile": "OFF"}` refuses LOAD DATA LOCAL.
             directory: As in `ServerProcess`.
             progress: Told when the program is fetched.
+            proxied: As in `Server`.
         """
         self._program = database_program(self._flavor, progress=progress)
-        super().__init__(directory)
+        super().__init__(directory, proxied=proxied)
         given = {key.replace("_", "-"): value for key, value in options.items()}
         self._options = {**DEFAULT_OPTIONS, **self._flavor_options, **given}
         self._shapes_files = any(key.startswith(_SHAPES_FILES) for key in given)
@@ -80,7 +82,7 @@ class _MySQLProcess(ServerProcess):
 
     def database_url(self, database: str) -> str:
         """Return the superuser's URL of `database`, whether it exists or not."""
-        return f"mysql://root:{_PASSWORD}@{LOOPBACK}:{self.port}/{database}"
+        return _url(*self.client_address, database)
 
     @property
     def _data(self) -> Path:
@@ -126,7 +128,7 @@ class _MySQLProcess(ServerProcess):
 
     def _is_ready(self) -> bool:
         try:
-            with MySQLAdmin.session(self.url, timeout_s=2) as admin:
+            with MySQLAdmin.session(_url(self.host, self.port, "mysql"), timeout_s=2) as admin:
                 answered_by = admin.data_directory()
         except pymysql.err.OperationalError as error:
             if error.args[0] == ACCESS_DENIED:
@@ -191,6 +193,10 @@ class EmbeddedMariaDB(_MySQLProcess):
             f"{share} holds no script {name} of MariaDB {self._program.version}; "
             "name a complete installation in ONCEFLOW_MARIADBD"
         )
+
+
+def _url(host: str, port: int, database: str) -> str:
+    return f"mysql://root:{_PASSWORD}@{host}:{port}/{database}"
 
 
 __all__ = ["DEFAULT_OPTIONS", "EmbeddedMariaDB", "EmbeddedMySQL"]

@@ -193,7 +193,8 @@ def _empty(directory: Path) -> None:
 
 def _unpacked(root: Path) -> DatabaseProgram | None:
     """Return the program of an unpacked root, run by the root's own loader."""
-    share = root / "usr" / "share" / "mysql"
+    shares = [root / "usr" / "share" / name for name in ("mysql", "mariadb")]
+    share = next((path for path in shares if (path / "charsets").is_dir()), shares[0])
     binaries = [root / "usr" / "sbin" / name for name in ("mariadbd", "mysqld")]
     binary = next((path for path in binaries if path.exists()), binaries[-1])
     # Its own paths are compiled in, and those are the machine's.

@@ -124,6 +124,7 @@ class EmbeddedPostgres(ServerProcess):
         *,
         hba_lines: Sequence[str] = (),
         launcher: Launcher | None = None,
+        proxied: bool = False,
     ) -> None:
         """Describe a server; `start` or `with` runs it.
 
@@ -133,8 +134,9 @@ class EmbeddedPostgres(ServerProcess):
             hba_lines: Lines put before the "trust everybody on loopback" of pg_hba.conf, to refuse
                 a password for instance.
             launcher: Who runs the server; the first that works when None.
+            proxied: As in `Server`.
         """
-        super().__init__(directory)
+        super().__init__(directory, proxied=proxied)
         self._options = {**DEFAULT_OPTIONS, **options}
         self._hba_lines = tuple(hba_lines)
         self._launcher = default_launcher() if launcher is None else launcher
@@ -147,7 +149,7 @@ class EmbeddedPostgres(ServerProcess):
 
     def database_url(self, database: str) -> str:
         """Return the superuser's URL of `database`, whether it exists or not."""
-        return f"postgresql://postgres@{LOOPBACK}:{self.port}/{database}"
+        return _url(*self.client_address, database)
 
     @property
     def _data(self) -> Path:
@@ -192,7 +194,9 @@ class EmbeddedPostgres(ServerProcess):
 
     def _is_ready(self) -> bool:
         try:
-            with psycopg.connect(self.url, connect_timeout=2) as connection:
+            with psycopg.connect(
+                _url(self.host, self.port, "postgres"), connect_timeout=2
+            ) as connection:
                 row = connection.execute("SHOW data_directory").fetchone()
         except psycopg.OperationalError:
             return False
@@ -202,6 +206,10 @@ class EmbeddedPostgres(ServerProcess):
                 f"not by the one of {self._data}: another process took the port"
             )
         return True
+
+
+def _url(host: str, port: int, database: str) -> str:
+    return f"postgresql://postgres@{host}:{port}/{database}"
 
 
 def _installation() -> Path:

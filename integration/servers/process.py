@@ -1,31 +1,19 @@
-"""A real server as a plain process of this machine: start, kill, pause, unpause, restart, stop.
-
-The verbs are those of a container, so that a test of a crash does not care which it has. The data
-directory and the port outlive `kill()` and `start()`: a client that retries its old address finds
-the same server with what it had made durable.
-
-A server is *ready* when it answers in its own protocol and proves to be the one that was started
-here (data directory, cluster id): an open port is neither.
-"""
+"""A real server as a plain process of this machine."""
 
 from __future__ import annotations
 
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import ClassVar
 
 from typing_extensions import Self
 
-from onceflow.core.errors import OnceflowError
 from onceflow.integration.faults.processes import (
     Watchdog,
     kill_tree,
@@ -33,54 +21,33 @@ from onceflow.integration.faults.processes import (
     signal_process,
     unpause_tree,
 )
+from onceflow.integration.servers.server import LOOPBACK, Server, ServerError, free_port
 
-LOOPBACK = "127.0.0.1"
+__all__ = ["LOOPBACK", "ServerError", "ServerProcess", "free_port"]
+
 _LOG_TAIL_CHARS = 3000
 _POLL_S = 0.02
-# Below every default ephemeral range (Linux 32768, macOS 49152): while the server is down, a client
-# that retries an ephemeral port can be given that very port as its own and connect to itself.
-_PORTS = range(15000, 30000)
 
 
-class ServerError(OnceflowError):
-    """Raised when an embedded server cannot be installed, started or spoken to."""
+class ServerProcess(Server):
+    """A server that runs as a child of this process, and dies with it."""
 
-    domain = "external"
-    retry = "never"
-
-
-def free_port() -> int:
-    """Return a loopback port that nobody listens on, outside the ephemeral ranges."""
-    for port in random.sample(_PORTS, 200):
-        with socket.socket() as candidate:
-            candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                candidate.bind((LOOPBACK, port))
-            except OSError:
-                continue
-            return port
-    raise ServerError(f"no free port in 200 tries between {_PORTS.start} and {_PORTS.stop}")
-
-
-class ServerProcess(ABC):
-    """One server. Used by one thread; `kill` may be called from any."""
-
-    name: ClassVar[str]
     _orderly_stop: ClassVar[signal.Signals] = signal.SIGTERM
 
-    def __init__(self, directory: Path | None = None) -> None:
+    def __init__(self, directory: Path | None = None, *, proxied: bool = False) -> None:
         """Choose a port and a directory; nothing runs before `start`.
 
         Args:
             directory: Where the server keeps its data, kept by `stop`. A temporary directory that
                 `stop` deletes when None.
+            proxied: As in `Server`.
         """
+        super().__init__(proxied=proxied)
         self._owns_directory = directory is None
         if directory is None:
             directory = Path(tempfile.mkdtemp(prefix=f"onceflow-{self.name}-"))
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory.resolve()
-        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._watchdog: Watchdog | None = None
 
@@ -106,6 +73,11 @@ class ServerProcess(ABC):
         if self._process is None or self._process.poll() is not None:
             return None
         return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the server runs, or is paused."""
+        return self.pid is not None
 
     @property
     def log_path(self) -> Path:
@@ -147,11 +119,6 @@ class ServerProcess(ABC):
             kill_tree(self._process.pid)
         self._forget_process()
 
-    def restart(self, *, timeout_s: float = 60.0) -> Self:
-        """Kill the server and start it again on the same directory and port."""
-        self.kill()
-        return self.start(timeout_s=timeout_s)
-
     def pause(self) -> None:
         """Freeze every process of the server: connections stay open and nothing answers."""
         pause_tree(self._running_pid())
@@ -166,6 +133,7 @@ class ServerProcess(ABC):
         A directory of the caller's is kept, after an orderly shutdown; after `timeout_s` without
         one, or when the directory goes anyway, the server is killed.
         """
+        self._close_network()
         if self._owns_directory:
             self.kill()
             shutil.rmtree(self.directory, ignore_errors=True)
@@ -184,19 +152,6 @@ class ServerProcess(ABC):
         if not self.log_path.exists():
             return "(no log)"
         return self.log_path.read_text(errors="replace")[-_LOG_TAIL_CHARS:]
-
-    def __enter__(self) -> Self:
-        """Start the server."""
-        return self.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Stop the server."""
-        self.stop()
 
     def _spawn(self, log: int) -> subprocess.Popen[bytes]:
         # A session of its own: Ctrl-C in a terminal reaches the test run and not its servers.

@@ -6,28 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from onceflow.integration.pytest_plugin import (
-    kafka_topic,
-    mariadb_database,
-    mysql_database,
-    onceflow_kafka,
-    onceflow_mariadb,
-    onceflow_mysql,
-    onceflow_postgres,
-    postgres_database,
-)
-
-__all__ = [
-    "kafka_topic",
-    "mariadb_database",
-    "mysql_database",
-    "onceflow_kafka",
-    "onceflow_mariadb",
-    "onceflow_mysql",
-    "onceflow_postgres",
-    "postgres_database",
-]
-
 _HERE = Path(__file__).parent
 
 

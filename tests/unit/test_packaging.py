@@ -81,13 +81,18 @@ def names_in(wheel: Path) -> set[str]:
 
 
 def written_modules() -> set[str]:
-    """What the wheel must hold: the real folders' modules, under the name that users import."""
+    """What the wheel must hold: the real folders' files, under the name that users import."""
     modules = {
         f"onceflow/{path.relative_to(ROOT).as_posix()}"
         for folder in FOLDERS
         for path in (ROOT / folder).rglob("*.py")
     }
-    return modules | {"onceflow/__init__.py", "onceflow/py.typed"}
+    # What runs inside the images that are built of these modules.
+    inside = {
+        f"onceflow/{path.relative_to(ROOT).as_posix()}"
+        for path in (ROOT / "integration/containers/entrypoints").iterdir()
+    }
+    return modules | inside | {"onceflow/__init__.py", "onceflow/py.typed"}
 
 
 def test_wheel_holds_the_package_whole_and_nothing_else(wheel: Path) -> None:

@@ -1,0 +1,1 @@
+"""Container images of the real servers, built here where none can be pulled."""
