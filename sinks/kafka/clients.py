@@ -1,0 +1,240 @@
+"""How Kafka clients are opened here, and what their errors mean.
+
+confluent-kafka's own annotations are loose at some edges; what the sink uses of them is typed here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar, cast
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.cimpl import NewTopic
+
+from onceflow.core.errors import ConfigError, SinkError
+from onceflow.sinks.kafka.options import (
+    TUNED_DEFAULTS,
+    OptionValue,
+    resolved_options,
+    without_secrets,
+)
+from onceflow.sinks.kafka.settings import KafkaSinkSettings
+
+_T = TypeVar("_T")
+_SOCKET_TIMEOUT_MAX_S = 30.0
+_ASK_S = 2.0
+"""One question to the broker; short, so that a refused password is noticed between two of them."""
+_PAUSE_S = 0.02
+
+_FENCED_CODES = frozenset(
+    {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
+)
+_AUTHENTICATION_CODES = frozenset(
+    {
+        KafkaError._AUTHENTICATION,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError.UNSUPPORTED_SASL_MECHANISM,
+        KafkaError.ILLEGAL_SASL_STATE,
+    }
+)
+
+
+class TopicMetadata(Protocol):
+    """What the cluster says of one topic."""
+
+    partitions: Mapping[int, object]
+    error: KafkaError | None
+
+
+class ClusterMetadata(Protocol):
+    """What the cluster says of itself."""
+
+    topics: Mapping[str, TopicMetadata]
+    brokers: Mapping[int, object]
+
+
+class ConfigEntry(Protocol):
+    """One setting of a topic or a broker."""
+
+    value: str | None
+
+
+class Admin(Protocol):
+    """The part of confluent-kafka's AdminClient that the sink uses.
+
+    Hold it by a name until its futures are done: one that is collected gives them up.
+    """
+
+    def list_topics(self, topic: str | None = ..., *, timeout: float) -> ClusterMetadata:
+        """Return brokers and topics as the broker knows them."""
+        ...
+
+    def create_topics(
+        self, new_topics: Sequence[NewTopic], *, operation_timeout: float
+    ) -> dict[str, Future[None]]:
+        """Create topics; one future each."""
+        ...
+
+    def describe_configs(
+        self, resources: Sequence[ConfigResource], *, request_timeout: float
+    ) -> dict[ConfigResource, Future[dict[str, ConfigEntry]]]:
+        """Ask for the settings in force; one future each."""
+        ...
+
+    def poll(self, timeout: float) -> int:
+        """Serve callbacks."""
+        ...
+
+
+class Troubles:
+    """Remembers what a client reported last; given to it as its error callback."""
+
+    def __init__(self, settings: KafkaSinkSettings) -> None:
+        self._settings = settings
+        self.last = ""
+        self.authentication = ""
+
+    def note(self, error: KafkaError) -> None:
+        """Remember `error`, without secrets."""
+        self.last = without_secrets(error.str(), self._settings.options)
+        if error.code() in _AUTHENTICATION_CODES:
+            self.authentication = self.last
+
+
+def open_producer(
+    settings: KafkaSinkSettings,
+    *,
+    client_id: str,
+    transactional_id: str | None,
+    troubles: Troubles | None = None,
+) -> Producer:
+    """Return a producer, idempotent always. Does not wait for any broker.
+
+    Raises:
+        ConfigError: librdkafka refuses a setting; names it.
+    """
+    config = _client_config(settings, client_id, troubles)
+    timeout_ms = int(settings.transaction_timeout_s * 1000)
+    config |= {"enable.idempotence": True, "acks": "all", "message.timeout.ms": timeout_ms}
+    if transactional_id is not None:
+        config |= {"transactional.id": transactional_id, "transaction.timeout.ms": timeout_ms}
+    return _opened(settings, lambda: Producer(config))
+
+
+def open_group_reader(settings: KafkaSinkSettings, group: str) -> Consumer:
+    """Return a consumer that reads what `group` has committed, and is never subscribed."""
+    config = _client_config(settings, group, None)
+    # Read committed: the broker answers only when no transaction over these offsets is open.
+    config |= {"group.id": group, "isolation.level": "read_committed", "enable.auto.commit": False}
+    return _opened(settings, lambda: Consumer(config))
+
+
+def open_admin(settings: KafkaSinkSettings, troubles: Troubles) -> Admin:
+    """Return a client that asks and creates."""
+    config = _client_config(settings, "onceflow-check", troubles)
+    return cast("Admin", _opened(settings, lambda: AdminClient(config)))
+
+
+def committed_texts(
+    reader: Consumer, topics: Sequence[str], *, deadline: float
+) -> Mapping[str, str]:
+    """Return, by topic, the text that the reader's group has committed with partition 0.
+
+    Waits until no transaction over these offsets is open (`UNSTABLE_OFFSET_COMMIT`), so what it
+    returns is decided.
+
+    Raises:
+        KafkaException: There was no answer before `deadline` (of `time.monotonic`).
+    """
+    asked = [TopicPartition(topic, 0) for topic in topics]
+    while True:
+        left_s = deadline - time.monotonic()
+        try:
+            found = reader.committed(asked, timeout=max(0.1, min(_ASK_S, left_s)))
+            failed = next((one.error for one in found if one.error is not None), None)
+            if failed is None:
+                return {one.topic: one.metadata for one in found if one.metadata}
+            raise KafkaException(failed)
+        except KafkaException:
+            # A broker that has just started is still loading its groups.
+            if time.monotonic() + _PAUSE_S > deadline:
+                raise
+        time.sleep(_PAUSE_S)
+
+
+def error_of(error: KafkaException) -> KafkaError:
+    """Return the error inside `error`."""
+    inner = error.args[0] if error.args else None
+    return inner if isinstance(inner, KafkaError) else KafkaError(KafkaError._FAIL, str(error))
+
+
+def described(error: KafkaException, settings: KafkaSinkSettings) -> str:
+    """Return what Kafka said, with its code and without secrets."""
+    inner = error_of(error)
+    return f"{without_secrets(inner.str(), settings.options)} ({inner.name()})"
+
+
+def is_fenced(error: KafkaError) -> bool:
+    """Return whether another producer of the same transactional id has taken over."""
+    return error.code() in _FENCED_CODES
+
+
+def answered(
+    settings: KafkaSinkSettings, troubles: Troubles, ask: Callable[[float], _T], what: str
+) -> _T:
+    """Return what `ask(timeout_s)` returns, asked again until the sink's deadline.
+
+    Raises:
+        ConfigError: The broker refuses who we are, or forbids it.
+        SinkError: No answer came in time.
+    """
+    deadline = time.monotonic() + settings.deadline_s
+    while True:
+        try:
+            return ask(max(0.1, min(_ASK_S, deadline - time.monotonic())))
+        except KafkaException as error:
+            reason = described(error, settings)
+            code = error_of(error).name()
+        if troubles.authentication:
+            raise ConfigError(
+                f"Kafka at {settings.bootstrap_servers} refuses to authenticate this client:"
+                f" {troubles.authentication}. Check security.protocol, mechanism, user and password"
+            )
+        if code.endswith("AUTHORIZATION_FAILED"):
+            raise ConfigError(f"{what}: {reason}")
+        if time.monotonic() + _PAUSE_S > deadline:
+            raise SinkError(
+                f"{what}: no answer within {settings.deadline_s:g} s:"
+                f" {troubles.last or reason}. Check the address, the network and security.protocol"
+            )
+        time.sleep(_PAUSE_S)
+
+
+def _client_config(
+    settings: KafkaSinkSettings, client_id: str, troubles: Troubles | None
+) -> dict[str, Any]:
+    socket_s = min(_SOCKET_TIMEOUT_MAX_S, settings.transaction_timeout_s / 2)
+    config: dict[str, OptionValue | object] = {
+        **TUNED_DEFAULTS,
+        "socket.timeout.ms": int(socket_s * 1000),
+        **resolved_options(settings.options),
+        "bootstrap.servers": settings.bootstrap_servers,
+        "client.id": client_id,
+    }
+    if troubles is not None:
+        config["error_cb"] = troubles.note
+    return config
+
+
+def _opened(settings: KafkaSinkSettings, construct: Callable[[], _T]) -> _T:
+    try:
+        return construct()
+    except KafkaException as error:
+        raise ConfigError(
+            f"the Kafka client refuses its settings: {described(error, settings)}. Options carry"
+            " librdkafka's names; see its CONFIGURATION.md"
+        ) from None

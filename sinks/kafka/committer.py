@@ -1,0 +1,343 @@
+"""Produces what writers staged, each transaction once, whoever commits it and how often.
+
+    1. Take the lane of the transaction's subtask: every other committer of it is fenced, and what
+       it had open is ended.
+    2. Read the marker. It names the transaction: committed before, write the receipt, done.
+    3. In one Kafka transaction: produce the staged records, move the marker to the transaction.
+    4. Write the receipt, delete the staged rows.
+
+Why each is produced once. Let T be committed by some call, and look at any later call for T that
+comes to step 3. It holds the lane, and T was committed before it took it, because a commit by
+another owner fails after that. The marker then named T, or a later transaction of the lane; the
+latter was produced by an owner that, having taken the lane, found the marker at T and wrote T's
+receipt (or had written it itself) before it went on. Receipts go before rows. So either step 2 ends
+this call, or the receipt is there and taking the lane has deleted what was staged, so that there is
+nothing to produce. Nothing in this rests on order, on time, or on the transaction's timeout: a
+transaction that the broker aborts leaves no marker, and is produced again.
+
+It does rest on the marker being there. A broker forgets the offsets of a group that nobody uses;
+rows that waited longer than that, without a receipt, are not produced: `Unknown`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+import pyarrow as pa
+from confluent_kafka import KafkaException
+
+from onceflow.core.errors import ConfigError, SinkError, StorageError
+from onceflow.core.protocol.committables import (
+    Aborted,
+    AbortOutcome,
+    AlreadyCommitted,
+    CommitOutcome,
+    Committable,
+    Committed,
+    Lost,
+    RetryLater,
+    Unknown,
+)
+from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.core.spi import Committer, CommitterContext
+from onceflow.core.staging import StagingArea, staged_committable
+from onceflow.sinks.kafka.lane import Lane, LaneFailed, lane_name, proof_of, proven, read_markers
+from onceflow.sinks.kafka.ownership import Ownership
+from onceflow.sinks.kafka.receipts import Listing, Receipts
+from onceflow.sinks.kafka.records import facts_of
+from onceflow.sinks.kafka.retention import is_proof_expired
+from onceflow.sinks.kafka.settings import KafkaSinkSettings
+
+_logger = logging.getLogger("onceflow.sinks.kafka")
+
+_LANES_MAX = 4
+"""Open at once: a slot commits for one subtask, the driver in recovery for all, one by one."""
+_PAUSE_S = 0.02
+_PAUSE_MAX_S = 0.5
+
+
+class KafkaCommitter(Committer):
+    """Commits by name alone; see above. Used by one thread at a time, like every committer."""
+
+    def __init__(self, settings: KafkaSinkSettings, context: CommitterContext) -> None:
+        """Connect to nothing yet.
+
+        Raises:
+            ConfigError: There is no checkpoint storage to find staged rows in.
+        """
+        self._settings = settings
+        self._context = context
+        self._area = _area_of(context)
+        self._receipts = Receipts(self._area)
+        self._lanes: OrderedDict[int, Lane] = OrderedDict()
+        self._unsettled: set[TransactionId] = set()
+        self._prunable: list[TransactionId] | None = None
+        self._ownership = Ownership(settings, context)
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        """Return how it ended; asks the marker again, until a deadline, where nobody has said.
+
+        Raises:
+            StateCorrupt: The staged rows are not what was sealed.
+        """
+        transaction = committable.transaction
+        deadline = time.monotonic() + self._settings.deadline_s
+        sent = False
+        pause_s = _PAUSE_S
+        while True:
+            try:
+                return self._commit(transaction, sent=sent, deadline=deadline)
+            except LaneFailed as failure:
+                self._lanes.pop(transaction.subtask, None)
+                sent, reason = sent or failure.sent, str(failure)
+                if failure.fenced:
+                    return self._after_fencing(transaction, reason, sent=sent)
+            except (SinkError, ConfigError, StorageError) as error:
+                reason = str(error)
+            if time.monotonic() + pause_s > deadline:
+                return self._undecided(transaction, reason, sent=sent)
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 2, _PAUSE_MAX_S)
+
+    def abort(self, committable: Committable) -> AbortOutcome:
+        """Delete the staged rows, then see that nobody has committed or still commits them.
+
+        In this order: whoever takes the lane after this finds nothing to produce, and whoever had
+        it before is fenced.
+        """
+        transaction = committable.transaction
+        deadline = time.monotonic() + self._settings.deadline_s
+        try:
+            rows = self._area.read(transaction)
+            topics = self._settings.topics if rows is None else _topics_of(rows)
+            if self._receipts.has(transaction):
+                self._area.discard(transaction)
+                return AlreadyCommitted()
+            self._area.discard(transaction)
+            self._drop_lane(transaction.subtask)
+            lane = self._opened(transaction.subtask, deadline)
+            lane.look_at(topics, deadline=deadline)
+        except (LaneFailed, SinkError, ConfigError, StorageError) as error:
+            self._lanes.pop(transaction.subtask, None)
+            return RetryLater(f"aborting {transaction}: {error}")
+        if lane.proves(self._proof(transaction)):
+            return AlreadyCommitted()
+        return Aborted()
+
+    def in_doubt(self) -> Sequence[Committable]:
+        """Return all that is staged and not committed; deletes rows that turn out to be committed.
+
+        Raises:
+            SinkError: Kafka cannot be asked now.
+        """
+        listing = self._receipts.listed()
+        for transaction in listing.leftovers:
+            self._area.discard(transaction)
+        proofs: dict[int, frozenset[TransactionId]] = {}
+        found: list[Committable] = []
+        for transaction in listing.open:
+            subtask = transaction.subtask
+            if subtask not in proofs:
+                proofs[subtask] = self._proven(subtask)
+            if transaction in proofs[subtask]:
+                self._receipts.settle(transaction)
+            else:
+                found.append(staged_committable(transaction))
+        return tuple(found)
+
+    def prune(self, before: CheckpointId) -> None:
+        """Delete the receipts of checkpoints before `before`.
+
+        The first call looks for all that is there, further ones know what they have written. A
+        failure is logged and nothing else: receipts do no harm, and the next call comes soon.
+        """
+        try:
+            if self._prunable is None:
+                self._receipts.forget_before(before)
+                self._prunable = []
+            for transaction in [one for one in self._prunable if one.checkpoint < before]:
+                self._receipts.forget(transaction)
+                self._prunable.remove(transaction)
+            self._ownership.refresh()
+        except (StorageError, SinkError, ConfigError) as error:
+            _logger.warning(
+                "sink %s: receipts before checkpoint %s are not all deleted: %s",
+                self._context.sink_id,
+                before,
+                error,
+            )
+
+    def close(self) -> None:
+        """Disconnect."""
+        while self._lanes:
+            self._lanes.popitem()[1].close()
+
+    def _commit(self, transaction: TransactionId, *, sent: bool, deadline: float) -> CommitOutcome:
+        """Try once; `sent` when an earlier try may have committed."""
+        if transaction.subtask not in self._lanes and self._is_settled(transaction):
+            return AlreadyCommitted()
+        lane = self._opened(transaction.subtask, deadline)
+        self._settle_unsettled(transaction.subtask)
+        proof = self._proof(transaction)
+        rows = self._area.read(transaction)
+        first = None if rows is None else next(rows)[1]
+        if rows is not None and first is not None:
+            lane.look_at(facts_of(first).topics, deadline=deadline)
+        if lane.proves(proof):
+            self._settle(transaction)
+            return Committed() if sent else AlreadyCommitted()
+        if rows is None or first is None:
+            return self._gone(transaction, deadline)
+        if is_proof_expired(self._settings, facts_of(first).staged_at_s):
+            return self._stale(transaction)
+        batches = chain([first], (batch for _, batch in rows))
+        lane.commit(proof, transaction.checkpoint, batches)
+        self._settle(transaction)
+        return Committed()
+
+    def _is_settled(self, transaction: TransactionId) -> bool:
+        """Return whether there is a receipt; spares a lane, and fences nobody."""
+        if not self._receipts.has(transaction):
+            return False
+        self._area.discard(transaction)
+        return True
+
+    def _gone(self, transaction: TransactionId, deadline: float) -> AlreadyCommitted | Lost:
+        """Tell committed from lost when nothing is staged: first the receipt, then the marker.
+
+        Receipts go before rows, so a receipt that was on its way when the rows were looked for is
+        there by now. The marker speaks when an abort has deleted the rows of a commit under way.
+        """
+        if self._receipts.has(transaction):
+            return AlreadyCommitted()
+        self._drop_lane(transaction.subtask)
+        if self._opened(transaction.subtask, deadline).proves(self._proof(transaction)):
+            return AlreadyCommitted()
+        return Lost(
+            f"nothing is staged for transaction {transaction} of checkpoint"
+            f" {transaction.checkpoint}, and neither a receipt in checkpoint storage nor the"
+            f" marker of group {lane_name(transaction.sink_id, transaction.subtask)!r} in"
+            f" {self._settings.where} says that it was committed: its staged rows were deleted"
+            " outside onceflow"
+        )
+
+    def _stale(self, transaction: TransactionId) -> Unknown:
+        return Unknown(
+            f"transaction {transaction} has waited in checkpoint storage for longer than"
+            f" {self._settings.where} keeps proofs of commits (offsets.retention.minutes), so"
+            " whether its records are in the topic already cannot be told any more. Look there;"
+            " then start the job once with KafkaSink(stale_rows='produce'), which produces them"
+        )
+
+    def _after_fencing(
+        self, transaction: TransactionId, reason: str, *, sent: bool
+    ) -> CommitOutcome:
+        """Say what became of it without taking the lane back at once: two would never end."""
+        deadline = time.monotonic() + self._settings.deadline_s
+        try:
+            if self._is_settled(transaction):
+                return AlreadyCommitted()
+            rows = self._area.read(transaction)
+            topics = self._settings.topics if rows is None else _topics_of(rows)
+            name = lane_name(transaction.sink_id, transaction.subtask)
+            texts = read_markers(self._settings, name, topics, deadline=deadline)
+        except (LaneFailed, SinkError, ConfigError, StorageError) as error:
+            return self._undecided(transaction, f"{reason}; then {error}", sent=sent)
+        if self._proof(transaction) in texts.values():
+            return AlreadyCommitted()
+        # Fenced, our transaction is ended, and the markers say how: nothing of it is there.
+        return RetryLater(f"another committer has taken over: {reason}")
+
+    def _undecided(
+        self, transaction: TransactionId, reason: str, *, sent: bool
+    ) -> RetryLater | Unknown:
+        if not sent:
+            return RetryLater(f"transaction {transaction} was not produced: {reason}")
+        return Unknown(
+            f"the commit of transaction {transaction} was sent to {self._settings.where} and not"
+            f" answered, and its marker could not be read within {self._settings.deadline_s:g} s:"
+            f" {reason}"
+        )
+
+    def _opened(self, subtask: int, deadline: float) -> Lane:
+        """Return the open lane of `subtask`, taken over now if it is not ours yet."""
+        lane = self._lanes.get(subtask)
+        if lane is None:
+            name = lane_name(self._context.sink_id, subtask)
+            lane = Lane(self._settings, name, deadline=deadline)
+            try:
+                self._settle_lane(subtask, lane, self._receipts.listed())
+            except BaseException:
+                lane.close()
+                raise
+            self._lanes[subtask] = lane
+            while len(self._lanes) > _LANES_MAX:
+                self._lanes.popitem(last=False)[1].close()
+        self._lanes.move_to_end(subtask)
+        return lane
+
+    def _settle_lane(self, subtask: int, lane: Lane, listing: Listing) -> None:
+        """Leave nothing staged that is committed, and no marker without its receipt."""
+        for transaction in listing.leftovers:
+            if transaction.subtask == subtask:
+                self._area.discard(transaction)
+        for transaction in proven(lane.texts.values(), self._context.log_id):
+            if transaction not in listing.receipts:
+                self._settle(transaction)
+        self._settle_unsettled(subtask)
+
+    def _settle_unsettled(self, subtask: int) -> None:
+        """Write what receipts are missing, before the marker that they stand for is overwritten."""
+        for transaction in [one for one in self._unsettled if one.subtask == subtask]:
+            self._receipts.settle(transaction)
+            self._unsettled.discard(transaction)
+
+    def _settle(self, transaction: TransactionId) -> None:
+        """Write the receipt and delete the rows; what fails is made up for before the next commit.
+
+        The transaction is committed, whatever storage says.
+        """
+        if self._prunable is not None:
+            self._prunable.append(transaction)
+        try:
+            self._receipts.settle(transaction)
+        except StorageError as error:
+            self._unsettled.add(transaction)
+            _logger.warning("transaction %s is committed, without receipt: %s", transaction, error)
+
+    def _proven(self, subtask: int) -> frozenset[TransactionId]:
+        name = lane_name(self._context.sink_id, subtask)
+        deadline = time.monotonic() + self._settings.deadline_s
+        try:
+            texts = read_markers(self._settings, name, self._settings.topics, deadline=deadline)
+        except (LaneFailed, KafkaException) as error:
+            raise SinkError(
+                f"sink {self._context.sink_id}: what is in doubt at {self._settings.where} cannot"
+                f" be told: {error}"
+            ) from error
+        return frozenset(proven(texts.values(), self._context.log_id))
+
+    def _drop_lane(self, subtask: int) -> None:
+        lane = self._lanes.pop(subtask, None)
+        if lane is not None:
+            lane.close()
+
+    def _proof(self, transaction: TransactionId) -> str:
+        return proof_of(transaction, self._context.log_id)
+
+
+def _topics_of(rows: Iterator[tuple[str, pa.RecordBatch]]) -> tuple[str, ...]:
+    return facts_of(next(rows)[1]).topics
+
+
+def _area_of(context: CommitterContext) -> StagingArea:
+    if context.staging is None:
+        raise ConfigError(
+            f"sink {context.sink_id}: a Kafka sink stages rows in checkpoint storage, and none is"
+            " given here"
+        )
+    return context.staging

@@ -1,0 +1,308 @@
+"""Rows to records: which column is the key, the value, the topic, the partition, the headers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types as arrow
+
+from onceflow.core.errors import ConfigError
+from onceflow.sinks.kafka.json_values import (
+    ENCODING_ERRORS,
+    JsonObjects,
+    has_floats,
+    json_text,
+    json_type,
+    json_values,
+)
+from onceflow.sinks.kafka.records import (
+    HEADER_TYPE,
+    HEADERS,
+    KEY,
+    PARTITION,
+    TOPIC,
+    TOPIC_TYPE,
+    VALUE,
+    record_bytes,
+    stamped,
+)
+from onceflow.sinks.kafka.settings import KafkaSinkSettings, RecordFormat
+from onceflow.sinks.sql.bad_rows import BadRows
+from onceflow.sinks.sql.values import decoded_rows
+
+RAW_COLUMNS = (KEY, VALUE, HEADERS)
+"""What `format="raw"` writes; Spark's names."""
+ORIGIN_COLUMNS = ("topic", "partition", "offset", "timestamp", "timestampType")
+"""What a raw Kafka source says besides; not written, and no mistake."""
+
+_Encode: TypeAlias = Callable[[pa.RecordBatch], pa.Array]
+
+
+class RecordEncoder:
+    """Encodes batches of one schema, and leaves out, or refuses, what can never be a record."""
+
+    def __init__(self, settings: KafkaSinkSettings, schema: pa.Schema, bad_rows: BadRows) -> None:
+        """Choose the columns.
+
+        Raises:
+            ConfigError: The rows have not the columns or types that the settings speak of.
+        """
+        self._settings = settings
+        self._schema = schema
+        self._bad_rows = bad_rows
+        self._partitions: dict[str, int] = {}
+        require_columns(settings, schema)
+        headers = settings.headers_column
+        if headers is None and settings.format is RecordFormat.RAW and HEADERS in schema.names:
+            headers = HEADERS
+        self._headers = headers
+        self._key = _key_encoder(settings, schema)
+        self._value = _value_encoder(settings, schema, headers)
+
+    def know_partitions(self, counts: dict[str, int]) -> None:
+        """Refuse partitions that a topic does not have."""
+        self._partitions = counts
+
+    def encode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the records of `batch`, in order, in the layout of `records`.
+
+        Raises:
+            BadRow: A row cannot be a record, and bad rows fail the job.
+        """
+        rows = self._routable(decoded_rows(batch))
+        found = [one for one in self._encoded(rows) if one.num_rows]
+        if not found:
+            return stamped(self._records(rows.slice(0, 0)), self._settings.topics)
+        records = found[0] if len(found) == 1 else _joined(found)
+        return stamped(records, self._settings.topics)
+
+    def _encoded(self, rows: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Return the records; halves `rows` to find those that cannot be encoded."""
+        if not rows.num_rows:
+            return []
+        try:
+            return [self._within_limits(rows, self._records(rows))]
+        except ENCODING_ERRORS as error:
+            if rows.num_rows == 1:
+                self._bad_rows.reject(rows, [f"the row cannot be encoded: {error}"])
+                return []
+            half = rows.num_rows // 2
+            return [*self._encoded(rows.slice(0, half)), *self._encoded(rows.slice(half))]
+
+    def _records(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        settings = self._settings
+        columns: dict[str, pa.Array] = {KEY: self._key(rows), VALUE: self._value(rows)}
+        if settings.topic_column is not None:
+            names = rows.column(settings.topic_column).cast(pa.string())
+            columns[TOPIC] = names.dictionary_encode().cast(TOPIC_TYPE)
+        if settings.partition_column is not None:
+            columns[PARTITION] = rows.column(settings.partition_column).cast(pa.int32())
+        if self._headers is not None:
+            columns[HEADERS] = _headers(rows.column(self._headers))
+        return pa.RecordBatch.from_pydict(columns)
+
+    def _within_limits(self, rows: pa.RecordBatch, records: pa.RecordBatch) -> pa.RecordBatch:
+        limit = self._settings.message_bytes_max
+        sizes = record_bytes(records)
+        too_large: Any = pc.greater(sizes, limit)
+        if not pc.any(too_large).as_py():
+            return records
+        found: list[int] = sizes.filter(too_large).to_pylist()
+        self._bad_rows.reject(
+            rows.filter(too_large),
+            [
+                f"the record takes {size} bytes, over message.max.bytes={limit}; raise it here and"
+                " max.message.bytes at the topic"
+                for size in found
+            ],
+        )
+        return records.filter(pc.invert(too_large))
+
+    def _routable(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows whose topic and partition are there."""
+        settings = self._settings
+        if settings.topic_column is not None:
+            known: Any = pc.is_in(
+                rows.column(settings.topic_column).cast(pa.string()), pa.array(settings.topics)
+            )
+            rows = self._bad_rows.sift(
+                rows,
+                pc.invert(known),
+                f"column {settings.topic_column!r} must name one of the topics"
+                f" {', '.join(settings.topics)}",
+                shows=settings.topic_column,
+            )
+        if settings.partition_column is not None:
+            rows = self._with_partitions(rows, settings.partition_column)
+        return rows
+
+    def _with_partitions(self, rows: pa.RecordBatch, column: str) -> pa.RecordBatch:
+        counts: Any = pa.array([self._count(topic) for topic in self._topics(rows)], pa.int64())
+        asked: Any = rows.column(column).cast(pa.int64())
+        wrong: Any = pc.or_(pc.less(asked, 0), pc.greater_equal(asked, counts))
+        why = f"column {column!r} must be a partition of the row's topic"
+        return self._bad_rows.sift(rows, wrong, why, shows=column)
+
+    def _topics(self, rows: pa.RecordBatch) -> list[str]:
+        column = self._settings.topic_column
+        if column is None:
+            return [self._settings.topics[0]] * rows.num_rows
+        found: list[str] = rows.column(column).to_pylist()
+        return found
+
+    def _count(self, topic: str) -> int:
+        return self._partitions.get(topic, 2**31)
+
+
+def require_columns(settings: KafkaSinkSettings, schema: pa.Schema) -> None:
+    """Return when rows of `schema` have what the settings speak of.
+
+    Raises:
+        ConfigError: A column is missing or has a type that its purpose cannot have.
+    """
+    if settings.topic_column is not None:
+        _require(schema, settings.topic_column, "topic_column", arrow.is_string, "a string")
+    if settings.partition_column is not None:
+        _require(
+            schema, settings.partition_column, "partition_column", arrow.is_integer, "an integer"
+        )
+    if settings.headers_column is not None:
+        _require(schema, settings.headers_column, "headers", _is_headers, _HEADERS_WANTED)
+    for name in settings.key:
+        _require(schema, name, "key", lambda _: True, "")
+    if settings.format is RecordFormat.RAW:
+        _require_raw(settings, schema)
+
+
+_HEADERS_WANTED = "a list of structs (key: string, value: binary or string), or a map of those"
+
+
+def _require_raw(settings: KafkaSinkSettings, schema: pa.Schema) -> None:
+    if settings.key:
+        raise ConfigError("format='raw' takes the key from the column 'key'; leave key= away")
+    _require(schema, VALUE, "format='raw'", _is_bytes, "binary or string")
+    if KEY in schema.names:
+        _require(schema, KEY, "format='raw'", _is_bytes, "binary or string")
+    if HEADERS in schema.names:
+        _require(schema, HEADERS, "format='raw'", _is_headers, _HEADERS_WANTED)
+    used = {settings.topic_column, settings.partition_column, settings.headers_column}
+    lost = sorted(set(schema.names) - {*RAW_COLUMNS, *ORIGIN_COLUMNS} - used)
+    if lost:
+        raise ConfigError(
+            f"format='raw' writes the columns {', '.join(RAW_COLUMNS)}, and columns {lost} would be"
+            " lost: drop them before the sink, or use format='json'"
+        )
+
+
+def _require(
+    schema: pa.Schema, name: str, setting: str, fits: Callable[[pa.DataType], bool], wanted: str
+) -> None:
+    if name not in schema.names:
+        raise ConfigError(f"{setting}: the rows have no column {name!r}, only {schema.names}")
+    kind = schema.field(name).type
+    while arrow.is_dictionary(kind):
+        kind = kind.value_type
+    if arrow.is_large_string(kind) or arrow.is_string_view(kind):
+        kind = pa.string()
+    if not fits(kind):
+        raise ConfigError(f"{setting}: column {name!r} is {kind} and must be {wanted}")
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(
+        arrow.is_string(kind)
+        or arrow.is_binary(kind)
+        or arrow.is_large_binary(kind)
+        or arrow.is_binary_view(kind)
+    )
+
+
+def _is_headers(kind: pa.DataType) -> bool:
+    if arrow.is_map(kind):
+        return bool(arrow.is_string(kind.key_type) and _is_bytes(kind.item_type))
+    if not arrow.is_list(kind) or not arrow.is_struct(kind.value_type):
+        return False
+    members = [kind.value_type.field(index) for index in range(kind.value_type.num_fields)]
+    return [member.name for member in members] == ["key", "value"] and all(
+        _is_bytes(member.type) for member in members
+    )
+
+
+def _headers(column: pa.Array) -> pa.Array:
+    """Return the headers of each row as a list.
+
+    Raises:
+        ValueError: A header has no key.
+    """
+    rows: list[Any] = column.to_pylist()
+    found: list[list[dict[str, Any]] | None] = []
+    for row in rows:
+        pairs: Sequence[Any] = [
+            (one["key"], one["value"]) if isinstance(one, dict) else one for one in row or ()
+        ]
+        if any(key is None for key, _ in pairs):
+            raise ValueError("a header without key")
+        found.append([{"key": key, "value": _bytes(value)} for key, value in pairs] or None)
+    return pa.array(found, HEADER_TYPE)
+
+
+def _bytes(value: Any) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value
+
+
+def _key_encoder(settings: KafkaSinkSettings, schema: pa.Schema) -> _Encode:
+    if settings.format is RecordFormat.RAW:
+        if KEY in schema.names:
+            return lambda rows: rows.column(KEY).cast(pa.binary())
+        return lambda rows: pa.nulls(rows.num_rows, pa.binary())
+    match settings.key:
+        case ():
+            return lambda rows: pa.nulls(rows.num_rows, pa.binary())
+        case (name,):
+            return _single_key_encoder(name, schema)
+        case names:
+            objects = JsonObjects(pa.schema([schema.field(name) for name in names]))
+            return lambda rows: pa.array(
+                objects.encode([rows.column(name) for name in names]), pa.binary()
+            )
+
+
+def _single_key_encoder(name: str, schema: pa.Schema) -> _Encode:
+    kind = json_type(schema.field(name).type, name)
+    if _is_bytes(kind) or arrow.is_large_string(kind):
+        return lambda rows: rows.column(name).cast(pa.binary())
+    floats = has_floats(kind)
+
+    def encode(rows: pa.RecordBatch) -> pa.Array:
+        values = json_values(rows.column(name), kind, floats=floats)
+        return pa.array(
+            [None if value is None else json_text(value) for value in values], pa.binary()
+        )
+
+    return encode
+
+
+def _value_encoder(settings: KafkaSinkSettings, schema: pa.Schema, headers: str | None) -> _Encode:
+    if settings.format is RecordFormat.RAW:
+        return lambda rows: rows.column(VALUE).cast(pa.binary())
+    apart = {settings.topic_column, settings.partition_column, headers}
+    columns = [field for field in schema if field.name not in apart]
+    names = [column.name for column in columns]
+    objects = JsonObjects(pa.schema(columns))
+    return lambda rows: pa.array(objects.encode([rows.column(name) for name in names]), pa.binary())
+
+
+def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    schema = batches[0].schema
+    columns = [
+        pa.concat_arrays([batch.column(index) for batch in batches])
+        if not arrow.is_dictionary(field.type)
+        else pa.concat_arrays(
+            [batch.column(index).dictionary_decode() for batch in batches]
+        ).dictionary_encode()
+        for index, field in enumerate(schema)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -1,0 +1,214 @@
+"""The right to commit the transactions of one subtask, and the marker that proves a commit.
+
+A lane is a transactional id, `onceflow/<sink id>/<subtask>`, and a consumer group of the same name.
+Opening it (`init_transactions`) fences every other owner of the lane and returns only when the
+transaction that it had open is ended, one way or the other. The marker is an offset of that group,
+committed inside the transaction that it proves, with partition 0 of every topic that the records go
+to: offset = checkpoint, metadata = "<transaction id> <id of the decision log>".
+
+    committed(T)  <=>  some marker of the lane names T, or did and was overwritten after T's receipt
+    open lane     =>   no other commit of the lane can succeed before this owner's next one fails
+
+A marker on each topic outlives what it proves: when a topic is deleted, so are its records.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+
+from onceflow.core.protocol.ids import TransactionId
+from onceflow.sinks.kafka.clients import (
+    committed_texts,
+    described,
+    error_of,
+    is_fenced,
+    open_group_reader,
+    open_producer,
+)
+from onceflow.sinks.kafka.records import Produces, produce, topics_in
+from onceflow.sinks.kafka.settings import KafkaSinkSettings
+
+_ABORT_S = 2.0
+_CALL_S = 5.0
+"""One call into the transaction; repeated until the deadline while it may be."""
+
+
+class LaneFailed(Exception):
+    """Raised when a lane cannot be opened or used any more; it is closed, and can be opened anew.
+
+    Attributes:
+        fenced: Another owner has taken the lane.
+        sent: The commit was asked for, so that only the marker can tell what became of it.
+    """
+
+    def __init__(self, reason: str, *, fenced: bool = False, sent: bool = False) -> None:
+        super().__init__(reason)
+        self.fenced = fenced
+        self.sent = sent
+
+
+def lane_name(sink_id: str, subtask: int) -> str:
+    """Return the transactional id and the group of a subtask's commits; no sink id has a slash."""
+    return f"onceflow/{sink_id}/{subtask}"
+
+
+def proof_of(transaction: TransactionId, log_id: str) -> str:
+    """Return the marker's text. A job begun anew counts from 1 again, but in another log."""
+    return f"{transaction} {log_id}"
+
+
+def proven(texts: Iterable[str], log_id: str) -> list[TransactionId]:
+    """Return the transactions of this job that marker `texts` prove committed."""
+    found: list[TransactionId] = []
+    for text in texts:
+        name, _, log = text.partition(" ")
+        transaction = TransactionId.parse(name)
+        if transaction is not None and log == log_id:
+            found.append(transaction)
+    return found
+
+
+def read_markers(
+    settings: KafkaSinkSettings, name: str, topics: Sequence[str], *, deadline: float
+) -> Mapping[str, str]:
+    """Return the markers of lane `name` by topic, without fencing anybody.
+
+    Waits until no transaction of the lane is open, at most until `deadline`.
+
+    Raises:
+        LaneFailed: There was no answer.
+    """
+    reader = open_group_reader(settings, name)
+    try:
+        return committed_texts(reader, topics, deadline=deadline)
+    except KafkaException as error:
+        raise LaneFailed(f"the marker of {name} was not read: {described(error, settings)}") from (
+            error
+        )
+    finally:
+        reader.close()
+
+
+class Lane:
+    """An open lane: a producer that nobody has fenced yet, and what the markers say."""
+
+    def __init__(self, settings: KafkaSinkSettings, name: str, *, deadline: float) -> None:
+        """Take the lane over from whoever has it, and read its markers, in this order.
+
+        Raises:
+            LaneFailed: Not before `deadline`, or taken over by somebody else meanwhile.
+            ConfigError: librdkafka refuses a setting.
+        """
+        self._settings = settings
+        self.name = name
+        self._producer: Producer = open_producer(
+            settings, client_id=name.replace("/", "."), transactional_id=name
+        )
+        try:
+            self._repeated(self._producer.init_transactions, "was not opened", deadline)
+            reader = open_group_reader(settings, name)
+            try:
+                self._group = _group_of(reader)
+                self.texts = dict(committed_texts(reader, settings.topics, deadline=deadline))
+            finally:
+                reader.close()
+        except KafkaException as error:
+            raise self._failed(error, "the marker was not read") from error
+        self._read = set(settings.topics)
+
+    def look_at(self, topics: Sequence[str], *, deadline: float) -> None:
+        """Read the markers of `topics` too, which the sink may have written to in former times.
+
+        Raises:
+            LaneFailed: There was no answer.
+        """
+        further = [topic for topic in topics if topic not in self._read]
+        if further:
+            self.texts |= read_markers(self._settings, self.name, further, deadline=deadline)
+            self._read |= set(further)
+
+    def proves(self, proof: str) -> bool:
+        """Return whether a marker has the text `proof`."""
+        return proof in self.texts.values()
+
+    def commit(self, proof: str, offset: int, batches: Iterable[pa.RecordBatch]) -> None:
+        """Make the records of `batches` and the marker visible, all at once.
+
+        The marker before it is overwritten: its transaction must have its receipt.
+
+        Raises:
+            LaneFailed: They are not, or, if `sent`, only the marker can tell.
+        """
+        deadline = time.monotonic() + self._settings.transaction_timeout_s
+        topics: set[str] = set()
+        try:
+            self._producer.begin_transaction()
+            for batch in batches:
+                produce(cast("Produces", self._producer), batch, deadline=deadline)
+                topics |= topics_in(batch)
+        except KafkaException as error:
+            raise self._failed(error, "records were not produced") from error
+        except TimeoutError as error:
+            self.abandon()
+            raise LaneFailed(
+                f"{self.name}: the records were not produced within transaction_timeout_s="
+                f"{self._settings.transaction_timeout_s:g}: {error}. Raise it, up to the broker's"
+                " transaction.max.timeout.ms"
+            ) from error
+        except BaseException:
+            self.abandon()
+            raise
+        self._mark(topics, proof, offset, deadline)
+        self._repeated(self._producer.commit_transaction, "may be committed", deadline, sent=True)
+        self.texts |= dict.fromkeys(topics, proof)
+
+    def abandon(self) -> None:
+        """Abort what is open, so that no consumer waits for it, and close the lane."""
+        with contextlib.suppress(KafkaException):
+            self._producer.abort_transaction(_ABORT_S)
+        self.close()
+
+    def close(self) -> None:
+        """Close the lane; what is open in it the next owner ends."""
+        self._producer.purge(blocking=False)
+
+    def _mark(self, topics: set[str], proof: str, offset: int, deadline: float) -> None:
+        marks = [TopicPartition(topic, 0, offset, proof) for topic in sorted(topics)]
+
+        def send(timeout_s: float) -> None:
+            self._producer.send_offsets_to_transaction(marks, self._group, timeout_s)
+
+        self._repeated(send, "the marker was not written", deadline)
+
+    def _repeated(self, call: Any, failure: str, deadline: float, *, sent: bool = False) -> None:
+        """Call with a short timeout until it succeeds, while Kafka says that it may be repeated."""
+        while True:
+            try:
+                call(max(0.1, min(_CALL_S, deadline - time.monotonic())))
+                return
+            except KafkaException as error:
+                if error_of(error).retriable() and time.monotonic() < deadline:
+                    continue
+                raise self._failed(error, failure, sent=sent) from error
+
+    def _failed(self, error: KafkaException, failure: str, *, sent: bool = False) -> LaneFailed:
+        if sent:
+            self.close()
+        else:
+            self.abandon()
+        return LaneFailed(
+            f"{self.name}: {failure}: {described(error, self._settings)}",
+            fenced=is_fenced(error_of(error)),
+            sent=sent,
+        )
+
+
+def _group_of(reader: Consumer) -> Any:
+    """Return the opaque name of the reader's group, as `send_offsets_to_transaction` takes it."""
+    return cast("Any", reader).consumer_group_metadata()

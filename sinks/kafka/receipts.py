@@ -1,0 +1,111 @@
+"""Receipts: what is left in checkpoint storage of a transaction that Kafka has committed.
+
+Kafka forgets a group's offsets (`offsets.retention.minutes`, a week by default) and so the marker
+that proves a commit. A job that was stopped in good order must start again after a month, and its
+last checkpoint lists transactions for which nothing is staged any more. Therefore a committer that
+knows of a commit seals an empty staged file beside the rows before it deletes them: the receipt, as
+durable as the decision log that asks for it.
+
+    staged  receipt   the transaction is
+    yes     no        open: the marker in Kafka says whether it is committed
+    yes     yes       committed; somebody died before the rows were deleted
+    no      yes       committed
+    no      no        aborted, or lost, or committed and pruned
+
+A receipt carries the name of its transaction with the sequence raised by 9000.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from onceflow.core.errors import StorageError
+from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.core.staging import StagingArea
+
+_RAISED_BY = 9000
+_NOTHING = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What lies in a staging area at one moment."""
+
+    staged: Sequence[TransactionId]
+    receipts: frozenset[TransactionId]
+    """The transactions that are known to be committed."""
+
+    @property
+    def leftovers(self) -> list[TransactionId]:
+        """Return what is committed and still staged."""
+        return [transaction for transaction in self.staged if transaction in self.receipts]
+
+    @property
+    def open(self) -> list[TransactionId]:
+        """Return what is staged and not known to be committed."""
+        return [transaction for transaction in self.staged if transaction not in self.receipts]
+
+
+class Receipts:
+    """The receipts of one sink id. Every call may be repeated, also by another process."""
+
+    def __init__(self, area: StagingArea) -> None:
+        self._area = area
+
+    def listed(self) -> Listing:
+        """Return what is there now.
+
+        Raises:
+            StorageError: Storage cannot be read.
+        """
+        staged: list[TransactionId] = []
+        receipts: list[TransactionId] = []
+        for name in self._area.transactions():
+            if name.sequence < _RAISED_BY:
+                staged.append(name)
+            else:
+                receipts.append(replace(name, sequence=name.sequence - _RAISED_BY))
+        return Listing(staged, frozenset(receipts))
+
+    def has(self, transaction: TransactionId) -> bool:
+        """Return whether `transaction` is known to be committed."""
+        return self._area.contains(_receipt(transaction))
+
+    def settle(self, transaction: TransactionId) -> None:
+        """Record that `transaction` is committed, then delete its rows.
+
+        Raises:
+            StorageError: It is not recorded, or the rows are still there.
+        """
+        rows = self._area.open()
+        try:
+            rows.write(_NOTHING, part="receipt")
+            rows.seal(_receipt(transaction))
+        except StorageError:
+            # Somebody else may have sealed the same one.
+            if not self.has(transaction):
+                raise
+        finally:
+            rows.close()
+        self._area.discard(transaction)
+
+    def forget(self, transaction: TransactionId) -> None:
+        """Delete the receipt of `transaction`, which nobody will ask for, and any rows before it.
+
+        In this order: rows without their receipt would look as if they were open.
+        """
+        self._area.discard(transaction)
+        self._area.discard(_receipt(transaction))
+
+    def forget_before(self, checkpoint: CheckpointId) -> None:
+        """Delete every receipt of checkpoints before `checkpoint`, of all attempts and subtasks."""
+        for transaction in self.listed().receipts:
+            if transaction.checkpoint < checkpoint:
+                self.forget(transaction)
+
+
+def _receipt(transaction: TransactionId) -> TransactionId:
+    return replace(transaction, sequence=transaction.sequence + _RAISED_BY)

@@ -1,0 +1,175 @@
+"""What a user writes to have rows in Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal, TypeVar
+
+import pyarrow as pa
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.spi import (
+    Committer,
+    CommitterContext,
+    OnBadRow,
+    Sink,
+    SinkWriter,
+    WriterContext,
+)
+from onceflow.sinks.kafka.committer import KafkaCommitter
+from onceflow.sinks.kafka.encoder import RecordEncoder
+from onceflow.sinks.kafka.idle import IdleCommitter
+from onceflow.sinks.kafka.options import OptionValue, producer_options
+from onceflow.sinks.kafka.ownership import Ownership
+from onceflow.sinks.kafka.preflight import NewTopics, Preflight
+from onceflow.sinks.kafka.settings import Delivery, KafkaSinkSettings, RecordFormat, StaleRows
+from onceflow.sinks.kafka.writer import AtLeastOnceWriter, StagingWriter
+from onceflow.sinks.sql.bad_rows import BadRows
+
+_Choice = TypeVar("_Choice", bound=Enum)
+
+
+@dataclass(frozen=True, repr=False)
+class KafkaSink(Sink):
+    """Writes every row to a topic; a read_committed consumer sees each once, through any crash.
+
+    Rows wait in checkpoint storage until their checkpoint is decided, and are then produced in one
+    Kafka transaction that also commits an offset of a group `onceflow/<sink id>/<subtask>`: the
+    proof that it was committed. No transaction is open between checkpoints, so none can expire, and
+    no consumer waits for a job that is down. Records of one subtask keep their order.
+
+    Pickles with its options, prints without their secrets.
+
+    Args:
+        bootstrap_servers: `host:port[,host:port]`.
+        topic: The topic; with `topic_column` all topics that it may name.
+        topic_column: Column that says which topic a row goes to; not part of the value.
+        key: Columns of the key: one is written as text or bytes, several as a JSON object. Keys
+            land in the partitions that Java's partitioner chooses.
+        format: `json`: the value is an object of all columns. `raw`: the columns `key`, `value` and
+            `headers` as they are, as in Spark.
+        partition_column: Column that says which partition; null leaves it to the partitioner.
+        headers: Column of headers: a list of (key, value), or a map. With `raw` it is `headers`.
+        delivery: `at_least_once` produces rows at once, without transactions: they are seen before
+            their checkpoint, and come twice after a failure.
+        create: Whether to create topics that are missing.
+        partitions: Of a topic that is created; None is the broker's default.
+        replication_factor: Of a topic that is created; None is the broker's default.
+        transaction_timeout_s: How long producing one checkpoint's rows of one subtask may take;
+            the broker's transaction.max.timeout.ms is the upper limit.
+        deadline_s: How long a broker may not answer before a call is given up.
+        stale_rows: What becomes of decided rows that waited, while the job was down, for longer
+            than the broker keeps proofs: `fail` says so, `produce` produces them.
+        options: Further settings of librdkafka, with or without Spark's prefix `kafka.`.
+
+    Raises:
+        ConfigError: A setting is wrong by itself; what needs the broker is found by `check`.
+    """
+
+    bootstrap_servers: str
+    topic: str | Sequence[str] = field(kw_only=True)
+    topic_column: str | None = field(default=None, kw_only=True)
+    key: str | Sequence[str] | None = field(default=None, kw_only=True)
+    format: Literal["json", "raw"] = field(default="json", kw_only=True)
+    partition_column: str | None = field(default=None, kw_only=True)
+    headers: str | None = field(default=None, kw_only=True)
+    delivery: Literal["exactly_once", "at_least_once"] = field(default="exactly_once", kw_only=True)
+    create: bool = field(default=False, kw_only=True)
+    partitions: int | None = field(default=None, kw_only=True)
+    replication_factor: int | None = field(default=None, kw_only=True)
+    transaction_timeout_s: float = field(default=300.0, kw_only=True)
+    deadline_s: float = field(default=30.0, kw_only=True)
+    stale_rows: Literal["fail", "produce"] = field(default="fail", kw_only=True)
+    options: Mapping[str, OptionValue] = field(default_factory=dict[str, OptionValue], kw_only=True)
+
+    def __post_init__(self) -> None:
+        for name in ("partitions", "replication_factor"):
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                raise ConfigError(f"{name}={count} must be over 0")
+        _ = self.settings
+
+    def __repr__(self) -> str:
+        return repr(self.settings)
+
+    def check(self, context: CommitterContext, schema: pa.Schema) -> None:
+        """Return when rows of `schema` can be written; creates topics, fences the sink id.
+
+        Repeated in the same attempt it is refused, as the SPI says. A crash in it leaves at most
+        topics created and the sink id claimed, which the next attempt claims in turn. At least
+        once needs no transactions, and claims nothing.
+
+        Raises:
+            ConfigError: They cannot: settings, broker, permissions, topics, columns or types.
+            Fenced: This attempt or a newer one has claimed the sink id.
+            SinkError: The broker cannot be reached now.
+        """
+        settings = self.settings
+        RecordEncoder(settings, schema, BadRows(OnBadRow.FAIL, schema))
+        preflight = Preflight(settings)
+        preflight.require_topics(
+            NewTopics(self.partitions, self.replication_factor) if self.create else None
+        )
+        preflight.require_capacity()
+        if settings.delivery is Delivery.AT_LEAST_ONCE:
+            return
+        if context.staging is None:
+            raise ConfigError(
+                f"sink {context.sink_id}: exactly once into Kafka stages rows in checkpoint"
+                " storage, and none is given; use delivery='at_least_once' without it"
+            )
+        preflight.require_retention()
+        Ownership(settings, context).claim()
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        """Return a writer; exactly once it connects only where rows choose their partition.
+
+        Raises:
+            ConfigError: The rows do not fit the settings.
+            SinkError: The broker cannot be reached now.
+        """
+        if self.settings.delivery is Delivery.AT_LEAST_ONCE:
+            return AtLeastOnceWriter(self.settings, context)
+        return StagingWriter(self.settings, context)
+
+    def committer(self, context: CommitterContext) -> Committer:
+        """Return a committer, which connects when it is first asked.
+
+        At least once it has nothing to commit, but finds what the job left in doubt when it was
+        still exactly once.
+        """
+        if context.staging is None and self.settings.delivery is Delivery.AT_LEAST_ONCE:
+            return IdleCommitter()
+        return KafkaCommitter(self.settings, context)
+
+    @property
+    def settings(self) -> KafkaSinkSettings:
+        """What the arguments say, resolved; may hold secrets, and prints without them."""
+        return KafkaSinkSettings(
+            bootstrap_servers=self.bootstrap_servers,
+            topics=_names(self.topic),
+            topic_column=self.topic_column,
+            format=_choice(RecordFormat, "format", self.format),
+            key=_names(self.key or ()),
+            partition_column=self.partition_column,
+            headers_column=self.headers,
+            delivery=_choice(Delivery, "delivery", self.delivery),
+            stale_rows=_choice(StaleRows, "stale_rows", self.stale_rows),
+            transaction_timeout_s=self.transaction_timeout_s,
+            deadline_s=self.deadline_s,
+            options=producer_options(self.options),
+        )
+
+
+def _names(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _choice(kind: type[_Choice], setting: str, value: object) -> _Choice:
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(str(one.value) for one in kind)
+        raise ConfigError(f"{setting}={value!r}: choose one of {known}") from None

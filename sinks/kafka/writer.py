@@ -1,0 +1,231 @@
+"""Writers of one subtask.
+
+exactly once    rows are encoded as they come and staged in checkpoint storage at each barrier; no
+                broker is needed for that, and no transaction is open in Kafka between checkpoints
+at least once   rows are produced as they come, and flushed at each barrier
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import partial
+from typing import cast
+
+import pyarrow as pa
+from confluent_kafka import KafkaError, KafkaException, Message
+
+from onceflow.core.crash_points import reach
+from onceflow.core.errors import ConfigError, PreCommitFailed, SinkError, StorageError
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
+from onceflow.core.staging import StagedRows, StagingArea
+from onceflow.sinks.kafka.clients import (
+    Troubles,
+    answered,
+    described,
+    open_admin,
+    open_producer,
+)
+from onceflow.sinks.kafka.encoder import RecordEncoder
+from onceflow.sinks.kafka.options import without_secrets
+from onceflow.sinks.kafka.records import Produces, produce
+from onceflow.sinks.kafka.settings import KafkaSinkSettings
+from onceflow.sinks.sql.bad_rows import BadRows
+
+
+class RecordWriter(SinkWriter):
+    """What both writers share: bad rows are found before anything else is done with a batch."""
+
+    def __init__(self, settings: KafkaSinkSettings, context: WriterContext) -> None:
+        """Choose the columns; ask for the partitions where rows choose theirs.
+
+        Raises:
+            ConfigError: The rows do not fit the settings.
+            SinkError: Partitions must be known and no broker answers.
+        """
+        self._settings = settings
+        self._context = context
+        self._closed = False
+        self._where = f"sink {context.sink_id} subtask {context.subtask}, {settings.where}"
+        self._bad_rows = BadRows(context.on_bad_row, context.schema, where=self._where)
+        self._encoder = RecordEncoder(settings, context.schema, self._bad_rows)
+        if settings.partition_column is not None:
+            self._encoder.know_partitions(_partition_counts(settings))
+
+    def rejected(self) -> tuple[RejectedRows, ...]:
+        """Return the rows left out since the last call, with their reasons."""
+        return tuple(self._bad_rows.taken())
+
+    def _require_open(self, doing: str, kind: type[SinkError]) -> None:
+        if self._closed:
+            raise kind(f"{self._where}: {doing}: the writer is closed, or has failed before")
+
+
+class StagingWriter(RecordWriter):
+    """Stages at each barrier; a committer does the rest."""
+
+    def __init__(self, settings: KafkaSinkSettings, context: WriterContext) -> None:
+        """As `RecordWriter`.
+
+        Raises:
+            ConfigError: There is no checkpoint storage to stage rows in.
+        """
+        super().__init__(settings, context)
+        if context.staging is None:
+            raise ConfigError(
+                f"{self._where}: exactly once stages rows in checkpoint storage, and none is given"
+            )
+        self._area: StagingArea = context.staging
+        self._rows: StagedRows = self._area.open()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Encode `batch`; it waits in memory, or in a local file when there is much.
+
+        Raises:
+            BadRow: A row cannot be a record; names why.
+            SinkError: It cannot be kept: the disk is full.
+        """
+        self._require_open("rows were not written", SinkError)
+        if not batch.num_rows:
+            return
+        with self._or_close("rows were not written", SinkError):
+            records = self._encoder.encode(batch)
+            if records.num_rows:
+                self._rows.write(records)
+
+    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
+        """Make the records durable in checkpoint storage; None when there are none.
+
+        Raises:
+            PreCommitFailed: They are not.
+        """
+        doing = f"checkpoint {checkpoint} was not pre-committed"
+        self._require_open(doing, PreCommitFailed)
+        if not self._rows.rows:
+            return None
+        context = self._context
+        transaction = TransactionId(context.sink_id, context.attempt, checkpoint, context.subtask)
+        with self._or_close(doing, PreCommitFailed):
+            reach("flushed")
+            committable = self._rows.seal(transaction)
+            self._rows = self._area.open()
+            return committable
+
+    def close(self) -> None:
+        """Drop what is not pre-committed."""
+        self._closed = True
+        self._rows.close()
+
+    @contextmanager
+    def _or_close(self, doing: str, kind: type[SinkError]) -> Generator[None, None, None]:
+        try:
+            yield
+        except (StorageError, OSError) as error:
+            self.close()
+            raise kind(f"{self._where}: {doing}: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+
+class AtLeastOnceWriter(RecordWriter):
+    """Produces as rows come; what was not flushed before a crash comes again, and so do others."""
+
+    def __init__(self, settings: KafkaSinkSettings, context: WriterContext) -> None:
+        """As `RecordWriter`; waits for no broker.
+
+        Raises:
+            ConfigError: The rows do not fit the settings, or librdkafka refuses one.
+        """
+        super().__init__(settings, context)
+        self._failure = ""
+        self._troubles = Troubles(settings)
+        self._producer = open_producer(
+            settings,
+            client_id=f"onceflow.{context.sink_id}.{context.subtask}",
+            transactional_id=None,
+            troubles=self._troubles,
+        )
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Enqueue the records of `batch`. Blocks while the broker is behind.
+
+        Raises:
+            BadRow: A row cannot be a record; names why.
+            SinkError: A record, of this or of an earlier call, was not taken.
+        """
+        doing = "rows were not written"
+        self._require_open(doing, SinkError)
+        if not batch.num_rows:
+            return
+        records = self._encoder.encode(batch)
+        deadline = time.monotonic() + self._settings.transaction_timeout_s
+        try:
+            produce(
+                cast("Produces", self._producer),
+                records,
+                deadline=deadline,
+                on_delivery=self._delivered,
+            )
+        except (KafkaException, TimeoutError) as error:
+            self._fail(doing, SinkError, error)
+        self._raise_failure(doing, SinkError)
+
+    def pre_commit(self, checkpoint: CheckpointId) -> None:
+        """Return when every record is acknowledged by all replicas in sync.
+
+        Raises:
+            PreCommitFailed: Some are not, within transaction_timeout_s.
+        """
+        doing = f"records before checkpoint {checkpoint} were not all acknowledged"
+        self._require_open(doing, PreCommitFailed)
+        left = self._producer.flush(self._settings.transaction_timeout_s)
+        self._raise_failure(doing, PreCommitFailed)
+        if left:
+            self._closed = True
+            raise PreCommitFailed(
+                f"{self._where}: {doing}: {left} are missing after transaction_timeout_s="
+                f"{self._settings.transaction_timeout_s:g}: {self._troubles.last}"
+            )
+
+    def close(self) -> None:
+        """Drop what is not acknowledged."""
+        if not self._closed:
+            self._closed = True
+            self._producer.purge(blocking=False)
+
+    def _delivered(self, error: KafkaError | None, _: Message) -> None:
+        if error is not None and not self._failure:
+            reason = without_secrets(error.str(), self._settings.options)
+            self._failure = f"{reason} ({error.name()}) {self._troubles.last}".strip()
+
+    def _raise_failure(self, doing: str, kind: type[SinkError]) -> None:
+        if self._failure:
+            self.close()
+            raise kind(f"{self._where}: {doing}: {self._failure}")
+
+    def _fail(
+        self, doing: str, kind: type[SinkError], error: KafkaException | TimeoutError
+    ) -> None:
+        self.close()
+        text = described(error, self._settings) if isinstance(error, KafkaException) else str(error)
+        raise kind(f"{self._where}: {doing}: {text} {self._troubles.last}".strip()) from error
+
+
+def _partition_counts(settings: KafkaSinkSettings) -> dict[str, int]:
+    troubles = Troubles(settings)
+    admin = open_admin(settings, troubles)
+
+    def count(topic: str, timeout_s: float) -> int:
+        found = admin.list_topics(topic, timeout=timeout_s).topics[topic]
+        if found.error is not None:
+            raise KafkaException(found.error)
+        return len(found.partitions)
+
+    return {
+        topic: answered(settings, troubles, partial(count, topic), f"partitions of topic {topic!r}")
+        for topic in settings.topics
+    }

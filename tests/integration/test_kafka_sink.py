@@ -1,0 +1,264 @@
+"""The contract of a Kafka sink on a real broker: seen once, after its commit, whoever asks."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from tests.integration.kafka_sink_kit import (
+    Job,
+    committable_of,
+    delete_group,
+    ids_in,
+    marker,
+    messages,
+    names,
+    open_transaction_blocks,
+    rows,
+    values_of,
+)
+
+from onceflow.core.protocol.committables import (
+    Aborted,
+    AlreadyCommitted,
+    Committed,
+    Lost,
+    RetryLater,
+)
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.integration.pytest_plugin import TopicFactory
+from onceflow.integration.servers.kinds import KafkaServer
+from onceflow.sinks import KafkaSink
+
+
+@pytest.fixture
+def topic(kafka_topic: TopicFactory) -> str:
+    return kafka_topic(2)
+
+
+@pytest.fixture
+def servers(onceflow_kafka: KafkaServer) -> str:
+    return onceflow_kafka.bootstrap_servers
+
+
+@pytest.fixture
+def job(servers: str, topic: str, tmp_path: Path) -> Job:
+    # Every test has its own lanes: transactional ids are the cluster's.
+    return Job(KafkaSink(servers, topic=topic, key="account"), tmp_path, sink_id=f"j.{topic[-16:]}")
+
+
+def test_rows_are_seen_after_their_commit_and_never_before(
+    job: Job, servers: str, topic: str
+) -> None:
+    """S13, S14: at each point before the commit nothing is visible, and nobody waits for it."""
+    with job:
+        job.check()
+        writer = job.writer()
+        writer.write(rows(range(10)))
+        assert messages(servers, topic, isolation="read_uncommitted") == []
+        committable = writer.pre_commit(CheckpointId(1))
+        writer.close()
+        assert committable is not None
+        assert messages(servers, topic, isolation="read_uncommitted") == []
+        assert not open_transaction_blocks(servers, topic)
+        committer = job.committer()
+        assert names(committer.in_doubt()) == [f"{job.sink_id}/1/1/0/0"]
+        assert committer.commit(committable) == Committed()
+        assert ids_in(servers, topic) == list(range(10))
+        assert committer.in_doubt() == ()
+        assert job.staged() == []
+        group = f"onceflow/{job.sink_id}/0"
+        assert marker(servers, group, topic) == (1, f"{job.sink_id}/1/1/0/0 log-1")
+
+
+def test_a_commit_asked_again_by_anybody_is_already_committed(
+    job: Job, servers: str, topic: str
+) -> None:
+    """S2, S21."""
+    with job:
+        committable = job.prepare(1, range(5))
+        first, second = job.committer(), job.committer(attempt=2)
+        assert first.commit(committable) == Committed()
+        assert first.commit(committable) == AlreadyCommitted()
+        assert second.commit(committable) == AlreadyCommitted()
+        later = job.prepare(2, range(5, 10))
+        assert second.commit(later) == Committed()
+        assert first.commit(committable) == AlreadyCommitted()
+        assert first.commit(later) == AlreadyCommitted()
+        assert ids_in(servers, topic) == list(range(10))
+
+
+def test_commits_out_of_order_lose_and_double_nothing(job: Job, servers: str, topic: str) -> None:
+    """S20: the marker of the later one says nothing about the earlier one."""
+    with job:
+        prepared = [job.prepare(number, range(number * 5, number * 5 + 5)) for number in (1, 2, 3)]
+        committer = job.committer()
+        for number in (2, 0, 2, 1, 0, 1):
+            committer.commit(prepared[number])
+            committer = job.committer()
+        assert ids_in(servers, topic) == list(range(5, 20))
+        assert job.staged() == []
+
+
+def test_an_aborted_transaction_is_never_seen_and_then_lost(
+    job: Job, servers: str, topic: str
+) -> None:
+    with job:
+        committable = job.prepare(1, range(5))
+        committer = job.committer()
+        assert committer.abort(committable) == Aborted()
+        assert committer.abort(committable) == Aborted()
+        assert committer.in_doubt() == ()
+        assert isinstance(committer.commit(committable), Lost)
+        assert isinstance(job.committer().commit(committable), Lost)
+        assert messages(servers, topic, isolation="read_uncommitted") == []
+
+
+def test_abort_of_what_was_committed_says_so(job: Job, servers: str, topic: str) -> None:
+    with job:
+        committable = job.prepare(1, range(5))
+        assert job.committer().commit(committable) == Committed()
+        assert job.committer(2).abort(committable) == AlreadyCommitted()
+        assert ids_in(servers, topic) == list(range(5))
+
+
+def test_rows_staged_and_deleted_behind_our_back_are_lost_and_not_called_committed(
+    job: Job, servers: str, topic: str
+) -> None:
+    with job:
+        committable = job.prepare(1, range(5))
+        job.staging.discard(committable.transaction)
+        outcome = job.committer().commit(committable)
+        assert isinstance(outcome, Lost)
+        assert str(committable.transaction) in outcome.reason
+        assert ids_in(servers, topic) == []
+
+
+def test_an_empty_checkpoint_has_nothing_to_commit(job: Job) -> None:
+    """S19."""
+    with job:
+        writer = job.writer()
+        assert writer.pre_commit(CheckpointId(1)) is None
+        writer.write(rows([]))
+        assert writer.pre_commit(CheckpointId(2)) is None
+        writer.write(rows([1]))
+        assert writer.pre_commit(CheckpointId(3)) is not None
+        assert names(job.committer().in_doubt()) == [f"{job.sink_id}/1/3/0/0"]
+
+
+def test_two_committers_at_once_commit_each_transaction_once(
+    job: Job, servers: str, topic: str
+) -> None:
+    with job:
+        prepared = [
+            job.prepare(number, range(number * 100, number * 100 + 50)) for number in range(1, 9)
+        ]
+        committers = [job.committer(attempt) for attempt in (1, 2)]
+        failures: list[BaseException] = []
+
+        def commit_all(which: int) -> None:
+            try:
+                for committable in prepared:
+                    while isinstance(committers[which].commit(committable), RetryLater):
+                        pass
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=commit_all, args=(which,)) for which in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+            assert not thread.is_alive()
+        assert failures == []
+        expected = [n for number in range(1, 9) for n in range(number * 100, number * 100 + 50)]
+        assert ids_in(servers, topic) == expected
+        assert not open_transaction_blocks(servers, topic)
+
+
+def test_a_key_keeps_the_order_of_its_records(job: Job, servers: str, topic: str) -> None:
+    with job:
+        committer = job.committer()
+        for checkpoint in range(1, 4):
+            committer.commit(
+                job.prepare(checkpoint, range(checkpoint * 100, checkpoint * 100 + 100))
+            )
+        seen: dict[str, list[int]] = {}
+        for value in values_of(messages(servers, topic)):
+            seen.setdefault(value["account"], []).append(value["id"])
+        assert len(seen) == 7
+        assert all(ids == sorted(ids) for ids in seen.values())
+
+
+def test_recovery_at_another_parallelism_commits_what_every_subtask_staged(
+    job: Job, servers: str, topic: str
+) -> None:
+    """S7, S33: three subtasks die decided; one driver commits all, then one, then four go on."""
+    with job:
+        for subtask in range(3):
+            job.prepare(1, range(subtask * 10, subtask * 10 + 10), subtask=subtask)
+        driver = job.committer(2)
+        found = driver.in_doubt()
+        assert len(found) == 3
+        assert [driver.commit(one) for one in found] == [Committed()] * 3
+        one = job.prepare(2, range(30, 40), attempt=2)
+        assert job.committer(2).commit(one) == Committed()
+        for subtask in range(4):
+            first = 40 + subtask * 10
+            four = job.prepare(3, range(first, first + 10), attempt=3, subtask=subtask)
+            assert job.committer(3).commit(four) == Committed()
+        assert ids_in(servers, topic) == list(range(80))
+
+
+def test_a_job_stopped_for_so_long_that_kafka_forgot_its_marker_starts_again(
+    job: Job, servers: str, topic: str
+) -> None:
+    """The marker is deleted, as the broker does after offsets.retention.minutes."""
+    with job:
+        committable = job.prepare(1, range(5))
+        committer = job.committer()
+        assert committer.commit(committable) == Committed()
+        committer.close()
+        delete_group(servers, f"onceflow/{job.sink_id}/0")
+        assert job.committer(2).commit(committable) == AlreadyCommitted()
+        assert ids_in(servers, topic) == list(range(5))
+
+
+def test_receipts_are_pruned_and_younger_ones_kept(job: Job) -> None:
+    with job:
+        committer = job.committer()
+        for checkpoint in range(1, 5):
+            committer.commit(job.prepare(checkpoint, [checkpoint]))
+        other = job.committer()
+        other.prune(CheckpointId(3))
+        assert job.receipts() == [f"{job.sink_id}/1/{number}/0/0" for number in (3, 4)]
+        other.commit(job.prepare(5, [5]))
+        other.prune(CheckpointId(6))
+        assert f"{job.sink_id}/1/5/0/0" not in job.receipts()
+
+
+def test_a_new_job_with_the_same_names_but_another_log_is_not_taken_for_the_old_one(
+    job: Job, servers: str, topic: str, tmp_path: Path
+) -> None:
+    """A deleted checkpoint directory: attempts and checkpoints count from 1 again."""
+    with job:
+        assert job.committer().commit(job.prepare(1, [1])) == Committed()
+    fresh = tmp_path / "fresh"
+    fresh.mkdir()
+    with Job(job.sink, fresh, sink_id=job.sink_id, log_id="log-2") as second:
+        assert second.committer().commit(second.prepare(1, [2])) == Committed()
+    assert ids_in(servers, topic) == [1, 2]
+
+
+def test_transactions_of_other_sinks_are_left_alone(job: Job, tmp_path: Path) -> None:
+    with job, Job(job.sink, tmp_path, sink_id=f"{job.sink_id}x") as other:
+        job.prepare(1, [1])
+        assert other.committer().in_doubt() == ()
+        assert len(job.committer().in_doubt()) == 1
+
+
+def test_a_committable_of_nothing_is_lost(job: Job) -> None:
+    with job:
+        outcome = job.committer().commit(committable_of(f"{job.sink_id}/1/7/0/0"))
+        assert isinstance(outcome, Lost)
