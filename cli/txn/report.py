@@ -132,7 +132,7 @@ def result_of(
     action: Action, one: InDoubtTransaction, outcome: CommitOutcome | AbortOutcome
 ) -> Result:
     """Return how it ended, in words and as an exit status."""
-    rows = "its rows" if one.rows is None else f"its {one.rows:,} rows"
+    rows = "its rows" if one.rows is None else f"its rows ({one.rows:,})"
     match outcome:
         case Committed():
             said = (EXIT_DONE, "committed", f"committed: {rows} are visible now")
