@@ -1,4 +1,4 @@
-"""Postgres: rows by binary COPY, exactly once by prepared transactions."""
+"""Postgres: rows by binary COPY or by key, exactly once by prepared transactions or a ledger."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from onceflow.core.protocol.ids import TransactionId
 SERVER_VERSION_MIN = 120000
 """PostgreSQL 12: the oldest whose catalogs have generated columns."""
 
-_NUMERIC_TYPMOD_OFFSET = 4
+_TYPMOD_OFFSET = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,10 @@ class PostgresType:
     """Of numeric(precision, scale); None without limit."""
     element: str = ""
     """Of an array: the element's name; else empty."""
+    base: str = ""
+    """In SQL's words without limits, the type under any domains: what values are cast to."""
+    length: int | None = None
+    """Of varchar(length) and char(length), in characters; None without limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,10 @@ class TableColumn:
     generated: bool
     insertable: bool
     """Whether the connected role may write it."""
+    updatable: bool = True
+    readable: bool = True
+    deterministic: bool = True
+    """Whether equal text is the same bytes, by the column's collation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +96,10 @@ class TargetTable:
     persistence: str
     """pg_class.relpersistence: p permanent, u unlogged, t temporary."""
     columns: tuple[TableColumn, ...]
+    deletable: bool = True
+    """Whether the connected role may delete rows."""
+    unique_keys: tuple[frozenset[str], ...] = ()
+    """The columns of every unique index that ON CONFLICT can go by."""
 
     def column(self, name: str) -> TableColumn | None:
         """Return the column called `name`, or None."""
@@ -126,7 +138,8 @@ def server_facts(connection: psycopg.Connection[TupleRow]) -> ServerFacts:
 
 _TABLE = """
     SELECT c.oid, n.nspname::text AS schema, c.relname::text AS name,
-           c.relkind::text AS kind, c.relpersistence::text AS persistence
+           c.relkind::text AS kind, c.relpersistence::text AS persistence,
+           pg_catalog.has_table_privilege(c.oid, 'DELETE') AS deletable
     FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
     WHERE c.oid = pg_catalog.to_regclass(%s)
 """
@@ -147,7 +160,11 @@ _COLUMNS = """
     SELECT a.attname::text AS name, layer.modifier, layer.not_null, layer.has_default,
            a.attgenerated <> '' AS generated,
            pg_catalog.has_column_privilege(a.attrelid, a.attnum, 'INSERT') AS insertable,
+           pg_catalog.has_column_privilege(a.attrelid, a.attnum, 'UPDATE') AS updatable,
+           pg_catalog.has_column_privilege(a.attrelid, a.attnum, 'SELECT') AS readable,
+           t.typname <> 'citext' AND coalesce(c.collisdeterministic, true) AS deterministic,
            pg_catalog.format_type(a.atttypid, a.atttypmod) AS shown,
+           pg_catalog.format_type(layer.type, NULL) AS base,
            CASE WHEN t.typtype = 'e' THEN 'enum'
                 WHEN n.nspname = 'pg_catalog' OR t.typname = 'citext' THEN t.typname::text
                 ELSE '' END AS type,
@@ -158,8 +175,19 @@ _COLUMNS = """
     JOIN pg_catalog.pg_type AS t ON t.oid = layer.type
     JOIN pg_catalog.pg_namespace AS n ON n.oid = t.typnamespace
     LEFT JOIN pg_catalog.pg_type AS e ON e.oid = t.typelem
+    LEFT JOIN pg_catalog.pg_collation AS c ON c.oid = a.attcollation
     WHERE t.typtype <> 'd'
     ORDER BY a.attnum
+"""
+# Not those over a part of the rows, over expressions, or checked only at the end.
+_UNIQUE_KEYS = """
+    SELECT array_agg(a.attname::text)
+    FROM pg_catalog.pg_index AS i
+    CROSS JOIN LATERAL unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) AS k(attnum)
+    JOIN pg_catalog.pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+    WHERE i.indrelid = %(table)s AND i.indisunique AND i.indisvalid AND i.indimmediate
+        AND i.indpred IS NULL AND i.indexprs IS NULL
+    GROUP BY i.indexrelid
 """
 
 
@@ -170,29 +198,40 @@ def target_table(connection: psycopg.Connection[TupleRow], name: TableName) -> T
         if found is None:
             return None
         rows = cursor.execute(_COLUMNS, {"table": found["oid"]}).fetchall()
+    keys = connection.execute(_UNIQUE_KEYS, {"table": found["oid"]}).fetchall()
     return TargetTable(
         name=TableName(found["schema"], found["name"]),
         kind=found["kind"],
         persistence=found["persistence"],
         columns=tuple(_column(row) for row in rows),
+        deletable=found["deletable"],
+        unique_keys=tuple(frozenset(names) for (names,) in keys),
     )
 
 
 def _column(row: dict[str, Any]) -> TableColumn:
     precision: int | None = None
     scale: int | None = None
-    if row["type"] == "numeric" and row["modifier"] >= _NUMERIC_TYPMOD_OFFSET:
-        packed = row["modifier"] - _NUMERIC_TYPMOD_OFFSET
+    if row["type"] == "numeric" and row["modifier"] >= _TYPMOD_OFFSET:
+        packed = row["modifier"] - _TYPMOD_OFFSET
         precision = packed >> 16
         # Eleven bits with sign: numeric(3, -2) is a type since PostgreSQL 15.
         scale = ((packed & 0x7FF) ^ 1024) - 1024
+    length: int | None = None
+    if row["type"] in ("varchar", "bpchar") and row["modifier"] >= _TYPMOD_OFFSET:
+        length = row["modifier"] - _TYPMOD_OFFSET
     return TableColumn(
         name=row["name"],
-        type=PostgresType(row["type"], row["shown"], precision, scale, row["element"]),
+        type=PostgresType(
+            row["type"], row["shown"], precision, scale, row["element"], row["base"], length
+        ),
         nullable=not row["not_null"],
         has_default=row["has_default"],
         generated=row["generated"],
         insertable=row["insertable"],
+        updatable=row["updatable"],
+        readable=row["readable"],
+        deterministic=row["deterministic"],
     )
 
 

@@ -1,16 +1,18 @@
-"""Commits and rolls back what writers prepared, on a connection of its own.
+"""Commits and rolls back what writers prepared or staged, on a connection of its own.
 
-A transaction moves one way: prepared, then gone from the list of prepared ones, with its ledger row
-(committed) or without (rolled back). The server makes the ledger row visible before it forgets the
-prepared transaction (Source: FinishPreparedTransaction in twophase.c, PostgreSQL 12 to 18). So
-whoever looks first for the prepared transaction and then for the ledger row cannot miss a
+Both kinds at any time, because a job may change its commit mode between two attempts. What is
+staged is settled by `staged_commits`.
+
+A prepared transaction moves one way: prepared, then gone from the list of prepared ones, with its
+ledger row (committed) or without (rolled back). The server makes the ledger row visible before it
+forgets the prepared transaction (Source: FinishPreparedTransaction in twophase.c, PostgreSQL 12 to
+18). So whoever looks first for the prepared transaction and then for the ledger row cannot miss a
 transaction that is committed in between; in the other order it would look lost.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
@@ -27,25 +29,21 @@ from onceflow.core.protocol.committables import (
     Committed,
     Lost,
     RetryLater,
-    Unknown,
 )
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import Committer, CommitterContext
+from onceflow.core.staging import is_staged, staged_committable
 from onceflow.sinks.postgres.catalog import prepared_transactions
 from onceflow.sinks.postgres.connection import BoundedConnection, is_lost
 from onceflow.sinks.postgres.failures import described
+from onceflow.sinks.postgres.replies import NoReply, settled
 from onceflow.sinks.postgres.settings import SinkSettings
+from onceflow.sinks.postgres.staged_commits import StagedCommits
 
 _logger = logging.getLogger("onceflow.sinks.postgres")
 _T = TypeVar("_T")
 _U = TypeVar("_U")
-_PAUSE_S = 0.05
-_PAUSE_MAX_S = 1.0
 _PRUNE_ROUNDS_MAX = 100
-
-
-class _NoReply(Exception):
-    """The connection broke after a statement was sent: it may have been carried out."""
 
 
 class PostgresCommitter(Committer):
@@ -56,16 +54,27 @@ class PostgresCommitter(Committer):
         self._settings = settings
         self._context = context
         self._connection: BoundedConnection | None = None
+        self._staged = StagedCommits(settings, context, self._connected)
 
     def commit(self, committable: Committable) -> CommitOutcome:
         """Return how it ended. A lost connection is opened anew and the server asked again.
 
         Waits for the server's replies and, when one was lost, for as long as connecting may take.
+
+        Raises:
+            StateCorrupt: Staged rows are not what was staged; they are not applied.
         """
-        transaction = committable.transaction
-        return self._settled(
+        transaction, endpoint = committable.transaction, self._settings.endpoint
+        if is_staged(committable):
+            return settled(
+                lambda: self._answered(lambda: self._staged.commit(committable)),
+                f"COMMIT of the staged rows of {transaction}",
+                endpoint,
+            )
+        return settled(
             lambda: self._finish("COMMIT", transaction, Committed(), self._gone_at_commit),
             f"COMMIT PREPARED '{transaction}'",
+            endpoint,
         )
 
     def abort(self, committable: Committable) -> AbortOutcome:
@@ -74,17 +83,25 @@ class PostgresCommitter(Committer):
         What a living writer of an older attempt is preparing at this moment is not seen: it is in
         doubt afterwards, and found by the next `in_doubt`.
         """
-        transaction = committable.transaction
-        return self._settled(
+        transaction, endpoint = committable.transaction, self._settings.endpoint
+        if is_staged(committable):
+            return settled(
+                lambda: self._answered(lambda: self._staged.abort(transaction)),
+                f"the ledger's question for {transaction}",
+                endpoint,
+            )
+        return settled(
             lambda: self._finish("ROLLBACK", transaction, Aborted(), self._gone_at_abort),
             f"ROLLBACK PREPARED '{transaction}'",
+            endpoint,
         )
 
     def in_doubt(self) -> Sequence[Committable]:
-        """Return all that is prepared under exactly this sink id in this database.
+        """Return all that is prepared under exactly this sink id in this database, or staged.
 
         Raises:
             SinkError: The server cannot be asked now.
+            StorageError: Checkpoint storage cannot be asked now.
         """
         try:
             found = self._listed()
@@ -93,7 +110,9 @@ class PostgresCommitter(Committer):
                 f"sink {self._context.sink_id}: what is in doubt at {self._settings.endpoint} "
                 f"cannot be listed: {described(error)}"
             ) from error
-        return tuple(Committable(transaction) for transaction in found)
+        staging = self._context.staging
+        staged = () if staging is None else staging.transactions()
+        return (*map(Committable, found), *map(staged_committable, staged))
 
     def prune(self, before: CheckpointId) -> None:
         """Delete the ledger rows of committed transactions of checkpoints before `before`.
@@ -122,32 +141,6 @@ class PostgresCommitter(Committer):
         if connection is not None:
             connection.close()
 
-    def _settled(self, ask: Callable[[], _T], statement: str) -> _T | RetryLater | Unknown:
-        """Return what `ask` returns; after a lost reply, reconnect and ask again until a deadline.
-
-        Until a statement is sent nothing can have changed, so that is "retry later"; once a reply
-        was lost, only the server can tell.
-        """
-        lost_reply = ""
-        deadline = time.monotonic() + self._settings.endpoint.connect_timeout_s
-        pause_s = _PAUSE_S
-        while True:
-            try:
-                return ask()
-            except _NoReply as error:
-                lost_reply = str(error)
-            except (SinkError, ConfigError) as error:
-                if not lost_reply:
-                    return RetryLater(str(error))
-            if time.monotonic() + pause_s > deadline:
-                return Unknown(
-                    f"{statement} was sent to {self._settings.endpoint} and not answered "
-                    f"({lost_reply}), and the server could not be asked within "
-                    f"{self._settings.endpoint.connect_timeout_s:g} s what became of it"
-                )
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 2, _PAUSE_MAX_S)
-
     def _finish(
         self,
         verb: Literal["COMMIT", "ROLLBACK"],
@@ -165,7 +158,7 @@ class PostgresCommitter(Committer):
         except psycopg.Error as error:
             if is_lost(connection, error):
                 self.close()
-                raise _NoReply(described(error)) from error
+                raise NoReply(described(error)) from error
             # Another session is deciding the same one (55000), it was prepared by another role
             # (42501) or in another database (0A000): it is still there.
             return RetryLater(f"{verb} PREPARED '{transaction}': {described(error)}")
@@ -216,15 +209,15 @@ class PostgresCommitter(Committer):
         return cursor.fetchone() is not None
 
     def _answered(self, ask: Callable[[], _T]) -> _T | RetryLater:
-        """Return what `ask` returns; it only reads, so a lost reply means to ask again."""
+        """Return what `ask` returns; it may be asked twice, so a lost reply means to ask again."""
         try:
             return ask()
         except psycopg.Error as error:
             connection = self._connection
             if connection is None or is_lost(connection, error):
                 self.close()
-                raise _NoReply(described(error)) from error
-            return RetryLater(f"the ledger cannot be read: {described(error)}")
+                raise NoReply(described(error)) from error
+            return RetryLater(f"the ledger cannot be asked: {described(error)}")
 
     def _connected(self) -> BoundedConnection:
         if self._connection is None or self._connection.closed:

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from pyarrow import types as arrow
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql.base import PGDialect
-from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement
+from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable, DDLElement
 from sqlalchemy.types import TypeEngine
 
 from onceflow.core.errors import ConfigError
@@ -22,6 +22,8 @@ from onceflow.sinks.postgres.types import is_text, plain
 from onceflow.sinks.sql import ledger_table, sinks_table
 
 _SqlType = TypeEngine[Any]
+# In another parameter style each % of a name would be doubled.
+_DIALECT = cast("Any", PGDialect)(paramstyle="named")
 _INTEGER_TYPES: dict[pa.DataType, _SqlType] = {
     pa.int8(): sa.SmallInteger(),
     pa.int16(): sa.SmallInteger(),
@@ -68,6 +70,19 @@ def create_statement(table: TableName, schema: pa.Schema, primary_key: Sequence[
     return _text(
         CreateTable(sa.Table(table.name, sa.MetaData(), *columns, *key, schema=table.schema))
     )
+
+
+def added_columns(table: TableName, fields: Sequence[pa.Field]) -> str:
+    """Return the ALTER TABLE that adds a nullable column for each of `fields`.
+
+    Raises:
+        ConfigError: A field has no type in Postgres.
+    """
+    columns = [sa.Column(field.name, _sql_type(field), nullable=True) for field in fields]
+    described = sa.Table(table.name, sa.MetaData(), *columns, schema=table.schema)
+    name = _DIALECT.identifier_preparer.format_table(described)
+    added = ", ".join(f"ADD COLUMN IF NOT EXISTS {_text(CreateColumn(one))}" for one in columns)
+    return f"ALTER TABLE {name} {added}"
 
 
 def bookkeeping_statements(schema: str) -> tuple[str, ...]:
@@ -120,6 +135,5 @@ def _scalar_type(given: pa.DataType) -> _SqlType | None:
     return None
 
 
-def _text(element: DDLElement) -> str:
-    # In another parameter style each % of a name would be doubled.
-    return str(element.compile(dialect=cast("Any", PGDialect)(paramstyle="named"))).strip()
+def _text(element: DDLElement | CreateColumn) -> str:
+    return str(element.compile(dialect=_DIALECT)).strip()

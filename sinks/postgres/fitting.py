@@ -63,6 +63,18 @@ class ColumnFit:
         self._check(result.flatten() if arrow.is_list(wire) else result)
         return result
 
+    def apply_within_length(self, given: pa.Array) -> pa.Array:
+        """Do as `apply`, and look at the length of text too, which else the server does.
+
+        Raises:
+            BadRow: A value cannot be stored in the column; names the column and the value.
+        """
+        result = self.apply(given)
+        limit = self.column.type.length
+        if limit is not None and is_text(result.type):
+            self._refuse(result, pc.greater(pc.utf8_length(result), limit), f"over {limit} letters")
+        return result
+
     def _check(self, values: pa.Array) -> None:
         if is_text(values.type):
             if _may_hold_nul(values):

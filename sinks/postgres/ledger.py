@@ -24,11 +24,19 @@ _RECORD = """
         SELECT FROM pg_catalog.pg_prepared_xacts WHERE gid = %(transaction)s::text
     )
 """
+# Waits for a transaction that is writing the same row, and then knows how that one ended.
+_APPLY = """
+    INSERT INTO {ledger} (transaction_id, sink_id, attempt, checkpoint, subtask, row_count)
+    VALUES (%(transaction)s, %(sink)s, %(attempt)s, %(checkpoint)s, %(subtask)s, %(rows)s)
+    ON CONFLICT (transaction_id) DO NOTHING
+"""
 # One statement, so that of two claims at once the older one loses, also when there is no row yet.
 _CLAIM = """
-    INSERT INTO {sinks} AS owner (sink_id, job, log_id, attempt) VALUES (%s, %s, %s, %s)
+    INSERT INTO {sinks} AS owner (sink_id, job, log_id, attempt, commit_mode)
+    VALUES (%s, %s, %s, %s, %s)
     ON CONFLICT (sink_id) DO UPDATE
-    SET job = excluded.job, attempt = excluded.attempt, claimed_at = now()
+    SET job = excluded.job, attempt = excluded.attempt, claimed_at = now(),
+        commit_mode = excluded.commit_mode
     WHERE owner.log_id = excluded.log_id AND owner.attempt < excluded.attempt
 """
 # A row that another pruner holds is that pruner's to delete.
@@ -60,18 +68,18 @@ class Ledger:
         self, connection: psycopg.Connection[TupleRow], transaction: TransactionId, rows: int
     ) -> bool:
         """Return whether the ledger row is written; not when fenced, or when the name is in use."""
-        cursor = connection.execute(
-            sql.SQL(_RECORD).format(ledger=self.ledger, sinks=self.sinks),
-            {
-                "transaction": str(transaction),
-                "sink": transaction.sink_id,
-                "attempt": transaction.attempt,
-                "checkpoint": transaction.checkpoint,
-                "subtask": transaction.subtask,
-                "rows": rows,
-            },
-        )
-        return cursor.rowcount == 1
+        statement = sql.SQL(_RECORD).format(ledger=self.ledger, sinks=self.sinks)
+        return connection.execute(statement, _row(transaction, rows)).rowcount == 1
+
+    def record_applied(
+        self, connection: psycopg.Connection[TupleRow], transaction: TransactionId, rows: int
+    ) -> bool:
+        """Return whether the ledger row is written; not when the transaction is committed.
+
+        Waits for another session that is writing it.
+        """
+        statement = sql.SQL(_APPLY).format(ledger=self.ledger)
+        return connection.execute(statement, _row(transaction, rows)).rowcount == 1
 
     def has(self, connection: psycopg.Connection[TupleRow], transaction: TransactionId) -> bool:
         """Return whether the ledger proves that `transaction` is committed.
@@ -92,15 +100,29 @@ class Ledger:
         ).fetchone()
         return None if row is None else SinkOwner(str(row[0]), int(row[1]))
 
+    def commit_mode(self, connection: psycopg.Connection[TupleRow], sink_id: str) -> str | None:
+        """Return the commit mode that the last claim chose; None when it recorded none."""
+        row = connection.execute(
+            sql.SQL("SELECT commit_mode FROM {} WHERE sink_id = %s").format(self.sinks),
+            (sink_id,),
+        ).fetchone()
+        return None if row is None else row[0]
+
     def claim(
-        self, connection: psycopg.Connection[TupleRow], sink_id: str, job: str, owner: SinkOwner
+        self,
+        connection: psycopg.Connection[TupleRow],
+        sink_id: str,
+        job: str,
+        owner: SinkOwner,
+        commit_mode: str,
     ) -> bool:
         """Return whether `owner` is now the only one who may write under `sink_id`.
 
         Not when another log, the same attempt or a newer one has it: the rule of `sql.fence`.
         """
         cursor = connection.execute(
-            sql.SQL(_CLAIM).format(sinks=self.sinks), (sink_id, job, owner.log_id, owner.attempt)
+            sql.SQL(_CLAIM).format(sinks=self.sinks),
+            (sink_id, job, owner.log_id, owner.attempt, commit_mode),
         )
         return cursor.rowcount == 1
 
@@ -122,3 +144,14 @@ class Ledger:
     def prune_is_complete(self, deleted: int) -> bool:
         """Return whether a call that deleted so many has left nothing to delete."""
         return deleted < _PRUNED_AT_ONCE
+
+
+def _row(transaction: TransactionId, rows: int) -> dict[str, object]:
+    return {
+        "transaction": str(transaction),
+        "sink": transaction.sink_id,
+        "attempt": transaction.attempt,
+        "checkpoint": transaction.checkpoint,
+        "subtask": transaction.subtask,
+        "rows": rows,
+    }

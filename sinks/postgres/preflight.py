@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import psycopg
 import pyarrow as pa
@@ -21,20 +20,22 @@ from onceflow.sinks.postgres.catalog import (
     server_facts,
     target_table,
 )
+from onceflow.sinks.postgres.commit_mode import chosen_mode, is_pooled
 from onceflow.sinks.postgres.connection import BoundedConnection
-from onceflow.sinks.postgres.ddl import bookkeeping_statements, create_statement
-from onceflow.sinks.postgres.failures import refusal
+from onceflow.sinks.postgres.ddl import bookkeeping_statements
+from onceflow.sinks.postgres.failures import described, refusal
 from onceflow.sinks.postgres.matching import matched, require_durable_table
-from onceflow.sinks.postgres.settings import SinkSettings, attempt_of_writer
+from onceflow.sinks.postgres.settings import CommitMode, SinkSettings, attempt_of_writer
+from onceflow.sinks.postgres.targets import (
+    created_table,
+    evolved_table,
+    lock_ddl,
+    missing_table,
+)
 from onceflow.sinks.sql import SinkOwner, require_admission
+from onceflow.sinks.sql.bookkeeping import COMMIT_MODE_LENGTH_MAX, SINKS
 
 _logger = logging.getLogger("onceflow.sinks.postgres")
-
-# Taken in every transaction that creates something of ours: IF NOT EXISTS alone loses to a
-# concurrent creator with a unique violation in the catalogs. The number is "onceflow" in ASCII.
-_DDL_LOCK = int.from_bytes(b"onceflow", "big")
-
-CreateTable = Callable[[BoundedConnection, TableName], TargetTable]
 
 
 class Preflight:
@@ -72,20 +73,6 @@ class Preflight:
             )
         return facts
 
-    def require_two_phase(self, facts: ServerFacts) -> None:
-        """Return when the server can prepare transactions.
-
-        Raises:
-            ConfigError: It cannot; has the statement that mends it.
-        """
-        if facts.max_prepared_transactions == 0:
-            raise ConfigError(
-                f"{self._settings.endpoint} has max_prepared_transactions = 0, so it refuses the "
-                "two-phase commit that exactly-once needs. Run: ALTER SYSTEM SET "
-                "max_prepared_transactions = 64; then restart the server (two for each parallel "
-                "subtask of every sink are enough)"
-            )
-
     def ensure_bookkeeping(self, facts: ServerFacts) -> None:
         """Return when ledger and fence exist; creates what is missing, whoever else does the same.
 
@@ -94,11 +81,12 @@ class Preflight:
         """
         ledger = self._settings.ledger
         if all(self._exists(name) for name in (ledger.ledger, ledger.sinks)):
+            self._ensure_commit_mode_column()
             return
         schema = sql.Identifier(ledger.schema)
         try:
             with self._connection.transaction():
-                self._lock_ddl()
+                lock_ddl(self._connection)
                 known = self._connection.execute(
                     "SELECT FROM pg_catalog.pg_namespace WHERE nspname = %s", (ledger.schema,)
                 )
@@ -114,8 +102,27 @@ class Preflight:
                 "where it may: PostgresSink(ledger_schema=…)"
             ) from error
 
-    def claim(self) -> None:
-        """Return when this attempt, and no older one, may write under the sink id.
+    def _ensure_commit_mode_column(self) -> None:
+        """Bring a fence that was created before commit modes up to date."""
+        sinks = self._settings.ledger.sinks
+        table = target_table(self._connection, TableName(self._settings.ledger.schema, SINKS))
+        if table is None or table.column("commit_mode") is not None:
+            return
+        statement = sql.SQL("ALTER TABLE {} ADD COLUMN IF NOT EXISTS commit_mode varchar({})")
+        composed = statement.format(sinks, sql.Literal(COMMIT_MODE_LENGTH_MAX))
+        try:
+            with self._connection.transaction():
+                self._connection.execute("SET LOCAL lock_timeout = '5s'")
+                self._connection.execute(composed)
+        except (psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable) as error:
+            raise ConfigError(
+                f"{sinks.as_string(self._connection)} in {self._settings.endpoint} is of an older "
+                f"onceflow and cannot be altered: {described(error)}. While nothing is prepared "
+                f"(see pg_prepared_xacts), run as its owner: {composed.as_string(self._connection)}"
+            ) from error
+
+    def claim(self, mode: CommitMode) -> None:
+        """Return when this attempt, and no older one, may write under the sink id in `mode`.
 
         Also ends the sessions of older attempts' writers: what they hold is rolled back, and they
         prepare nothing more.
@@ -126,7 +133,9 @@ class Preflight:
         """
         context, ledger = self._context, self._settings.ledger
         claimant = SinkOwner(context.log_id, context.attempt)
-        while not ledger.claim(self._connection, context.sink_id, context.job, claimant):
+        while not ledger.claim(
+            self._connection, context.sink_id, context.job, claimant, mode.value
+        ):
             # Goes on only if the row that stood in the way is gone meanwhile.
             take_over = sql.SQL("DELETE FROM {} WHERE sink_id = {}").format(
                 ledger.sinks, sql.Literal(context.sink_id)
@@ -137,57 +146,52 @@ class Preflight:
                 claimant,
                 take_over=take_over.as_string(self._connection),
             )
-        self._end_older_writers()
+        if not is_pooled(self._connection):
+            # A pooler's sessions serve whoever comes; in one of them nothing stays open for long.
+            self._end_older_writers()
 
-    def require_table(self, schema: pa.Schema, create: CreateTable | None) -> TargetTable:
-        """Return the target table, which takes rows of `schema`; `create` makes it when absent.
+    def require_table(self, schema: pa.Schema) -> TargetTable:
+        """Return the target table, which takes rows of `schema`; made or altered when asked for.
 
         Raises:
             ConfigError: There is none, or it does not take the rows.
         """
-        settings = self._settings
-        table = target_table(self._connection, settings.table)
+        settings, connection = self._settings, self._connection
+        table = target_table(connection, settings.table)
         if table is None:
-            if create is None:
-                raise ConfigError(
-                    f"table {settings.table} does not exist in {settings.endpoint}. Pass "
-                    f"create=True, or run: {create_statement(settings.table, schema, ())}"
-                )
-            table = create(self._connection, settings.table)
+            if not settings.create:
+                raise missing_table(settings, settings.table, schema)
+            self._require_nothing_prepared()
+            table = created_table(connection, settings.table, schema, settings.rules)
         require_durable_table(table)
-        matched(table, schema)
+        if settings.evolve and self._may_alter():
+            table = evolved_table(connection, table, schema, settings)
+        else:
+            schema = self._known_columns(table, schema)
+        matched(table, schema, settings.rules)
         return table
 
-    def create_table(
-        self, facts: ServerFacts, schema: pa.Schema, primary_key: tuple[str, ...]
-    ) -> CreateTable:
-        """Return what creates the target table from `schema`."""
-        name = self._settings.table
-        if name.schema is None and facts.schema is None:
-            raise ConfigError(
-                f"table {name}: the search path of {self._settings.endpoint} names no schema in "
-                "which to create it; write table='schema.table'"
+    def _known_columns(self, table: TargetTable, schema: pa.Schema) -> pa.Schema:
+        """Leave out columns that the writers will add, once recovery has settled what is there."""
+        if not self._settings.evolve:
+            return schema
+        rules = self._settings.rules
+        control = {rules.operation_column, rules.table_column}
+        return pa.schema(
+            [one for one in schema if one.name in control or table.column(one.name) is not None]
+        )
+
+    def _may_alter(self) -> bool:
+        prepared = prepared_transactions(self._connection, self._context.sink_id)
+        if prepared:
+            _logger.info(
+                "sink %s: columns are added after recovery: %s transactions are prepared",
+                self._context.sink_id,
+                len(prepared),
             )
-        statement = create_statement(name, schema, primary_key)
+        return not prepared
 
-        def create(connection: BoundedConnection, name: TableName) -> TargetTable:
-            self._require_nothing_in_doubt()
-            with connection.transaction():
-                self._lock_ddl()
-                if target_table(connection, name) is None:
-                    connection.execute(statement.encode())
-            table = target_table(connection, name)
-            if table is None:
-                raise ConfigError(
-                    f"table {name} was created and is not found: its schema is not in the search "
-                    "path; write table='schema.table'"
-                )
-            _logger.info("created table %s", table.name)
-            return table
-
-        return create
-
-    def _require_nothing_in_doubt(self) -> None:
+    def _require_nothing_prepared(self) -> None:
         prepared = prepared_transactions(self._connection, self._context.sink_id)
         if prepared:
             raise ConfigError(
@@ -218,18 +222,9 @@ class Preflight:
         ).fetchone()
         return row is not None and bool(row[0])
 
-    def _lock_ddl(self) -> None:
-        self._connection.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (_DDL_LOCK,))
-
 
 def run_preflight(
-    settings: SinkSettings,
-    context: CommitterContext,
-    schema: pa.Schema,
-    *,
-    two_phase: bool,
-    create: bool,
-    primary_key: tuple[str, ...],
+    settings: SinkSettings, context: CommitterContext, schema: pa.Schema, *, exactly_once: bool
 ) -> None:
     """Return when rows of `schema` can be written, with everything created and claimed.
 
@@ -248,12 +243,11 @@ def run_preflight(
         preflight = Preflight(settings, context, connection)
         try:
             facts = preflight.require_server()
-            if two_phase:
-                preflight.require_two_phase(facts)
+            if exactly_once:
+                mode = chosen_mode(settings, context, connection, facts)
                 preflight.ensure_bookkeeping(facts)
-                preflight.claim()
-            creating = preflight.create_table(facts, schema, primary_key) if create else None
-            preflight.require_table(schema, creating)
+                preflight.claim(mode)
+            preflight.require_table(schema)
         except psycopg.errors.InsufficientPrivilege as error:
             raise ConfigError(
                 f"sink {context.sink_id}: {settings.endpoint}: {refusal(error, 'not permitted')}"

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
+from typing import Literal, TypeVar
 
 import pyarrow as pa
+from typing_extensions import override
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from onceflow.sinks.postgres.catalog import TableName
+from onceflow.sinks.postgres.commit_mode import mode_of_writer
 from onceflow.sinks.postgres.committer import PostgresCommitter
 from onceflow.sinks.postgres.connection import endpoint
 from onceflow.sinks.postgres.ledger import Ledger
 from onceflow.sinks.postgres.preflight import run_preflight
-from onceflow.sinks.postgres.settings import SinkSettings
+from onceflow.sinks.postgres.settings import CommitMode, SinkSettings
+from onceflow.sinks.postgres.staged_writer import StagedWriter
 from onceflow.sinks.postgres.writer import AtLeastOnceWriter, TwoPhaseWriter
+from onceflow.sinks.sql import ChangeRules, WriteMode
 
 _FLUSH_ROWS = 50_000
+_Choice = TypeVar("_Choice", bound=Enum)
+_Words = Literal["auto", "two_phase", "ledger"]
 
 
 class _Delivery(Enum):
@@ -26,14 +32,19 @@ class _Delivery(Enum):
     AT_LEAST_ONCE = "at_least_once"
 
 
+class _Overflow(Enum):
+    ERROR = "error"
+    NULL = "null"
+
+
 @dataclass(frozen=True, repr=False)
 class PostgresSink(Sink):
-    """Writes every row to one table, by binary COPY; each is seen exactly once, through any crash.
+    """Writes every row to its table; each takes effect exactly once, through any crash.
 
-    Rows go in as they come, inside a transaction that is prepared at each barrier and committed
-    once the checkpoint is decided; nobody sees them before. Columns go by name; further columns of
-    the table get their defaults. The server needs `max_prepared_transactions` of at least twice the
-    parallelism. In `ledger_schema` onceflow keeps two small tables, onceflow_ledger and
+    Rows are kept invisible from their barrier on and committed once the checkpoint is decided: in a
+    prepared transaction of the server, which needs `max_prepared_transactions` of at least twice
+    the parallelism, or in checkpoint storage. Columns go by name; further columns of the table get
+    their defaults. In `ledger_schema` onceflow keeps two small tables, onceflow_ledger and
     onceflow_sinks.
 
     Pickles with its password, prints without it.
@@ -43,12 +54,27 @@ class PostgresSink(Sink):
             SQLAlchemy's `postgresql+psycopg://…`, or JDBC's `jdbc:postgresql://…`.
         table: `table` or `schema.table`, with upper and lower case exactly as in the database.
         create: Whether to create the table from the rows' schema when there is none.
+        evolve: Whether to add columns that the rows have and the table lacks; nullable ones.
         delivery: `at_least_once` commits without two phases: rows are seen at once, and come twice
             after a failure.
-        commit_mode: How exactly-once is reached; `two_phase` is the one there is.
+        commit_mode: How exactly-once is reached. `two_phase` prepares transactions in the server;
+            `ledger` stages rows in checkpoint storage and applies them after the decision, for
+            servers and poolers that cannot hold a transaction open. `auto` takes two_phase where it
+            is possible, and logs what it chose and why. All give the same guarantee.
+        write_mode: `insert` adds rows; `upsert` also puts them over rows of the same key; `ignore`
+            leaves such rows as they are; `update` only puts them over such rows. All but `insert`
+            need `primary_key`, bring a key's rows to one subtask, and apply a checkpoint's changes
+            at its end.
         user: Over what the url says.
         password: Over what the url says; needs no percent-encoding.
-        primary_key: Columns of the primary key of a table that is created.
+        primary_key: The columns by which rows are found, which a unique index must have; also the
+            primary key of a table that is created.
+        tombstones: Whether a row whose other columns are all null deletes its key.
+        operation_column: A text column that says what a row does: insert, create, c, r, i, upsert,
+            update, u to put it, delete, d to delete its key. It is not written.
+        table_column: A text column that names the row's table, null for `table`; all tables are
+            written in one transaction. It is not written.
+        overflow: What a value is that does not fit its column: `error`, a bad row, or `null`, null.
         ledger_schema: Where onceflow's own tables are; created if it may be.
         connect_timeout_s: How long one connection may take; also how long a committer keeps asking
             after a reply was lost.
@@ -63,11 +89,19 @@ class PostgresSink(Sink):
     url: str
     table: str = field(kw_only=True)
     create: bool = field(default=False, kw_only=True)
+    evolve: bool = field(default=False, kw_only=True)
     delivery: Literal["exactly_once", "at_least_once"] = field(default="exactly_once", kw_only=True)
-    commit_mode: Literal["two_phase"] = field(default="two_phase", kw_only=True)
+    commit_mode: _Words = field(default="auto", kw_only=True)
+    write_mode: Literal["insert", "upsert", "ignore", "update"] = field(
+        default="insert", kw_only=True
+    )
     user: str | None = field(default=None, kw_only=True)
     password: str | None = field(default=None, kw_only=True)
     primary_key: tuple[str, ...] = field(default=(), kw_only=True)
+    tombstones: bool = field(default=False, kw_only=True)
+    operation_column: str | None = field(default=None, kw_only=True)
+    table_column: str | None = field(default=None, kw_only=True)
+    overflow: Literal["error", "null"] = field(default="error", kw_only=True)
     ledger_schema: str = field(default="onceflow", kw_only=True)
     connect_timeout_s: float = field(default=10.0, kw_only=True)
     statement_timeout_s: float = field(default=120.0, kw_only=True)
@@ -81,8 +115,6 @@ class PostgresSink(Sink):
         for name in ("connect_timeout_s", "statement_timeout_s", "lock_timeout_s", "flush_rows"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be over 0")
-        if self.commit_mode != "two_phase":
-            raise ConfigError(f"commit_mode={self.commit_mode!r}: only two_phase is there yet")
         if not self.ledger_schema:
             raise ConfigError("ledger_schema is empty; name a schema, public for instance")
         self._delivery()
@@ -91,8 +123,14 @@ class PostgresSink(Sink):
     def __repr__(self) -> str:
         return (
             f"PostgresSink({self.settings.endpoint}, table={self.table!r}, "
-            f"delivery={self.delivery!r}, commit_mode={self.commit_mode!r})"
+            f"delivery={self.delivery!r}, commit_mode={self.commit_mode!r}, "
+            f"write_mode={self.write_mode!r})"
         )
+
+    @override
+    def routing_key(self) -> tuple[str, ...]:
+        """Return the primary key where rows are found by it: one key, one writer."""
+        return self.primary_key if self.settings.rules.changes_in_place else ()
 
     def check(self, context: CommitterContext, schema: pa.Schema) -> None:
         """Return when rows of `schema` can be written; creates what is missing, fences the sink id.
@@ -109,9 +147,7 @@ class PostgresSink(Sink):
             self.settings,
             context,
             schema,
-            two_phase=self._delivery() is _Delivery.EXACTLY_ONCE,
-            create=self.create,
-            primary_key=self.primary_key,
+            exactly_once=self._delivery() is _Delivery.EXACTLY_ONCE,
         )
 
     def writer(self, context: WriterContext) -> SinkWriter:
@@ -123,7 +159,12 @@ class PostgresSink(Sink):
         """
         if self._delivery() is _Delivery.AT_LEAST_ONCE:
             return AtLeastOnceWriter(self.settings, context)
-        return TwoPhaseWriter(self.settings, context)
+        settings = self.settings
+        match mode_of_writer(settings, context):
+            case CommitMode.TWO_PHASE:
+                return TwoPhaseWriter(settings, context)
+            case CommitMode.LEDGER:
+                return StagedWriter(settings, context)
 
     def committer(self, context: CommitterContext) -> Committer:
         """Return a committer, which connects when it is first asked.
@@ -134,11 +175,7 @@ class PostgresSink(Sink):
         return PostgresCommitter(self.settings, context)
 
     def _delivery(self) -> _Delivery:
-        try:
-            return _Delivery(self.delivery)
-        except ValueError:
-            known = ", ".join(one.value for one in _Delivery)
-            raise ConfigError(f"delivery={self.delivery!r}: choose one of {known}") from None
+        return _choice("delivery", self.delivery, _Delivery)
 
     @property
     def settings(self) -> SinkSettings:
@@ -159,4 +196,27 @@ class PostgresSink(Sink):
             ledger=Ledger(self.ledger_schema),
             lock_timeout_s=self.lock_timeout_s,
             flush_rows=self.flush_rows,
+            rules=ChangeRules(
+                mode=_choice("write_mode", self.write_mode, WriteMode),
+                primary_key=self.primary_key,
+                tombstones=self.tombstones,
+                operation_column=self.operation_column,
+                table_column=self.table_column,
+            ),
+            create=self.create,
+            evolve=self.evolve,
+            null_overflow=_choice("overflow", self.overflow, _Overflow) is _Overflow.NULL,
+            commit_mode=(
+                None
+                if self.commit_mode == "auto"
+                else _choice("commit_mode", self.commit_mode, CommitMode, "auto")
+            ),
         )
+
+
+def _choice(setting: str, word: str, choices: type[_Choice], *more: str) -> _Choice:
+    try:
+        return choices(word)
+    except ValueError:
+        known = ", ".join((*more, *(str(one.value) for one in choices)))
+        raise ConfigError(f"{setting}={word!r}: choose one of {known}") from None

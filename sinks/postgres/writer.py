@@ -1,30 +1,41 @@
-"""Writers of one subtask: rows stream into an open transaction as they come.
+"""Writers of one subtask whose rows wait in the database.
 
-two-phase       BEGIN, COPY … | end of COPY, ledger row, PREPARE TRANSACTION     at each barrier
-at least once   BEGIN, COPY … | end of COPY, COMMIT           at each barrier and every so many rows
+two-phase       BEGIN, rows … | the last rows, ledger row, PREPARE TRANSACTION   at each barrier
+at least once   BEGIN, rows … | the last rows, COMMIT         at each barrier and every so many rows
+
+Inserts go in as they come. Changes by key go in at the barrier, all at once.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 import psycopg
 import pyarrow as pa
 from psycopg import sql
+from typing_extensions import override
 
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import ConfigError, Fenced, PreCommitFailed, SinkError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
-from onceflow.core.spi import SinkWriter, WriterContext
-from onceflow.sinks.postgres.copying import CopyTransactions
+from onceflow.core.spi import OnBadRow, RejectedRows, SinkWriter, WriterContext
+from onceflow.sinks.postgres.applying import Applier
+from onceflow.sinks.postgres.buffered import BatchedInserts, BufferedChanges
+from onceflow.sinks.postgres.catalog import prepared_transactions, server_facts
+from onceflow.sinks.postgres.copying import StreamedInserts
 from onceflow.sinks.postgres.failures import described, is_row_refused, refusal
+from onceflow.sinks.postgres.intake import Intake
+from onceflow.sinks.postgres.placement import Placement
 from onceflow.sinks.postgres.settings import SinkSettings, writer_name
+from onceflow.sinks.postgres.targets import Targets
+from onceflow.sinks.postgres.transactions import Transactions
+from onceflow.sinks.sql import BadRows
 
 
-class CopyWriter(SinkWriter):
+class TransactionWriter(SinkWriter):
     """What both writers share: any failure rolls the rows back and is the writer's end."""
 
     def __init__(self, settings: SinkSettings, context: WriterContext) -> None:
@@ -39,13 +50,21 @@ class CopyWriter(SinkWriter):
         self._closed = False
         self._where = f"sink {context.sink_id} subtask {context.subtask}, table {settings.table}"
         name = writer_name(context.sink_id, context.attempt, context.subtask)
+        self._transactions = Transactions(settings, name)
         try:
-            self._transactions = CopyTransactions(settings, name, context.schema)
+            self._placement = self._placed()
         except psycopg.Error as error:
+            self._transactions.close()
             raise refusal(error, f"{self._where}: the table cannot be looked at") from error
+        except BaseException:
+            self._transactions.close()
+            raise
 
+    @override
     def write(self, batch: pa.RecordBatch) -> None:
-        """Send `batch` into the open transaction. Blocks while the server is behind.
+        """Send `batch` into the open transaction, or keep it until the barrier.
+
+        Blocks while the server is behind.
 
         Raises:
             BadRow: A value does not fit the table; names column and value.
@@ -53,8 +72,9 @@ class CopyWriter(SinkWriter):
         """
         if batch.num_rows:
             with self._or_close("rows were not written", SinkError):
-                self._transactions.write(batch)
+                self._placement.write(batch)
 
+    @override
     def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
         """End the transaction that holds the rows since the last call; None when there are none.
 
@@ -66,18 +86,40 @@ class CopyWriter(SinkWriter):
         """
         doing = f"checkpoint {checkpoint} was not pre-committed"
         with self._or_close(doing, PreCommitFailed):
-            if not self._transactions.rows:
+            if not self._placement.rows:
                 return None
             return self._end_transaction(checkpoint)
 
+    @override
+    def rejected(self) -> Sequence[RejectedRows]:
+        """Return the rows left out since the last call, by us or by the server."""
+        return self._placement.rejected()
+
+    @override
     def close(self) -> None:
         """Disconnect, by which the server rolls back what is open. What is prepared stays."""
         self._closed = True
+        self._placement.close()
         self._transactions.close()
 
     @abstractmethod
     def _end_transaction(self, checkpoint: CheckpointId) -> Committable | None:
         """End the open transaction, which has rows."""
+
+    def _placed(self) -> Placement:
+        """Return how rows go in: streamed when they are inserts into one table and none is bad."""
+        settings, context, rules = self._settings, self._context, self._settings.rules
+        targets = Targets(settings, context.schema, lambda: self._transactions.connection)
+        target = targets.named(settings.table)
+        fails = context.on_bad_row is OnBadRow.FAIL and not settings.null_overflow
+        if fails and not rules.changes_in_place and rules.table_column is None:
+            return StreamedInserts(self._transactions, target)
+        bad_rows = BadRows(context.on_bad_row, context.schema, where=self._where)
+        intake = Intake(settings, targets, bad_rows)
+        if rules.changes_in_place:
+            return BufferedChanges(self._transactions, intake, rules, bad_rows)
+        applier = Applier(rules.mode, rules.primary_key)
+        return BatchedInserts(self._transactions, intake, applier, bad_rows)
 
     @contextmanager
     def _or_close(self, doing: str, kind: type[SinkError]) -> Generator[None, None, None]:
@@ -90,13 +132,33 @@ class CopyWriter(SinkWriter):
             text = f"{self._where}: {doing}"
             if is_row_refused(error):
                 raise refusal(error, text) from error
-            raise kind(f"{text}: {described(error)}") from error
+            raise kind(f"{text}: {described(error)}{self._advice(error)}") from error
         except BaseException:
             self.close()
             raise
 
+    def _advice(self, error: psycopg.Error) -> str:
+        """Say who holds the rows that were waited for in vain."""
+        if not isinstance(error, psycopg.errors.LockNotAvailable):
+            return ""
+        waited = (
+            f". Rows were locked by another transaction for {self._settings.lock_timeout_s:g} s"
+        )
+        try:
+            with self._settings.endpoint.connect("onceflow looks for locks") as connection:
+                found = prepared_transactions(connection, self._context.sink_id)
+        except (psycopg.Error, SinkError, ConfigError):
+            return waited
+        if not found:
+            return f"{waited}; see pg_locks and pg_stat_activity for whose"
+        return (
+            f"{waited}: prepared and not yet committed by this sink are "
+            f"{', '.join(map(str, found[:4]))}, whose commit lets the next checkpoint go on; is "
+            "the committer behind? A longer lock_timeout_s waits longer"
+        )
 
-class TwoPhaseWriter(CopyWriter):
+
+class TwoPhaseWriter(TransactionWriter):
     """Prepares at each barrier; a committer does the rest."""
 
     def __init__(self, settings: SinkSettings, context: WriterContext) -> None:
@@ -107,31 +169,42 @@ class TwoPhaseWriter(CopyWriter):
             SinkError: The server cannot be reached now.
         """
         super().__init__(settings, context)
-        maximum = self._transactions.facts.max_prepared_transactions
-        # One waits for its commit while the next one is prepared.
-        needed = 2 * context.parallelism
-        if maximum < needed:
-            self.close()
-            raise ConfigError(
-                f"{self._where}: max_prepared_transactions is {maximum} and parallelism "
-                f"{context.parallelism} needs {needed}. Run: ALTER SYSTEM SET "
-                f"max_prepared_transactions = {max(64, 2 * needed)}; then restart the server"
-            )
+        with self._or_close("the server was not asked", SinkError):
+            maximum = server_facts(self._transactions.connection).max_prepared_transactions
+            # One waits for its commit while the next one is prepared.
+            needed = 2 * context.parallelism
+            if maximum < needed:
+                raise ConfigError(
+                    f"{self._where}: max_prepared_transactions is {maximum} and parallelism "
+                    f"{context.parallelism} needs {needed}. Run: ALTER SYSTEM SET "
+                    f"max_prepared_transactions = {max(64, 2 * needed)}; then restart the server; "
+                    "or pass commit_mode='ledger'"
+                )
 
-    def _end_transaction(self, checkpoint: CheckpointId) -> Committable:
-        """Steps: 1. end the COPY, 2. the ledger row, 3. prepare."""
+    @override
+    def _end_transaction(self, checkpoint: CheckpointId) -> Committable | None:
+        """Steps: 1. the last rows, 2. the ledger row, 3. prepare."""
         context = self._context
         transaction = TransactionId(
             context.sink_id, context.attempt, checkpoint, context.subtask, sequence=0
         )
         # 1.
-        rows = self._transactions.finish_copy()
+        rows = self._placement.finish()
+        if not rows:
+            self._roll_back()
+            return None
         # 2. Inside the transaction, so that it is visible if and only if the rows are.
         self._record(transaction, rows)
         reach("flushed")
         # 3.
         self._prepare(transaction)
+        self._transactions.ended()
         return Committable(transaction, rows)
+
+    def _roll_back(self) -> None:
+        """End a transaction all of whose rows were rejected."""
+        self._transactions.connection.execute("ROLLBACK")
+        self._transactions.ended()
 
     def _record(self, transaction: TransactionId, rows: int) -> None:
         connection = self._transactions.connection
@@ -173,9 +246,10 @@ class TwoPhaseWriter(CopyWriter):
             )
 
 
-class AtLeastOnceWriter(CopyWriter):
+class AtLeastOnceWriter(TransactionWriter):
     """Commits as it goes: rows are seen at once, and again when a failure has them sent again."""
 
+    @override
     def write(self, batch: pa.RecordBatch) -> None:
         """Send `batch`, and commit when enough rows have come together.
 
@@ -184,16 +258,18 @@ class AtLeastOnceWriter(CopyWriter):
             SinkError: The server refused or is gone.
         """
         super().write(batch)
-        if self._transactions.rows >= self._settings.flush_rows:
+        if self._placement.rows >= self._settings.flush_rows:
             with self._or_close("rows were not committed", SinkError):
                 self._commit()
 
+    @override
     def _end_transaction(self, checkpoint: CheckpointId) -> None:
         self._commit()
 
     def _commit(self) -> None:
-        self._transactions.finish_copy()
+        self._placement.finish()
         cursor = self._transactions.connection.execute("COMMIT")
+        self._transactions.ended()
         if cursor.statusmessage != "COMMIT":
             raise SinkError(f"{self._where}: COMMIT was answered with {cursor.statusmessage}")
 

@@ -3,7 +3,8 @@
 onceflow_ledger   one row a transaction, written inside it: visible if and only if the
                   transaction is committed, so it tells "committed" from "rolled back" when the
                   prepared transaction itself is gone
-onceflow_sinks    one row a sink id: which decision log owns it, and its newest attempt
+onceflow_sinks    one row a sink id: which decision log owns it, its newest attempt, and how that
+                  one commits
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX, TRANSACTION_ID_LENGTH
 
 LEDGER = "onceflow_ledger"
 SINKS = "onceflow_sinks"
+COMMIT_MODE_LENGTH_MAX = 16
 
 
 def ledger_table(schema: str) -> Table:
@@ -54,5 +56,7 @@ def sinks_table(schema: str) -> Table:
         Column("log_id", Text, nullable=False),
         Column("attempt", Integer, nullable=False),
         Column("claimed_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+        # What `check` chose for the attempt, so that all its subtasks do the same.
+        Column("commit_mode", String(COMMIT_MODE_LENGTH_MAX)),
         schema=schema,
     )

@@ -17,7 +17,8 @@ from typing_extensions import Self
 
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
-from onceflow.core.spi import Committer, CommitterContext, SinkWriter, WriterContext
+from onceflow.core.spi import Committer, CommitterContext, OnBadRow, SinkWriter, WriterContext
+from onceflow.core.staging import StagingArea
 from onceflow.sinks import PostgresSink
 
 SCHEMA = pa.schema(
@@ -74,6 +75,8 @@ class Job:
     sink_id: str = "job.ledger"
     log_id: str = "log-1"
     schema: pa.Schema = field(default_factory=lambda: SCHEMA)
+    staging: StagingArea | None = None
+    on_bad_row: OnBadRow = OnBadRow.FAIL
     _open: ExitStack = field(default_factory=ExitStack)
 
     def check(self, attempt: int = 1) -> Self:
@@ -81,7 +84,9 @@ class Job:
         return self
 
     def committer_context(self, attempt: int = 1) -> CommitterContext:
-        return CommitterContext("job", "ledger", self.sink_id, AttemptId(attempt), self.log_id)
+        return CommitterContext(
+            "job", "ledger", self.sink_id, AttemptId(attempt), self.log_id, self.staging
+        )
 
     def writer(self, attempt: int = 1, subtask: int = 0, parallelism: int = 1) -> SinkWriter:
         writer = self.sink.writer(
@@ -94,6 +99,8 @@ class Job:
                 attempt=AttemptId(attempt),
                 first_checkpoint=CheckpointId(1),
                 schema=self.schema,
+                staging=self.staging,
+                on_bad_row=self.on_bad_row,
             )
         )
         self._open.callback(writer.close)

@@ -112,7 +112,11 @@ def test_unreadable_url_is_refused_without_repeating_it(url: str) -> None:
         lambda: PostgresSink("postgresql://h/d", table="a.b.c"),
         lambda: PostgresSink("postgresql://h/d", table="a."),
         lambda: PostgresSink("postgresql://h/d", table="t", delivery="twice"),  # type: ignore[arg-type]
-        lambda: PostgresSink("postgresql://h/d", table="t", commit_mode="ledger"),  # type: ignore[arg-type]
+        lambda: PostgresSink("postgresql://h/d", table="t", commit_mode="three_phase"),  # type: ignore[arg-type]
+        lambda: PostgresSink("postgresql://h/d", table="t", write_mode="merge"),  # type: ignore[arg-type]
+        lambda: PostgresSink("postgresql://h/d", table="t", write_mode="upsert"),
+        lambda: PostgresSink("postgresql://h/d", table="t", tombstones=True),
+        lambda: PostgresSink("postgresql://h/d", table="t", overflow="wrap"),  # type: ignore[arg-type]
         lambda: PostgresSink("postgresql://h/d", table="t", primary_key="id"),  # type: ignore[arg-type]
         lambda: PostgresSink("postgresql://h/d", table="t", connect_timeout_s=0),
         lambda: PostgresSink("postgresql://h/d", table="t", lock_timeout_s=-1),

@@ -1,0 +1,138 @@
+"""Columns of rows as array parameters of one statement, for rows that COPY cannot put.
+
+`unnest($1, $2, …)` gives a statement its rows without a temporary table, which a prepared
+transaction may not touch, and which has a cost in the catalogs each time. The bytes of an array are
+the encoder's own for a list: number of dimensions, whether there are nulls, element type, length,
+first index, then the elements, each with its length. Only the element type is ours, because the
+encoder names the one that it would have chosen.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pgpq
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg import postgres
+from psycopg.abc import Buffer
+from psycopg.adapt import Dumper
+from psycopg.pq import Format
+from pyarrow import types as arrow
+from typing_extensions import override
+
+from onceflow.core.errors import SinkError
+from onceflow.sinks.postgres.catalog import PostgresType
+from onceflow.sinks.postgres.fitting import ColumnFit
+
+# Signature, flags and length of the extension area of a COPY, then the number of columns.
+_COPY_HEAD_BYTES = 11 + 4 + 4
+_COUNT = struct.Struct(">h")
+_LENGTH = struct.Struct(">i")
+_ELEMENT_TYPE_AT = 8
+_ELEMENT_TYPE = struct.Struct(">I")
+# The others have no array form of their own on the wire, or need a version byte: they go as text.
+_OWN_ARRAYS = frozenset(
+    {"int2", "int4", "int8", "float4", "float8", "bool", "bytea", "numeric", "date", "timestamp"}
+    | {"timestamptz", "time", "interval", "uuid"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BinaryArray:
+    """The value of one array parameter, as it goes over the wire."""
+
+    data: bytes
+
+
+class _BinaryArrayDumper(Dumper):
+    """Leaves the type open: the statement casts each parameter."""
+
+    format = Format.BINARY
+    oid = 0
+
+    @override
+    def dump(self, obj: BinaryArray) -> Buffer | None:
+        return obj.data
+
+
+def accept_arrays(connection: psycopg.Connection[object]) -> None:
+    """Let `BinaryArray` be a parameter on `connection`."""
+    connection.adapters.register_dumper(BinaryArray, _BinaryArrayDumper)
+
+
+def parameter_type(target: PostgresType) -> str:
+    """Return the element type in which values of `target` travel: its own, or text."""
+    return target.name if target.name in _OWN_ARRAYS and not target.element else "text"
+
+
+def array_parameters(fits: Sequence[ColumnFit], rows: pa.RecordBatch) -> list[BinaryArray]:
+    """Return the columns of `rows` that `fits` name, each as one array.
+
+    Raises:
+        BadRow: A value does not fit the table; names column and value.
+    """
+    columns = [_element_form(fit, fit.apply(rows.column(fit.name))) for fit in fits]
+    bounds = pa.array([0, rows.num_rows], pa.int32())
+    lists = [pa.ListArray.from_arrays(bounds, column) for column in columns]
+    fields = [pa.field(str(number), one.type) for number, one in enumerate(lists)]
+    single = pa.RecordBatch.from_arrays(lists, schema=pa.schema(fields))
+    encoder = pgpq.ArrowToPostgresBinaryEncoder(single.schema)
+    data = bytearray(encoder.write_header()) + encoder.write_batch(single) + encoder.finish()
+    return [
+        BinaryArray(_with_element_type(one, parameter_type(fit.column.type)))
+        for one, fit in zip(_fields(data, len(fits)), fits, strict=True)
+    ]
+
+
+def _fields(data: bytearray, expected: int) -> list[bytearray]:
+    position = _COPY_HEAD_BYTES
+    (count,) = _COUNT.unpack_from(data, position)
+    if count != expected:
+        raise SinkError(f"the encoder wrote {count} columns for {expected}")
+    position += _COUNT.size
+    fields: list[bytearray] = []
+    for _ in range(count):
+        (length,) = _LENGTH.unpack_from(data, position)
+        position += _LENGTH.size
+        fields.append(data[position : position + length])
+        position += length
+    return fields
+
+
+def _with_element_type(array: bytearray, name: str) -> bytes:
+    _ELEMENT_TYPE.pack_into(array, _ELEMENT_TYPE_AT, postgres.types[name].oid)
+    return bytes(array)
+
+
+def _element_form(fit: ColumnFit, column: pa.Array) -> pa.Array:
+    if not fit.column.type.element:
+        return column
+    if not arrow.is_list(column.type):
+        return pa.nulls(len(column), pa.large_string())
+    return array_literals(column)
+
+
+def array_literals(lists: pa.Array) -> pa.Array:
+    """Return each list as the text that Postgres reads as an array: {"a",NULL}."""
+    values = lists.flatten()
+    if arrow.is_binary(values.type) or arrow.is_large_binary(values.type):
+        text = pa.array(
+            [None if one is None else f"\\x{one.hex()}" for one in values.to_pylist()],
+            pa.large_string(),
+        )
+    else:
+        text = values.cast(pa.large_string())
+    for special in ("\\", '"'):
+        text = pc.replace_substring(text, special, f"\\{special}")
+    quoted = pc.binary_join_element_wise('"', text, '"', pa.scalar("", pa.large_string()))
+    elements = pc.fill_null(quoted, "NULL")
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    bounds = pa.array([0, *lengths.cumsum().tolist()], pa.int64())
+    joined = pc.binary_join(pa.LargeListArray.from_arrays(bounds, elements), ",")
+    literal = pc.binary_join_element_wise("{", joined, "}", pa.scalar("", pa.large_string()))
+    literals: pa.Array = pc.if_else(lists.is_valid(), literal, pa.scalar(None, pa.large_string()))
+    return literals
