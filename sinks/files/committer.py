@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from datetime import datetime
 
 from typing_extensions import override
 
@@ -72,6 +73,10 @@ class FileCommitter(Committer):
                 f"sink {self._sink_id}: cannot tell what is in doubt: {error}"
             ) from error
         return tuple(Committable(transaction) for transaction in found)
+
+    @override
+    def prepared_at(self, committable: Committable) -> datetime | None:
+        return self._publication.staged_at(committable.transaction)
 
     @override
     def prune(self, before: CheckpointId) -> None:

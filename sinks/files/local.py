@@ -56,7 +56,7 @@ class LocalStore(RenamingStore):
 
     @override
     def create(self, path: str) -> IO[bytes]:
-        with self._named("create", path):
+        with self.named("create", path):
             self._make_parent(path)
             # Buffered, because a bare file may write less than it is given when the disk is full,
             # and Arrow does not look at how much that was.
@@ -64,7 +64,7 @@ class LocalStore(RenamingStore):
 
     @override
     def finish(self, file: IO[bytes], path: str) -> int:
-        with self._named("write", path), file:
+        with self.named("write", path), file:
             file.flush()
             os.fsync(file.fileno())
             return file.tell()
@@ -78,28 +78,28 @@ class LocalStore(RenamingStore):
 
     @override
     def make_names_durable(self, directory: str) -> None:
-        with self._named("make durable", directory):
+        with self.named("make durable", directory):
             sync_directory(self.location(directory))
 
     @override
     def write(self, path: str, data: bytes) -> None:
-        with self._named("write", path):
+        with self.named("write", path):
             self._files.write(path, (data,))
 
     @override
     def create_if_absent(self, path: str, data: bytes) -> bool:
-        with self._named("create", path):
+        with self.named("create", path):
             outcome = self._files.create_if_absent(path, data)
         return isinstance(outcome, Created) or outcome.existing == data
 
     @override
     def read(self, path: str) -> bytes | None:
-        with self._named("read", path):
+        with self.named("read", path):
             return self._files.read(path)
 
     @override
     def size(self, path: str) -> int | None:
-        with self._named("look at", path):
+        with self.named("look at", path):
             try:
                 return os.path.getsize(self.location(path))
             except FileNotFoundError:
@@ -107,13 +107,13 @@ class LocalStore(RenamingStore):
 
     @override
     def list(self, directory: str) -> Sequence[str]:
-        with self._named("list", directory):
+        with self.named("list", directory):
             return self._files.list(directory)
 
     @override
     def files(self) -> Sequence[str]:
         found: list[str] = []
-        with self._named("list", ""):
+        with self.named("list", ""):
             for directory, below, names in os.walk(self._root):
                 below[:] = [name for name in below if is_seen(name)]
                 found += [os.path.join(directory, name) for name in names if is_seen(name)]
@@ -121,12 +121,12 @@ class LocalStore(RenamingStore):
 
     @override
     def delete(self, path: str) -> None:
-        with self._named("delete", path):
+        with self.named("delete", path):
             self._files.delete(path)
 
     @override
     def unfinished(self, directory: str) -> Sequence[str]:
-        with self._named("list", directory):
+        with self.named("list", directory):
             return [one.name for one in self._files.list_unfinished(directory)]
 
     @override
@@ -136,7 +136,7 @@ class LocalStore(RenamingStore):
 
     @override
     def rename(self, source: str, target: str) -> bool:
-        with self._named("move a file to", target):
+        with self.named("move a file to", target):
             for _ in range(TRIES_MAX):
                 self._make_parent(target)
                 try:
@@ -156,8 +156,9 @@ class LocalStore(RenamingStore):
             make_durable_directory(self.location(parent).rstrip("/"), self._root)
             self._made.add(parent)
 
+    @override
     @contextmanager
-    def _named(self, action: str, path: str) -> Generator[None]:
+    def named(self, action: str, path: str) -> Generator[None]:
         try:
             yield
         except (OSError, StorageError) as error:

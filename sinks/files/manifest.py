@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Literal
 
 import msgspec
@@ -25,6 +26,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """One transaction; holds no secret."""
 
     transaction: str
+    staged_at: datetime
+    """By the clock of the machine that staged it."""
     files: tuple[ManifestFile, ...]
     version: Literal[1] = 1
 

@@ -80,7 +80,8 @@ class PartFile:
     def flush(self) -> None:
         """Encode what is buffered."""
         if self._buffered:
-            self._encoder.write(pa.Table.from_batches(self._buffered, schema=self._schema))
+            with self._store.named("write", self.path):
+                self._encoder.write(pa.Table.from_batches(self._buffered, schema=self._schema))
             self._buffered.clear()
             self._buffered_rows = 0
             self.buffered_bytes = 0
@@ -89,7 +90,8 @@ class PartFile:
     def end(self) -> None:
         """Encode the rest; `finish` is all that is left to do."""
         self.flush()
-        self._encoder.end()
+        with self._store.named("write", self.path):
+            self._encoder.end()
 
     def finish(self) -> None:
         """Make what was written durable. Any thread; nothing may be added after it."""

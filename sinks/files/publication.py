@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from datetime import datetime
 
 from typing_extensions import override
 
@@ -86,6 +87,14 @@ class Publication(ABC):
     def forget(self, transaction: TransactionId) -> None:
         """Delete the proof of a transaction that nobody asks for any more."""
         self._store.delete(self._at(self._paths.committed, transaction))
+
+    def staged_at(self, transaction: TransactionId) -> datetime | None:
+        """Return when a transaction in doubt was staged; None when it is not in doubt."""
+        for directory in (self._paths.staged, self._paths.publishing, self._paths.aborting):
+            manifest = self._manifest(directory, transaction)
+            if manifest is not None:
+                return None if self._has_proof(transaction) else manifest.staged_at
+        return None
 
     def files_in_doubt(self) -> frozenset[str]:
         """Return the data files, by path, that transactions in doubt need."""

@@ -48,9 +48,7 @@ class FsspecStore(Store):
     def _open(self) -> tuple[Any, str]:
         if self._opened is None:
             try:
-                fs, root = fsspec.core.url_to_fs(
-                    self._url, skip_instance_cache=True, **followed_options(self._options)
-                )
+                fs, root = fsspec.core.url_to_fs(self._url, **followed_options(self._options))
             except ImportError as error:
                 raise ConfigError(
                     f"{self._shown} needs a package that is not installed: {error}"
@@ -61,6 +59,7 @@ class FsspecStore(Store):
                     f"{self._shown}: fsspec does not take the url and storage_options: "
                     f"{self._without_secrets(str(error))}"
                 ) from None
+            # The file system is shared within this process, for connecting is slow.
             fs.dircache.use_listings_cache = False
             self._opened = fs, str(root).rstrip("/")
         return self._opened
@@ -71,13 +70,13 @@ class FsspecStore(Store):
 
     @override
     def create(self, path: str) -> IO[bytes]:
-        with self._named("create", path):
+        with self.named("create", path):
             self._make_parent(path)
             return cast("IO[bytes]", self._fs.open(self._full(path), "wb"))
 
     @override
     def finish(self, file: IO[bytes], path: str) -> int:
-        with self._named("write", path):
+        with self.named("write", path):
             size_bytes = file.tell()
             file.close()
             return size_bytes
@@ -99,14 +98,14 @@ class FsspecStore(Store):
 
     @override
     def write(self, path: str, data: bytes) -> None:
-        with self._named("write", path):
+        with self.named("write", path):
             self._make_parent(path)
             self._fs.pipe_file(self._full(path), data)
 
     @override
     def create_if_absent(self, path: str, data: bytes) -> bool:
         try:
-            with self._named("create", path):
+            with self.named("create", path):
                 self._make_parent(path)
                 self._fs.pipe_file(self._full(path), data, mode="create")
         except OnceflowError:
@@ -119,7 +118,7 @@ class FsspecStore(Store):
 
     @override
     def read(self, path: str) -> bytes | None:
-        with self._named("read", path):
+        with self.named("read", path):
             try:
                 return bytes(self._fs.cat_file(self._full(path)))
             except FileNotFoundError:
@@ -127,7 +126,7 @@ class FsspecStore(Store):
 
     @override
     def size(self, path: str) -> int | None:
-        with self._named("look at", path):
+        with self.named("look at", path):
             try:
                 return int(self._fs.info(self._full(path))["size"])
             except FileNotFoundError:
@@ -136,7 +135,7 @@ class FsspecStore(Store):
     @override
     def list(self, directory: str) -> Sequence[str]:
         full = self._full(directory)
-        with self._named("list", directory):
+        with self.named("list", directory):
             try:
                 found = cast("list[str]", self._fs.ls(full, detail=False))
             except FileNotFoundError:
@@ -147,14 +146,14 @@ class FsspecStore(Store):
     @override
     def files(self) -> Sequence[str]:
         root = self._full("")
-        with self._named("list", ""):
+        with self.named("list", ""):
             found = cast("list[str]", self._fs.find(root))
         below = (path[len(root) :].lstrip("/") for path in found if path.startswith(root))
         return sorted(path for path in below if is_seen(path) and not path.endswith(_UNFINISHED))
 
     @override
     def delete(self, path: str) -> None:
-        with self._named("delete", path), suppress(FileNotFoundError):
+        with self.named("delete", path), suppress(FileNotFoundError):
             self._fs.rm_file(self._full(path))
 
     @override
@@ -175,8 +174,9 @@ class FsspecStore(Store):
     def _make_parent(self, path: str) -> None:
         """Do nothing: object stores have no directories."""
 
+    @override
     @contextmanager
-    def _named(self, action: str, path: str) -> Generator[None]:
+    def named(self, action: str, path: str) -> Generator[None]:
         """Name what failed. Backends raise whatever their client library does: all is caught."""
         try:
             yield
@@ -208,7 +208,7 @@ class ObjectStore(FsspecStore, CopyingStore):
 
     @override
     def copy(self, source: str, target: str) -> bool:
-        with self._named("copy a file to", target):
+        with self.named("copy a file to", target):
             try:
                 self._fs.cp_file(self._full(source), self._full(target))
             except FileNotFoundError:
@@ -238,7 +238,7 @@ class RemoteDirectory(FsspecStore, RenamingStore):
         if existing is None:
             unfinished = self._unfinished(path, data)
             try:
-                with self._named("create", path):
+                with self.named("create", path):
                     self._fs.mv(self._full(unfinished), self._full(path))
             except SinkError:
                 existing = self.read(path)
@@ -251,14 +251,14 @@ class RemoteDirectory(FsspecStore, RenamingStore):
     def _unfinished(self, path: str, data: bytes) -> str:
         """Write `data` beside `path`; return where."""
         unfinished = f"{path}.{uuid.uuid4().hex}{_UNFINISHED}"
-        with self._named("write", path):
+        with self.named("write", path):
             self._make_parent(path)
             self._fs.pipe_file(self._full(unfinished), data)
         return unfinished
 
     @override
     def unfinished(self, directory: str) -> Sequence[str]:
-        with self._named("list", directory):
+        with self.named("list", directory):
             try:
                 found = cast("list[str]", self._fs.ls(self._full(directory), detail=False))
             except FileNotFoundError:
@@ -268,7 +268,7 @@ class RemoteDirectory(FsspecStore, RenamingStore):
 
     @override
     def rename(self, source: str, target: str) -> bool:
-        with self._named("move a file to", target):
+        with self.named("move a file to", target):
             self._make_parent(target)
             if not self._fs.exists(self._full(source)):
                 return False

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import IO
 
 from onceflow.core.errors import ConfigError, SinkError
@@ -32,6 +32,10 @@ class Store(ABC):
     @abstractmethod
     def location(self, path: str) -> str:
         """Return where `path` is, for messages and operators; holds no secret."""
+
+    @abstractmethod
+    def named(self, action: str, path: str) -> AbstractContextManager[None]:
+        """Turn a failure of the block into one that names `path` and what to do."""
 
     @abstractmethod
     def create(self, path: str) -> IO[bytes]:

@@ -13,6 +13,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timezone
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -114,6 +115,7 @@ class FileWriter(SinkWriter):
         suffix = self._settings.form.suffix
         return Manifest(
             transaction=str(transaction),
+            staged_at=datetime.now(timezone.utc),
             files=tuple(
                 ManifestFile(
                     staged=file.path,

@@ -116,7 +116,8 @@ def in_doubt(committer: Committer) -> list[str]:
 
 def seen_rows(directory: str | Path, file_system: Any = None) -> list[dict[str, Any]]:
     """Return every row that a reader of the directory as a table sees."""
-    if file_system is None and not Path(directory).exists():
+    there = file_system.exists if file_system is not None else os.path.exists
+    if not there(str(directory)):
         return []
     found = ds.dataset(
         str(directory), format="parquet", partitioning="hive", filesystem=file_system
@@ -161,7 +162,11 @@ class S3Server:
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
         self.endpoint = self._wait_for_endpoint()
-        self.file_system().mkdir(self.BUCKET)
+        try:
+            self.file_system().mkdir(self.BUCKET)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def options(self) -> dict[str, Any]:
@@ -170,7 +175,6 @@ class S3Server:
             "key": "some-key",
             "secret": "open sesame",
             "endpoint_url": self.endpoint,
-            "client_kwargs": {"region_name": "us-east-1"},
         }
 
     def file_system(self) -> Any:

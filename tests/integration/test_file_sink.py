@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -222,6 +223,7 @@ def test_proofs_are_pruned_below_the_given_checkpoint_only(job: FileJob, directo
 
 def test_in_doubt_lists_exactly_this_sinks_transactions(job: FileJob, directory: Path) -> None:
     first = job.prepare(1, [1])
+    begin = dt.datetime.now(dt.timezone.utc)
     second = job.prepare(2, [2], attempt=2, subtask=1)
     with FileJob(job.sink, sink_id="job.files2") as other:
         other.check().prepare(1, [9])
@@ -230,6 +232,10 @@ def test_in_doubt_lists_exactly_this_sinks_transactions(job: FileJob, directory:
     assert in_doubt(committer) == ["job.files/1/1/0/0", "job.files/2/2/1/0"]
     committer.commit(first)
     assert in_doubt(committer) == ["job.files/2/2/1/0"]
+    assert committer.prepared_at(first) is None
+    staged_at = committer.prepared_at(second)
+    assert staged_at is not None
+    assert begin <= staged_at <= dt.datetime.now(dt.timezone.utc)
     committer.abort(second)
     assert in_doubt(committer) == []
     assert seen_ids(directory) == [1]

@@ -1,0 +1,167 @@
+"""Whole jobs with a file sink, each in a process of its own that dies at a step. Run as a program.
+
+    python file_sink_job.py
+
+reads a request a line from standard input, `[url, options, log, kill_at]`, forks, and answers with
+what became of the child: its exit status, negative when a signal killed it, and how many steps it
+took. Forked, because a thousand steps are tried and importing takes a second.
+
+A step is what changes the target: with a local directory a file opened for writing, a rename, link,
+deletion or new directory; with S3 a request that is not a read. With `kill_at` n the child is
+killed by SIGKILL just before its n-th step, with a text before its first step on a path or key that
+holds the text; 0 lets it finish.
+
+The job: 2 subtasks, 2 checkpoints of 8 rows each, in 3 partitions and files of one row. The
+decision log is a directory, `decision-<n>` is a checkpoint with what to commit. What recovery
+commits and aborts is decided by `protocol.recovery`, as in the engine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.integration.file_sink_kit import FileJob, rows
+
+from onceflow.core.protocol.committables import AlreadyCommitted, Committable, Committed
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
+from onceflow.core.protocol.recovery import plan_recovery
+from onceflow.core.spi import Committer
+from onceflow.sinks import FileSink
+
+SINK_ID = "soak.files"
+CHECKPOINTS = 2
+ROWS_A_CHECKPOINT = 8
+SUBTASKS = 2
+ALL_IDS = list(range(CHECKPOINTS * ROWS_A_CHECKPOINT))
+
+_WRITES = os.O_WRONLY | os.O_RDWR
+_CHANGES = {"os.rename", "os.link", "os.remove", "os.mkdir"}
+_READS = {"head_object", "get_object", "list_objects_v2", "head_bucket", "get_bucket_location"}
+
+
+class Steps:
+    """Counts, and dies just before the one that was asked for."""
+
+    def __init__(self, kill_at: int | str) -> None:
+        self.taken = 0
+        self._kill_at = kill_at
+
+    def take(self, path: str) -> None:
+        self.taken += 1
+        wanted = self._kill_at
+        if wanted in path if isinstance(wanted, str) else wanted == self.taken:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def watch_directory(self, root: str) -> None:
+        def hook(event: str, arguments: tuple[Any, ...]) -> None:
+            if event == "open":
+                counts = isinstance(arguments[2], int) and arguments[2] & _WRITES
+            else:
+                counts = event in _CHANGES
+            if counts and str(arguments[0]).startswith(root):
+                self.take(str(arguments[-1 if event == "os.rename" else 0]))
+
+        sys.addaudithook(hook)
+
+    def watch_s3(self) -> None:
+        import s3fs
+
+        kind: Any = s3fs.S3FileSystem
+        call: Callable[..., Any] = kind._call_s3
+
+        async def counted(self_: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+            if method not in _READS:
+                self.take(f"{method} {kwargs.get('Key', kwargs)}")
+            return await call(self_, method, *args, **kwargs)
+
+        kind._call_s3 = counted
+
+
+def run(url: str, options: dict[str, Any], log: Path) -> None:
+    """Recover, then go on from the last decision until every checkpoint is committed."""
+    sink = FileSink(url, partition_by=("account",), max_rows_per_file=1, storage_options=options)
+    attempt = len(list(log.glob("attempt-*"))) + 1
+    (log / f"attempt-{attempt}").touch()
+    with FileJob(sink, sink_id=SINK_ID, log_id=str(log)) as job:
+        job.check(attempt)
+        committer = job.committer(attempt)
+        done = len(list(log.glob("decision-*")))
+        _recover(committer, log / f"decision-{done}", attempt)
+        writers = [job.writer(attempt, subtask) for subtask in range(SUBTASKS)]
+        for checkpoint in range(done + 1, CHECKPOINTS + 1):
+            first = (checkpoint - 1) * ROWS_A_CHECKPOINT
+            found: list[Committable] = []
+            for subtask, writer in enumerate(writers):
+                writer.write(rows(range(first + subtask, first + ROWS_A_CHECKPOINT, SUBTASKS)))
+                committable = writer.pre_commit(CheckpointId(checkpoint))
+                assert committable is not None
+                found.append(committable)
+            fresh = log / "fresh"
+            fresh.write_text(json.dumps([str(one.transaction) for one in found]))
+            fresh.rename(log / f"decision-{checkpoint}")
+            for committable in found:
+                assert committer.commit(committable) == Committed()
+            committer.prune(CheckpointId(checkpoint))
+
+
+def _recover(committer: Committer, decision: Path, attempt: int) -> None:
+    names: list[str] = json.loads(decision.read_text()) if decision.exists() else []
+    parsed = [TransactionId.parse(name) for name in names]
+    plan = plan_recovery(
+        [Committable(one) for one in parsed if one is not None],
+        committer.in_doubt(),
+        sink_id=SINK_ID,
+        attempt=AttemptId(attempt),
+    )
+    for committable in plan.commit:
+        outcome = committer.commit(committable)
+        assert isinstance(outcome, (Committed, AlreadyCommitted)), outcome
+    for committable in plan.abort:
+        aborted = committer.abort(committable)
+        assert not isinstance(aborted, AlreadyCommitted), committable
+
+
+def _child(request: list[Any], answer: int) -> None:
+    url, options, log, kill_at = request
+    steps = Steps(kill_at)
+    if url.startswith("s3://"):
+        steps.watch_s3()
+    else:
+        steps.watch_directory(url)
+    run(url, options, Path(log))
+    os.write(answer, str(steps.taken).encode())
+
+
+def main() -> None:
+    """Serve requests until standard input ends."""
+    for line in sys.stdin:
+        readable, writable = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                _child(json.loads(line), writable)
+                status = 0
+            except BaseException:  # the child's traceback is all that tells what went wrong
+                import traceback
+
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        os.close(writable)
+        _, status = os.waitpid(pid, 0)
+        taken = os.read(readable, 20).decode() or "0"
+        os.close(readable)
+        sys.stdout.write(f"{json.dumps([os.waitstatus_to_exitcode(status), int(taken)])}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
