@@ -1,1 +1,1 @@
-"""`onceflow demo`: a real pipeline, real kills, and a proof by SQL."""
+"""`onceflow demo`: a real pipeline, real kills, and a proof by the target itself."""

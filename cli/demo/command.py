@@ -15,7 +15,14 @@ from rich.console import Console
 from onceflow.cli.demo.narrator import Narrator
 from onceflow.cli.demo.report import as_json, kills_table, proof_table, summary
 from onceflow.cli.demo.run import DemoResult, DemoRun
-from onceflow.cli.demo.settings import Backend, DemoSettings, KillKind, choose_kills
+from onceflow.cli.demo.settings import (
+    Backend,
+    CommitMode,
+    DemoSettings,
+    KillKind,
+    SinkKind,
+    choose_kills,
+)
 from onceflow.core.errors import OnceflowError
 
 EXIT_VIOLATION = 1
@@ -25,6 +32,7 @@ EXIT_TERMINATED = 143
 
 
 def demo(
+    sink: Annotated[SinkKind, typer.Option(help="What the job writes to.")] = SinkKind.POSTGRES,
     records: Annotated[int, typer.Option(help="Payments to produce.")] = 1_000_000,
     accounts: Annotated[int, typer.Option(help="Accounts among which they are spread.")] = 100_000,
     partitions: Annotated[int, typer.Option(help="Partitions of the topic.")] = 2,
@@ -44,20 +52,26 @@ def demo(
         bool,
         typer.Option("--at-least-once", help="Commit as rows come: shows the duplicates."),
     ] = False,
+    commit_mode: Annotated[
+        CommitMode,
+        typer.Option(help="Of a database: prepare transactions, or stage rows and apply them."),
+    ] = CommitMode.AUTO,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave the servers running until Enter is pressed.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Nothing on stderr but errors.")] = False,
 ) -> None:
-    """Run payments from a real Kafka through keyed state into a real Postgres, under SIGKILL.
+    """Run payments from a real Kafka through keyed state into a real database, under SIGKILL.
 
-    Starts both servers itself, kills what it is told to kill while the job runs, and then asks the
-    table whether every payment is there exactly once. Exit status: 0 proven, 1 violated, 2 no
-    verdict.
+    Starts the servers itself, kills what it is told to kill while the job runs, and then asks the
+    table (or topic) whether every payment is there exactly once. Exit status: 0 proven, 1 violated,
+    2 no verdict.
     """
     try:
         settings = DemoSettings(
+            sink=sink,
+            commit_mode=commit_mode,
             records=records,
             accounts=accounts,
             partitions=partitions,
@@ -90,8 +104,9 @@ def _run(settings: DemoSettings, *, json_: bool, keep: bool, quiet: bool) -> Dem
             print(json.dumps(as_json(result)), flush=True)
         else:
             _print(result)
-        if keep and run.postgres is not None and run.kafka is not None:
-            narrator.say(f"Postgres: {run.postgres.url}\nKafka:    {run.kafka.bootstrap_servers}")
+        if keep and run.addresses:
+            for name, address in run.addresses.items():
+                narrator.say(f"{name + ':':<9} {address}")
             typer.prompt("Enter stops the servers", default="", show_default=False, err=True)
     return result
 

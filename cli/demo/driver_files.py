@@ -4,6 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from onceflow.cli.demo.settings import CommitMode, SinkKind
+
+
+@dataclass(frozen=True, slots=True)
+class SinkSpec:
+    """Where the driver process is to write."""
+
+    kind: SinkKind
+    address: str
+    """URL of a database, or bootstrap servers."""
+    place: str
+    """Table or topic."""
+    commit_mode: CommitMode
+
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
@@ -12,8 +26,7 @@ class JobSpec:
     spark_master: str
     bootstrap_servers: str
     topic: str
-    postgres_url: str
-    table: str
+    sink: SinkSpec
     storage: str
     scratch: str
     status_path: str

@@ -11,29 +11,40 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 from pyspark.sql import SparkSession
+from typing_extensions import assert_never
 
 from onceflow import Checkpointing, HeapBackend, Pipeline, RocksDBBackend, count, sum_
-from onceflow.cli.demo.driver_files import DriverStatus, JobSpec, SlotProcess
+from onceflow.cli.demo.driver_files import DriverStatus, JobSpec, SinkSpec, SlotProcess
+from onceflow.cli.demo.settings import CommitMode, SinkKind
 from onceflow.core.config import RuntimeSettings
+from onceflow.core.errors import ConfigError
 from onceflow.core.runtime.status import JobStatus
+from onceflow.core.spi import Sink
 from onceflow.integration.workload import PAYMENT_SCHEMA
-from onceflow.sinks import PostgresSink
+from onceflow.sinks import KafkaSink, PostgresSink
 from onceflow.sources import KafkaSource
 
 _REPORT_INTERVAL_S = 0.05
 _STOP_TIMEOUT_S = 120.0
 
+_Delivery: TypeAlias = Literal["exactly_once", "at_least_once"]
+_CommitMode: TypeAlias = Literal["auto", "two_phase", "ledger"]
+_COMMIT_MODES: Mapping[CommitMode, _CommitMode] = {
+    CommitMode.AUTO: "auto",
+    CommitMode.TWO_PHASE: "two_phase",
+    CommitMode.LEDGER: "ledger",
+}
+
 
 def build(spec: JobSpec, spark: SparkSession) -> Pipeline:
     """Return the demo's pipeline: payments, keyed by account, with the balance after each."""
-    delivery: Literal["exactly_once", "at_least_once"] = (
-        "at_least_once" if spec.at_least_once else "exactly_once"
-    )
+    delivery: _Delivery = "at_least_once" if spec.at_least_once else "exactly_once"
     pipeline = Pipeline(
         spark,
         name="demo",
@@ -54,18 +65,29 @@ def build(spec: JobSpec, spark: SparkSession) -> Pipeline:
         uid="payments",
     )
     balances = payments.key_by("account").running(uid="balance", balance=sum_("amount"), n=count())
-    balances.write(
-        PostgresSink(
-            spec.postgres_url,
-            table=spec.table,
-            create=True,
-            delivery=delivery,
-            # At least once: rows are committed as they come, batch by batch.
-            flush_rows=1,
-        ),
-        uid="ledger",
-    )
+    balances.write(_sink(spec.sink, delivery), uid="ledger")
     return pipeline
+
+
+def _sink(spec: SinkSpec, delivery: _Delivery) -> Sink:
+    # At least once: rows are committed as they come, batch by batch.
+    flush_rows = 1
+    match spec.kind:
+        case SinkKind.POSTGRES:
+            return PostgresSink(
+                spec.address,
+                table=spec.place,
+                create=True,
+                delivery=delivery,
+                commit_mode=_COMMIT_MODES[spec.commit_mode],
+                flush_rows=flush_rows,
+            )
+        case SinkKind.MYSQL | SinkKind.MARIADB:
+            raise ConfigError(f"there is no sink for {spec.kind.product} yet")
+        case SinkKind.KAFKA:
+            return KafkaSink(spec.address, topic=spec.place, key="account", delivery=delivery)
+        case _:
+            assert_never(spec.kind)
 
 
 def main(spec_path: str) -> None:

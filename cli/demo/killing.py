@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,11 +11,12 @@ from typing_extensions import assert_never
 
 from onceflow.cli.demo.driver_files import DriverStatus, SlotProcess
 from onceflow.cli.demo.kills import DoneKill, PlannedKill
-from onceflow.cli.demo.settings import KillKind
+from onceflow.cli.demo.settings import KILL_OF_DATABASE, KillKind
+from onceflow.cli.demo.targets.target import KillableServer
 from onceflow.integration.faults.processes import kill_process, kill_tree, parent_of
 
 _NO_ATTEMPT = (0, 0)
-_SERVERS = frozenset({KillKind.POSTGRES, KillKind.KAFKA})
+_SERVERS = frozenset({*KILL_OF_DATABASE.values(), KillKind.KAFKA})
 
 
 class KillableDriver(Protocol):
@@ -30,30 +31,13 @@ class KillableDriver(Protocol):
         ...
 
 
-class KillableServer(Protocol):
-    """A server, as far as the killer needs it."""
-
-    @property
-    def pid(self) -> int | None:
-        """Its main process."""
-        ...
-
-    def kill(self) -> None:
-        """SIGKILL it with all its processes."""
-        ...
-
-    def start(self) -> object:
-        """Start it again on the same data and port."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Victims:
     """Everything that can be killed."""
 
     driver: KillableDriver
-    postgres: KillableServer
-    kafka: KillableServer
+    servers: Mapping[KillKind, KillableServer]
+    """Each by the kill that is meant for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +179,8 @@ class Killer:
         match kind:
             case KillKind.DRIVER:
                 return self._victims.driver.kill()
-            case KillKind.POSTGRES:
-                return _kill_server(self._victims.postgres)
-            case KillKind.KAFKA:
-                return _kill_server(self._victims.kafka)
+            case KillKind.POSTGRES | KillKind.MYSQL | KillKind.MARIADB | KillKind.KAFKA:
+                return _kill_server(self._victims.servers[kind])
             case KillKind.SLOT | KillKind.WORKER | KillKind.EXECUTOR:
                 if not status.slots:
                     return ()
@@ -211,10 +193,8 @@ class Killer:
         if kind is KillKind.DRIVER:
             self._victims.driver.start()
             self._driver_starts += 1
-        elif kind is KillKind.POSTGRES:
-            self._victims.postgres.start()
-        elif kind is KillKind.KAFKA:
-            self._victims.kafka.start()
+        elif kind in _SERVERS:
+            self._victims.servers[kind].start()
 
 
 def _kill_at(kind: KillKind, slot: SlotProcess) -> tuple[int, ...]:

@@ -56,7 +56,7 @@ class DoneKill:
     committed_records: int
     """Of these, the ones committed before."""
     at_rows: int
-    """Rows visible in the table at that moment."""
+    """Rows visible in the target at that moment."""
     at_s: float
     """Seconds since the job was started."""
     recovered_s: float | None = None

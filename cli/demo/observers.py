@@ -8,15 +8,13 @@ import time
 from abc import ABC, abstractmethod
 from types import TracebackType
 
-import psycopg
 from confluent_kafka import Consumer, KafkaException, TopicPartition
-from psycopg import sql
 from typing_extensions import Self
 
 _INTERVAL_S = 0.1
 # Asking takes at most this part of the time, so that it does not slow down what it watches.
 _SHARE_MAX = 0.1
-_ANSWER_TIMEOUT_S = 2
+ANSWER_TIMEOUT_S = 2
 _JOIN_TIMEOUT_S = 30.0
 
 
@@ -64,34 +62,6 @@ class Observer(ABC):
             self._ask_until_ended()
 
 
-class VisibleRows(Observer):
-    """Rows that anybody sees in the table; 0 before there is one."""
-
-    def __init__(self, url: str, table: str) -> None:
-        """Describe what is counted."""
-        super().__init__("rows")
-        self._url = url
-        self._query = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(*table.split(".")))
-
-    def _ask_until_ended(self) -> None:
-        with (
-            contextlib.suppress(psycopg.Error),
-            psycopg.connect(
-                self._url, autocommit=True, connect_timeout=_ANSWER_TIMEOUT_S
-            ) as connection,
-        ):
-            started_at = time.monotonic()
-            while self._answered(self._count(connection), started_at):
-                started_at = time.monotonic()
-
-    def _count(self, connection: psycopg.Connection) -> int:
-        try:
-            row = connection.execute(self._query).fetchone()
-        except psycopg.errors.UndefinedTable:
-            return 0
-        return 0 if row is None else int(row[0])
-
-
 class CommittedRecords(Observer):
     """Records before the offsets that the job has published for its consumer group.
 
@@ -115,6 +85,6 @@ class CommittedRecords(Observer):
             consumer.close()
 
     def _sum(self, consumer: Consumer) -> int:
-        committed = consumer.committed(self._partitions, timeout=_ANSWER_TIMEOUT_S)
+        committed = consumer.committed(self._partitions, timeout=ANSWER_TIMEOUT_S)
         # A partition without a committed offset answers a negative one.
         return sum(max(0, partition.offset) for partition in committed)

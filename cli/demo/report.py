@@ -6,6 +6,7 @@ from rich.table import Table
 
 from onceflow.cli.demo.kills import DoneKill
 from onceflow.cli.demo.run import DemoResult
+from onceflow.cli.demo.settings import SinkKind
 
 
 def as_json(result: DemoResult) -> dict[str, object]:
@@ -26,6 +27,8 @@ def as_json(result: DemoResult) -> dict[str, object]:
         "seconds": round(result.seconds, 3),
         "rows_per_second": round(result.rows_per_second),
         "delivery": "at_least_once" if settings.at_least_once else "exactly_once",
+        "sink": settings.sink.value,
+        "commit_mode": settings.commit_mode.value,
         "backend": settings.backend.value,
         "accounts": settings.accounts,
         "partitions": settings.partitions,
@@ -67,9 +70,14 @@ def kills_table(result: DemoResult) -> Table:
 
 
 def proof_table(result: DemoResult) -> Table:
-    """Return the verdict, line by line, as the table gave it."""
-    verdict = result.verdict
-    table = Table(title="What SQL says about the table", title_justify="left")
+    """Return the verdict, line by line, as the target gave it."""
+    verdict, sink = result.verdict, result.settings.sink
+    title = (
+        "What a read_committed consumer gets"
+        if sink is SinkKind.KAFKA
+        else "What SQL says about the table"
+    )
+    table = Table(title=title, title_justify="left")
     table.add_column("question")
     table.add_column("expected", justify="right")
     table.add_column("found", justify="right")
@@ -97,5 +105,5 @@ def summary(result: DemoResult) -> str:
     if result.ok:
         judgement = "[bold green]Every payment is there exactly once.[/bold green]"
     else:
-        judgement = "[bold red]The table is wrong.[/bold red]"
+        judgement = f"[bold red]The {result.settings.sink.place} is wrong.[/bold red]"
     return f"{judgement} {numbers}."

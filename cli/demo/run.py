@@ -8,22 +8,24 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onceflow.cli.demo.driver import DriverProcess
-from onceflow.cli.demo.driver_files import DriverStatus, JobSpec
+from onceflow.cli.demo.driver_files import DriverStatus, JobSpec, SinkSpec
 from onceflow.cli.demo.killing import Killer, Progress, Victims
 from onceflow.cli.demo.kills import DoneKill, plan_kills
 from onceflow.cli.demo.narrator import Narrator
-from onceflow.cli.demo.observers import CommittedRecords, VisibleRows
+from onceflow.cli.demo.observers import CommittedRecords
 from onceflow.cli.demo.producing import Producing
-from onceflow.cli.demo.settings import DemoSettings
+from onceflow.cli.demo.settings import KILL_OF_DATABASE, DemoSettings, KillKind, SinkKind
+from onceflow.cli.demo.targets import Target, started_target
 from onceflow.core.errors import OnceflowError
-from onceflow.integration.oracle import Verdict, verify
-from onceflow.integration.servers import EmbeddedKafka, EmbeddedPostgres
+from onceflow.core.storage import FileSystemStorage
+from onceflow.integration.oracle import Verdict
+from onceflow.integration.servers import EmbeddedKafka
 
-TABLE = "ledger"
+JOB = "demo"
 TOPIC = "payments"
 _LOOK_INTERVAL_S = 0.02
 _STOPPED = "stopped"
@@ -52,7 +54,7 @@ class DemoResult:
 
     @property
     def ok(self) -> bool:
-        """Whether the table is right."""
+        """Whether the target is right."""
         return self.verdict.ok
 
     @property
@@ -70,8 +72,8 @@ class DemoRun:
         self._narrator = narrator
         self._directory = Path(tempfile.mkdtemp(prefix="onceflow-demo-"))
         self._stack = ExitStack()
-        self.postgres: EmbeddedPostgres | None = None
-        self.kafka: EmbeddedKafka | None = None
+        self.addresses: dict[str, str] = {}
+        """Where the running servers are, by name."""
 
     def __enter__(self) -> DemoRun:
         """Return the run."""
@@ -83,31 +85,31 @@ class DemoRun:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def execute(self) -> DemoResult:
-        """Run the whole demo; the servers and the table stay until the context ends.
+        """Run the whole demo; the servers and the rows stay until the context ends.
 
         Raises:
             DemoError: There is nothing to judge; quotes the driver's log.
             ServerError: A server could not be had.
         """
-        postgres, kafka = self._start_servers()
-        spec = self._job_spec(postgres, kafka)
+        target, kafka = self._start_servers()
+        spec = self._job_spec(target, kafka)
         driver = DriverProcess(spec, self._directory)
         self._stack.callback(driver.end)
-        killer = self._killer(Victims(driver, postgres, kafka))
+        killer = self._killer(self._victims(driver, target, kafka))
         with Producing(self._settings.payments(), spec, killer, self._narrator) as producing:
             if not self._settings.kills:
                 # Nothing is held back: the job finds the whole topic and shows its full speed.
                 producing.wait()
             started_at = time.monotonic()
             driver.start()
-            final = self._watch(driver, killer, producing, spec)
+            final = self._watch(driver, killer, producing, spec, target)
             seconds = time.monotonic() - started_at
         # Orphans of killed drivers must be gone before the verdict, or they could still write.
         driver.end()
-        self._narrator.say("asking the table")
+        self._narrator.say(f"asking the {self._settings.sink.place}")
         return DemoResult(
             settings=self._settings,
-            verdict=verify(postgres.url, TABLE, self._settings.payments()),
+            verdict=self._judge(target, spec),
             kills=tuple(killer.done),
             restores=max(final.attempt - 1, 0),
             drivers=driver.starts,
@@ -126,17 +128,41 @@ class DemoRun:
             say=self._narrator.say,
         )
 
-    def _start_servers(self) -> tuple[EmbeddedPostgres, EmbeddedKafka]:
-        say = self._narrator.say
-        say("starting Postgres and Kafka")
-        with ThreadPoolExecutor(max_workers=2) as pool:
-            postgres_started = pool.submit(_started_postgres, self._stack.callback)
-            kafka_started = pool.submit(_started_kafka, self._stack.callback, say)
-            self.postgres, self.kafka = postgres_started.result(), kafka_started.result()
-        self.kafka.create_topic(TOPIC, self._settings.partitions)
-        return self.postgres, self.kafka
+    def _victims(self, driver: DriverProcess, target: Target, kafka: EmbeddedKafka) -> Victims:
+        kill = KILL_OF_DATABASE.get(self._settings.sink, KillKind.KAFKA)
+        return Victims(driver, {KillKind.KAFKA: kafka, kill: target.server})
 
-    def _job_spec(self, postgres: EmbeddedPostgres, kafka: EmbeddedKafka) -> JobSpec:
+    def _judge(self, target: Target, spec: JobSpec) -> Verdict:
+        """Return the target's verdict; what is staged for it and not applied is in doubt too."""
+        verdict = target.judge(self._settings.payments())
+        storage = FileSystemStorage(spec.storage).open(JOB)
+        staged = sum(
+            len(storage.staging(sink_id).transactions()) for sink_id in storage.staged_sinks(())
+        )
+        return replace(verdict, in_doubt=verdict.in_doubt + staged)
+
+    def _start_servers(self) -> tuple[Target, EmbeddedKafka]:
+        say, at_end, settings = self._narrator.say, self._stack.callback, self._settings
+        say("starting " + " and ".join(dict.fromkeys((settings.sink.product, "Kafka"))))
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            kafka_started = pool.submit(_started_kafka, at_end, say)
+            target_started = pool.submit(
+                started_target,
+                settings.sink,
+                kafka_started,
+                settings.partitions,
+                at_end=at_end,
+                say=say,
+            )
+            target, kafka = target_started.result(), kafka_started.result()
+        kafka.create_topic(TOPIC, settings.partitions)
+        self.addresses = {
+            settings.sink.product: target.address,
+            SinkKind.KAFKA.product: kafka.bootstrap_servers,
+        }
+        return target, kafka
+
+    def _job_spec(self, target: Target, kafka: EmbeddedKafka) -> JobSpec:
         # A killed slot cannot delete its working files; the demo does, with its directory.
         scratch = self._directory / "scratch"
         scratch.mkdir()
@@ -144,8 +170,9 @@ class DemoRun:
             spark_master=self._settings.spark_master,
             bootstrap_servers=kafka.bootstrap_servers,
             topic=TOPIC,
-            postgres_url=postgres.url,
-            table=TABLE,
+            sink=SinkSpec(
+                self._settings.sink, target.address, target.place, self._settings.commit_mode
+            ),
             storage=str(self._directory / "checkpoints"),
             scratch=str(scratch),
             status_path=str(self._directory / "status.json"),
@@ -158,14 +185,19 @@ class DemoRun:
         )
 
     def _watch(
-        self, driver: DriverProcess, killer: Killer, producing: Producing, spec: JobSpec
+        self,
+        driver: DriverProcess,
+        killer: Killer,
+        producing: Producing,
+        spec: JobSpec,
+        target: Target,
     ) -> DriverStatus:
         """Return the last status of a job that has stopped, killing what is due meanwhile."""
         settings = self._settings
         deadline = time.monotonic() + settings.timeout_s
-        advance = self._narrator.bar("rows in Postgres", settings.records)
+        advance = self._narrator.bar(f"rows in {settings.sink.product}", settings.records)
         with (
-            VisibleRows(spec.postgres_url, TABLE) as rows,
+            target.visible_rows() as rows,
             CommittedRecords(
                 spec.bootstrap_servers, spec.group, TOPIC, settings.partitions
             ) as committed,
@@ -193,12 +225,6 @@ class DemoRun:
             )
         advance(settings.records)
         return status
-
-
-def _started_postgres(at_end: Callable[[Callable[[], None]], object]) -> EmbeddedPostgres:
-    server = EmbeddedPostgres()
-    at_end(server.stop)
-    return server.start()
 
 
 def _started_kafka(

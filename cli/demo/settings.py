@@ -16,6 +16,41 @@ class Backend(str, Enum):
     ROCKSDB = "rocksdb"
 
 
+class SinkKind(str, Enum):
+    """What the job writes to."""
+
+    POSTGRES = "postgres"
+    MYSQL = "mysql"
+    MARIADB = "mariadb"
+    KAFKA = "kafka"
+
+    @property
+    def place(self) -> str:
+        """What holds the rows."""
+        return "topic" if self is SinkKind.KAFKA else "table"
+
+    @property
+    def product(self) -> str:
+        """Its name, as its makers spell it."""
+        match self:
+            case SinkKind.POSTGRES:
+                return "Postgres"
+            case SinkKind.MYSQL:
+                return "MySQL"
+            case SinkKind.MARIADB:
+                return "MariaDB"
+            case SinkKind.KAFKA:
+                return "Kafka"
+
+
+class CommitMode(str, Enum):
+    """How a database keeps rows between pre-commit and commit."""
+
+    AUTO = "auto"
+    TWO_PHASE = "two_phase"
+    LEDGER = "ledger"
+
+
 class KillKind(str, Enum):
     """What is killed with SIGKILL."""
 
@@ -29,17 +64,29 @@ class KillKind(str, Enum):
     """The JVM of one executor (runs Spark as local-cluster, so that there is one)."""
     POSTGRES = "postgres"
     """Every process of the database server, which is then started again."""
+    MYSQL = "mysql"
+    """The database server, which is then started again."""
+    MARIADB = "mariadb"
+    """The database server, which is then started again."""
     KAFKA = "kafka"
-    """The broker, which is then started again."""
+    """The broker, which is then started again; with --sink kafka it is the target too."""
 
 
 DEFAULT_KILLS = (KillKind.SLOT, KillKind.WORKER, KillKind.DRIVER)
+KILL_OF_DATABASE = {
+    SinkKind.POSTGRES: KillKind.POSTGRES,
+    SinkKind.MYSQL: KillKind.MYSQL,
+    SinkKind.MARIADB: KillKind.MARIADB,
+}
+"""The kill that needs this sink; the broker is there with every sink."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
     """The flags of `onceflow demo`, checked."""
 
+    sink: SinkKind = SinkKind.POSTGRES
+    commit_mode: CommitMode = CommitMode.AUTO
     records: int = 1_000_000
     accounts: int = 100_000
     partitions: int = 2
@@ -57,6 +104,20 @@ class DemoSettings:
                 raise ConfigError(f"--{name} must be 1 or more, not {getattr(self, name)}")
         if self.interval_s <= 0 or self.timeout_s <= 0:
             raise ConfigError("--interval and --timeout must be positive")
+        for sink, kill in KILL_OF_DATABASE.items():
+            if kill in self.kills and sink is not self.sink:
+                raise ConfigError(
+                    f"--kill {kill.value} needs --sink {sink.value}: with --sink "
+                    f"{self.sink.value} there is no {sink.product}"
+                )
+        if self.commit_mode is not CommitMode.AUTO and (
+            self.sink is SinkKind.KAFKA or self.at_least_once
+        ):
+            other = "--at-least-once" if self.at_least_once else "--sink kafka"
+            raise ConfigError(
+                f"--commit-mode {self.commit_mode.value} is how a database commits exactly once; "
+                f"leave it out with {other}"
+            )
         self.payments()
 
     def payments(self) -> Payments:

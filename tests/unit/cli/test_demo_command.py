@@ -1,9 +1,10 @@
-"""The exit status and the printed object say what the table said."""
+"""The exit status and the printed object say what the target said."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -12,7 +13,7 @@ import onceflow
 from onceflow.cli.demo import command
 from onceflow.cli.demo.kills import DoneKill
 from onceflow.cli.demo.run import DemoError, DemoResult, DemoRun
-from onceflow.cli.demo.settings import Backend, DemoSettings, KillKind
+from onceflow.cli.demo.settings import Backend, CommitMode, DemoSettings, KillKind, SinkKind
 from onceflow.cli.main import app
 from onceflow.integration.oracle import Verdict
 
@@ -142,22 +143,65 @@ def test_flags_reach_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_run", remember)
     flags = (
         "--records 5 --accounts 4 --partitions 3 --parallelism 2 --backend rocksdb --kill slot "
-        "--kill postgres --kills 3 --seed 9 --interval 0.5 --at-least-once"
+        "--kill mariadb --kills 3 --seed 9 --interval 0.5 --sink mariadb --commit-mode ledger"
     )
     assert CliRunner().invoke(app, ["demo", *flags.split()]).exit_code == 0
     assert seen == [
         DemoSettings(
+            sink=SinkKind.MARIADB,
+            commit_mode=CommitMode.LEDGER,
             records=5,
             accounts=4,
             partitions=3,
             parallelism=2,
             backend=Backend.ROCKSDB,
-            kills=(KillKind.SLOT, KillKind.POSTGRES, KillKind.SLOT),
+            kills=(KillKind.SLOT, KillKind.MARIADB, KillKind.SLOT),
             seed=9,
             interval_s=0.5,
-            at_least_once=True,
         )
     ]
+
+
+def test_at_least_once_reaches_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[DemoSettings] = []
+
+    def remember(settings: DemoSettings, **_: bool) -> DemoResult:
+        seen.append(settings)
+        return RESULT
+
+    monkeypatch.setattr(command, "_run", remember)
+    assert CliRunner().invoke(app, ["demo", "--at-least-once"]).exit_code == 0
+    assert seen == [DemoSettings(at_least_once=True)]
+
+
+@pytest.mark.parametrize(
+    ("sink", "place", "judge"),
+    [
+        (SinkKind.POSTGRES, "table", "What SQL says about the table"),
+        (SinkKind.MYSQL, "table", "What SQL says about the table"),
+        (SinkKind.KAFKA, "topic", "What a read_committed consumer gets"),
+    ],
+)
+def test_texts_name_what_was_asked(
+    monkeypatch: pytest.MonkeyPatch, sink: SinkKind, place: str, judge: str
+) -> None:
+    settings = replace(RESULT.settings, sink=sink)
+    wrong = replace(RESULT, settings=settings, verdict=replace(RIGHT, missing=1))
+    code, out, _ = _run(monkeypatch, wrong)
+    assert code == 1
+    assert judge in out
+    assert f"The {place} is wrong" in out
+
+
+def test_server_program_that_is_missing_exits_2_and_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ONCEFLOW_MYSQLD", str(tmp_path / "nowhere"))
+    flags = ("demo", "--sink", "mysql", "--records", "10", "--quiet")
+    outcome = CliRunner().invoke(app, flags)
+    assert outcome.exit_code == 2
+    assert "ONCEFLOW_MYSQLD" in outcome.stderr
+    assert outcome.stdout == ""
 
 
 def test_version_is_the_package_version() -> None:

@@ -14,7 +14,14 @@ import pytest
 from onceflow.cli.demo.driver_files import DriverStatus, SlotProcess
 from onceflow.cli.demo.killing import Killer, Progress, Victims
 from onceflow.cli.demo.kills import PlannedKill, plan_kills
-from onceflow.cli.demo.settings import DEFAULT_KILLS, DemoSettings, KillKind, choose_kills
+from onceflow.cli.demo.settings import (
+    DEFAULT_KILLS,
+    CommitMode,
+    DemoSettings,
+    KillKind,
+    SinkKind,
+    choose_kills,
+)
 from onceflow.core.errors import ConfigError
 from onceflow.integration.faults import is_alive, kill_process
 
@@ -56,7 +63,8 @@ class Scene:
     said: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
-        victims = Victims(self.driver, self.postgres, self.kafka)
+        servers = {KillKind.POSTGRES: self.postgres, KillKind.KAFKA: self.kafka}
+        victims = Victims(self.driver, servers)
         self.killer = Killer(self.kills, victims, records=1000, seed=1, say=self.said.append)
 
     def look(
@@ -162,6 +170,35 @@ def test_flag_out_of_range_is_refused_by_its_name(
 ) -> None:
     with pytest.raises(ConfigError, match=f"--{flag}"):
         settings()
+
+
+@pytest.mark.parametrize("sink", list(SinkKind))
+@pytest.mark.parametrize("kill", [KillKind.POSTGRES, KillKind.MYSQL, KillKind.MARIADB])
+def test_database_that_is_not_the_sink_cannot_be_killed(sink: SinkKind, kill: KillKind) -> None:
+    if kill.value == sink.value:
+        assert DemoSettings(sink=sink, kills=(kill,)).kills == (kill,)
+        return
+    with pytest.raises(ConfigError, match=f"--kill {kill.value} needs --sink {kill.value}"):
+        DemoSettings(sink=sink, kills=(kill,))
+
+
+@pytest.mark.parametrize("sink", list(SinkKind))
+def test_broker_can_be_killed_with_every_sink(sink: SinkKind) -> None:
+    assert DemoSettings(sink=sink, kills=(KillKind.KAFKA,)).kills == (KillKind.KAFKA,)
+
+
+@pytest.mark.parametrize(
+    ("reason", "settings"),
+    [
+        ("--sink kafka", partial(DemoSettings, sink=SinkKind.KAFKA)),
+        ("--at-least-once", partial(DemoSettings, at_least_once=True)),
+    ],
+)
+def test_commit_mode_that_would_be_ignored_is_refused(
+    reason: str, settings: Callable[..., DemoSettings]
+) -> None:
+    with pytest.raises(ConfigError, match=f"leave it out with {reason}"):
+        settings(commit_mode=CommitMode.LEDGER)
 
 
 def test_nothing_is_killed_before_its_moment_or_before_the_driver_has_spoken() -> None:

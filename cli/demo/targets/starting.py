@@ -1,0 +1,59 @@
+"""Starts the server of a target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from typing_extensions import assert_never
+
+from onceflow.cli.demo.settings import SinkKind
+from onceflow.cli.demo.targets.mysql import MySQLTarget
+from onceflow.cli.demo.targets.postgres import PostgresTarget
+from onceflow.cli.demo.targets.target import Target
+from onceflow.cli.demo.targets.topic import TopicTarget
+from onceflow.integration.servers import (
+    EmbeddedKafka,
+    EmbeddedMariaDB,
+    EmbeddedMySQL,
+    EmbeddedPostgres,
+)
+
+NAME = "ledger"
+"""Of the table or topic."""
+
+
+def started_target(
+    kind: SinkKind,
+    kafka: Future[EmbeddedKafka],
+    partitions: int,
+    *,
+    at_end: Callable[[Callable[[], None]], object],
+    say: Callable[[str], None],
+) -> Target:
+    """Return the target once its server answers; it is stopped by what is given to `at_end`.
+
+    Args:
+        kind: Which.
+        kafka: The broker of the payments, which may be starting still.
+        partitions: Of a topic.
+        at_end: Takes what is to be called at the end, also when the start fails.
+        say: Told when a server's program is fetched.
+
+    Raises:
+        ServerError: The server's program is not there, or does not start.
+    """
+    match kind:
+        case SinkKind.POSTGRES:
+            postgres = EmbeddedPostgres()
+            at_end(postgres.stop)
+            return PostgresTarget(postgres.start(), NAME)
+        case SinkKind.MYSQL | SinkKind.MARIADB:
+            server = EmbeddedMySQL if kind is SinkKind.MYSQL else EmbeddedMariaDB
+            mysql = server(progress=say)
+            at_end(mysql.stop)
+            return MySQLTarget(mysql.start(), NAME)
+        case SinkKind.KAFKA:
+            return TopicTarget(kafka.result(), NAME, partitions)
+        case _:
+            assert_never(kind)
