@@ -128,11 +128,20 @@ def array_literals(lists: pa.Array) -> pa.Array:
         text = values.cast(pa.large_string())
     for special in ("\\", '"'):
         text = pc.replace_substring(text, special, f"\\{special}")
-    quoted = pc.binary_join_element_wise('"', text, '"', pa.scalar("", pa.large_string()))
-    elements = pc.fill_null(quoted, "NULL")
+    elements = pc.fill_null(_enclosed('"', text, '"'), _large("NULL"))
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     bounds = pa.array([0, *lengths.cumsum().tolist()], pa.int64())
-    joined = pc.binary_join(pa.LargeListArray.from_arrays(bounds, elements), ",")
-    literal = pc.binary_join_element_wise("{", joined, "}", pa.scalar("", pa.large_string()))
-    literals: pa.Array = pc.if_else(lists.is_valid(), literal, pa.scalar(None, pa.large_string()))
+    joined = pc.binary_join(pa.LargeListArray.from_arrays(bounds, elements), _large(","))
+    literals: pa.Array = pc.if_else(lists.is_valid(), _enclosed("{", joined, "}"), _large(None))
     return literals
+
+
+def _enclosed(before: str, texts: pa.Array, after: str) -> pa.Array:
+    enclosed: pa.Array = pc.binary_join_element_wise(
+        _large(before), texts, _large(after), _large("")
+    )
+    return enclosed
+
+
+def _large(text: str | None) -> pa.Scalar:
+    return pa.scalar(text, pa.large_string())

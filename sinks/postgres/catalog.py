@@ -164,7 +164,7 @@ _COLUMNS = """
            pg_catalog.has_column_privilege(a.attrelid, a.attnum, 'SELECT') AS readable,
            t.typname <> 'citext' AND coalesce(c.collisdeterministic, true) AS deterministic,
            pg_catalog.format_type(a.atttypid, a.atttypmod) AS shown,
-           pg_catalog.format_type(layer.type, NULL) AS base,
+           pg_catalog.format_type(layer.type, -1) AS base,
            CASE WHEN t.typtype = 'e' THEN 'enum'
                 WHEN n.nspname = 'pg_catalog' OR t.typname = 'citext' THEN t.typname::text
                 ELSE '' END AS type,
