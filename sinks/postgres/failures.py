@@ -6,8 +6,9 @@ import psycopg
 
 from onceflow.core.errors import BadRow, SinkError
 
-# Class 22: a value does not fit its type. Class 23: a constraint forbids the row.
-_ROW_CLASSES = ("22", "23")
+# Class 22: a value does not fit its type. Class 23: a constraint forbids the row. P0001: a trigger
+# does. 54000: a value is too long for an index.
+_ROW_STATES = ("22", "23", "P0001", "54000")
 
 
 def described(error: psycopg.Error) -> str:
@@ -29,7 +30,7 @@ def described(error: psycopg.Error) -> str:
 
 def is_row_refused(error: psycopg.Error) -> bool:
     """Return whether the server refuses a row for what is in it: every new attempt would fail."""
-    return (error.sqlstate or "").startswith(_ROW_CLASSES)
+    return (error.sqlstate or "").startswith(_ROW_STATES)
 
 
 def refusal(error: psycopg.Error, doing: str) -> SinkError:
