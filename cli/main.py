@@ -8,6 +8,7 @@ import typer
 
 import onceflow
 from onceflow.cli.demo.command import demo
+from onceflow.cli.doctor.command import doctor
 from onceflow.cli.txn.command import txn
 
 app = typer.Typer(
@@ -17,6 +18,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 app.command()(demo)
+app.command()(doctor)
 app.add_typer(txn, name="txn")
 
 

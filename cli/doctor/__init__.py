@@ -1,0 +1,1 @@
+"""`onceflow doctor`: whether what a job needs is there, and what mends it where it is not."""

@@ -1,0 +1,210 @@
+"""The flags of `onceflow doctor` and its exit status.
+
+0  nothing is wrong; there may be warnings
+1  there are problems
+2  usage
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from onceflow.cli.doctor.findings import Check, Finding, Level, examine
+from onceflow.cli.doctor.java import check_java
+from onceflow.cli.doctor.kafka import KafkaQuestion, check_kafka, read_options
+from onceflow.cli.doctor.postgres import CommitMode, DatabaseQuestion, check_postgres
+from onceflow.cli.doctor.python import check_python
+from onceflow.cli.doctor.spark import SparkQuestion, check_spark
+from onceflow.cli.doctor.storage import check_storage
+from onceflow.cli.listing import print_listing
+from onceflow.cli.txn.places import read_password
+from onceflow.core.errors import ConfigError, OnceflowError
+from onceflow.core.secret_references import followed
+from onceflow.core.storage import FileSystemStorage
+
+EXIT_PROBLEMS = 1
+EXIT_USAGE = 2
+MARGIN_S = 5.0
+"""What is killed at its own deadline gets so much longer to say so."""
+
+_COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
+_DATABASES: dict[str, Callable[[DatabaseQuestion], Sequence[Finding]]] = {
+    "postgresql": check_postgres,
+    "postgres": check_postgres,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What is to be looked at."""
+
+    master: str | None = None
+    storage: str | None = None
+    kafka: str | None = None
+    topics: tuple[str, ...] = ()
+    group: str | None = None
+    kafka_options: Path | None = None
+    url: str | None = field(default=None, repr=False)
+    password_file: Path | None = None
+    table: str | None = None
+    ledger_schema: str | None = None
+    commit_mode: CommitMode = "auto"
+    parallelism: int = 1
+    timeout_s: float = 60.0
+    spark: bool = True
+
+    def checks(self) -> list[Check]:
+        """Return the checks that are asked for.
+
+        Raises:
+            ConfigError: Something is asked for in a way that cannot be understood.
+        """
+        checks = [
+            Check("java", partial(check_java, self.timeout_s)),
+            Check("python", check_python),
+        ]
+        if self.spark:
+            question = SparkQuestion(self.master, self.parallelism, self.storage, self.timeout_s)
+            checks.append(Check("spark", partial(check_spark, question)))
+        if self.storage is not None:
+            FileSystemStorage(self.storage)
+            checks.append(Check("storage", partial(check_storage, self.storage)))
+        if self.kafka is not None:
+            checks.append(Check("kafka", partial(check_kafka, self._kafka(self.kafka))))
+        elif self.topics or self.group or self.kafka_options:
+            raise ConfigError("--topic, --group and --kafka-options need --kafka host:port")
+        if self.url is not None:
+            checks.append(self._database(followed(self.url, setting="--url")))
+        return checks
+
+    def _kafka(self, servers: str) -> KafkaQuestion:
+        return KafkaQuestion(
+            servers,
+            self.topics,
+            self.group,
+            read_options(self.kafka_options) if self.kafka_options else {},
+            self.parallelism,
+            self.timeout_s,
+        )
+
+    def _database(self, url: str) -> Check:
+        scheme = url.partition("://")[0].removeprefix("jdbc:").partition("+")[0]
+        check = _DATABASES.get(scheme)
+        if check is None:
+            known = ", ".join(f"{name}://" for name in _DATABASES)
+            raise ConfigError(f"--url must begin with one of {known}")
+        question = DatabaseQuestion(
+            url,
+            read_password(self.password_file) if self.password_file else None,
+            self.table,
+            self.ledger_schema or "onceflow",
+            self.commit_mode,
+            self.parallelism,
+            self.timeout_s,
+        )
+        return Check("database", partial(check, question))
+
+
+def doctor(
+    master: Annotated[
+        str | None, typer.Option(help="Spark master on whose executors to look; default local.")
+    ] = None,
+    storage: Annotated[
+        str | None, typer.Option(help="Checkpoint storage: looked at here and on executors.")
+    ] = None,
+    kafka: Annotated[str | None, typer.Option(help="Brokers: host:port[,host:port].")] = None,
+    topic: Annotated[
+        list[str] | None, typer.Option(help="Topic that must be there; may be repeated.")
+    ] = None,
+    group: Annotated[str | None, typer.Option(help="Consumer group that must be allowed.")] = None,
+    kafka_options: Annotated[
+        Path | None,
+        typer.Option(help="File of client options, one name=value a line (security.protocol …)."),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="Database: postgresql://user@host/db or mysql://user@host/db.",
+            envvar="ONCEFLOW_DOCTOR_URL",
+            show_envvar=True,
+        ),
+    ] = None,
+    password_file: Annotated[
+        Path | None, typer.Option(help="File that holds the database's password.")
+    ] = None,
+    table: Annotated[str | None, typer.Option(help="Table that must be writable.")] = None,
+    ledger_schema: Annotated[
+        str | None, typer.Option(help="Schema or database of onceflow's own tables.")
+    ] = None,
+    commit_mode: Annotated[
+        CommitMode, typer.Option(help="How the sink is to commit: auto, two_phase or ledger.")
+    ] = "auto",
+    parallelism: Annotated[int, typer.Option(help="Of the job that is to run.", min=1)] = 2,
+    timeout: Annotated[float, typer.Option(help="Seconds for each check.", min=1.0)] = 60.0,
+    spark: Annotated[bool, typer.Option(help="Whether to start a Spark session.")] = True,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+) -> None:
+    """Check what a job needs, and say what mends it.
+
+    Looks at Java, Python and Spark always, and at storage, Kafka and a database where they are
+    named. Changes nothing. Exit status: 0 nothing is wrong, 1 there are problems, 2 usage.
+    """
+    examined = Examined(
+        master=master, storage=storage, kafka=kafka, topics=tuple(topic or ()), group=group,
+        kafka_options=kafka_options, url=url, password_file=password_file, table=table,
+        ledger_schema=ledger_schema, commit_mode=commit_mode, parallelism=parallelism,
+        timeout_s=timeout, spark=spark,
+    )  # fmt: skip
+    try:
+        checks = examined.checks()
+    except OnceflowError as error:
+        Console(stderr=True).print(
+            f"onceflow doctor: {error}", markup=False, style="red", soft_wrap=True
+        )
+        raise typer.Exit(EXIT_USAGE) from error
+    findings = examine(checks, timeout + MARGIN_S)
+    is_well = all(finding.level is not Level.PROBLEM for finding in findings)
+    if json_:
+        print(json.dumps({"ok": is_well, "findings": [one.as_json() for one in findings]}))
+    else:
+        _print(findings)
+    if not is_well:
+        raise typer.Exit(EXIT_PROBLEMS)
+
+
+def _print(findings: Sequence[Finding]) -> None:
+    console = Console(highlight=False)
+    if console.is_terminal:
+        rows = [
+            (
+                (one.level.value, _COLOURS[one.level]),
+                (one.area, "bold"),
+                (one.found, ""),
+                (one.needed, ""),
+                (one.remedy, "cyan"),
+            )
+            for one in findings
+        ]
+        print_listing(console, ("", "what", "found", "needed", "mend it"), rows)
+    else:
+        for line in (line for one in findings for line in _lines_of(one)):
+            console.print(line, markup=False, soft_wrap=True)
+    counts = {level: sum(one.level is level for one in findings) for level in Level}
+    console.print(
+        f"{counts[Level.PROBLEM]} problem(s), {counts[Level.WARNING]} warning(s),"
+        f" {counts[Level.OK]} ok"
+    )
+
+
+def _lines_of(finding: Finding) -> list[str]:
+    lines = [f"{finding.level.value:<8} {finding.area}: {' '.join(finding.found.split())}"]
+    lines += [f"{'':<8} needed: {finding.needed}"] if finding.needed else []
+    return lines + ([f"{'':<8} mend:   {finding.remedy}"] if finding.remedy else [])

@@ -1,0 +1,328 @@
+"""Whether a broker, its topics and its settings carry what a job reads and writes."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+)
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._acl import AclOperation
+from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.admin._resource import ResourceType
+
+from onceflow.cli.doctor.findings import Area, Finding
+from onceflow.core.errors import ConfigError
+from onceflow.sources.kafka.options import client_options, resolved_options, without_secrets
+
+CONNECT_TIMEOUT_S = 5.0
+OFFSETS_RETENTION_MIN_MINUTES = 24 * 60
+"""The Kafka sink's proof of a commit is a group's offset: it must outlive any downtime."""
+
+_CREATE = "kafka-topics.sh --bootstrap-server {servers} --create --topic {topic} --partitions {n}"
+_ALLOW = (
+    "kafka-acls.sh --bootstrap-server {servers} --add --allow-principal User:<name>"
+    " --operation {operation} --{kind} {name}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaQuestion:
+    """Which broker is asked, and about what."""
+
+    servers: str
+    topics: tuple[str, ...] = ()
+    group: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    parallelism: int = 1
+    timeout_s: float = 30.0
+
+
+def read_options(path: Path) -> dict[str, str]:
+    """Return the client options in the properties file `path`: one name=value a line.
+
+    Raises:
+        ConfigError: It cannot be read, or holds something else. Never repeats a value.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"--kafka-options {path}: {reason}") from None
+    options: dict[str, str] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        name, separator, value = line.partition("=")
+        if not separator:
+            raise ConfigError(f"--kafka-options {path}, line {number} is not name=value")
+        options[name.strip()] = value.strip()
+    return client_options(options)
+
+
+def check_kafka(question: KafkaQuestion) -> Sequence[Finding]:
+    """Ask the broker for its cluster, its topics, what is allowed and how it is set."""
+    return _Examination(question).findings()
+
+
+class _Troubles:
+    """The client's own words on why it is not connected."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._texts: list[str] = []
+
+    def note(self, error: KafkaError) -> None:
+        with self._lock:
+            if error.str() not in self._texts:
+                self._texts.append(error.str())
+
+    def __str__(self) -> str:
+        with self._lock:
+            return "; ".join(self._texts[-2:])
+
+
+class _Examination:
+    def __init__(self, question: KafkaQuestion) -> None:
+        self._question = question
+        self._area = Area("kafka")
+        self._troubles = _Troubles()
+        self._deadline = time.monotonic() + question.timeout_s * 0.8
+        config: dict[str, Any] = {
+            "socket.connection.setup.timeout.ms": 5_000,
+            **resolved_options(question.options),
+            "bootstrap.servers": question.servers,
+            "error_cb": self._troubles.note,
+            "log_level": 0,
+        }
+        try:
+            self._admin = cast("Any", AdminClient(config))
+        except KafkaException as error:
+            raise ConfigError(
+                f"the Kafka client refuses its options: {self._text(error)}"
+            ) from None
+
+    def findings(self) -> list[Finding]:
+        area, servers = self._area, self._question.servers
+        refusals = [refusal for server in servers.split(",") if (refusal := _refusal(server))]
+        if len(refusals) == len(servers.split(",")):
+            return [
+                area.problem(
+                    "; ".join(refusals),
+                    "a broker that can be reached from here",
+                    "start it; see its address, listeners, advertised.listeners and the firewall",
+                )
+            ]
+        try:
+            cluster = self._admin.list_topics(timeout=self._left_s())
+        except KafkaException as error:
+            self._admin.poll(0)  # has the client tell its own troubles
+            reason = self._clean(str(self._troubles)) or self._text(error)
+            return [
+                area.problem(
+                    f"{servers} accepts connections and no broker answers: {reason}",
+                    "a broker that speaks to us: protocol, credentials, and not paused",
+                    "security.protocol, sasl.* and ssl.* go into --kafka-options FILE; see"
+                    " advertised.listeners, which clients connect to next",
+                )
+            ]
+        brokers: dict[int, Any] = cluster.brokers
+        findings = [area.ok(f"{len(brokers)} broker(s), cluster {cluster.cluster_id}")]
+        for topic in self._question.topics:
+            findings += self._topic(topic, cluster.topics.get(topic))
+        if self._question.group is not None:
+            findings += self._group(self._question.group)
+        return [*findings, *self._settings(next(iter(brokers)), len(brokers))]
+
+    def _topic(self, topic: str, found: Any) -> list[Finding]:
+        servers, parallelism = self._question.servers, self._question.parallelism
+        area = Area(f"topic {topic}")
+        if found is None or found.error is not None:
+            code = found.error.code() if found is not None else None
+            if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                return [self._denied(area, "Describe", "topic", topic)]
+            create = _CREATE.format(servers=servers, topic=topic, n=max(parallelism, 1))
+            return [area.problem("it does not exist", "the topic", create)]
+        partitions: dict[int, Any] = found.partitions
+        leaderless = sorted(number for number, one in partitions.items() if one.leader < 0)
+        replicas = min(len(one.replicas) for one in partitions.values())
+        findings = [area.ok(f"{len(partitions)} partitions, {replicas} replica(s)")]
+        if leaderless:
+            findings.append(
+                area.problem(
+                    f"partitions {leaderless} have no leader",
+                    "a leader for every partition",
+                    f"start the brokers that hold them: kafka-topics.sh --bootstrap-server"
+                    f" {servers} --describe --topic {topic}",
+                )
+            )
+        if len(partitions) < parallelism:
+            findings.append(
+                area.warning(
+                    f"{len(partitions)} partitions for a parallelism of {parallelism}",
+                    "a partition for every slot, or slots read nothing",
+                    f"kafka-topics.sh --bootstrap-server {servers} --alter --topic {topic}"
+                    f" --partitions {parallelism}",
+                )
+            )
+        return [*findings, *self._allowed(area, topic)]
+
+    def _allowed(self, area: Area, topic: str) -> list[Finding]:
+        try:
+            futures = self._admin.describe_topics(
+                TopicCollection([topic]),
+                include_authorized_operations=True,
+                request_timeout=self._left_s(),
+            )
+            operations: list[AclOperation] | None = self._answer(
+                futures[topic]
+            ).authorized_operations
+        except (KafkaException, TimeoutError) as error:
+            return [area.warning(f"what is allowed is not told: {self._text(error)}", "", "")]
+        if operations is None:
+            return []
+        names = {operation.name for operation in operations}
+        findings = [
+            self._denied(area, operation.capitalize(), "topic", topic)
+            for operation in ("READ",)
+            if operation not in names
+        ]
+        if not findings:
+            both = "read and write" if "WRITE" in names else "read, not write"
+            findings.append(area.ok(f"allowed to {both}"))
+        return findings
+
+    def _group(self, group: str) -> list[Finding]:
+        area = Area(f"group {group}")
+        try:
+            (future,) = self._admin.list_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(group)], request_timeout=self._left_s()
+            ).values()
+            committed = self._answer(future).topic_partitions
+        except (KafkaException, TimeoutError) as error:
+            if _code_of(error) == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                return [self._denied(area, "Read", "group", group)]
+            return [
+                area.problem(
+                    f"its coordinator does not answer: {self._text(error)}",
+                    "a coordinator",
+                    "see the topic __consumer_offsets: its replication factor must not be over"
+                    " the number of brokers",
+                )
+            ]
+        return [area.ok(f"may be read; offsets of {len(committed)} partitions")]
+
+    def _settings(self, broker: int, brokers: int) -> list[Finding]:
+        resource = ConfigResource(ResourceType.BROKER, str(broker))
+        try:
+            futures = self._admin.describe_configs([resource], request_timeout=self._left_s())
+            entries: dict[str, Any] = self._answer(futures[resource])
+        except (KafkaException, TimeoutError) as error:
+            return [
+                self._area.warning(
+                    f"the broker's settings are not told: {self._text(error)}",
+                    "only for this check",
+                    _ALLOW.format(
+                        servers=self._question.servers,
+                        operation="DescribeConfigs",
+                        kind="cluster",
+                        name="",
+                    ).strip(),
+                )
+            ]
+        value = {name: entry.value for name, entry in entries.items()}
+        return [*self._replication(value, brokers), *self._limits(value)]
+
+    def _replication(self, value: Mapping[str, str | None], brokers: int) -> list[Finding]:
+        findings: list[Finding] = []
+        for name in (
+            "transaction.state.log.replication.factor",
+            "transaction.state.log.min.isr",
+            "offsets.topic.replication.factor",
+        ):
+            number = int(value.get(name) or 1)
+            if number > brokers:
+                findings.append(
+                    self._area.problem(
+                        f"{name} = {number} with {brokers} broker(s)",
+                        "at most one for each broker, or no transaction and no group begins",
+                        f"set {name}={brokers} in server.properties and restart the brokers",
+                    )
+                )
+        return findings
+
+    def _limits(self, value: Mapping[str, str | None]) -> list[Finding]:
+        timeout_ms = int(value.get("transaction.max.timeout.ms") or 900_000)
+        retention = int(value.get("offsets.retention.minutes") or 10_080)
+        findings: list[Finding] = []
+        if timeout_ms < 60_000:
+            findings.append(
+                self._area.warning(
+                    f"transaction.max.timeout.ms = {timeout_ms}",
+                    "60000 or more: the Kafka sink writes a checkpoint's records in one",
+                    "set transaction.max.timeout.ms=900000 in server.properties",
+                )
+            )
+        if retention < OFFSETS_RETENTION_MIN_MINUTES:
+            findings.append(
+                self._area.warning(
+                    f"offsets.retention.minutes = {retention}",
+                    f"{OFFSETS_RETENTION_MIN_MINUTES} or more, longer than a job is ever down: the"
+                    " Kafka sink's proof of a commit is an offset",
+                    "set offsets.retention.minutes=10080 in server.properties",
+                )
+            )
+        return findings or [
+            self._area.ok(
+                f"transactions up to {timeout_ms // 1000} s, offsets kept for {retention} minutes"
+            )
+        ]
+
+    def _denied(self, area: Area, operation: str, kind: str, name: str) -> Finding:
+        allow = _ALLOW.format(
+            servers=self._question.servers, operation=operation, kind=kind, name=name
+        )
+        return area.problem(f"{operation} is not allowed", f"{operation} on {kind} {name}", allow)
+
+    def _answer(self, future: Future[Any]) -> Any:
+        return future.result(timeout=self._left_s())
+
+    def _left_s(self) -> float:
+        return max(0.5, self._deadline - time.monotonic())
+
+    def _text(self, error: BaseException) -> str:
+        known = error.args[0] if error.args else error
+        return self._clean(
+            known.str() if isinstance(known, KafkaError) else str(error) or "no answer"
+        )
+
+    def _clean(self, text: str) -> str:
+        return without_secrets(text, self._question.options)
+
+
+def _refusal(server: str) -> str:
+    """Return why no connection to host:port is made; empty when one is."""
+    host, _, port = server.strip().rpartition(":")
+    if not host or not port.isdigit():
+        return f"{server!r} is not host:port"
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        return f"no connection to {server}: {error.strerror or error}"
+    return ""
+
+
+def _code_of(error: BaseException) -> int | None:
+    known = error.args[0] if error.args else None
+    return known.code() if isinstance(known, KafkaError) else None

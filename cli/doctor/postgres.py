@@ -1,0 +1,331 @@
+"""Whether a Postgres can take rows exactly once, and in which way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import psycopg
+from psycopg import sql
+
+from onceflow.cli.doctor.findings import Area, Finding
+from onceflow.core.errors import ConfigError, OnceflowError
+from onceflow.core.protocol.ids import TransactionId
+from onceflow.sinks.postgres.catalog import SERVER_VERSION_MIN
+from onceflow.sinks.postgres.connection import BoundedConnection, Endpoint, endpoint
+from onceflow.sinks.postgres.failures import described
+
+CommitMode = Literal["auto", "two_phase", "ledger"]
+CLOCK_SKEW_MAX_S = 5.0
+OLD_S = 3600.0
+CONNECTIONS_A_SUBTASK = 2
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseQuestion:
+    """Which database is asked, and for what it must do."""
+
+    url: str = field(repr=False)
+    password: str | None = field(default=None, repr=False)
+    table: str | None = None
+    ledger_schema: str = "onceflow"
+    commit_mode: CommitMode = "auto"
+    parallelism: int = 1
+    timeout_s: float = 30.0
+
+
+def check_postgres(question: DatabaseQuestion) -> Sequence[Finding]:
+    """Connect, and ask the server about itself; changes nothing in it."""
+    area = Area("database")
+    where = endpoint(
+        question.url,
+        user=None,
+        password=question.password,
+        connect_timeout_s=question.timeout_s / 2,
+        reply_timeout_s=question.timeout_s / 2,
+    )
+    try:
+        connection = where.connect("onceflow doctor")
+    except OnceflowError as error:
+        wrong = isinstance(error, ConfigError)
+        return [
+            area.problem(
+                str(error),
+                "user, password, database and pg_hba.conf that let this machine in"
+                if wrong
+                else "a server that listens there and answers",
+                "mend the url, or: ALTER ROLE <user> PASSWORD '…'; SELECT pg_reload_conf()"
+                if wrong
+                else "start it; see listen_addresses, port and the firewall",
+            )
+        ]
+    with connection:
+        return _Examination(question, where, connection).findings()
+
+
+class _Examination:
+    def __init__(
+        self, question: DatabaseQuestion, where: Endpoint, connection: BoundedConnection
+    ) -> None:
+        self._question = question
+        self._where = where
+        self._connection = connection
+        self._area = Area("database")
+
+    def findings(self) -> list[Finding]:
+        """Return all findings; a question that the server refuses does not end the others."""
+        found: list[Finding] = []
+        for look in (
+            self._server, self._durability, self._two_phase, self._connections, self._privileges,
+            self._table, self._pooler, self._clock, self._left_behind,
+        ):  # fmt: skip
+            try:
+                found += look()
+            except psycopg.Error as error:
+                name = look.__name__.strip("_").replace("_", " ")
+                found.append(self._area.problem(f"{name}: {described(error)}", "", ""))
+                if self._connection.closed:
+                    break
+        return found
+
+    def _server(self) -> list[Finding]:
+        standby, read_only, role = self._row(
+            "SELECT pg_is_in_recovery(), current_setting('transaction_read_only')::bool, "
+            "current_user::text"
+        )
+        version, found = self._connection.info.server_version, list[Finding]()
+        if version < SERVER_VERSION_MIN:
+            text = f"PostgreSQL {version // 10000}"
+            needed = f"PostgreSQL {SERVER_VERSION_MIN // 10000} or newer"
+            found.append(self._area.problem(text, needed, "upgrade: pg_upgrade"))
+        if standby:
+            found.append(
+                self._area.problem(
+                    f"{self._where} is a standby",
+                    "the primary: a standby takes no writes",
+                    "name the primary, or all hosts with target_session_attrs=read-write",
+                )
+            )
+        elif read_only:
+            found.append(
+                self._area.problem(
+                    "transactions are read-only",
+                    "transactions that write",
+                    f"ALTER ROLE {_quoted(role)} SET default_transaction_read_only = off",
+                )
+            )
+        if not found:
+            found.append(self._area.ok(f"PostgreSQL {version // 10000}, {self._where}"))
+        return found
+
+    def _durability(self) -> list[Finding]:
+        found: list[Finding] = []
+        for name, needed in (("fsync", "on"), ("full_page_writes", "on")):
+            value = self._setting(name)
+            if value != needed:
+                found.append(
+                    self._area.problem(
+                        f"{name} = {value}",
+                        f"{name} = {needed}, or a crash of the machine loses what is committed",
+                        f"ALTER SYSTEM SET {name} = {needed}; SELECT pg_reload_conf()",
+                    )
+                )
+        value = self._setting("synchronous_commit")
+        if value == "off":
+            found.append(
+                self._area.warning(
+                    "synchronous_commit = off",
+                    "on; a crash may lose the last commits, which a job does not repeat",
+                    "ALTER SYSTEM SET synchronous_commit = on; SELECT pg_reload_conf()",
+                )
+            )
+        return found
+
+    def _two_phase(self) -> list[Finding]:
+        mode, slots = self._question.commit_mode, int(self._setting("max_prepared_transactions"))
+        needed = 2 * self._question.parallelism
+        if mode == "ledger":
+            return []
+        remedy = (
+            f"ALTER SYSTEM SET max_prepared_transactions = {max(64, needed)}; then restart the"
+            " server"
+        )
+        if slots == 0 and mode == "auto":
+            return [
+                self._area.warning(
+                    "max_prepared_transactions = 0: rows are staged and applied (ledger mode)",
+                    f"{needed} for two-phase commit, which writes rows once only",
+                    remedy,
+                )
+            ]
+        if slots < needed:
+            return [
+                self._area.problem(
+                    f"max_prepared_transactions = {slots}",
+                    f"{needed}: two for each parallel subtask of every sink",
+                    remedy,
+                )
+            ]
+        (used,) = self._row("SELECT count(*) FROM pg_catalog.pg_prepared_xacts")
+        text = f"max_prepared_transactions = {slots}, {used} in use"
+        if slots - used < needed:
+            return [self._area.warning(text, f"{needed} free", remedy)]
+        return [self._area.ok(text)]
+
+    def _connections(self) -> list[Finding]:
+        total, reserved, used = self._row(
+            "SELECT current_setting('max_connections')::int, "
+            "current_setting('superuser_reserved_connections')::int, "
+            "(SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE backend_type = "
+            "'client backend')"
+        )
+        free, needed = total - reserved - used, CONNECTIONS_A_SUBTASK * self._question.parallelism
+        if free < needed + 2:
+            return [
+                self._area.warning(
+                    f"{free} of {total} connections are free",
+                    f"{needed + 2}: {CONNECTIONS_A_SUBTASK} for each parallel subtask, 2 for the"
+                    " driver",
+                    f"ALTER SYSTEM SET max_connections = {total + needed + 2}; then restart the"
+                    " server",
+                )
+            ]
+        return [self._area.ok(f"{free} of {total} connections are free")]
+
+    def _privileges(self) -> list[Finding]:
+        schema = self._question.ledger_schema
+        role, there, in_schema, in_database, database = self._row(
+            "SELECT current_user::text, n.oid IS NOT NULL, "
+            "coalesce(has_schema_privilege(n.oid, 'USAGE, CREATE'), false), "
+            "has_database_privilege(current_database(), 'CREATE'), current_database()::text "
+            "FROM (SELECT 1) AS one LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname = %s",
+            schema,
+        )
+        name, grantee = _quoted(schema), _quoted(role)
+        missing = self._missing_on_bookkeeping(schema) if there else None
+        if missing:
+            tables = ", ".join(missing)
+            grant = (
+                f"GRANT USAGE ON SCHEMA {name} TO {grantee}; "
+                f"GRANT SELECT, INSERT, UPDATE, DELETE ON {tables} TO {grantee}"
+            )
+            text = f"role {role} may not write {tables}"
+            return [self._area.problem(text, "onceflow's own tables", grant)]
+        if missing is not None or in_schema or (in_database and not there):
+            return [self._area.ok(f"role {role} may keep the ledger in schema {schema}")]
+        grant = (
+            f"GRANT USAGE, CREATE ON SCHEMA {name} TO {grantee}"
+            if there
+            else f"CREATE SCHEMA {name} AUTHORIZATION {grantee}"
+        )
+        text = f"role {role} may not keep the ledger in schema {schema} of database {database}"
+        return [self._area.problem(text, "a place for two small tables", grant)]
+
+    def _missing_on_bookkeeping(self, schema: str) -> list[str] | None:
+        """Return the tables of ours that may not be written; None when they are not there yet."""
+        tables = [f"{_quoted(schema)}.{name}" for name in ("onceflow_ledger", "onceflow_sinks")]
+        rows = [
+            (table, *self._row("SELECT c.oid, coalesce("
+            "has_schema_privilege(c.relnamespace, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')"
+            " AND has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'UPDATE')"
+            " AND has_table_privilege(c.oid, 'DELETE'), false) FROM (SELECT 1) AS one LEFT JOIN "
+            "(pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace)"
+            " ON n.nspname = %s AND c.relname = %s", schema, table.split(".")[-1]))
+            for table in tables
+        ]  # fmt: skip
+        if any(oid is None for _, oid, _ in rows):
+            return None
+        return [table for table, _, may in rows if not may]
+
+    def _table(self) -> list[Finding]:
+        given = self._question.table
+        if given is None:
+            return []
+        area, name = Area(f"table {given}"), sql.Identifier(*given.split(".")).as_string(None)
+        (oid,) = self._row("SELECT pg_catalog.to_regclass(%s)::oid", name)
+        if oid is None:
+            return [area.problem("it does not exist", "the table", "CREATE TABLE, or create=True")]
+        may, role, persistence, kind = self._row(
+            "SELECT has_table_privilege(oid, 'INSERT') OR has_any_column_privilege(oid, 'INSERT'),"
+            " current_user::text, relpersistence::text, relkind::text"
+            " FROM pg_catalog.pg_class WHERE oid = %s",
+            oid,
+        )
+        if not may:
+            grant = f"GRANT SELECT, INSERT, UPDATE, DELETE ON {name} TO {_quoted(role)}"
+            return [area.problem(f"role {role} may not insert", "INSERT", grant)]
+        if persistence == "u":
+            needed = "a logged table: a crash of the server empties this one"
+            return [area.problem("it is unlogged", needed, f"ALTER TABLE {name} SET LOGGED")]
+        if kind not in "rp":
+            return [area.problem(f"it is a relation of kind {kind!r}", "a table", "name a table")]
+        return [area.ok(f"role {role} may insert")]
+
+    def _pooler(self) -> list[Finding]:
+        # A pooler makes up the process number that it gives at login.
+        (session,) = self._row("SELECT pg_backend_pid()")
+        if session == self._connection.info.backend_pid:
+            return [self._area.ok("no pooler in between")]
+        return [
+            self._area.warning(
+                "a connection pooler is in between",
+                "a direct connection for two-phase commit; ledger mode works through a pooler",
+                "name the server's own port, or PostgresSink(commit_mode='ledger')",
+            )
+        ]
+
+    def _clock(self) -> list[Finding]:
+        before = time.time()
+        (theirs,) = self._row("SELECT extract(epoch FROM clock_timestamp())::float8")
+        after = time.time()
+        skew_s = max(before - theirs, theirs - after, 0.0)
+        if skew_s <= CLOCK_SKEW_MAX_S:
+            return [
+                self._area.ok(f"its clock agrees with ours within {skew_s + after - before:.3f} s")
+            ]
+        return [
+            self._area.warning(
+                f"its clock is {skew_s:.0f} s off ours",
+                f"clocks within {CLOCK_SKEW_MAX_S:g} s; ages are told wrong otherwise",
+                "sudo timedatectl set-ntp true, on both machines",
+            )
+        ]
+
+    def _left_behind(self) -> list[Finding]:
+        rows = self._connection.execute(
+            "SELECT gid, extract(epoch FROM clock_timestamp() - prepared)::float8 "
+            "FROM pg_catalog.pg_prepared_xacts WHERE database = current_database() ORDER BY 2 DESC"
+        ).fetchall()
+        ours = [(gid, age_s) for gid, age_s in rows if TransactionId.parse(str(gid)) is not None]
+        others = [(gid, age_s) for gid, age_s in rows if TransactionId.parse(str(gid)) is None]
+        found: list[Finding] = []
+        if ours:
+            text = f"{len(ours)} of ours prepared, the oldest for {ours[0][1]:.0f} s: {ours[0][0]}"
+            if ours[0][1] < OLD_S:
+                found.append(self._area.ok(text))
+            else:
+                needed = "none that old: they hold locks and keep VACUUM from cleaning up"
+                remedy = "start their job, or: onceflow txn list --url … --storage … --job …"
+                found.append(self._area.warning(text, needed, remedy))
+        if others:
+            statement = sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(others[0][0]))
+            text = f"{len(others)} of others prepared, the oldest for {others[0][1]:.0f} s"
+            remedy = f"ask who owns it, then COMMIT PREPARED or {statement.as_string(None)}"
+            found.append(self._area.warning(text, "that somebody settles them", remedy))
+        return found or [self._area.ok("nothing is left prepared")]
+
+    def _setting(self, name: str) -> str:
+        (value,) = self._row("SELECT current_setting(%s)", name)
+        return str(value)
+
+    def _row(self, statement: str, *parameters: object) -> tuple[Any, ...]:
+        row = self._connection.execute(statement.encode(), parameters or None).fetchone()
+        if row is None:
+            raise psycopg.InternalError("the server answered a SELECT of one row with none")
+        return row
+
+
+def _quoted(name: str) -> str:
+    return sql.Identifier(name).as_string(None)

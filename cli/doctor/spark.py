@@ -1,0 +1,227 @@
+"""Spark as a job will use it: its Java side, its executors' Python, and storage seen from there."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onceflow
+from onceflow.cli.doctor.findings import Area, Finding
+from onceflow.core.storage import FileSystemStorage
+
+CLOCK_SKEW_MAX_S = 5.0
+_ERROR_LENGTH_MAX = 600
+
+
+@dataclass(frozen=True, slots=True)
+class SparkQuestion:
+    """Which Spark is asked, and about what."""
+
+    master: str | None
+    parallelism: int
+    storage: str | None
+    timeout_s: float
+    conf: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def check_spark(question: SparkQuestion) -> Sequence[Finding]:
+    """Start a session in a process of its own, have every executor look, and end it.
+
+    The process and all it has started are killed at the deadline.
+    """
+    area = Area("spark")
+    with tempfile.TemporaryDirectory(prefix="onceflow-doctor-") as directory:
+        answer = Path(directory) / "answer.json"
+        with _Shared(question.storage) as shared:
+            settings = {
+                "master": question.master or "local[2]",
+                "conf": dict(question.conf),
+                "tasks": max(2, question.parallelism),
+                "probe": shared.probe,
+                "token": shared.token,
+            }
+            began = time.time()
+            said = _run(settings, answer, question.timeout_s)
+            ended = time.time()
+        if not answer.exists():
+            return [
+                area.problem(
+                    f"Spark does not start: {said[-_ERROR_LENGTH_MAX:].strip() or 'no answer'}",
+                    f"a session on master {settings['master']}",
+                    "mend what the Java check says first; then see spark-submit --master"
+                    f" {settings['master']} --version",
+                )
+            ]
+        found = json.loads(answer.read_text(encoding="utf-8"))
+    return [
+        *_session(area, found, question.parallelism),
+        *_executors(Area("executors"), found, (began, ended)),
+        *(_shared_storage(found, shared) if question.storage else ()),
+    ]
+
+
+class _Shared:
+    """A file in checkpoint storage that executors are to read, and beside which they write."""
+
+    def __init__(self, storage: str | None) -> None:
+        self.token = secrets.token_hex(8)
+        self.probe = ""
+        self.trouble = ""
+        self._storage = storage
+        self._directory: Path | None = None
+        self._made: list[Path] = []
+
+    def __enter__(self) -> _Shared:
+        if self._storage is None:
+            return self
+        root = Path(FileSystemStorage(self._storage).root)
+        self._made = [path for path in (root, *root.parents) if not path.exists()]
+        try:
+            self._directory = root / f".onceflow-doctor-{self.token}"
+            self._directory.mkdir(parents=True)
+            probe = self._directory / "probe"
+            probe.write_text(self.token, encoding="ascii")
+            self.probe = str(probe)
+        except OSError as error:
+            self.trouble = str(error.strerror)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._directory is None:
+            return
+        with suppress(OSError):
+            for path in self._directory.iterdir():
+                path.unlink()
+            self._directory.rmdir()
+            for path in self._made:
+                path.rmdir()
+
+
+def _run(settings: Mapping[str, Any], answer: Path, timeout_s: float) -> str:
+    """Run the probe; return what it printed on its way, should it not answer."""
+    source = str(Path(onceflow.__file__).resolve().parents[1])
+    paths = [source, os.environ.get("PYTHONPATH", "")]
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "onceflow.cli.doctor.spark_probe"),
+            *(json.dumps(settings), str(answer)),
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+    )
+    try:
+        printed, _ = process.communicate(timeout=timeout_s)
+        return printed
+    except subprocess.TimeoutExpired:
+        return f"no answer within {timeout_s:g} s; give it longer: --timeout"
+    finally:
+        # The JVM is in the same process group, and may outlive its parent.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _session(area: Area, found: Mapping[str, Any], parallelism: int) -> list[Finding]:
+    findings = [area.ok(f"Spark {found['spark']} on {found['master']}")]
+    for name, why in (
+        ("spark.dynamicAllocation.enabled", "would take slots away from a running job"),
+        ("spark.speculation", "would run a slot twice"),
+    ):
+        if found["conf"][name] == "true":
+            remedy = f"start the session with {name}=false"
+            findings.append(area.problem(f"{name}=true {why}", f"{name}=false", remedy))
+    if 0 < found["slots"] < parallelism:
+        findings.append(
+            area.problem(
+                f"{found['slots']} task slots",
+                f"{parallelism} at once, for the parallelism",
+                "add executors or cores, or lower the parallelism",
+            )
+        )
+    return findings
+
+
+def _executors(area: Area, found: Mapping[str, Any], asked: tuple[float, float]) -> list[Finding]:
+    if found["error"]:
+        return [
+            area.problem(
+                f"Python does not run on the executors: {found['error'][:_ERROR_LENGTH_MAX]}",
+                "the driver's Python on every executor",
+                "set PYSPARK_PYTHON to it, or ship it: --archives environment.tar.gz",
+            )
+        ]
+    driver: dict[str, str] = found["driver"]
+    findings: list[Finding] = []
+    for host, executor in {one["host"]: one for one in found["executors"]}.items():
+        differing = [
+            f"{name} {version}, the driver {driver[name]}"
+            for name, version in executor["versions"].items()
+            if version != driver[name]
+        ]
+        if differing:
+            wanted = " ".join(f"{name}=={driver[name]}" for name in driver if name != "python")
+            findings.append(
+                area.problem(
+                    f"{host} ({executor['executable']}) has {'; '.join(differing)}",
+                    "the driver's versions on every executor",
+                    f"{executor['executable']} -m pip install {wanted}",
+                )
+            )
+        else:
+            listed = ", ".join(f"{name} {version}" for name, version in driver.items())
+            findings.append(area.ok(f"{host}: {listed}, as the driver"))
+        skew_s = max(asked[0] - executor["time"], executor["time"] - asked[1], 0.0)
+        if skew_s > CLOCK_SKEW_MAX_S:
+            findings.append(
+                area.warning(
+                    f"the clock of {host} is {skew_s:.0f} s off",
+                    f"clocks within {CLOCK_SKEW_MAX_S:g} s",
+                    "sudo timedatectl set-ntp true",
+                )
+            )
+    return findings
+
+
+def _shared_storage(found: Mapping[str, Any], shared: _Shared) -> list[Finding]:
+    area = Area("storage on executors")
+    if shared.trouble:
+        # The check of the storage itself says what is wrong and how to mend it.
+        return [area.problem(f"not tried: the driver cannot write ({shared.trouble})", "", "")]
+    findings: list[Finding] = []
+    for host, executor in {one["host"]: one for one in found["executors"]}.items():
+        if executor["storage_read"] != shared.token:
+            findings.append(
+                area.problem(
+                    f"{host} does not see what the driver wrote ({executor['storage_read']})",
+                    "one directory that driver and every executor share",
+                    "mount the same file system at the same path on every machine",
+                )
+            )
+        elif executor["storage_written"] != shared.token:
+            findings.append(
+                area.problem(
+                    f"{host} cannot write: {executor['storage_written']}",
+                    "write permission for the executors' user",
+                    "run executors as the driver's user, or give both a group with g+ws",
+                )
+            )
+        else:
+            findings.append(area.ok(f"{host} reads and writes it"))
+    return findings

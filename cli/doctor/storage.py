@@ -1,0 +1,113 @@
+"""Whether a directory keeps what checkpoint storage demands of a file system."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from onceflow.cli.doctor.findings import Area, Finding
+from onceflow.core.errors import StorageError
+from onceflow.core.storage import FileSystemStorage
+from onceflow.core.storage.filesystem import AlreadyExists, Created
+from onceflow.core.storage.local import LocalFileSystem
+
+FREE_MIN_BYTES = 1 << 30
+FREE_MIN_SHARE = 0.05
+SLOW_SYNC_S = 0.1
+"""A decision syncs a few times; above this the disk is what checkpoints wait for."""
+
+_MIB = 1 << 20
+
+
+def check_storage(root: str) -> Sequence[Finding]:
+    """Create, link, sync, list and delete in `root`, and look at its free space."""
+    area = Area("storage")
+    directory = Path(FileSystemStorage(root).root)
+    there = _nearest(directory)
+    if not os.access(there, os.W_OK | os.X_OK):
+        return [
+            area.problem(
+                f"{there} is not writable for user {os.geteuid()}",
+                f"a directory {directory} that driver and executors may write",
+                f"sudo install -d -o $(id -un) {directory}",
+            )
+        ]
+    scratch = f".onceflow-doctor-{uuid.uuid4().hex}"
+    made = [path for path in (directory, *directory.parents) if not path.exists()]
+    try:
+        return [*_exercise(area, LocalFileSystem(str(directory)), scratch), *_space(area, there)]
+    except StorageError as error:
+        return [
+            area.problem(
+                str(error),
+                "durable writes, hard links and listing",
+                f"mount {directory} read-write, on a file system that has them (ext4, xfs, NFSv4)",
+            )
+        ]
+    finally:
+        shutil.rmtree(directory / scratch, ignore_errors=True)
+        for path in made:
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+
+
+def _exercise(area: Area, fs: LocalFileSystem, scratch: str) -> list[Finding]:
+    fs.make_directory(scratch)
+    began = time.monotonic()
+    first = fs.create_if_absent(f"{scratch}/record", b"first")
+    synced_s = time.monotonic() - began
+    second = fs.create_if_absent(f"{scratch}/record", b"second")
+    if not isinstance(first, Created) or second != AlreadyExists(b"first"):
+        return [
+            area.problem(
+                f"{fs.location(scratch)}: a file was created twice under one name",
+                "creation that only one process wins; the decision log rests on it",
+                "use another file system: ext4, xfs or NFSv4, and no object store behind FUSE",
+            )
+        ]
+    fs.write(f"{scratch}/state", (b"x" * _MIB,))
+    Path(fs.location(f"{scratch}/source")).write_bytes(b"y")
+    linked = fs.adopt(f"{scratch}/linked", Path(fs.location(f"{scratch}/source")))
+    if set(fs.list(scratch)) < {"record", "state"}:
+        return [area.problem("a listing misses files", "complete listings", "use ext4 or NFSv4")]
+    found = [area.ok(f"{fs.location('')} is writable, synced in {synced_s * 1000:.1f} ms")]
+    if not linked:
+        found.append(
+            area.warning(
+                "there are no hard links",
+                "hard links, or every RocksDB checkpoint is copied",
+                "use ext4, xfs or NFSv4, and scratch_dir on the same file system",
+            )
+        )
+    if synced_s > SLOW_SYNC_S:
+        found.append(
+            area.warning(
+                f"making one file durable takes {synced_s * 1000:.0f} ms",
+                f"under {SLOW_SYNC_S * 1000:.0f} ms; checkpoints wait for it several times",
+                "use a faster disk, or a longer checkpoint interval",
+            )
+        )
+    return found
+
+
+def _space(area: Area, directory: Path) -> list[Finding]:
+    usage = shutil.disk_usage(directory)
+    free = f"{usage.free / (1 << 30):.1f} GiB of {usage.total / (1 << 30):.1f} GiB are free"
+    if usage.free < FREE_MIN_BYTES or usage.free < usage.total * FREE_MIN_SHARE:
+        return [
+            area.warning(
+                free,
+                "at least 1 GiB and 5 %, and several times the job's state",
+                f"df -h {directory}; delete what is not needed, or enlarge it",
+            )
+        ]
+    return [area.ok(free)]
+
+
+def _nearest(path: Path) -> Path:
+    """Return `path`, or the lowest directory above it that is there."""
+    return next(one for one in (path, *path.parents) if one.exists())

@@ -1,0 +1,251 @@
+"""`onceflow doctor` against real servers: set up right, set up wrong, and not answering."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+from tests.integration.postgres_sink_kit import prepared, query
+from typer.testing import CliRunner
+
+from onceflow.cli.main import app
+from onceflow.integration.pytest_plugin import TopicFactory
+from onceflow.integration.servers import EmbeddedKafka, EmbeddedPostgres
+from onceflow.integration.servers.kinds import KafkaServer
+
+PASSWORD = "hunter2-correct-horse"
+
+Findings = list[dict[str, str]]
+
+
+def examine(*arguments: str, spark: bool = False) -> tuple[int, Findings]:
+    flags = [] if spark else ["--no-spark"]
+    outcome = CliRunner().invoke(app, ["doctor", "--json", *flags, *arguments])
+    assert PASSWORD not in outcome.output
+    assert outcome.stdout, outcome.stderr
+    printed: Any = json.loads(outcome.stdout)
+    assert printed["ok"] == (outcome.exit_code == 0)
+    return outcome.exit_code, [
+        one for one in printed["findings"] if spark or one["area"] not in ("java", "python")
+    ]
+
+
+def worst(findings: Findings) -> Findings:
+    return [finding for finding in findings if finding["level"] != "ok"]
+
+
+# --- Postgres -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def misconfigured() -> Iterator[EmbeddedPostgres]:
+    """A server that prepares nothing, syncs nothing, and knows the roles `writer` and `reader`."""
+    with EmbeddedPostgres(
+        {"max_prepared_transactions": "0", "fsync": "off", "max_connections": "12"},
+        hba_lines=["host all writer,reader 127.0.0.1/32 scram-sha-256"],
+    ) as server:
+        query(server.url, f"CREATE ROLE writer LOGIN PASSWORD '{PASSWORD}'")
+        query(server.url, f"CREATE ROLE reader LOGIN PASSWORD '{PASSWORD}'")
+        query(server.url, "ALTER ROLE reader SET default_transaction_read_only = on")
+        query(server.url, "CREATE TABLE payments (id bigint)")
+        query(server.url, "CREATE UNLOGGED TABLE fleeting (id bigint)")
+        yield server
+
+
+def url_of(server: EmbeddedPostgres, role: str, password: str = PASSWORD) -> str:
+    return f"postgresql://{role}:{password}@127.0.0.1:{urlsplit(server.url).port}/postgres"
+
+
+def test_a_database_that_is_set_up_right_has_nothing_to_mend(postgres_database: str) -> None:
+    query(postgres_database, "CREATE TABLE payments (id bigint)")
+    status, findings = examine("--url", postgres_database, "--table", "payments")
+    assert (status, worst(findings)) == (0, [])
+    said = " ".join(finding["found"] for finding in findings)
+    for part in ("PostgreSQL", "max_prepared_transactions = 64", "no pooler", "clock agrees",
+                 "may insert", "nothing is left prepared", "connections are free"):  # fmt: skip
+        assert part in said
+    assert query(postgres_database, "SELECT to_regnamespace('onceflow')") == [(None,)]
+
+
+def test_what_two_phase_commit_lacks_is_named_with_the_statement(
+    misconfigured: EmbeddedPostgres,
+) -> None:
+    _, findings = examine("--url", misconfigured.url, "--commit-mode", "two_phase")
+    remedies = {one["found"]: (one["level"], one["remedy"]) for one in worst(findings)}
+    level, remedy = remedies["max_prepared_transactions = 0"]
+    assert level == "problem"
+    assert "ALTER SYSTEM SET max_prepared_transactions = 64" in remedy
+    level, remedy = remedies["fsync = off"]
+    assert (level, "ALTER SYSTEM SET fsync = on" in remedy) == ("problem", True)
+    # The other mode needs none, and `auto` takes it.
+    _, findings = examine("--url", misconfigured.url, "--commit-mode", "auto")
+    (finding,) = [one for one in worst(findings) if "max_prepared" in one["found"]]
+    assert finding["level"] == "warning"
+    _, findings = examine("--url", misconfigured.url, "--commit-mode", "ledger")
+    assert not [one for one in worst(findings) if "max_prepared" in one["found"]]
+
+
+def test_the_statement_mends_it(misconfigured: EmbeddedPostgres) -> None:
+    url = url_of(misconfigured, "writer")
+    _, findings = examine("--url", url, "--table", "payments")
+    remedies = {
+        one["area"]: one["remedy"] for one in worst(findings) if "role writer" in one["found"]
+    }
+    assert set(remedies) == {"database", "table payments"}
+    for remedy in remedies.values():
+        query(misconfigured.url, remedy)
+    _, findings = examine("--url", url, "--table", "payments")
+    assert not [one for one in worst(findings) if "role writer" in one["found"]]
+    # Somebody else has made our tables, and grants nothing.
+    query(misconfigured.url, "CREATE TABLE onceflow.onceflow_ledger (x int)")
+    query(misconfigured.url, "CREATE TABLE onceflow.onceflow_sinks (x int)")
+    _, findings = examine("--url", url)
+    (finding,) = [one for one in worst(findings) if "role writer" in one["found"]]
+    query(misconfigured.url, finding["remedy"])
+    _, findings = examine("--url", url)
+    assert not [one for one in worst(findings) if "role writer" in one["found"]]
+
+
+def test_roles_tables_and_connections_that_will_not_do(misconfigured: EmbeddedPostgres) -> None:
+    _, findings = examine("--url", url_of(misconfigured, "reader"))
+    assert any("ALTER ROLE" in one["remedy"] and "read-only" in one["found"] for one in findings)
+    _, findings = examine("--url", misconfigured.url, "--table", "fleeting", "--parallelism", "8")
+    said = {one["area"]: one["remedy"] for one in worst(findings)}
+    assert said["table fleeting"] == 'ALTER TABLE "fleeting" SET LOGGED'
+    assert any("connections are free" in one["found"] for one in worst(findings))
+    _, findings = examine("--url", misconfigured.url, "--table", "nowhere")
+    assert ("table nowhere", "it does not exist") in [
+        (one["area"], one["found"]) for one in worst(findings)
+    ]
+
+
+def test_a_wrong_password_and_a_closed_port_are_told_apart(
+    misconfigured: EmbeddedPostgres,
+) -> None:
+    wrong = url_of(misconfigured, "writer", "not-" + PASSWORD)
+    for url, said in (
+        (wrong, "password authentication failed"),
+        ("postgresql://u:hunter2-correct-horse@127.0.0.1:1/db", "Connection refused"),
+    ):
+        status, findings = examine("--url", url, "--timeout", "10")
+        (finding,) = worst(findings)
+        assert (status, finding["level"], said in finding["found"]) == (1, "problem", True)
+        assert finding["remedy"]
+
+
+def test_what_is_left_prepared_is_told_with_its_age(postgres_database: str) -> None:
+    for gid in ("payments.out/1/7/0/0", "of somebody else"):
+        with psycopg.connect(postgres_database, autocommit=True) as connection:
+            connection.execute("BEGIN")
+            connection.execute(f"PREPARE TRANSACTION '{gid}'".encode())
+    status, findings = examine("--url", postgres_database)
+    assert status == 0
+    (others,) = [one for one in findings if "of others prepared" in one["found"]]
+    assert (others["level"], "'of somebody else'" in others["remedy"]) == ("warning", True)
+    (ours,) = [one for one in findings if "of ours prepared" in one["found"]]
+    assert (ours["level"], "payments.out/1/7/0/0" in ours["found"]) == ("ok", True)
+    assert len(prepared(postgres_database)) == 2
+
+
+def test_a_paused_database_does_not_keep_the_other_checks_from_being_told(tmp_path: Path) -> None:
+    with EmbeddedPostgres() as server:
+        server.pause()
+        began = time.monotonic()
+        try:
+            status, findings = examine(
+                "--url", server.url, "--storage", str(tmp_path), "--timeout", "4"
+            )
+        finally:
+            server.unpause()
+        assert time.monotonic() - began < 30
+        by_area = {one["area"]: one["level"] for one in findings}
+        assert (status, by_area) == (1, {"database": "problem", "storage": "ok"})
+
+
+# --- Kafka ----------------------------------------------------------------------------------------
+
+
+def test_a_broker_that_is_set_up_right_has_nothing_to_mend(
+    onceflow_kafka: KafkaServer, kafka_topic: TopicFactory
+) -> None:
+    topic = kafka_topic(2)
+    status, findings = examine(
+        "--kafka", onceflow_kafka.bootstrap_servers, "--topic", topic, "--group", "payments"
+    )
+    assert (status, worst(findings)) == (0, [])
+    said = " ".join(one["found"] for one in findings)
+    for part in ("1 broker(s), cluster", "2 partitions", "allowed to read and write",
+                 "may be read", "transactions up to 900 s"):  # fmt: skip
+        assert part in said
+
+
+def test_a_missing_topic_comes_with_the_command_that_makes_it(
+    onceflow_kafka: KafkaServer, kafka_topic: TopicFactory
+) -> None:
+    narrow = kafka_topic(1)
+    status, findings = examine(
+        *("--kafka", onceflow_kafka.bootstrap_servers, "--parallelism", "3"),
+        *("--topic", "onceflow-not-there", "--topic", narrow),
+    )
+    assert status == 1
+    by_area = {one["area"]: one for one in worst(findings)}
+    missing = by_area["topic onceflow-not-there"]
+    assert (missing["level"], missing["found"]) == ("problem", "it does not exist")
+    assert "--create --topic onceflow-not-there --partitions 3" in missing["remedy"]
+    few = by_area[f"topic {narrow}"]
+    assert (few["level"], "--alter" in few["remedy"]) == ("warning", True)
+
+
+def test_a_broker_on_which_no_transaction_can_begin_is_a_problem() -> None:
+    with EmbeddedKafka(
+        {
+            "transaction.state.log.replication.factor": "3",
+            "transaction.max.timeout.ms": "30000",
+            "offsets.retention.minutes": "60",
+        }
+    ) as server:
+        status, findings = examine("--kafka", server.bootstrap_servers)
+        found = {one["found"].split(" = ")[0]: one for one in worst(findings)}
+        assert (status, set(found)) == (
+            1,
+            {
+                "transaction.state.log.replication.factor",
+                "transaction.max.timeout.ms",
+                "offsets.retention.minutes",
+            },
+        )
+        server.pause()
+        began = time.monotonic()
+        try:
+            status, findings = examine("--kafka", server.bootstrap_servers, "--timeout", "4")
+        finally:
+            server.unpause()
+        assert time.monotonic() - began < 30
+        (finding,) = worst(findings)
+        assert (status, "no broker answers" in finding["found"]) == (1, True)
+
+
+def test_a_closed_port_and_wrong_credentials_are_told(
+    onceflow_kafka: KafkaServer, tmp_path: Path
+) -> None:
+    status, findings = examine("--kafka", "127.0.0.1:1", "--timeout", "10")
+    (finding,) = worst(findings)
+    assert (status, "Connection refused" in finding["found"]) == (1, True)
+    options = tmp_path / "client.properties"
+    options.write_text(
+        "# as for the Java client\nkafka.security.protocol=SASL_PLAINTEXT\n"
+        f"sasl.mechanism=PLAIN\nsasl.username=u\nsasl.password={PASSWORD}\n"
+    )
+    status, findings = examine(
+        *("--kafka", onceflow_kafka.bootstrap_servers, "--kafka-options", str(options)),
+        *("--timeout", "5"),
+    )
+    (finding,) = worst(findings)
+    assert (status, finding["area"]) == (1, "kafka")
+    assert "--kafka-options" in finding["remedy"]

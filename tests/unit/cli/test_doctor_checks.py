@@ -1,0 +1,190 @@
+"""What `onceflow doctor` says of Java, Python, a directory, and of checks that fail or hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import onceflow
+from onceflow.cli.doctor.findings import Area, Check, Finding, Level, examine
+from onceflow.cli.doctor.java import check_java
+from onceflow.cli.doctor.python import check_python
+from onceflow.cli.doctor.storage import check_storage
+from onceflow.cli.main import app
+
+JAVA = shutil.which("java")
+
+
+def levels(findings: Any) -> list[Level]:
+    return [finding.level for finding in findings]
+
+
+def java_in(directory: Path, version: str) -> Path:
+    """A program that calls itself Java of that version."""
+    program = directory / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2020-01-14' >&2\n")
+    program.chmod(0o755)
+    return directory
+
+
+def test_java_that_spark_runs_on_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    (finding,) = check_java(30)
+    assert finding.level is Level.OK
+    assert f"({JAVA})" in finding.found
+
+
+def test_no_java_on_path_is_told_how_to_get_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (finding,) = check_java(30)
+    assert finding.level is Level.PROBLEM
+    assert "no java on PATH" in finding.found
+    assert "JAVA_HOME=" in finding.remedy or "apt-get install openjdk" in finding.remedy
+
+
+def test_java_home_wins_over_path_as_it_does_in_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version, told in (("11.0.2", "is Java 11"), ("1.8.0_352", "is Java 8")):
+        old = java_in(tmp_path / version, version)
+        monkeypatch.setenv("JAVA_HOME", str(old))
+        (finding,) = check_java(30)
+        assert (finding.level, told in finding.found) == (Level.PROBLEM, True)
+        assert finding.needed == "Java 17 or newer"
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
+    (finding,) = check_java(30)
+    assert (finding.level, finding.remedy) == (Level.PROBLEM, "unset JAVA_HOME")
+    monkeypatch.setenv("JAVA_HOME", str(java_in(tmp_path / "newer", "21.0.1")))
+    found = check_java(30)
+    assert levels(found) == [Level.OK, Level.WARNING]
+    assert "export PATH=" in found[1].remedy
+
+
+def test_a_java_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = java_in(tmp_path / "stuck", "17") / "bin" / "java"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "stuck"))
+    began = time.monotonic()
+    (finding,) = check_java(0.5)
+    assert time.monotonic() - began < 20
+    assert "does not tell its version" in finding.found
+
+
+def test_python_has_what_a_job_needs() -> None:
+    assert levels(check_python()) == [Level.OK]
+
+
+def test_a_good_directory_is_used_and_left_as_it_was(tmp_path: Path) -> None:
+    found = check_storage(str(tmp_path / "not" / "yet" / "there"))
+    assert Level.PROBLEM not in levels(found)
+    assert "is writable" in found[0].found
+    assert list(tmp_path.iterdir()) == []
+
+
+def run_without_privilege_to_ignore_permissions(directory: Path) -> tuple[int, Any]:
+    """Root writes where it pleases unless that is taken from it."""
+    drop = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
+    source = str(Path(onceflow.__file__).parents[1])
+    done = subprocess.run(
+        [
+            *(drop if os.geteuid() == 0 else []),
+            *(sys.executable, "-m", "onceflow.cli.main", "doctor", "--no-spark", "--json"),
+            *("--storage", str(directory)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": source},
+    )
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_a_directory_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    closed.chmod(0o555)
+    status, printed = run_without_privilege_to_ignore_permissions(closed / "checkpoints")
+    closed.chmod(0o755)
+    assert (status, printed["ok"]) == (1, False)
+    (finding,) = [one for one in printed["findings"] if one["area"] == "storage"]
+    assert finding["level"] == "problem"
+    assert f"{closed} is not writable" in finding["found"]
+    assert finding["remedy"].startswith("sudo install -d")
+    assert list(closed.iterdir()) == []
+
+
+def test_checks_run_side_by_side_and_none_hides_another() -> None:
+    let_go, other = threading.Event(), threading.Event()
+
+    def broken() -> list[Finding]:
+        raise RuntimeError("no such luck")
+
+    def hanging() -> list[Finding]:
+        let_go.wait(60)
+        return []
+
+    def waiting() -> list[Finding]:
+        other.wait(30)
+        return [Area("third").ok("both ran at once")]
+
+    def meeting() -> list[Finding]:
+        other.set()
+        return [Area("fourth").ok("fine")]
+
+    checks = [Check("first", broken), Check("second", hanging)]
+    checks += [Check("third", waiting), Check("fourth", meeting)]
+    began = time.monotonic()
+    found = examine(checks, 2.0)
+    let_go.set()
+    assert time.monotonic() - began < 20
+    assert [(one.area, one.level) for one in found] == [
+        ("first", Level.PROBLEM),
+        ("second", Level.PROBLEM),
+        ("third", Level.OK),
+        ("fourth", Level.OK),
+    ]
+    assert "no such luck" in found[0].found
+    assert "no answer within 2 s" in found[1].found
+
+
+def test_what_is_asked_wrongly_ends_with_usage(tmp_path: Path) -> None:
+    options = tmp_path / "client.properties"
+    options.write_text("sasl.password hunter2\n")
+    for arguments, said in (
+        (["--topic", "payments"], "need --kafka"),
+        (["--url", "oracle://u:hunter2@h/d"], "--url must begin with"),
+        (["--storage", "s3://u:hunter2@h/d"], "not supported"),
+        (["--kafka", "h:1", "--kafka-options", str(tmp_path / "nowhere")], "No such file"),
+        (["--kafka", "h:1", "--kafka-options", str(options)], "line 1 is not name=value"),
+        (["--url", "postgresql://u@h/d", "--password-file", str(tmp_path / "x")], "No such file"),
+    ):
+        outcome = CliRunner().invoke(app, ["doctor", "--no-spark", *arguments])
+        assert (outcome.exit_code, said in outcome.stderr) == (2, True), outcome.stderr
+        assert "hunter2" not in outcome.output
+
+
+def test_findings_are_lines_when_piped_and_name_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
+    outcome = CliRunner().invoke(app, ["doctor", "--no-spark"])
+    assert outcome.exit_code == 1
+    lines = outcome.stdout.splitlines()
+    assert lines[0] == f"problem  java: JAVA_HOME={tmp_path}/gone has no bin/java, and wins"
+    assert lines[1].split() == ["needed:", "Java", "17", "or", "newer"]
+    assert lines[2].split() == ["mend:", "unset", "JAVA_HOME"]
+    assert lines[-1] == "1 problem(s), 0 warning(s), 1 ok"
