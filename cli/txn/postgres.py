@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -22,9 +21,7 @@ from onceflow.sinks.postgres.failures import described
 from onceflow.sinks.postgres.settings import attempt_of_writer
 from onceflow.sinks.sql.bookkeeping import SINKS
 
-_PREPARED = (
-    "SELECT gid, prepared FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()"
-)
+_PREPARED = "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()"
 _SESSIONS = (
     "SELECT application_name, pid FROM pg_catalog.pg_stat_activity "
     "WHERE datname = current_database() AND application_name LIKE 'onceflow %' ORDER BY pid"
@@ -58,7 +55,7 @@ class PostgresPlace(Place):
 
     @override
     def sink_ids(self, log: LogFacts | None) -> Sequence[str]:
-        parsed = (TransactionId.parse(str(gid)) for gid, _ in self._ask(_PREPARED))
+        parsed = (TransactionId.parse(str(gid)) for (gid,) in self._ask(_PREPARED))
         return sorted({transaction.sink_id for transaction in parsed if transaction})
 
     @override
@@ -82,11 +79,6 @@ class PostgresPlace(Place):
             for name, pid in self._ask(_SESSIONS)
             if (attempt := attempt_of_writer(str(name), sink_id)) is not None
         ]
-
-    @override
-    def prepared_at(self, transaction: TransactionId) -> datetime | None:
-        moments = {str(gid): moment for gid, moment in self._ask(_PREPARED)}
-        return moments.get(str(transaction))
 
     @override
     def close(self) -> None:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeVar
+from datetime import datetime
+from typing import Literal, TypeVar, cast
 
 import psycopg
 from psycopg import sql
@@ -44,6 +45,10 @@ _logger = logging.getLogger("onceflow.sinks.postgres")
 _T = TypeVar("_T")
 _U = TypeVar("_U")
 _PRUNE_ROUNDS_MAX = 100
+_PREPARED_AT = """
+    SELECT prepared FROM pg_catalog.pg_prepared_xacts
+    WHERE gid = %s AND database = pg_catalog.current_database()
+"""
 
 
 class PostgresCommitter(Committer):
@@ -113,6 +118,22 @@ class PostgresCommitter(Committer):
         staging = self._context.staging
         staged = () if staging is None else staging.transactions()
         return (*map(Committable, found), *map(staged_committable, staged))
+
+    def prepared_at(self, committable: Committable) -> datetime | None:
+        """Return when the server prepared it, by its own clock; None when it is not prepared.
+
+        Raises:
+            SinkError: The server cannot be asked now.
+        """
+        name = str(committable.transaction)
+        try:
+            row = self._connected().execute(_PREPARED_AT, (name,)).fetchone()
+        except psycopg.Error as error:
+            raise SinkError(
+                f"when {name} was prepared cannot be asked at {self._settings.endpoint}: "
+                f"{described(error)}"
+            ) from error
+        return None if row is None else cast("datetime", row[0])
 
     def prune(self, before: CheckpointId) -> None:
         """Delete the ledger rows of committed transactions of checkpoints before `before`.
