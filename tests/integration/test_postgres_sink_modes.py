@@ -1,0 +1,193 @@
+"""Which commit mode is chosen, that everybody keeps to it, and that a pooler bears it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from tests.integration.pgbouncer import PgBouncer, find_pgbouncer
+from tests.integration.postgres_sink_kit import Job, ids_in, prepared, query, rows
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.protocol.committables import Aborted, AlreadyCommitted, Committed
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.staging import is_staged
+from onceflow.core.storage import FileStagingArea
+from onceflow.integration.servers import EmbeddedPostgres
+from onceflow.sinks import PostgresSink
+from onceflow.sinks.postgres.commit_mode import is_pooled
+
+pooled_only = pytest.mark.skipif(find_pgbouncer() is None, reason="pgbouncer is not installed")
+
+
+@pytest.fixture
+def staging(tmp_path: Path) -> FileStagingArea:
+    return FileStagingArea.in_directory(str(tmp_path / "storage"), "job.ledger")
+
+
+@pytest.fixture(scope="module")
+def unprepared() -> Iterator[EmbeddedPostgres]:
+    """A server that prepares no transactions, as it comes from the shelf."""
+    with EmbeddedPostgres({"max_prepared_transactions": "0"}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def pooler(onceflow_postgres: Any) -> Iterator[PgBouncer]:
+    with (
+        tempfile.TemporaryDirectory(prefix="pgbouncer-") as directory,
+        PgBouncer(onceflow_postgres.port, Path(directory)) as pooler,
+    ):
+        yield pooler
+
+
+def _auto(url: str, staging: FileStagingArea | None) -> Job:
+    return Job(PostgresSink(url, table="ledger", create=True), staging=staging)
+
+
+def _recorded(url: str) -> list[tuple[Any, ...]]:
+    return query(url, "SELECT sink_id, attempt, commit_mode FROM onceflow.onceflow_sinks")
+
+
+def test_two_phase_is_chosen_where_it_is_possible_and_said_why(
+    postgres_database: str, staging: FileStagingArea, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "onceflow.sinks.postgres")
+    with _auto(postgres_database, staging) as job:
+        committable = job.check().prepare(1, [1])
+        assert not is_staged(committable)
+        assert prepared(postgres_database) == [str(committable.transaction)]
+    assert (
+        "commit_mode auto chose two_phase: the server has max_prepared_transactions" in caplog.text
+    )
+    assert _recorded(postgres_database) == [("job.ledger", 1, "two_phase")]
+
+
+def test_ledger_is_chosen_where_nothing_is_prepared_and_said_why(
+    unprepared: EmbeddedPostgres, staging: FileStagingArea, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "onceflow.sinks.postgres")
+    with _auto(unprepared.url, staging) as job:
+        committable = job.check().prepare(1, [1])
+        assert is_staged(committable)
+        assert job.committer().commit(committable) == Committed()
+    assert "auto chose ledger: the server has max_prepared_transactions = 0" in caplog.text
+    assert _recorded(unprepared.url) == [("job.ledger", 1, "ledger")]
+    assert ids_in(unprepared.url) == [1]
+
+
+def test_writers_do_what_the_check_recorded_and_not_what_they_find(
+    postgres_database: str, staging: FileStagingArea
+) -> None:
+    with _auto(postgres_database, staging) as job:
+        job.check()
+        query(postgres_database, "UPDATE onceflow.onceflow_sinks SET commit_mode = 'ledger'")
+        assert is_staged(job.prepare(1, [1]))
+        query(postgres_database, "UPDATE onceflow.onceflow_sinks SET commit_mode = 'paxos'")
+        with pytest.raises(ConfigError, match="'paxos'"):
+            job.writer()
+
+
+def test_two_phase_is_refused_where_nothing_is_prepared_and_told_both_ways_out(
+    unprepared: EmbeddedPostgres, staging: FileStagingArea
+) -> None:
+    sink = PostgresSink(unprepared.url, table="t", create=True, commit_mode="two_phase")
+    with Job(sink, staging=staging) as job, pytest.raises(ConfigError) as failure:
+        job.check(9)
+    assert "ALTER SYSTEM SET max_prepared_transactions = 64; then restart" in str(failure.value)
+    assert "commit_mode='ledger'" in str(failure.value)
+
+
+def test_fence_of_an_older_onceflow_gets_the_column(postgres_database: str) -> None:
+    with _auto(postgres_database, None) as job:
+        job.check()
+        query(postgres_database, "ALTER TABLE onceflow.onceflow_sinks DROP COLUMN commit_mode")
+        job.check(2)
+        assert _recorded(postgres_database) == [("job.ledger", 2, "two_phase")]
+        query(postgres_database, "ALTER TABLE onceflow.onceflow_sinks DROP COLUMN commit_mode")
+        with psycopg.connect(postgres_database) as other:
+            other.execute("SELECT FROM onceflow.onceflow_sinks")
+            statement = "ALTER TABLE .* ADD COLUMN IF NOT EXISTS commit_mode"
+            with pytest.raises(ConfigError, match=statement):
+                job.check(3)
+
+
+@pooled_only
+def test_pooler_is_told_from_a_server(pooler: PgBouncer, postgres_database: str) -> None:
+    with psycopg.connect(postgres_database) as connection:
+        assert not is_pooled(connection)
+    with psycopg.connect(pooler.url(_name(postgres_database))) as connection:
+        assert is_pooled(connection)
+
+
+def _name(url: str) -> str:
+    return url.rpartition("/")[2]
+
+
+@pooled_only
+@pytest.mark.parametrize("by_key", [False, True])
+def test_ledger_is_chosen_and_works_behind_a_transaction_pooler(
+    pooler: PgBouncer,
+    postgres_database: str,
+    staging: FileStagingArea,
+    caplog: pytest.LogCaptureFixture,
+    by_key: bool,
+) -> None:
+    """Three sessions serve four writers and their committers, and none is held between barriers."""
+    caplog.set_level(logging.INFO, "onceflow.sinks.postgres")
+    settings: dict[str, Any] = {"primary_key": ("id",), "write_mode": "upsert"} if by_key else {}
+    sink = PostgresSink(
+        pooler.url(_name(postgres_database)), table="ledger", create=True, **settings
+    )
+    with Job(sink, staging=staging) as job:
+        job.check()
+        assert "auto chose ledger: a pooler stands between" in caplog.text
+        writers = [job.writer(subtask=subtask, parallelism=4) for subtask in range(4)]
+        committers = [job.committer() for _ in writers]
+        for checkpoint in range(1, 6):
+            for subtask, writer in enumerate(writers):
+                start = checkpoint * 1000 + subtask * 100
+                writer.write(rows(range(start, start + 50)))
+            for writer, committer in zip(writers, committers, strict=True):
+                committable = writer.pre_commit(CheckpointId(checkpoint))
+                assert committable is not None
+                assert is_staged(committable)
+                assert committer.commit(committable) == Committed()
+                assert committer.commit(committable) == AlreadyCommitted()
+            committers[0].prune(CheckpointId(checkpoint))
+        aborted = job.prepare(9, [9])
+        job.check(2)
+        (found,) = job.committer(2).in_doubt()
+        assert found.transaction == aborted.transaction
+        assert job.committer(2).abort(found) == Aborted()
+    expected = [c * 1000 + s * 100 + n for c in range(1, 6) for s in range(4) for n in range(50)]
+    assert ids_in(postgres_database) == expected
+
+
+@pooled_only
+def test_two_phase_that_the_user_insists_on_works_behind_a_pooler_with_a_warning(
+    pooler: PgBouncer, postgres_database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = PostgresSink(
+        pooler.url(_name(postgres_database)), table="ledger", create=True, commit_mode="two_phase"
+    )
+    with Job(sink) as job:
+        job.check()
+        assert "holds one server session a subtask" in caplog.text
+        committable = job.prepare(1, [1])
+        assert prepared(postgres_database) == [str(committable.transaction)]
+        assert job.committer().commit(committable) == Committed()
+        assert job.committer().commit(committable) == AlreadyCommitted()
+    assert ids_in(postgres_database) == [1]
+
+
+def test_modes_print_themselves() -> None:
+    sink = PostgresSink("postgresql://h/d", table="t")
+    assert "commit_mode='auto'" in repr(sink)
+    assert "commit_mode='ledger'" in repr(dataclasses.replace(sink, commit_mode="ledger"))
