@@ -1,6 +1,9 @@
 """A whole job in one process: source, two writers, decisions, recovery. Run as a program, killed.
 
-    python postgres_sink_job.py URL DIRECTORY ROWS DELIVERY [POINT@CHECKPOINT]
+    python postgres_sink_job.py URL DIRECTORY ROWS KIND [POINT@CHECKPOINT]
+
+KIND is exactly_once, at_least_once, or ledger: how rows are inserted; or upsert or ledger_upsert,
+by which the same rows are changes of forty keys: see `changes_of`.
 
 The decision log is a directory: `attempt-<n>` claims an attempt, `decision-<n>` is a checkpoint
 with its committables, both created by link so that they are there whole or not at all. Row i is
@@ -14,12 +17,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any
 
+import pyarrow as pa
 from tests.integration.postgres_sink_kit import SCHEMA, rows
+from typing_extensions import override
 
 from onceflow.core.crash_points import VARIABLE, reach
 from onceflow.core.protocol.committables import (
@@ -34,12 +39,29 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 from onceflow.core.protocol.recovery import plan_recovery
 from onceflow.core.spi import Committer, CommitterContext, SinkWriter, WriterContext
+from onceflow.core.storage import FileStagingArea
 from onceflow.sinks import PostgresSink
 
 SINK_ID = "soak.ledger"
 PARALLELISM = 2
 ROWS_A_CHECKPOINT = 20
 BATCH = 7
+KEYS = 40
+
+CHANGES = pa.schema([("id", pa.int64()), ("amount", pa.int64()), ("op", pa.string())])
+
+_BY_KEY: dict[str, Any] = {
+    "write_mode": "upsert",
+    "primary_key": ("id",),
+    "operation_column": "op",
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "exactly_once": {},
+    "at_least_once": {"delivery": "at_least_once"},
+    "ledger": {"commit_mode": "ledger"},
+    "upsert": {"commit_mode": "two_phase", **_BY_KEY},
+    "ledger_upsert": {"commit_mode": "ledger", **_BY_KEY},
+}
 
 
 @dataclass(frozen=True)
@@ -48,36 +70,35 @@ class Decision:
 
     checkpoint: int
     position: int
-    transactions: tuple[str, ...]
+    committables: tuple[Committable, ...]
 
 
 def main(arguments: Sequence[str]) -> None:
-    url, directory, total, delivery, *crash = arguments
+    url, directory, total, kind, *crash = arguments
     log = Path(directory)
     attempt = _claim_attempt(log)
-    sink = PostgresSink(
-        url,
-        table="ledger",
-        create=True,
-        delivery=cast("Literal['exactly_once', 'at_least_once']", delivery),
+    sink = PostgresSink(url, table="ledger", create=True, **KINDS[kind])
+    staging = _CrashingStaging.in_directory(str(log / "storage"), SINK_ID)
+    context = CommitterContext(
+        "soak", "ledger", SINK_ID, AttemptId(attempt), log_id=str(log), staging=staging
     )
-    context = CommitterContext("soak", "ledger", SINK_ID, AttemptId(attempt), log_id=str(log))
-    sink.check(context, SCHEMA)
+    schema = CHANGES if "upsert" in kind else SCHEMA
+    sink.check(context, schema)
     restored = _last_decision(log)
     committer = sink.committer(context)
     _recover(committer, restored, attempt)
-    writers = [_writer(sink, subtask, attempt, restored) for subtask in range(PARALLELISM)]
+    writers = [_writer(sink, n, context, restored, schema) for n in range(PARALLELISM)]
     position, checkpoint = restored.position, restored.checkpoint
     while position < int(total) // PARALLELISM:
         checkpoint += 1
         if crash:
             _arm(crash[0], checkpoint)
         end = min(position + ROWS_A_CHECKPOINT, int(total) // PARALLELISM)
-        found = _write_and_prepare(writers, position, end, checkpoint)
+        found = _write_and_prepare(writers, position, end, checkpoint, schema)
         position = end
         _publish(
             log / f"decision-{checkpoint:06d}",
-            json.dumps([checkpoint, position, [str(one.transaction) for one in found]]),
+            json.dumps([checkpoint, position, [_text(one) for one in found]]),
         )
         reach("logged")
         for committable in found:
@@ -91,15 +112,39 @@ def main(arguments: Sequence[str]) -> None:
     committer.close()
 
 
+def changes_of(numbers: Iterable[int]) -> pa.RecordBatch:
+    """Return a change of key n % 40 for each n: a delete if n is divisible by three."""
+    given = list(numbers)
+    columns = [
+        pa.array([n % KEYS for n in given], pa.int64()),
+        pa.array(given, pa.int64()),
+        pa.array(["d" if n % 3 == 0 else "u" for n in given]),
+    ]
+    return pa.record_batch(columns, schema=CHANGES)
+
+
+def _text(committable: Committable) -> list[str]:
+    return [str(committable.transaction), committable.payload.decode()]
+
+
+class _CrashingStaging(FileStagingArea):
+    """Can be killed with rows committed and not yet discarded, at the point `replied`."""
+
+    @override
+    def discard(self, transaction: TransactionId) -> None:
+        reach("replied")
+        super().discard(transaction)
+
+
 def _write_and_prepare(
-    writers: Sequence[SinkWriter], position: int, end: int, checkpoint: int
+    writers: Sequence[SinkWriter], position: int, end: int, checkpoint: int, schema: pa.Schema
 ) -> list[Committable]:
+    batch_of = changes_of if schema is CHANGES else rows
     for subtask, writer in enumerate(writers):
         for first in range(position, end, BATCH):
             last = min(first + BATCH, end)
-            writer.write(
-                rows(range(first * PARALLELISM + subtask, last * PARALLELISM, PARALLELISM))
-            )
+            numbers = range(first * PARALLELISM + subtask, last * PARALLELISM, PARALLELISM)
+            writer.write(batch_of(numbers))
             reach("write")
     found: list[Committable] = []
     for writer in writers:
@@ -111,9 +156,8 @@ def _write_and_prepare(
 
 
 def _recover(committer: Committer, restored: Decision, attempt: int) -> None:
-    parsed = [TransactionId.parse(name) for name in restored.transactions]
     plan = plan_recovery(
-        [Committable(one) for one in parsed if one is not None],
+        restored.committables,
         committer.in_doubt(),
         sink_id=SINK_ID,
         attempt=AttemptId(attempt),
@@ -135,7 +179,13 @@ def _until_settled(committer: Committer, committable: Committable) -> CommitOutc
         time.sleep(0.05)
 
 
-def _writer(sink: PostgresSink, subtask: int, attempt: int, restored: Decision) -> SinkWriter:
+def _writer(
+    sink: PostgresSink,
+    subtask: int,
+    context: CommitterContext,
+    restored: Decision,
+    schema: pa.Schema,
+) -> SinkWriter:
     return sink.writer(
         WriterContext(
             job="soak",
@@ -143,9 +193,10 @@ def _writer(sink: PostgresSink, subtask: int, attempt: int, restored: Decision) 
             sink_id=SINK_ID,
             subtask=subtask,
             parallelism=PARALLELISM,
-            attempt=AttemptId(attempt),
+            attempt=context.attempt,
             first_checkpoint=CheckpointId(restored.checkpoint + 1),
-            schema=SCHEMA,
+            schema=schema,
+            staging=context.staging,
         )
     )
 
@@ -162,7 +213,12 @@ def _last_decision(log: Path) -> Decision:
     if not found:
         return Decision(0, 0, ())
     checkpoint, position, transactions = json.loads(found[-1].read_text())
-    return Decision(checkpoint, position, tuple(transactions))
+    committables: list[Committable] = []
+    for name, payload in transactions:
+        transaction = TransactionId.parse(name)
+        assert transaction is not None
+        committables.append(Committable(transaction, payload=payload.encode()))
+    return Decision(checkpoint, position, tuple(committables))
 
 
 def _publish(path: Path, text: str) -> bool:

@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.integration.postgres_sink_kit import ids_in, ledger_rows, prepared
+from tests.integration.postgres_sink_job import KEYS
+from tests.integration.postgres_sink_kit import ids_in, ledger_rows, prepared, query
 
 from onceflow.core.crash_points import VARIABLE
 from onceflow.integration.servers import EmbeddedPostgres
@@ -24,13 +25,13 @@ _KILLS = 4
 
 
 def _start(
-    url: str, log: Path, *crash: str, delivery: str = "exactly_once", rows: int = _ROWS
+    url: str, log: Path, *crash: str, kind: str = "exactly_once", rows: int = _ROWS
 ) -> subprocess.Popen[bytes]:
     points = log.parent / "crash-points"
     points.mkdir(exist_ok=True)
     log.mkdir(exist_ok=True)
     return subprocess.Popen(
-        [sys.executable, str(_PROGRAM), url, str(log), str(rows), delivery, *crash],
+        [sys.executable, str(_PROGRAM), url, str(log), str(rows), kind, *crash],
         env={
             **os.environ,
             VARIABLE: str(points),
@@ -46,27 +47,70 @@ def _finish(process: subprocess.Popen[bytes]) -> int:
     return process.returncode
 
 
-def _assert_exactly_once(url: str, rows: int = _ROWS) -> None:
-    assert ids_in(url) == list(range(rows))
+def _assert_exactly_once(url: str, log: Path, kind: str, rows: int = _ROWS) -> None:
+    if "upsert" in kind:
+        assert _changed(url) == _as_of(rows)
+    else:
+        assert ids_in(url) == list(range(rows))
     assert prepared(url) == []
+    assert list(log.rglob("*.arrow")) == [], "nothing staged is left behind"
     # Pruned as it goes: two rows of the last checkpoint.
     assert len(ledger_rows(url)) == 2
 
 
-@pytest.mark.parametrize("checkpoint", [1, 3])
-@pytest.mark.parametrize("point", ["write", "flushed", "prepared", "logged", "commit", "committed"])
+def _changed(url: str) -> dict[int, int]:
+    return dict(query(url, "SELECT id, amount FROM ledger"))
+
+
+def _as_of(rows: int) -> dict[int, int]:
+    """Return the table after the first `rows` changes, one by one."""
+    table: dict[int, int] = {}
+    for number in range(rows):
+        if number % 3 == 0:
+            table.pop(number % KEYS, None)
+        else:
+            table[number % KEYS] = number
+    return table
+
+
+_POINTS = ["write", "flushed", "prepared", "logged", "commit", "committed"]
+_STEPS = [
+    *(("exactly_once", point, checkpoint) for point in _POINTS for checkpoint in (1, 3)),
+    # Killed at `replied`, ledger mode has committed rows that are staged still.
+    *(("ledger", point, 3) for point in (*_POINTS, "replied")),
+    *(("upsert", point, 3) for point in _POINTS),
+    *(("ledger_upsert", point, 3) for point in (*_POINTS, "replied")),
+]
+
+
+@pytest.mark.parametrize(("kind", "point", "checkpoint"), _STEPS)
 def test_job_killed_at_a_step_writes_each_row_once(
-    postgres_database: str, tmp_path: Path, point: str, checkpoint: int
+    postgres_database: str, tmp_path: Path, kind: str, point: str, checkpoint: int
 ) -> None:
     log = tmp_path / "log"
-    assert _finish(_start(postgres_database, log, f"{point}@{checkpoint}")) == -signal.SIGKILL
+    crash = f"{point}@{checkpoint}"
+    assert _finish(_start(postgres_database, log, crash, kind=kind)) == -signal.SIGKILL
     decided = len(list(log.glob("decision-*")))
     assert decided == checkpoint - (point in ("write", "flushed", "prepared"))
-    seen = ids_in(postgres_database)
-    assert len(seen) == len(set(seen)), "nothing doubled while it was down"
-    assert set(seen) <= set(range(decided * 40)), "nothing undecided is seen"
-    assert _finish(_start(postgres_database, log)) == 0
-    _assert_exactly_once(postgres_database)
+    if "upsert" in kind:
+        states = [_as_of_subtasks(decided, first) for first in (0, 1, 2)]
+        assert _changed(postgres_database) in states, "whole checkpoints, and none undecided"
+    else:
+        seen = ids_in(postgres_database)
+        assert len(seen) == len(set(seen)), "nothing doubled while it was down"
+        assert set(seen) <= set(range(decided * 40)), "nothing undecided is seen"
+    assert _finish(_start(postgres_database, log, kind=kind)) == 0
+    _assert_exactly_once(postgres_database, log, kind)
+
+
+def _as_of_subtasks(decided: int, committed: int) -> dict[int, int]:
+    """Return the table when so many subtasks have committed the last decided checkpoint."""
+    before, after = _as_of((decided - 1) * 40), _as_of(decided * 40)
+    return {
+        key: state[key]
+        for key in range(KEYS)
+        if key in (state := after if key % 2 < committed else before)
+    }
 
 
 def test_at_least_once_job_killed_before_its_decision_doubles_rows(
@@ -74,16 +118,20 @@ def test_at_least_once_job_killed_before_its_decision_doubles_rows(
 ) -> None:
     """The same kill that exactly-once survives: what the two guarantees differ in."""
     log = tmp_path / "log"
-    crash = _start(postgres_database, log, "prepared@3", delivery="at_least_once")
+    crash = _start(postgres_database, log, "prepared@3", kind="at_least_once")
     assert _finish(crash) == -signal.SIGKILL
-    assert _finish(_start(postgres_database, log, delivery="at_least_once")) == 0
+    assert _finish(_start(postgres_database, log, kind="at_least_once")) == 0
     seen = ids_in(postgres_database)
     assert set(seen) == set(range(_ROWS))
     assert len(seen) > _ROWS
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_job_and_server_killed_at_any_moment_write_each_row_once(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "seed"), [("exactly_once", 1), ("exactly_once", 2), ("ledger", 3), ("upsert", 4)]
+)
+def test_job_and_server_killed_at_any_moment_write_each_row_once(
+    tmp_path: Path, kind: str, seed: int
+) -> None:
     """Set ONCEFLOW_TEST_SEED to run another schedule."""
     seed = int(os.environ.get("ONCEFLOW_TEST_SEED", seed))
     sys.stdout.write(f"seed {seed}\n")
@@ -91,7 +139,7 @@ def test_job_and_server_killed_at_any_moment_write_each_row_once(tmp_path: Path,
     log = tmp_path / "log"
     with EmbeddedPostgres() as server:
         for attempt in range(1, _KILLS + 1):
-            process = _start(server.url, log, rows=_MANY_ROWS)
+            process = _start(server.url, log, kind=kind, rows=_MANY_ROWS)
             _wait_for(log / f"attempt-{attempt:06d}")
             time.sleep(schedule.uniform(0.0, 0.5))
             assert process.poll() is None, f"done before kill {attempt}, seed {seed}"
@@ -102,8 +150,8 @@ def test_job_and_server_killed_at_any_moment_write_each_row_once(tmp_path: Path,
             else:
                 process.kill()
             _finish(process)
-        assert _finish(_start(server.url, log, rows=_MANY_ROWS)) == 0
-        _assert_exactly_once(server.url, _MANY_ROWS)
+        assert _finish(_start(server.url, log, kind=kind, rows=_MANY_ROWS)) == 0
+        _assert_exactly_once(server.url, log, kind, _MANY_ROWS)
 
 
 def _wait_for(path: Path) -> None:
