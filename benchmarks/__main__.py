@@ -22,12 +22,16 @@ from benchmarks.limits import limits
 from benchmarks.machine import describe_machine
 from benchmarks.recovery import RECORDS_MIN, recover
 from benchmarks.report import Report
+from benchmarks.sinks.measuring import measure_sinks
+from benchmarks.sinks.places import places
+from benchmarks.sinks.rows import Rows
 from benchmarks.stage import ROOT, BenchmarkError, Stage
 from benchmarks.throughput import measure, variants
 from onceflow.core.errors import OnceflowError
 from onceflow.integration.workload import Payments
 
-_JOB_SCENARIOS = ("ledger", "no-database", "function", "delivery")
+_JOB_SCENARIOS = ("ledger", "no-database", "function", "delivery", "databases")
+_SINK_ROWS_MAX = 1_000_000
 
 
 class Scenario(str, Enum):
@@ -37,6 +41,8 @@ class Scenario(str, Enum):
     NO_DATABASE = "no-database"
     FUNCTION = "function"
     DELIVERY = "delivery"
+    DATABASES = "databases"
+    SINKS = "sinks"
     LIMITS = "limits"
     CHECKPOINTS = "checkpoints"
     RECOVERY = "recovery"
@@ -99,10 +105,15 @@ def _measure(
     backends: tuple[Backend, ...],
     say: Callable[[str], None],
 ) -> None:
-    if chosen != (Scenario.STATE,):
+    if not set(chosen) <= {Scenario.STATE, Scenario.SINKS}:
         with Stage(Payments(report.records)) as stage:
             say(f"producing {report.records:,} payments")
             _measure_on(stage, stage.fill(), report, chosen, backends, say)
+    if Scenario.SINKS in chosen:
+        # Servers of their own: what jobs have left in them would be on their way to disk still.
+        with Stage(Payments(min(report.records, _SINK_ROWS_MAX))) as stage:
+            rows = Rows.of(stage.payments)
+            report.sinks = measure_sinks(places(stage), rows, report.runs, say)
     if Scenario.STATE in chosen:
         say("measuring keyed state")
         report.state = _state(report.runs)

@@ -96,7 +96,13 @@ def _source(spec: JobSpec) -> Source:
 def _sink(spec: JobSpec) -> Sink:
     if spec.sink == "discard":
         return DiscardingSink(spec.directory)
-    return PostgresSink(spec.postgres_url, table=spec.table, create=True, delivery=spec.delivery)
+    return PostgresSink(
+        spec.database_url,
+        table=spec.table,
+        create=True,
+        delivery=spec.delivery,
+        commit_mode=spec.commit_mode,
+    )
 
 
 def main(spec_path: str, result_path: str) -> None:

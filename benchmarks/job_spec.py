@@ -7,7 +7,9 @@ from typing import Literal
 import msgspec
 
 Backend = Literal["heap", "rocksdb"]
+Database = Literal["postgres", "mysql", "mariadb"]
 Delivery = Literal["exactly_once", "at_least_once"]
+CommitMode = Literal["two_phase", "ledger"]
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,12 +20,13 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     source: Literal["kafka", "generated"] = "kafka"
     work: Literal["running", "function"] = "running"
     """A vectorised running balance, or the same by a Python function a record."""
-    sink: Literal["postgres", "discard"] = "postgres"
+    sink: Literal["postgres", "mysql", "mariadb", "discard"] = "postgres"
     backend: Backend = "heap"
     delivery: Delivery = "exactly_once"
     task: Literal["finish", "idle_checkpoints", "kill_slot"] = "finish"
     interval_s: float = 1.0
     parallelism: int = 2
+    commit_mode: CommitMode = "two_phase"
     accounts: int = 100_000
     checkpoints: int = 100
     """Task idle_checkpoints: how many to take."""
@@ -31,7 +34,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Of a generated source."""
     bootstrap_servers: str = ""
     topic: str = ""
-    postgres_url: str = ""
+    database_url: str = ""
     table: str = "ledger"
     directory: str = ""
     """Of this run alone: checkpoints, and what a discarding sink counted."""

@@ -15,6 +15,9 @@ from benchmarks.throughput import Measured
 _JOB_PAIRS = (
     ("exactly once / at least once, {}", "ledger, {}", "ledger at least once, {}"),
     ("with / without the database, {}", "ledger, {}", "Kafka to nowhere, {}"),
+    ("staged rows / prepared transactions, {}", "ledger by staged rows, {}", "ledger, {}"),
+    ("MySQL / Postgres, {}", "ledger into MySQL, {}", "ledger, {}"),
+    ("MariaDB / Postgres, {}", "ledger into MariaDB, {}", "ledger, {}"),
     ("function a record / whole batches, {}", "Python function a record, {}", "ledger, {}"),
     ("with / without Kafka, {}", "Kafka to nowhere, {}", "generated to nowhere, {}"),
 )

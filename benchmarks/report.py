@@ -12,6 +12,8 @@ from benchmarks.job_spec import Recovery
 from benchmarks.limits import Figure
 from benchmarks.ratios import ratios
 from benchmarks.recovery import steps_of
+from benchmarks.sinks.measuring import WayFigures
+from benchmarks.sinks.report import sinks_as_json, sinks_table
 from benchmarks.spread import Spread
 from benchmarks.throughput import Measured
 
@@ -36,6 +38,7 @@ class Report:
     limits: list[dict[str, Figure]] = field(default_factory=list[dict[str, Figure]])
     idle: list[IdleCheckpoints] = field(default_factory=list[IdleCheckpoints])
     recoveries: list[Recovery] = field(default_factory=list[Recovery])
+    sinks: list[WayFigures] = field(default_factory=list[WayFigures])
     state: dict[str, float] = field(default_factory=dict[str, float])
     load_average_end: tuple[float, ...] = ()
     error: str = ""
@@ -61,6 +64,7 @@ class Report:
             "recovery_s": {
                 step: spread.as_json() for step, spread in _steps(self.recoveries).items()
             },
+            "sinks": sinks_as_json(self.sinks),
             "state": self.state,
         }
 
@@ -77,6 +81,8 @@ class Report:
             tables.append(idle_table(self.idle))
         if self.recoveries:
             tables.append(recovery_table(self.recoveries))
+        if self.sinks:
+            tables.append(sinks_table(self.sinks, self.sinks[0].runs[0].rows))
         if self.state:
             tables.append(state_table(self.state))
         return tables
@@ -96,7 +102,7 @@ def jobs_table(jobs: Sequence[Measured], records: int) -> Table:
     """Return rows a second and CPU of the whole jobs."""
     table = _table(
         f"Whole jobs, {records:,} records; CPU in seconds a million records",
-        *("job", "rows/s", "engine", "of it slots", "JVM", "driver", "Postgres", "Kafka"),
+        *("job", "rows/s", "engine", "of it slots", "JVM", "driver", "database", "Kafka"),
         *("by chain, CPU us a record", "slot RSS MB"),
     )
     for job in jobs:
@@ -109,7 +115,7 @@ def jobs_table(jobs: Sequence[Measured], records: int) -> Table:
             job.rows_per_second.shown(),
             *(
                 job.cpu_s_per_million(name).shown(2)
-                for name in ("engine", "slots", "jvm", "driver", "postgres", "kafka")
+                for name in ("engine", "slots", "jvm", "driver", job.database, "kafka")
             ),
             stages,
             f"{rss:,.0f}",

@@ -36,7 +36,7 @@ def kill_a_slot(job: Job, spec: JobSpec) -> Recovery:
     os.kill(before.slots[0].pid, signal.SIGKILL)
     rows_flow_at = records_flow_at = 0.0
     deadline = time.monotonic() + _TIMEOUT_S
-    with psycopg.connect(spec.postgres_url, autocommit=True) as connection:
+    with psycopg.connect(spec.database_url, autocommit=True) as connection:
         while not (rows_flow_at and records_flow_at):
             status = job.status()
             if time.monotonic() > deadline:

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import psycopg
@@ -17,11 +18,17 @@ from psycopg import sql
 from typing_extensions import LiteralString
 
 from benchmarks.discarding_sink import DiscardingSink
-from benchmarks.job_spec import JobResult, JobSpec
+from benchmarks.job_spec import Database, JobResult, JobSpec
 from onceflow.core.errors import OnceflowError
 from onceflow.integration.faults.processes import kill_tree
 from onceflow.integration.oracle import verify
-from onceflow.integration.servers import EmbeddedKafka, EmbeddedPostgres
+from onceflow.integration.servers import (
+    EmbeddedKafka,
+    EmbeddedMariaDB,
+    EmbeddedMySQL,
+    EmbeddedPostgres,
+)
+from onceflow.integration.servers.mysql_admin import MySQLAdmin
 from onceflow.integration.workload import Payments, produce
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,17 +44,18 @@ class BenchmarkError(OnceflowError):
 
 
 class Stage:
-    """Owns both servers, the topic and all files; a context manager. One run at a time."""
+    """Owns the servers, the topic and all files; a context manager. One run at a time."""
 
     def __init__(self, payments: Payments) -> None:
         self.payments = payments
         self._stack = ExitStack()
-        self._directory = Path()
+        self.directory = Path()
         self._runs = 0
+        self._mysql: dict[str, EmbeddedMySQL | EmbeddedMariaDB] = {}
 
     def __enter__(self) -> Stage:
-        self._directory = Path(tempfile.mkdtemp(prefix="onceflow-bench-"))
-        self._stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
+        self.directory = Path(tempfile.mkdtemp(prefix="onceflow-bench-"))
+        self._stack.callback(shutil.rmtree, self.directory, ignore_errors=True)
         try:
             self.postgres = self._stack.enter_context(EmbeddedPostgres())
             self.kafka = self._stack.enter_context(EmbeddedKafka())
@@ -63,6 +71,7 @@ class Stage:
     def server_pids(self) -> dict[str, int]:
         """The root process of each server that runs."""
         pids = {"postgres": self.postgres.pid, "kafka": self.kafka.pid}
+        pids |= {kind: server.pid for kind, server in self._mysql.items()}
         return {name: pid for name, pid in pids.items() if pid is not None}
 
     def fill(self, topic: str = "payments") -> str:
@@ -72,17 +81,41 @@ class Stage:
         return topic
 
     @contextmanager
-    def database(self) -> Generator[str, None, None]:
-        """Yield the URL of a database for the block, new and empty."""
+    def database(self, kind: Database = "postgres") -> Generator[str, None, None]:
+        """Yield the URL of a database for the block, new and empty.
+
+        MySQL and MariaDB run from the first one that is asked of them.
+        """
         self._runs += 1
         name = f"bench_{self._runs}"
-        self._administer("CREATE DATABASE {}", name)
+        if kind == "postgres":
+            self._administer("CREATE DATABASE {}", name)
+            try:
+                yield self.postgres.database_url(name)
+            finally:
+                self._administer("DROP DATABASE {} WITH (FORCE)", name)
+                # What one run has left to write would be written during the next.
+                self._administer("CHECKPOINT")
+            return
+        server = self._running(kind)
+        with MySQLAdmin.session(server.url) as admin:
+            admin.create_database(name)
         try:
-            yield self.postgres.database_url(name)
+            yield server.database_url(name)
         finally:
-            self._administer("DROP DATABASE {} WITH (FORCE)", name)
-            # What one run has left to write would be written during the next.
-            self._administer("CHECKPOINT")
+            with MySQLAdmin.session(server.url) as admin:
+                admin.end_sessions_of(name)
+                # One run at a time: whatever is prepared is this one's.
+                admin.roll_back(admin.in_doubt())
+                admin.drop_database(name)
+
+    def _running(self, kind: Literal["mysql", "mariadb"]) -> EmbeddedMySQL | EmbeddedMariaDB:
+        if kind not in self._mysql:
+            server: EmbeddedMySQL | EmbeddedMariaDB
+            server = EmbeddedMySQL() if kind == "mysql" else EmbeddedMariaDB()
+            self._stack.callback(server.stop)
+            self._mysql[kind] = server.start()
+        return self._mysql[kind]
 
     def run(self, spec: JobSpec) -> JobResult:
         """Run a job in a process of its own and return its figures, once what it wrote is right.
@@ -90,12 +123,13 @@ class Stage:
         Raises:
             BenchmarkError: The job failed, or a row is missing, doubled or wrong.
         """
-        with self.database() as url:
-            directory = Path(tempfile.mkdtemp(dir=self._directory))
+        kind: Database = "postgres" if spec.sink == "discard" else spec.sink
+        with self.database(kind) as url:
+            directory = Path(tempfile.mkdtemp(dir=self.directory))
             spec = msgspec.structs.replace(
                 spec,
                 bootstrap_servers=self.kafka.bootstrap_servers,
-                postgres_url=url,
+                database_url=url,
                 directory=str(directory),
                 server_pids=self.server_pids,
             )
@@ -112,7 +146,7 @@ class Stage:
             if rows != spec.records:
                 raise BenchmarkError(f"{rows} rows reached the sink instead of {spec.records}")
         elif spec.source == "kafka":
-            verdict = verify(spec.postgres_url, spec.table, self.payments)
+            verdict = verify(spec.database_url, spec.table, self.payments)
             if not verdict.ok:
                 raise BenchmarkError(f"the table is wrong after {spec}: {verdict}")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from benchmarks.job_spec import Backend, JobResult, JobSpec
+from benchmarks.job_spec import Backend, Database, JobResult, JobSpec
 from benchmarks.spread import Spread
 from benchmarks.stage import Stage
 
@@ -37,6 +37,12 @@ class Measured:
     def records(self) -> int:
         """Records of one run."""
         return self.variant.spec.records or 0
+
+    @property
+    def database(self) -> Database:
+        """The server whose CPU is shown; the one that idles, where none is written to."""
+        sink = self.variant.spec.sink
+        return "postgres" if sink == "discard" else sink
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -93,13 +99,14 @@ def variants(
         )
         add("function", f"Python function a record, {backend}", of(work="function"))
     spec = JobSpec(records=records, topic=topic, backend=backends[0])
+    of = _replacing(spec)
     if "ledger" not in scenarios:
-        add("delivery", f"ledger, {backends[0]}", spec)
-    add(
-        "delivery",
-        f"ledger at least once, {backends[0]}",
-        _replacing(spec)(delivery="at_least_once"),
-    )
+        compared = "delivery" if "delivery" in scenarios else "databases"
+        add(compared, f"ledger, {backends[0]}", spec)
+    add("delivery", f"ledger at least once, {backends[0]}", of(delivery="at_least_once"))
+    add("databases", f"ledger by staged rows, {backends[0]}", of(commit_mode="ledger"))
+    add("databases", f"ledger into MySQL, {backends[0]}", of(sink="mysql"))
+    add("databases", f"ledger into MariaDB, {backends[0]}", of(sink="mariadb"))
     return found
 
 

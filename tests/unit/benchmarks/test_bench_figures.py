@@ -67,7 +67,7 @@ def test_ratios_beside_the_raw_limits_need_both_sides() -> None:
 
 def test_every_ratio_names_variants_that_are_measured() -> None:
     """A variant that is renamed must not silently drop its ratios."""
-    scenarios = ("ledger", "no-database", "function", "delivery")
+    scenarios = ("ledger", "no-database", "function", "delivery", "databases")
     found = [
         variant
         for backend in ("heap", "rocksdb")
@@ -75,7 +75,14 @@ def test_every_ratio_names_variants_that_are_measured() -> None:
     ]
     jobs = [Measured(variant, (ran(1.0),)) for variant in found]
     raw = {name: {"rows_per_second": 1.0} for name in ("consume, tuned", "COPY, 2 connections")}
-    assert len(ratios(jobs, [raw])) == 2 * 6 + 1
+    assert len(ratios(jobs, [raw])) == 2 * 9 + 1
+
+
+@pytest.mark.parametrize("scenario", ["delivery", "databases"])
+def test_what_is_compared_with_the_ledger_runs_it_too(scenario: str) -> None:
+    found = variants([scenario], 1, ["heap"], "payments")
+    assert [variant.name for variant in found].count("ledger, heap") == 1
+    assert {variant.scenario for variant in found} == {scenario}
 
 
 def test_the_report_shows_the_same_figures_to_people_and_programs() -> None:
