@@ -39,6 +39,7 @@ from onceflow.sources import KafkaSource
 
 Backend = Literal["heap", "rocksdb"]
 Mode = Literal["exactly_once", "at_least_once"]
+CommitMode = Literal["two_phase", "ledger"]
 
 PAYMENTS = Payments(records=60_000, accounts=2_000, partitions=2, seed=20)
 PARALLELISM = 2
@@ -62,6 +63,7 @@ class LedgerSpec:
     """The stream trickles until this file exists, so that no fault comes too late."""
     backend: Backend = "heap"
     mode: Mode = "exactly_once"
+    commit_mode: CommitMode = "two_phase"
     interval_s: float = 0.2
     restart_delay_s: float = 0.05
 
@@ -115,7 +117,14 @@ def build(spec: LedgerSpec, spark: SparkSession) -> Pipeline:
     trickle = payments.map_batches(_trickling(spec.released), uid="trickle")
     balances = trickle.key_by("account").running(balance=sum_("amount"), n=count(), uid="balance")
     balances.write(
-        PostgresSink(spec.postgres_url, table=TABLE, create=True, delivery=spec.mode), uid=SINK_UID
+        PostgresSink(
+            spec.postgres_url,
+            table=TABLE,
+            create=True,
+            delivery=spec.mode,
+            commit_mode=spec.commit_mode,
+        ),
+        uid=SINK_UID,
     )
     return pipeline
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from tests.crash.ledger_audit import Audit
-from tests.crash.ledger_driver import Backend, LedgerSpec
+from tests.crash.ledger_driver import Backend, CommitMode, LedgerSpec
 from tests.crash.ledger_runs import LedgerDriver, LedgerRun, killed_by_itself
 
 from onceflow.core.crash_points import CRASH_POINTS, CrashPoint
@@ -16,10 +16,10 @@ from onceflow.integration.oracle import Verdict
 Judge = Callable[[LedgerRun], Verdict]
 
 SLOT_POINTS = [point for point in CRASH_POINTS if point != "logged"]
-BACKENDS = ["heap", "rocksdb"]
+STATE_AND_SINK = [("heap", "two_phase"), ("rocksdb", "two_phase"), ("heap", "ledger")]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("backend", "commit_mode"), STATE_AND_SINK)
 @pytest.mark.parametrize("point", SLOT_POINTS)
 def test_a_slot_that_dies_at_a_crash_point_neither_loses_nor_doubles_a_row(
     ledger_driver: LedgerDriver,
@@ -27,8 +27,9 @@ def test_a_slot_that_dies_at_a_crash_point_neither_loses_nor_doubles_a_row(
     judge: Judge,
     point: CrashPoint,
     backend: Backend,
+    commit_mode: CommitMode,
 ) -> None:
-    spec = replace(ledger_spec, backend=backend)
+    spec = replace(ledger_spec, backend=backend, commit_mode=commit_mode)
     run, audit = ledger_driver.run(spec), Audit(spec)
     run.watch = audit.look
     run.await_checkpoint()
@@ -44,11 +45,15 @@ def test_a_slot_that_dies_at_a_crash_point_neither_loses_nor_doubles_a_row(
     assert verdict.ok, verdict
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("backend", "commit_mode"), STATE_AND_SINK)
 def test_a_driver_that_dies_right_after_deciding_has_decided(
-    ledger_driver: LedgerDriver, ledger_spec: LedgerSpec, judge: Judge, backend: Backend
+    ledger_driver: LedgerDriver,
+    ledger_spec: LedgerSpec,
+    judge: Judge,
+    backend: Backend,
+    commit_mode: CommitMode,
 ) -> None:
-    spec = replace(ledger_spec, backend=backend)
+    spec = replace(ledger_spec, backend=backend, commit_mode=commit_mode)
     run, audit = ledger_driver.run(spec), Audit(spec)
     run.watch = audit.look
     run.await_checkpoint()
