@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
@@ -170,7 +171,11 @@ class StagedCommitter(Committer):
             if rows is None:
                 applied = self._sink.is_applied(transaction)
                 return AlreadyCommitted() if applied else _lost(transaction)
-            applied = self._sink.apply(transaction, (batch for _, batch in rows))
+            try:
+                applied = self._sink.apply(transaction, (batch for _, batch in rows))
+            finally:
+                # Only at its end is the file closed that they are read from.
+                deque(rows, maxlen=0)
         except (SinkError, StorageError) as error:
             return RetryLater(str(error))
         self._discard_quietly(transaction)

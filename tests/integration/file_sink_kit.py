@@ -173,7 +173,7 @@ class S3Server:
         """What a sink needs to reach it."""
         return {
             "key": "some-key",
-            "secret": "open sesame",
+            "secret": "open-sesame-of-the-lake",
             "endpoint_url": self.endpoint,
         }
 
