@@ -25,7 +25,8 @@ def described(error: psycopg.Error) -> str:
     if diagnostics.context:
         # The innermost first; the last line is the COPY's own and names row and column.
         parts += diagnostics.context.splitlines()[-2:]
-    return f"{'; '.join(parts)} (SQLSTATE {error.sqlstate})"
+    # A deadlock's detail has a line for each process in it.
+    return f"{' '.join('; '.join(parts).split())} (SQLSTATE {error.sqlstate})"
 
 
 def is_row_refused(error: psycopg.Error) -> bool:
