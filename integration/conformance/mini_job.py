@@ -227,7 +227,7 @@ class _Driver:
     def _checkpoints(
         self, log: ClaimedLog, committer: Committer, context: CommitterContext, position: int
     ) -> CheckpointId:
-        """Take checkpoints until all rows are decided; return the last one."""
+        """Take checkpoints until all rows are decided; return the last one taken, 0 for none."""
         checkpoint, taken = CheckpointId(log.view.next_checkpoint - 1), 0
         while position < self._work.rows.num_rows:
             checkpoint, taken = CheckpointId(checkpoint + 1), taken + 1
@@ -246,7 +246,8 @@ class _Driver:
             if taken == 1:
                 # What a slot of an older attempt had prepared after the recovery had looked.
                 _recover(committer, context, (), spare=committables_of(completed))
-        return checkpoint
+        # Without one, recovery has committed all that there was.
+        return checkpoint if taken else CheckpointId(0)
 
     def _acks(self, barrier: _Barrier) -> list[_Ack]:
         acks: dict[int, _Ack] = {}

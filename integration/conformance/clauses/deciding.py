@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-
 from onceflow.core.protocol.committables import (
     Aborted,
     AbortOutcome,
     AlreadyCommitted,
-    CommitOutcome,
     Committable,
     Committed,
     Lost,
@@ -16,11 +13,15 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.integration.conformance import children
 from onceflow.integration.conformance.clause import clause, expect
-from onceflow.integration.conformance.clauses.writing import commit_shows_its_rows
+from onceflow.integration.conformance.clauses.writing import (
+    close_keeps_what_is_pre_committed,
+    commit_shows_its_rows,
+    pre_committed_survives_death,
+)
 from onceflow.integration.conformance.rig import Prepared, Rig
 
 
-@clause(scenarios=[2, 21], rests_on=[commit_shows_its_rows])
+@clause(scenarios=[2, 21], rests_on=[close_keeps_what_is_pre_committed])
 def commit_again(rig: Rig) -> None:
     """The first commit says Committed, every further one AlreadyCommitted; rows are there once."""
     prepared = rig.prepare(1)
@@ -34,7 +35,7 @@ def commit_again(rig: Rig) -> None:
     rig.expect_in_doubt(when="after ten commits")
 
 
-@clause(scenarios=[7, 26, 40], rests_on=[commit_again])
+@clause(scenarios=[7, 26, 40], rests_on=[commit_again, pre_committed_survives_death])
 def commit_elsewhere(rig: Rig) -> None:
     """Another process commits from the sink's description and the committable alone."""
     prepared = rig.prepare(1)
@@ -45,42 +46,6 @@ def commit_elsewhere(rig: Rig) -> None:
     outcomes = rig.processes.run(children.commit, rig.sink, context, [prepared.committable])
     expect(outcomes == [AlreadyCommitted()], f"commit in a third process answered {outcomes}")
     rig.expect_seen(prepared.ids, when="after commit in a third process")
-
-
-@clause(scenarios=[21], rests_on=[commit_again])
-def commit_race(rig: Rig) -> None:
-    """Committers that commit one transaction at the same moment put its rows there once."""
-    seen: list[tuple[int, ...]] = []
-    for checkpoint in range(1, 6):
-        prepared = rig.prepare(checkpoint)
-        seen.append(prepared.ids)
-        outcomes = _raced(rig, prepared)
-        rig.expect_seen(*seen, when=f"after a race that answered {outcomes}")
-        for outcome in outcomes:
-            expect(
-                isinstance(outcome, (Committed, AlreadyCommitted)), f"the race answered {outcomes}"
-            )
-
-
-def _raced(rig: Rig, prepared: Prepared) -> list[CommitOutcome | BaseException]:
-    start = threading.Barrier(4)
-    outcomes: list[CommitOutcome | BaseException] = []
-
-    def race() -> None:
-        try:
-            committer = rig.sink.committer(rig.job.committer_context())
-            start.wait(30)
-            outcomes.append(rig.commit(prepared, committer))
-            committer.close()
-        except Exception as error:
-            outcomes.append(error)
-
-    threads = [threading.Thread(target=race) for _ in range(start.parties)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(90)
-    return outcomes
 
 
 @clause(scenarios=[20, 26], rests_on=[commit_shows_its_rows])
@@ -97,7 +62,7 @@ def commit_in_any_order(rig: Rig) -> None:
         )
 
 
-@clause(scenarios=[3, 17, 40], rests_on=[commit_shows_its_rows])
+@clause(scenarios=[3, 17, 40], rests_on=[close_keeps_what_is_pre_committed])
 def abort_leaves_nothing(rig: Rig) -> None:
     """Abort says Aborted; its rows are gone for ever, and nobody else's."""
     aborted, kept = rig.prepare(1), rig.prepare(2)
@@ -150,7 +115,7 @@ def unknown_is_lost(rig: Rig) -> None:
     rig.expect_in_doubt(kept, when="after commit of an unknown transaction")
 
 
-@clause(scenarios=[4], needs=["lose"], rests_on=[unknown_is_lost])
+@clause(scenarios=[4], needs=["lose"], rests_on=[unknown_is_lost, abort_again])
 def lost_is_reported(rig: Rig) -> None:
     """What somebody rolled back behind our back is Lost at commit, never taken for committed."""
     lost, other = rig.prepare(1), rig.prepare(2)
@@ -181,7 +146,6 @@ def _name(prepared: Prepared) -> str:
 CLAUSES = (
     commit_again,
     commit_elsewhere,
-    commit_race,
     commit_in_any_order,
     abort_leaves_nothing,
     abort_again,

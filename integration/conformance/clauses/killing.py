@@ -1,14 +1,20 @@
-"""Clauses about a process that is killed at any line of the sink's own code."""
+"""Clauses about a process that is killed at any line of the sink's own code, and about races."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from onceflow.core.protocol.committables import Aborted, AlreadyCommitted, Committed
+from onceflow.core.protocol.committables import (
+    Aborted,
+    AlreadyCommitted,
+    CommitOutcome,
+    Committed,
+)
 from onceflow.integration.conformance import children
 from onceflow.integration.conformance.clause import clause, expect
-from onceflow.integration.conformance.clauses.deciding import abort_leaves_nothing, commit_elsewhere
+from onceflow.integration.conformance.clauses.deciding import abort_again, commit_elsewhere
 from onceflow.integration.conformance.clauses.recovering import orphans_are_rolled_back_on_start
 from onceflow.integration.conformance.clauses.writing import pre_committed_survives_death
 from onceflow.integration.conformance.processes import ChildKilled
@@ -42,7 +48,7 @@ def killed_in_commit(rig: Rig) -> None:
     rig.expect_in_doubt(when="after commits that were killed, and others that ended them")
 
 
-@clause(scenarios=[37], rests_on=[commit_elsewhere, abort_leaves_nothing])
+@clause(scenarios=[37], rests_on=[commit_elsewhere, abort_again])
 def killed_in_abort(rig: Rig) -> None:
     """Killed at any line of abort, the next one ends it: nothing seen, nothing in doubt."""
     checkpoints = iter(range(1, 1 << 20))
@@ -94,20 +100,53 @@ def killed_in_pre_commit(rig: Rig) -> None:
         committer = rig.job.committer(number + 1)
         left = list(committer.in_doubt())
         expect(len(left) <= 1, f"{when}: in doubt are {left}")
-        if left and rig.random.random() < 0.5:
-            # Decided after all: what is in doubt must be whole.
-            rig.commit_all(Prepared(left[0], ids))
-        else:
-            for one in left:
-                rig.abort(Prepared(one, ids), committer)
-            rig.expect_seen(*seen, when=when)
-            rig.commit_all(rig.prepare(1, attempt=number + 1, ids=ids))
+        rig.expect_seen(*seen, when=when)
+        # As if it had been decided after all: what is in doubt must be whole.
+        rig.commit_all(
+            Prepared(left[0], ids) if left else rig.prepare(1, attempt=number + 1, ids=ids)
+        )
         seen.append(ids)
         rig.expect_seen(*seen, when=when)
         return lines
 
     _each_line(rig, attempt)
     rig.expect_in_doubt(when="after pre_commits that were killed")
+
+
+@clause(scenarios=[21], rests_on=[killed_in_commit])
+def commit_race(rig: Rig) -> None:
+    """Committers that commit one transaction at the same moment put its rows there once."""
+    seen: list[tuple[int, ...]] = []
+    for checkpoint in range(1, 6):
+        prepared = rig.prepare(checkpoint)
+        seen.append(prepared.ids)
+        outcomes = _raced(rig, prepared)
+        rig.expect_seen(*seen, when=f"after a race that answered {outcomes}")
+        for outcome in outcomes:
+            expect(
+                isinstance(outcome, (Committed, AlreadyCommitted)), f"the race answered {outcomes}"
+            )
+
+
+def _raced(rig: Rig, prepared: Prepared) -> list[CommitOutcome | BaseException]:
+    start = threading.Barrier(4)
+    outcomes: list[CommitOutcome | BaseException] = []
+
+    def race() -> None:
+        try:
+            committer = rig.sink.committer(rig.job.committer_context())
+            start.wait(30)
+            outcomes.append(rig.commit(prepared, committer))
+            committer.close()
+        except Exception as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=race) for _ in range(start.parties)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+    return outcomes
 
 
 def _lines(rig: Rig, function: Callable[..., object], *arguments: object) -> int | None:
@@ -137,4 +176,4 @@ def _spread(rig: Rig, lines: int, count: int) -> Sequence[int]:
     return sorted({*drawn, 1, lines})
 
 
-CLAUSES = (killed_in_commit, killed_in_abort, killed_in_pre_commit)
+CLAUSES = (killed_in_commit, killed_in_abort, killed_in_pre_commit, commit_race)

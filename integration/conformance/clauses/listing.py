@@ -18,18 +18,19 @@ from onceflow.core.protocol.snapshots import (
 from onceflow.core.storage.record_codec import decode_record, encode_record
 from onceflow.integration.conformance import children
 from onceflow.integration.conformance.clause import clause, expect
-from onceflow.integration.conformance.clauses.deciding import abort_leaves_nothing, commit_again
-from onceflow.integration.conformance.clauses.writing import (
-    commit_shows_its_rows,
-    names_follow_the_checkpoint,
+from onceflow.integration.conformance.clauses.deciding import (
+    abort_leaves_nothing,
+    commit_again,
+    commit_elsewhere,
 )
+from onceflow.integration.conformance.clauses.writing import close_keeps_what_is_pre_committed
 from onceflow.integration.conformance.rig import UID, Prepared, Rig
 
 _PAYLOAD_BYTES_MAX = 64 * 1024
 _SECRET_LENGTH_MIN = 6
 
 
-@clause(scenarios=[23, 25], rests_on=[commit_shows_its_rows, abort_leaves_nothing, commit_again])
+@clause(scenarios=[23, 25], rests_on=[abort_leaves_nothing, commit_again])
 def in_doubt_is_exact(rig: Rig) -> None:
     """In doubt is what is pre-committed and neither committed nor aborted, and nothing else."""
     rig.expect_in_doubt(when="before anything was written")
@@ -46,14 +47,14 @@ def in_doubt_is_exact(rig: Rig) -> None:
     )
 
 
-@clause(scenarios=[7, 25, 32, 38], rests_on=[in_doubt_is_exact, names_follow_the_checkpoint])
+@clause(scenarios=[7, 25, 32, 38], rests_on=[in_doubt_is_exact])
 def in_doubt_of_every_subtask(rig: Rig) -> None:
     """In doubt is what any subtask has pre-committed, also one that there is no longer."""
     prepared = [rig.prepare(1, subtask=subtask) for subtask in (0, 1, 2, 11)]
     rig.expect_in_doubt(*prepared, when="after four subtasks have pre-committed")
 
 
-@clause(scenarios=[17, 25], rests_on=[in_doubt_is_exact, names_follow_the_checkpoint])
+@clause(scenarios=[17, 25], rests_on=[in_doubt_is_exact])
 def in_doubt_of_every_attempt(rig: Rig) -> None:
     """In doubt is what any attempt has pre-committed, and a newer one lists it."""
     prepared = [rig.prepare(1, attempt=attempt) for attempt in (1, 2, 11)]
@@ -82,7 +83,7 @@ def in_doubt_of_no_other_sink(rig: Rig) -> None:
     )
 
 
-@clause(scenarios=[28], rests_on=[commit_shows_its_rows])
+@clause(scenarios=[28], rests_on=[close_keeps_what_is_pre_committed])
 def committable_fits_the_log(rig: Rig) -> None:
     """A committable is small, whatever it stands for, and comes back from the log as it was."""
     few, many = rig.prepare(1), rig.prepare(2, ids=rig.ids(3000))
@@ -96,7 +97,7 @@ def committable_fits_the_log(rig: Rig) -> None:
     rig.expect_seen(few.ids, many.ids, when="after commit of what came back from the log")
 
 
-@clause(rests_on=[commit_shows_its_rows])
+@clause(rests_on=[close_keeps_what_is_pre_committed])
 def description_pickles(rig: Rig) -> None:
     """The sink's description crosses processes as a value, and works there the same."""
     data = pickle.dumps(rig.sink)
@@ -110,7 +111,7 @@ def description_pickles(rig: Rig) -> None:
     expect(pickle.dumps(rig.sink) == data, "the description changed while it was used")
 
 
-@clause(needs=["secrets"], rests_on=[commit_shows_its_rows])
+@clause(needs=["secrets"], rests_on=[close_keeps_what_is_pre_committed])
 def no_secret_is_kept(rig: Rig) -> None:
     """No password stands in a committable, a checkpoint's files, the sink's repr or a log line."""
     secrets = rig.target.secrets()
@@ -158,7 +159,7 @@ def prune_keeps_what_is_asked_for(rig: Rig) -> None:
     rig.expect_seen(*(one.ids for one in prepared), when="after prune")
 
 
-@clause(rests_on=[commit_shows_its_rows])
+@clause(rests_on=[commit_again])
 def prune_keeps_what_is_in_doubt(rig: Rig) -> None:
     """Pruning takes nothing that is pre-committed, nor another sink's proofs."""
     other = rig.another_job(f"{rig.job.sink_id}.1", log="other-log")
@@ -173,7 +174,7 @@ def prune_keeps_what_is_in_doubt(rig: Rig) -> None:
     rig.expect_seen(prepared.ids, proven.ids, when="after prune(50) and commit")
 
 
-@clause(rests_on=[commit_again])
+@clause(rests_on=[commit_elsewhere])
 def committer_closes_and_comes_again(rig: Rig) -> None:
     """A committer closes twice, and holds nothing that the next one would miss."""
     prepared = rig.prepare(1)

@@ -19,8 +19,8 @@ from onceflow.core.spi import Committer
 from onceflow.integration.conformance import children
 from onceflow.integration.conformance.clause import Violation, clause, expect
 from onceflow.integration.conformance.clauses.deciding import (
-    abort_leaves_nothing,
     commit_again,
+    commit_elsewhere,
     commit_in_any_order,
 )
 from onceflow.integration.conformance.clauses.listing import (
@@ -28,10 +28,16 @@ from onceflow.integration.conformance.clauses.listing import (
     in_doubt_of_every_subtask,
     through_the_log,
 )
+from onceflow.integration.conformance.clauses.writing import (
+    close_rolls_back_what_is_open,
+    empty_checkpoint,
+)
 from onceflow.integration.conformance.rig import Prepared, Rig
 
 
-@clause(scenarios=[1, 2, 11, 20, 21], rests_on=[commit_in_any_order, commit_again])
+@clause(
+    scenarios=[1, 2, 11, 20, 21], rests_on=[commit_in_any_order, commit_again, empty_checkpoint]
+)
 def notifications_late_and_twice(rig: Rig) -> None:
     """Decisions heard late, twice, out of order or not at all commit each checkpoint once."""
     writer, committer = rig.job.writer(), rig.job.committer()
@@ -63,7 +69,7 @@ def notifications_late_and_twice(rig: Rig) -> None:
     expect(queue.committed_through == 6, f"committed through {queue.committed_through}, not 6")
 
 
-@clause(scenarios=[17, 31, 32, 36], rests_on=[in_doubt_of_every_attempt, abort_leaves_nothing])
+@clause(scenarios=[17, 31, 32, 36], rests_on=[in_doubt_of_every_attempt, in_doubt_of_every_subtask])
 def orphans_are_rolled_back_on_start(rig: Rig) -> None:
     """What was pre-committed and never decided is rolled back by the next attempt."""
     for subtask in range(5):
@@ -74,7 +80,7 @@ def orphans_are_rolled_back_on_start(rig: Rig) -> None:
     rig.expect_seen(when="after the recovery of a job that had decided nothing")
 
 
-@clause(scenarios=[7, 18, 35], rests_on=[orphans_are_rolled_back_on_start, commit_again])
+@clause(scenarios=[7, 18, 35], rests_on=[orphans_are_rolled_back_on_start])
 def commit_upon_start(rig: Rig) -> None:
     """What was decided and never committed is committed by the next attempt, which then goes on."""
     first, second = rig.prepare(1), rig.prepare(2)
@@ -86,7 +92,7 @@ def commit_upon_start(rig: Rig) -> None:
     rig.expect_seen(first.ids, second.ids, replayed.ids, when="after the next checkpoint")
 
 
-@clause(scenarios=[3, 15, 29], rests_on=[commit_upon_start])
+@clause(scenarios=[3, 15, 29], rests_on=[commit_upon_start, close_rolls_back_what_is_open])
 def crash_and_replay_double_nothing(rig: Rig) -> None:
     """Rows that are sent again after a crash are there once, whether committed before or not."""
     writer = rig.job.writer()
@@ -107,7 +113,7 @@ def crash_and_replay_double_nothing(rig: Rig) -> None:
     rig.expect_in_doubt(when="after the replay was committed")
 
 
-@clause(scenarios=[7, 25, 32, 33, 38], rests_on=[in_doubt_of_every_subtask, commit_upon_start])
+@clause(scenarios=[7, 25, 32, 33, 38], rests_on=[commit_upon_start])
 def rescaling_loses_nothing(rig: Rig) -> None:
     """Recovery at any other parallelism commits all that is decided and aborts the rest."""
     attempt, checkpoint = 1, 1
@@ -127,7 +133,7 @@ def rescaling_loses_nothing(rig: Rig) -> None:
         checkpoint += 1
 
 
-@clause(scenarios=[3], rests_on=[commit_upon_start])
+@clause(scenarios=[3], rests_on=[commit_upon_start, commit_elsewhere])
 def recovery_again_changes_nothing(rig: Rig) -> None:
     """Recovery that runs three times, or that was killed in its middle, ends the same."""
     decided = [rig.prepare(1, subtask=subtask) for subtask in range(4)]
@@ -196,7 +202,7 @@ def older_attempt_is_refused(rig: Rig) -> None:
     rig.job.check(3)
 
 
-@clause(scenarios=[36], rests_on=[older_attempt_is_refused, orphans_are_rolled_back_on_start])
+@clause(scenarios=[36], rests_on=[older_attempt_is_refused, crash_and_replay_double_nothing])
 def older_attempt_is_harmless(rig: Rig) -> None:
     """A writer that outlives its attempt is fenced, or what it pre-commits is swept away."""
     old = rig.job.writer()

@@ -11,6 +11,11 @@ from contextlib import suppress
 from onceflow.core.crash_points import CRASH_POINTS, CrashPoint
 from onceflow.core.storage import FileSystemStorage
 from onceflow.integration.conformance.clause import Clause, Violation, clause, expect
+from onceflow.integration.conformance.clauses.killing import (
+    killed_in_commit,
+    killed_in_pre_commit,
+)
+from onceflow.integration.conformance.clauses.listing import prune_keeps_what_is_asked_for
 from onceflow.integration.conformance.clauses.recovering import (
     crash_and_replay_double_nothing,
     rescaling_loses_nothing,
@@ -31,6 +36,14 @@ from onceflow.integration.conformance.target import NotTestable
 _ROWS = 120
 _ROWS_A_CHECKPOINT = 40
 _SOAK_ROWS_A_ROUND = 60
+
+
+_STEPS = (
+    crash_and_replay_double_nothing,
+    prune_keeps_what_is_asked_for,
+    killed_in_commit,
+    killed_in_pre_commit,
+)
 
 
 class _JobRun:
@@ -109,7 +122,7 @@ def _killed_at(point: CrashPoint, what: str) -> Clause:
 
     test.__name__ = f"job_killed_at_{point}"
     test.__doc__ = f"A job whose process is killed {what} has each row there once."
-    return clause(scenarios=[15, 18, 27], rests_on=[crash_and_replay_double_nothing])(test)
+    return clause(scenarios=[15, 18, 27], rests_on=_STEPS)(test)
 
 
 _KILLS = tuple(

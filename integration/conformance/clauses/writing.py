@@ -9,20 +9,6 @@ from onceflow.integration.conformance.clause import Violation, clause, expect
 from onceflow.integration.conformance.rig import Prepared, Rig
 
 
-@clause(scenarios=[19, 36])
-def empty_checkpoint(rig: Rig) -> None:
-    """A checkpoint without rows returns None, prepares nothing, and does not end the writer."""
-    writer = rig.job.writer()
-    found = [writer.pre_commit(CheckpointId(1))]
-    writer.write(rig.target.batch(()))
-    found.append(writer.pre_commit(CheckpointId(2)))
-    expect(found == [None, None], f"pre_commit without rows returned {found}")
-    rig.expect_in_doubt(when="after two checkpoints without rows")
-    third = rig.prepare(3, writer=writer)
-    expect(writer.pre_commit(CheckpointId(4)) is None, "no row since checkpoint 3, yet not None")
-    rig.expect_in_doubt(third, when="after a checkpoint with rows and one without")
-
-
 @clause(scenarios=[13, 14])
 def hidden_after_write(rig: Rig) -> None:
     """Rows that were only written are seen by nobody."""
@@ -43,22 +29,6 @@ def hidden_after_pre_commit(rig: Rig) -> None:
     rig.expect_seen(when="after the second pre_commit")
 
 
-@clause(scenarios=[1, 13], rests_on=[hidden_after_pre_commit])
-def commit_shows_its_rows(rig: Rig) -> None:
-    """A commit shows every row of its own transaction, unaltered and once, and no other row."""
-    writer = rig.job.writer()
-    first = rig.prepare(1, writer=writer, ids=rig.ids(300))
-    second = rig.prepare(2, writer=writer)
-    open_ids = rig.ids()
-    writer.write(rig.target.batch(open_ids))
-    rig.commit_all(first)
-    rig.expect_seen(first.ids, when="after commit of 1 of 2 checkpoints")
-    rig.commit_all(second)
-    rig.expect_seen(first.ids, second.ids, when="after commit of both")
-    committable = writer.pre_commit(CheckpointId(3))
-    expect(committable is not None, "rows written before a commit were forgotten by the next one")
-
-
 @clause(scenarios=[24])
 def names_follow_the_checkpoint(rig: Rig) -> None:
     """A transaction is named by sink id, attempt, checkpoint and subtask; no name comes twice."""
@@ -74,6 +44,36 @@ def names_follow_the_checkpoint(rig: Rig) -> None:
                 expect(str(found) not in names, f"transaction {found} is named twice")
                 names.add(str(found))
             writer.close()
+
+
+@clause(scenarios=[1, 13], rests_on=[hidden_after_pre_commit, names_follow_the_checkpoint])
+def commit_shows_its_rows(rig: Rig) -> None:
+    """A commit shows every row of its own transaction, unaltered and once, and no other row."""
+    writer = rig.job.writer()
+    first = rig.prepare(1, writer=writer, ids=rig.ids(300))
+    second = rig.prepare(2, writer=writer)
+    open_ids = rig.ids()
+    writer.write(rig.target.batch(open_ids))
+    rig.commit_all(first)
+    rig.expect_seen(first.ids, when="after commit of 1 of 2 checkpoints")
+    rig.commit_all(second)
+    rig.expect_seen(first.ids, second.ids, when="after commit of both")
+    committable = writer.pre_commit(CheckpointId(3))
+    expect(committable is not None, "rows written before a commit were forgotten by the next one")
+
+
+@clause(scenarios=[19, 36], rests_on=[commit_shows_its_rows])
+def empty_checkpoint(rig: Rig) -> None:
+    """A checkpoint without rows returns None, prepares nothing, and does not end the writer."""
+    writer = rig.job.writer()
+    found = [writer.pre_commit(CheckpointId(1))]
+    writer.write(rig.target.batch(()))
+    found.append(writer.pre_commit(CheckpointId(2)))
+    expect(found == [None, None], f"pre_commit without rows returned {found}")
+    rig.expect_in_doubt(when="after two checkpoints without rows")
+    third = rig.prepare(3, writer=writer)
+    expect(writer.pre_commit(CheckpointId(4)) is None, "no row since checkpoint 3, yet not None")
+    rig.expect_in_doubt(third, when="after a checkpoint with rows and one without")
 
 
 @clause(scenarios=[14, 35], rests_on=[commit_shows_its_rows])
@@ -98,7 +98,7 @@ def close_rolls_back_what_is_open(rig: Rig) -> None:
     rig.expect_seen(when="after close without pre_commit")
 
 
-@clause(scenarios=[14, 16, 31], rests_on=[hidden_after_write])
+@clause(scenarios=[14, 16, 31], rests_on=[close_keeps_what_is_pre_committed])
 def death_rolls_back_what_is_open(rig: Rig) -> None:
     """A process that is killed after write leaves nothing, and hinders no later writer."""
     ids = rig.ids(50)
@@ -136,7 +136,11 @@ def pre_committed_survives_death(rig: Rig) -> None:
     rig.expect_seen(ids, when="after the commit of what a dead process had pre-committed")
 
 
-@clause(scenarios=[22, 43], needs=["bad_batch"], rests_on=[commit_shows_its_rows])
+@clause(
+    scenarios=[22, 43],
+    needs=["bad_batch"],
+    rests_on=[close_keeps_what_is_pre_committed, close_rolls_back_what_is_open],
+)
 def bad_batch_is_refused(rig: Rig) -> None:
     """A row that the target can never take fails write or pre_commit; nothing of it remains."""
     writer = rig.job.writer()
@@ -154,11 +158,11 @@ def bad_batch_is_refused(rig: Rig) -> None:
 
 
 CLAUSES = (
-    empty_checkpoint,
     hidden_after_write,
     hidden_after_pre_commit,
-    commit_shows_its_rows,
     names_follow_the_checkpoint,
+    commit_shows_its_rows,
+    empty_checkpoint,
     close_keeps_what_is_pre_committed,
     close_rolls_back_what_is_open,
     death_rolls_back_what_is_open,
