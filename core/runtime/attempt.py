@@ -173,7 +173,7 @@ class Attempt:
         assert self._recovered is not None
         if wait or self._recovered.done():
             counts = self._recovered.result()
-            self._parts.progress.recovered(counts.committed, counts.aborted)
+            self._parts.progress.recovered(counts.sinks)
 
     def _deploy(self) -> None:
         self._check_recovery(wait=True)
@@ -365,9 +365,12 @@ class Attempt:
         self._in_background(self._parts.log.prune, oldest_retained)
         if not self._swept and checkpoint > GENESIS:
             self._swept = True
-            self._in_background(self._parts.recovery.sweep, retained[-1])
+            self._in_background(self._sweep_sinks, retained[-1])
             # A slot of an older attempt may have written after the sweep at the start.
             self._in_background(self._parts.storage.sweep, self._parts.log.view, self._plan.attempt)
+
+    def _sweep_sinks(self, completed: CompletedCheckpoint) -> None:
+        self._parts.progress.swept(self._parts.recovery.sweep(completed).sinks)
 
     def _in_background(self, work: Callable[..., object], *arguments: object) -> None:
         """Do `work`, which correctness does not wait for, on one other thread, in order."""

@@ -214,7 +214,8 @@ class ChainBuilder:
             on_bad_row=work.on_bad_row,
         )
         worker = self._parts.commit_worker(ref, operator, work)
-        return SinkOperator(operator.uid, work, work.sink.writer(context), worker.pre_committed)
+        writer = work.sink.writer(context)
+        return SinkOperator(operator.uid, work, writer, worker.pre_committed, worker.meter)
 
     def _restored(self, uid: str) -> RestoredOperator:
         return self._deploy.operator(uid)

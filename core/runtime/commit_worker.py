@@ -21,6 +21,7 @@ from onceflow.core.errors import (
 from onceflow.core.protocol.commits import CommitQueue, Done, GiveUp, RetryAt, WaitUntil
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.runtime.sink_meter import SinkMeter
 from onceflow.core.spi import Committer
 
 
@@ -35,7 +36,9 @@ class CommitWorker:
         *,
         committed: Callable[[CheckpointId, float], None],
         failed: Callable[[BaseException], None],
+        meter: SinkMeter | None = None,
     ) -> None:
+        self.meter = meter or SinkMeter(name, "", 0)
         self._queue = queue
         self._committer = committer
         self._committed = committed
@@ -53,12 +56,14 @@ class CommitWorker:
         """Take note of a pre-commit; return all that the ack of `checkpoint` must list."""
         with self._condition:
             self._queue.pre_committed(checkpoint, committable)
+            self.meter.pre_committed(committable)
             return self._queue.pending_through(checkpoint)
 
     def completed(self, checkpoint: CheckpointId, proofs_needed_from: CheckpointId) -> None:
         """Commit everything up to `checkpoint`, soon. Late or repeated calls change nothing."""
         with self._condition:
             self._queue.completed(checkpoint)
+            self.meter.decided(checkpoint)
             self._prune_before = proofs_needed_from
             self._condition.notify()
 
@@ -86,6 +91,10 @@ class CommitWorker:
                     step = self._queue.outcome(committable, outcome, now_s)
                 match step:
                     case Done() | RetryAt():
+                        if isinstance(step, Done):
+                            self.meter.committed(committable)
+                        else:
+                            self.meter.retried()
                         self._report((time.monotonic() - began) * 1000)
                     case GiveUp():
                         raise _error_of(step, committable)

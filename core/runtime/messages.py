@@ -113,6 +113,29 @@ class SubtaskMetrics:
 
 
 @dataclass(frozen=True, slots=True)
+class SinkMetrics:
+    """What one subtask's transactions of one sink have gone through since it began."""
+
+    uid: str
+    sink_id: str
+    subtask: int
+    open: int = 0
+    """1 while rows are written that no barrier has followed yet."""
+    prepared: int = 0
+    """In doubt now: pre-committed, and not known to be committed."""
+    committed: int = 0
+    retried: int = 0
+    """Tries of commits that did not succeed and were repeated."""
+    rows_committed: int = 0
+    rows_rejected: int = 0
+    """Bad rows that the writer left out."""
+    oldest_prepared_s: float = 0.0
+    """Age of what has been in doubt for longest; 0 when nothing is."""
+    last_commit_ms: float = 0.0
+    """From hearing the decision to the target's word that the rows are visible."""
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     """A slot is alive. Also a driver's answer, with `slot` -1."""
 
@@ -120,6 +143,7 @@ class Heartbeat:
     slot: int
     subtasks: tuple[SubtaskMetrics, ...] = ()
     rss_bytes: int = 0
+    sinks: tuple[SinkMetrics, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.snapshots import OperatorSnapshot
 from onceflow.core.runtime.elements import Batch
 from onceflow.core.runtime.records import batch_of, keys_of, records_of
+from onceflow.core.runtime.sink_meter import SinkMeter
 from onceflow.core.spi import SinkWriter
 from onceflow.core.state import AccumulatorColumn, KeyedStateStore, StateWriter
 
@@ -291,8 +292,10 @@ class SinkOperator(RunningOperator):
         work: WriteTo,
         writer: SinkWriter,
         pre_committed: Callable[[CheckpointId, Any], tuple[Any, ...]],
+        meter: SinkMeter,
     ) -> None:
         super().__init__(uid)
+        self._meter = meter
         self.takes_dead_letters = work.takes_dead_letters
         self._writer = writer
         self._pre_committed = pre_committed
@@ -300,6 +303,7 @@ class SinkOperator(RunningOperator):
 
     def process(self, batch: Batch) -> None:
         """Hand the rows to the writer."""
+        self._meter.written()
         self._writer.write(batch.rows)
         self._take_rejected()
         reach("write")
@@ -324,6 +328,7 @@ class SinkOperator(RunningOperator):
             before = self.rejected
             letters = letters_of_rows(rejected.rows, rejected.reasons)
             self.reject(letters)
+            self._meter.rejected(len(letters))
             # At 1, 10, 100 …: a stream of bad rows must not fill the disk with log lines.
             if len(str(before)) < len(str(self.rejected)) or not before:
                 _logger.warning(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
@@ -15,6 +16,7 @@ from onceflow.core.runtime.status import (
     CheckpointStats,
     JobState,
     JobStatus,
+    SinkStatus,
     SlotStatus,
 )
 
@@ -40,6 +42,7 @@ class Progress:
         self._decided_at: dict[CheckpointId, float] = {}
         self._committed: dict[SubtaskRef, CheckpointId] = {}
         self._subtask_count = 0
+        self._recovered: dict[str, SinkStatus] = {}
         self._attempts: deque[AttemptStats] = deque(maxlen=HISTORY_LENGTH)
         self._began = time.monotonic()
 
@@ -56,6 +59,7 @@ class Progress:
                 subtasks=subtasks,
                 records_in=sum(m.records_in for m in subtasks if m.subtask.chain in self._sources),
                 rejected=sum(m.rejected for m in subtasks),
+                sinks=self._sinks(),
             )
 
     def state(self, state: JobState, error: str = "") -> None:
@@ -76,6 +80,7 @@ class Progress:
             self._pending.clear()
             self._decided_at.clear()
             self._committed.clear()
+            self._recovered.clear()
             first = not self._attempts
             self._status = replace(
                 self._status,
@@ -93,13 +98,27 @@ class Progress:
                 )
             )
 
-    def recovered(self, committed: int, aborted: int) -> None:
+    def recovered(self, sinks: Sequence[SinkStatus]) -> None:
         """All sinks agree with the log."""
         stats = self._attempts[-1]
         if not stats.recovered_s:
             self._attempts[-1] = replace(
-                stats, recovered_s=self._since(), committed=committed, aborted=aborted
+                stats,
+                recovered_s=self._since(),
+                committed=sum(sink.committed for sink in sinks),
+                aborted=sum(sink.aborted for sink in sinks),
             )
+            with self._lock:
+                self._recovered = {sink.uid: sink for sink in sinks}
+
+    def swept(self, sinks: Sequence[SinkStatus]) -> None:
+        """What slots of older attempts had prepared after recovery is rolled back."""
+        with self._lock:
+            for sink in sinks:
+                known = self._recovered.get(sink.uid, sink)
+                if known is not sink:
+                    known = replace(known, aborted=known.aborted + sink.aborted)
+                self._recovered[sink.uid] = known
 
     def slot_connected(self, hello: Hello) -> None:
         """A slot is up."""
@@ -130,6 +149,7 @@ class Progress:
                     replace(
                         slot,
                         subtasks=beat.subtasks,
+                        sinks=beat.sinks,
                         rss_bytes=beat.rss_bytes,
                         heard_at_s=time.time(),
                     )
@@ -200,6 +220,24 @@ class Progress:
                 for index, stats in enumerate(self._history):
                     if stats.checkpoint == decided:
                         self._history[index] = replace(stats, committed_ms=committed_ms)
+
+    def _sinks(self) -> tuple[SinkStatus, ...]:
+        """Add up what recovery and the slots did, by sink. Called with the lock held."""
+        total = dict(self._recovered)
+        for one in (sink for slot in self._status.slots for sink in slot.sinks):
+            known = total.get(one.uid, SinkStatus(one.uid, one.sink_id))
+            total[one.uid] = replace(
+                known,
+                open=known.open + one.open,
+                prepared=known.prepared + one.prepared,
+                committed=known.committed + one.committed,
+                retried=known.retried + one.retried,
+                rows_committed=known.rows_committed + one.rows_committed,
+                rows_rejected=known.rows_rejected + one.rows_rejected,
+                oldest_prepared_s=max(known.oldest_prepared_s, one.oldest_prepared_s),
+                last_commit_ms=max(known.last_commit_ms, one.last_commit_ms),
+            )
+        return tuple(total[uid] for uid in sorted(total))
 
     def _since(self) -> float:
         return round(time.monotonic() - self._began, 4)

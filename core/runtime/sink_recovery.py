@@ -25,6 +25,7 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.recovery import RecoveryPlan, plan_recovery
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
+from onceflow.core.runtime.status import SinkStatus
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.core.storage import JobStorage
 
@@ -33,11 +34,18 @@ from onceflow.core.storage import JobStorage
 class RecoveryCounts:
     """What recovery did to transactions."""
 
-    committed: int = 0
-    aborted: int = 0
+    sinks: tuple[SinkStatus, ...] = ()
+    """By uid, with `committed`, `rows_committed` and `aborted` alone."""
 
-    def __add__(self, other: RecoveryCounts) -> RecoveryCounts:
-        return RecoveryCounts(self.committed + other.committed, self.aborted + other.aborted)
+    @property
+    def committed(self) -> int:
+        """Transactions that this call committed; not those that it found committed."""
+        return sum(sink.committed for sink in self.sinks)
+
+    @property
+    def aborted(self) -> int:
+        """Transactions that were rolled back."""
+        return sum(sink.aborted for sink in self.sinks)
 
 
 class SinkRecovery:
@@ -82,27 +90,35 @@ class SinkRecovery:
             PreparedTransactionLost: A decided transaction is gone without having been committed.
             CommitFailed: A sink did not answer in time; the next attempt tries again.
         """
-        counts = RecoveryCounts()
+        counts: list[SinkStatus] = []
         for operator, work, context in self._sinks:
             plan, committer = self._plan(operator.uid, work, context, restored)
-            committed = sum(self._commit(committer, committable) for committable in plan.commit)
+            committed = [c.rows for c in plan.commit if self._commit(committer, c)]
             for committable in plan.abort:
                 self._abort(committer, committable)
-            counts += RecoveryCounts(committed, len(plan.abort))
-        return counts
+            counts.append(
+                SinkStatus(
+                    operator.uid,
+                    work.sink_id,
+                    committed=len(committed),
+                    rows_committed=sum(committed),
+                    aborted=len(plan.abort),
+                )
+            )
+        return RecoveryCounts(tuple(counts))
 
     def sweep(self, completed: CompletedCheckpoint) -> RecoveryCounts:
         """Abort what a slot of an older attempt prepared after `recover` had looked (I3).
 
         Commits nothing: what `completed` lists is its own slots' to commit.
         """
-        counts = RecoveryCounts()
+        counts: list[SinkStatus] = []
         for operator, work, context in self._sinks:
             plan, committer = self._plan(operator.uid, work, context, completed)
             for committable in plan.abort:
                 self._abort(committer, committable)
-            counts += RecoveryCounts(0, len(plan.abort))
-        return counts
+            counts.append(SinkStatus(operator.uid, work.sink_id, aborted=len(plan.abort)))
+        return RecoveryCounts(tuple(counts))
 
     def close(self) -> None:
         """Close every committer."""

@@ -64,6 +64,7 @@ from onceflow.core.runtime.messages import (
     Trigger,
 )
 from onceflow.core.runtime.operators import PendingSnapshot
+from onceflow.core.runtime.sink_meter import SinkMeter
 from onceflow.core.runtime.subtask import (
     CheckpointAborted,
     CheckpointCompleted,
@@ -221,6 +222,7 @@ class Slot:
             work.sink.committer(context),
             committed=committed,
             failed=self._report_failure,
+            meter=SinkMeter(operator.uid, work.sink_id, ref.index),
         )
         self._commit_workers.append(worker)
         return worker
@@ -353,7 +355,8 @@ class Slot:
 
     def _heartbeat(self) -> Heartbeat:
         metrics = tuple(subtask.metrics() for subtask in self._subtasks)
-        return Heartbeat(self._plan.attempt, self._slot, metrics, _rss_bytes())
+        sinks = tuple(worker.meter.metrics() for worker in self._commit_workers)
+        return Heartbeat(self._plan.attempt, self._slot, metrics, _rss_bytes(), sinks)
 
     def _hello(self, host: str) -> Hello:
         return Hello(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from onceflow.core.runtime.messages import SubtaskMetrics
+from onceflow.core.runtime.messages import SinkMetrics, SubtaskMetrics
 
 
 class JobState(Enum):
@@ -39,6 +39,34 @@ class SlotStatus:
     rss_bytes: int = 0
     heard_at_s: float = 0.0
     subtasks: tuple[SubtaskMetrics, ...] = ()
+    sinks: tuple[SinkMetrics, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SinkStatus:
+    """Transactions of one sink, over all its subtasks, in this attempt and its recovery.
+
+    As last told by the slots, so up to a heartbeat old.
+    """
+
+    uid: str
+    sink_id: str
+    open: int = 0
+    """Subtasks that have written rows since their last barrier."""
+    prepared: int = 0
+    """In doubt now: pre-committed, and not known to be committed."""
+    committed: int = 0
+    aborted: int = 0
+    """What older attempts had left, rolled back by recovery."""
+    retried: int = 0
+    """Tries of commits that did not succeed and were repeated."""
+    rows_committed: int = 0
+    rows_rejected: int = 0
+    """Bad rows that the writers left out."""
+    oldest_prepared_s: float = 0.0
+    """Age of what has been in doubt for longest; 0 when nothing is."""
+    last_commit_ms: float = 0.0
+    """The slowest subtask's last commit, from hearing the decision to the target's answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +129,5 @@ class JobStatus:
     rejected: int = 0
     """Bad records left out in this attempt: dropped, or sent to the dead letters."""
     subtasks: tuple[SubtaskMetrics, ...] = field(default=())
+    sinks: tuple[SinkStatus, ...] = ()
+    """By uid; a sink is here from the attempt's recovery on."""

@@ -1,0 +1,134 @@
+"""What a job tells of its sinks' transactions is what the targets hold."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.support.counting_source import CountingSource, amount_of
+from tests.support.directory_sink import DirectorySink
+from tests.support.ledger import SETTINGS
+from tests.support.picky_sink import REFUSED_AMOUNT, PickySink
+
+from onceflow import Checkpointing, FixedDelay, Job, JobState, JobStatus, Pipeline
+from onceflow.core.protocol.committables import CommitOutcome, Committable, RetryLater
+from onceflow.core.runtime.status import SinkStatus
+from onceflow.core.spi import Committer, CommitterContext
+
+pytestmark = pytest.mark.spark
+
+RECORDS = 6_000
+
+
+@dataclass(frozen=True)
+class GatedSink(DirectorySink):
+    """Commits nothing before the file `gate` is there; what waits stays prepared."""
+
+    gate: str = ""
+
+    def committer(self, context: CommitterContext) -> Committer:
+        committer = super().committer(context)
+        commit = committer.commit
+
+        def gated(committable: Committable) -> CommitOutcome:
+            if not Path(self.gate).exists():
+                return RetryLater("the gate is closed")
+            return commit(committable)
+
+        committer.commit = gated  # type: ignore[method-assign]
+        return committer
+
+
+def pipeline_in(spark: SparkSession, directory: Path) -> Pipeline:
+    return Pipeline(
+        spark,
+        name="metered",
+        parallelism=2,
+        checkpointing=Checkpointing(storage=str(directory / "checkpoints"), interval=0.1),
+        restart=FixedDelay(attempts=20, delay_s=0.01),
+        settings=SETTINGS,
+    )
+
+
+def sink_of(status: JobStatus, uid: str) -> SinkStatus:
+    return next((sink for sink in status.sinks if sink.uid == uid), SinkStatus(uid, ""))
+
+
+def committed_files(sink: DirectorySink) -> int:
+    return len(list((Path(sink.directory) / "committed").iterdir()))
+
+
+def wait_for(job: Job, condition: Callable[[JobStatus], bool]) -> JobStatus:
+    deadline = time.monotonic() + 60
+    while not condition(status := job.status()):
+        assert time.monotonic() < deadline, status
+        assert not status.state.ended, status.last_error
+        time.sleep(0.02)
+    return status
+
+
+def test_at_the_end_the_counts_are_those_of_the_targets(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    source = CountingSource(RECORDS, pause_s=0.005)
+    all_rows, some = DirectorySink(str(tmp_path / "all")), PickySink(str(tmp_path / "some"))
+    pipeline = pipeline_in(spark, tmp_path)
+    records = pipeline.read(source, uid="records")
+    records.write(all_rows, uid="everything")
+    records.write(some, uid="picky", on_bad_row="drop")
+    status = pipeline.run(90)
+    refused = sum(amount_of(n) == REFUSED_AMOUNT for n in range(RECORDS))
+    assert refused > 0
+    assert [sink.uid for sink in status.sinks] == ["everything", "picky"]
+    for sink, target, left_out in (
+        (sink_of(status, "everything"), all_rows, 0),
+        (sink_of(status, "picky"), some, refused),
+    ):
+        assert sink.committed == committed_files(target) > 1
+        assert (sink.rows_committed, sink.rows_rejected) == (RECORDS - left_out, left_out)
+        assert len(target.rows()) == sink.rows_committed
+        assert (sink.open, sink.prepared, sink.aborted, sink.retried) == (0, 0, 0, 0)
+        assert sink.oldest_prepared_s == 0
+        assert 0 < sink.last_commit_ms < 60_000
+    assert sink_of(status, "everything").sink_id == "metered.everything"
+    assert status.rejected == refused
+
+
+def test_what_cannot_be_committed_is_told_while_it_waits(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    source = CountingSource(RECORDS, pause_s=0.02)
+    sink = GatedSink(str(tmp_path / "out"), str(gate))
+    pipeline = pipeline_in(spark, tmp_path)
+    pipeline.read(source, uid="records").write(sink, uid="ledger")
+    job = pipeline.start()
+
+    def is_stuck(status: JobStatus) -> bool:
+        told = sink_of(status, "ledger")
+        return told.prepared >= 4 and told.retried >= 4 and told.oldest_prepared_s >= 1
+
+    told = sink_of(wait_for(job, is_stuck), "ledger")
+    assert (told.committed, told.rows_committed, told.last_commit_ms) == (0, 0, 0)
+    assert committed_files(sink) == 0
+    assert told.prepared <= len(sink.prepared())
+
+    os.kill(job.status().slots[0].pid, signal.SIGKILL)
+    wait_for(job, lambda status: len(status.attempts) >= 2)
+    gate.touch()
+    status = job.wait(90)
+    assert status.state is JobState.FINISHED
+    told = sink_of(status, "ledger")
+    # The first attempt committed nothing, so all that is there is the second one's, recovery's
+    # share included.
+    assert status.attempts[-1].committed > 0
+    assert told.committed == committed_files(sink)
+    assert told.rows_committed == len(sink.rows()) == RECORDS
+    assert told.aborted >= status.attempts[-1].aborted
+    assert (told.prepared, told.oldest_prepared_s, sink.prepared()) == (0, 0, [])
