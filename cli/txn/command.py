@@ -9,27 +9,19 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
-from rich.console import Console
 
 from onceflow.cli.txn import report
 from onceflow.cli.txn.places import Where
+from onceflow.cli.txn.settling import UsageError, Wish, console, parsed, say, settle, status_of
 from onceflow.core.errors import ConfigError, OnceflowError
-from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.in_doubt import Action
-from onceflow.core.transactions import (
-    ContradictsLog,
-    InDoubtTransaction,
-    InDoubtTransactions,
-    SinkNeeded,
-)
+from onceflow.core.transactions import InDoubtTransactions
 
 txn = typer.Typer(
     no_args_is_help=True,
@@ -92,22 +84,6 @@ Fence: TypeAlias = Annotated[
 ]
 
 
-class UsageError(ConfigError):
-    """Raised when the command line asks for nothing that can be done."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What is to be done with which transactions."""
-
-    action: Action
-    ids: tuple[str, ...]
-    everything: bool
-    yes: bool
-    force: bool
-    fence: bool
-
-
 @txn.command("list")
 def list_(
     url: Url = None,
@@ -130,9 +106,9 @@ def list_(
         if json_:
             print(json.dumps({"transactions": [report.as_json(one) for one in found]}))
         else:
-            report.print_transactions(_console(), found)
+            report.print_transactions(console(), found)
             if found and storage is None:
-                _say("Add --storage DIR --job NAME to see what the decision log says.")
+                say("Add --storage DIR --job NAME to see what the decision log says.")
     if check and found:
         raise typer.Exit(report.EXIT_REFUSED)
 
@@ -153,14 +129,14 @@ def show(
     """Show one transaction with all that is known about it. Exit status 1: there is none."""
     where = Where(url, password_file, ledger_schema, sink, sink_id, storage, job, timeout)
     with _opened(where) as transactions:
-        found = transactions.find(_parsed(transaction))
+        found = transactions.find(parsed(transaction))
         if found is None:
-            _say(f"{transaction} is not in doubt here, and the log does not list it")
+            say(f"{transaction} is not in doubt here, and the log does not list it")
             raise typer.Exit(report.EXIT_REFUSED)
         if json_:
             print(json.dumps(report.as_json(found)))
         else:
-            report.print_transaction(_console(), found)
+            report.print_transaction(console(), found)
 
 
 @txn.command()
@@ -184,7 +160,7 @@ def commit(
     where = Where(url, password_file, ledger_schema, sink, sink_id, storage, job, timeout)
     with _opened(where) as transactions:
         wish = Wish(Action.COMMIT, tuple(ids or ()), everything, yes, force, fence)
-        _settle(transactions, wish, json_)
+        settle(transactions, wish, json_)
 
 
 @txn.command()
@@ -208,94 +184,7 @@ def abort(
     where = Where(url, password_file, ledger_schema, sink, sink_id, storage, job, timeout)
     with _opened(where) as transactions:
         wish = Wish(Action.ABORT, tuple(ids or ()), everything, yes, force, fence)
-        _settle(transactions, wish, json_)
-
-
-def _settle(transactions: InDoubtTransactions, wish: Wish, json_: bool) -> None:
-    if bool(wish.ids) == wish.everything:
-        raise UsageError("name transactions, or say --all")
-    if wish.everything and wish.force:
-        raise UsageError("--all takes what the log allows; name what is to be forced")
-    ids = [_parsed(text) for text in wish.ids]
-    if wish.fence:
-        _confirm("Take the job over? A driver that still runs will end with an error.", wish.yes)
-        transactions.fence()
-        _say("The job is taken over: no earlier attempt decides anything more.")
-    allowed, refused = _sorted_out(transactions, wish, _wanted(transactions, ids))
-    if allowed:
-        verb = "Commit" if wish.action is Action.COMMIT else "Roll back"
-        for one in allowed:
-            _say(f"  {one.transaction}  ({one.judgement.verdict.value}: {one.judgement.reason})")
-        plural = "s" if len(allowed) > 1 else ""
-        _confirm(f"{verb} {len(allowed)} transaction{plural}?", wish.yes)
-    results = [*refused, *(_carried_out(transactions, wish, one) for one in allowed)]
-    _print_results(wish.action, results, json_)
-
-
-def _wanted(
-    transactions: InDoubtTransactions, ids: Sequence[TransactionId]
-) -> tuple[InDoubtTransaction, ...]:
-    """Return what is named, or everything in doubt when nothing is."""
-    if not ids:
-        return transactions.in_doubt()
-    found = {transaction: transactions.find(transaction) for transaction in ids}
-    missing = [str(transaction) for transaction, one in found.items() if one is None]
-    if missing:
-        _say(f"not in doubt here, and the log does not list it: {', '.join(missing)}")
-        raise typer.Exit(report.EXIT_REFUSED)
-    return tuple(one for one in found.values() if one is not None)
-
-
-def _sorted_out(
-    transactions: InDoubtTransactions, wish: Wish, wanted: Sequence[InDoubtTransaction]
-) -> tuple[list[InDoubtTransaction], list[report.Result]]:
-    """Return what is to be done, and what is refused."""
-    allowed: list[InDoubtTransaction] = []
-    refused: list[report.Result] = []
-    for one in wanted:
-        reason = transactions.objection(wish.action, one)
-        if reason is None:
-            allowed.append(one)
-        elif wish.force:
-            _say(f"{one.transaction}: forced, although {reason}")
-            allowed.append(one)
-        elif not wish.everything:
-            refused.append(report.Result(report.EXIT_REFUSED, one, "refused", f"refused: {reason}"))
-    return allowed, refused
-
-
-def _carried_out(
-    transactions: InDoubtTransactions, wish: Wish, one: InDoubtTransaction
-) -> report.Result:
-    """Settle `one`. What goes wrong with it does not keep the others from being told."""
-    try:
-        match wish.action, wish.force:
-            # While the question was open the log may have gone on: it is asked once more.
-            case Action.COMMIT, False:
-                return report.result_of(wish.action, one, transactions.commit(one))
-            case Action.COMMIT, True:
-                return report.result_of(wish.action, one, transactions.force_commit(one))
-            case Action.ABORT, False:
-                return report.result_of(wish.action, one, transactions.abort(one))
-            case _:
-                return report.result_of(wish.action, one, transactions.force_abort(one))
-    except OnceflowError as error:
-        return report.Result(_status_of(error), one, "failed", f"not done: {error}")
-
-
-def _print_results(action: Action, results: Sequence[report.Result], json_: bool) -> None:
-    if json_:
-        done = [result.as_json() for result in results]
-        print(json.dumps({"action": action.value, "results": done}))
-    elif not results:
-        _console().print(f"nothing to {action.value}: the log says so of nothing in doubt here")
-    for result in () if json_ else results:
-        _console().print(
-            f"{result.one.transaction} {result.sentence}", markup=False, soft_wrap=True
-        )
-    worst = max((result.status for result in results), default=report.EXIT_DONE)
-    if worst:
-        raise typer.Exit(worst)
+        settle(transactions, wish, json_)
 
 
 @contextmanager
@@ -309,42 +198,5 @@ def _opened(where: Where) -> Generator[InDoubtTransactions, None, None]:
         with transactions:
             yield transactions
     except OnceflowError as error:
-        _say(f"onceflow txn: {error}", style="red")
-        raise typer.Exit(_status_of(error)) from error
-
-
-def _status_of(error: OnceflowError) -> int:
-    match error:
-        case UsageError() | SinkNeeded():
-            return report.EXIT_USAGE
-        case ContradictsLog():
-            return report.EXIT_REFUSED
-        case _:
-            return report.EXIT_UNREACHABLE
-
-
-def _parsed(text: str) -> TransactionId:
-    transaction = TransactionId.parse(text)
-    if transaction is None:
-        raise UsageError(
-            f"{text!r} is no transaction id: <sink id>/<attempt>/<checkpoint>/<subtask>/<sequence>"
-        )
-    return transaction
-
-
-def _confirm(question: str, yes: bool) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise UsageError("this is no terminal to ask on: add --yes")
-    if not typer.confirm(question, err=True):
-        _say("nothing more was changed")
-        raise typer.Exit(report.EXIT_REFUSED)
-
-
-def _console() -> Console:
-    return Console(highlight=False)
-
-
-def _say(text: str, style: str = "") -> None:
-    Console(stderr=True, highlight=False).print(text, markup=False, style=style, soft_wrap=True)
+        say(f"onceflow txn: {error}", style="red")
+        raise typer.Exit(status_of(error)) from error

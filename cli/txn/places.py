@@ -15,7 +15,8 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.secret_references import followed
 from onceflow.core.spi import Sink
 from onceflow.core.storage import FileSystemStorage, JobStorage
-from onceflow.core.transactions import InDoubtTransactions, Place, SinkPlace, StagedPlace
+from onceflow.core.transaction_places import Place, SinkPlace, StagedPlace
+from onceflow.core.transactions import InDoubtTransactions
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from onceflow.core.errors import SinkError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.in_doubt import LogFacts
 from onceflow.core.spi import Committer, CommitterContext
-from onceflow.core.transactions import Place
+from onceflow.core.transaction_places import Place
 from onceflow.sinks import PostgresSink
 from onceflow.sinks.postgres.connection import BoundedConnection
 from onceflow.sinks.postgres.failures import described

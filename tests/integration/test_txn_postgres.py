@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -116,6 +117,25 @@ def test_what_somebody_rolled_back_is_reported_lost_and_not_committed(
     status, text, _ = run("commit", str(decided.transaction), *options, "--yes")
     assert status == 1
     assert "cannot be committed any more" in text
+    assert ids_in(postgres_database) == []
+
+
+def test_a_loss_that_was_made_good_by_hand_lets_the_job_go_on(
+    job: Job, log: AgedLog, postgres_database: str
+) -> None:
+    """The steps of docs/operations.md, with the statement as it stands there."""
+    decided = job.prepare(1, range(5))
+    log.decide(1, [decided])
+    query(postgres_database, f"ROLLBACK PREPARED '{decided.transaction}'")
+    document = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    (statement,) = re.findall(r"```sql\n(.*?)```", document, flags=re.DOTALL)
+    attempt, checkpoint = decided.transaction.attempt, decided.transaction.checkpoint
+    statement = statement.replace("payments.out/7/41/0/0", str(decided.transaction))
+    query(postgres_database, statement.replace("7, 41, 0", f"{attempt}, {checkpoint}, 0"))
+    status, printed = run_json(
+        "commit", str(decided.transaction), *where(postgres_database, log), "--yes"
+    )
+    assert (status, printed["results"][0]["outcome"]) == (0, "already_committed")
     assert ids_in(postgres_database) == []
 
 

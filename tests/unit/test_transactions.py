@@ -25,14 +25,8 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId, sink_id_of
 from onceflow.core.protocol.in_doubt import Action, NextStart, Verdict
 from onceflow.core.spi import CommitterContext, Sink, WriterContext
-from onceflow.core.transactions import (
-    ContradictsLog,
-    InDoubtTransactions,
-    Kind,
-    SinkNeeded,
-    SinkPlace,
-    StagedPlace,
-)
+from onceflow.core.transaction_places import SinkNeeded, SinkPlace, StagedPlace
+from onceflow.core.transactions import ContradictsLog, InDoubtTransactions, Kind
 
 SINK_ID = "payments.out"
 SCHEMA = pa.schema([pa.field("id", pa.int64())])
