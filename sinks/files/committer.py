@@ -87,7 +87,8 @@ class FileCommitter(Committer):
         if before <= self._pruned_before:
             return
         try:
-            self._prune(before)
+            if self._prune(before):
+                self._pruned_before = before
         except (SinkError, ConfigError) as error:
             _logger.warning(
                 "sink %s: proofs below checkpoint %s are not deleted: %s",
@@ -95,19 +96,18 @@ class FileCommitter(Committer):
                 before,
                 error,
             )
-        else:
-            self._pruned_before = before
 
     @override
     def close(self) -> None:
         """Release nothing: no connection outlives a call."""
 
-    def _prune(self, before: CheckpointId) -> None:
+    def _prune(self, before: CheckpointId) -> bool:
+        """Return whether nothing is left to prune."""
         # The mark first: whoever misses a proof must find it.
         self._store.create_if_absent(self._paths.pruned_mark(before), b"pruned")
-        for transaction in self._publication.proven():
-            if transaction.checkpoint < before:
-                self._publication.forget(transaction)
+        old = [one for one in self._publication.proven() if one.checkpoint < before]
+        forgotten = [self._publication.forget(transaction) for transaction in old]
         for mark in self._store.list(self._paths.pruned):
             if mark.isdigit() and int(mark) < before:
                 self._store.delete(f"{self._paths.pruned}/{mark}")
+        return all(forgotten)

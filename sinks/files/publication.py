@@ -84,9 +84,13 @@ class Publication(ABC):
         """Return every transaction whose proof of commit is there, oldest first."""
         return self._paths.transactions(self._store.list(self._paths.committed))
 
-    def forget(self, transaction: TransactionId) -> None:
-        """Delete the proof of a transaction that nobody asks for any more."""
+    def forget(self, transaction: TransactionId) -> bool:
+        """Delete the proof of a transaction that nobody asks for any more; return whether it is.
+
+        It stays while something of the transaction is still staged: it says what that is.
+        """
         self._store.delete(self._at(self._paths.committed, transaction))
+        return True
 
     def staged_at(self, transaction: TransactionId) -> datetime | None:
         """Return when a transaction in doubt was staged; None when it is not in doubt."""
@@ -289,11 +293,12 @@ class ByCopy(Publication):
         return [transaction for transaction in staged if transaction not in proven]
 
     @override
-    def forget(self, transaction: TransactionId) -> None:
+    def forget(self, transaction: TransactionId) -> bool:
         # Whoever wrote the proof may have died before it cleaned up.
         manifest = self._manifest(self._paths.staged, transaction)
-        if manifest is None or self._clean_up(transaction, manifest):
-            super().forget(transaction)
+        if manifest is not None and not self._clean_up(transaction, manifest):
+            return False
+        return super().forget(transaction)
 
     def _committed_before(
         self, transaction: TransactionId, manifest: Manifest | None
@@ -314,8 +319,18 @@ class ByCopy(Publication):
         missing: list[ManifestFile] = []
 
         def copy(staged: str) -> None:
-            if not self._copying.copy(staged, files[staged].path):
-                missing.append(files[staged])
+            file = files[staged]
+            if not self._copying.copy(staged, file.path):
+                missing.append(file)
+                return
+            # Azure answers when a copy has begun.
+            found_bytes = self._store.size(file.path)
+            if found_bytes != file.size_bytes:
+                raise SinkError(
+                    f"the copy of {self._store.location(staged)} to "
+                    f"{self._store.location(file.path)} is not complete: {found_bytes} of "
+                    f"{file.size_bytes} bytes"
+                )
 
         self._store.for_each(copy, files)
         return missing[0] if missing else None

@@ -26,7 +26,7 @@ _OBJECT_STORES = frozenset(
 _DIRECTORIES = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "sftp", "ssh", "smb"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Target:
     """A place for files. Pickles with its storage options, and prints without them."""
 
@@ -34,7 +34,7 @@ class Target:
     root: str
     """As the protocol writes it; absolute when local."""
     publish: Publish = "auto"
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @classmethod
     def parse(cls, url: str, *, publish: Publish, options: Mapping[str, Any]) -> Target:
@@ -67,6 +67,9 @@ class Target:
     def url(self) -> str:
         """The whole url, with a password if it has one; of a local directory the path."""
         return self.root if self.protocol == "file" else f"{self.protocol}://{self.root}"
+
+    def __repr__(self) -> str:
+        return f"Target({self})"
 
     def __str__(self) -> str:
         return self.root if self.protocol == "file" else _shown(self.protocol, self.root)

@@ -86,6 +86,7 @@ def server() -> Iterator[S3Server]:
     server.close()
 
 
+@pytest.mark.slow
 class TestS3FileSink(SinkConformance):
     @pytest.fixture
     def sink_target(self, server: S3Server) -> Iterator[SinkTarget]:
