@@ -1,6 +1,6 @@
 """`python -m onceflow.integration.containers`: the images that tests in containers need.
 
-Speaks to the daemon that DOCKER_HOST names. Exits with 3, and a reason, where something cannot be
+Speaks to the daemon that testcontainers uses. Exits with 3, and a reason, where something cannot be
 had.
 """
 

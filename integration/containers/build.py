@@ -1,4 +1,4 @@
-"""Builds images by `RECIPES` into the daemon that DOCKER_HOST names.
+"""Builds images by `RECIPES` into the daemon that testcontainers uses.
 
 Nothing is pulled, and no Dockerfile is run: packages are unpacked as for the embedded servers, and
 the root is imported. An image whose recipe has not changed is kept.
@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import IO, Protocol, cast
 
 import docker
-from docker.errors import DockerException, ImageNotFound
+from docker.errors import ImageNotFound
 
 from onceflow.integration.containers.recipes import RECIPES, Recipe
 from onceflow.integration.servers.cache import cache_directory, exclusive
 from onceflow.integration.servers.debian import PackageArchive
+from onceflow.integration.servers.docker_daemon import docker_client
 from onceflow.integration.servers.kafka_jars import Progress
 from onceflow.integration.servers.process import ServerError
 
 _BUILD_TIMEOUT_S = 900.0
+_IMPORT_TIMEOUT_S = 180
 _FINGERPRINT = "ONCEFLOW_RECIPE"
 
 
@@ -128,16 +130,13 @@ def build_images(prefix: str, tell: Progress, recipes: Iterable[Recipe] = RECIPE
     Raises:
         ServerError: One could not be built, or no daemon answers.
     """
-    try:
-        with (
-            exclusive(cache_directory() / "images.lock", _BUILD_TIMEOUT_S),
-            closing(docker.from_env(timeout=120)) as client,
-            closing(ImageBuilder(client, prefix, tell)) as builder,
-        ):
-            for recipe in recipes:
-                builder.build(recipe)
-    except DockerException as error:
-        raise ServerError(f"the Docker daemon refused: {error}") from error
+    with (
+        exclusive(cache_directory() / "images.lock", _BUILD_TIMEOUT_S),
+        docker_client(timeout_s=_IMPORT_TIMEOUT_S) as client,
+        closing(ImageBuilder(client, prefix, tell)) as builder,
+    ):
+        for recipe in recipes:
+            builder.build(recipe)
 
 
 __all__ = ["ImageBuilder", "build_images"]

@@ -1,16 +1,14 @@
-"""The official images in the daemon that DOCKER_HOST names."""
+"""The official images in the daemon that testcontainers uses."""
 
 from __future__ import annotations
 
-from contextlib import closing
-
 import docker
-from docker.errors import DockerException, ImageNotFound
+from docker.errors import ImageNotFound
 from testcontainers.core.config import testcontainers_config
 
 from onceflow.integration.containers.recipes import RECIPES
+from onceflow.integration.servers.docker_daemon import docker_client
 from onceflow.integration.servers.kafka_jars import Progress
-from onceflow.integration.servers.server import ServerError
 
 # Docker answers a pull when it is done.
 _PULL_TIMEOUT_S = 900
@@ -25,13 +23,9 @@ def official_images(tell: Progress) -> None:
     names = [recipe.name for recipe in RECIPES]
     if not testcontainers_config.ryuk_disabled:
         names.append(testcontainers_config.ryuk_image)
-    try:
-        with closing(docker.from_env(timeout=_PULL_TIMEOUT_S)) as client:
-            client.ping()
-            for name in names:
-                _ensure(client, name, tell)
-    except (DockerException, OSError) as error:
-        raise ServerError(f"no Docker daemon with the official images: {error}") from error
+    with docker_client(timeout_s=_PULL_TIMEOUT_S) as client:
+        for name in names:
+            _ensure(client, name, tell)
 
 
 def _ensure(client: docker.DockerClient, name: str, tell: Progress) -> None:
@@ -51,12 +45,9 @@ def remove_containers() -> None:
     Raises:
         ServerError: The daemon does not answer.
     """
-    try:
-        with closing(docker.from_env(timeout=60)) as client:
-            for container in client.containers.list(all=True):
-                container.remove(v=True, force=True)
-    except (DockerException, OSError) as error:
-        raise ServerError(f"containers could not be removed: {error}") from error
+    with docker_client() as client:
+        for container in client.containers.list(all=True):
+            container.remove(v=True, force=True)
 
 
 __all__ = ["official_images", "remove_containers"]

@@ -12,19 +12,18 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, cast
 
-from docker.errors import DockerException, NotFound
+from docker.errors import NotFound
 from docker.models.containers import Container
 from testcontainers.core.config import ConnectionMode
 from testcontainers.core.container import DockerContainer
 from typing_extensions import Self
 
+from onceflow.integration.servers.docker_daemon import REFUSALS, check_socket
 from onceflow.integration.servers.server import LOOPBACK, Server, ServerError
 
 _LOG_TAIL_LINES = 40
 _POLL_S = 0.02
 _KILL_TIMEOUT_S = 20.0
-# The message of a read that times out is of requests, below docker: both are OSErrors.
-_REFUSALS = (DockerException, OSError)
 
 
 class ContainerServer(Server):
@@ -45,7 +44,8 @@ class ContainerServer(Server):
         """
         super().__init__(proxied=proxied)
         self.image = image or self.official_image
-        with _spoken(f"no Docker daemon answers for {self.image}"):
+        with _spoken(f"{self.image} cannot be used"):
+            check_socket()
             self._container = DockerContainer(self.image)
             self._host = _host_of(self._container)
         self._made: Container | None = None
@@ -145,7 +145,7 @@ class ContainerServer(Server):
             return "(no container)"
         try:
             return self._made.logs(tail=_LOG_TAIL_LINES).decode(errors="replace")
-        except _REFUSALS as error:
+        except REFUSALS as error:
             return f"(no log: {error})"
 
     def _create(self) -> Container:
@@ -195,7 +195,7 @@ def _spoken(failure: str) -> Generator[None, None, None]:
     """Turn what Docker refuses into an error that says what it was for."""
     try:
         yield
-    except _REFUSALS as error:
+    except (*REFUSALS, ServerError) as error:
         raise ServerError(
             f"{failure}: {error}. Start a Docker daemon that can pull or has the official images, "
             "let script/integration build local ones, or use embedded servers "
