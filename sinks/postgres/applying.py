@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import psycopg
 import pyarrow as pa
@@ -31,11 +31,19 @@ class Applier:
 
     def put(self, connection: _Connection, target: Target, rows: pa.RecordBatch) -> None:
         """Put `rows`, of which each key comes once unless they are inserted."""
+        self.put_all(connection, target, [rows])
+
+    def put_all(
+        self, connection: _Connection, target: Target, batches: Iterable[pa.RecordBatch]
+    ) -> None:
+        """Put one batch after another; inserts go in by one COPY."""
         if self._mode is WriteMode.INSERT:
-            _copy(connection, target, rows)
+            _copy(connection, target, batches)
             return
         statement = put_statement(target, self._mode, self._key)
-        if statement is not None:
+        if statement is None:
+            return
+        for rows in batches:
             for part in _statement_sized(rows):
                 _execute(connection, statement, array_parameters(target.fits, part))
 
@@ -75,12 +83,13 @@ def apply_without_refused(
         yield from apply_without_refused(connection, part, apply, bad_rows)
 
 
-def _copy(connection: _Connection, target: Target, rows: pa.RecordBatch) -> None:
+def _copy(connection: _Connection, target: Target, batches: Iterable[pa.RecordBatch]) -> None:
     names = [fit.name for fit in target.fits]
     encoder = BinaryRows(target.fits)
     with connection.cursor().copy(copy_statement(target)) as copy:
         copy.write(encoder.begin())
-        copy.write(encoder.encode(rows.select(names)))
+        for rows in batches:
+            copy.write(encoder.encode(rows.select(names)))
         copy.write(encoder.end())
 
 

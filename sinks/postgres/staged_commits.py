@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
+from itertools import groupby
 from typing import TypeVar, cast
 
 import psycopg
@@ -152,14 +153,16 @@ class StagedCommits:
         self, connection: BoundedConnection, staged: Iterator[tuple[str, pa.RecordBatch]]
     ) -> None:
         with closing(cast("Generator[tuple[str, pa.RecordBatch], None, None]", staged)) as parts:
-            for label, rows in parts:
+            for (label, schema), group in groupby(parts, key=_label_and_schema):
                 instruction = Instruction.decoded(label)
-                target = self._target(connection, instruction, rows.schema)
+                target = self._target(connection, instruction, schema)
                 applier = Applier(instruction.mode, instruction.key)
+                batches = (rows for _, rows in group)
                 if instruction.deletes:
-                    applier.delete(connection, target, rows)
+                    for rows in batches:
+                        applier.delete(connection, target, rows)
                 else:
-                    applier.put(connection, target, rows)
+                    applier.put_all(connection, target, batches)
 
     def _target(
         self, connection: BoundedConnection, instruction: Instruction, schema: pa.Schema
@@ -202,6 +205,11 @@ def _discarded(
             f"must be gone before it counts: {error}"
         )
     return outcome
+
+
+def _label_and_schema(part: tuple[str, pa.RecordBatch]) -> tuple[str, pa.Schema]:
+    label, rows = part
+    return label, rows.schema
 
 
 def _roll_back(connection: BoundedConnection) -> None:

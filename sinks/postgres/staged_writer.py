@@ -7,6 +7,7 @@ most one change a key, with their instruction.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
@@ -26,6 +27,8 @@ from onceflow.sinks.postgres.intake import Intake
 from onceflow.sinks.postgres.settings import SinkSettings, writer_name
 from onceflow.sinks.postgres.targets import Target, Targets
 from onceflow.sinks.sql import BadRows, ChangeBuffer
+
+_logger = logging.getLogger("onceflow.sinks.postgres")
 
 
 class StagedWriter(SinkWriter):
@@ -55,6 +58,13 @@ class StagedWriter(SinkWriter):
         self._staged = context.staging.open()
         self._buffer = ChangeBuffer(self._rules)
         self._targets: dict[str, Target] = {}
+        if not self._bad_rows.fail:
+            _logger.warning(
+                "%s: commit_mode is ledger: rows that do not fit are left out, but a row that the "
+                "server refuses, by a constraint for instance, is met only when it is decided, and "
+                "stops the commit",
+                self._where,
+            )
         with self._or_close("the table cannot be looked at", SinkError):
             targets.named(settings.table)
             self._disconnect()

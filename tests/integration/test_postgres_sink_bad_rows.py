@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from onceflow.core.errors import BadRow, PreCommitFailed, SinkError
 from onceflow.core.protocol.committables import Committed
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import OnBadRow, RejectedRows, SinkWriter
+from onceflow.core.storage import FileStagingArea
 from onceflow.sinks import PostgresSink
 
 LENIENT = [OnBadRow.DROP, OnBadRow.DEAD_LETTER]
@@ -231,3 +233,18 @@ def test_row_with_an_unknown_operation_or_table_is_rejected(postgres_database: s
     assert "'a.b.c'" in by_id[5]
     assert "'id' is null" in by_id[None]
     assert ids_in(postgres_database) == [1]
+
+
+def test_ledger_mode_rejects_what_does_not_fit_and_says_what_it_cannot_reject(
+    postgres_database: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = PostgresSink(postgres_database, table="ledger", create=True, commit_mode="ledger")
+    staging = FileStagingArea.in_directory(str(tmp_path), "job.ledger")
+    with Job(sink, staging=staging, on_bad_row=OnBadRow.DROP) as job:
+        job.check()
+        query(postgres_database, "ALTER TABLE ledger ALTER amount TYPE smallint")
+        ids, reasons = _written(job, [rows([1, 4000, 2])])
+    assert ids == [4000]
+    assert "40000" in reasons[0]
+    assert "a row that the server refuses" in caplog.text
+    assert ids_in(postgres_database) == [1, 2]
