@@ -206,6 +206,10 @@ class SinkWriter(ABC):
         When it returns, the rows and the ledger row that proves their commit can be committed by
         any process from the committable alone. Returns None when no row was written.
 
+        The transaction's name holds a checkpoint after the last one pre-committed and not after
+        this one: a target that wants the name at the beginning gets the checkpoint expected next,
+        which is this one unless some between were given up.
+
         Raises:
             PreCommitFailed: Nothing of this checkpoint is durable.
         """

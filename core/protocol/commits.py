@@ -118,18 +118,25 @@ class CommitQueue:
     def pre_committed(self, checkpoint: CheckpointId, committable: Committable | None) -> None:
         """Take in what `pre_commit(checkpoint)` returned; None when there was nothing to commit.
 
+        A transaction that must be named when it is begun is named for the checkpoint expected next.
+        If that one is given up before its barrier comes, the name stays: no checkpoint between the
+        two was acknowledged by this subtask, so none of them can be decided.
+
         Raises:
-            InvariantViolation: Out of order, already decided, or named for another checkpoint.
+            InvariantViolation: Out of order, already decided, or named for a checkpoint that is not
+                after the one before or is after `checkpoint`.
         """
+        before = max(self._prepared_last, self._decided_last)
         require(
-            checkpoint > max(self._prepared_last, self._decided_last),
+            checkpoint > before,
             f"pre-committed {checkpoint} after {self._prepared_last}, decided {self._decided_last}",
         )
         self._prepared_last = checkpoint
         if committable is not None:
             require(
-                _of(committable) == checkpoint,
-                f"{committable.transaction} is not of checkpoint {checkpoint}",
+                before < _of(committable) <= checkpoint,
+                f"{committable.transaction} is not of checkpoint {checkpoint}, nor of one that was "
+                f"given up since {before}",
             )
             self._waiting.append(committable)
 

@@ -227,6 +227,26 @@ def test_tries_of_one_transaction_do_not_count_for_the_next() -> None:
     assert queue.outcome(transaction(2), RetryLater("busy"), 7.0) == RetryAt(8.0, "busy", tries=1)
 
 
+def test_a_transaction_keeps_the_name_of_a_checkpoint_that_was_given_up_before_its_barrier() -> (
+    None
+):
+    """XA names a transaction when it begins; 3 and 4 were given up, so 5 takes what began for 3."""
+    queue = queue_of(2)
+    queue.pre_committed(CheckpointId(5), transaction(3))
+    assert queue.pending_through(CheckpointId(5)) == (transaction(2), transaction(3))
+    queue.completed(CheckpointId(2))
+    assert queue.next_commit(0.0) == transaction(2)
+    queue.outcome(transaction(2), Committed(), 0.0)
+    assert queue.next_commit(0.0) is None
+    queue.completed(CheckpointId(5))
+    assert queue.next_commit(0.0) == transaction(3)
+    assert queue.committed_through == CheckpointId(2)
+    queue.outcome(transaction(3), Committed(), 0.0)
+    assert queue.committed_through == CheckpointId(5)
+    with pytest.raises(InvariantViolation, match="given up since 5"):
+        queue.pre_committed(CheckpointId(7), transaction(5))
+
+
 def test_pre_commits_out_of_order_or_under_another_name_are_a_bug() -> None:
     queue = queue_of(2)
     with pytest.raises(InvariantViolation, match="pre-committed 2"):
