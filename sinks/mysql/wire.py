@@ -1,0 +1,143 @@
+"""One connection of PyMySQL's, on which a reply may be awaited later and files come from memory.
+
+PyMySQL sends a file of this machine when the server asks for one. Here the permission is given to
+the server only (CLIENT.LOCAL_FILES) and not to PyMySQL, which then refuses every such request: what
+answers LOAD DATA LOCAL is the data that `send` was given, and no server can ask for anything else.
+
+Private names of PyMySQL are used in this module and nowhere else; pyproject.toml bounds the version
+for them: Connection._execute_command, _read_packet, _read_timeout, _write_timeout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pymysql
+from pymysql.connections import Connection
+from pymysql.constants import CLIENT, COMMAND, CR
+from pymysql.cursors import Cursor
+from pymysql.err import InternalError, MySQLError, OperationalError, ProgrammingError
+from pymysql.protocol import OKPacketWrapper
+
+_PIECE_BYTES = 1 << 20
+CONNECTION_IN_USE = 2014
+"""CR_COMMANDS_OUT_OF_SYNC: a statement was sent before the last one's reply was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the server said to a statement that returns no rows."""
+
+    rows: int
+    """How many it changed."""
+    warnings: int
+
+
+class WireConnection:
+    """A connection whose every wait ends. Errors are PyMySQL's own. Used by one thread."""
+
+    def __init__(self, arguments: dict[str, Any], *, timeout_s: float, reply_timeout_s: float):
+        """Connect and log in within `timeout_s` a step; later replies take `reply_timeout_s`."""
+        self._connection: Connection[Cursor] = pymysql.connect(
+            **arguments,
+            charset="utf8mb4",
+            autocommit=True,
+            client_flag=CLIENT.LOCAL_FILES,
+            connect_timeout=cast("int", timeout_s),
+            read_timeout=timeout_s,
+            write_timeout=timeout_s,
+        )
+        self._awaits_reply = False
+        self._reply_timeout_s = reply_timeout_s
+        self.wait_at_most(reply_timeout_s)
+
+    @property
+    def reply_timeout_s(self) -> float:
+        """How long the server may be silent."""
+        return self._reply_timeout_s
+
+    def wait_at_most(self, reply_timeout_s: float) -> None:
+        """Give the server up after so long a silence from now on."""
+        self._reply_timeout_s = reply_timeout_s
+        private = cast("Any", self._connection)
+        private._read_timeout = reply_timeout_s
+        private._write_timeout = reply_timeout_s
+
+    @property
+    def open(self) -> bool:
+        """Whether there is a connection; false after it broke."""
+        return bool(self._connection.open)
+
+    @property
+    def session_id(self) -> int:
+        """The number of the session, as the other side told it at the login."""
+        return int(cast("Any", self._connection).server_thread_id[0])
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether TLS is on."""
+        return bool(cast("Any", self._connection)._secure)
+
+    def query(self, statement: str) -> Sequence[tuple[Any, ...]]:
+        """Return the rows that `statement` answers; none when it answers with a count."""
+        self._require_settled()
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement)
+            return cast("Sequence[tuple[Any, ...]]", cursor.fetchall() or ())
+
+    def execute(self, statement: str | bytes) -> Reply:
+        """Return what `statement`, which answers no rows, did."""
+        self.send(statement)
+        return self.receive()
+
+    def send(self, statement: str | bytes, file: Sequence[memoryview] | None = None) -> None:
+        """Send `statement` and the `file` that it loads, if it does; `receive` has its reply.
+
+        Raises:
+            MySQLError: The connection broke, or the server does not want the file.
+        """
+        self._require_settled()
+        private = cast("Any", self._connection)
+        private._execute_command(COMMAND.COM_QUERY, statement)
+        if file is not None:
+            packet = private._read_packet()
+            if not packet.is_load_local_packet():
+                raise InternalError(CONNECTION_IN_USE, "the server did not ask for the rows")
+            for chunk in file:
+                for start in range(0, len(chunk), _PIECE_BYTES):
+                    private.write_packet(bytes(chunk[start : start + _PIECE_BYTES]))
+            private.write_packet(b"")
+        self._awaits_reply = True
+
+    def receive(self) -> Reply:
+        """Return the reply to what was sent."""
+        self._awaits_reply = False
+        packet = cast("Any", self._connection)._read_packet()
+        if not packet.is_ok_packet():
+            self.close()
+            raise InternalError(CONNECTION_IN_USE, "the server answered neither success nor error")
+        reply = cast("Any", OKPacketWrapper)(packet)
+        return Reply(int(reply.affected_rows), int(reply.warning_count))
+
+    def close(self) -> None:
+        """Disconnect without a word, by which the server rolls back what is open. May be repeated.
+
+        A farewell would wait for a server that hangs.
+        """
+        cast("Any", self._connection)._force_close()
+
+    def _require_settled(self) -> None:
+        if self._awaits_reply:
+            raise ProgrammingError(CONNECTION_IN_USE, "the reply to the last statement is not read")
+
+
+def timed_out(error: MySQLError) -> bool:
+    """Return whether `error` tells of a silence that was too long."""
+    lost = (CR.CR_SERVER_LOST, CR.CR_SERVER_GONE_ERROR, CR.CR_CONN_HOST_ERROR)
+    return (
+        isinstance(error, OperationalError)
+        and error.args[0] in lost
+        and "timed out" in str(error.args[1])
+    )
