@@ -5,12 +5,21 @@ confluent-kafka's own annotations are loose at some edges; what the sink uses of
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from enum import Enum
 from typing import Any, Protocol, TypeVar, cast
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+    libversion,
+)
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.cimpl import NewTopic
@@ -29,7 +38,13 @@ _SOCKET_TIMEOUT_MAX_S = 30.0
 _ASK_S = 2.0
 """One question to the broker; short, so that a refused password is noticed between two of them."""
 _PAUSE_S = 0.02
+_GRACE_S = 5.0
+"""How much longer than its timeout a call may take, on a machine that has much to do."""
 
+_RECOVERY: Mapping[str, OptionValue] = (
+    # Forgetting all brokers when none answers makes a later call wait for ever; see `bounded`.
+    {"metadata.recovery.strategy": "none"} if libversion()[1] >= 0x020B0000 else {}
+)
 _FENCED_CODES = frozenset(
     {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
 )
@@ -125,11 +140,19 @@ def open_producer(
     return _opened(settings, lambda: Producer(config))
 
 
-def open_group_reader(settings: KafkaSinkSettings, group: str) -> Consumer:
+class Isolation(Enum):
+    """What the broker does when a transaction over the offsets asked for is open."""
+
+    DECIDED = "read_committed"
+    """It answers when that one is ended."""
+    LAST = "read_uncommitted"
+    """It answers at once with what was committed before; nothing uncommitted, despite its name."""
+
+
+def open_group_reader(settings: KafkaSinkSettings, group: str, isolation: Isolation) -> Consumer:
     """Return a consumer that reads what `group` has committed, and is never subscribed."""
-    config = _client_config(settings, group, None)
-    # Read committed: the broker answers only when no transaction over these offsets is open.
-    config |= {"group.id": group, "isolation.level": "read_committed", "enable.auto.commit": False}
+    config = _client_config(settings, group.replace("/", "."), None)
+    config |= {"group.id": group, "isolation.level": isolation.value, "enable.auto.commit": False}
     return _opened(settings, lambda: Consumer(config))
 
 
@@ -143,9 +166,6 @@ def committed_texts(
     reader: Consumer, topics: Sequence[str], *, deadline: float
 ) -> Mapping[str, str]:
     """Return, by topic, the text that the reader's group has committed with partition 0.
-
-    Waits until no transaction over these offsets is open (`UNSTABLE_OFFSET_COMMIT`), so what it
-    returns is decided.
 
     Raises:
         KafkaException: There was no answer before `deadline` (of `time.monotonic`).
@@ -164,6 +184,37 @@ def committed_texts(
             if time.monotonic() + _PAUSE_S > deadline:
                 raise
         time.sleep(_PAUSE_S)
+
+
+def bounded(call: Callable[[float], object], timeout_s: float) -> None:
+    """Return when `call(timeout_s)` has, whose own timeout cannot be relied on.
+
+    librdkafka (2.10 to 2.16 at least) waits for ever in `send_offsets_to_transaction` when the
+    group's coordinator is a broker that was dropped from the metadata since it was last asked.
+
+    Raises:
+        TimeoutError: It has not returned long after its timeout. It goes on in its own thread, and
+            the client is good for nothing more.
+    """
+    raised: list[BaseException] = []
+    returned = threading.Event()
+
+    def run() -> None:
+        try:
+            call(timeout_s)
+        except BaseException as error:
+            raised.append(error)
+        finally:
+            returned.set()
+
+    threading.Thread(target=run, name="onceflow-kafka-call", daemon=True).start()
+    if not returned.wait(timeout_s + _GRACE_S):
+        raise TimeoutError(
+            f"the Kafka client has not returned {_GRACE_S:g} s after its timeout of"
+            f" {timeout_s:g} s; it is left behind and another one is opened"
+        )
+    if raised:
+        raise raised[0]
 
 
 def error_of(error: KafkaException) -> KafkaError:
@@ -220,6 +271,7 @@ def _client_config(
     socket_s = min(_SOCKET_TIMEOUT_MAX_S, settings.transaction_timeout_s / 2)
     config: dict[str, OptionValue | object] = {
         **TUNED_DEFAULTS,
+        **_RECOVERY,
         "socket.timeout.ms": int(socket_s * 1000),
         **resolved_options(settings.options),
         "bootstrap.servers": settings.bootstrap_servers,

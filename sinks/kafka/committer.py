@@ -24,13 +24,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 
-import pyarrow as pa
 from confluent_kafka import KafkaException
 
-from onceflow.core.errors import ConfigError, SinkError, StorageError
+from onceflow.core.errors import ConfigError, SinkError, StateCorrupt, StorageError
 from onceflow.core.protocol.committables import (
     Aborted,
     AbortOutcome,
@@ -45,7 +44,15 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.core.staging import StagingArea, staged_committable
-from onceflow.sinks.kafka.lane import Lane, LaneFailed, lane_name, proof_of, proven, read_markers
+from onceflow.sinks.kafka.lane import (
+    Lane,
+    LaneFailed,
+    decided_markers,
+    lane_name,
+    last_markers,
+    proof_of,
+    proven,
+)
 from onceflow.sinks.kafka.ownership import Ownership
 from onceflow.sinks.kafka.receipts import Listing, Receipts
 from onceflow.sinks.kafka.records import facts_of
@@ -107,16 +114,17 @@ class KafkaCommitter(Committer):
         """Delete the staged rows, then see that nobody has committed or still commits them.
 
         In this order: whoever takes the lane after this finds nothing to produce, and whoever had
-        it before is fenced.
+        it before is fenced. Before anything is deleted the marker is looked at once, so that a
+        broker that cannot be asked changes nothing.
         """
         transaction = committable.transaction
         deadline = time.monotonic() + self._settings.deadline_s
         try:
-            rows = self._area.read(transaction)
-            topics = self._settings.topics if rows is None else _topics_of(rows)
-            if self._receipts.has(transaction):
-                self._area.discard(transaction)
+            topics = self._topics(transaction)
+            if self._is_settled(transaction):
                 return AlreadyCommitted()
+            name = lane_name(transaction.sink_id, transaction.subtask)
+            last_markers(self._settings, name, topics, deadline=deadline)
             self._area.discard(transaction)
             self._drop_lane(transaction.subtask)
             lane = self._opened(transaction.subtask, deadline)
@@ -241,10 +249,9 @@ class KafkaCommitter(Committer):
         try:
             if self._is_settled(transaction):
                 return AlreadyCommitted()
-            rows = self._area.read(transaction)
-            topics = self._settings.topics if rows is None else _topics_of(rows)
+            topics = self._topics(transaction)
             name = lane_name(transaction.sink_id, transaction.subtask)
-            texts = read_markers(self._settings, name, topics, deadline=deadline)
+            texts = decided_markers(self._settings, name, topics, deadline=deadline)
         except (LaneFailed, SinkError, ConfigError, StorageError) as error:
             return self._undecided(transaction, f"{reason}; then {error}", sent=sent)
         if self._proof(transaction) in texts.values():
@@ -313,13 +320,23 @@ class KafkaCommitter(Committer):
         name = lane_name(self._context.sink_id, subtask)
         deadline = time.monotonic() + self._settings.deadline_s
         try:
-            texts = read_markers(self._settings, name, self._settings.topics, deadline=deadline)
+            # Not waiting: what a dead committer has left open is in doubt, and lasts.
+            texts = last_markers(self._settings, name, self._settings.topics, deadline=deadline)
         except (LaneFailed, KafkaException) as error:
             raise SinkError(
                 f"sink {self._context.sink_id}: what is in doubt at {self._settings.where} cannot"
                 f" be told: {error}"
             ) from error
         return frozenset(proven(texts.values(), self._context.log_id))
+
+    def _topics(self, transaction: TransactionId) -> tuple[str, ...]:
+        """Return the topics at which the marker of `transaction` may be."""
+        try:
+            rows = self._area.read(transaction)
+        except StateCorrupt:
+            # Who aborts it does not need its rows.
+            return self._settings.topics
+        return self._settings.topics if rows is None else facts_of(next(rows)[1]).topics
 
     def _drop_lane(self, subtask: int) -> None:
         lane = self._lanes.pop(subtask, None)
@@ -328,10 +345,6 @@ class KafkaCommitter(Committer):
 
     def _proof(self, transaction: TransactionId) -> str:
         return proof_of(transaction, self._context.log_id)
-
-
-def _topics_of(rows: Iterator[tuple[str, pa.RecordBatch]]) -> tuple[str, ...]:
-    return facts_of(next(rows)[1]).topics
 
 
 def _area_of(context: CommitterContext) -> StagingArea:

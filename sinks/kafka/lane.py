@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
@@ -24,6 +24,8 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.sinks.kafka.clients import (
+    Isolation,
+    bounded,
     committed_texts,
     described,
     error_of,
@@ -74,7 +76,7 @@ def proven(texts: Iterable[str], log_id: str) -> list[TransactionId]:
     return found
 
 
-def read_markers(
+def decided_markers(
     settings: KafkaSinkSettings, name: str, topics: Sequence[str], *, deadline: float
 ) -> Mapping[str, str]:
     """Return the markers of lane `name` by topic, without fencing anybody.
@@ -84,13 +86,33 @@ def read_markers(
     Raises:
         LaneFailed: There was no answer.
     """
-    reader = open_group_reader(settings, name)
+    return _markers(settings, name, topics, Isolation.DECIDED, deadline)
+
+
+def last_markers(
+    settings: KafkaSinkSettings, name: str, topics: Sequence[str], *, deadline: float
+) -> Mapping[str, str]:
+    """As `decided_markers`, without waiting: what it names is committed, others may be just so.
+
+    Raises:
+        LaneFailed: There was no answer.
+    """
+    return _markers(settings, name, topics, Isolation.LAST, deadline)
+
+
+def _markers(
+    settings: KafkaSinkSettings,
+    name: str,
+    topics: Sequence[str],
+    isolation: Isolation,
+    deadline: float,
+) -> Mapping[str, str]:
+    reader = open_group_reader(settings, name, isolation)
     try:
         return committed_texts(reader, topics, deadline=deadline)
     except KafkaException as error:
-        raise LaneFailed(f"the marker of {name} was not read: {described(error, settings)}") from (
-            error
-        )
+        reason = described(error, settings)
+        raise LaneFailed(f"the marker of {name} was not read: {reason}") from error
     finally:
         reader.close()
 
@@ -112,7 +134,7 @@ class Lane:
         )
         try:
             self._repeated(self._producer.init_transactions, "was not opened", deadline)
-            reader = open_group_reader(settings, name)
+            reader = open_group_reader(settings, name, Isolation.DECIDED)
             try:
                 self._group = _group_of(reader)
                 self.texts = dict(committed_texts(reader, settings.topics, deadline=deadline))
@@ -130,7 +152,7 @@ class Lane:
         """
         further = [topic for topic in topics if topic not in self._read]
         if further:
-            self.texts |= read_markers(self._settings, self.name, further, deadline=deadline)
+            self.texts |= decided_markers(self._settings, self.name, further, deadline=deadline)
             self._read |= set(further)
 
     def proves(self, proof: str) -> bool:
@@ -186,12 +208,22 @@ class Lane:
 
         self._repeated(send, "the marker was not written", deadline)
 
-    def _repeated(self, call: Any, failure: str, deadline: float, *, sent: bool = False) -> None:
+    def _repeated(
+        self,
+        call: Callable[[float], object],
+        failure: str,
+        deadline: float,
+        *,
+        sent: bool = False,
+    ) -> None:
         """Call with a short timeout until it succeeds, while Kafka says that it may be repeated."""
         while True:
             try:
-                call(max(0.1, min(_CALL_S, deadline - time.monotonic())))
+                bounded(call, max(0.1, min(_CALL_S, deadline - time.monotonic())))
                 return
+            except TimeoutError as error:
+                # The call goes on; nothing else may be asked of this producer.
+                raise LaneFailed(f"{self.name}: {failure}: {error}", sent=sent) from error
             except KafkaException as error:
                 if error_of(error).retriable() and time.monotonic() < deadline:
                     continue

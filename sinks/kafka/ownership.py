@@ -17,6 +17,8 @@ from confluent_kafka import KafkaException, Producer, TopicPartition
 from onceflow.core.errors import ConfigError, Fenced, SinkError
 from onceflow.core.spi import CommitterContext
 from onceflow.sinks.kafka.clients import (
+    Isolation,
+    bounded,
     committed_texts,
     described,
     error_of,
@@ -96,7 +98,7 @@ class Ownership:
         producer = open_producer(
             self._settings, client_id="onceflow-owner", transactional_id=self._name
         )
-        reader = open_group_reader(self._settings, self._name)
+        reader = open_group_reader(self._settings, self._name, Isolation.DECIDED)
         try:
             # Whoever claims at the same time is fenced by this, or fences us.
             _repeated(producer.init_transactions, deadline)
@@ -106,6 +108,8 @@ class Ownership:
                 self._write(producer, group, deadline)
         except KafkaException as error:
             raise self._refused(error) from error
+        except TimeoutError as error:
+            raise SinkError(f"sink id {self._context.sink_id!r} is not claimed: {error}") from error
         finally:
             reader.close()
 
@@ -138,7 +142,7 @@ class Ownership:
 def _repeated(call: Callable[[float], object], deadline: float) -> None:
     while True:
         try:
-            call(max(0.1, min(_CALL_S, deadline - time.monotonic())))
+            bounded(call, max(0.1, min(_CALL_S, deadline - time.monotonic())))
             return
         except KafkaException as error:
             if not error_of(error).retriable() or time.monotonic() > deadline:

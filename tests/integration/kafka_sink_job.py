@@ -1,0 +1,292 @@
+"""A whole job in one process: source, writers, decisions, recovery. Run as a program, killed.
+
+    python kafka_sink_job.py SERVERS TOPIC DIRECTORY ROWS PARALLELISM DELIVERY [POINT@CHECKPOINT]
+
+The decision log is a directory: `attempt-<n>` claims an attempt, `decision-<n>` is a checkpoint
+with its committables, both created by link so that they are there whole or not at all. Row i is of
+subtask i % PARALLELISM; a checkpoint is taken every `ROWS_A_CHECKPOINT` rows. What recovery commits
+and aborts is decided by `protocol.recovery`, as in the engine.
+
+Besides the engine's crash points this process has some inside the Kafka transaction, `STEPS`. A
+point `stop-<step>` stops the process there with SIGSTOP instead: a zombie that somebody may wake.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from confluent_kafka import Producer
+from tests.integration.kafka_sink_kit import SCHEMA, committable_of, rows
+
+from onceflow.core.crash_points import VARIABLE, reach
+from onceflow.core.protocol.committables import (
+    AbortOutcome,
+    AlreadyCommitted,
+    CommitOutcome,
+    Committable,
+    Committed,
+    RetryLater,
+    Unknown,
+)
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
+from onceflow.core.protocol.recovery import plan_recovery
+from onceflow.core.spi import Committer, CommitterContext, SinkWriter, WriterContext
+from onceflow.core.storage import FileStagingArea
+from onceflow.sinks import KafkaSink
+from onceflow.sinks.kafka import clients
+
+STEPS = ("init", "opened", "producing", "marked", "sent", "receipt")
+"""Before a lane is taken, and after; with some records on the broker; with the marker there; with
+the transaction committed; with the receipt written and the rows not yet deleted."""
+
+ROWS_A_CHECKPOINT = 40
+BATCH = 7
+_PRODUCED_FIRST = 9
+_RETAINED = 3
+"""Checkpoints whose proofs of commits are kept; a zombie may ask for one."""
+
+
+class SteppingProducer(Producer):
+    """A producer that can be killed between any two of its steps."""
+
+    _produced = 0
+
+    def init_transactions(self, timeout: Any = -1) -> None:
+        _step("init")
+        super().init_transactions(timeout)
+        _step("opened")
+
+    def begin_transaction(self) -> None:
+        self._produced = 0
+        super().begin_transaction()
+
+    def produce(self, *arguments: Any, **named: Any) -> None:
+        super().produce(*arguments, **named)
+        self._produced += 1
+        if self._produced == _PRODUCED_FIRST and _is_armed("producing"):
+            self.flush(10)
+            _step("producing")
+
+    def send_offsets_to_transaction(
+        self, positions: Any, group_metadata: Any, timeout: Any = -1
+    ) -> None:
+        super().send_offsets_to_transaction(positions, group_metadata, timeout)
+        _step("marked")
+
+    def commit_transaction(self, timeout: Any = -1) -> None:
+        super().commit_transaction(timeout)
+        _step("sent")
+
+
+def _is_armed(step: str) -> bool:
+    directory = Path(os.environ[VARIABLE])
+    return (directory / step).exists() or (directory / f"stop-{step}").exists()
+
+
+def _step(step: str) -> None:
+    directory = Path(os.environ[VARIABLE])
+    for name, number in ((step, signal.SIGKILL), (f"stop-{step}", signal.SIGSTOP)):
+        try:
+            (directory / name).unlink()
+        except FileNotFoundError:
+            continue
+        os.kill(os.getpid(), number)
+
+
+def _discard_in_steps() -> None:
+    discard = FileStagingArea.discard
+
+    def stepping(self: FileStagingArea, transaction: TransactionId) -> None:
+        if transaction.sequence == 0:
+            _step("receipt")
+        discard(self, transaction)
+
+    FileStagingArea.discard = stepping  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The last decided checkpoint: how many rows were written, and what to commit."""
+
+    checkpoint: int
+    position: int
+    transactions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One attempt of the job."""
+
+    sink: KafkaSink
+    sink_id: str
+    log: Path
+    attempt: int
+    parallelism: int
+
+    @property
+    def staging(self) -> FileStagingArea:
+        return FileStagingArea.in_directory(str(self.log), self.sink_id)
+
+    @property
+    def context(self) -> CommitterContext:
+        return CommitterContext(
+            "soak", "ledger", self.sink_id, AttemptId(self.attempt), "log-1", self.staging
+        )
+
+    def writer(self, subtask: int, restored: Decision) -> SinkWriter:
+        return self.sink.writer(
+            WriterContext(
+                job="soak",
+                uid="ledger",
+                sink_id=self.sink_id,
+                subtask=subtask,
+                parallelism=self.parallelism,
+                attempt=AttemptId(self.attempt),
+                first_checkpoint=CheckpointId(restored.checkpoint + 1),
+                schema=SCHEMA,
+                staging=self.staging,
+            )
+        )
+
+
+def main(arguments: Sequence[str]) -> None:
+    servers, topic, directory, total, parallelism, delivery, *crash = arguments
+    clients.Producer = SteppingProducer  # type: ignore[attr-defined]
+    _discard_in_steps()
+    log = Path(directory)
+    if crash and crash[0].endswith("@0"):
+        _arm(crash[0], 0)
+    sink = KafkaSink(
+        servers,
+        topic=topic,
+        key="account",
+        delivery=cast("Literal['exactly_once', 'at_least_once']", delivery),
+        transaction_timeout_s=60,
+    )
+    job = Job(sink, f"soak.{topic[-16:]}", log, _claim_attempt(log), int(parallelism))
+    _run(job, int(total), crash)
+
+
+def _run(job: Job, total: int, crash: Sequence[str]) -> None:
+    job.sink.check(job.context, SCHEMA)
+    restored = _last_decision(job.log)
+    committer = job.sink.committer(job.context)
+    _recover(committer, restored, job)
+    writers = [job.writer(subtask, restored) for subtask in range(job.parallelism)]
+    position, checkpoint = restored.position, restored.checkpoint
+    while position < total:
+        checkpoint += 1
+        if crash:
+            _arm(crash[0], checkpoint)
+        end = min(position + ROWS_A_CHECKPOINT, total)
+        found = _write_and_prepare(writers, position, end, checkpoint)
+        position = end
+        decision = json.dumps([checkpoint, position, [str(one.transaction) for one in found]])
+        if _attempts(job.log) > job.attempt or not _publish(
+            job.log / f"decision-{checkpoint:06d}", decision
+        ):
+            sys.exit("fenced: a newer attempt decides")
+        reach("logged")
+        for committable in found:
+            reach("commit")
+            outcome = _until_settled(committer, committable)
+            assert isinstance(outcome, (Committed, AlreadyCommitted)), outcome
+            reach("committed")
+        committer.prune(CheckpointId(max(0, checkpoint - _RETAINED)))
+    for writer in writers:
+        writer.close()
+    committer.close()
+
+
+def _write_and_prepare(
+    writers: Sequence[SinkWriter], position: int, end: int, checkpoint: int
+) -> list[Committable]:
+    for subtask, writer in enumerate(writers):
+        mine = [number for number in range(position, end) if number % len(writers) == subtask]
+        for first in range(0, len(mine), BATCH):
+            writer.write(rows(mine[first : first + BATCH]))
+            reach("write")
+    found: list[Committable] = []
+    for writer in writers:
+        committable = writer.pre_commit(CheckpointId(checkpoint))
+        reach("prepared")
+        if committable is not None:
+            found.append(committable)
+    return found
+
+
+def _recover(committer: Committer, restored: Decision, job: Job) -> None:
+    plan = plan_recovery(
+        [committable_of(name) for name in restored.transactions],
+        committer.in_doubt(),
+        sink_id=job.sink_id,
+        attempt=AttemptId(job.attempt),
+    )
+    for committable in plan.commit:
+        outcome = _until_settled(committer, committable)
+        assert isinstance(outcome, (Committed, AlreadyCommitted)), outcome
+    for committable in plan.abort:
+        aborted: AbortOutcome = committer.abort(committable)
+        assert not isinstance(aborted, AlreadyCommitted), committable
+
+
+def _until_settled(committer: Committer, committable: Committable) -> CommitOutcome:
+    deadline = time.monotonic() + 60
+    while True:
+        outcome = committer.commit(committable)
+        if not isinstance(outcome, (RetryLater, Unknown)) or time.monotonic() > deadline:
+            return outcome
+        time.sleep(0.05)
+
+
+def _claim_attempt(log: Path) -> int:
+    attempt = 1
+    while not _publish(log / f"attempt-{attempt:06d}", ""):
+        attempt += 1
+    return attempt
+
+
+def _attempts(log: Path) -> int:
+    return len(list(log.glob("attempt-*")))
+
+
+def _last_decision(log: Path) -> Decision:
+    found = sorted(log.glob("decision-*"))
+    if not found:
+        return Decision(0, 0, ())
+    checkpoint, position, transactions = json.loads(found[-1].read_text())
+    return Decision(checkpoint, position, tuple(transactions))
+
+
+def _publish(path: Path, text: str) -> bool:
+    """Create `path` with `text`, whole and durable; False when somebody else has created it."""
+    fresh = path.with_name(f"fresh-{os.getpid()}")
+    with fresh.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        os.link(fresh, path)
+    except FileExistsError:
+        return False
+    finally:
+        fresh.unlink()
+    return True
+
+
+def _arm(wanted: str, checkpoint: int) -> None:
+    point, _, at = wanted.partition("@")
+    if int(at) == checkpoint:
+        (Path(os.environ[VARIABLE]) / point).touch()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

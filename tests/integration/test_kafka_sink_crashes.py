@@ -1,0 +1,238 @@
+"""A job killed with SIGKILL at every step, and started again, has each record in the topic once."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.integration.kafka_sink_kit import (
+    ids_in,
+    messages,
+    open_transaction_blocks,
+    values_of,
+)
+
+from onceflow.core.crash_points import VARIABLE
+from onceflow.integration.faults import is_paused
+from onceflow.integration.pytest_plugin import TopicFactory
+from onceflow.integration.servers import EmbeddedKafka
+from onceflow.integration.servers.kinds import KafkaServer
+
+_PROGRAM = Path(__file__).with_name("kafka_sink_job.py")
+_ROOT = _PROGRAM.parents[2]
+_ROWS = 160
+_A_CHECKPOINT = 40
+_MANY_ROWS = 8_000
+_KILLS = 5
+
+# Points before the decision; what they leave staged is aborted by the next attempt.
+_UNDECIDED = ("write", "flushed", "prepared")
+
+
+class Runs:
+    """The attempts of one job."""
+
+    def __init__(self, servers: str, topic: str, directory: Path) -> None:
+        self.servers, self.topic = servers, topic
+        self.log = directory / "log"
+        self.points = directory / "crash-points"
+        self.log.mkdir()
+        self.points.mkdir()
+
+    def start(
+        self,
+        *crash: str,
+        rows: int = _ROWS,
+        parallelism: int = 2,
+        delivery: str = "exactly_once",
+    ) -> subprocess.Popen[bytes]:
+        what = [self.servers, self.topic, str(self.log), str(rows), str(parallelism), delivery]
+        return subprocess.Popen(
+            [sys.executable, str(_PROGRAM), *what, *crash],
+            env={
+                **os.environ,
+                VARIABLE: str(self.points),
+                "PYTHONPATH": os.pathsep.join([str(_ROOT / "src"), str(_ROOT)]),
+            },
+            stderr=subprocess.PIPE,
+        )
+
+    def run(self, *crash: str, parallelism: int = 2, delivery: str = "exactly_once") -> int:
+        """Return how the attempt ended: 0, or minus SIGKILL."""
+        return finished(self.start(*crash, parallelism=parallelism, delivery=delivery))
+
+    def decided(self) -> int:
+        return len(list(self.log.glob("decision-*")))
+
+    def staged(self) -> list[str]:
+        return [path.name for path in self.log.rglob("*-0.arrow")]
+
+    def assert_exactly_once(self, rows: int = _ROWS) -> None:
+        assert ids_in(self.servers, self.topic) == list(range(rows))
+        assert self.staged() == []
+        for partition in (0, 1):
+            assert not open_transaction_blocks(self.servers, self.topic, partition)
+
+
+def finished(process: subprocess.Popen[bytes], *, timeout_s: float = 90) -> int:
+    _, errors = process.communicate(timeout=timeout_s)
+    assert process.returncode in (0, -signal.SIGKILL), errors.decode()
+    return process.returncode
+
+
+@pytest.fixture
+def runs(onceflow_kafka: KafkaServer, kafka_topic: TopicFactory, tmp_path: Path) -> Runs:
+    return Runs(onceflow_kafka.bootstrap_servers, kafka_topic(2), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "crash",
+    [
+        *("write@2", "flushed@2", "prepared@2", "logged@2", "commit@1", "committed@2"),
+        *("init@1", "opened@1", "producing@1", "producing@3", "marked@2", "sent@1", "sent@3"),
+        "receipt@2",
+    ],
+)
+def test_job_killed_at_a_step_writes_each_record_once(runs: Runs, crash: str) -> None:
+    assert runs.run(crash) == -signal.SIGKILL
+    point, _, checkpoint = crash.partition("@")
+    assert runs.decided() == int(checkpoint) - (point in _UNDECIDED)
+    seen = ids_in(runs.servers, runs.topic)
+    assert len(seen) == len(set(seen)), "nothing doubled while it was down"
+    assert set(seen) <= set(range(runs.decided() * _A_CHECKPOINT)), "nothing undecided is seen"
+    assert runs.run() == 0
+    runs.assert_exactly_once()
+
+
+def test_job_killed_while_it_makes_good_an_earlier_kill_writes_each_record_once(
+    runs: Runs,
+) -> None:
+    """The second attempt dies in its recovery, in the middle of the same transaction."""
+    assert runs.run("producing@2") == -signal.SIGKILL
+    assert runs.run("marked@0") == -signal.SIGKILL
+    assert runs.run("sent@0") == -signal.SIGKILL
+    assert runs.run("receipt@0") == -signal.SIGKILL
+    assert runs.run() == 0
+    runs.assert_exactly_once()
+
+
+@pytest.mark.parametrize("step", ["producing", "sent"])
+def test_job_killed_and_started_at_another_parallelism_writes_each_record_once(
+    runs: Runs, step: str
+) -> None:
+    """S31, S32, S33: three subtasks, one, four; transactions are left open by the first two."""
+    assert runs.run(f"{step}@2", parallelism=3) == -signal.SIGKILL
+    if step == "producing":
+        blocked = [open_transaction_blocks(runs.servers, runs.topic, one) for one in (0, 1)]
+        assert any(blocked), "the kill left a transaction open"
+    assert runs.run(f"{step}@3", parallelism=1) == -signal.SIGKILL
+    assert runs.run(parallelism=4) == 0
+    runs.assert_exactly_once()
+
+
+@pytest.mark.parametrize("step", ["opened", "producing", "marked", "sent", "receipt"])
+def test_a_zombie_that_wakes_after_its_successor_committed_changes_nothing(
+    runs: Runs, step: str
+) -> None:
+    checkpoint = 1 if step == "opened" else 2
+    zombie = runs.start(f"stop-{step}@{checkpoint}")
+    try:
+        deadline = time.monotonic() + 60
+        while not is_paused(zombie.pid):
+            assert zombie.poll() is None, zombie.communicate()[1].decode()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert runs.run() == 0
+        runs.assert_exactly_once()
+        zombie.send_signal(signal.SIGCONT)
+        _, errors = zombie.communicate(timeout=90)
+        assert b"fenced: a newer attempt decides" in errors, errors.decode()
+    finally:
+        zombie.kill()
+        zombie.wait(10)
+    assert ids_in(runs.servers, runs.topic) == list(range(_ROWS))
+    assert runs.staged() != [], "it went on to the checkpoint that it may not decide"
+    assert runs.run() == 0
+    runs.assert_exactly_once()
+
+
+def test_at_least_once_job_killed_before_its_decision_doubles_records(runs: Runs) -> None:
+    """The same kill that exactly-once survives: what the two guarantees differ in."""
+    assert runs.run("prepared@3", delivery="at_least_once") == -signal.SIGKILL
+    assert runs.run(delivery="at_least_once") == 0
+    seen = ids_in(runs.servers, runs.topic)
+    assert set(seen) == set(range(_ROWS))
+    assert len(seen) > _ROWS
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_job_and_broker_killed_at_any_moment_write_each_record_once(
+    tmp_path: Path, seed: int
+) -> None:
+    """Set ONCEFLOW_TEST_SEED to run another schedule."""
+    seed = int(os.environ.get("ONCEFLOW_TEST_SEED", seed))
+    sys.stdout.write(f"seed {seed}\n")
+    schedule = random.Random(seed)
+    with EmbeddedKafka() as server:
+        runs = Runs(server.bootstrap_servers, server.create_topic("soak", 2), tmp_path)
+        for kill in range(1, _KILLS + 1):
+            process = runs.start(rows=_MANY_ROWS, parallelism=schedule.choice([1, 2, 3]))
+            _await_progress(runs, process, kill, schedule.uniform(0.0, 0.8))
+            assert process.poll() is None, f"done before kill {kill}, seed {seed}"
+            match schedule.choice(["job", "broker", "both"]):
+                case "job":
+                    process.kill()
+                    finished(process)
+                case "both":
+                    server.kill()
+                    process.kill()
+                    finished(process)
+                    server.start()
+                case _:
+                    server.kill()
+                    server.start()
+                    time.sleep(schedule.uniform(0.0, 0.5))
+                    process.kill()
+                    finished(process)
+        assert finished(runs.start(rows=_MANY_ROWS, parallelism=2), timeout_s=150) == 0
+        runs.assert_exactly_once(_MANY_ROWS)
+        _assert_checkpoints_in_order(runs)
+
+
+def _assert_checkpoints_in_order(runs: Runs) -> None:
+    """In a partition, the records of a checkpoint come before those of the next one's subtask.
+
+    Rows of a key meet in one subtask only while the parallelism stays the same; what holds over
+    all attempts is that a subtask's checkpoints follow each other.
+    """
+    positions: dict[tuple[int | None, int], int] = {}
+    for message in messages(runs.servers, runs.topic):
+        (value,) = values_of([message])
+        key = (message.partition(), value["id"] % 6)
+        checkpoint = value["id"] // _A_CHECKPOINT
+        assert positions.get(key, -1) <= checkpoint, f"{value} comes late"
+        positions[key] = checkpoint
+
+
+def _await_progress(
+    runs: Runs, process: subprocess.Popen[bytes], kill: int, extra_s: float
+) -> None:
+    """Wait until this attempt has decided something, and then a little longer."""
+    attempt = runs.log / f"attempt-{kill:06d}"
+    deadline = time.monotonic() + 60
+    while not attempt.exists():
+        assert process.poll() is None, process.communicate()[1].decode()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    before = runs.decided()
+    while runs.decided() <= before + 1:
+        assert process.poll() is None, process.communicate()[1].decode()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(extra_s)

@@ -1,0 +1,373 @@
+"""Brokers that die, networks that break and replies that never come, in the middle of a commit."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Producer
+from tests.integration.kafka_sink_kit import (
+    Job,
+    delete_group,
+    ids_in,
+    messages,
+    open_transaction_blocks,
+    rows,
+)
+
+from onceflow.core.errors import PreCommitFailed, SinkError, StateCorrupt, StorageError
+from onceflow.core.protocol.committables import (
+    Aborted,
+    AlreadyCommitted,
+    CommitOutcome,
+    Committable,
+    Committed,
+    RetryLater,
+    Unknown,
+)
+from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.core.spi import Committer
+from onceflow.core.storage import FileStagingArea
+from onceflow.integration.servers import EmbeddedKafka
+from onceflow.sinks import KafkaSink
+from onceflow.sinks.kafka import clients
+
+_TOPIC = "ledger"
+_ROWS = 30_000
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedKafka]:
+    """A broker of this module's own, whose network can be cut; every test leaves it whole."""
+    with EmbeddedKafka(proxied=True) as server:
+        yield server
+
+
+@pytest.fixture
+def job(broker: EmbeddedKafka, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
+    topic = broker.create_topic(f"t-{abs(hash(request.node.name))}", 2)
+    sink = KafkaSink(broker.bootstrap_servers, topic=topic, key="account", deadline_s=20)
+    with Job(sink, tmp_path, sink_id=topic[:32]) as made:
+        yield made
+
+
+@pytest.fixture
+def topic(job: Job) -> str:
+    return str(job.sink.topic)
+
+
+class Rigged(Producer):
+    """A producer around whose commit a test does something."""
+
+    around_commit: Callable[[Callable[[], None]], None]
+
+    def commit_transaction(self, timeout: Any = -1) -> None:
+        # The records are there before; what is left is the commit itself.
+        self.flush(10)
+        type(self).around_commit(lambda: super(Rigged, self).commit_transaction(timeout))
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Callable[[], None]], None]], None]:
+    """Do something around the first commit, once."""
+
+    def install(around: Callable[[Callable[[], None]], None]) -> None:
+        pending = [around]
+
+        def once(commit: Callable[[], None]) -> None:
+            if pending:
+                pending.pop()(commit)
+            else:
+                commit()
+
+        monkeypatch.setattr(Rigged, "around_commit", staticmethod(once), raising=False)
+        monkeypatch.setattr(clients, "Producer", Rigged)
+
+    return install
+
+
+def _fails(fatal: bool = True) -> KafkaException:
+    return KafkaException(KafkaError(KafkaError._FAIL, "the test says so", fatal=fatal))  # pyright: ignore[reportPrivateUsage]
+
+
+def settled(
+    committer: Committer, committable: Committable, *, timeout_s: float = 90
+) -> CommitOutcome:
+    """Ask as the engine does, until the outcome is final."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        outcome = committer.commit(committable)
+        if not isinstance(outcome, RetryLater | Unknown) or time.monotonic() > deadline:
+            return outcome
+        time.sleep(0.05)
+
+
+def test_commit_that_landed_but_was_reported_failed_is_not_applied_twice(
+    job: Job, broker: EmbeddedKafka, topic: str, rig: Any
+) -> None:
+    def land_and_fail(commit: Callable[[], None]) -> None:
+        commit()
+        raise _fails()
+
+    rig(land_and_fail)
+    committer = job.committer()
+    assert committer.commit(job.prepare(1, range(10))) == Committed()
+    assert committer.commit(job.prepare(2, range(10, 20))) == Committed()
+    assert ids_in(broker.bootstrap_servers, topic) == list(range(20))
+
+
+def test_commit_that_never_landed_is_produced_again(
+    job: Job, broker: EmbeddedKafka, topic: str, rig: Any
+) -> None:
+    def fail(commit: Callable[[], None]) -> None:
+        raise _fails()
+
+    rig(fail)
+    committer = job.committer()
+    assert committer.commit(job.prepare(1, range(10))) == Committed()
+    assert ids_in(broker.bootstrap_servers, topic) == list(range(10))
+    assert len(messages(broker.bootstrap_servers, topic, isolation="read_uncommitted")) == 20
+
+
+@pytest.mark.parametrize("lost", ["request", "reply"])
+def test_network_cut_at_the_commit_loses_and_doubles_nothing(
+    job: Job, broker: EmbeddedKafka, topic: str, rig: Any, lost: str
+) -> None:
+    network = broker.network
+
+    def cut(commit: Callable[[], None]) -> None:
+        # Held half a second each way: cut before the broker has it, or before we have the answer.
+        network.delay(0.5)
+        timer = threading.Timer(0.2 if lost == "request" else 0.75, network.cut)
+        timer.start()
+        try:
+            commit()
+        finally:
+            timer.join()
+            network.heal()
+
+    rig(cut)
+    committer = job.committer()
+    assert settled(committer, job.prepare(1, range(100))) in (Committed(), AlreadyCommitted())
+    assert settled(committer, job.prepare(2, range(100, 200))) == Committed()
+    assert ids_in(broker.bootstrap_servers, topic) == list(range(200))
+
+
+def test_outage_after_the_commit_was_sent_is_unknown_and_solved_when_the_network_is_back(
+    job: Job, broker: EmbeddedKafka, topic: str, rig: Any, tmp_path: Path
+) -> None:
+    network = broker.network
+
+    def land_and_break(commit: Callable[[], None]) -> None:
+        commit()
+        network.refuse()
+        raise _fails()
+
+    rig(land_and_break)
+    sink = KafkaSink(broker.bootstrap_servers, topic=topic, deadline_s=2)
+    with Job(sink, tmp_path, sink_id=job.sink_id) as impatient:
+        committer = impatient.committer()
+        committable = impatient.prepare(1, range(10))
+        try:
+            outcome = committer.commit(committable)
+        finally:
+            network.heal()
+        assert isinstance(outcome, Unknown), outcome
+        assert str(committable.transaction) in outcome.reason
+        assert settled(committer, committable) == AlreadyCommitted()
+    assert ids_in(broker.bootstrap_servers, topic) == list(range(10))
+
+
+def test_unreachable_broker_is_retry_later_and_nothing_has_changed(
+    job: Job, broker: EmbeddedKafka, topic: str, tmp_path: Path
+) -> None:
+    sink = KafkaSink(broker.bootstrap_servers, topic=topic, deadline_s=1)
+    with Job(sink, tmp_path, sink_id=job.sink_id) as impatient:
+        committer = impatient.committer()
+        committable = impatient.prepare(1, range(10))
+        broker.network.refuse()
+        try:
+            assert isinstance(committer.commit(committable), RetryLater)
+            assert isinstance(committer.abort(committable), RetryLater)
+            with pytest.raises(SinkError, match="in doubt"):
+                impatient.committer().in_doubt()
+        finally:
+            broker.network.heal()
+        assert committer.abort(committable) == Aborted()
+    assert messages(broker.bootstrap_servers, topic, isolation="read_uncommitted") == []
+
+
+@pytest.mark.parametrize("after_s", [0.05, 0.4])
+def test_broker_killed_while_records_are_produced_has_each_once(
+    job: Job, broker: EmbeddedKafka, topic: str, after_s: float
+) -> None:
+    committer = job.committer()
+    assert committer.commit(job.prepare(1, [0])) == Committed()
+    committable = job.prepare(2, range(1, _ROWS))
+    outcomes: list[CommitOutcome] = []
+    thread = threading.Thread(target=lambda: outcomes.append(settled(committer, committable)))
+    thread.start()
+    time.sleep(after_s)
+    broker.kill()
+    broker.start()
+    thread.join(120)
+    assert outcomes in ([Committed()], [AlreadyCommitted()])
+    assert ids_in(broker.bootstrap_servers, topic) == list(range(_ROWS))
+
+
+def test_broker_killed_when_it_has_the_commit_has_each_record_once(
+    job: Job, broker: EmbeddedKafka, topic: str, rig: Any
+) -> None:
+    """It dies with the transaction decided and its markers perhaps not written."""
+
+    def kill(commit: Callable[[], None]) -> None:
+        killing = threading.Timer(0.003, broker.kill)
+        killing.start()
+        try:
+            commit()
+        finally:
+            killing.join()
+            broker.start()
+
+    rig(kill)
+    committer = job.committer()
+    assert settled(committer, job.prepare(1, range(500))) in (Committed(), AlreadyCommitted())
+    assert ids_in(broker.bootstrap_servers, topic) == list(range(500))
+    assert committer.commit(job.prepare(2, range(500, 600))) == Committed()
+
+
+def test_transaction_that_the_broker_timed_out_is_produced_again(
+    job: Job, broker: EmbeddedKafka, topic: str, rig: Any, tmp_path: Path
+) -> None:
+    """The broker aborts it behind our back; no marker, so nothing is believed to be committed."""
+
+    def dawdle(commit: Callable[[], None]) -> None:
+        deadline = time.monotonic() + 40
+        while open_transaction_blocks(broker.bootstrap_servers, topic):
+            assert time.monotonic() < deadline, "the broker aborts no expired transaction"
+            time.sleep(0.1)
+        commit()
+
+    rig(dawdle)
+    sink = KafkaSink(broker.bootstrap_servers, topic=topic, transaction_timeout_s=1.5)
+    with Job(sink, tmp_path, sink_id=job.sink_id) as hasty:
+        committable = hasty.prepare(1, rows(range(0, 70, 7)))
+        assert settled(hasty.committer(), committable) == Committed()
+    assert ids_in(broker.bootstrap_servers, topic) == list(range(0, 70, 7))
+
+
+def test_staged_rows_older_than_the_broker_keeps_proofs_are_not_produced_blindly(
+    job: Job,
+    broker: EmbeddedKafka,
+    topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The process died between commit and receipt, and for a month nobody started the job."""
+    committable = job.prepare(1, range(5))
+    committer = job.committer()
+    monkeypatch.setattr(FileStagingArea, "discard", _die)
+    assert committer.commit(committable) == Committed()
+    monkeypatch.undo()
+    job.staging.discard(_receipt_of(committable))
+    delete_group(broker.bootstrap_servers, f"onceflow/{job.sink_id}/0")
+    _age(job, committable, days=30)
+    outcome = job.committer(2).commit(committable)
+    assert isinstance(outcome, Unknown)
+    assert "stale_rows='produce'" in outcome.reason
+    assert ids_in(broker.bootstrap_servers, topic) == list(range(5))
+    told = KafkaSink(broker.bootstrap_servers, topic=topic, stale_rows="produce")
+    with Job(told, tmp_path, sink_id=job.sink_id) as resigned:
+        assert resigned.committer(3).commit(committable) == Committed()
+    assert ids_in(broker.bootstrap_servers, topic) == sorted([*range(5), *range(5)])
+
+
+def test_storage_that_fails_after_the_commit_doubles_nothing(
+    job: Job, broker: EmbeddedKafka, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The receipt is made up for before the marker is overwritten, or nothing is committed."""
+    job.sink = KafkaSink(broker.bootstrap_servers, topic=topic, deadline_s=2)
+    first, second = job.prepare(1, range(5)), job.prepare(2, range(5, 10))
+    committer = job.committer()
+    monkeypatch.setattr(FileStagingArea, "discard", _die)
+    assert committer.commit(first) == Committed()
+    assert isinstance(committer.commit(second), RetryLater)
+    assert ids_in(broker.bootstrap_servers, topic) == list(range(5))
+    monkeypatch.undo()
+    assert committer.commit(second) == Committed()
+    assert committer.commit(first) == AlreadyCommitted()
+    assert ids_in(broker.bootstrap_servers, topic) == list(range(10))
+    assert job.staged() == []
+
+
+def test_damaged_rows_are_named_and_may_be_aborted(job: Job, tmp_path: Path) -> None:
+    committable = job.prepare(1, range(5))
+    (path,) = tmp_path.rglob("*-0.arrow")
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(StateCorrupt, match="damaged"):
+        job.committer().commit(committable)
+    assert job.committer().abort(committable) == Aborted()
+    assert job.staged() == []
+
+
+def test_writer_says_that_storage_is_full_and_stages_nothing(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = job.writer()
+    writer.write(rows(range(5)))
+    monkeypatch.setattr(FileStagingArea, "contains", _die)
+    with pytest.raises(PreCommitFailed, match="checkpoint 1 was not pre-committed"):
+        writer.pre_commit(CheckpointId(1))
+    with pytest.raises(SinkError, match="has failed before"):
+        writer.write(rows([1]))
+    monkeypatch.undo()
+    assert job.staged() == []
+
+
+def test_at_least_once_says_that_the_broker_is_gone(broker: EmbeddedKafka, job: Job) -> None:
+    """S43: the error of the producer's thread surfaces in write or at the barrier."""
+    sink = KafkaSink(
+        broker.bootstrap_servers,
+        topic=str(job.sink.topic),
+        delivery="at_least_once",
+        transaction_timeout_s=1.5,
+    )
+    with Job(sink, job.directory) as once:
+        writer = once.writer()
+        writer.write(rows(range(10)))
+        assert writer.pre_commit(CheckpointId(1)) is None
+        broker.network.refuse()
+        try:
+            writer.write(rows(range(10)))
+            with pytest.raises(PreCommitFailed, match="checkpoint 2"):
+                writer.pre_commit(CheckpointId(2))
+        finally:
+            broker.network.heal()
+
+
+def _age(job: Job, committable: Committable, *, days: int) -> None:
+    """Stage the same rows anew, as if that had been `days` ago."""
+    found = job.staging.read(committable.transaction)
+    assert found is not None
+    job.staging.discard(committable.transaction)
+    staged = job.staging.open()
+    for part, batch in found:
+        metadata = dict(batch.schema.metadata or {})
+        metadata[b"onceflow.staged_at"] = repr(time.time() - days * 86_400).encode()
+        staged.write(batch.replace_schema_metadata(metadata), part=part)
+    staged.seal(committable.transaction)
+
+
+def _die(self: FileStagingArea, transaction: TransactionId) -> bool:
+    raise StorageError(f"no space left for {transaction}")
+
+
+def _receipt_of(committable: Committable) -> TransactionId:
+    one = committable.transaction
+    return TransactionId(one.sink_id, one.attempt, one.checkpoint, one.subtask, 9000)
