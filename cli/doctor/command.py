@@ -17,10 +17,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from onceflow.cli.doctor.databases import CommitMode, DatabaseQuestion
 from onceflow.cli.doctor.findings import Check, Finding, Level, examine
 from onceflow.cli.doctor.java import check_java
 from onceflow.cli.doctor.kafka import KafkaQuestion, check_kafka, read_options
-from onceflow.cli.doctor.postgres import CommitMode, DatabaseQuestion, check_postgres
+from onceflow.cli.doctor.mysql import check_mysql
+from onceflow.cli.doctor.postgres import check_postgres
 from onceflow.cli.doctor.python import check_python
 from onceflow.cli.doctor.spark import SparkQuestion, check_spark
 from onceflow.cli.doctor.storage import check_storage
@@ -39,6 +41,8 @@ _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "bold red
 _DATABASES: dict[str, Callable[[DatabaseQuestion], Sequence[Finding]]] = {
     "postgresql": check_postgres,
     "postgres": check_postgres,
+    "mysql": check_mysql,
+    "mariadb": check_mysql,
 }
 
 
@@ -105,7 +109,7 @@ class Examined:
             url,
             read_password(self.password_file) if self.password_file else None,
             self.table,
-            self.ledger_schema or "onceflow",
+            self.ledger_schema,
             self.commit_mode,
             self.parallelism,
             self.timeout_s,

@@ -4,41 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import psycopg
 from psycopg import sql
 
+from onceflow.cli.doctor.databases import (
+    CLOCK_SKEW_MAX_S,
+    CONNECTIONS_A_SUBTASK,
+    DatabaseQuestion,
+    refused,
+)
 from onceflow.cli.doctor.findings import Area, Finding
-from onceflow.core.errors import ConfigError, OnceflowError
+from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.sinks.postgres.catalog import SERVER_VERSION_MIN
 from onceflow.sinks.postgres.connection import BoundedConnection, Endpoint, endpoint
 from onceflow.sinks.postgres.failures import described
 
-CommitMode = Literal["auto", "two_phase", "ledger"]
-CLOCK_SKEW_MAX_S = 5.0
 OLD_S = 3600.0
-CONNECTIONS_A_SUBTASK = 2
-
-
-@dataclass(frozen=True, slots=True)
-class DatabaseQuestion:
-    """Which database is asked, and for what it must do."""
-
-    url: str = field(repr=False)
-    password: str | None = field(default=None, repr=False)
-    table: str | None = None
-    ledger_schema: str = "onceflow"
-    commit_mode: CommitMode = "auto"
-    parallelism: int = 1
-    timeout_s: float = 30.0
 
 
 def check_postgres(question: DatabaseQuestion) -> Sequence[Finding]:
     """Connect, and ask the server about itself; changes nothing in it."""
-    area = Area("database")
     where = endpoint(
         question.url,
         user=None,
@@ -49,16 +37,11 @@ def check_postgres(question: DatabaseQuestion) -> Sequence[Finding]:
     try:
         connection = where.connect("onceflow doctor")
     except OnceflowError as error:
-        wrong = isinstance(error, ConfigError)
         return [
-            area.problem(
-                str(error),
-                "user, password, database and pg_hba.conf that let this machine in"
-                if wrong
-                else "a server that listens there and answers",
-                "mend the url, or: ALTER ROLE <user> PASSWORD '…'; SELECT pg_reload_conf()"
-                if wrong
-                else "start it; see listen_addresses, port and the firewall",
+            refused(
+                error,
+                "ALTER ROLE <user> PASSWORD '…', or pg_hba.conf and SELECT pg_reload_conf()",
+                "listen_addresses, port",
             )
         ]
     with connection:
@@ -195,7 +178,7 @@ class _Examination:
         return [self._area.ok(f"{free} of {total} connections are free")]
 
     def _privileges(self) -> list[Finding]:
-        schema = self._question.ledger_schema
+        schema = self._question.ledger_schema or "onceflow"
         role, there, in_schema, in_database, database = self._row(
             "SELECT current_user::text, n.oid IS NOT NULL, "
             "coalesce(has_schema_privilege(n.oid, 'USAGE, CREATE'), false), "

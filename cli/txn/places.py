@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+from onceflow.cli.txn.mysql import MySQLPlace
 from onceflow.cli.txn.postgres import PostgresPlace
 from onceflow.core.errors import ConfigError
 from onceflow.core.secret_references import followed
@@ -39,9 +40,20 @@ def _postgres(access: DatabaseAccess) -> Place:
     )
 
 
+def _mysql(access: DatabaseAccess) -> Place:
+    return MySQLPlace(
+        access.url,
+        password=access.password,
+        ledger_schema=access.bookkeeping,
+        timeout_s=access.timeout_s,
+    )
+
+
 OPENERS: dict[str, Callable[[DatabaseAccess], Place]] = {
     "postgresql": _postgres,
     "postgres": _postgres,
+    "mysql": _mysql,
+    "mariadb": _mysql,
 }
 """By the scheme of a URL, without a driver's name."""
 
