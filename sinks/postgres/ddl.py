@@ -18,7 +18,7 @@ from sqlalchemy.types import TypeEngine
 
 from onceflow.core.errors import ConfigError
 from onceflow.sinks.postgres.catalog import TableName
-from onceflow.sinks.postgres.types import is_text, plain
+from onceflow.sinks.postgres.types import DECIMAL_PRECISION_MAX, is_text, plain
 from onceflow.sinks.sql import ledger_table, sinks_table
 
 _SqlType = TypeEngine[Any]
@@ -119,7 +119,7 @@ def _scalar_type(given: pa.DataType) -> _SqlType | None:
         return sa.Text()
     if arrow.is_timestamp(given):
         return sa.DateTime(timezone=given.tz is not None)
-    if arrow.is_decimal(given):
+    if arrow.is_decimal(given) and given.precision <= DECIMAL_PRECISION_MAX:
         # Arrow's negative scales mean trailing zeros before the point.
         return sa.Numeric(given.precision - min(given.scale, 0), max(given.scale, 0))
     for is_kind, made in (

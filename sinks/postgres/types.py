@@ -15,7 +15,9 @@ from pyarrow import types as arrow
 
 from onceflow.sinks.postgres.catalog import PostgresType
 
-_DECIMAL128_PRECISION_MAX = 38
+DECIMAL_PRECISION_MAX = 38
+"""Of decimal128, the widest that the encoder writes."""
+
 _INTEGERS: dict[str, pa.DataType] = {"int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64()}
 # Their receive functions take the text itself.
 _TEXTS = frozenset({"text", "varchar", "bpchar", "citext", "json", "enum", "jsonb"})
@@ -133,7 +135,7 @@ def _numeric_wire(given: pa.DataType, target: PostgresType) -> pa.DataType | Non
         digits = min(digits, target.precision - target.scale)
         scale = min(scale, target.scale)
     precision = digits + scale
-    return pa.decimal128(precision, scale) if 0 < precision <= _DECIMAL128_PRECISION_MAX else None
+    return pa.decimal128(precision, scale) if 0 < precision <= DECIMAL_PRECISION_MAX else None
 
 
 def _temporal_wire(given: pa.DataType, name: str) -> pa.DataType | None:
