@@ -77,7 +77,10 @@ class SinkTarget(ABC):
         raise NotTestable("needs secrets()")
 
     def lose(self, committable: Committable) -> None:
-        """Make what was pre-committed gone behind the sink's back, as an administrator would."""
+        """Make what was pre-committed gone behind the sink's back, as an administrator would.
+
+        Not needed for rows that are staged in checkpoint storage.
+        """
         raise NotTestable("needs lose()")
 
     def kill(self) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from onceflow.integration.conformance.plugin import target_of
 from onceflow.integration.conformance.suite import SinkConformance
 from onceflow.integration.conformance.target import SinkTarget
+from onceflow.integration.conformance_plugin import target_of
 
 
 class TestNamedSink(SinkConformance):

@@ -1,43 +1,71 @@
-"""Our own sinks' targets: each asks its server itself what a reader sees."""
+"""Targets of our own sinks on servers: each asks its server itself what a reader sees."""
 
 from __future__ import annotations
 
+import json
+import secrets
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pyarrow as pa
 from psycopg import sql
+from tests.integration.kafka_sink_kit import messages
 
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.spi import Sink
-from onceflow.core.staging import is_staged
 from onceflow.integration.conformance import NotTestable, SinkTarget
 from onceflow.integration.conformance.target import ROWS
-from onceflow.sinks import PostgresSink
+from onceflow.integration.servers.kafka_admin import delete_topics
+from onceflow.integration.servers.kinds import OwnDatabase, OwnKafka
+from onceflow.sinks import KafkaSink, PostgresSink
 
-PASSWORD = "hunter2-of-the-kit"
+USER = "kit"
+PASSWORD = "correct-horse-battery-staple"
+DATABASE = "conformance"
+TABLE = "CREATE TABLE kept_rows (id bigint PRIMARY KEY, account varchar(50), amount integer)"
 
-
-class Killable(Protocol):
-    """A server that a test may kill: its own, never the shared one."""
-
-    port: int
-
-    def kill(self) -> None: ...
-
-    def start(self) -> object: ...
-
-    def pause(self) -> None: ...
-
-    def unpause(self) -> None: ...
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-class ServerTarget(SinkTarget):
-    """What all targets on a server of the test run share."""
+class DatabaseTarget(SinkTarget):
+    """The table `kept_rows` of one database on a server that the test may kill."""
 
-    server: Killable
+    def __init__(self, server: OwnDatabase, settings: Mapping[str, Any] = _NOTHING) -> None:
+        self.server = server
+        self.settings = settings
+
+    @abstractmethod
+    def sink_of(self, url: str) -> Sink:
+        """Return the sink that writes to the database at `url`."""
+
+    def url(self, host: str, port: int) -> str:
+        """Return the URL that the sink's user is given, with a password."""
+        parts = urlsplit(self.server.database_url(DATABASE))
+        return urlunsplit(parts._replace(netloc=f"{USER}:{PASSWORD}@{host}:{port}"))
+
+    def sink(self) -> Sink:
+        return self.sink_of(self.url(*self.address()))
+
+    def sink_at(self, host: str, port: int) -> Sink:
+        return self.sink_of(self.url(host, port))
+
+    def address(self) -> tuple[str, int]:
+        return self.server.host, self.server.port
+
+    def bad_batch(self, ids: Sequence[int]) -> pa.RecordBatch:
+        """Return a key that is there twice, or, where only values are looked at, one too large."""
+        if self.settings.get("commit_mode") == "two_phase" and "write_mode" not in self.settings:
+            return self.batch([*ids, ids[0]])
+        good = self.batch(ids)
+        amounts = pa.array([2**40, *[0] * (len(ids) - 1)], pa.int64())
+        return pa.RecordBatch.from_arrays([*good.columns[:2], amounts], schema=good.schema)
+
+    def secrets(self) -> Sequence[str]:
+        return [PASSWORD]
 
     def kill(self) -> None:
         self.server.kill()
@@ -51,56 +79,64 @@ class ServerTarget(SinkTarget):
     def unpause(self) -> None:
         self.server.unpause()
 
-    def address(self) -> tuple[str, int]:
-        return "127.0.0.1", self.server.port
 
+class PostgresTarget(DatabaseTarget):
+    """A Postgres database; `create` makes it and its table, once."""
 
-class PostgresTarget(ServerTarget):
-    """The table `rows` in one database of a Postgres server."""
+    def create(self) -> None:
+        with psycopg.connect(self.server.url, autocommit=True) as connection:
+            role = sql.SQL("CREATE ROLE {} SUPERUSER LOGIN PASSWORD {}")
+            connection.execute(role.format(sql.Identifier(USER), sql.Literal(PASSWORD)))
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(DATABASE)))
+        with psycopg.connect(self.server.database_url(DATABASE), autocommit=True) as connection:
+            connection.execute(TABLE)
 
-    def __init__(
-        self,
-        server: Killable,
-        database: str,
-        settings: Mapping[str, Any] = MappingProxyType({}),
-    ) -> None:
-        self.server = server
-        self._database = database
-        self._settings = settings
-
-    def sink(self) -> Sink:
-        return self.sink_at(*self.address())
-
-    def sink_at(self, host: str, port: int) -> Sink:
-        return PostgresSink(
-            f"postgresql://postgres:{PASSWORD}@{host}:{port}/{self._database}",
-            table="rows",
-            create=True,
-            primary_key=("id",),
-            **self._settings,
-        )
+    def sink_of(self, url: str) -> Sink:
+        return PostgresSink(url, table="kept_rows", primary_key=("id",), **self.settings)
 
     def rows(self) -> list[dict[str, object]]:
-        with psycopg.connect(self._url) as connection:
-            try:
-                cursor = connection.execute("SELECT id, account, amount FROM rows")
-            except psycopg.errors.UndefinedTable:
-                return []
+        with psycopg.connect(self.server.database_url(DATABASE)) as connection:
+            cursor = connection.execute("SELECT id, account, amount FROM kept_rows")
             return [dict(zip(ROWS.names, row, strict=True)) for row in cursor]
 
-    def bad_batch(self, ids: Sequence[int]) -> pa.RecordBatch:
-        return self.batch([*ids, ids[0]])
-
-    def secrets(self) -> Sequence[str]:
-        return [PASSWORD]
-
     def lose(self, committable: Committable) -> None:
-        if is_staged(committable):
-            raise NotTestable("staged rows are files of the checkpoint storage")
-        with psycopg.connect(self._url, autocommit=True) as connection:
-            name = sql.Literal(str(committable.transaction))
+        name = sql.Literal(str(committable.transaction))
+        with psycopg.connect(self.server.database_url(DATABASE), autocommit=True) as connection:
             connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(name))
 
-    @property
-    def _url(self) -> str:
-        return f"postgresql://postgres@127.0.0.1:{self.server.port}/{self._database}"
+
+class KafkaTarget(SinkTarget):
+    """A topic of its own on a broker that the test may kill, read as read_committed consumers do.
+
+    A broker tells its clients its own address, so a network in between would be left at once.
+    """
+
+    def __init__(self, broker: OwnKafka, settings: Mapping[str, Any] = _NOTHING) -> None:
+        self._broker = broker
+        self._settings = settings
+        self._topic = broker.create_topic(f"rows-{secrets.token_hex(4)}", partitions=2)
+
+    def sink(self) -> Sink:
+        return KafkaSink(self._broker.bootstrap_servers, topic=self._topic, **self._settings)
+
+    def rows(self) -> list[dict[str, object]]:
+        found = messages(self._broker.bootstrap_servers, self._topic)
+        return [json.loads(message.value() or b"") for message in found]
+
+    def close(self) -> None:
+        delete_topics(self._broker.bootstrap_servers, [self._topic])
+
+    def secrets(self) -> Sequence[str]:
+        raise NotTestable("the broker of the tests asks for no password")
+
+    def kill(self) -> None:
+        self._broker.kill()
+
+    def start(self) -> None:
+        self._broker.start()
+
+    def pause(self) -> None:
+        self._broker.pause()
+
+    def unpause(self) -> None:
+        self._broker.unpause()

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.conformance.broken_sinks import GALLERY, BrokenSink
+from tests.conformance.broken_sink import BrokenSink
+from tests.conformance.broken_sinks import GALLERY
 from tests.conformance.reference_sink import ReferenceTarget
 
 from onceflow.integration.conformance import Verdict, run_clauses

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,5 +12,5 @@ from onceflow.integration.conformance import SinkConformance, SinkTarget
 
 class TestReferenceSink(SinkConformance):
     @pytest.fixture
-    def sink_target(self, tmp_path: Path) -> Iterator[SinkTarget]:
-        yield ReferenceTarget(tmp_path)
+    def sink_target(self, tmp_path: Path) -> SinkTarget:
+        return ReferenceTarget(tmp_path)

@@ -1,4 +1,8 @@
-"""The pytest side of the kit: its options, its fixtures, and the table at the end of the run."""
+"""The pytest side of `integration.conformance`: options, fixtures, the table at the end of the run.
+
+Loaded by pytest through its entry point in every project that has onceflow installed: what is heavy
+is imported when a sink is tested.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ if TYPE_CHECKING:
     from onceflow.integration.conformance.target import SinkTarget
 
 _PROPERTY = "onceflow_clause"
-_SUITE = Path(__file__).with_name("test_sink.py")
+_SUITE = Path(__file__).parent / "conformance" / "test_sink.py"
 
 
 @dataclass
@@ -150,21 +154,19 @@ def failed_clauses(config: pytest.Config, sink: str) -> set[str]:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark the tests of clauses, so that their reports are known again (also over processes)."""
+    if "clause" not in _parameters(item):
+        return
     from onceflow.integration.conformance.clause import Clause
 
-    clause = _parameters(item).get("clause")
+    clause = _parameters(item)["clause"]
     if isinstance(clause, Clause):
-        item.user_properties.append(
-            (
-                _PROPERTY,
-                {
-                    "sink": sink_label(item),
-                    "clause": clause.id,
-                    "says": clause.says,
-                    "scenarios": list(clause.scenarios),
-                },
-            )
-        )
+        facts = {
+            "sink": sink_label(item),
+            "clause": clause.id,
+            "says": clause.says,
+            "scenarios": list(clause.scenarios),
+        }
+        item.user_properties.append((_PROPERTY, facts))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -179,20 +181,22 @@ def pytest_runtest_makereport(
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Print the table, and write the report."""
-    from onceflow.integration.conformance.report import lines_of, report_of
-
     table = config.stash[_TABLE]
     for outcome in ("passed", "failed", "skipped", "error"):
         for report in terminalreporter.stats.get(outcome, ()):
             if isinstance(report, pytest.TestReport):
                 _enter(table, report)
+    path: str | None = config.getoption("--onceflow-report")
+    if not table.sinks and not path:
+        return
+    from onceflow.integration.conformance.report import lines_of, report_of
+
     effort = _effort(config)
     for sink, clauses in table.sinks.items():
         terminalreporter.write_sep("=", f"conformance of {sink}")
         for line, verdict in lines_of(list(clauses.values()), *effort):
             colour = _COLOURS.get(verdict, {})
             terminalreporter.write_line(line, **colour)
-    path: str | None = config.getoption("--onceflow-report")
     if path:
         Path(path).write_text(json.dumps(report_of(table.sinks, *effort), indent=2) + "\n")
 

@@ -1,0 +1,52 @@
+"""Our own sinks keep every clause of the contract, on real servers that are killed and cut off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.conformance.sink_targets import KafkaTarget, PostgresTarget
+
+from onceflow.integration.conformance import SinkConformance, SinkTarget
+from onceflow.integration.servers.kinds import OwnDatabase, OwnKafka, make_kafka, make_postgres
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[OwnDatabase]:
+    with make_postgres() as server:
+        PostgresTarget(server).create()
+        yield server
+
+
+class TestPostgresTwoPhase(SinkConformance):
+    @pytest.fixture
+    def sink_target(self, postgres: OwnDatabase) -> SinkTarget:
+        return PostgresTarget(postgres, {"commit_mode": "two_phase"})
+
+
+class TestPostgresLedger(SinkConformance):
+    @pytest.fixture
+    def sink_target(self, postgres: OwnDatabase) -> SinkTarget:
+        return PostgresTarget(postgres, {"commit_mode": "ledger"})
+
+
+class TestPostgresUpsert(SinkConformance):
+    @pytest.fixture
+    def sink_target(self, postgres: OwnDatabase) -> SinkTarget:
+        return PostgresTarget(postgres, {"commit_mode": "two_phase", "write_mode": "upsert"})
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[OwnKafka]:
+    with make_kafka() as server:
+        yield server
+
+
+class TestKafka(SinkConformance):
+    @pytest.fixture
+    def sink_target(self, broker: OwnKafka) -> Iterator[SinkTarget]:
+        target = KafkaTarget(broker)
+        yield target
+        target.close()
