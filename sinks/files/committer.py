@@ -19,8 +19,9 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.sinks.files.layout import SinkPaths
-from onceflow.sinks.files.publication import PublicationBegun, publication
+from onceflow.sinks.files.publication import PublicationBegun
 from onceflow.sinks.files.settings import FileSettings
+from onceflow.sinks.files.target import publication
 
 _logger = logging.getLogger("onceflow.sinks.files")
 

@@ -7,7 +7,6 @@ fsspec asks whether the file exists and then writes it, which two callers may do
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,14 +17,11 @@ import fsspec
 from typing_extensions import override
 
 from onceflow.core.errors import ConfigError, OnceflowError, SinkError
-from onceflow.core.secret_references import followed
+from onceflow.sinks.files.options import followed_options, secrets_of
 from onceflow.sinks.files.store import CopyingStore, RenamingStore, Store, is_seen
 
 _THREADS_MAX = 16
 """Requests under way at once: each waits for the network, none needs the processor."""
-
-_SECRET = re.compile(r"secret|passw|token|sas|credential|key|connection_string", re.IGNORECASE)
-_SECRET_LENGTH_MIN = 4
 
 
 class FsspecStore(Store):
@@ -284,32 +280,3 @@ class RemoteDirectory(FsspecStore, RenamingStore):
     @override
     def _make_parent(self, path: str) -> None:
         self._fs.makedirs(self._full(path.rpartition("/")[0]), exist_ok=True)
-
-
-def followed_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `options` with references to secrets followed, for a client about to be opened.
-
-    Raises:
-        ConfigError: One cannot be followed here.
-    """
-    found: dict[str, Any] = {}
-    for name, value in options.items():
-        if isinstance(value, Mapping):
-            found[name] = followed_options(cast("Mapping[str, Any]", value))
-        elif isinstance(value, str):
-            found[name] = followed(value, setting=f"storage_options[{name!r}]")
-        else:
-            found[name] = value
-    return found
-
-
-def secrets_of(options: Mapping[str, Any], *, known_secret: bool = False) -> list[str]:
-    """Return every text in `options` that its name says must not be printed, longest first."""
-    found: list[str] = []
-    for name, value in options.items():
-        secret = known_secret or _SECRET.search(name) is not None
-        if isinstance(value, Mapping):
-            found += secrets_of(cast("Mapping[str, Any]", value), known_secret=secret)
-        elif secret and isinstance(value, str) and len(value) >= _SECRET_LENGTH_MIN:
-            found.append(value)
-    return sorted(found, key=len, reverse=True)

@@ -19,10 +19,9 @@ from onceflow.sinks.files.fence import claim
 from onceflow.sinks.files.formats import Compression, file_format
 from onceflow.sinks.files.layout import SinkPaths
 from onceflow.sinks.files.partitions import Partitions
-from onceflow.sinks.files.publication import publication
 from onceflow.sinks.files.settings import FileSettings
 from onceflow.sinks.files.store import Store
-from onceflow.sinks.files.target import Publish, Target
+from onceflow.sinks.files.target import Publish, Target, publication
 from onceflow.sinks.files.writer import FileWriter
 
 _logger = logging.getLogger("onceflow.sinks.files")

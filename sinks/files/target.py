@@ -1,4 +1,4 @@
-"""Finds the store that a url names."""
+"""Finds the store that a url names, and how it publishes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from typing import Any, Literal
 from urllib.parse import unquote
 
 from onceflow.core.errors import ConfigError
+from onceflow.sinks.files.by_copy import ByCopy
+from onceflow.sinks.files.by_rename import ByRename
+from onceflow.sinks.files.layout import SinkPaths
 from onceflow.sinks.files.local import LocalStore
-from onceflow.sinks.files.store import Store
+from onceflow.sinks.files.publication import Publication
+from onceflow.sinks.files.store import CopyingStore, RenamingStore, Store
 
 Publish = Literal["auto", "rename", "copy"]
 
@@ -95,3 +99,14 @@ def _local_root(path: str, url: str) -> str:
 def _shown(protocol: str, root: str) -> str:
     """Return the url without a password; `container@account` is none."""
     return f"{protocol}://{_PASSWORD.sub('', root)}"
+
+
+def publication(store: Store, paths: SinkPaths) -> Publication:
+    """Return how `store` publishes."""
+    match store:
+        case RenamingStore():
+            return ByRename(store, paths)
+        case CopyingStore():
+            return ByCopy(store, paths)
+        case _:
+            raise TypeError(f"{type(store).__name__} neither renames nor copies")

@@ -28,8 +28,8 @@ from onceflow.sinks.files.layout import SinkPaths
 from onceflow.sinks.files.manifest import Manifest, ManifestFile
 from onceflow.sinks.files.part_file import PartFile
 from onceflow.sinks.files.partitions import Partitions
-from onceflow.sinks.files.publication import publication
 from onceflow.sinks.files.settings import FileSettings
+from onceflow.sinks.files.target import publication
 
 BUFFERED_BYTES_MAX = 128 * 1024 * 1024
 """What one writer keeps in memory over all its open files before it encodes the largest."""

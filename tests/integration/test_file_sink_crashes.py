@@ -114,6 +114,7 @@ def server() -> Iterator[S3Server]:
     server.close()
 
 
+@pytest.mark.timeout(600)
 def test_job_killed_at_any_step_in_a_directory_writes_each_row_once(
     runner: JobRunner, tmp_path: Path
 ) -> None:

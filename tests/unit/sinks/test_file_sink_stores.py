@@ -24,7 +24,8 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.sinks import FileSink
 from onceflow.sinks.files import committed_files
-from onceflow.sinks.files.remote import RemoteDirectory, secrets_of
+from onceflow.sinks.files.options import secrets_of
+from onceflow.sinks.files.remote import RemoteDirectory
 from onceflow.sinks.files.target import Target
 
 _MEMORY: Any = fsspec.core.url_to_fs("memory://x")[0]
