@@ -139,5 +139,7 @@ def _error_of(step: GiveUp, committable: Committable) -> SinkError:
         "unknown": CommitOutcomeUnknown,
         "failed": CommitFailed,
     }
-    text = f"transaction {committable.transaction} ({committable.rows} rows): {step.message}"
-    return classes[step.kind](text)
+    return classes[step.kind](
+        f"transaction {committable.transaction} ({committable.rows} rows): {step.message}."
+        f" `onceflow txn show {committable.transaction}` tells more, docs/operations.md what to do"
+    )

@@ -149,17 +149,21 @@ class SinkRecovery:
     def _commit(self, committer: Committer, committable: Committable) -> bool:
         outcome = self._until_settled(lambda: committer.commit(committable))
         name = f"transaction {committable.transaction} ({committable.rows} rows)"
+        more = (
+            f". `onceflow txn show {committable.transaction}` tells more, docs/operations.md"
+            " what to do"
+        )
         match outcome:
             case Committed():
                 return True
             case AlreadyCommitted():
                 return False
             case Lost(reason):
-                raise PreparedTransactionLost(f"{name}: {reason}")
+                raise PreparedTransactionLost(f"{name}: {reason}{more}")
             case Unknown(reason):
-                raise CommitOutcomeUnknown(f"{name}: {reason}")
+                raise CommitOutcomeUnknown(f"{name}: {reason}{more}")
             case _:
-                raise CommitFailed(f"{name} is decided and could not be committed: {outcome}")
+                raise CommitFailed(f"{name} is decided and could not be committed: {outcome}{more}")
 
     def _abort(self, committer: Committer, committable: Committable) -> None:
         outcome = self._until_settled(lambda: committer.abort(committable))

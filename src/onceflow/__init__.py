@@ -22,7 +22,7 @@ from onceflow.core.protocol.restart import (
     FixedDelay,
     NoRestart,
 )
-from onceflow.core.runtime.status import CheckpointStats, JobState, JobStatus
+from onceflow.core.runtime.status import CheckpointStats, JobState, JobStatus, SinkStatus
 from onceflow.core.state import (
     HeapBackend,
     ListStateDescriptor,
@@ -59,6 +59,7 @@ __all__ = [
     "Record",
     "RocksDBBackend",
     "RuntimeSettings",
+    "SinkStatus",
     "StateAccess",
     "Stream",
     "ValueStateDescriptor",

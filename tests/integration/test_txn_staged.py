@@ -1,0 +1,131 @@
+"""`onceflow txn --sink` with real sinks whose rows wait in checkpoint storage."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.kafka_sink_kit import ids_in as ids_in_topic
+from tests.integration.mysql_sink_kit import ids_in as ids_in_mysql
+from tests.integration.postgres_sink_kit import SCHEMA, rows
+from tests.integration.postgres_sink_kit import ids_in as ids_in_postgres
+from tests.support.aged_log import AgedLog
+from typer.testing import CliRunner
+
+from onceflow.cli.main import app
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import AttemptId, CheckpointId
+from onceflow.core.spi import CommitterContext, Sink, WriterContext
+from onceflow.integration.pytest_plugin import TopicFactory
+from onceflow.integration.servers.kinds import KafkaServer
+from onceflow.sinks import KafkaSink, MySQLSink, PostgresSink
+
+SINK_ID = "payments.out"
+
+
+@dataclass
+class Target:
+    """A sink, its construction as text, and what its readers see."""
+
+    sink: Sink
+    source: str
+    ids: Callable[[], list[int]]
+
+
+@pytest.fixture(params=["postgres", "mysql", "kafka"])
+def target(request: pytest.FixtureRequest) -> Target:
+    if request.param == "kafka":
+        server: KafkaServer = request.getfixturevalue("onceflow_kafka")
+        make: TopicFactory = request.getfixturevalue("kafka_topic")
+        servers, topic = server.bootstrap_servers, make(1)
+        return Target(
+            KafkaSink(servers, topic=topic),
+            f"KafkaSink({servers!r}, topic={topic!r})",
+            lambda: ids_in_topic(servers, topic),
+        )
+    url = str(request.getfixturevalue(f"{request.param}_database"))
+    options = "table='ledger', create=True, commit_mode='ledger'"
+    if request.param == "mysql":
+        return Target(
+            MySQLSink(url, table="ledger", create=True, commit_mode="ledger"),
+            f"MySQLSink({url!r}, {options})",
+            lambda: ids_in_mysql(url),
+        )
+    return Target(
+        PostgresSink(url, table="ledger", create=True, commit_mode="ledger"),
+        f"PostgresSink({url!r}, {options})",
+        lambda: ids_in_postgres(url),
+    )
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> AgedLog:
+    log = AgedLog(tmp_path / "checkpoints")
+    log.claim()
+    return log
+
+
+def pre_commit(log: AgedLog, sink: Sink, checkpoint: int, ids: range) -> Committable:
+    writer = sink.writer(
+        WriterContext(
+            "payments", "out", SINK_ID, 0, 1, AttemptId(1), CheckpointId(checkpoint), SCHEMA,
+            staging=log.storage.staging(SINK_ID),
+        )
+    )  # fmt: skip
+    writer.write(rows(ids))
+    committable = writer.pre_commit(CheckpointId(checkpoint))
+    writer.close()
+    assert committable is not None
+    return committable
+
+
+def run(*arguments: str) -> tuple[int, Any]:
+    outcome = CliRunner().invoke(app, ["txn", *arguments, "--json"])
+    assert outcome.stdout, outcome.stderr
+    return outcome.exit_code, json.loads(outcome.stdout)
+
+
+def test_staged_rows_are_applied_or_dropped_as_the_log_says(
+    target: Target, log: AgedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staging = log.storage.staging(SINK_ID)
+    context = CommitterContext("payments", "out", SINK_ID, AttemptId(1), log.log_id, staging)
+    target.sink.check(context, SCHEMA)
+    decided = pre_commit(log, target.sink, 1, range(5))
+    undecided = pre_commit(log, target.sink, 2, range(5, 8))
+    log.decide(1, [decided])
+    # The job has died; somebody has its sink in a module.
+    (tmp_path / "staged_job.py").write_text(
+        f"from onceflow.sinks import KafkaSink, MySQLSink, PostgresSink\n\nsink = {target.source}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "staged_job", raising=False)
+    options = ["--sink", "staged_job:sink", "--sink-id", SINK_ID, "--storage", str(log.root)]
+
+    status, printed = run("list", *options)
+    found = [(one["id"], one["kind"], one["verdict"]) for one in printed["transactions"]]
+    assert found == [
+        (str(decided.transaction), "staged", "decided"),
+        (str(undecided.transaction), "staged", "undecided"),
+    ]
+    assert all(one["age_seconds"] < 60 for one in printed["transactions"])
+    for command, wrong in (("commit", undecided), ("abort", decided)):
+        assert run(command, str(wrong.transaction), *options, "--yes")[0] == 1
+    assert target.ids() == []
+
+    outcomes = list[str]()
+    for _ in range(2):
+        status, printed = run("commit", str(decided.transaction), *options, "--yes")
+        outcomes += [result["outcome"] for result in printed["results"]]
+        assert status == 0, printed
+    assert outcomes == ["committed", "already_committed"]
+    status, printed = run("abort", "--all", *options, "--yes")
+    assert (status, [result["outcome"] for result in printed["results"]]) == (0, ["aborted"])
+    assert target.ids() == [0, 1, 2, 3, 4]
+    assert run("list", *options, "--check") == (0, {"transactions": []})
