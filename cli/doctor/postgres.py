@@ -19,6 +19,7 @@ from onceflow.cli.doctor.findings import Area, Finding
 from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.sinks.postgres.catalog import SERVER_VERSION_MIN
+from onceflow.sinks.postgres.commit_mode import is_pooled
 from onceflow.sinks.postgres.connection import BoundedConnection, Endpoint, endpoint
 from onceflow.sinks.postgres.failures import described
 
@@ -247,15 +248,16 @@ class _Examination:
         return [area.ok(f"role {role} may insert")]
 
     def _pooler(self) -> list[Finding]:
-        # A pooler makes up the process number that it gives at login.
-        (session,) = self._row("SELECT pg_backend_pid()")
-        if session == self._connection.info.backend_pid:
+        if not is_pooled(self._connection):
             return [self._area.ok("no pooler in between")]
+        if self._question.commit_mode == "ledger":
+            return [self._area.ok("a connection pooler is in between")]
+        says = self._area.warning if self._question.commit_mode == "auto" else self._area.problem
         return [
-            self._area.warning(
+            says(
                 "a connection pooler is in between",
                 "a direct connection for two-phase commit; ledger mode works through a pooler",
-                "name the server's own port, or PostgresSink(commit_mode='ledger')",
+                "name the server's own address and port, or PostgresSink(commit_mode='ledger')",
             )
         ]
 

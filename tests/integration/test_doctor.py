@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from tests.integration.pgbouncer import PgBouncer, find_pgbouncer
 from tests.integration.postgres_sink_kit import prepared, query
 from typer.testing import CliRunner
 
@@ -137,6 +139,28 @@ def test_a_wrong_password_and_a_closed_port_are_told_apart(
         (finding,) = worst(findings)
         assert (status, finding["level"], said in finding["found"]) == (1, "problem", True)
         assert finding["remedy"]
+
+
+@pytest.mark.skipif(find_pgbouncer() is None, reason="pgbouncer is not installed")
+def test_a_pooler_in_between_is_noticed(postgres_database: str) -> None:
+    parts = urlsplit(postgres_database)
+    assert parts.port is not None
+    with (
+        tempfile.TemporaryDirectory(prefix="pgbouncer-") as directory,
+        PgBouncer(parts.port, Path(directory)) as pooler,
+    ):
+        status, findings = examine("--url", pooler.url(parts.path[1:]))
+        (finding,) = worst(findings)
+        assert (status, finding["level"]) == (0, "warning")
+        assert finding["found"] == "a connection pooler is in between"
+        assert "commit_mode='ledger'" in finding["remedy"]
+        for mode, ends, level in (("two_phase", 1, "problem"), ("ledger", 0, "ok")):
+            status, findings = examine("--url", pooler.url(parts.path[1:]), "--commit-mode", mode)
+            (finding,) = [one for one in findings if "is in between" in one["found"]]
+            assert (status, finding["level"]) == (ends, level)
+    assert not [
+        one for one in examine("--url", postgres_database)[1] if "is in between" in one["found"]
+    ]
 
 
 def test_what_is_left_prepared_is_told_with_its_age(postgres_database: str) -> None:
