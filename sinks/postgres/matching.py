@@ -43,7 +43,7 @@ def matched(
     if rules.mode is not WriteMode.UPDATE:
         faults += _unfilled(table, schema)
     if rules.changes_in_place and not faults:
-        faults += _key_faults(table, rules)
+        faults += _key_faults(table, fits, rules)
     if faults:
         raise ConfigError(f"rows cannot be written to table {table.name}: {'; '.join(faults)}")
     return tuple(fits)
@@ -111,7 +111,7 @@ def _unfilled(table: TargetTable, schema: pa.Schema) -> list[str]:
     ]
 
 
-def _key_faults(table: TargetTable, rules: ChangeRules) -> list[str]:
+def _key_faults(table: TargetTable, fits: list[ColumnFit], rules: ChangeRules) -> list[str]:
     """Say why rows cannot be found by their key, or not be changed once found."""
     key = ", ".join(rules.primary_key)
     faults: list[str] = []
@@ -129,10 +129,12 @@ def _key_faults(table: TargetTable, rules: ChangeRules) -> list[str]:
                 "the stream may be one in the table; give it a deterministic collation or type "
                 "text, and bring the keys to one form in the pipeline"
             )
+    written = [fit.column for fit in fits]
+    others = [column for column in written if column.name not in rules.primary_key]
     needed: list[str] = []
-    if rules.mode is not WriteMode.IGNORE and not all(one.updatable for one in table.columns):
+    if rules.mode is not WriteMode.IGNORE and not all(column.updatable for column in others):
         needed.append("UPDATE")
-    if not all(one.readable for one in table.columns):
+    if not all(column.readable for column in written):
         needed.append("SELECT")
     if (rules.tombstones or rules.operation_column) and not table.deletable:
         needed.append("DELETE")

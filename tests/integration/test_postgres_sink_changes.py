@@ -306,7 +306,57 @@ def test_pre_commit_that_waits_too_long_says_for_which_transaction(
 
 def _until_waiting(url: str) -> None:
     for _ in range(400):
-        if query(url, "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
+        if query(
+            url,
+            "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
+            "AND datname = current_database()",
+        ):
             return
         threading.Event().wait(0.02)
     raise AssertionError("nobody waits for a lock")
+
+
+def test_names_keep_their_case_and_odd_characters(postgres_database: str) -> None:
+    query(postgres_database, """CREATE TYPE "Mood %s {}" AS ENUM ('good', 'bad')""")
+    query(
+        postgres_database,
+        'CREATE TABLE "Odd ""name"" %s {0}" ("Key %(a)s" bigint PRIMARY KEY, "{v}" "Mood %s {}")',
+    )
+    schema = pa.schema([("Key %(a)s", pa.int64()), ("{v}", pa.string())])
+    sink = PostgresSink(
+        postgres_database, table='Odd "name" %s {0}', write_mode="upsert",
+        primary_key=("Key %(a)s",), tombstones=True, commit_mode="two_phase",
+    )  # fmt: skip
+    with Job(sink, schema=schema) as job:
+        writer = job.check().writer()
+        given: list[list[str | None]] = [["good", "good"], ["bad", None]]
+        for checkpoint, values in enumerate(given, 1):
+            columns = [pa.array([1, 2]), pa.array(values, pa.string())]
+            writer.write(pa.record_batch(columns, schema=schema))
+            _commit(job, writer, checkpoint)
+    found = query(postgres_database, 'SELECT * FROM "Odd ""name"" %s {0}"')
+    assert found == [(1, "bad")]
+
+
+def test_column_privileges_are_enough(postgres_database: str) -> None:
+    query(postgres_database, "CREATE TABLE t (id bigint PRIMARY KEY, name text, secret text)")
+    query(
+        postgres_database,
+        "CREATE ROLE part LOGIN; GRANT INSERT (id, name), UPDATE (name), SELECT (id, name) ON t "
+        "TO part; CREATE SCHEMA bookkeeping AUTHORIZATION part",
+    )
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
+    sink = PostgresSink(
+        postgres_database, user="part", table="t", write_mode="upsert", primary_key=("id",),
+        ledger_schema="bookkeeping", commit_mode="two_phase",
+    )  # fmt: skip
+    try:
+        with Job(sink, schema=schema) as job:
+            writer = job.check().writer()
+            for checkpoint in (1, 2):
+                batch = pa.record_batch([pa.array([1]), pa.array([f"{checkpoint}"])], schema=schema)
+                writer.write(batch)
+                _commit(job, writer, checkpoint)
+        assert query(postgres_database, "SELECT * FROM t") == [(1, "2", None)]
+    finally:
+        query(postgres_database, "DROP OWNED BY part CASCADE; DROP ROLE part")

@@ -185,7 +185,11 @@ def test_committer_waits_for_another_that_is_applying_and_goes_on_when_that_one_
 
 def _until_waiting(url: str) -> None:
     for _ in range(400):
-        if query(url, "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
+        if query(
+            url,
+            "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
+            "AND datname = current_database()",
+        ):
             return
         threading.Event().wait(0.02)
     raise AssertionError("nobody waits for a lock")

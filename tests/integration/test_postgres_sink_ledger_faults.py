@@ -334,7 +334,8 @@ def _until_settled(ask: Callable[[], CommitOutcome]) -> CommitOutcome:
 
 
 def _until_waiting(url: str, count: int) -> None:
-    waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
+        "AND datname = current_database()"
     for _ in range(400):
         if len(query(url, waiting)) >= count:
             return

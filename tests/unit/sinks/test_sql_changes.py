@@ -330,7 +330,7 @@ def test_keys_may_have_any_type_that_databases_have_keys_of(kind: pa.DataType) -
 
 
 def test_a_million_changes_are_reduced_and_sorted_within_a_second() -> None:
-    """Measured at 3 to 5 times that; a loop over rows would take several seconds."""
+    """Measured at 2 to 4 times that; a loop over rows would take several seconds of the CPU."""
     count = 1_000_000
     rng = np.random.default_rng(7)
     rows = pa.record_batch(
@@ -345,14 +345,14 @@ def test_a_million_changes_are_reduced_and_sorted_within_a_second() -> None:
     buffer = ChangeBuffer(rules)
     best_s, put, gone = 9.0, 0, 0
     for _ in range(3):
-        began = time.perf_counter()
+        began = time.process_time()
         for start in range(0, count, 10_000):
             part = rows.slice(start, 10_000)
             buffer.add(Classified(part, part.column("gone")), "t")
         (change,) = buffer.changes()
         put = sum(one.num_rows for one in change.puts())
         gone = sum(one.num_rows for one in change.deletes())
-        best_s = min(best_s, time.perf_counter() - began)
+        best_s = min(best_s, time.process_time() - began)
         buffer.clear()
     assert put + gone > 600_000
     assert best_s < 1.0

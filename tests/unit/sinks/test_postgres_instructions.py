@@ -1,0 +1,42 @@
+"""What is staged says for itself where it goes, and nothing else is taken for an instruction."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onceflow.core.errors import StateCorrupt
+from onceflow.sinks.postgres.catalog import TableName
+from onceflow.sinks.postgres.instructions import Instruction
+from onceflow.sinks.sql import WriteMode
+
+
+@given(
+    st.builds(
+        Instruction,
+        st.builds(TableName, st.none() | st.text(), st.text()),
+        st.sampled_from(WriteMode),
+        st.lists(st.text()).map(tuple),
+        st.booleans(),
+    )
+)
+def test_any_instruction_comes_back_as_it_was(instruction: Instruction) -> None:
+    assert Instruction.decoded(instruction.encoded()) == instruction
+
+
+@pytest.mark.parametrize(
+    "label",
+    ["", "t", "{}", "[1]", '[1, "put", "s", "t"]', '[1, "put", "s", "t", "merge"]'],
+)
+def test_what_is_no_instruction_is_refused(label: str) -> None:
+    with pytest.raises(StateCorrupt, match="label"):
+        Instruction.decoded(label)
+
+
+@pytest.mark.parametrize(
+    "label", ['[2, "put", "s", "t", "insert"]', '[1, "merge", "s", "t", "insert"]']
+)
+def test_instruction_of_another_version_is_left_to_that_version(label: str) -> None:
+    with pytest.raises(StateCorrupt, match="another version"):
+        Instruction.decoded(label)
