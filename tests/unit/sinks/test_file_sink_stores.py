@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import uuid
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,7 @@ def test_unknown_protocol_works_when_the_user_says_how_it_publishes() -> None:
     assert FileSink("ftp://host/x", publish="rename").settings.target.publish == "rename"
 
 
+@pytest.mark.skipif(find_spec("gcsfs") is not None, reason="its package is installed")
 def test_protocol_without_its_package_says_so() -> None:
     with (
         FileJob(FileSink("gs://bucket/x")) as job,
