@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from types import MappingProxyType
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
 
+from onceflow.core.errors import SinkError
 from onceflow.sinks.mysql.catalog import TableColumn
-from onceflow.sinks.mysql.types import TEXTS, Wire
+from onceflow.sinks.mysql.types import TEXTS, Wire, wire_of
 from onceflow.sinks.sql import decoded, fitted, refused_at
 
 # Days and microseconds from 1970. Year 0 is MySQL's mark for dates that are none.
@@ -56,9 +58,15 @@ class ColumnFit:
 
         Raises:
             BadRow: A value cannot be stored in the column; names the column and the value.
+            SinkError: The type is not the one that was announced.
         """
         given = decoded(given)
         wire = self.wire.type
+        if given.type != wire and wire_of(given.type, self.column.type) is None:
+            raise SinkError(
+                f"column {self.name!r}: a batch has Arrow type {given.type}, which does not go "
+                f"into the table's type {self.shown}"
+            )
         if given.null_count and not self.column.nullable:
             # When it loads a file the server would put a default in its place.
             self._refuse(given, given.is_null(), "it is NOT NULL")
@@ -77,7 +85,7 @@ class ColumnFit:
     def check_decimal(self, values: pa.Array) -> None:
         """Refuse what is below zero where nothing is."""
         if self.column.type.unsigned:
-            self._refuse(values, pc.less(values, pa.scalar(0).cast(values.type)), "below zero")
+            self._refuse(values, pc.less(values, pa.scalar(Decimal(0), values.type)), "below zero")
 
     def check_float(self, values: pa.Array) -> None:
         """Refuse what is no number."""
@@ -180,7 +188,13 @@ def fitted_rows(fits: Sequence[ColumnFit], rows: pa.RecordBatch) -> pa.RecordBat
 
     Raises:
         BadRow: A value does not fit; names column and value.
+        SinkError: The rows have other columns than announced.
     """
+    if not {fit.name for fit in fits} <= set(rows.schema.names):
+        raise SinkError(
+            f"a batch has the columns {rows.schema.names}, and {[fit.name for fit in fits]} were "
+            "announced"
+        )
     columns = [fit.apply(rows.column(fit.name)) for fit in fits]
     return pa.RecordBatch.from_arrays(columns, names=[fit.name for fit in fits])
 

@@ -65,6 +65,9 @@ def _spelled(column: pa.Array) -> pa.Array:
         column = column.view(pa.int64()).cast(pa.timestamp("us"))
     elif arrow.is_boolean(column.type):
         column = column.cast(pa.int8())
+    elif arrow.is_float32(column.type):
+        # In so few digits as tell it from other floats, the largest one would be over the range.
+        column = column.cast(pa.float64())
     return column.cast(pa.large_string())
 
 
