@@ -114,6 +114,7 @@ def test_damage_is_refused_before_the_first_row(tmp_path: Path, damage: str) -> 
     data = bytearray(file.read_bytes())
     if damage == "flip":
         data[len(data) // 2] ^= 1
-    file.write_bytes({"cut": data[:-30], "flip": data, "empty": b""}[damage])
+    damaged: dict[str, bytes | bytearray] = {"cut": data[:-30], "flip": data, "empty": b""}
+    file.write_bytes(damaged[damage])
     with pytest.raises(StateCorrupt, match=r"1-1-0-0\.arrow"):
         area.read(transaction(1))
