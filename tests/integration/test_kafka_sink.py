@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import threading
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from tests.integration.kafka_feed import read_to_end, reading
 from tests.integration.kafka_sink_kit import (
     Job,
     committable_of,
@@ -30,6 +35,7 @@ from onceflow.core.protocol.ids import CheckpointId
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kinds import KafkaServer
 from onceflow.sinks import KafkaSink
+from onceflow.sources import KafkaSource
 
 
 @pytest.fixture
@@ -262,3 +268,35 @@ def test_a_committable_of_nothing_is_lost(job: Job) -> None:
     with job:
         outcome = job.committer().commit(committable_of(f"{job.sink_id}/1/7/0/0"))
         assert isinstance(outcome, Lost)
+
+
+def test_a_kafka_source_reads_back_what_the_sink_has_written(
+    servers: str, topic: str, tmp_path: Path
+) -> None:
+    when = dt.datetime(2026, 1, 2, 3, 4, 5, 678_901)
+    kinds: dict[str, tuple[pa.DataType, list[Any]]] = {
+        "i": (pa.int64(), [-(2**63), 2**63 - 1, None]),
+        "f": (pa.float64(), [1e-300, -0.1, None]),
+        "s": (pa.string(), ["", 'ü\u2028\\"\n', None]),
+        "b": (pa.binary(), [b"", bytes(range(256)), None]),
+        "n": (pa.decimal128(38, 10), [Decimal("-1.0000000001"), Decimal("9" * 28), None]),
+        "d": (pa.date32(), [dt.date(1, 1, 1), dt.date(9999, 12, 31), None]),
+        "t": (pa.timestamp("us"), [when, dt.datetime(1, 1, 1), None]),
+        "z": (pa.timestamp("us", "UTC"), [when.replace(tzinfo=dt.timezone.utc), None, None]),
+        "l": (pa.list_(pa.int32()), [[], [1, None], None]),
+        "r": (pa.struct([("x", pa.int64())]), [{"x": 1}, {"x": None}, None]),
+        "m": (pa.map_(pa.string(), pa.int64()), [[("k", 1)], [], None]),
+        "o": (pa.bool_(), [True, False, None]),
+    }
+    schema = pa.schema([(name, kind) for name, (kind, _) in kinds.items()])
+    batch = pa.record_batch(
+        [pa.array(values, kind) for kind, values in kinds.values()], schema=schema
+    )
+    sink = KafkaSink(servers, topic=topic)
+    with Job(sink, tmp_path, sink_id=f"r.{topic[-16:]}", schema=schema) as job:
+        assert job.committer().commit(job.prepare(1, batch)) == Committed()
+    described = KafkaSource(servers, topic=topic, schema=schema, ending_offsets="latest")
+    with reading(described) as reader:
+        found = read_to_end(reader)
+    expected = batch.to_pylist()
+    assert sorted(map(repr, found)) == sorted(map(repr, expected))
