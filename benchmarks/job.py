@@ -40,7 +40,7 @@ from onceflow import (
 from onceflow.core.spi import Sink, Source
 from onceflow.integration.faults.processes import children_of
 from onceflow.integration.workload import PAYMENT_SCHEMA
-from onceflow.sinks import PostgresSink
+from onceflow.sinks import MySQLSink, PostgresSink
 from onceflow.sources import KafkaSource
 from onceflow.sources.datagen import DatagenSource
 
@@ -96,7 +96,8 @@ def _source(spec: JobSpec) -> Source:
 def _sink(spec: JobSpec) -> Sink:
     if spec.sink == "discard":
         return DiscardingSink(spec.directory)
-    return PostgresSink(
+    sink = PostgresSink if spec.sink == "postgres" else MySQLSink
+    return sink(
         spec.database_url,
         table=spec.table,
         create=True,

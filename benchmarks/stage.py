@@ -112,7 +112,11 @@ class Stage:
     def _running(self, kind: Literal["mysql", "mariadb"]) -> EmbeddedMySQL | EmbeddedMariaDB:
         if kind not in self._mysql:
             server: EmbeddedMySQL | EmbeddedMariaDB
-            server = EmbeddedMySQL() if kind == "mysql" else EmbeddedMariaDB()
+            # A MariaDB that starts deletes other servers' work from a directory that it shares.
+            temporary = self.directory / f"{kind}-tmp"
+            temporary.mkdir()
+            options = {"tmpdir": str(temporary)}
+            server = EmbeddedMySQL(options) if kind == "mysql" else EmbeddedMariaDB(options)
             self._stack.callback(server.stop)
             self._mysql[kind] = server.start()
         return self._mysql[kind]

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,8 +22,8 @@ from onceflow.sinks import FileSink
 class FilesPlace(Place):
     """Directories below one."""
 
-    name: ClassVar[str] = "files"
-    bare: ClassVar[str] = "Parquet, one file, fsync"
+    name = "files"
+    bare = "Parquet, one file, fsync"
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

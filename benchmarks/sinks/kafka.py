@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from typing import ClassVar
 
 import msgspec
 from confluent_kafka import Producer
@@ -26,8 +25,8 @@ _TIMEOUT_S = 120.0
 class KafkaPlace(Place):
     """Topics of the stage's broker; the address is a topic's name."""
 
-    name: ClassVar[str] = "Kafka"
-    bare: ClassVar[str] = "transactional producer"
+    name = "Kafka"
+    bare = "transactional producer"
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage

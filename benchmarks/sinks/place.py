@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
 
 from benchmarks.sinks.alone import Loaded
 from benchmarks.sinks.rows import Rows
@@ -37,8 +36,8 @@ class Way:
 class Place(ABC):
     """A server that runs, or a directory; gives an empty place to each measurement."""
 
-    name: ClassVar[str]
-    bare: ClassVar[str]
+    name: str
+    bare: str
     """The plain load that the ways are compared with."""
 
     @property

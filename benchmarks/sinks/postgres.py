@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import ClassVar
 
 import pgpq
 import psycopg
@@ -28,8 +27,8 @@ _CREATE = """
 class PostgresPlace(Place):
     """Databases of the stage's server."""
 
-    name: ClassVar[str] = "Postgres"
-    bare: ClassVar[str] = "COPY, binary"
+    name = "Postgres"
+    bare = "COPY, binary"
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage

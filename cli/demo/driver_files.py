@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from onceflow.cli.demo.settings import CommitMode, SinkKind
 
+JOB = "demo"
+"""The job's name, under which its checkpoints and staged rows are."""
+
 
 @dataclass(frozen=True, slots=True)
 class SinkSpec:

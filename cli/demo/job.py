@@ -20,14 +20,13 @@ from pyspark.sql import SparkSession
 from typing_extensions import assert_never
 
 from onceflow import Checkpointing, HeapBackend, Pipeline, RocksDBBackend, count, sum_
-from onceflow.cli.demo.driver_files import DriverStatus, JobSpec, SinkSpec, SlotProcess
+from onceflow.cli.demo.driver_files import JOB, DriverStatus, JobSpec, SinkSpec, SlotProcess
 from onceflow.cli.demo.settings import CommitMode, SinkKind
 from onceflow.core.config import RuntimeSettings
-from onceflow.core.errors import ConfigError
 from onceflow.core.runtime.status import JobStatus
 from onceflow.core.spi import Sink
 from onceflow.integration.workload import PAYMENT_SCHEMA
-from onceflow.sinks import KafkaSink, PostgresSink
+from onceflow.sinks import KafkaSink, MySQLSink, PostgresSink
 from onceflow.sources import KafkaSource
 
 _REPORT_INTERVAL_S = 0.05
@@ -47,7 +46,7 @@ def build(spec: JobSpec, spark: SparkSession) -> Pipeline:
     delivery: _Delivery = "at_least_once" if spec.at_least_once else "exactly_once"
     pipeline = Pipeline(
         spark,
-        name="demo",
+        name=JOB,
         parallelism=spec.parallelism,
         checkpointing=Checkpointing(storage=spec.storage, interval=spec.interval_s, mode=delivery),
         state_backend=RocksDBBackend() if spec.backend == "rocksdb" else HeapBackend(),
@@ -83,7 +82,14 @@ def _sink(spec: SinkSpec, delivery: _Delivery) -> Sink:
                 flush_rows=flush_rows,
             )
         case SinkKind.MYSQL | SinkKind.MARIADB:
-            raise ConfigError(f"there is no sink for {spec.kind.product} yet")
+            return MySQLSink(
+                spec.address,
+                table=spec.place,
+                create=True,
+                delivery=delivery,
+                commit_mode=_COMMIT_MODES[spec.commit_mode],
+                flush_rows=flush_rows,
+            )
         case SinkKind.KAFKA:
             return KafkaSink(spec.address, topic=spec.place, key="account", delivery=delivery)
         case _:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onceflow.cli.demo.driver import DriverProcess
-from onceflow.cli.demo.driver_files import DriverStatus, JobSpec, SinkSpec
+from onceflow.cli.demo.driver_files import JOB, DriverStatus, JobSpec, SinkSpec
 from onceflow.cli.demo.killing import Killer, Progress, Victims
 from onceflow.cli.demo.kills import DoneKill, plan_kills
 from onceflow.cli.demo.narrator import Narrator
@@ -25,7 +25,6 @@ from onceflow.core.storage import FileSystemStorage
 from onceflow.integration.oracle import Verdict
 from onceflow.integration.servers import EmbeddedKafka
 
-JOB = "demo"
 TOPIC = "payments"
 _LOOK_INTERVAL_S = 0.02
 _STOPPED = "stopped"
@@ -133,12 +132,9 @@ class DemoRun:
         return Victims(driver, {KillKind.KAFKA: kafka, kill: target.server})
 
     def _judge(self, target: Target, spec: JobSpec) -> Verdict:
-        """Return the target's verdict; what is staged for it and not applied is in doubt too."""
+        """Return the target's verdict; rows that are staged for it still are in doubt too."""
         verdict = target.judge(self._settings.payments())
-        storage = FileSystemStorage(spec.storage).open(JOB)
-        staged = sum(
-            len(storage.staging(sink_id).transactions()) for sink_id in storage.staged_sinks(())
-        )
+        staged = transactions_with_staged_rows(spec.storage)
         return replace(verdict, in_doubt=verdict.in_doubt + staged)
 
     def _start_servers(self) -> tuple[Target, EmbeddedKafka]:
@@ -151,6 +147,7 @@ class DemoRun:
                 settings.sink,
                 kafka_started,
                 settings.partitions,
+                directory=self._directory,
                 at_end=at_end,
                 say=say,
             )
@@ -225,6 +222,20 @@ class DemoRun:
             )
         advance(settings.records)
         return status
+
+
+def transactions_with_staged_rows(storage: str) -> int:
+    """Return how many transactions have rows in the job's storage that wait for their commit.
+
+    Asks storage and not the sinks: what is there without rows is a sink's own mark.
+    """
+    job = FileSystemStorage(storage).open(JOB)
+    areas = [job.staging(sink_id) for sink_id in job.staged_sinks(())]
+    return sum(
+        any(batch.num_rows for _, batch in area.read(transaction) or ())
+        for area in areas
+        for transaction in area.transactions()
+    )
 
 
 def _started_kafka(

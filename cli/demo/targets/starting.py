@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 
 from typing_extensions import assert_never
 
@@ -28,6 +29,7 @@ def started_target(
     kafka: Future[EmbeddedKafka],
     partitions: int,
     *,
+    directory: Path,
     at_end: Callable[[Callable[[], None]], object],
     say: Callable[[str], None],
 ) -> Target:
@@ -37,6 +39,7 @@ def started_target(
         kind: Which.
         kafka: The broker of the payments, which may be starting still.
         partitions: Of a topic.
+        directory: Of the demo's own.
         at_end: Takes what is to be called at the end, also when the start fails.
         say: Told when a server's program is fetched.
 
@@ -50,7 +53,10 @@ def started_target(
             return PostgresTarget(postgres.start(), NAME)
         case SinkKind.MYSQL | SinkKind.MARIADB:
             server = EmbeddedMySQL if kind is SinkKind.MYSQL else EmbeddedMariaDB
-            mysql = server(progress=say)
+            # A MariaDB that starts deletes other servers' work from a directory that it shares.
+            temporary = directory / "tmp"
+            temporary.mkdir()
+            mysql = server({"tmpdir": str(temporary)}, progress=say)
             at_end(mysql.stop)
             return MySQLTarget(mysql.start(), NAME)
         case SinkKind.KAFKA:
