@@ -20,6 +20,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from onceflow.core.errors import ConfigError, SinkError
+from onceflow.core.secret_references import followed
 
 _T = TypeVar("_T")
 
@@ -81,7 +82,7 @@ def until_silent(gen: Generator[Any, Any, _T], timeout_s: float) -> Generator[An
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Endpoint:
-    """A database and how to reach it; pickles with the password and never prints it."""
+    """A database and how to reach it; pickles with what the user gave and never prints it."""
 
     parameters: tuple[tuple[str, str], ...]
     connect_timeout_s: float
@@ -105,7 +106,7 @@ class Endpoint:
             ConfigError: It is refused for good: password, database, role, host or encryption.
             SinkError: It is refused now: not running, starting, full, or too slow.
         """
-        parameters = {**_DEFAULTS, **dict(self.parameters)}
+        parameters = {**_DEFAULTS, **self._followed()}
         parameters["application_name"] = name[:_APPLICATION_NAME_LENGTH_MAX]
         # libpq takes whole seconds, and 1 as 2.
         parameters["connect_timeout"] = str(max(2, round(self.connect_timeout_s)))
@@ -125,10 +126,17 @@ class Endpoint:
 
     def without_secrets(self, text: str) -> str:
         """Return `text` with the password blotted out, should it be in it."""
-        for key, value in self.parameters:
+        for key, value in self._followed().items():
             if key in ("password", "sslpassword") and value:
                 text = text.replace(value, "***")
         return text
+
+    def _followed(self) -> dict[str, str]:
+        """Return the parameters with references to secrets followed, for here and now."""
+        return {
+            key: followed(value, setting=f"the sink's {key} ({self})")
+            for key, value in self.parameters
+        }
 
 
 def endpoint(

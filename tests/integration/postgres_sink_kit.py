@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -65,6 +66,18 @@ def ledger_rows(url: str) -> list[str]:
     """Return the transactions that the ledger proves committed, sorted."""
     found = query(url, "SELECT transaction_id FROM onceflow.onceflow_ledger")
     return sorted(str(row[0]) for row in found)
+
+
+def until_waiting(url: str) -> None:
+    """Return when a session of the database waits for another's lock."""
+    waiting = (
+        "SELECT pid FROM pg_stat_activity "
+        "WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    )
+    deadline = time.monotonic() + 20
+    while not query(url, waiting):
+        assert time.monotonic() < deadline, "nobody waits for a lock"
+        time.sleep(0.01)
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +12,13 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
-from tests.integration.postgres_sink_kit import Job, ledger_rows, prepared, query
+from tests.integration.postgres_sink_kit import (
+    Job,
+    ledger_rows,
+    prepared,
+    query,
+    until_waiting,
+)
 
 from onceflow.core.errors import BadRow, ConfigError, PreCommitFailed
 from onceflow.core.protocol.committables import Committed
@@ -272,7 +277,7 @@ def test_pre_commit_waits_for_the_rows_of_the_last_checkpoint_and_goes_on_after_
     writer.write(_rows((1, "second", "u")))
     with ThreadPoolExecutor(1) as pool:
         second = pool.submit(writer.pre_commit, CheckpointId(2))
-        _until_waiting(url)
+        until_waiting(url)
         assert not second.done()
         assert prepared(url) == [str(first.transaction)]
         assert two_phase.committer().commit(first) == Committed()
@@ -302,18 +307,6 @@ def test_pre_commit_that_waits_too_long_says_for_which_transaction(
             assert part in str(failure.value)
         assert prepared(postgres_database) == [str(first.transaction)]
         assert job.committer(2).commit(first) == Committed()
-
-
-def _until_waiting(url: str) -> None:
-    for _ in range(400):
-        if query(
-            url,
-            "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
-            "AND datname = current_database()",
-        ):
-            return
-        threading.Event().wait(0.02)
-    raise AssertionError("nobody waits for a lock")
 
 
 def test_names_keep_their_case_and_odd_characters(postgres_database: str) -> None:

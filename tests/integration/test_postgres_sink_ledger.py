@@ -18,6 +18,7 @@ from tests.integration.postgres_sink_kit import (
     prepared,
     query,
     rows,
+    until_waiting,
 )
 
 from onceflow.core.errors import BadRow, ConfigError, PreCommitFailed, StateCorrupt
@@ -176,23 +177,11 @@ def test_committer_waits_for_another_that_is_applying_and_goes_on_when_that_one_
             (str(committable.transaction),),
         )
         outcome = pool.submit(job.committer().commit, committable)
-        _until_waiting(postgres_database)
+        until_waiting(postgres_database)
         assert not outcome.done()
         other.rollback()
         assert outcome.result(20) == Committed()
     assert ids_in(postgres_database) == [1]
-
-
-def _until_waiting(url: str) -> None:
-    for _ in range(400):
-        if query(
-            url,
-            "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
-            "AND datname = current_database()",
-        ):
-            return
-        threading.Event().wait(0.02)
-    raise AssertionError("nobody waits for a lock")
 
 
 def test_damaged_rows_are_refused_by_name_and_never_half_applied(

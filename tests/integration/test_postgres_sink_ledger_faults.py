@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,15 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.integration.postgres_sink_kit import Job, WordProxy, ids_in, prepared, query, rows
+from tests.integration.postgres_sink_kit import (
+    Job,
+    WordProxy,
+    ids_in,
+    prepared,
+    query,
+    rows,
+    until_waiting,
+)
 
 from onceflow.core.errors import PreCommitFailed, SinkError
 from onceflow.core.protocol.committables import (
@@ -185,7 +192,7 @@ def _entangled(url: str, act: Callable[[], object]) -> object:
         other.execute("SET deadlock_timeout = '60s'")
         other.execute("UPDATE ledger SET amount = 0 WHERE id = 2")
         acting = pool.submit(act)
-        _until_waiting(url, 1)
+        until_waiting(url)
         waiting = pool.submit(other.execute, "UPDATE ledger SET amount = 0 WHERE id = 1")
         try:
             return acting.result(30)
@@ -331,13 +338,3 @@ def _until_settled(ask: Callable[[], CommitOutcome]) -> CommitOutcome:
         if not isinstance(outcome, (RetryLater, Unknown)) or time.monotonic() > deadline:
             return outcome
         time.sleep(0.05)
-
-
-def _until_waiting(url: str, count: int) -> None:
-    waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
-        "AND datname = current_database()"
-    for _ in range(400):
-        if len(query(url, waiting)) >= count:
-            return
-        threading.Event().wait(0.02)
-    raise AssertionError("nobody waits for a lock")
