@@ -11,6 +11,7 @@ from pymysql.err import MySQLError
 from typing_extensions import Self
 
 from onceflow.core.errors import ConfigError, SinkError
+from onceflow.core.secret_references import followed
 from onceflow.sinks.mysql.failures import code, described, is_connection_lost
 from onceflow.sinks.mysql.names import literal
 from onceflow.sinks.mysql.tls import Tls, TlsMode
@@ -126,7 +127,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A database and how to reach it; pickles with the password and never prints it."""
+    """A database and how to reach it; pickles with what the user gave and never prints it."""
 
     host: str
     port: int
@@ -158,7 +159,7 @@ class Endpoint:
                     "port": self.port,
                     "user": self.user,
                     # As bytes: text would be sent in latin1.
-                    "password": self.password.encode(),
+                    "password": self._secret().encode(),
                     "database": self.database,
                     "program_name": name,
                     **place,
@@ -189,10 +190,14 @@ class Endpoint:
 
     def without_secrets(self, text: str) -> str:
         """Return `text` with the passwords blotted out, should they be in it."""
-        for secret in (self.password, self.tls.key_password):
+        for secret in (self._secret(), self.tls.key_password):
             if secret:
                 text = text.replace(secret, "***")
         return text
+
+    def _secret(self) -> str:
+        """Return the password itself, where the user gave a reference to it."""
+        return followed(self.password, setting=f"the sink's password ({self})")
 
 
 def is_lost(session: Session, error: MySQLError) -> bool:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from onceflow.core.errors import ConfigError
+from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.secret_references import followed, has_reference
+from onceflow.sinks import MySQLSink, PostgresSink
 from onceflow.sources import KafkaSource
 from onceflow.sources.kafka.options import resolved_options, without_secrets
 
@@ -60,3 +61,26 @@ def test_a_kafka_source_pickles_and_prints_without_the_secret_that_it_refers_to(
     options = source.settings.options
     assert resolved_options(options)["sasl.password"] == "hunter2"
     assert without_secrets("refused: hunter2", options) == "refused: ***"
+
+
+@pytest.mark.parametrize(
+    ("kind", "url"),
+    [
+        (PostgresSink, "postgresql://ann@127.0.0.1:1/shop"),
+        (PostgresSink, "postgresql://ann:${env:DB_PASSWORD}@127.0.0.1:1/shop"),
+        (MySQLSink, "mysql://ann@127.0.0.1:1/shop"),
+    ],
+)
+def test_a_database_sink_looks_its_password_up_where_it_connects(
+    monkeypatch: pytest.MonkeyPatch, kind: type[PostgresSink] | type[MySQLSink], url: str
+) -> None:
+    monkeypatch.setenv("DB_PASSWORD", "hunter2")
+    password = None if "env:" in url else "${env:DB_PASSWORD}"
+    sink = kind(url, table="rows", password=password, connect_timeout_s=2)
+    assert b"hunter2" not in pickle.dumps(sink)
+    # Nobody listens on port 1: what matters is how far it gets.
+    with pytest.raises(SinkError, match="cannot connect"):
+        sink.settings.endpoint.connect("test")
+    monkeypatch.delenv("DB_PASSWORD")
+    with pytest.raises(ConfigError, match=r"password .*DB_PASSWORD is not set"):
+        sink.settings.endpoint.connect("test")
