@@ -136,7 +136,7 @@ class InDoubtTransactions:
         """
         log = self._with_sessions(self._read_log(), one.transaction.sink_id)
         holder = self._holder_of(one, log)
-        judgement = judge(one.committable, log, claimed_by=holder.claimed_by)
+        judgement = _judged(one.committable, log, holder)
         return objection(action, judgement, log)
 
     def commit(self, one: InDoubtTransaction) -> CommitOutcome:
@@ -239,7 +239,7 @@ class InDoubtTransactions:
             place=holder.place.name,
             held=held,
             prepared_at=prepared_at,
-            judgement=judge(committable, log, claimed_by=holder.claimed_by),
+            judgement=_judged(committable, log, holder),
         )
 
     def _holder_of(self, one: InDoubtTransaction, log: LogFacts | None) -> _Holder:
@@ -261,6 +261,12 @@ class InDoubtTransactions:
             holder = _Holder(place, place.committer(context), context, place.claimed_by(sink_id))
             self._holders[index, sink_id] = holder
         return holder
+
+
+def _judged(committable: Committable, log: LogFacts | None, holder: _Holder) -> Judgement:
+    """Return the verdict. What lies in a job's own storage is its own, whatever it is called."""
+    own = log is not None and is_staged(committable)
+    return judge(committable, log, claimed_by=log.log_id if log and own else holder.claimed_by)
 
 
 def _as_listed(committable: Committable, log: LogFacts | None) -> Committable:

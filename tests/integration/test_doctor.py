@@ -12,6 +12,9 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionType
+from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 from tests.integration.pgbouncer import PgBouncer, find_pgbouncer
 from tests.integration.postgres_sink_kit import prepared, query
 from typer.testing import CliRunner
@@ -273,3 +276,41 @@ def test_a_closed_port_and_wrong_credentials_are_told(
     (finding,) = worst(findings)
     assert (status, finding["area"]) == (1, "kafka")
     assert "--kafka-options" in finding["remedy"]
+
+
+def test_what_the_brokers_rules_forbid_is_told_with_the_command_that_allows_it() -> None:
+    with EmbeddedKafka(
+        {
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            # Only what has rules of its own is restricted, and the client is nobody.
+            "allow.everyone.if.no.acl.found": "true",
+        }
+    ) as server:
+        servers = server.bootstrap_servers
+        open_topic, closed_topic = (server.create_topic(name) for name in ("open", "closed"))
+        admin: Any = AdminClient({"bootstrap.servers": servers, "log_level": 0})
+        rules = [
+            AclBinding(
+                kind, name, ResourcePatternType.LITERAL, principal, "*", operation,
+                AclPermissionType.ALLOW,
+            )
+            for kind, name, principal, operation in (
+                (ResourceType.TOPIC, closed_topic, "User:ANONYMOUS", AclOperation.DESCRIBE),
+                (ResourceType.GROUP, "closed", "User:other", AclOperation.READ),
+            )
+        ]  # fmt: skip
+        for future in admin.create_acls(rules).values():
+            future.result(timeout=20)
+        deadline = time.monotonic() + 20
+        while True:  # rules reach the broker a moment after they are accepted
+            status, findings = examine(
+                *("--kafka", servers, "--topic", open_topic, "--topic", closed_topic),
+                *("--group", "closed", "--parallelism", "1"),
+            )
+            if status or time.monotonic() > deadline:
+                break
+        found = {one["area"]: one for one in worst(findings)}
+        assert (status, sorted(found)) == (1, ["group closed", "topic closed"]), findings
+        assert found["topic closed"]["found"] == "Read is not allowed"
+        assert "--operation Read --topic closed" in found["topic closed"]["remedy"]
+        assert "--operation Read --group closed" in found["group closed"]["remedy"]

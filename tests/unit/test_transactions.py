@@ -235,6 +235,21 @@ def test_staged_rows_are_seen_without_their_sink_and_settled_only_with_it(
         assert len(transactions.in_doubt()) == 1
 
 
+def test_staged_rows_of_a_sink_that_was_named_by_hand_are_the_jobs_own(
+    log: AgedLog, tmp_path: Path
+) -> None:
+    """The log lists the transactions of this sink only while something of it is decided."""
+    rows = log.storage.staging("by-hand").open()
+    rows.write(pa.record_batch([pa.array([1], pa.int64())], schema=SCHEMA))
+    rows.seal(TransactionId("by-hand", 1, 1, 0))
+    sink = StagedSink(str(tmp_path / "rows.sqlite"))
+    sink.check(CommitterContext("payments", "out", "by-hand", AttemptId(1)), SCHEMA)
+    with InDoubtTransactions([SinkPlace(sink, "by-hand")], log.storage) as transactions:
+        (one,) = transactions.in_doubt()
+        assert one.judgement.verdict is Verdict.UNDECIDED
+        assert transactions.abort(one) == Aborted()
+
+
 def test_looking_leaves_no_trace_of_a_job_that_never_ran(tmp_path: Path) -> None:
     log = AgedLog(tmp_path / "checkpoints")
     (tmp_path / "checkpoints").mkdir()
