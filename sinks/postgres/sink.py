@@ -66,8 +66,9 @@ class PostgresSink(Sink):
             need `primary_key`, bring a key's rows to one subtask, and apply a checkpoint's changes
             at its end.
         user: Over what the url says.
-        password: Over what the url says; needs no percent-encoding. `${env:NAME}` or `${file:/path}`
-            refers to a secret, which is then in no pickle: each process that connects looks it up.
+        password: Over what the url says; needs no percent-encoding. `${env:NAME}` or
+            `${file:/path}` refers to a secret, which is then in no pickle: each process that
+            connects looks it up.
         primary_key: The columns by which rows are found, which a unique index must have; also the
             primary key of a table that is created.
         tombstones: Whether a row whose other columns are all null deletes its key.
