@@ -193,11 +193,14 @@ def _print(findings: Sequence[Finding]) -> None:
                 (one.area, "bold"),
                 (one.found, ""),
                 (one.needed, ""),
-                (one.remedy, "cyan"),
             )
             for one in findings
         ]
-        print_listing(console, ("", "what", "found", "needed", "mend it"), rows)
+        print_listing(console, ("", "what", "found", "needed"), rows)
+        # Not in the table: a statement that is broken over lines cannot be copied.
+        for one in (one for one in findings if one.remedy):
+            console.print(f"{one.area}: ", style="bold", end="", markup=False)
+            console.print(one.remedy, style="cyan", markup=False, soft_wrap=True)
     else:
         for line in (line for one in findings for line in _lines_of(one)):
             console.print(line, markup=False, soft_wrap=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -188,3 +191,30 @@ def test_findings_are_lines_when_piped_and_name_the_remedy(
     assert lines[1].split() == ["needed:", "Java", "17", "or", "newer"]
     assert lines[2].split() == ["mend:", "unset", "JAVA_HOME"]
     assert lines[-1] == "1 problem(s), 0 warning(s), 1 ok"
+
+
+def test_at_a_terminal_a_remedy_is_one_line_that_can_be_copied(tmp_path: Path) -> None:
+    controller, terminal = pty.openpty()
+    source = str(Path(onceflow.__file__).parents[1])
+    command = [sys.executable, "-m", "onceflow.cli.main", "doctor", "--no-spark"]
+    with subprocess.Popen(
+        [*command, "--kafka", "127.0.0.1:1"],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env=os.environ | {"PYTHONPATH": source, "COLUMNS": "60", "TERM": "xterm"},
+    ) as process:
+        os.close(terminal)
+        shown = b""
+        # The end of what a terminal shows is an error on Linux and an empty read elsewhere.
+        with contextlib.suppress(OSError):
+            while chunk := os.read(controller, 65536):
+                shown += chunk
+        assert process.wait(60) == 1
+    os.close(controller)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode())
+    assert "\u2503 what" in plain
+    assert (
+        "kafka: start it; see its address, listeners, advertised.listeners and the firewall\r\n"
+        in plain
+    )
