@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import chain
 
@@ -45,7 +44,6 @@ from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.core.staging import StagingArea, staged_committable
 from onceflow.sinks.kafka.lane import (
-    Lane,
     LaneFailed,
     decided_markers,
     lane_name,
@@ -53,16 +51,15 @@ from onceflow.sinks.kafka.lane import (
     proof_of,
     proven,
 )
+from onceflow.sinks.kafka.lanes import Lanes
 from onceflow.sinks.kafka.ownership import Ownership
-from onceflow.sinks.kafka.receipts import Listing, Receipts
+from onceflow.sinks.kafka.receipts import Receipts
 from onceflow.sinks.kafka.records import facts_of
 from onceflow.sinks.kafka.retention import is_proof_expired
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
 
 _logger = logging.getLogger("onceflow.sinks.kafka")
 
-_LANES_MAX = 4
-"""Open at once: a slot commits for one subtask, the driver in recovery for all, one by one."""
 _PAUSE_S = 0.02
 _PAUSE_MAX_S = 0.5
 
@@ -80,9 +77,7 @@ class KafkaCommitter(Committer):
         self._context = context
         self._area = _area_of(context)
         self._receipts = Receipts(self._area)
-        self._lanes: OrderedDict[int, Lane] = OrderedDict()
-        self._unsettled: set[TransactionId] = set()
-        self._prunable: list[TransactionId] | None = None
+        self._lanes = Lanes(settings, context, self._area, self._receipts)
         self._ownership = Ownership(settings, context)
 
     def commit(self, committable: Committable) -> CommitOutcome:
@@ -99,7 +94,7 @@ class KafkaCommitter(Committer):
             try:
                 return self._commit(transaction, sent=sent, deadline=deadline)
             except LaneFailed as failure:
-                self._lanes.pop(transaction.subtask, None)
+                self._lanes.drop(transaction.subtask)
                 sent, reason = sent or failure.sent, str(failure)
                 if failure.fenced:
                     return self._after_fencing(transaction, reason, sent=sent)
@@ -126,11 +121,11 @@ class KafkaCommitter(Committer):
             name = lane_name(transaction.sink_id, transaction.subtask)
             last_markers(self._settings, name, topics, deadline=deadline)
             self._area.discard(transaction)
-            self._drop_lane(transaction.subtask)
-            lane = self._opened(transaction.subtask, deadline)
+            self._lanes.drop(transaction.subtask)
+            lane = self._lanes.opened(transaction.subtask, deadline=deadline)
             lane.look_at(topics, deadline=deadline)
         except (LaneFailed, SinkError, ConfigError, StorageError) as error:
-            self._lanes.pop(transaction.subtask, None)
+            self._lanes.drop(transaction.subtask)
             return RetryLater(f"aborting {transaction}: {error}")
         if lane.proves(self._proof(transaction)):
             return AlreadyCommitted()
@@ -160,16 +155,10 @@ class KafkaCommitter(Committer):
     def prune(self, before: CheckpointId) -> None:
         """Delete the receipts of checkpoints before `before`.
 
-        The first call looks for all that is there, further ones know what they have written. A
-        failure is logged and nothing else: receipts do no harm, and the next call comes soon.
+        A failure is logged and nothing else: receipts do no harm, and the next call comes soon.
         """
         try:
-            if self._prunable is None:
-                self._receipts.forget_before(before)
-                self._prunable = []
-            for transaction in [one for one in self._prunable if one.checkpoint < before]:
-                self._receipts.forget(transaction)
-                self._prunable.remove(transaction)
+            self._receipts.prune(before)
             self._ownership.refresh()
         except (StorageError, SinkError, ConfigError) as error:
             _logger.warning(
@@ -181,22 +170,20 @@ class KafkaCommitter(Committer):
 
     def close(self) -> None:
         """Disconnect."""
-        while self._lanes:
-            self._lanes.popitem()[1].close()
+        self._lanes.close()
 
     def _commit(self, transaction: TransactionId, *, sent: bool, deadline: float) -> CommitOutcome:
         """Try once; `sent` when an earlier try may have committed."""
-        if transaction.subtask not in self._lanes and self._is_settled(transaction):
+        if not self._lanes.has(transaction.subtask) and self._is_settled(transaction):
             return AlreadyCommitted()
-        lane = self._opened(transaction.subtask, deadline)
-        self._settle_unsettled(transaction.subtask)
+        lane = self._lanes.opened(transaction.subtask, deadline=deadline)
         proof = self._proof(transaction)
         rows = self._area.read(transaction)
         first = None if rows is None else next(rows)[1]
         if rows is not None and first is not None:
             lane.look_at(facts_of(first).topics, deadline=deadline)
         if lane.proves(proof):
-            self._settle(transaction)
+            self._lanes.settle(transaction)
             return Committed() if sent else AlreadyCommitted()
         if rows is None or first is None:
             return self._gone(transaction, deadline)
@@ -204,7 +191,7 @@ class KafkaCommitter(Committer):
             return self._stale(transaction)
         batches = chain([first], (batch for _, batch in rows))
         lane.commit(proof, transaction.checkpoint, batches)
-        self._settle(transaction)
+        self._lanes.settle(transaction)
         return Committed()
 
     def _is_settled(self, transaction: TransactionId) -> bool:
@@ -222,8 +209,10 @@ class KafkaCommitter(Committer):
         """
         if self._receipts.has(transaction):
             return AlreadyCommitted()
-        self._drop_lane(transaction.subtask)
-        if self._opened(transaction.subtask, deadline).proves(self._proof(transaction)):
+        self._lanes.drop(transaction.subtask)
+        if self._lanes.opened(transaction.subtask, deadline=deadline).proves(
+            self._proof(transaction)
+        ):
             return AlreadyCommitted()
         return Lost(
             f"nothing is staged for transaction {transaction} of checkpoint"
@@ -270,52 +259,6 @@ class KafkaCommitter(Committer):
             f" {reason}"
         )
 
-    def _opened(self, subtask: int, deadline: float) -> Lane:
-        """Return the open lane of `subtask`, taken over now if it is not ours yet."""
-        lane = self._lanes.get(subtask)
-        if lane is None:
-            name = lane_name(self._context.sink_id, subtask)
-            lane = Lane(self._settings, name, deadline=deadline)
-            try:
-                self._settle_lane(subtask, lane, self._receipts.listed())
-            except BaseException:
-                lane.close()
-                raise
-            self._lanes[subtask] = lane
-            while len(self._lanes) > _LANES_MAX:
-                self._lanes.popitem(last=False)[1].close()
-        self._lanes.move_to_end(subtask)
-        return lane
-
-    def _settle_lane(self, subtask: int, lane: Lane, listing: Listing) -> None:
-        """Leave nothing staged that is committed, and no marker without its receipt."""
-        for transaction in listing.leftovers:
-            if transaction.subtask == subtask:
-                self._area.discard(transaction)
-        for transaction in proven(lane.texts.values(), self._context.log_id):
-            if transaction not in listing.receipts:
-                self._settle(transaction)
-        self._settle_unsettled(subtask)
-
-    def _settle_unsettled(self, subtask: int) -> None:
-        """Write what receipts are missing, before the marker that they stand for is overwritten."""
-        for transaction in [one for one in self._unsettled if one.subtask == subtask]:
-            self._receipts.settle(transaction)
-            self._unsettled.discard(transaction)
-
-    def _settle(self, transaction: TransactionId) -> None:
-        """Write the receipt and delete the rows; what fails is made up for before the next commit.
-
-        The transaction is committed, whatever storage says.
-        """
-        if self._prunable is not None:
-            self._prunable.append(transaction)
-        try:
-            self._receipts.settle(transaction)
-        except StorageError as error:
-            self._unsettled.add(transaction)
-            _logger.warning("transaction %s is committed, without receipt: %s", transaction, error)
-
     def _proven(self, subtask: int) -> frozenset[TransactionId]:
         name = lane_name(self._context.sink_id, subtask)
         deadline = time.monotonic() + self._settings.deadline_s
@@ -337,11 +280,6 @@ class KafkaCommitter(Committer):
             # Who aborts it does not need its rows.
             return self._settings.topics
         return self._settings.topics if rows is None else facts_of(next(rows)[1]).topics
-
-    def _drop_lane(self, subtask: int) -> None:
-        lane = self._lanes.pop(subtask, None)
-        if lane is not None:
-            lane.close()
 
     def _proof(self, transaction: TransactionId) -> str:
         return proof_of(transaction, self._context.log_id)

@@ -54,6 +54,8 @@ class Receipts:
 
     def __init__(self, area: StagingArea) -> None:
         self._area = area
+        self._written: set[TransactionId] | None = None
+        """Those not pruned yet, as far as this process knows; None before it has looked."""
 
     def listed(self) -> Listing:
         """Return what is there now.
@@ -91,20 +93,31 @@ class Receipts:
         finally:
             rows.close()
         self._area.discard(transaction)
+        if self._written is not None:
+            self._written.add(transaction)
 
-    def forget(self, transaction: TransactionId) -> None:
+    def prune(self, before: CheckpointId) -> None:
+        """Delete the receipts of checkpoints before `before`.
+
+        The first call looks for those of all attempts and subtasks; further ones know what was
+        written here since.
+
+        Raises:
+            StorageError: Some are still there.
+        """
+        known = self.listed().receipts if self._written is None else self._written
+        old = [transaction for transaction in known if transaction.checkpoint < before]
+        for transaction in old:
+            self._forget(transaction)
+        self._written = set(known).difference(old)
+
+    def _forget(self, transaction: TransactionId) -> None:
         """Delete the receipt of `transaction`, which nobody will ask for, and any rows before it.
 
         In this order: rows without their receipt would look as if they were open.
         """
         self._area.discard(transaction)
         self._area.discard(_receipt(transaction))
-
-    def forget_before(self, checkpoint: CheckpointId) -> None:
-        """Delete every receipt of checkpoints before `checkpoint`, of all attempts and subtasks."""
-        for transaction in self.listed().receipts:
-            if transaction.checkpoint < checkpoint:
-                self.forget(transaction)
 
 
 def _receipt(transaction: TransactionId) -> TransactionId:

@@ -1,0 +1,38 @@
+"""What is relied on where librdkafka cannot be."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from onceflow.sinks.kafka import clients
+from onceflow.sinks.kafka.clients import bounded
+
+
+def test_a_call_that_never_returns_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "_GRACE_S", 0.05)
+    forever = threading.Event()
+    began = time.monotonic()
+    try:
+        with pytest.raises(TimeoutError, match="has not returned"):
+            bounded(lambda _: forever.wait(), 0.05)
+    finally:
+        forever.set()
+    assert time.monotonic() - began < 5
+
+
+def test_a_call_that_returns_or_raises_does_so_as_if_it_were_called_directly() -> None:
+    given: list[float] = []
+    bounded(given.append, 3.0)
+    assert given == [3.0]
+    error = KafkaException(KafkaError(KafkaError.REQUEST_TIMED_OUT))
+
+    def fail(_: float) -> None:
+        raise error
+
+    with pytest.raises(KafkaException) as raised:
+        bounded(fail, 1.0)
+    assert raised.value is error
