@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from abc import ABC
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType
@@ -107,7 +108,12 @@ class _KillAt:
     def __init__(self, sink: Sink, line: int) -> None:
         self.lines = 0
         self._kill_at = line
-        self._package = type(sink).__module__.partition(".")[0]
+        # What a sink inherits is its own code too; the contract itself has none.
+        self._packages = {
+            kind.__module__.partition(".")[0]
+            for kind in type(sink).__mro__
+            if kind not in (Sink, ABC, object)
+        }
 
     def run(self, call: Callable[[], object]) -> None:
         sys.settrace(self._enter)
@@ -118,7 +124,7 @@ class _KillAt:
 
     def _enter(self, frame: FrameType, event: str, argument: Any) -> _Trace | None:
         module = str(frame.f_globals.get("__name__", ""))
-        return self._line if module.partition(".")[0] == self._package else None
+        return self._line if module.partition(".")[0] in self._packages else None
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> _Trace:
         if event == "line":
