@@ -21,7 +21,8 @@ from onceflow.integration.conformance import NotTestable, SinkTarget
 from onceflow.integration.conformance.target import ROWS
 from onceflow.integration.servers.kafka_admin import delete_topics
 from onceflow.integration.servers.kinds import OwnDatabase, OwnKafka
-from onceflow.sinks import KafkaSink, PostgresSink
+from onceflow.integration.servers.mysql_admin import MySQLAdmin
+from onceflow.sinks import KafkaSink, MySQLSink, PostgresSink
 
 USER = "kit"
 PASSWORD = "correct-horse-battery-staple"
@@ -103,6 +104,31 @@ class PostgresTarget(DatabaseTarget):
         name = sql.Literal(str(committable.transaction))
         with psycopg.connect(self.server.database_url(DATABASE), autocommit=True) as connection:
             connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(name))
+
+
+class MySQLTarget(DatabaseTarget):
+    """A database of MySQL or MariaDB; `create` makes it and its table, once."""
+
+    def create(self) -> None:
+        with MySQLAdmin.session(self.server.url) as admin:
+            admin.create_database(DATABASE)
+            admin.rows(f"CREATE USER {USER}@'%' IDENTIFIED BY '{PASSWORD}'")
+            admin.rows(f"GRANT ALL ON *.* TO {USER}@'%'")
+        with MySQLAdmin.session(self.server.database_url(DATABASE)) as admin:
+            admin.rows(TABLE)
+
+    def sink_of(self, url: str) -> Sink:
+        return MySQLSink(url, table="kept_rows", primary_key=("id",), **self.settings)
+
+    def rows(self) -> list[dict[str, object]]:
+        with MySQLAdmin.session(self.server.database_url(DATABASE)) as admin:
+            found = admin.rows("SELECT id, account, amount FROM kept_rows")
+        return [dict(zip(ROWS.names, row, strict=True)) for row in found]
+
+    def lose(self, committable: Committable) -> None:
+        name = str(committable.transaction).encode().hex()
+        with MySQLAdmin.session(self.server.url) as admin:
+            admin.roll_back({xid for xid in admin.in_doubt() if name in xid.lower()})
 
 
 class KafkaTarget(SinkTarget):

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.conformance.sink_targets import KafkaTarget, PostgresTarget
+from tests.conformance.sink_targets import KafkaTarget, MySQLTarget, PostgresTarget
 
 from onceflow.integration.conformance import SinkConformance, SinkTarget
-from onceflow.integration.servers.kinds import OwnDatabase, OwnKafka, make_kafka, make_postgres
+from onceflow.integration.servers.kinds import (
+    OwnDatabase,
+    OwnKafka,
+    make_kafka,
+    make_mariadb,
+    make_mysql,
+    make_postgres,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -36,6 +43,44 @@ class TestPostgresUpsert(SinkConformance):
     @pytest.fixture
     def sink_target(self, postgres: OwnDatabase) -> SinkTarget:
         return PostgresTarget(postgres, {"commit_mode": "two_phase", "write_mode": "upsert"})
+
+
+@pytest.fixture(scope="module")
+def mysql() -> Iterator[OwnDatabase]:
+    with make_mysql() as server:
+        MySQLTarget(server).create()
+        yield server
+
+
+class TestMySQLTwoPhase(SinkConformance):
+    @pytest.fixture
+    def sink_target(self, mysql: OwnDatabase) -> SinkTarget:
+        return MySQLTarget(mysql, {"commit_mode": "two_phase"})
+
+
+class TestMySQLLedger(SinkConformance):
+    @pytest.fixture
+    def sink_target(self, mysql: OwnDatabase) -> SinkTarget:
+        return MySQLTarget(mysql, {"commit_mode": "ledger"})
+
+
+@pytest.fixture(scope="module")
+def mariadb() -> Iterator[OwnDatabase]:
+    with make_mariadb() as server:
+        MySQLTarget(server).create()
+        yield server
+
+
+class TestMariaDBTwoPhase(SinkConformance):
+    @pytest.fixture
+    def sink_target(self, mariadb: OwnDatabase) -> SinkTarget:
+        return MySQLTarget(mariadb, {"commit_mode": "two_phase"})
+
+
+class TestMariaDBLedger(SinkConformance):
+    @pytest.fixture
+    def sink_target(self, mariadb: OwnDatabase) -> SinkTarget:
+        return MySQLTarget(mariadb, {"commit_mode": "ledger"})
 
 
 @pytest.fixture(scope="module")

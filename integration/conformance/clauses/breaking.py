@@ -103,7 +103,7 @@ def frozen_server_commits_once(rig: Rig) -> None:
     rig.expect_seen(prepared.ids, when=when)
 
 
-@clause(scenarios=[37], needs=_NETWORK, rests_on=[commit_elsewhere])
+@clause(scenarios=[37], needs=_NETWORK, rests_on=[commit_elsewhere, server_away_changes_nothing])
 def reply_lost_at_commit(rig: Rig) -> None:
     """Whichever request or reply of commit is lost, it is asked again and applied once."""
     seen: list[tuple[int, ...]] = []
@@ -127,7 +127,11 @@ def reply_lost_at_commit(rig: Rig) -> None:
     rig.expect_in_doubt(when="after commits of which a reply was lost")
 
 
-@clause(scenarios=[37], needs=_NETWORK, rests_on=[commit_elsewhere, abort_leaves_nothing])
+@clause(
+    scenarios=[37],
+    needs=_NETWORK,
+    rests_on=[commit_elsewhere, abort_leaves_nothing, server_away_changes_nothing],
+)
 def reply_lost_at_abort(rig: Rig) -> None:
     """Whichever request or reply of abort is lost, nothing of the rows remains."""
     checkpoints = iter(range(1, 1 << 20))
@@ -148,7 +152,11 @@ def reply_lost_at_abort(rig: Rig) -> None:
     rig.expect_seen(when="after aborts of which a reply was lost")
 
 
-@clause(scenarios=[16, 23, 43], needs=_NETWORK, rests_on=[orphans_are_rolled_back_on_start])
+@clause(
+    scenarios=[16, 23, 43],
+    needs=_NETWORK,
+    rests_on=[orphans_are_rolled_back_on_start, server_away_changes_nothing],
+)
 def reply_lost_at_pre_commit(rig: Rig) -> None:
     """Whichever reply of pre_commit is lost, it fails or is durable; the replay is there once."""
     attempts = iter(range(1, 1 << 20, 2))

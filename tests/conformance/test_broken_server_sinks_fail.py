@@ -1,0 +1,49 @@
+"""The kit catches sinks that are wrong only when a server is away or a reply is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.conformance.broken_server_sinks import GALLERY, BrokenServerSink
+from tests.conformance.sink_targets import PostgresTarget
+
+from onceflow.core.spi import Sink
+from onceflow.integration.conformance import Verdict, run_clauses
+from onceflow.integration.conformance.clauses import breaking
+from onceflow.integration.conformance.processes import Processes
+from onceflow.integration.servers.kinds import OwnDatabase, make_postgres
+from onceflow.sinks import PostgresSink
+
+pytestmark = pytest.mark.integration
+
+
+class BrokenTarget(PostgresTarget):
+    """The Postgres target with a broken sink around the good one."""
+
+    def __init__(self, server: OwnDatabase, broken: type[BrokenServerSink]) -> None:
+        super().__init__(server, {"commit_mode": "two_phase", "connect_timeout_s": 3.0})
+        self._broken = broken
+
+    def sink_of(self, url: str) -> Sink:
+        good = super().sink_of(url)
+        assert isinstance(good, PostgresSink)
+        return self._broken(good)
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[OwnDatabase]:
+    with make_postgres() as server:
+        PostgresTarget(server).create()
+        yield server
+
+
+@pytest.mark.parametrize("broken", GALLERY, ids=lambda sink: sink.__name__)
+def test_broken_sink_fails_on_the_clause_that_it_breaks(
+    broken: type[BrokenServerSink], postgres: OwnDatabase, onceflow_processes: Processes
+) -> None:
+    results = list(
+        run_clauses(lambda: BrokenTarget(postgres, broken), breaking.CLAUSES, onceflow_processes)
+    )
+    failed = {one.clause.id: one.reason for one in results if one.verdict is Verdict.FAILED}
+    assert set(failed) == {broken.breaks}, failed
