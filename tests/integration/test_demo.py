@@ -1,4 +1,4 @@
-"""The whole of it, as a stranger runs it: a broker, a database, Spark, and SIGKILL."""
+"""The whole of it, as a stranger runs it: a broker, a target, Spark, and SIGKILL."""
 
 from __future__ import annotations
 
@@ -48,6 +48,29 @@ def test_every_payment_is_there_once_after_both_servers_and_an_executor_were_kil
     flags = ("--kill", "postgres", "--kill", "kafka", "--kill", "executor", "--seed", "2")
     code, found = _demo("--records", "400000", *flags)
     assert sorted(kill["what"] for kill in found["kills"]) == ["executor", "kafka", "postgres"]
+    assert found["ok"] is True
+    assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("sink", "commit_mode"),
+    [
+        ("mysql", "two_phase"),
+        ("mariadb", "two_phase"),
+        ("kafka", "auto"),
+        # Rows that are staged, and applied after the decision.
+        ("postgres", "ledger"),
+    ],
+)
+def test_every_payment_is_there_once_after_the_target_a_slot_and_the_driver_were_killed(
+    sink: str, commit_mode: str
+) -> None:
+    kills = ("--kill", sink, "--kill", "slot", "--kill", "driver", "--seed", "3")
+    code, found = _demo("--sink", sink, "--commit-mode", commit_mode, "--records", "100000", *kills)
+    assert sorted(kill["what"] for kill in found["kills"]) == sorted((sink, "slot", "driver"))
+    assert (found["sink"], found["commit_mode"]) == (sink, commit_mode)
+    assert (found["rows"], found["duplicates"], found["missing"]) == (100_000, 0, 0)
+    assert (found["wrong_balances"], found["altered"], found["in_doubt"]) == (0, False, 0)
     assert found["ok"] is True
     assert code == 0
 
