@@ -58,7 +58,8 @@ class SinkTarget(ABC):
             [
                 pa.array(ids, pa.int64()),
                 pa.array([f"acct-{number % 7}" for number in ids], pa.string()),
-                pa.array([number % 1000 * 10 for number in ids], pa.int64()),
+                # A prime, so that ids that follow one another have amounts small and large.
+                pa.array([number * 7919 % 1000 * 10 for number in ids], pa.int64()),
             ],
             schema=ROWS,
         )

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 import pyarrow as pa
 from psycopg import sql
-from tests.integration.kafka_sink_kit import messages
+from tests.integration.kafka_sink_kit import await_markers, messages
 
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.spi import Sink
@@ -29,6 +29,7 @@ PASSWORD = "correct-horse-battery-staple"
 DATABASE = "conformance"
 TABLE = "CREATE TABLE kept_rows (id bigint PRIMARY KEY, account varchar(50), amount integer)"
 
+_MARKED_S = 5.0
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -146,6 +147,8 @@ class KafkaTarget(SinkTarget):
         return KafkaSink(self._broker.bootstrap_servers, topic=self._topic, **self._settings)
 
     def rows(self) -> list[dict[str, object]]:
+        # What is committed is seen when its partitions are marked, which a broker does afterwards.
+        await_markers(self._broker.bootstrap_servers, self._topic, timeout_s=_MARKED_S)
         found = messages(self._broker.bootstrap_servers, self._topic)
         return [json.loads(message.value() or b"") for message in found]
 

@@ -104,6 +104,32 @@ def ids_in(servers: str, topic: str, *, isolation: str = "read_committed") -> li
     return sorted(json.loads(one.value() or b"")["id"] for one in found)
 
 
+def decided_ids_in(servers: str, topic: str, *, timeout_s: float = 30) -> list[int]:
+    """Return the ids in `topic`, sorted, doubles kept, once no transaction is open in it.
+
+    A broker answers a commit when it is decided, and marks the partitions of it afterwards: one
+    that dies in between does so when it is up again.
+    """
+    assert await_markers(servers, topic, timeout_s=timeout_s), f"open after {timeout_s} s: {topic}"
+    return ids_in(servers, topic)
+
+
+def await_markers(servers: str, topic: str, *, timeout_s: float) -> bool:
+    """Return whether within `timeout_s` a moment came with no open transaction in `topic`."""
+    until = time.monotonic() + timeout_s
+    partitions = list(
+        AdminClient({"bootstrap.servers": servers, "log_level": 2})
+        .list_topics(topic, timeout=10)
+        .topics[topic]
+        .partitions
+    )
+    while any(open_transaction_blocks(servers, topic, one) for one in partitions):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
 def open_transaction_blocks(servers: str, topic: str, partition: int = 0) -> bool:
     """Return whether a transaction is open in the partition, so that consumers wait behind it."""
     ends: list[int] = []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -13,7 +14,13 @@ import pyarrow as pa
 from tests.integration.postgres_sink_kit import SCHEMA, WordProxy, committables, rows
 from typing_extensions import Self
 
-from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.committables import (
+    AbortOutcome,
+    CommitOutcome,
+    Committable,
+    RetryLater,
+    Unknown,
+)
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.spi import Committer, CommitterContext, OnBadRow, SinkWriter, WriterContext
 from onceflow.core.staging import StagingArea
@@ -26,12 +33,14 @@ __all__ = [
     "Job",
     "WordProxy",
     "committables",
+    "eventually",
     "ids_in",
     "ledger_rows",
     "prepared",
     "query",
     "rows",
     "sessions",
+    "until_settled",
     "xid",
 ]
 
@@ -85,6 +94,30 @@ def sessions(url: str) -> list[int]:
 def ledger_rows(url: str) -> list[str]:
     """Return the transactions that the ledger proves committed, sorted."""
     return sorted(str(row[0]) for row in query(url, "SELECT transaction_id FROM onceflow_ledger"))
+
+
+def until_settled(
+    ask: Callable[[], CommitOutcome | AbortOutcome], timeout_s: float = 60
+) -> CommitOutcome | AbortOutcome:
+    """Ask as the engine does, until the outcome is final."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        outcome = ask()
+        if not isinstance(outcome, (RetryLater, Unknown)) or time.monotonic() > deadline:
+            return outcome
+        time.sleep(0.05)
+
+
+def eventually(holds: Callable[[], object], timeout_s: float = 20) -> None:
+    """Return once it holds.
+
+    Raises:
+        AssertionError: It does not in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @dataclass

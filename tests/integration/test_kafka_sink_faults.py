@@ -12,8 +12,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 from tests.integration.kafka_sink_kit import (
     Job,
+    decided_ids_in,
     delete_group,
-    ids_in,
     messages,
     open_transaction_blocks,
     rows,
@@ -117,7 +117,7 @@ def test_commit_that_landed_but_was_reported_failed_is_not_applied_twice(
     committer = job.committer()
     assert committer.commit(job.prepare(1, range(10))) == Committed()
     assert committer.commit(job.prepare(2, range(10, 20))) == Committed()
-    assert ids_in(broker.bootstrap_servers, topic) == list(range(20))
+    assert decided_ids_in(broker.bootstrap_servers, topic) == list(range(20))
 
 
 def test_commit_that_never_landed_is_produced_again(
@@ -129,7 +129,7 @@ def test_commit_that_never_landed_is_produced_again(
     rig(fail)
     committer = job.committer()
     assert committer.commit(job.prepare(1, range(10))) == Committed()
-    assert ids_in(broker.bootstrap_servers, topic) == list(range(10))
+    assert decided_ids_in(broker.bootstrap_servers, topic) == list(range(10))
     assert len(messages(broker.bootstrap_servers, topic, isolation="read_uncommitted")) == 20
 
 
@@ -154,7 +154,7 @@ def test_network_cut_at_the_commit_loses_and_doubles_nothing(
     committer = job.committer()
     assert settled(committer, job.prepare(1, range(100))) in (Committed(), AlreadyCommitted())
     assert settled(committer, job.prepare(2, range(100, 200))) == Committed()
-    assert ids_in(broker.bootstrap_servers, topic) == list(range(200))
+    assert decided_ids_in(broker.bootstrap_servers, topic) == list(range(200))
 
 
 def test_outage_after_the_commit_was_sent_is_unknown_and_solved_when_the_network_is_back(
@@ -179,7 +179,7 @@ def test_outage_after_the_commit_was_sent_is_unknown_and_solved_when_the_network
         assert isinstance(outcome, Unknown), outcome
         assert str(committable.transaction) in outcome.reason
         assert settled(committer, committable) == AlreadyCommitted()
-    assert ids_in(broker.bootstrap_servers, topic) == list(range(10))
+    assert decided_ids_in(broker.bootstrap_servers, topic) == list(range(10))
 
 
 def test_unreachable_broker_is_retry_later_and_nothing_has_changed(
@@ -218,7 +218,7 @@ def test_broker_killed_while_records_are_produced_has_each_once(
     broker.start()
     thread.join(120)
     assert outcomes in ([Committed()], [AlreadyCommitted()])
-    assert ids_in(broker.bootstrap_servers, topic) == list(range(_ROWS))
+    assert decided_ids_in(broker.bootstrap_servers, topic) == list(range(_ROWS))
 
 
 def test_broker_killed_when_it_has_the_commit_has_each_record_once(
@@ -238,7 +238,7 @@ def test_broker_killed_when_it_has_the_commit_has_each_record_once(
     rig(kill)
     committer = job.committer()
     assert settled(committer, job.prepare(1, range(500))) in (Committed(), AlreadyCommitted())
-    assert ids_in(broker.bootstrap_servers, topic) == list(range(500))
+    assert decided_ids_in(broker.bootstrap_servers, topic) == list(range(500))
     assert committer.commit(job.prepare(2, range(500, 600))) == Committed()
 
 
@@ -259,7 +259,7 @@ def test_transaction_that_the_broker_timed_out_is_produced_again(
     with Job(sink, tmp_path, sink_id=job.sink_id) as hasty:
         committable = hasty.prepare(1, rows(range(0, 70, 7)))
         assert settled(hasty.committer(), committable) == Committed()
-    assert ids_in(broker.bootstrap_servers, topic) == list(range(0, 70, 7))
+    assert decided_ids_in(broker.bootstrap_servers, topic) == list(range(0, 70, 7))
 
 
 def test_staged_rows_older_than_the_broker_keeps_proofs_are_not_produced_blindly(
@@ -281,11 +281,11 @@ def test_staged_rows_older_than_the_broker_keeps_proofs_are_not_produced_blindly
     outcome = job.committer(2).commit(committable)
     assert isinstance(outcome, Unknown)
     assert "stale_rows='produce'" in outcome.reason
-    assert ids_in(broker.bootstrap_servers, topic) == list(range(5))
+    assert decided_ids_in(broker.bootstrap_servers, topic) == list(range(5))
     told = KafkaSink(broker.bootstrap_servers, topic=topic, stale_rows="produce")
     with Job(told, tmp_path, sink_id=job.sink_id) as resigned:
         assert resigned.committer(3).commit(committable) == Committed()
-    assert ids_in(broker.bootstrap_servers, topic) == sorted([*range(5), *range(5)])
+    assert decided_ids_in(broker.bootstrap_servers, topic) == sorted([*range(5), *range(5)])
 
 
 def test_storage_that_fails_after_the_commit_doubles_nothing(
@@ -298,11 +298,11 @@ def test_storage_that_fails_after_the_commit_doubles_nothing(
     monkeypatch.setattr(FileStagingArea, "discard", _die)
     assert committer.commit(first) == Committed()
     assert isinstance(committer.commit(second), RetryLater)
-    assert ids_in(broker.bootstrap_servers, topic) == list(range(5))
+    assert decided_ids_in(broker.bootstrap_servers, topic) == list(range(5))
     monkeypatch.undo()
     assert committer.commit(second) == Committed()
     assert committer.commit(first) == AlreadyCommitted()
-    assert ids_in(broker.bootstrap_servers, topic) == list(range(10))
+    assert decided_ids_in(broker.bootstrap_servers, topic) == list(range(10))
     assert job.staged() == []
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 from tests.integration.mysql_sink_kit import FLAVORS, ids_in, ledger_rows, prepared, query
-from tests.integration.postgres_sink_job import KEYS
+from tests.integration.sql_sink_job import KEYS
 
 from onceflow.core.crash_points import VARIABLE
 from onceflow.integration.servers import EmbeddedMariaDB, EmbeddedMySQL
 
-_PROGRAM = Path(__file__).with_name("mysql_sink_job.py")
+_PROGRAM = Path(__file__).with_name("sql_sink_job.py")
 _ROOT = _PROGRAM.parents[2]
 _ROWS = 200
 _MANY_ROWS = 10_000

@@ -42,7 +42,9 @@ def _pipeline(spark: SparkSession, tmp_path: Path, sink: FileSink) -> Pipeline:
         checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"), interval="200 ms"),
         restart=FixedDelay(attempts=10, delay_s=0.0),
     )
-    source = CountingSource(_RECORDS, accounts=_ACCOUNTS, pause_s=0.003)
+    source = CountingSource(
+        _RECORDS, accounts=_ACCOUNTS, pause_s=0.003, ends_with=str(tmp_path / "all killed")
+    )
     pipeline.read(source, uid="numbers").write(sink, uid="files")
     return pipeline
 
@@ -63,6 +65,7 @@ def test_job_whose_slots_are_killed_writes_each_row_once_and_spark_reads_them(
             time.sleep(0.01)
         # What was published before the kill is there after it: never taken back.
         assert set(listed.paths()) <= set(committed_files(str(out), "files.files").paths())
+    (tmp_path / "all killed").touch()
     status = job.wait(90)
     assert status.restores == 2
     expected = [(one, str(one % _ACCOUNTS), amount_of(one)) for one in range(_RECORDS)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +25,10 @@ def amount_of(record_id: int) -> int:
 
 @dataclass(frozen=True)
 class CountingSource(Source):
-    """`records` in all over `splits_count` splits; endless when `endless`, `pause_s` a batch."""
+    """`records` in all over `splits_count` splits; endless when `endless`, `pause_s` a batch.
+
+    Input ends when the file `ends_with` is there, if one is named: a test decides when.
+    """
 
     records: int
     splits_count: int = 2
@@ -32,6 +36,7 @@ class CountingSource(Source):
     batch_rows: int = 50
     pause_s: float = 0.0
     endless: bool = False
+    ends_with: str = ""
 
     @property
     def schema(self) -> pa.Schema:
@@ -60,7 +65,7 @@ class _Reader(SourceReader):
             split for split, at in self._next.items() if source.endless or at < self._limit(split)
         ]
         if not open_splits:
-            if source.endless:
+            if source.endless or (source.ends_with and not Path(source.ends_with).exists()):
                 time.sleep(timeout_s)
                 return None
             return EndOfInput()

@@ -1,6 +1,6 @@
 """A whole job in one process: source, two writers, decisions, recovery. Run as a program, killed.
 
-    python postgres_sink_job.py URL DIRECTORY ROWS KIND [POINT@CHECKPOINT]
+    python sql_sink_job.py URL DIRECTORY ROWS KIND [POINT@CHECKPOINT]
 
 KIND is exactly_once, at_least_once, or ledger: how rows are inserted; or upsert or ledger_upsert,
 by which the same rows are changes of forty keys: see `changes_of`.
@@ -40,7 +40,7 @@ from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 from onceflow.core.protocol.recovery import plan_recovery
 from onceflow.core.spi import Committer, CommitterContext, SinkWriter, WriterContext
 from onceflow.core.storage import FileStagingArea
-from onceflow.sinks import PostgresSink
+from onceflow.sinks import MySQLSink, PostgresSink
 
 SINK_ID = "soak.ledger"
 PARALLELISM = 2
@@ -77,7 +77,8 @@ def main(arguments: Sequence[str]) -> None:
     url, directory, total, kind, *crash = arguments
     log = Path(directory)
     attempt = _claim_attempt(log)
-    sink = PostgresSink(url, table="ledger", create=True, **KINDS[kind])
+    sink_class = MySQLSink if url.startswith(("mysql", "mariadb")) else PostgresSink
+    sink = sink_class(url, table="ledger", create=True, **KINDS[kind])
     staging = _CrashingStaging.in_directory(str(log / "storage"), SINK_ID)
     context = CommitterContext(
         "soak", "ledger", SINK_ID, AttemptId(attempt), log_id=str(log), staging=staging
@@ -180,7 +181,7 @@ def _until_settled(committer: Committer, committable: Committable) -> CommitOutc
 
 
 def _writer(
-    sink: PostgresSink,
+    sink: PostgresSink | MySQLSink,
     subtask: int,
     context: CommitterContext,
     restored: Decision,
