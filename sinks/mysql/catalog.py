@@ -63,7 +63,6 @@ def server_facts(session: Session) -> ServerFacts:
     match = _VERSION.match(session.version_text)
     major, minor, patch = map(int, match.groups()) if match else (0, 0, 0)
     ((user,),) = session.query("SELECT CURRENT_USER()")
-    name, _, host = str(user).rpartition("@")
     return ServerFacts(
         mariadb=session.is_mariadb,
         version=(major, minor, patch),
@@ -73,7 +72,7 @@ def server_facts(session: Session) -> ServerFacts:
         galera=values.get("wsrep_on") == "ON",
         flushes_commits=values.get("innodb_flush_log_at_trx_commit") == "1",
         local_infile=values.get("local_infile") == "ON",
-        user=f"{literal(name)}@{literal(host)}",
+        user=_grantee(str(user)),
     )
 
 
@@ -136,6 +135,8 @@ class TargetTable:
     """Every unique index over whole columns: its name and its columns."""
     other_unique: bool = False
     """Whether there is a unique index over parts of columns or expressions."""
+    grantee: str = ""
+    """Who looks at it, as GRANT takes it."""
 
     def column(self, name: str) -> TableColumn | None:
         """Return the column called `name`, or None."""
@@ -152,12 +153,12 @@ def target_table(session: Session, name: TableName) -> TargetTable | None:
     database = "DATABASE()" if name.database is None else literal(name.database)
     where = f"table_schema = {database} AND table_name = {literal(name.name)}"
     found = session.query(
-        "SELECT table_schema, table_name, table_type, engine FROM information_schema.tables "
-        f"WHERE {where}"
+        "SELECT table_schema, table_name, table_type, engine, CURRENT_USER() "
+        f"FROM information_schema.tables WHERE {where}"
     )
     if not found:
         return None
-    schema, table, kind, engine = found[0]
+    schema, table, kind, engine, user = found[0]
     rows = session.query(
         "SELECT column_name, data_type, column_type, numeric_precision, numeric_scale, "
         "datetime_precision, character_maximum_length, character_octet_length, "
@@ -177,7 +178,13 @@ def target_table(session: Session, name: TableName) -> TargetTable | None:
         columns=tuple(_column(row) for row in rows),
         unique_keys=keys,
         other_unique=other_unique,
+        grantee=_grantee(str(user)),
     )
+
+
+def _grantee(user: str) -> str:
+    name, _, host = user.rpartition("@")
+    return f"{literal(name)}@{literal(host)}"
 
 
 def _unique_keys(

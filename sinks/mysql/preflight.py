@@ -175,8 +175,8 @@ class Preflight:
             if code(error) not in DENIED:
                 raise
             raise ConfigError(
-                f"rows cannot be deleted from table {table.name}: {described(error)}. GRANT DELETE "
-                f"ON {table.name.identifier} to the user"
+                f"rows cannot be deleted from table {table.name}: {described(error)}. Run: GRANT "
+                f"DELETE ON {table.name.identifier} TO {table.grantee}"
             ) from error
 
     def _known_columns(self, table: TargetTable, schema: pa.Schema) -> pa.Schema:

@@ -100,6 +100,13 @@ class TargetTable:
     """Whether the connected role may delete rows."""
     unique_keys: tuple[frozenset[str], ...] = ()
     """The columns of every unique index that ON CONFLICT can go by."""
+    grantee: str = ""
+    """The connected role, as GRANT takes it."""
+
+    @property
+    def quoted(self) -> str:
+        """The name as statements take it."""
+        return self.name.identifier.as_string(None)
 
     def column(self, name: str) -> TableColumn | None:
         """Return the column called `name`, or None."""
@@ -139,7 +146,8 @@ def server_facts(connection: psycopg.Connection[TupleRow]) -> ServerFacts:
 _TABLE = """
     SELECT c.oid, n.nspname::text AS schema, c.relname::text AS name,
            c.relkind::text AS kind, c.relpersistence::text AS persistence,
-           pg_catalog.has_table_privilege(c.oid, 'DELETE') AS deletable
+           pg_catalog.has_table_privilege(c.oid, 'DELETE') AS deletable,
+           pg_catalog.quote_ident(current_user) AS grantee
     FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
     WHERE c.oid = pg_catalog.to_regclass(%s)
 """
@@ -206,6 +214,7 @@ def target_table(connection: psycopg.Connection[TupleRow], name: TableName) -> T
         columns=tuple(_column(row) for row in rows),
         deletable=found["deletable"],
         unique_keys=tuple(frozenset(names) for (names,) in keys),
+        grantee=found["grantee"],
     )
 
 

@@ -237,8 +237,7 @@ def test_role_that_may_not_insert_is_told_the_grant(postgres_database: str) -> N
         assert "CREATE SCHEMA IF NOT EXISTS onceflow" in text
         statements = text[text.index("CREATE SCHEMA") : text.index("; or name a schema")]
         query(postgres_database, statements)
-        assert "GRANT INSERT ON public.ledger" in _refused(sink)
-        query(postgres_database, "GRANT INSERT ON ledger TO reader")
+        query(postgres_database, _refused(sink).rpartition("Run: ")[2])
         with Job(sink) as job:
             # The refused check has claimed attempt 1 already.
             job.check(attempt=2)
