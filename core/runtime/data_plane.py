@@ -74,14 +74,8 @@ class DataServer(flight.FlightServerBase):
             raise flight.FlightServerError("this slot was not deployed in time")
         gate = self._gates[chain]
         channel = int(source)
-        write_lock = threading.Lock()
-
-        def give_credit() -> None:
-            # A sender that is gone needs no credit; its loss is noticed by the reading side.
-            with write_lock, contextlib.suppress(pa.ArrowException, OSError):
-                writer.write_metadata(_CREDIT.pack(1))
-
-        gate.attach(channel, give_credit)
+        credit = _CreditLine(writer)
+        gate.attach(channel, credit.give)
         closed = False
         try:
             closed = _receive(reader, gate, channel)
@@ -89,8 +83,34 @@ class DataServer(flight.FlightServerBase):
             if not self._closing:
                 self._on_lost(f"slot {channel} is lost: its channel to {chain} broke: {error}")
                 return
+        finally:
+            credit.end()
         if not closed and not self._closing:
             self._on_lost(f"slot {channel} is lost: its channel to {chain} ended")
+
+
+class _CreditLine:
+    """Tells a sender that a batch was taken, for as long as its stream is there.
+
+    Batches may be taken after that, and a write to a stream that Flight has freed ends the process.
+    """
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def give(self) -> None:
+        """Tell it, on whatever thread took the batch."""
+        # A sender that is gone needs no credit; its loss is noticed by the reading side.
+        with self._lock, contextlib.suppress(pa.ArrowException, OSError):
+            if not self._ended:
+                self._writer.write_metadata(_CREDIT.pack(1))
+
+    def end(self) -> None:
+        """Return when nothing is being written, and nothing will be."""
+        with self._lock:
+            self._ended = True
 
 
 def _receive(reader: Any, gate: InputGate, channel: int) -> bool:
@@ -178,10 +198,10 @@ class FlightChannel(OutputChannel):
             return
         self._closed = True
         self._credits.close(reason)
-        # gRPC aborts the process when two threads write to one stream at once.
+        # gRPC aborts the process when two threads write to one stream at once, or both end it. The
+        # peer answers this by ending its side, and the thread that reads then ends ours.
         with self._write_lock, contextlib.suppress(pa.ArrowException, OSError):
             self._writer.write_metadata(_CLOSE)
-            self._writer.done_writing()
 
     def _take_credits(self) -> None:
         try:

@@ -119,6 +119,21 @@ def test_a_stream_closed_in_good_order_is_no_loss(receiver: Receiver) -> None:
     assert receiver.losses == []
 
 
+def test_many_channels_are_opened_and_closed_without_an_abort(receiver: Receiver) -> None:
+    """Two threads that end one stream abort the process; so does credit for a stream that is gone."""
+    before = threading.active_count()
+    for number in range(1000):
+        channel = receiver.channel()
+        channel.send(batch(number, 1))
+        channel.close("done")
+        assert isinstance(receiver.take(), Batch)
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before + 1:
+        assert time.monotonic() < deadline, "threads of closed channels go on"
+        time.sleep(0.01)
+    assert receiver.losses == []
+
+
 def test_a_sender_that_vanishes_is_reported_as_lost(receiver: Receiver) -> None:
     channel = receiver.channel()
     channel.send(batch(0, 1))
