@@ -120,7 +120,7 @@ def test_a_stream_closed_in_good_order_is_no_loss(receiver: Receiver) -> None:
 
 
 def test_many_channels_are_opened_and_closed_without_an_abort(receiver: Receiver) -> None:
-    """Two threads that end one stream abort the process; so does credit for a stream that is gone."""
+    """Two threads that end one stream abort the process; so does credit for one that is gone."""
     before = threading.active_count()
     for number in range(1000):
         channel = receiver.channel()
