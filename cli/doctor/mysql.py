@@ -20,8 +20,9 @@ from onceflow.sinks import MySQLSink
 from onceflow.sinks.mysql.catalog import ServerFacts, may_recover, server_facts, target_table
 from onceflow.sinks.mysql.connection import Session
 from onceflow.sinks.mysql.failures import described
-from onceflow.sinks.mysql.names import TableName, quoted
+from onceflow.sinks.mysql.names import identifier, quoted
 from onceflow.sinks.mysql.settings import SinkSettings
+from onceflow.sinks.sql import TableName
 
 _VERSION_MIN = {False: (8, 0, 29), True: (10, 6, 0)}
 """MySQL's and MariaDB's first that keep a prepared transaction without its session."""
@@ -219,11 +220,11 @@ class _Examination:
             text = "it does not exist, or may not be seen"
             return [area.problem(text, "the table", "CREATE TABLE, or create=True")]
         if table.engine.lower() != _SINGLE_ENGINE.lower():
-            alter = f"ALTER TABLE {name.identifier} ENGINE = {_SINGLE_ENGINE}"
+            alter = f"ALTER TABLE {identifier(name)} ENGINE = {_SINGLE_ENGINE}"
             text = f"its engine is {table.engine or table.kind}"
             return [area.problem(text, "an engine with transactions", alter)]
         if not all(one.insertable or one.generated for one in table.columns):
-            grant = f"GRANT SELECT, INSERT, UPDATE, DELETE ON {name.identifier} TO {facts.user}"
+            grant = f"GRANT SELECT, INSERT, UPDATE, DELETE ON {identifier(name)} TO {facts.user}"
             return [area.problem(f"{facts.user} may not insert", "INSERT", grant)]
         return [area.ok(f"{facts.user} may insert")]
 

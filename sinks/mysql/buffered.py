@@ -11,11 +11,10 @@ from typing_extensions import override
 from onceflow.core.spi import RejectedRows
 from onceflow.sinks.mysql.applying import Applier, apply_without_refused
 from onceflow.sinks.mysql.intake import Intake
-from onceflow.sinks.mysql.names import TableName
-from onceflow.sinks.mysql.placement import Placement
 from onceflow.sinks.mysql.targets import Target
 from onceflow.sinks.mysql.transactions import Transactions
-from onceflow.sinks.sql import BadRows, ChangeBuffer, ChangeRules
+from onceflow.sinks.sql import BadRows, ChangeBuffer, ChangeRules, TableName
+from onceflow.sinks.sql.placement import Placement
 
 _CHUNK_ROWS = 20_000
 _CHUNK_BYTES = 16 * 1024 * 1024

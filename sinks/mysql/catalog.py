@@ -16,7 +16,8 @@ from pymysql.err import MySQLError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.sinks.mysql.connection import Session
 from onceflow.sinks.mysql.failures import DENIED, code
-from onceflow.sinks.mysql.names import TableName, XaNames, literal
+from onceflow.sinks.mysql.names import XaNames, literal
+from onceflow.sinks.sql import TableName
 
 _VERSION = re.compile(r"(?:5\.5\.5-)?(\d+)\.(\d+)\.(\d+)")
 
@@ -150,7 +151,7 @@ class TargetTable:
 
 def target_table(session: Session, name: TableName) -> TargetTable | None:
     """Return the table called `name`, in the session's database unless it names one; or None."""
-    database = "DATABASE()" if name.database is None else literal(name.database)
+    database = "DATABASE()" if name.schema is None else literal(name.schema)
     where = f"table_schema = {database} AND table_name = {literal(name.name)}"
     found = session.query(
         "SELECT table_schema, table_name, table_type, engine, CURRENT_USER() "

@@ -42,9 +42,9 @@ from onceflow.sinks.mysql.catalog import prepared_transactions
 from onceflow.sinks.mysql.connection import Session, is_lost, reply_missing
 from onceflow.sinks.mysql.failures import NO_SUCH_SESSION, UNKNOWN_XID, code, described
 from onceflow.sinks.mysql.names import literal
-from onceflow.sinks.mysql.replies import NoReply, settled
 from onceflow.sinks.mysql.settings import SinkSettings, session_name
 from onceflow.sinks.mysql.staged_commits import StagedCommits
+from onceflow.sinks.sql.replies import NoReply, settled
 
 _logger = logging.getLogger("onceflow.sinks.mysql")
 _T = TypeVar("_T")
@@ -78,12 +78,14 @@ class MySQLCommitter(Committer):
             return settled(
                 lambda: self._answered(lambda: self._staged.commit(committable)),
                 f"COMMIT of the staged rows of {transaction}",
-                endpoint,
+                sent_to=endpoint,
+                timeout_s=endpoint.connect_timeout_s,
             )
         return settled(
             lambda: self._finish("COMMIT", transaction, Committed(), self._gone_at_commit),
             f"XA COMMIT {transaction}",
-            endpoint,
+            sent_to=endpoint,
+            timeout_s=endpoint.connect_timeout_s,
         )
 
     def abort(self, committable: Committable) -> AbortOutcome:
@@ -97,12 +99,14 @@ class MySQLCommitter(Committer):
             return settled(
                 lambda: self._answered(lambda: self._staged.abort(transaction)),
                 f"the ledger's question for {transaction}",
-                endpoint,
+                sent_to=endpoint,
+                timeout_s=endpoint.connect_timeout_s,
             )
         return settled(
             lambda: self._finish("ROLLBACK", transaction, Aborted(), self._gone_at_abort),
             f"XA ROLLBACK {transaction}",
-            endpoint,
+            sent_to=endpoint,
+            timeout_s=endpoint.connect_timeout_s,
         )
 
     def in_doubt(self) -> Sequence[Committable]:

@@ -17,9 +17,9 @@ from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable, DDLElement
 from sqlalchemy.types import TypeEngine
 
 from onceflow.core.errors import ConfigError
-from onceflow.sinks.mysql.names import TableName, quoted
+from onceflow.sinks.mysql.names import identifier, quoted
 from onceflow.sinks.mysql.types import is_bytes, is_text, plain
-from onceflow.sinks.sql import ledger_table, sinks_table
+from onceflow.sinks.sql import TableName, ledger_table, sinks_table
 
 _SqlType = TypeEngine[Any]
 # In another parameter style each % of a name would be doubled.
@@ -76,7 +76,7 @@ def create_statement(table: TableName, schema: pa.Schema, primary_key: Sequence[
         sa.MetaData(),
         *columns,
         *key,
-        schema=table.database,
+        schema=table.schema,
         mysql_engine="InnoDB",
         mysql_charset=_CHARSET,
     )
@@ -92,9 +92,9 @@ def added_columns(table: TableName, fields: Sequence[pa.Field]) -> str:
     columns = [
         sa.Column(field.name, _sql_type(field, is_key=False), nullable=True) for field in fields
     ]
-    sa.Table(table.name, sa.MetaData(), *columns, schema=table.database)
+    sa.Table(table.name, sa.MetaData(), *columns, schema=table.schema)
     added = ", ".join(f"ADD COLUMN {_text(CreateColumn(one))}" for one in columns)
-    return f"ALTER TABLE {table.identifier} {added}"
+    return f"ALTER TABLE {identifier(table)} {added}"
 
 
 def bookkeeping_statements(database: str) -> tuple[str, ...]:

@@ -10,10 +10,9 @@ import pyarrow.compute as pc
 
 from onceflow.core.errors import BadRow, ConfigError
 from onceflow.sinks.mysql.fitting import ColumnFit
-from onceflow.sinks.mysql.names import TableName
 from onceflow.sinks.mysql.settings import SinkSettings
 from onceflow.sinks.mysql.targets import Target, Targets
-from onceflow.sinks.sql import BadRows, Classified, decoded_rows, rows_by_table
+from onceflow.sinks.sql import BadRows, Classified, TableName, decoded_rows, rows_by_table
 
 _ALONE = " (row 0 of its batch)"
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 from onceflow.core.errors import ConfigError
 from onceflow.sinks.mysql.catalog import TableColumn, TargetTable
 from onceflow.sinks.mysql.fitting import ColumnFit
-from onceflow.sinks.mysql.names import quoted
+from onceflow.sinks.mysql.names import identifier, quoted
 from onceflow.sinks.mysql.types import TEXTS, plain, wire_of
 from onceflow.sinks.sql import ChangeRules, WriteMode
 
@@ -77,7 +77,7 @@ def require_transactional_table(table: TargetTable) -> None:
     if table.engine.lower() != "innodb":
         raise ConfigError(
             f"table {table.name} is stored by {table.engine}, which takes no part in prepared "
-            f"transactions. Run: ALTER TABLE {table.name.identifier} ENGINE = InnoDB"
+            f"transactions. Run: ALTER TABLE {identifier(table.name)} ENGINE = InnoDB"
         )
 
 
@@ -94,7 +94,7 @@ def _match(table: TargetTable, field: pa.Field, rules: ChangeRules) -> ColumnFit
     if not column.insertable and rules.mode is not WriteMode.UPDATE:
         return (
             f"the user may not write column {field.name!r}. Run: GRANT INSERT ON "
-            f"{table.name.identifier} TO {table.grantee}"
+            f"{identifier(table.name)} TO {table.grantee}"
         )
     wire = wire_of(plain(field.type), column.type)
     if wire is None:
@@ -123,7 +123,7 @@ def _key_faults(table: TargetTable, fits: list[ColumnFit], rules: ChangeRules) -
     if table.index_over(rules.primary_key) is None:
         faults.append(
             f"it has no unique index over exactly ({key}), by which write_mode="
-            f"{rules.mode.value!r} finds rows. Run: ALTER TABLE {table.name.identifier} ADD "
+            f"{rules.mode.value!r} finds rows. Run: ALTER TABLE {identifier(table.name)} ADD "
             f"PRIMARY KEY ({key})"
         )
     keys = [table.column(name) for name in rules.primary_key]
@@ -136,7 +136,7 @@ def _key_faults(table: TargetTable, fits: list[ColumnFit], rules: ChangeRules) -
     if needed:
         faults.append(
             f"the user lacks privileges. Run: GRANT {', '.join(needed)} ON "
-            f"{table.name.identifier} TO {table.grantee}"
+            f"{identifier(table.name)} TO {table.grantee}"
         )
     return faults
 
@@ -164,6 +164,6 @@ def _collation_fault(table: TargetTable, column: TableColumn) -> str:
     return (
         f"key column {column.name!r} has collation {column.type.collation}, which takes different "
         "text for equal, so two keys of the stream may be one row. Run: ALTER TABLE "
-        f"{table.name.identifier} MODIFY {quoted(column.name)} {column.type.shown} CHARACTER SET "
+        f"{identifier(table.name)} MODIFY {quoted(column.name)} {column.type.shown} CHARACTER SET "
         f"utf8mb4 COLLATE utf8mb4_bin{'' if column.nullable else ' NOT NULL'}"
     )

@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass
 
 from onceflow.core.protocol.ids import TransactionId
+from onceflow.sinks.sql import TableName
 
 _FORMAT_ID = int.from_bytes(b"once", "big")
 _QUALIFIER_LENGTH_MAX = 64
@@ -27,34 +28,9 @@ def literal(value: str | int | None) -> str:
     return f"'{escaped}'"
 
 
-@dataclass(frozen=True, slots=True)
-class TableName:
-    """A table as the user names it, upper and lower case kept."""
-
-    database: str | None
-    name: str
-
-    @classmethod
-    def parse(cls, text: str) -> TableName:
-        """Return the name in `table` or `database.table`.
-
-        Raises:
-            ValueError: It is neither.
-        """
-        parts = text.split(".")
-        if len(parts) > 2 or not all(parts):
-            raise ValueError(f"table {text!r} is not 'table' or 'database.table'")
-        return cls(parts[0] if len(parts) == 2 else None, parts[-1])
-
-    @property
-    def identifier(self) -> str:
-        """The name, quoted."""
-        return (
-            f"{quoted(self.database)}.{quoted(self.name)}" if self.database else quoted(self.name)
-        )
-
-    def __str__(self) -> str:
-        return f"{self.database}.{self.name}" if self.database else self.name
+def identifier(table: TableName) -> str:
+    """Return a table's name, quoted."""
+    return f"{quoted(table.schema)}.{quoted(table.name)}" if table.schema else quoted(table.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,10 @@ from onceflow.sinks.mysql.connection import Session
 from onceflow.sinks.mysql.ddl import bookkeeping_statements, create_database
 from onceflow.sinks.mysql.failures import DENIED, NO_SUCH_SESSION, code, described, refusal
 from onceflow.sinks.mysql.matching import matched, require_transactional_table
-from onceflow.sinks.mysql.names import TableName, literal, quoted
+from onceflow.sinks.mysql.names import identifier, literal, quoted
 from onceflow.sinks.mysql.settings import CommitMode, SinkSettings, session_name
 from onceflow.sinks.mysql.targets import created_table, ddl_lock, evolved_table, missing_table
-from onceflow.sinks.sql import SinkOwner, require_admission
+from onceflow.sinks.sql import SinkOwner, TableName, require_admission
 from onceflow.sinks.sql.bookkeeping import LEDGER, SINKS
 
 _logger = logging.getLogger("onceflow.sinks.mysql")
@@ -170,13 +170,13 @@ class Preflight:
 
     def _require_delete(self, table: TargetTable) -> None:
         try:
-            self._session.query(f"EXPLAIN DELETE FROM {table.name.identifier} WHERE FALSE")
+            self._session.query(f"EXPLAIN DELETE FROM {identifier(table.name)} WHERE FALSE")
         except MySQLError as error:
             if code(error) not in DENIED:
                 raise
             raise ConfigError(
                 f"rows cannot be deleted from table {table.name}: {described(error)}. Run: GRANT "
-                f"DELETE ON {table.name.identifier} TO {table.grantee}"
+                f"DELETE ON {identifier(table.name)} TO {table.grantee}"
             ) from error
 
     def _known_columns(self, table: TargetTable, schema: pa.Schema) -> pa.Schema:

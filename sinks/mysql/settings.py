@@ -8,8 +8,8 @@ from enum import Enum
 from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX
 from onceflow.sinks.mysql.connection import Endpoint
 from onceflow.sinks.mysql.ledger import Ledger
-from onceflow.sinks.mysql.names import TableName, XaNames
-from onceflow.sinks.sql import ChangeRules
+from onceflow.sinks.mysql.names import XaNames
+from onceflow.sinks.sql import ChangeRules, TableName
 
 
 class CommitMode(Enum):

@@ -14,13 +14,12 @@ from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, Wri
 from onceflow.sinks.mysql.commit_mode import mode_of_writer
 from onceflow.sinks.mysql.committer import MySQLCommitter
 from onceflow.sinks.mysql.ledger import Ledger
-from onceflow.sinks.mysql.names import TableName
 from onceflow.sinks.mysql.preflight import run_preflight
 from onceflow.sinks.mysql.settings import CommitMode, SinkSettings
 from onceflow.sinks.mysql.staged_writer import StagedWriter
 from onceflow.sinks.mysql.url import endpoint
 from onceflow.sinks.mysql.writer import AtLeastOnceWriter, TwoPhaseWriter
-from onceflow.sinks.sql import ChangeRules, WriteMode
+from onceflow.sinks.sql import ChangeRules, TableName, WriteMode
 
 _FLUSH_ROWS = 50_000
 _Choice = TypeVar("_Choice", bound=Enum)

@@ -37,11 +37,11 @@ from onceflow.sinks.mysql.applying import Applier
 from onceflow.sinks.mysql.catalog import server_facts
 from onceflow.sinks.mysql.connection import Session, is_lost
 from onceflow.sinks.mysql.failures import described, is_row_refused
-from onceflow.sinks.mysql.instructions import Instruction
-from onceflow.sinks.mysql.replies import NoReply
 from onceflow.sinks.mysql.settings import SinkSettings
 from onceflow.sinks.mysql.targets import Target, Targets
 from onceflow.sinks.sql import ChangeRules
+from onceflow.sinks.sql.instructions import Instruction
+from onceflow.sinks.sql.replies import NoReply
 
 _Outcome = TypeVar("_Outcome")
 

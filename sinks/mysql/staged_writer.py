@@ -21,11 +21,11 @@ from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
 from onceflow.sinks.mysql.connection import Session
 from onceflow.sinks.mysql.failures import refusal
-from onceflow.sinks.mysql.instructions import Instruction
 from onceflow.sinks.mysql.intake import Intake
 from onceflow.sinks.mysql.settings import SinkSettings, session_name
 from onceflow.sinks.mysql.targets import Target, Targets
 from onceflow.sinks.sql import BadRows, ChangeBuffer
+from onceflow.sinks.sql.instructions import Instruction
 
 
 class StagedWriter(SinkWriter):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from onceflow.sinks.mysql.fitting import ColumnFit
-from onceflow.sinks.mysql.names import quoted
+from onceflow.sinks.mysql.names import identifier, quoted
 from onceflow.sinks.mysql.spelling import value_rows
 from onceflow.sinks.mysql.targets import Target
 from onceflow.sinks.mysql.types import TEXTS, Spelling
@@ -53,7 +53,7 @@ def load_statement(target: Target) -> str:
                 places.append(quoted(fit.name))
     places.append("@end_of_line")
     return (
-        f"LOAD DATA LOCAL INFILE 'rows' INTO TABLE {target.name.identifier} CHARACTER SET utf8mb4 "
+        f"LOAD DATA LOCAL INFILE 'rows' INTO TABLE {identifier(target.name)} CHARACTER SET utf8mb4 "
         "FIELDS TERMINATED BY '\\t' ESCAPED BY '\\\\' LINES TERMINATED BY '\\n' "
         f"({', '.join(places)}){' SET ' if assigned else ''}{', '.join(assigned)}"
     )
@@ -93,7 +93,7 @@ def _on_duplicate_key(
     new = "VALUES({})" if mariadb else "new_row.{}"
     assigned = ", ".join(f"{quoted(name)} = {new.format(quoted(name))}" for name in names)
     # Of an ignored row nothing changes.
-    unchanged = f"{target.name.identifier}.{quoted(key[0])}"
+    unchanged = f"{identifier(target.name)}.{quoted(key[0])}"
     tail = f" ON DUPLICATE KEY UPDATE {assigned or f'{quoted(key[0])} = {unchanged}'}"
     tail = tail if mariadb else f" AS new_row{tail}"
     return RowsStatement(f"{_insert_into(target)} VALUES ".encode(), tail.encode())
@@ -122,7 +122,7 @@ def _insert_absent(target: Target, key: Sequence[str], *, mariadb: bool) -> Rows
 
 def _insert_into(target: Target) -> str:
     columns = ", ".join(quoted(fit.name) for fit in target.fits)
-    return f"INSERT INTO {target.name.identifier} ({columns})"
+    return f"INSERT INTO {identifier(target.name)} ({columns})"
 
 
 def _around_rows(
@@ -166,4 +166,4 @@ def _numbers(target: Target, key: Sequence[str]) -> list[int]:
 def _indexed(target: Target, key: Sequence[str]) -> str:
     index = target.table.index_over(key)
     hint = f" FORCE INDEX ({quoted(index)})" if index else ""
-    return f"{target.name.identifier} AS t{hint}"
+    return f"{identifier(target.name)} AS t{hint}"

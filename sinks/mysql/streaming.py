@@ -10,7 +10,6 @@ import pyarrow as pa
 from typing_extensions import override
 
 from onceflow.sinks.mysql.fitting import fitted_rows
-from onceflow.sinks.mysql.placement import Placement
 from onceflow.sinks.mysql.sending import (
     BYTES_A_STATEMENT,
     ROWS_A_STATEMENT,
@@ -19,6 +18,7 @@ from onceflow.sinks.mysql.sending import (
 )
 from onceflow.sinks.mysql.targets import Target
 from onceflow.sinks.mysql.transactions import Transactions
+from onceflow.sinks.sql.placement import Placement
 
 
 class StreamedInserts(Placement):

@@ -17,9 +17,9 @@ from onceflow.sinks.mysql.ddl import added_columns, create_statement
 from onceflow.sinks.mysql.failures import DENIED, code, described
 from onceflow.sinks.mysql.fitting import ColumnFit
 from onceflow.sinks.mysql.matching import key_matched, matched, require_transactional_table
-from onceflow.sinks.mysql.names import TableName, literal
+from onceflow.sinks.mysql.names import literal
 from onceflow.sinks.mysql.settings import SinkSettings
-from onceflow.sinks.sql import ChangeRules
+from onceflow.sinks.sql import ChangeRules, TableName
 
 _logger = logging.getLogger("onceflow.sinks.mysql")
 

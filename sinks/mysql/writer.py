@@ -33,13 +33,13 @@ from onceflow.sinks.mysql.failures import (
     refusal,
 )
 from onceflow.sinks.mysql.intake import Intake
-from onceflow.sinks.mysql.placement import Placement
 from onceflow.sinks.mysql.sending import RowSender
 from onceflow.sinks.mysql.settings import SinkSettings
 from onceflow.sinks.mysql.streaming import StreamedInserts
 from onceflow.sinks.mysql.targets import Targets
 from onceflow.sinks.mysql.transactions import PlainTransactions, Transactions, XaTransactions
 from onceflow.sinks.sql import BadRows
+from onceflow.sinks.sql.placement import Placement
 
 
 class TransactionWriter(SinkWriter):

@@ -10,12 +10,11 @@ from typing_extensions import override
 
 from onceflow.core.spi import RejectedRows
 from onceflow.sinks.postgres.applying import Applier, apply_without_refused
-from onceflow.sinks.postgres.catalog import TableName
 from onceflow.sinks.postgres.intake import Intake
-from onceflow.sinks.postgres.placement import Placement
 from onceflow.sinks.postgres.targets import Target
 from onceflow.sinks.postgres.transactions import Transactions
-from onceflow.sinks.sql import BadRows, ChangeBuffer, ChangeRules
+from onceflow.sinks.sql import BadRows, ChangeBuffer, ChangeRules, TableName
+from onceflow.sinks.sql.placement import Placement
 
 _CHUNK_ROWS = 20_000
 _CHUNK_BYTES = 16 * 1024 * 1024

@@ -15,6 +15,7 @@ from psycopg import sql
 from psycopg.rows import TupleRow, dict_row
 
 from onceflow.core.protocol.ids import TransactionId
+from onceflow.sinks.sql import TableName
 
 SERVER_VERSION_MIN = 120000
 """PostgreSQL 12: the oldest whose catalogs have generated columns."""
@@ -22,32 +23,9 @@ SERVER_VERSION_MIN = 120000
 _TYPMOD_OFFSET = 4
 
 
-@dataclass(frozen=True, slots=True)
-class TableName:
-    """A table as the user names it: exactly as in the catalogs, upper and lower case kept."""
-
-    schema: str | None
-    name: str
-
-    @classmethod
-    def parse(cls, text: str) -> TableName:
-        """Return the name in `table` or `schema.table`.
-
-        Raises:
-            ValueError: It is neither.
-        """
-        parts = text.split(".")
-        if len(parts) > 2 or not all(parts):
-            raise ValueError(f"table {text!r} is not 'table' or 'schema.table'")
-        return cls(parts[0] if len(parts) == 2 else None, parts[-1])
-
-    @property
-    def identifier(self) -> sql.Identifier:
-        """The name, quoted."""
-        return sql.Identifier(*([self.schema] if self.schema else []), self.name)
-
-    def __str__(self) -> str:
-        return f"{self.schema}.{self.name}" if self.schema else self.name
+def identifier(name: TableName) -> sql.Identifier:
+    """Return `name`, quoted."""
+    return sql.Identifier(*([name.schema] if name.schema else []), name.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +84,7 @@ class TargetTable:
     @property
     def quoted(self) -> str:
         """The name as statements take it."""
-        return self.name.identifier.as_string(None)
+        return identifier(self.name).as_string(None)
 
     def column(self, name: str) -> TableColumn | None:
         """Return the column called `name`, or None."""
@@ -202,7 +180,7 @@ _UNIQUE_KEYS = """
 def target_table(connection: psycopg.Connection[TupleRow], name: TableName) -> TargetTable | None:
     """Return the table called `name` as the search path finds it, or None."""
     with connection.cursor(row_factory=dict_row) as cursor:
-        found = cursor.execute(_TABLE, (name.identifier.as_string(connection),)).fetchone()
+        found = cursor.execute(_TABLE, (identifier(name).as_string(connection),)).fetchone()
         if found is None:
             return None
         rows = cursor.execute(_COLUMNS, {"table": found["oid"]}).fetchall()

@@ -37,9 +37,9 @@ from onceflow.core.staging import is_staged, staged_committable
 from onceflow.sinks.postgres.catalog import prepared_transactions
 from onceflow.sinks.postgres.connection import BoundedConnection, is_lost
 from onceflow.sinks.postgres.failures import described
-from onceflow.sinks.postgres.replies import NoReply, settled
 from onceflow.sinks.postgres.settings import SinkSettings
 from onceflow.sinks.postgres.staged_commits import StagedCommits
+from onceflow.sinks.sql.replies import NoReply, settled
 
 _logger = logging.getLogger("onceflow.sinks.postgres")
 _T = TypeVar("_T")
@@ -74,12 +74,14 @@ class PostgresCommitter(Committer):
             return settled(
                 lambda: self._answered(lambda: self._staged.commit(committable)),
                 f"COMMIT of the staged rows of {transaction}",
-                endpoint,
+                sent_to=endpoint,
+                timeout_s=endpoint.connect_timeout_s,
             )
         return settled(
             lambda: self._finish("COMMIT", transaction, Committed(), self._gone_at_commit),
             f"COMMIT PREPARED '{transaction}'",
-            endpoint,
+            sent_to=endpoint,
+            timeout_s=endpoint.connect_timeout_s,
         )
 
     def abort(self, committable: Committable) -> AbortOutcome:
@@ -93,12 +95,14 @@ class PostgresCommitter(Committer):
             return settled(
                 lambda: self._answered(lambda: self._staged.abort(transaction)),
                 f"the ledger's question for {transaction}",
-                endpoint,
+                sent_to=endpoint,
+                timeout_s=endpoint.connect_timeout_s,
             )
         return settled(
             lambda: self._finish("ROLLBACK", transaction, Aborted(), self._gone_at_abort),
             f"ROLLBACK PREPARED '{transaction}'",
-            endpoint,
+            sent_to=endpoint,
+            timeout_s=endpoint.connect_timeout_s,
         )
 
     def in_doubt(self) -> Sequence[Committable]:

@@ -16,10 +16,11 @@ import pyarrow as pa
 from psycopg import sql
 from typing_extensions import override
 
+from onceflow.sinks.postgres.catalog import identifier
 from onceflow.sinks.postgres.encoder import BinaryRows
-from onceflow.sinks.postgres.placement import Placement
 from onceflow.sinks.postgres.targets import Target
 from onceflow.sinks.postgres.transactions import Transactions
+from onceflow.sinks.sql.placement import Placement
 
 _COPY_S_MAX = 1.0
 
@@ -31,7 +32,7 @@ class _GivenUp(Exception):
 def copy_statement(target: Target) -> sql.Composed:
     """Return the COPY into `target` of the columns that its fits have, in their order."""
     return sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(
-        target.name.identifier, sql.SQL(", ").join(sql.Identifier(fit.name) for fit in target.fits)
+        identifier(target.name), sql.SQL(", ").join(sql.Identifier(fit.name) for fit in target.fits)
     )
 
 

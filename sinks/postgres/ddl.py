@@ -17,9 +17,8 @@ from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable, DDLElement
 from sqlalchemy.types import TypeEngine
 
 from onceflow.core.errors import ConfigError
-from onceflow.sinks.postgres.catalog import TableName
 from onceflow.sinks.postgres.types import DECIMAL_PRECISION_MAX, is_text, plain
-from onceflow.sinks.sql import ledger_table, sinks_table
+from onceflow.sinks.sql import TableName, ledger_table, sinks_table
 
 _SqlType = TypeEngine[Any]
 # In another parameter style each % of a name would be doubled.

@@ -9,11 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from onceflow.core.errors import BadRow, ConfigError
-from onceflow.sinks.postgres.catalog import TableName
 from onceflow.sinks.postgres.fitting import ColumnFit
 from onceflow.sinks.postgres.settings import SinkSettings
 from onceflow.sinks.postgres.targets import Target, Targets
-from onceflow.sinks.sql import BadRows, Classified, decoded_rows, rows_by_table
+from onceflow.sinks.sql import BadRows, Classified, TableName, decoded_rows, rows_by_table
 
 _ALONE = " (row 0 of its batch)"
 

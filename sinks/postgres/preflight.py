@@ -14,7 +14,6 @@ from onceflow.core.spi import CommitterContext
 from onceflow.sinks.postgres.catalog import (
     SERVER_VERSION_MIN,
     ServerFacts,
-    TableName,
     TargetTable,
     prepared_transactions,
     server_facts,
@@ -32,7 +31,7 @@ from onceflow.sinks.postgres.targets import (
     lock_ddl,
     missing_table,
 )
-from onceflow.sinks.sql import SinkOwner, require_admission
+from onceflow.sinks.sql import SinkOwner, TableName, require_admission
 from onceflow.sinks.sql.bookkeeping import COMMIT_MODE_LENGTH_MAX, SINKS
 
 _logger = logging.getLogger("onceflow.sinks.postgres")

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX
-from onceflow.sinks.postgres.catalog import TableName
 from onceflow.sinks.postgres.connection import Endpoint
 from onceflow.sinks.postgres.ledger import Ledger
-from onceflow.sinks.sql import ChangeRules
+from onceflow.sinks.sql import ChangeRules, TableName
 
 # At most 63 bytes, which is what Postgres keeps of an application_name.
 _WRITER_NAME = re.compile(rf"onceflow ([A-Za-z0-9_.-]{{1,{SINK_ID_LENGTH_MAX}}})/(\d+)/\d+ writer")

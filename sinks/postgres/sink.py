@@ -11,7 +11,6 @@ from typing_extensions import override
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
-from onceflow.sinks.postgres.catalog import TableName
 from onceflow.sinks.postgres.commit_mode import mode_of_writer
 from onceflow.sinks.postgres.committer import PostgresCommitter
 from onceflow.sinks.postgres.connection import endpoint
@@ -20,7 +19,7 @@ from onceflow.sinks.postgres.preflight import run_preflight
 from onceflow.sinks.postgres.settings import CommitMode, SinkSettings
 from onceflow.sinks.postgres.staged_writer import StagedWriter
 from onceflow.sinks.postgres.writer import AtLeastOnceWriter, TwoPhaseWriter
-from onceflow.sinks.sql import ChangeRules, WriteMode
+from onceflow.sinks.sql import ChangeRules, TableName, WriteMode
 
 _FLUSH_ROWS = 50_000
 _Choice = TypeVar("_Choice", bound=Enum)

@@ -38,12 +38,12 @@ from onceflow.core.staging import StagingArea
 from onceflow.sinks.postgres.applying import Applier
 from onceflow.sinks.postgres.connection import BoundedConnection, is_lost
 from onceflow.sinks.postgres.failures import described, is_row_refused
-from onceflow.sinks.postgres.instructions import Instruction
-from onceflow.sinks.postgres.replies import NoReply
 from onceflow.sinks.postgres.settings import SinkSettings
 from onceflow.sinks.postgres.targets import Target, Targets
 from onceflow.sinks.postgres.transactions import begin_statement
 from onceflow.sinks.sql import ChangeRules
+from onceflow.sinks.sql.instructions import Instruction
+from onceflow.sinks.sql.replies import NoReply
 
 _Outcome = TypeVar("_Outcome")
 _IDLE = TransactionStatus.IDLE

@@ -22,11 +22,11 @@ from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
 from onceflow.sinks.postgres.connection import BoundedConnection
 from onceflow.sinks.postgres.failures import refusal
-from onceflow.sinks.postgres.instructions import Instruction
 from onceflow.sinks.postgres.intake import Intake
 from onceflow.sinks.postgres.settings import SinkSettings, writer_name
 from onceflow.sinks.postgres.targets import Target, Targets
 from onceflow.sinks.sql import BadRows, ChangeBuffer
+from onceflow.sinks.sql.instructions import Instruction
 
 _logger = logging.getLogger("onceflow.sinks.postgres")
 

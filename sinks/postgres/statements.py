@@ -11,6 +11,7 @@ from typing import Any, cast
 from psycopg import sql
 
 from onceflow.sinks.postgres.arrays import parameter_type
+from onceflow.sinks.postgres.catalog import identifier
 from onceflow.sinks.postgres.fitting import ColumnFit
 from onceflow.sinks.postgres.targets import Target
 from onceflow.sinks.sql import WriteMode
@@ -28,7 +29,7 @@ def put_statement(target: Target, mode: WriteMode, key: Sequence[str]) -> sql.Co
     statement = sql.SQL(
         "INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT {values} FROM {rows}"
     ).format(
-        table=target.name.identifier,
+        table=identifier(target.name),
         columns=_joined(sql.Identifier(fit.name) for fit in target.fits),
         values=_joined(_value(number, fit) for number, fit in enumerate(target.fits)),
         rows=_rows(target.fits),
@@ -47,7 +48,7 @@ def delete_statement(target: Target, key: Sequence[str]) -> sql.Composed:
     """Return what deletes the rows of the keys given, one array a key column."""
     fits = target.fits_of(tuple(key))
     return sql.SQL("DELETE FROM {table} AS t USING {rows} WHERE {same}").format(
-        table=target.name.identifier, rows=_rows(fits), same=_same(fits)
+        table=identifier(target.name), rows=_rows(fits), same=_same(fits)
     )
 
 
@@ -59,7 +60,7 @@ def _update(target: Target, key: Sequence[str], others: Sequence[int]) -> sql.Co
         for number in others
     )
     return sql.SQL("UPDATE {table} AS t SET {assigned} FROM {rows} WHERE {same}").format(
-        table=target.name.identifier,
+        table=identifier(target.name),
         assigned=assigned,
         rows=_rows(target.fits),
         same=_same(target.fits, key),

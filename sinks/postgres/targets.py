@@ -11,13 +11,13 @@ import pyarrow as pa
 from psycopg.rows import TupleRow
 
 from onceflow.core.errors import ConfigError
-from onceflow.sinks.postgres.catalog import TableName, TargetTable, target_table
+from onceflow.sinks.postgres.catalog import TargetTable, target_table
 from onceflow.sinks.postgres.connection import BoundedConnection
 from onceflow.sinks.postgres.ddl import added_columns, create_statement
 from onceflow.sinks.postgres.fitting import ColumnFit
 from onceflow.sinks.postgres.matching import key_matched, matched, require_durable_table
 from onceflow.sinks.postgres.settings import SinkSettings
-from onceflow.sinks.sql import ChangeRules
+from onceflow.sinks.sql import ChangeRules, TableName
 
 _logger = logging.getLogger("onceflow.sinks.postgres")
 

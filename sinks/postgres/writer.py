@@ -28,11 +28,11 @@ from onceflow.sinks.postgres.catalog import prepared_transactions, server_facts
 from onceflow.sinks.postgres.copying import StreamedInserts
 from onceflow.sinks.postgres.failures import described, is_row_refused, refusal
 from onceflow.sinks.postgres.intake import Intake
-from onceflow.sinks.postgres.placement import Placement
 from onceflow.sinks.postgres.settings import SinkSettings, writer_name
 from onceflow.sinks.postgres.targets import Targets
 from onceflow.sinks.postgres.transactions import Transactions
 from onceflow.sinks.sql import BadRows
+from onceflow.sinks.sql.placement import Placement
 
 
 class TransactionWriter(SinkWriter):

@@ -6,6 +6,7 @@ from onceflow.sinks.sql.bad_rows import BadRows
 from onceflow.sinks.sql.bookkeeping import ledger_table, sinks_table
 from onceflow.sinks.sql.changes import ChangeBuffer, TableChanges, rows_by_table
 from onceflow.sinks.sql.fence import SinkOwner, require_admission
+from onceflow.sinks.sql.table_name import TableName
 from onceflow.sinks.sql.values import decoded, decoded_rows, fitted, quoted_value, refused_at
 from onceflow.sinks.sql.write_mode import ChangeRules, Classified, WriteMode
 
@@ -16,6 +17,7 @@ __all__ = [
     "Classified",
     "SinkOwner",
     "TableChanges",
+    "TableName",
     "WriteMode",
     "decoded",
     "decoded_rows",

@@ -16,9 +16,9 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.spi import CommitterContext
 from onceflow.sinks import PostgresSink
-from onceflow.sinks.postgres.catalog import TableName
 from onceflow.sinks.postgres.connection import ReplyTimeout, until_silent
 from onceflow.sinks.postgres.settings import attempt_of_writer, writer_name
+from onceflow.sinks.sql import TableName
 
 PASSWORD = "p@ss/w:rd%#?"
 _QUOTED = "p%40ss%2Fw%3Ard%25%23%3F"

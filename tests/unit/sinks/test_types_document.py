@@ -16,9 +16,10 @@ from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import to_arrow_type
 
 from onceflow.core.errors import ConfigError
-from onceflow.sinks.postgres.catalog import PostgresType, TableName
+from onceflow.sinks.postgres.catalog import PostgresType
 from onceflow.sinks.postgres.ddl import create_statement
 from onceflow.sinks.postgres.types import plain, wire_of
+from onceflow.sinks.sql import TableName
 
 _DOCUMENT = Path(__file__).resolve().parents[3] / "docs/sinks/types.md"
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onceflow.core.errors import StateCorrupt
-from onceflow.sinks.postgres.catalog import TableName
-from onceflow.sinks.postgres.instructions import Instruction
 from onceflow.sinks.sql import WriteMode
+from onceflow.sinks.sql.instructions import Instruction
+from onceflow.sinks.sql.table_name import TableName
 
 
 @given(

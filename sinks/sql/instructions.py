@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 
 from onceflow.core.errors import StateCorrupt
-from onceflow.sinks.mysql.names import TableName
-from onceflow.sinks.sql import WriteMode
+from onceflow.sinks.sql.table_name import TableName
+from onceflow.sinks.sql.write_mode import WriteMode
 
 _VERSION = 1
 
@@ -17,7 +17,7 @@ class Instruction:
     """How one batch of staged rows is applied."""
 
     table: TableName
-    """With its database, as the server had it."""
+    """With its schema, as the server had it."""
     mode: WriteMode
     key: tuple[str, ...]
     deletes: bool
@@ -29,7 +29,7 @@ class Instruction:
             [
                 _VERSION,
                 "delete" if self.deletes else "put",
-                self.table.database,
+                self.table.schema,
                 self.table.name,
                 self.mode.value,
                 *self.key,
@@ -44,9 +44,9 @@ class Instruction:
             StateCorrupt: It did not write this.
         """
         try:
-            version, verb, database, name, mode, *key = json.loads(label)
+            version, verb, schema, name, mode, *key = json.loads(label)
             if version == _VERSION and verb in ("delete", "put"):
-                return cls(TableName(database, name), WriteMode(mode), tuple(key), verb == "delete")
+                return cls(TableName(schema, name), WriteMode(mode), tuple(key), verb == "delete")
         except (ValueError, TypeError) as error:
             raise StateCorrupt(f"rows are staged with the label {label!r}: {error}") from None
         raise StateCorrupt(
