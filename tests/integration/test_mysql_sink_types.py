@@ -150,9 +150,8 @@ def test_zero_is_written_to_an_automatic_column_as_zero(database: str) -> None:
     assert query(database, "SELECT n, v FROM t") == [(1, 0)]
 
 
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
 def test_uuid_of_mariadb_takes_text(database: str) -> None:
-    if not _is_mariadb(database):
-        return
     _create(database, "uuid")
     text = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
     _write(database, pa.array([text, None]))
