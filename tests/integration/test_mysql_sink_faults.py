@@ -284,9 +284,9 @@ def test_frozen_server_does_not_hang_writer_or_committer(
     committable = job.prepare(1, [1])
     quick = Job(MySQLSink(url, table="ledger", statement_timeout_s=0.5, connect_timeout_s=2.0))
     with quick:
-        committer, writer = quick.committer(), quick.writer()
+        committer, writer = quick.committer(), quick.writer(first_checkpoint=2)
         assert committables(committer.in_doubt()) == ["job.ledger/1/1/0/0"]
-        writer.write(rows([2]))
+        writer.write(rows(range(2, 20_000)))
         began = time.monotonic()
         server.pause()
         try:
