@@ -210,6 +210,7 @@ class WordProxy:
     def _break(
         self, client: socket.socket, server: socket.socket, chunk: bytes, *, deliver: bool
     ) -> None:
+        self.resets += 1
         # The client's side goes first, so that the answer has nowhere to go.
         self._end(client)
         if deliver:
@@ -217,7 +218,6 @@ class WordProxy:
             # The other thread reads the answer, fails to hand it on, and closes the server's side.
         else:
             self._end(server)
-        self.resets += 1
 
     @staticmethod
     def _end(one: socket.socket) -> None:
