@@ -131,14 +131,32 @@ def kill_tree(pid: int, *, timeout_s: float = 10.0) -> tuple[int, ...]:
     Raises:
         TimeoutError: The kernel still runs one of them after `timeout_s`.
     """
-    tree = pause_tree(pid)
+    tree = _stop_tree(pid)
     for member in tree:
         signal_process(member, signal.SIGKILL)
     _await_gone(tree, timeout_s)
     return tree
 
 
-def pause_tree(pid: int) -> tuple[int, ...]:
+def pause_tree(pid: int, *, timeout_s: float = 10.0) -> tuple[int, ...]:
+    """SIGSTOP `pid` and every descendant; return their pids once not a thread of them runs.
+
+    A signal is sent to a process, and acts on each of its threads when that is next scheduled: on
+    a busy machine a server would answer some requests yet.
+
+    Raises:
+        TimeoutError: One still runs after `timeout_s` (uninterruptible I/O).
+    """
+    tree = _stop_tree(pid)
+    deadline = time.monotonic() + timeout_s
+    while running := [member for member in tree if not _is_still(member)]:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"processes {running} still run {timeout_s} s after SIGSTOP")
+        time.sleep(_POLL_S)
+    return tree
+
+
+def _stop_tree(pid: int) -> tuple[int, ...]:
     """SIGSTOP `pid` and every descendant, repeated until no new one has appeared."""
     paused: dict[int, None] = {}
     while True:
@@ -148,6 +166,19 @@ def pause_tree(pid: int) -> tuple[int, ...]:
         for member in fresh:
             signal_process(member, signal.SIGSTOP)
             paused[member] = None
+
+
+def _is_still(pid: int) -> bool:
+    """Return whether each thread of `pid` is stopped, or gone."""
+    tasks = _PROC / str(pid) / "task"
+    if not tasks.exists():
+        return is_paused(pid) or not is_alive(pid)
+    try:
+        states = [_state_and_parent(task / "stat")[0] for task in tasks.iterdir()]
+    except (FileNotFoundError, ProcessLookupError):
+        # A thread or the process ended meanwhile: the next look knows.
+        return not is_alive(pid)
+    return all(state in ("T", "t", "Z", "X") for state in states)
 
 
 def unpause_tree(pid: int) -> tuple[int, ...]:
@@ -205,13 +236,18 @@ def _table_of_proc() -> dict[int, _Entry]:
         if not name.isdigit():
             continue
         try:
-            stat = (_PROC / name / "stat").read_text(errors="replace")
+            state, parent = _state_and_parent(_PROC / name / "stat")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        # The command name stands in parentheses and may hold anything, parentheses too.
-        state, parent = stat[stat.rindex(")") + 2 :].split(maxsplit=2)[:2]
         table[int(name)] = _Entry(int(parent), state)
     return table
+
+
+def _state_and_parent(stat: Path) -> tuple[str, str]:
+    text = stat.read_text(errors="replace")
+    # The command name stands in parentheses and may hold anything, parentheses too.
+    state, parent = text[text.rindex(")") + 2 :].split(maxsplit=2)[:2]
+    return state, parent
 
 
 def _await_gone(pids: tuple[int, ...], timeout_s: float) -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -81,6 +82,34 @@ def test_pause_freezes_the_whole_tree_and_unpause_lets_it_go_on(
     unpause_tree(parent.pid)
     assert not is_paused(parent.pid)
     assert not is_paused(child)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are seen in /proc")
+def test_pause_returns_when_not_a_thread_runs_any_more() -> None:
+    """Threads that are busy, as a server's are, stop one by one."""
+    program = (
+        "import hashlib, threading\n"
+        "def work():\n"
+        "    while True: hashlib.sha256(bytes(1 << 20))\n"
+        "for _ in range(8): threading.Thread(target=work, daemon=True).start()\n"
+        "print('at work', flush=True)\n"
+        "work()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", program], stdout=subprocess.PIPE, text=True
+    ) as busy:
+        assert busy.stdout is not None
+        assert busy.stdout.readline()
+        tasks = Path(f"/proc/{busy.pid}/task")
+        try:
+            for _ in range(10):
+                pause_tree(busy.pid)
+                stats = [(task / "stat").read_text() for task in tasks.iterdir()]
+                assert {stat.rpartition(") ")[2][0] for stat in stats} == {"T"}
+                assert len(stats) == 9
+                unpause_tree(busy.pid)
+        finally:
+            kill_process(busy.pid)
 
 
 def test_family_knows_its_parent_and_its_children(
