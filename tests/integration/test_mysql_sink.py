@@ -12,6 +12,7 @@ from tests.integration.mysql_sink_kit import (
     FLAVORS,
     Job,
     committables,
+    eventually,
     ids_in,
     ledger_rows,
     prepared,
@@ -184,20 +185,22 @@ def test_transaction_of_a_cut_connection_is_listed_by_another_and_can_be_rolled_
     assert prepared(url) == []
 
 
-def test_two_transactions_prepared_on_one_connection_are_committed_on_another(
+def test_undecided_checkpoints_hold_one_connection_however_many_they_are(
     job: Job, url: str
 ) -> None:
-    writer = job.writer()
-    writer.write(rows([1]))
-    first = writer.pre_commit(CheckpointId(1))
-    writer.write(rows([2]))
-    second = writer.pre_commit(CheckpointId(2))
-    assert len(prepared(url)) == 2
-    committer = job.committer()
-    assert first is not None
-    assert second is not None
-    assert [committer.commit(first), committer.commit(second)] == [Committed(), Committed()]
-    assert ids_in(url) == [1, 2]
+    """Systems with a connection for each prepared transaction run into the server's limit."""
+    writer, committer = job.writer(), job.committer()
+    found: list[Committable] = []
+    for checkpoint in range(1, 11):
+        writer.write(rows([checkpoint]))
+        committable = writer.pre_commit(CheckpointId(checkpoint))
+        assert committable is not None
+        found.append(committable)
+    assert len(prepared(url)) == 10
+    eventually(lambda: len(sessions(url)) <= 1)
+    assert [committer.commit(one) for one in found] == [Committed()] * 10
+    assert len(sessions(url)) <= 2
+    assert ids_in(url) == list(range(1, 11))
 
 
 def test_in_doubt_lists_exactly_this_sink_id(job: Job, url: str) -> None:

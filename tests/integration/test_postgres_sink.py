@@ -182,20 +182,26 @@ def test_transaction_of_a_cut_connection_is_listed_by_another_and_can_be_rolled_
     assert prepared(postgres_database) == []
 
 
-def test_two_transactions_prepared_on_one_connection_are_committed_on_another(
+def test_undecided_checkpoints_hold_one_connection_however_many_they_are(
     job: Job, postgres_database: str
 ) -> None:
-    writer = job.writer()
-    writer.write(rows([1]))
-    first = writer.pre_commit(CheckpointId(1))
-    writer.write(rows([2]))
-    second = writer.pre_commit(CheckpointId(2))
-    assert len(prepared(postgres_database)) == 2
-    committer = job.committer()
-    assert first is not None
-    assert second is not None
-    assert [committer.commit(first), committer.commit(second)] == [Committed(), Committed()]
-    assert ids_in(postgres_database) == [1, 2]
+    """Systems with a connection for each prepared transaction run into the server's limit."""
+    writer, committer = job.writer(), job.committer()
+    found: list[Committable] = []
+    for checkpoint in range(1, 11):
+        writer.write(rows([checkpoint]))
+        committable = writer.pre_commit(CheckpointId(checkpoint))
+        assert committable is not None
+        found.append(committable)
+    assert len(prepared(postgres_database)) == 10
+    ours = (
+        "SELECT count(*) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND application_name LIKE 'onceflow%'"
+    )
+    assert query(postgres_database, ours) == [(1,)]
+    assert [committer.commit(one) for one in found] == [Committed()] * 10
+    assert query(postgres_database, ours) == [(2,)]
+    assert ids_in(postgres_database) == list(range(1, 11))
 
 
 def test_in_doubt_lists_exactly_this_sink_id(job: Job, postgres_database: str) -> None:

@@ -275,11 +275,11 @@ def test_commit_whose_connection_breaks_and_whose_server_stays_away_is_unknown(
     assert ids_in(url) == [1]
 
 
-def test_frozen_server_does_not_hang_writer_or_committer(
+def test_frozen_server_hangs_nobody_and_nothing_is_called_done_or_lost(
     server: EmbeddedPostgres, job: Job, url: str
 ) -> None:
     committable = job.prepare(1, [1])
-    quick = Job(PostgresSink(url, table="ledger", statement_timeout_s=0.5, connect_timeout_s=2.0))
+    quick = Job(PostgresSink(url, table="ledger", statement_timeout_s=0.5, connect_timeout_s=1.0))
     with quick:
         committer, writer = quick.committer(), quick.writer()
         assert committables(committer.in_doubt()) == ["job.ledger/1/1/0/0"]
@@ -290,6 +290,12 @@ def test_frozen_server_does_not_hang_writer_or_committer(
             assert isinstance(committer.commit(committable), Unknown)
             with pytest.raises(PreCommitFailed, match=r"did not answer within 0\.5 s"):
                 writer.pre_commit(CheckpointId(2))
+            assert isinstance(committer.abort(committable), (RetryLater, Unknown))
+            with pytest.raises(SinkError):
+                committer.in_doubt()
+            with pytest.raises(SinkError, match="did not answer within 1 s|timeout") as failure:
+                quick.check(2)
+            assert not isinstance(failure.value, ConfigError)
         finally:
             server.unpause()
         assert time.monotonic() - began < 15
