@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 import pyarrow as pa
 from pymysql.err import MySQLError
+from typing_extensions import override
 
 from onceflow.sinks.mysql.connection import Session
-from onceflow.sinks.mysql.failures import described, is_row_refused
+from onceflow.sinks.mysql.failures import is_row_refused
 from onceflow.sinks.mysql.fitting import fitted_rows
 from onceflow.sinks.mysql.sending import RowSender, execute_checked, statement_sized
 from onceflow.sinks.mysql.statements import delete_statement, put_statements
-from onceflow.sinks.mysql.targets import Target
-from onceflow.sinks.sql import BadRows, WriteMode
+from onceflow.sinks.mysql.tables import MySQLTarget
+from onceflow.sinks.sql import WriteMode
+from onceflow.sinks.sql.applying import Applier
 
 _SAVEPOINT = "onceflow_rows"
 
 
-class Applier:
-    """What is done with rows, by their write mode. Errors are PyMySQL's own."""
+class MySQLApplier(Applier[Session, MySQLTarget]):
+    """LOAD DATA or INSERT for inserts, statements over tables of values for changes by key."""
 
     def __init__(self, mode: WriteMode, key: Sequence[str], *, local_infile: bool) -> None:
         """Prepare nothing; `key` may be empty for inserts."""
@@ -27,52 +30,38 @@ class Applier:
         self._key = tuple(key)
         self._local_infile = local_infile
 
-    def put(self, session: Session, target: Target, rows: pa.RecordBatch) -> None:
+    @override
+    def put(self, connection: Session, target: MySQLTarget, rows: pa.RecordBatch) -> None:
         """Put `rows`, of which each key comes once unless they are inserted."""
         if self._mode is WriteMode.INSERT:
             sender = RowSender(target, local_infile=self._local_infile)
             for part in statement_sized(fitted_rows(target.fits, rows)):
-                sender.send(session, part)
-            sender.settle(session)
+                sender.send(connection, part)
+            sender.settle(connection)
             return
-        statements = put_statements(target, self._mode, self._key, mariadb=session.is_mariadb)
+        statements = put_statements(target, self._mode, self._key, mariadb=connection.is_mariadb)
         for part in statement_sized(fitted_rows(target.fits, rows)):
             for statement in statements:
-                execute_checked(session, statement(target.fits, part))
+                execute_checked(connection, statement(target.fits, part))
 
-    def delete(self, session: Session, target: Target, rows: pa.RecordBatch) -> None:
+    @override
+    def delete(self, connection: Session, target: MySQLTarget, rows: pa.RecordBatch) -> None:
         """Delete the keys of `rows`."""
         fits = target.fits_of(self._key)
-        statement = delete_statement(target, self._key, mariadb=session.is_mariadb)
+        statement = delete_statement(target, self._key, mariadb=connection.is_mariadb)
         for part in statement_sized(fitted_rows(fits, rows)):
-            execute_checked(session, statement(fits, part))
+            execute_checked(connection, statement(fits, part))
 
-
-def apply_without_refused(
-    session: Session,
-    rows: pa.RecordBatch,
-    apply: Callable[[pa.RecordBatch], None],
-    bad_rows: BadRows,
-) -> Iterator[pa.RecordBatch]:
-    """Apply `rows` but those that the server refuses, and yield what it took.
-
-    A refused batch is taken back to a savepoint, which XA transactions have too, and halved until
-    the row is alone: each bad row costs about twice the logarithm of the batch in statements.
-    """
-    session.execute(f"SAVEPOINT {_SAVEPOINT}")
-    try:
-        apply(rows)
-    except MySQLError as error:
-        if not is_row_refused(error):
+    @contextmanager
+    @override
+    def savepoint(self, connection: Session) -> Generator[None, None, None]:
+        # XA transactions have savepoints, too.
+        connection.execute(f"SAVEPOINT {_SAVEPOINT}")
+        try:
+            yield
+        except MySQLError as error:
+            # A deadlock takes the savepoint with it, and nobody goes on after other errors.
+            if is_row_refused(error):
+                connection.execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
             raise
-        session.execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
-        if rows.num_rows == 1:
-            bad_rows.reject(rows, [described(error)])
-            return
-    else:
-        session.execute(f"RELEASE SAVEPOINT {_SAVEPOINT}")
-        yield rows
-        return
-    half = rows.num_rows // 2
-    for part in (rows.slice(0, half), rows.slice(half)):
-        yield from apply_without_refused(session, part, apply, bad_rows)
+        connection.execute(f"RELEASE SAVEPOINT {_SAVEPOINT}")

@@ -40,11 +40,13 @@ from onceflow.core.spi import Committer, CommitterContext
 from onceflow.core.staging import is_staged, staged_committable
 from onceflow.sinks.mysql.catalog import prepared_transactions
 from onceflow.sinks.mysql.connection import Session, is_lost, reply_missing
+from onceflow.sinks.mysql.database import MySQLDatabase
 from onceflow.sinks.mysql.failures import NO_SUCH_SESSION, UNKNOWN_XID, code, described
 from onceflow.sinks.mysql.names import literal
-from onceflow.sinks.mysql.settings import SinkSettings, session_name
-from onceflow.sinks.mysql.staged_commits import StagedCommits
+from onceflow.sinks.mysql.settings import SinkSettings
+from onceflow.sinks.sql import session_name
 from onceflow.sinks.sql.replies import NoReply, settled
+from onceflow.sinks.sql.staged_commits import StagedCommits
 
 _logger = logging.getLogger("onceflow.sinks.mysql")
 _T = TypeVar("_T")
@@ -63,7 +65,7 @@ class MySQLCommitter(Committer):
         self._settings = settings
         self._context = context
         self._session: Session | None = None
-        self._staged = StagedCommits(settings, context, self._connected)
+        self._staged = StagedCommits(MySQLDatabase(settings), context, self._connected)
 
     def commit(self, committable: Committable) -> CommitOutcome:
         """Return how it ended. A lost connection is opened anew and the server asked again.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pymysql.err import MySQLError
 
-from onceflow.core.errors import BadRow, SinkError
-
 DUPLICATE_KEY = 1062
 NO_SUCH_TABLE = 1146
 NO_SUCH_SESSION = 1094
@@ -50,9 +48,3 @@ def is_connection_lost(error: MySQLError) -> bool:
 def is_row_refused(error: MySQLError) -> bool:
     """Return whether the server refuses a row for what is in it: every new attempt would fail."""
     return code(error) in _ROW_REFUSED
-
-
-def refusal(error: MySQLError, doing: str) -> SinkError:
-    """Return `error` as a `BadRow` when the data is at fault, else as a `SinkError`."""
-    kind = BadRow if is_row_refused(error) else SinkError
-    return kind(f"{doing}: {described(error)}")

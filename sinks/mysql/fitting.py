@@ -53,6 +53,11 @@ class ColumnFit:
         """The table's type as an error message shows it."""
         return self.column.type.shown
 
+    @property
+    def nullable(self) -> bool:
+        """Whether the column takes nulls."""
+        return self.column.nullable
+
     def apply(self, given: pa.Array) -> pa.Array:
         """Return `given` as the wire's type, every value unchanged.
 
@@ -78,9 +83,15 @@ class ColumnFit:
             check(self, result)
         return result
 
-    def taking_nulls(self) -> ColumnFit:
-        """Return a fit that lets nulls pass, for rows of which only the key counts."""
-        return replace(self, column=replace(self.column, nullable=True))
+    def require_fitting(self, given: pa.Array) -> None:
+        """Return when `apply` takes what is not null in `given`.
+
+        Raises:
+            BadRow: A value cannot be stored in the column; names the column and the value.
+            SinkError: The type is not the one that was announced.
+        """
+        lenient = replace(self, column=replace(self.column, nullable=True))
+        lenient.apply(given)
 
     def check_decimal(self, values: pa.Array) -> None:
         """Refuse what is below zero where nothing is."""

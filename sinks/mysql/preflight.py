@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import pyarrow as pa
 from pymysql.err import MySQLError
@@ -18,16 +19,18 @@ from onceflow.sinks.mysql.catalog import (
     server_facts,
     target_table,
 )
-from onceflow.sinks.mysql.commit_mode import chosen_mode
+from onceflow.sinks.mysql.commit_mode import two_phase_prospects
 from onceflow.sinks.mysql.connection import Session
+from onceflow.sinks.mysql.database import MySQLDatabase
 from onceflow.sinks.mysql.ddl import bookkeeping_statements, create_database
-from onceflow.sinks.mysql.failures import DENIED, NO_SUCH_SESSION, code, described, refusal
+from onceflow.sinks.mysql.failures import DENIED, NO_SUCH_SESSION, code, described
 from onceflow.sinks.mysql.matching import matched, require_transactional_table
 from onceflow.sinks.mysql.names import identifier, literal, quoted
-from onceflow.sinks.mysql.settings import CommitMode, SinkSettings, session_name
-from onceflow.sinks.mysql.targets import created_table, ddl_lock, evolved_table, missing_table
-from onceflow.sinks.sql import SinkOwner, TableName, require_admission
+from onceflow.sinks.mysql.settings import SinkSettings
+from onceflow.sinks.mysql.tables import ddl_lock
+from onceflow.sinks.sql import CommitMode, SinkOwner, TableName, require_admission, session_name
 from onceflow.sinks.sql.bookkeeping import LEDGER, SINKS
+from onceflow.sinks.sql.commit_mode import chosen_mode
 
 _logger = logging.getLogger("onceflow.sinks.mysql")
 # Rows of values in MySQL; XA that outlives its session in MariaDB.
@@ -48,6 +51,9 @@ class Preflight:
 
     def __init__(self, settings: SinkSettings, context: CommitterContext, session: Session) -> None:
         self._settings = settings
+        database = MySQLDatabase(settings)
+        self._tables = database.tables
+        self.failures = database.failures
         self._context = context
         self._session = session
 
@@ -147,12 +153,12 @@ class Preflight:
         table = target_table(session, settings.table)
         if table is None:
             if not settings.create:
-                raise missing_table(settings, settings.table, schema)
+                raise self._tables.missing(settings.table, schema)
             self._require_nothing_prepared()
-            table = created_table(session, settings.table, schema, settings.rules)
+            table = self._tables.created(session, settings.table, schema, settings.rules)
         require_transactional_table(table)
         if settings.evolve and not self._prepared():
-            table = evolved_table(session, table, schema, settings)
+            table = self._tables.evolved(session, table, schema, settings.rules)
         elif settings.evolve:
             # The writers will, once recovery has settled what is there.
             schema = self._known_columns(table, schema)
@@ -240,7 +246,8 @@ def run_preflight(
         try:
             facts = preflight.require_server()
             if exactly_once:
-                mode = chosen_mode(settings, context, session, facts)
+                look = partial(two_phase_prospects, session, facts)
+                mode = chosen_mode(settings, context, look, _logger)
                 preflight.ensure_bookkeeping(facts)
                 preflight.claim(mode)
             preflight.require_table(schema)
@@ -248,7 +255,7 @@ def run_preflight(
             text = f"sink {context.sink_id}: {settings.endpoint}"
             if code(error) in DENIED:
                 raise ConfigError(f"{text}: {described(error)}") from error
-            raise refusal(error, text) from error
+            raise preflight.failures.refusal(error, text) from error
 
 
 def _is_whole(table: TargetTable | None) -> bool:

@@ -14,7 +14,7 @@ from pymysql.err import DataError
 from onceflow.sinks.mysql.connection import Session
 from onceflow.sinks.mysql.spelling import file_lines
 from onceflow.sinks.mysql.statements import insert_statement, load_statement
-from onceflow.sinks.mysql.targets import Target
+from onceflow.sinks.mysql.tables import MySQLTarget
 from onceflow.sinks.mysql.wire import Reply
 
 ROWS_A_STATEMENT = 10_000
@@ -28,7 +28,7 @@ _HARMLESS = frozenset({1287, 1592, 1681})
 class RowSender:
     """Inserts rows into one table. Errors are PyMySQL's own, a refused row is one too."""
 
-    def __init__(self, target: Target, *, local_infile: bool) -> None:
+    def __init__(self, target: MySQLTarget, *, local_infile: bool) -> None:
         """Prepare the statements."""
         self._target = target
         self._load = load_statement(target) if local_infile else None

@@ -11,15 +11,16 @@ from typing_extensions import override
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
-from onceflow.sinks.mysql.commit_mode import mode_of_writer
 from onceflow.sinks.mysql.committer import MySQLCommitter
+from onceflow.sinks.mysql.database import MySQLDatabase
 from onceflow.sinks.mysql.ledger import Ledger
 from onceflow.sinks.mysql.preflight import run_preflight
-from onceflow.sinks.mysql.settings import CommitMode, SinkSettings
-from onceflow.sinks.mysql.staged_writer import StagedWriter
+from onceflow.sinks.mysql.settings import SinkSettings
 from onceflow.sinks.mysql.url import endpoint
 from onceflow.sinks.mysql.writer import AtLeastOnceWriter, TwoPhaseWriter
-from onceflow.sinks.sql import ChangeRules, TableName, WriteMode
+from onceflow.sinks.sql import ChangeRules, CommitMode, TableName, WriteMode
+from onceflow.sinks.sql.commit_mode import mode_of_writer
+from onceflow.sinks.sql.staged_writer import StagedWriter
 
 _FLUSH_ROWS = 50_000
 _Choice = TypeVar("_Choice", bound=Enum)
@@ -161,11 +162,12 @@ class MySQLSink(Sink):
         if self._delivery() is _Delivery.AT_LEAST_ONCE:
             return AtLeastOnceWriter(self.settings, context)
         settings = self.settings
-        match mode_of_writer(settings, context):
+        database = MySQLDatabase(settings)
+        match mode_of_writer(settings, database.failures, context):
             case CommitMode.TWO_PHASE:
                 return TwoPhaseWriter(settings, context)
             case CommitMode.LEDGER:
-                return StagedWriter(settings, context)
+                return StagedWriter(database, context)
 
     def committer(self, context: CommitterContext) -> Committer:
         """Return a committer, which connects when it is first asked.

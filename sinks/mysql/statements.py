@@ -15,7 +15,7 @@ import pyarrow as pa
 from onceflow.sinks.mysql.fitting import ColumnFit
 from onceflow.sinks.mysql.names import identifier, quoted
 from onceflow.sinks.mysql.spelling import value_rows
-from onceflow.sinks.mysql.targets import Target
+from onceflow.sinks.mysql.tables import MySQLTarget
 from onceflow.sinks.mysql.types import TEXTS, Spelling
 from onceflow.sinks.sql import WriteMode
 
@@ -37,7 +37,7 @@ class RowsStatement:
 _TEMPORALS = {"date": "DATE", "datetime": "DATETIME(6)", "timestamp": "DATETIME(6)"}
 
 
-def load_statement(target: Target) -> str:
+def load_statement(target: MySQLTarget) -> str:
     """Return the LOAD DATA whose file is of `file_lines`; LOCAL makes an error a warning."""
     places: list[str] = []
     assigned: list[str] = []
@@ -59,13 +59,13 @@ def load_statement(target: Target) -> str:
     )
 
 
-def insert_statement(target: Target) -> RowsStatement:
+def insert_statement(target: MySQLTarget) -> RowsStatement:
     """Return the INSERT of many rows."""
     return RowsStatement(f"{_insert_into(target)} VALUES ".encode())
 
 
 def put_statements(
-    target: Target, mode: WriteMode, key: Sequence[str], *, mariadb: bool
+    target: MySQLTarget, mode: WriteMode, key: Sequence[str], *, mariadb: bool
 ) -> tuple[RowsStatement, ...]:
     """Return what puts rows of all columns by `key`, one after the other; none for no change."""
     others = [number for number, fit in enumerate(target.fits) if fit.name not in key]
@@ -79,7 +79,7 @@ def put_statements(
     return (*update, _insert_absent(target, key, mariadb=mariadb))
 
 
-def delete_statement(target: Target, key: Sequence[str], *, mariadb: bool) -> RowsStatement:
+def delete_statement(target: MySQLTarget, key: Sequence[str], *, mariadb: bool) -> RowsStatement:
     """Return what deletes the rows of the keys given."""
     fits = target.fits_of(tuple(key))
     tail = f" STRAIGHT_JOIN {_indexed(target, key)} ON {_same(fits, range(len(fits)))}"
@@ -87,7 +87,7 @@ def delete_statement(target: Target, key: Sequence[str], *, mariadb: bool) -> Ro
 
 
 def _on_duplicate_key(
-    target: Target, key: Sequence[str], others: Sequence[int], *, mariadb: bool
+    target: MySQLTarget, key: Sequence[str], others: Sequence[int], *, mariadb: bool
 ) -> RowsStatement:
     names = [target.fits[number].name for number in others]
     new = "VALUES({})" if mariadb else "new_row.{}"
@@ -100,7 +100,7 @@ def _on_duplicate_key(
 
 
 def _update(
-    target: Target, key: Sequence[str], others: Sequence[int], *, mariadb: bool
+    target: MySQLTarget, key: Sequence[str], others: Sequence[int], *, mariadb: bool
 ) -> RowsStatement:
     numbers = _numbers(target, key)
     fits = target.fits
@@ -109,7 +109,7 @@ def _update(
     return _around_rows(fits, "UPDATE ", tail, mariadb=mariadb)
 
 
-def _insert_absent(target: Target, key: Sequence[str], *, mariadb: bool) -> RowsStatement:
+def _insert_absent(target: MySQLTarget, key: Sequence[str], *, mariadb: bool) -> RowsStatement:
     fits = target.fits
     columns = ", ".join(f"r.c{number}" for number in range(len(fits)))
     tail = (
@@ -120,7 +120,7 @@ def _insert_absent(target: Target, key: Sequence[str], *, mariadb: bool) -> Rows
     return _around_rows(fits, head, tail, mariadb=mariadb)
 
 
-def _insert_into(target: Target) -> str:
+def _insert_into(target: MySQLTarget) -> str:
     columns = ", ".join(quoted(fit.name) for fit in target.fits)
     return f"INSERT INTO {identifier(target.name)} ({columns})"
 
@@ -159,11 +159,11 @@ def _compared(number: int, fit: ColumnFit) -> str:
     return f"r.c{number}"
 
 
-def _numbers(target: Target, key: Sequence[str]) -> list[int]:
+def _numbers(target: MySQLTarget, key: Sequence[str]) -> list[int]:
     return [number for number, fit in enumerate(target.fits) if fit.name in key]
 
 
-def _indexed(target: Target, key: Sequence[str]) -> str:
+def _indexed(target: MySQLTarget, key: Sequence[str]) -> str:
     index = target.table.index_over(key)
     hint = f" FORCE INDEX ({quoted(index)})" if index else ""
     return f"{identifier(target.name)} AS t{hint}"

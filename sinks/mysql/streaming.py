@@ -16,7 +16,7 @@ from onceflow.sinks.mysql.sending import (
     RowSender,
     statement_sized,
 )
-from onceflow.sinks.mysql.targets import Target
+from onceflow.sinks.mysql.tables import MySQLTarget
 from onceflow.sinks.mysql.transactions import Transactions
 from onceflow.sinks.sql.placement import Placement
 
@@ -24,7 +24,7 @@ from onceflow.sinks.sql.placement import Placement
 class StreamedInserts(Placement):
     """Rows of one table that go in at once. The first bad row is the end of the transaction."""
 
-    def __init__(self, transactions: Transactions, target: Target, sender: RowSender) -> None:
+    def __init__(self, transactions: Transactions, target: MySQLTarget, sender: RowSender) -> None:
         self._transactions = transactions
         self._target = target
         self._sender = sender

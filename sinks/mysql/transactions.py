@@ -18,7 +18,8 @@ from onceflow.core.spi import WriterContext
 from onceflow.sinks.mysql.connection import Session, is_lost
 from onceflow.sinks.mysql.failures import DUPLICATE_XID, code
 from onceflow.sinks.mysql.names import literal
-from onceflow.sinks.mysql.settings import SinkSettings, session_name
+from onceflow.sinks.mysql.settings import SinkSettings
+from onceflow.sinks.sql import session_name
 
 # A server that hangs is left alone after it; the end of the connection rolls back too.
 _CLOSE_TIMEOUT_S = 2.0

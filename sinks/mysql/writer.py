@@ -21,24 +21,21 @@ from onceflow.core.errors import ConfigError, Fenced, PreCommitFailed, SinkError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import OnBadRow, RejectedRows, SinkWriter, WriterContext
-from onceflow.sinks.mysql.applying import Applier
-from onceflow.sinks.mysql.buffered import BatchedInserts, BufferedChanges
-from onceflow.sinks.mysql.catalog import prepared_transactions, server_facts
+from onceflow.sinks.mysql.catalog import prepared_transactions
 from onceflow.sinks.mysql.connection import reply_missing
+from onceflow.sinks.mysql.database import MySQLDatabase
 from onceflow.sinks.mysql.failures import (
     DUPLICATE_KEY,
     LOCK_WAIT_TIMEOUT,
     code,
-    is_row_refused,
-    refusal,
 )
-from onceflow.sinks.mysql.intake import Intake
+from onceflow.sinks.mysql.refusals import FAILURES
 from onceflow.sinks.mysql.sending import RowSender
 from onceflow.sinks.mysql.settings import SinkSettings
 from onceflow.sinks.mysql.streaming import StreamedInserts
-from onceflow.sinks.mysql.targets import Targets
 from onceflow.sinks.mysql.transactions import PlainTransactions, Transactions, XaTransactions
-from onceflow.sinks.sql import BadRows
+from onceflow.sinks.sql import BadRows, Intake, Targets
+from onceflow.sinks.sql.buffered import BatchedInserts, BufferedChanges
 from onceflow.sinks.sql.placement import Placement
 
 
@@ -63,7 +60,9 @@ class TransactionWriter(SinkWriter):
             self._placement = self._placed()
         except MySQLError as error:
             self._transactions.close()
-            raise refusal(error, f"{self._where}: the table cannot be looked at") from error
+            raise FAILURES.refusal(
+                error, f"{self._where}: the table cannot be looked at"
+            ) from error
         except BaseException:
             self._transactions.close()
             raise
@@ -118,20 +117,19 @@ class TransactionWriter(SinkWriter):
         """Return how rows go in: streamed when they are inserts into one table and none is bad."""
         settings, context, rules = self._settings, self._context, self._settings.rules
         transactions = self._transactions
-        targets = Targets(settings, context.schema, lambda: transactions.session)
+        database = MySQLDatabase(settings)
+        targets = Targets(database.tables, context.schema, lambda: transactions.session)
         target = targets.named(settings.table)
-        local_infile = server_facts(transactions.session).local_infile
         fails = context.on_bad_row is OnBadRow.FAIL and not settings.null_overflow
         if fails and not rules.changes_in_place and rules.table_column is None:
-            return StreamedInserts(
-                transactions, target, RowSender(target, local_infile=local_infile)
-            )
+            sender = RowSender(target, local_infile=database.loads(transactions.session))
+            return StreamedInserts(transactions, target, sender)
         bad_rows = BadRows(context.on_bad_row, context.schema, where=self._where)
-        intake = Intake(settings, targets, bad_rows)
-        applier = Applier(rules.mode, rules.primary_key, local_infile=local_infile)
+        intake = Intake(settings, targets.named, bad_rows)
+        applier = database.applier(transactions.session, rules.mode, rules.primary_key)
         if rules.changes_in_place:
-            return BufferedChanges(transactions, intake, rules, applier, bad_rows)
-        return BatchedInserts(transactions, intake, applier, bad_rows)
+            return BufferedChanges(transactions, intake, rules, applier, FAILURES, bad_rows)
+        return BatchedInserts(transactions, intake, applier, FAILURES, bad_rows)
 
     @contextmanager
     def _or_close(self, doing: str, kind: type[SinkError]) -> Generator[None, None, None]:
@@ -143,8 +141,8 @@ class TransactionWriter(SinkWriter):
         except MySQLError as error:
             self.close()
             text = f"{self._where}: {doing}"
-            if is_row_refused(error):
-                raise refusal(error, text) from error
+            if FAILURES.is_row_refused(error):
+                raise FAILURES.refusal(error, text) from error
             raise kind(f"{text}: {reply_missing(session, error)}{self._advice(error)}") from error
         except SinkError as error:
             self.close()

@@ -36,10 +36,11 @@ from onceflow.core.spi import Committer, CommitterContext
 from onceflow.core.staging import is_staged, staged_committable
 from onceflow.sinks.postgres.catalog import prepared_transactions
 from onceflow.sinks.postgres.connection import BoundedConnection, is_lost
+from onceflow.sinks.postgres.database import PostgresDatabase
 from onceflow.sinks.postgres.failures import described
 from onceflow.sinks.postgres.settings import SinkSettings
-from onceflow.sinks.postgres.staged_commits import StagedCommits
 from onceflow.sinks.sql.replies import NoReply, settled
+from onceflow.sinks.sql.staged_commits import StagedCommits
 
 _logger = logging.getLogger("onceflow.sinks.postgres")
 _T = TypeVar("_T")
@@ -59,7 +60,7 @@ class PostgresCommitter(Committer):
         self._settings = settings
         self._context = context
         self._connection: BoundedConnection | None = None
-        self._staged = StagedCommits(settings, context, self._connected)
+        self._staged = StagedCommits(PostgresDatabase(settings), context, self._connected)
 
     def commit(self, committable: Committable) -> CommitOutcome:
         """Return how it ended. A lost connection is opened anew and the server asked again.
@@ -147,8 +148,7 @@ class PostgresCommitter(Committer):
         ledger = self._settings.ledger
         try:
             for _ in range(_PRUNE_ROUNDS_MAX):
-                deleted = ledger.prune(self._connected(), self._context.sink_id, before)
-                if ledger.prune_is_complete(deleted):
+                if not ledger.prune(self._connected(), self._context.sink_id, before):
                     return
         except (psycopg.Error, SinkError, ConfigError) as error:
             self.close()

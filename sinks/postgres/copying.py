@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from onceflow.sinks.postgres.catalog import identifier
 from onceflow.sinks.postgres.encoder import BinaryRows
-from onceflow.sinks.postgres.targets import Target
+from onceflow.sinks.postgres.tables import PostgresTarget
 from onceflow.sinks.postgres.transactions import Transactions
 from onceflow.sinks.sql.placement import Placement
 
@@ -29,7 +29,7 @@ class _GivenUp(Exception):
     """Tells the server that no more rows come."""
 
 
-def copy_statement(target: Target) -> sql.Composed:
+def copy_statement(target: PostgresTarget) -> sql.Composed:
     """Return the COPY into `target` of the columns that its fits have, in their order."""
     return sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(
         identifier(target.name), sql.SQL(", ").join(sql.Identifier(fit.name) for fit in target.fits)
@@ -39,7 +39,7 @@ def copy_statement(target: Target) -> sql.Composed:
 class StreamedInserts(Placement):
     """Rows of one table that go in at once. The first bad row is the end of the transaction."""
 
-    def __init__(self, transactions: Transactions, target: Target) -> None:
+    def __init__(self, transactions: Transactions, target: PostgresTarget) -> None:
         self._transactions = transactions
         self._format = BinaryRows(target.fits)
         self._copy_in = copy_statement(target)

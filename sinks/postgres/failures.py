@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import psycopg
+from typing_extensions import override
 
-from onceflow.core.errors import BadRow, SinkError
+from onceflow.sinks.postgres.connection import BoundedConnection, is_lost
+from onceflow.sinks.sql import Failures
 
 # Class 22: a value does not fit its type. Class 23: a constraint forbids the row. P0001: a trigger
 # does. 54000: a value is too long for an index.
@@ -29,12 +31,33 @@ def described(error: psycopg.Error) -> str:
     return f"{' '.join('; '.join(parts).split())} (SQLSTATE {error.sqlstate})"
 
 
-def is_row_refused(error: psycopg.Error) -> bool:
-    """Return whether the server refuses a row for what is in it: every new attempt would fail."""
-    return (error.sqlstate or "").startswith(_ROW_STATES)
+class PostgresFailures(Failures[BoundedConnection, psycopg.Error]):
+    """Goes by SQLSTATE."""
+
+    @property
+    @override
+    def errors(self) -> type[psycopg.Error]:
+        return psycopg.Error
+
+    @override
+    def described(self, error: psycopg.Error) -> str:
+        return described(error)
+
+    @override
+    def is_lost(self, connection: BoundedConnection, error: psycopg.Error) -> bool:
+        return is_lost(connection, error)
+
+    @override
+    def is_row_refused(self, error: psycopg.Error) -> bool:
+        return (error.sqlstate or "").startswith(_ROW_STATES)
+
+    @override
+    def is_denied(self, error: psycopg.Error) -> bool:
+        return isinstance(error, psycopg.errors.InsufficientPrivilege)
+
+    @override
+    def is_table_missing(self, error: psycopg.Error) -> bool:
+        return isinstance(error, psycopg.errors.UndefinedTable)
 
 
-def refusal(error: psycopg.Error, doing: str) -> SinkError:
-    """Return `error` as a `BadRow` when the data is at fault, else as a `SinkError`."""
-    kind = BadRow if is_row_refused(error) else SinkError
-    return kind(f"{doing}: {described(error)}")
+FAILURES = PostgresFailures()

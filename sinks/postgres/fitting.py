@@ -47,6 +47,11 @@ class ColumnFit:
         """The table's type as an error message shows it."""
         return self.column.type.shown
 
+    @property
+    def nullable(self) -> bool:
+        """Whether the column takes nulls."""
+        return self.column.nullable
+
     def apply(self, given: pa.Array) -> pa.Array:
         """Return `given` as the wire's type, every value unchanged.
 
@@ -63,17 +68,19 @@ class ColumnFit:
         self._check(result.flatten() if arrow.is_list(wire) else result)
         return result
 
-    def apply_within_length(self, given: pa.Array) -> pa.Array:
-        """Do as `apply`, and look at the length of text too, which else the server does.
+    def require_fitting(self, given: pa.Array) -> None:
+        """Return when `apply` takes `given`, and the server takes text of its length.
 
         Raises:
             BadRow: A value cannot be stored in the column; names the column and the value.
         """
         result = self.apply(given)
         limit = self.column.type.length
-        if limit is not None and is_text(result.type):
+        if limit is None or not is_text(result.type):
+            return
+        longest = pc.max(pc.binary_length(result)).as_py()
+        if longest is not None and longest > limit:
             self._refuse(result, pc.greater(pc.utf8_length(result), limit), f"over {limit} letters")
-        return result
 
     def _check(self, values: pa.Array) -> None:
         if is_text(values.type):

@@ -128,8 +128,8 @@ class Ledger:
 
     def prune(
         self, connection: psycopg.Connection[TupleRow], sink_id: str, before: CheckpointId
-    ) -> int:
-        """Delete committed rows of checkpoints before `before`, a bounded number; return how many.
+    ) -> bool:
+        """Delete a bounded number of committed rows before `before`; return whether more are left.
 
         Rows of prepared transactions are invisible and stay. Losing a deletion to a crash does no
         harm, so the disk is not waited for.
@@ -139,11 +139,7 @@ class Ledger:
             cursor = connection.execute(
                 sql.SQL(_PRUNE).format(ledger=self.ledger), (sink_id, before, _PRUNED_AT_ONCE)
             )
-        return cursor.rowcount
-
-    def prune_is_complete(self, deleted: int) -> bool:
-        """Return whether a call that deleted so many has left nothing to delete."""
-        return deleted < _PRUNED_AT_ONCE
+        return cursor.rowcount == _PRUNED_AT_ONCE
 
 
 def _row(transaction: TransactionId, rows: int) -> dict[str, object]:

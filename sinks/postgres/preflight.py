@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import psycopg
 import pyarrow as pa
@@ -19,20 +20,17 @@ from onceflow.sinks.postgres.catalog import (
     server_facts,
     target_table,
 )
-from onceflow.sinks.postgres.commit_mode import chosen_mode, is_pooled
+from onceflow.sinks.postgres.commit_mode import is_pooled, two_phase_prospects
 from onceflow.sinks.postgres.connection import BoundedConnection
+from onceflow.sinks.postgres.database import PostgresDatabase
 from onceflow.sinks.postgres.ddl import bookkeeping_statements
-from onceflow.sinks.postgres.failures import described, refusal
+from onceflow.sinks.postgres.failures import described
 from onceflow.sinks.postgres.matching import matched, require_durable_table
-from onceflow.sinks.postgres.settings import CommitMode, SinkSettings, attempt_of_writer
-from onceflow.sinks.postgres.targets import (
-    created_table,
-    evolved_table,
-    lock_ddl,
-    missing_table,
-)
-from onceflow.sinks.sql import SinkOwner, TableName, require_admission
+from onceflow.sinks.postgres.settings import SinkSettings, attempt_of_writer
+from onceflow.sinks.postgres.tables import lock_ddl
+from onceflow.sinks.sql import CommitMode, SinkOwner, TableName, require_admission
 from onceflow.sinks.sql.bookkeeping import COMMIT_MODE_LENGTH_MAX, SINKS
+from onceflow.sinks.sql.commit_mode import chosen_mode
 
 _logger = logging.getLogger("onceflow.sinks.postgres")
 
@@ -44,6 +42,9 @@ class Preflight:
         self, settings: SinkSettings, context: CommitterContext, connection: BoundedConnection
     ) -> None:
         self._settings = settings
+        database = PostgresDatabase(settings)
+        self._tables = database.tables
+        self.failures = database.failures
         self._context = context
         self._connection = connection
 
@@ -159,12 +160,12 @@ class Preflight:
         table = target_table(connection, settings.table)
         if table is None:
             if not settings.create:
-                raise missing_table(settings, settings.table, schema)
+                raise self._tables.missing(settings.table, schema)
             self._require_nothing_prepared()
-            table = created_table(connection, settings.table, schema, settings.rules)
+            table = self._tables.created(connection, settings.table, schema, settings.rules)
         require_durable_table(table)
         if settings.evolve and self._may_alter():
-            table = evolved_table(connection, table, schema, settings)
+            table = self._tables.evolved(connection, table, schema, settings.rules)
         else:
             schema = self._known_columns(table, schema)
         matched(table, schema, settings.rules)
@@ -243,13 +244,15 @@ def run_preflight(
         try:
             facts = preflight.require_server()
             if exactly_once:
-                mode = chosen_mode(settings, context, connection, facts)
+                look = partial(two_phase_prospects, connection, facts)
+                mode = chosen_mode(settings, context, look, _logger)
                 preflight.ensure_bookkeeping(facts)
                 preflight.claim(mode)
             preflight.require_table(schema)
         except psycopg.errors.InsufficientPrivilege as error:
             raise ConfigError(
-                f"sink {context.sink_id}: {settings.endpoint}: {refusal(error, 'not permitted')}"
+                f"sink {context.sink_id}: {settings.endpoint}: not permitted: {described(error)}"
             ) from error
         except psycopg.Error as error:
-            raise refusal(error, f"sink {context.sink_id}: {settings.endpoint}") from error
+            text = f"sink {context.sink_id}: {settings.endpoint}"
+            raise preflight.failures.refusal(error, text) from error

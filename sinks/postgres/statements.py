@@ -13,11 +13,13 @@ from psycopg import sql
 from onceflow.sinks.postgres.arrays import parameter_type
 from onceflow.sinks.postgres.catalog import identifier
 from onceflow.sinks.postgres.fitting import ColumnFit
-from onceflow.sinks.postgres.targets import Target
+from onceflow.sinks.postgres.tables import PostgresTarget
 from onceflow.sinks.sql import WriteMode
 
 
-def put_statement(target: Target, mode: WriteMode, key: Sequence[str]) -> sql.Composed | None:
+def put_statement(
+    target: PostgresTarget, mode: WriteMode, key: Sequence[str]
+) -> sql.Composed | None:
     """Return what puts rows of all columns; None when the mode changes nothing with them.
 
     Values are cast to the type without its limits, so that a value over a limit is refused: an
@@ -44,7 +46,7 @@ def put_statement(target: Target, mode: WriteMode, key: Sequence[str]) -> sql.Co
     return statement + conflict + sql.SQL("DO UPDATE SET ") + assigned
 
 
-def delete_statement(target: Target, key: Sequence[str]) -> sql.Composed:
+def delete_statement(target: PostgresTarget, key: Sequence[str]) -> sql.Composed:
     """Return what deletes the rows of the keys given, one array a key column."""
     fits = target.fits_of(tuple(key))
     return sql.SQL("DELETE FROM {table} AS t USING {rows} WHERE {same}").format(
@@ -52,7 +54,7 @@ def delete_statement(target: Target, key: Sequence[str]) -> sql.Composed:
     )
 
 
-def _update(target: Target, key: Sequence[str], others: Sequence[int]) -> sql.Composed:
+def _update(target: PostgresTarget, key: Sequence[str], others: Sequence[int]) -> sql.Composed:
     assigned = _joined(
         sql.SQL("{} = {}").format(
             sql.Identifier(target.fits[number].name), _value(number, target.fits[number])

@@ -22,16 +22,14 @@ from onceflow.core.errors import ConfigError, Fenced, PreCommitFailed, SinkError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import OnBadRow, RejectedRows, SinkWriter, WriterContext
-from onceflow.sinks.postgres.applying import Applier
-from onceflow.sinks.postgres.buffered import BatchedInserts, BufferedChanges
 from onceflow.sinks.postgres.catalog import prepared_transactions, server_facts
 from onceflow.sinks.postgres.copying import StreamedInserts
-from onceflow.sinks.postgres.failures import described, is_row_refused, refusal
-from onceflow.sinks.postgres.intake import Intake
+from onceflow.sinks.postgres.database import PostgresDatabase
+from onceflow.sinks.postgres.failures import FAILURES, described
 from onceflow.sinks.postgres.settings import SinkSettings, writer_name
-from onceflow.sinks.postgres.targets import Targets
 from onceflow.sinks.postgres.transactions import Transactions
-from onceflow.sinks.sql import BadRows
+from onceflow.sinks.sql import BadRows, Intake, Targets
+from onceflow.sinks.sql.buffered import BatchedInserts, BufferedChanges
 from onceflow.sinks.sql.placement import Placement
 
 
@@ -55,7 +53,9 @@ class TransactionWriter(SinkWriter):
             self._placement = self._placed()
         except psycopg.Error as error:
             self._transactions.close()
-            raise refusal(error, f"{self._where}: the table cannot be looked at") from error
+            raise FAILURES.refusal(
+                error, f"{self._where}: the table cannot be looked at"
+            ) from error
         except BaseException:
             self._transactions.close()
             raise
@@ -109,17 +109,18 @@ class TransactionWriter(SinkWriter):
     def _placed(self) -> Placement:
         """Return how rows go in: streamed when they are inserts into one table and none is bad."""
         settings, context, rules = self._settings, self._context, self._settings.rules
-        targets = Targets(settings, context.schema, lambda: self._transactions.connection)
+        database, transactions = PostgresDatabase(settings), self._transactions
+        targets = Targets(database.tables, context.schema, lambda: transactions.connection)
         target = targets.named(settings.table)
         fails = context.on_bad_row is OnBadRow.FAIL and not settings.null_overflow
         if fails and not rules.changes_in_place and rules.table_column is None:
-            return StreamedInserts(self._transactions, target)
+            return StreamedInserts(transactions, target)
         bad_rows = BadRows(context.on_bad_row, context.schema, where=self._where)
-        intake = Intake(settings, targets, bad_rows)
+        intake = Intake(settings, targets.named, bad_rows)
+        applier = database.applier(transactions.connection, rules.mode, rules.primary_key)
         if rules.changes_in_place:
-            return BufferedChanges(self._transactions, intake, rules, bad_rows)
-        applier = Applier(rules.mode, rules.primary_key)
-        return BatchedInserts(self._transactions, intake, applier, bad_rows)
+            return BufferedChanges(transactions, intake, rules, applier, FAILURES, bad_rows)
+        return BatchedInserts(transactions, intake, applier, FAILURES, bad_rows)
 
     @contextmanager
     def _or_close(self, doing: str, kind: type[SinkError]) -> Generator[None, None, None]:
@@ -130,8 +131,8 @@ class TransactionWriter(SinkWriter):
         except psycopg.Error as error:
             self.close()
             text = f"{self._where}: {doing}"
-            if is_row_refused(error):
-                raise refusal(error, text) from error
+            if FAILURES.is_row_refused(error):
+                raise FAILURES.refusal(error, text) from error
             raise kind(f"{text}: {described(error)}{self._advice(error)}") from error
         except BaseException:
             self.close()

@@ -1,12 +1,22 @@
-"""What sinks into SQL databases share: bookkeeping tables, fence, fitting of values, changes."""
+"""What sinks into SQL databases share, and what each dialect must give for it.
+
+A dialect gives a `Database` with all that it refers to, in its server's words.
+"""
 
 from __future__ import annotations
 
 from onceflow.sinks.sql.bad_rows import BadRows
 from onceflow.sinks.sql.bookkeeping import ledger_table, sinks_table
 from onceflow.sinks.sql.changes import ChangeBuffer, TableChanges, rows_by_table
+from onceflow.sinks.sql.connection import Connection, Endpoint, session_name
+from onceflow.sinks.sql.database import Database
+from onceflow.sinks.sql.failures import Failures
 from onceflow.sinks.sql.fence import SinkOwner, require_admission
+from onceflow.sinks.sql.intake import Intake
+from onceflow.sinks.sql.ledger import Ledger
+from onceflow.sinks.sql.settings import CommitMode, SinkSettings
 from onceflow.sinks.sql.table_name import TableName
+from onceflow.sinks.sql.targets import ColumnFit, Table, Tables, Target, Targets
 from onceflow.sinks.sql.values import decoded, decoded_rows, fitted, quoted_value, refused_at
 from onceflow.sinks.sql.write_mode import ChangeRules, Classified, WriteMode
 
@@ -15,9 +25,22 @@ __all__ = [
     "ChangeBuffer",
     "ChangeRules",
     "Classified",
+    "ColumnFit",
+    "CommitMode",
+    "Connection",
+    "Database",
+    "Endpoint",
+    "Failures",
+    "Intake",
+    "Ledger",
     "SinkOwner",
+    "SinkSettings",
+    "Table",
     "TableChanges",
     "TableName",
+    "Tables",
+    "Target",
+    "Targets",
     "WriteMode",
     "decoded",
     "decoded_rows",
@@ -27,5 +50,6 @@ __all__ = [
     "refused_at",
     "require_admission",
     "rows_by_table",
+    "session_name",
     "sinks_table",
 ]

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
-from typing import TypeVar, cast
+from itertools import groupby
+from typing import Generic, TypeVar, cast
 
 import pyarrow as pa
-from pymysql.err import MySQLError
 
 from onceflow.core.errors import StorageError
 from onceflow.core.protocol.committables import (
@@ -33,50 +33,48 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import CommitterContext
 from onceflow.core.staging import StagingArea
-from onceflow.sinks.mysql.applying import Applier
-from onceflow.sinks.mysql.catalog import server_facts
-from onceflow.sinks.mysql.connection import Session, is_lost
-from onceflow.sinks.mysql.failures import described, is_row_refused
-from onceflow.sinks.mysql.settings import SinkSettings
-from onceflow.sinks.mysql.targets import Target, Targets
-from onceflow.sinks.sql import ChangeRules
+from onceflow.sinks.sql.connection import ConnectionT
+from onceflow.sinks.sql.database import Database
+from onceflow.sinks.sql.failures import ErrorT
 from onceflow.sinks.sql.instructions import Instruction
 from onceflow.sinks.sql.replies import NoReply
+from onceflow.sinks.sql.targets import FitT, TableT, Target, Targets
+from onceflow.sinks.sql.write_mode import ChangeRules
 
 _Outcome = TypeVar("_Outcome")
 
 
-class StagedCommits:
-    """What a committer does with staged rows, on the committer's own session."""
+class StagedCommits(Generic[ConnectionT, ErrorT, TableT, FitT]):
+    """What a committer does with staged rows, on the committer's own connection."""
 
     def __init__(
         self,
-        settings: SinkSettings,
+        database: Database[ConnectionT, ErrorT, TableT, FitT],
         context: CommitterContext,
-        connected: Callable[[], Session],
+        connected: Callable[[], ConnectionT],
     ) -> None:
-        """Ask nothing yet; `connected` returns the session, opened anew when it was lost."""
-        self._settings = settings
+        """Ask nothing yet; `connected` returns the connection, opened anew when it was lost."""
+        self._database = database
         self._context = context
         self._connected = connected
-        self._targets: dict[tuple[Instruction, pa.Schema], Target] = {}
-        self._loads: bool | None = None
+        self._targets: dict[tuple[Instruction, pa.Schema], Target[TableT, FitT]] = {}
 
     def commit(self, committable: Committable) -> CommitOutcome:
         """Apply and discard what is staged, unless the ledger has it already.
 
         Raises:
             StateCorrupt: What is staged is not what was sealed, and was not committed.
-            NoReply: The session broke; the server must be asked again.
+            NoReply: The connection broke; the server must be asked again.
             SinkError: The server cannot be reached, and nothing was sent to it.
         """
         staging = self._context.staging
         transaction = committable.transaction
         if staging is None:
             return _no_storage(transaction)
-        with self._transaction() as session:
-            if self._settings.ledger.record_applied(session, transaction, committable.rows):
-                outcome = self._applied(session, staging, transaction)
+        with self._transaction() as connection:
+            ledger = self._database.settings.ledger
+            if ledger.record_applied(connection, transaction, committable.rows):
+                outcome = self._applied(connection, staging, transaction)
             else:
                 outcome = AlreadyCommitted()
         if isinstance(outcome, (Committed, AlreadyCommitted)):
@@ -87,19 +85,20 @@ class StagedCommits:
         """Discard what is staged, unless the ledger has it.
 
         Raises:
-            NoReply: The session broke; the server must be asked again.
+            NoReply: The connection broke; the server must be asked again.
             SinkError: The server cannot be reached, and nothing was sent to it.
         """
         staging = self._context.staging
         if staging is None:
             return _no_storage(transaction)
-        with self._transaction() as session:
-            fresh = self._settings.ledger.record_applied(session, transaction, 0)
+        with self._transaction() as connection:
+            ledger = self._database.settings.ledger
+            fresh = ledger.record_applied(connection, transaction, 0)
             # Before the ledger row is given up: a committer that waits for it then finds nothing.
             return _discarded(staging, transaction, Aborted() if fresh else AlreadyCommitted())
 
     def _applied(
-        self, session: Session, staging: StagingArea, transaction: TransactionId
+        self, connection: ConnectionT, staging: StagingArea, transaction: TransactionId
     ) -> CommitOutcome:
         """Apply what is staged and commit it with the ledger row, which is written."""
         try:
@@ -107,60 +106,60 @@ class StagedCommits:
         except StorageError as error:
             return RetryLater(str(error))
         if staged is None:
-            return self._gone(session, transaction)
+            return self._gone(connection, transaction)
         try:
-            self._apply(session, staged)
-            session.execute("COMMIT")
-        except MySQLError as error:
-            if is_lost(session, error):
+            self._apply(connection, staged)
+            answer = self._database.commit(connection)
+        except self._database.failures.errors as error:
+            if self._database.failures.is_lost(connection, error):
                 raise
             self._targets.clear()
-            return RetryLater(_refused(transaction, error))
+            return RetryLater(self._refused(transaction, error))
+        if answer != "COMMIT":
+            return RetryLater(f"{transaction}: COMMIT was answered {answer}")
         return Committed()
 
     @contextmanager
-    def _transaction(self) -> Generator[Session, None, None]:
-        """Give a session with a transaction open, rolled back at the end if it is there still.
+    def _transaction(self) -> Generator[ConnectionT, None, None]:
+        """Give a connection with a transaction open, rolled back at the end if it is there still.
 
         Raises:
-            NoReply: The session broke.
+            NoReply: The connection broke.
         """
-        session = self._connected()
+        connection = self._connected()
+        failures = self._database.failures
         try:
-            session.execute("START TRANSACTION READ WRITE")
-            yield session
-        except MySQLError as error:
-            if is_lost(session, error):
-                session.close()
-                raise NoReply(described(error)) from error
+            self._database.begin(connection)
+            yield connection
+        except failures.errors as error:
+            if failures.is_lost(connection, error):
+                connection.close()
+                raise NoReply(failures.described(error)) from error
             raise
         finally:
-            _roll_back(session)
+            self._database.roll_back(connection)
 
-    def _apply(self, session: Session, staged: Iterator[tuple[str, pa.RecordBatch]]) -> None:
+    def _apply(self, connection: ConnectionT, staged: Iterator[tuple[str, pa.RecordBatch]]) -> None:
         with closing(cast("Generator[tuple[str, pa.RecordBatch], None, None]", staged)) as parts:
-            for label, rows in parts:
+            for (label, schema), group in groupby(parts, key=_label_and_schema):
                 instruction = Instruction.decoded(label)
-                target = self._target(session, instruction, rows.schema)
-                applier = Applier(
-                    instruction.mode, instruction.key, local_infile=self._local_infile(session)
-                )
+                target = self._target(connection, instruction, schema)
+                applier = self._database.applier(connection, instruction.mode, instruction.key)
+                batches = (rows for _, rows in group)
                 if instruction.deletes:
-                    applier.delete(session, target, rows)
+                    for rows in batches:
+                        applier.delete(connection, target, rows)
                 else:
-                    applier.put(session, target, rows)
+                    applier.put_all(connection, target, batches)
 
-    def _local_infile(self, session: Session) -> bool:
-        if self._loads is None:
-            self._loads = server_facts(session).local_infile
-        return self._loads
-
-    def _target(self, session: Session, instruction: Instruction, schema: pa.Schema) -> Target:
+    def _target(
+        self, connection: ConnectionT, instruction: Instruction, schema: pa.Schema
+    ) -> Target[TableT, FitT]:
         """Return the table as it is now; looked at once, until something is refused."""
         found = self._targets.get((instruction, schema))
         if found is None:
             rules = ChangeRules(instruction.mode, instruction.key)
-            targets = Targets(self._settings, schema, lambda: session, rules)
+            targets = Targets(self._database.tables, schema, lambda: connection, rules)
             found = self._targets[instruction, schema] = (
                 targets.keyed(instruction.table)
                 if instruction.deletes
@@ -168,9 +167,10 @@ class StagedCommits:
             )
         return found
 
-    def _gone(self, session: Session, transaction: TransactionId) -> RetryLater | Lost:
+    def _gone(self, connection: ConnectionT, transaction: TransactionId) -> RetryLater | Lost:
         """Tell rows that are lost from those that a newer attempt has committed, proof and all."""
-        owner = self._settings.ledger.owner(session, transaction.sink_id)
+        settings = self._database.settings
+        owner = settings.ledger.owner(connection, transaction.sink_id)
         if owner is not None and owner.attempt > self._context.attempt:
             return RetryLater(
                 f"{transaction} is staged no more; attempt {owner.attempt} has taken over from "
@@ -178,8 +178,19 @@ class StagedCommits:
             )
         return Lost(
             f"the staged rows of {transaction}, checkpoint {transaction.checkpoint}, are gone from "
-            f"checkpoint storage and their row is not in the ledger at {self._settings.endpoint}: "
+            f"checkpoint storage and their row is not in the ledger at {settings.endpoint}: "
             "somebody deleted the file, or the database is an older copy of itself"
+        )
+
+    def _refused(self, transaction: TransactionId, error: ErrorT) -> str:
+        failures = self._database.failures
+        reason = failures.described(error)
+        text = f"{transaction}: its rows are decided and cannot be applied now: {reason}"
+        if not failures.is_row_refused(error):
+            return text
+        return (
+            f"{text}. They stay in checkpoint storage, and nothing after them is committed, until "
+            "the table takes them: remove or change the row or the constraint that is in their way"
         )
 
 
@@ -196,27 +207,12 @@ def _discarded(
     return outcome
 
 
-def _roll_back(session: Session) -> None:
-    """End what is open; a session on which that fails is closed, by which the server ends it."""
-    if not session.open:
-        return
-    try:
-        session.execute("ROLLBACK")
-    except MySQLError:
-        session.close()
+def _label_and_schema(part: tuple[str, pa.RecordBatch]) -> tuple[str, pa.Schema]:
+    label, rows = part
+    return label, rows.schema
 
 
 def _no_storage(transaction: TransactionId) -> RetryLater:
     return RetryLater(
         f"{transaction} is staged in the job's checkpoint storage, which is not given here"
-    )
-
-
-def _refused(transaction: TransactionId, error: MySQLError) -> str:
-    text = f"{transaction}: its rows are decided and cannot be applied now: {described(error)}"
-    if not is_row_refused(error):
-        return text
-    return (
-        f"{text}. They stay in checkpoint storage, and nothing after them is committed, until the "
-        "table takes them: remove or change the row or the constraint that is in their way"
     )

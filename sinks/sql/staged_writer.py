@@ -7,59 +7,57 @@ most one change a key, with their instruction.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from typing import Generic
 
-import psycopg
 import pyarrow as pa
 from typing_extensions import override
 
 from onceflow.core.crash_points import reach
-from onceflow.core.errors import ConfigError, PreCommitFailed, SinkError, StorageError
+from onceflow.core.errors import PreCommitFailed, SinkError, StorageError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
-from onceflow.sinks.postgres.connection import BoundedConnection
-from onceflow.sinks.postgres.failures import refusal
-from onceflow.sinks.postgres.intake import Intake
-from onceflow.sinks.postgres.settings import SinkSettings, writer_name
-from onceflow.sinks.postgres.targets import Target, Targets
-from onceflow.sinks.sql import BadRows, ChangeBuffer
+from onceflow.sinks.sql.bad_rows import BadRows
+from onceflow.sinks.sql.changes import ChangeBuffer
+from onceflow.sinks.sql.commit_mode import required_staging
+from onceflow.sinks.sql.connection import ConnectionT
+from onceflow.sinks.sql.database import Database
+from onceflow.sinks.sql.failures import ErrorT
 from onceflow.sinks.sql.instructions import Instruction
+from onceflow.sinks.sql.intake import Intake
+from onceflow.sinks.sql.targets import FitT, TableT, Target, Targets
 
-_logger = logging.getLogger("onceflow.sinks.postgres")
 
-
-class StagedWriter(SinkWriter):
+class StagedWriter(SinkWriter, Generic[ConnectionT, ErrorT, TableT, FitT]):
     """Stages at each barrier; a committer applies what it staged. Any failure is its end."""
 
-    def __init__(self, settings: SinkSettings, context: WriterContext) -> None:
+    def __init__(
+        self, database: Database[ConnectionT, ErrorT, TableT, FitT], context: WriterContext
+    ) -> None:
         """Match the rows to the table.
 
         Raises:
             ConfigError: The table does not take the rows, or there is no checkpoint storage.
             SinkError: The server cannot be reached now.
         """
-        if context.staging is None:
-            raise ConfigError(
-                f"sink {context.sink_id}: commit_mode='ledger' keeps rows in checkpoint storage, "
-                "and there is none here"
-            )
-        self._settings = settings
+        staging = required_staging(context)
+        settings = database.settings
+        self._database = database
         self._context = context
         self._where = f"sink {context.sink_id} subtask {context.subtask}, table {settings.table}"
         self._closed = False
-        self._connection: BoundedConnection | None = None
+        self._connection: ConnectionT | None = None
         self._rules = settings.rules
         self._bad_rows = BadRows(context.on_bad_row, context.schema, where=self._where)
-        targets = Targets(settings, context.schema, self._connected)
-        self._intake = Intake(settings, targets, self._bad_rows)
-        self._staged = context.staging.open()
+        targets = Targets(database.tables, context.schema, self._connected)
+        self._intake = Intake(settings, targets.named, self._bad_rows)
+        self._staged = staging.open()
         self._buffer = ChangeBuffer(self._rules)
-        self._targets: dict[str, Target] = {}
+        self._targets: dict[str, Target[TableT, FitT]] = {}
         if not self._bad_rows.fail:
-            _logger.warning(
+            database.log.warning(
                 "%s: commit_mode is ledger: rows that do not fit are left out, but a row that the "
                 "server refuses, by a constraint for instance, is met only when it is decided, and "
                 "stops the commit",
@@ -124,17 +122,17 @@ class StagedWriter(SinkWriter):
         self._staged.close()
         self._disconnect()
 
-    def _stage(self, target: Target, rows: pa.RecordBatch, *, deletes: bool) -> None:
+    def _stage(self, target: Target[TableT, FitT], rows: pa.RecordBatch, *, deletes: bool) -> None:
         key = self._rules.primary_key
         names = list(key) if deletes else [fit.name for fit in target.fits]
         instruction = Instruction(target.name, self._rules.mode, key, deletes)
         self._staged.write(rows.select(names), part=instruction.encoded())
 
-    def _connected(self) -> BoundedConnection:
+    def _connected(self) -> ConnectionT:
         if self._connection is None:
-            context = self._context
-            name = writer_name(context.sink_id, context.attempt, context.subtask)
-            self._connection = self._settings.endpoint.connect(name)
+            database, context = self._database, self._context
+            name = database.writer_name(context.sink_id, context.attempt, context.subtask)
+            self._connection = database.settings.endpoint.connect(name)
         return self._connection
 
     def _disconnect(self) -> None:
@@ -146,11 +144,12 @@ class StagedWriter(SinkWriter):
     def _or_close(self, doing: str, kind: type[SinkError]) -> Generator[None, None, None]:
         if self._closed:
             raise kind(f"{self._where}: {doing}: the writer is closed, or has failed before")
+        failures = self._database.failures
         try:
             yield
-        except psycopg.Error as error:
+        except failures.errors as error:
             self.close()
-            raise refusal(error, f"{self._where}: {doing}") from error
+            raise failures.refusal(error, f"{self._where}: {doing}") from error
         except StorageError as error:
             self.close()
             raise kind(f"{self._where}: {doing}: {error}") from error

@@ -1,0 +1,72 @@
+"""What a Postgres server does its own way for writers and committers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from typing_extensions import override
+
+from onceflow.sinks.postgres.applying import PostgresApplier
+from onceflow.sinks.postgres.catalog import TargetTable
+from onceflow.sinks.postgres.connection import BoundedConnection
+from onceflow.sinks.postgres.failures import FAILURES
+from onceflow.sinks.postgres.fitting import ColumnFit
+from onceflow.sinks.postgres.settings import SinkSettings, writer_name
+from onceflow.sinks.postgres.tables import PostgresTables
+from onceflow.sinks.postgres.transactions import begin_statement
+from onceflow.sinks.sql import Database, WriteMode
+
+_IDLE = TransactionStatus.IDLE
+
+# A commit whose rows are discarded must not depend on the server's memory.
+_DURABLE = """
+    SELECT pg_catalog.set_config('synchronous_commit', 'on', true)
+    WHERE pg_catalog.current_setting('synchronous_commit') = 'off'
+"""
+
+
+class PostgresDatabase(Database[BoundedConnection, psycopg.Error, TargetTable, ColumnFit]):
+    """Keeps no session state, so that a pooler may stand in between."""
+
+    def __init__(self, settings: SinkSettings) -> None:
+        """Connect to nothing yet."""
+        log = logging.getLogger("onceflow.sinks.postgres")
+        super().__init__(settings, FAILURES, PostgresTables(settings, log), log)
+        self._begin = begin_statement(settings)
+
+    @override
+    def writer_name(self, sink_id: str, attempt: int, subtask: int) -> str:
+        return writer_name(sink_id, attempt, subtask)
+
+    @override
+    def applier(
+        self, connection: BoundedConnection, mode: WriteMode, key: Sequence[str]
+    ) -> PostgresApplier:
+        return PostgresApplier(mode, key)
+
+    @override
+    def is_open(self, connection: BoundedConnection) -> bool:
+        return not connection.closed
+
+    @override
+    def begin(self, connection: BoundedConnection) -> None:
+        connection.execute(self._begin)
+        connection.execute(_DURABLE)
+
+    @override
+    def commit(self, connection: BoundedConnection) -> str:
+        return connection.execute("COMMIT").statusmessage or ""
+
+    @override
+    def roll_back(self, connection: BoundedConnection) -> None:
+        if connection.closed or connection.info.transaction_status == _IDLE:
+            return
+        try:
+            connection.execute("ROLLBACK")
+        except psycopg.Error:
+            with suppress(psycopg.Error):
+                connection.close()

@@ -1,0 +1,131 @@
+"""Chooses how rows are kept between pre-commit and commit, and says why.
+
+Both modes give the same guarantee; what differs is what they need. two_phase needs prepared
+transactions that others may finish, and one server session from a checkpoint's first row to its
+last; ledger needs checkpoint storage and writes every row twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.spi import CommitterContext, WriterContext
+from onceflow.core.staging import StagingArea
+from onceflow.sinks.sql.connection import ConnectionT, Endpoint, session_name
+from onceflow.sinks.sql.failures import ErrorT, Failures
+from onceflow.sinks.sql.ledger import Ledger
+from onceflow.sinks.sql.settings import CommitMode, SinkSettings
+
+
+@dataclass(frozen=True, slots=True)
+class TwoPhaseProspects:
+    """Whether two_phase is possible in a server as it is reached, and whether it is wise."""
+
+    merit: str
+    """Why it is both, when nothing below says otherwise."""
+    obstacle: str = ""
+    """Why it is impossible, with what mends that."""
+    drawback: str = ""
+    """Why ledger is better, though it is possible."""
+
+
+def chosen_mode(
+    settings: SinkSettings[object, object],
+    context: CommitterContext,
+    look: Callable[[], TwoPhaseProspects],
+    log: logging.Logger,
+) -> CommitMode:
+    """Return the mode of this attempt: the user's, or the one that server and path allow.
+
+    `look` is asked unless the user chose ledger. `log` gets what was chosen and why.
+
+    Raises:
+        ConfigError: The mode is not possible here; has the statement that mends it.
+    """
+    if settings.commit_mode is CommitMode.LEDGER:
+        required_staging(context)
+        return CommitMode.LEDGER
+    found = look()
+    if settings.commit_mode is CommitMode.TWO_PHASE or context.staging is None:
+        if found.obstacle:
+            raise ConfigError(
+                f"{settings.endpoint} cannot do what commit_mode='two_phase' needs: "
+                f"{found.obstacle}; or pass commit_mode='ledger'"
+            )
+        if found.drawback:
+            log.warning(
+                "sink %s: commit_mode is two_phase for %s, but %s",
+                context.sink_id,
+                settings.endpoint,
+                found.drawback,
+            )
+        return CommitMode.TWO_PHASE
+    against = found.obstacle or found.drawback
+    mode = CommitMode.LEDGER if against else CommitMode.TWO_PHASE
+    log.info(
+        "sink %s: commit_mode auto chose %s: %s",
+        context.sink_id,
+        mode.value,
+        against or found.merit,
+    )
+    return mode
+
+
+def mode_of_writer(
+    settings: SinkSettings[Endpoint[ConnectionT], Ledger[ConnectionT]],
+    failures: Failures[ConnectionT, ErrorT],
+    context: WriterContext,
+) -> CommitMode:
+    """Return the mode that `check` recorded for all subtasks, or the user's.
+
+    Raises:
+        ConfigError: The recorded mode is of another version of onceflow.
+        SinkError: The server cannot be reached or asked now.
+    """
+    if settings.commit_mode is not None:
+        return settings.commit_mode
+    recorded = _recorded(settings, failures, context)
+    if recorded is None:
+        # Never checked: its first pre-commit says so, and prepares nothing.
+        return CommitMode.TWO_PHASE
+    try:
+        return CommitMode(recorded)
+    except ValueError:
+        raise ConfigError(
+            f"sink {context.sink_id}: the recorded commit mode is {recorded!r}, which this version "
+            "of onceflow does not have; run driver and executors with one version"
+        ) from None
+
+
+def required_staging(context: CommitterContext | WriterContext) -> StagingArea:
+    """Return the checkpoint storage in which rows wait.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if context.staging is None:
+        raise ConfigError(
+            f"sink {context.sink_id}: commit_mode='ledger' keeps rows in checkpoint storage, and "
+            "there is none here"
+        )
+    return context.staging
+
+
+def _recorded(
+    settings: SinkSettings[Endpoint[ConnectionT], Ledger[ConnectionT]],
+    failures: Failures[ConnectionT, ErrorT],
+    context: WriterContext,
+) -> str | None:
+    connection = settings.endpoint.connect(session_name(context.sink_id, context.attempt, "mode"))
+    try:
+        return settings.ledger.commit_mode(connection, context.sink_id)
+    except failures.errors as error:
+        if failures.is_table_missing(error):
+            return None
+        text = f"sink {context.sink_id}: {settings.endpoint}: the commit mode is not told"
+        raise failures.refusal(error, text) from error
+    finally:
+        connection.close()
