@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from onceflow.cli.doctor.findings import Area, Finding
 from onceflow.core.errors import ConfigError, OnceflowError
 
 CommitMode = Literal["auto", "two_phase", "ledger"]
+Remedies: TypeAlias = Sequence[tuple[str, str]]
 CLOCK_SKEW_MAX_S = 5.0
 CONNECTIONS_A_SUBTASK = 2
 """The writer's and the committer's."""
@@ -27,14 +29,16 @@ class DatabaseQuestion:
     timeout_s: float = 30.0
 
 
-def refused(error: OnceflowError, login: str, address: str) -> Finding:
+def refused(error: OnceflowError, remedies: Remedies, address: str) -> Finding:
     """Return the finding for a connection that was not made.
 
-    `login` mends what the server has refused for good, `address` names where it listens.
+    `remedies` has what mends a refusal by the words that the server refuses with, the last for all
+    others; `address` names where it listens.
     """
-    area = Area("database")
+    area, text = Area("database"), str(error)
     if isinstance(error, ConfigError):
         needed = "user, password, database and encryption that let this machine in"
-        return area.problem(str(error), needed, f"mend the url, or: {login}")
+        remedy = next(remedy for words, remedy in remedies if words in text)
+        return area.problem(text, needed, f"mend the url, or: {remedy}")
     remedy = f"start it, or mend what is in between: {address}, firewall, proxy"
     return area.problem(str(error), "a server that listens there and answers", remedy)

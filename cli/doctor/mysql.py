@@ -14,6 +14,7 @@ from onceflow.cli.doctor.databases import (
     refused,
 )
 from onceflow.cli.doctor.findings import Area, Finding
+from onceflow.cli.doctor.logins import remedies_of_mysql
 from onceflow.cli.txn.mysql import with_password_of_environment
 from onceflow.core.errors import OnceflowError
 from onceflow.sinks import MySQLSink
@@ -44,7 +45,8 @@ def check_mysql(question: DatabaseQuestion) -> Sequence[Finding]:
     try:
         session = sink.settings.endpoint.connect("onceflow doctor")
     except OnceflowError as error:
-        return [refused(error, "ALTER USER <user> IDENTIFIED BY '…'", "bind_address, port")]
+        remedies = remedies_of_mysql(sink.settings.endpoint, error)
+        return [refused(error, remedies, "bind_address, port")]
     with session:
         return _Examination(question, sink.settings, session).findings()
 
@@ -215,16 +217,18 @@ class _Examination:
         if given is None:
             return []
         area, name = Area(f"table {given}"), TableName.parse(given)
+        shown = identifier(TableName(name.schema or self._settings.endpoint.database, name.name))
         table = target_table(self._session, name)
         if table is None:
             text = "it does not exist, or may not be seen"
-            return [area.problem(text, "the table", "CREATE TABLE, or create=True")]
+            create = f"CREATE TABLE {shown} (…), or MySQLSink(…, create=True)"
+            return [area.problem(text, "the table", create)]
         if table.engine.lower() != _SINGLE_ENGINE.lower():
-            alter = f"ALTER TABLE {identifier(name)} ENGINE = {_SINGLE_ENGINE}"
+            alter = f"ALTER TABLE {shown} ENGINE = {_SINGLE_ENGINE}"
             text = f"its engine is {table.engine or table.kind}"
             return [area.problem(text, "an engine with transactions", alter)]
         if not all(one.insertable or one.generated for one in table.columns):
-            grant = f"GRANT SELECT, INSERT, UPDATE, DELETE ON {identifier(name)} TO {facts.user}"
+            grant = f"GRANT SELECT, INSERT, UPDATE, DELETE ON {shown} TO {facts.user}"
             return [area.problem(f"{facts.user} may not insert", "INSERT", grant)]
         return [area.ok(f"{facts.user} may insert")]
 

@@ -16,6 +16,7 @@ from onceflow.cli.doctor.databases import (
     refused,
 )
 from onceflow.cli.doctor.findings import Area, Finding
+from onceflow.cli.doctor.logins import remedies_of_postgres
 from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.sinks.postgres.catalog import SERVER_VERSION_MIN
@@ -38,13 +39,7 @@ def check_postgres(question: DatabaseQuestion) -> Sequence[Finding]:
     try:
         connection = where.connect("onceflow doctor")
     except OnceflowError as error:
-        return [
-            refused(
-                error,
-                "ALTER ROLE <user> PASSWORD '…', or pg_hba.conf and SELECT pg_reload_conf()",
-                "listen_addresses, port",
-            )
-        ]
+        return [refused(error, remedies_of_postgres(where), "listen_addresses, port")]
     with connection:
         return _Examination(question, where, connection).findings()
 
@@ -228,24 +223,53 @@ class _Examination:
         if given is None:
             return []
         area, name = Area(f"table {given}"), sql.Identifier(*given.split(".")).as_string(None)
+        refusal = self._hidden_schema(area, given)
+        if refusal is not None:
+            return [refusal]
         (oid,) = self._row("SELECT pg_catalog.to_regclass(%s)::oid", name)
         if oid is None:
-            return [area.problem("it does not exist", "the table", "CREATE TABLE, or create=True")]
-        may, role, persistence, kind = self._row(
-            "SELECT has_table_privilege(oid, 'INSERT') OR has_any_column_privilege(oid, 'INSERT'),"
-            " current_user::text, relpersistence::text, relkind::text"
-            " FROM pg_catalog.pg_class WHERE oid = %s",
+            create = f"CREATE TABLE {name} (…), or PostgresSink(…, create=True)"
+            return [area.problem("it does not exist", "the table", create)]
+        return [self._table_there(area, name, oid)]
+
+    def _table_there(self, area: Area, name: str, oid: int) -> Finding:
+        role, persistence, kind, insert, *by_key = self._row(
+            "SELECT current_user::text, relpersistence::text, relkind::text,"
+            " has_table_privilege(oid, 'INSERT') OR has_any_column_privilege(oid, 'INSERT'),"
+            " has_table_privilege(oid, 'SELECT'), has_table_privilege(oid, 'UPDATE'),"
+            " has_table_privilege(oid, 'DELETE') FROM pg_catalog.pg_class WHERE oid = %s",
             oid,
         )
-        if not may:
+        if not insert:
             grant = f"GRANT SELECT, INSERT, UPDATE, DELETE ON {name} TO {_quoted(role)}"
-            return [area.problem(f"role {role} may not insert", "INSERT", grant)]
+            return area.problem(f"role {role} may not insert", "INSERT", grant)
         if persistence == "u":
             needed = "a logged table: a crash of the server empties this one"
-            return [area.problem("it is unlogged", needed, f"ALTER TABLE {name} SET LOGGED")]
+            return area.problem("it is unlogged", needed, f"ALTER TABLE {name} SET LOGGED")
         if kind not in "rp":
-            return [area.problem(f"it is a relation of kind {kind!r}", "a table", "name a table")]
-        return [area.ok(f"role {role} may insert")]
+            return area.problem(f"it is a relation of kind {kind!r}", "a table", "name a table")
+        more = [
+            what for what, may in zip(("select", "update", "delete"), by_key, strict=True) if may
+        ]
+        return area.ok(f"role {role} may {', '.join(['insert', *more])}")
+
+    def _hidden_schema(self, area: Area, table: str) -> Finding | None:
+        """Return the problem with a schema that has `table` and may not be used."""
+        schema, _, bare = table.rpartition(".")
+        # Of a name without a schema: the server passes over those that the role may not use.
+        found = self._connection.execute(
+            b"SELECT n.nspname::text, current_user::text FROM pg_catalog.pg_namespace AS n"
+            b" JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = %s"
+            b" WHERE NOT has_schema_privilege(n.oid, 'USAGE') AND (n.nspname = %s OR %s = '' AND"
+            b" n.nspname = ANY(string_to_array(translate("
+            b"current_setting('search_path'), ' \"', ''), ',')))",
+            (bare, schema, schema),
+        ).fetchone()
+        if found is None:
+            return None
+        schema, role = map(str, found)
+        grant = f"GRANT USAGE ON SCHEMA {_quoted(schema)} TO {_quoted(role)}"
+        return area.problem(f"role {role} may not look into schema {schema}", "USAGE", grant)
 
     def _pooler(self) -> list[Finding]:
         if not is_pooled(self._connection):

@@ -45,7 +45,7 @@ def check_spark(question: SparkQuestion) -> Sequence[Finding]:
         answer = Path(directory) / "answer.json"
         with _Shared(question.storage) as shared:
             settings = {
-                "master": question.master or "local[2]",
+                "master": question.master or f"local[{max(2, question.parallelism)}]",
                 "conf": dict(question.conf),
                 "tasks": max(2, question.parallelism),
                 "probe": shared.probe,
@@ -57,10 +57,10 @@ def check_spark(question: SparkQuestion) -> Sequence[Finding]:
         if not answer.exists():
             return [
                 area.problem(
-                    f"Spark does not start: {said[-_ERROR_LENGTH_MAX:].strip() or 'no answer'}",
+                    f"Spark does not start: {_last_words(said) or 'no answer'}",
                     f"a session on master {settings['master']}",
-                    "mend what the Java check says first; then see spark-submit --master"
-                    f" {settings['master']} --version",
+                    "mend what the Java check says first; then see where it stops:"
+                    f" pyspark --master '{settings['master']}'",
                 )
             ]
         found = json.loads(answer.read_text(encoding="utf-8"))
@@ -138,6 +138,13 @@ def _run(settings: Mapping[str, Any], answer: Path, timeout_s: float) -> str:
             process.stdout.close()
 
 
+def _last_words(printed: str) -> str:
+    """Return the end of what a failed start has printed: its error, without the way there."""
+    lines = [line for line in printed.splitlines() if line.strip()]
+    errors = [n for n, line in enumerate(lines) if line[0] not in " \t" and "Error" in line]
+    return " ".join(lines[errors[-1] if errors else 0 :])[-_ERROR_LENGTH_MAX:].strip()
+
+
 def _session(area: Area, found: Mapping[str, Any], parallelism: int) -> list[Finding]:
     findings = [area.ok(f"Spark {found['spark']} on {found['master']}")]
     for name, why in (
@@ -152,7 +159,10 @@ def _session(area: Area, found: Mapping[str, Any], parallelism: int) -> list[Fin
             area.problem(
                 f"{found['slots']} task slots",
                 f"{parallelism} at once, for the parallelism",
-                "add executors or cores, or lower the parallelism",
+                f"--master 'local[{parallelism}]'"
+                if str(found["master"]).startswith("local[")
+                else f"give the application {parallelism} cores (spark.cores.max), add executors,"
+                " or lower the parallelism",
             )
         )
     return findings

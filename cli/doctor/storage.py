@@ -28,6 +28,15 @@ def check_storage(root: str) -> Sequence[Finding]:
     area = Area("storage")
     directory = Path(FileSystemStorage(root).root)
     there = _nearest(directory)
+    if os.statvfs(there).f_flag & os.ST_RDONLY:
+        mount = _mount_point(there)
+        return [
+            area.problem(
+                f"{there} is on a file system that is mounted read-only, at {mount}",
+                f"a directory {directory} that driver and executors may write",
+                f"sudo mount -o remount,rw {mount}",
+            )
+        ]
     if not os.access(there, os.W_OK | os.X_OK):
         return [
             area.problem(
@@ -106,6 +115,11 @@ def _space(area: Area, directory: Path) -> list[Finding]:
             )
         ]
     return [area.ok(free)]
+
+
+def _mount_point(path: Path) -> Path:
+    """Return where the file system of `path` is mounted."""
+    return next(one for one in (path.resolve(), *path.resolve().parents) if one.is_mount())
 
 
 def _nearest(path: Path) -> Path:

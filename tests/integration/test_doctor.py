@@ -117,6 +117,39 @@ def test_the_statement_mends_it(misconfigured: EmbeddedPostgres) -> None:
     assert not [one for one in worst(findings) if "role writer" in one["found"]]
 
 
+def test_each_refused_login_has_the_statement_that_mends_it(
+    misconfigured: EmbeddedPostgres,
+) -> None:
+    def remedy(url: str) -> str:
+        (finding,) = worst(examine("--url", url, "--timeout", "10")[1])
+        return finding["remedy"].removeprefix("mend the url, or: ")
+
+    url = url_of(misconfigured, "writer").replace("/postgres", "/bank")
+    assert remedy(url) == 'CREATE DATABASE "bank" OWNER "writer"'
+    query(misconfigured.url, "CREATE DATABASE bank")
+    query(misconfigured.url, "REVOKE CONNECT ON DATABASE bank FROM public")
+    grant = remedy(url)
+    assert grant == 'GRANT CONNECT ON DATABASE "bank" TO "writer"'
+    query(misconfigured.url, grant)
+    # Nobody may look into the schema that has the table.
+    bank = misconfigured.database_url("bank")
+    query(bank, "CREATE TABLE ledger (id bigint)")
+    query(bank, "REVOKE ALL ON SCHEMA public FROM public")
+    for table in ("ledger", "public.ledger"):
+        (finding,) = [
+            one
+            for one in examine("--url", url, "--table", table)[1]
+            if one["area"] == f"table {table}"
+        ]
+        assert finding["remedy"] == 'GRANT USAGE ON SCHEMA "public" TO "writer"'
+    query(bank, finding["remedy"])
+    _, findings = examine("--url", url, "--table", "ledger")
+    (finding,) = [one for one in findings if one["area"] == "table ledger"]
+    assert finding["remedy"].startswith("GRANT SELECT, INSERT")
+    strange = url_of(misconfigured, "nobody")
+    assert remedy(strange) == "CREATE ROLE \"nobody\" LOGIN PASSWORD '…'"
+
+
 def test_roles_tables_and_connections_that_will_not_do(misconfigured: EmbeddedPostgres) -> None:
     _, findings = examine("--url", url_of(misconfigured, "reader"))
     assert any("ALTER ROLE" in one["remedy"] and "read-only" in one["found"] for one in findings)

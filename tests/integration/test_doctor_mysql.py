@@ -70,13 +70,21 @@ def test_a_database_that_is_set_up_right_has_no_problem(url: str) -> None:
 def test_what_a_user_lacks_is_named_and_the_grants_mend_it(url: str) -> None:
     database = urlsplit(url).path[1:]
     query(url, "CREATE TABLE payments (id bigint PRIMARY KEY)")
+    with user_of(url) as unknown:
+        status, findings = examine("--url", unknown)
+        (finding,) = worst(findings)
+        (grant,) = [one for one in finding["remedy"].split(": ") if one.startswith("GRANT")]
+        query(url, grant)
+        _, findings = examine("--url", unknown)
+        assert [one for one in worst(findings) if one["level"] == "problem"] == []
     with user_of(url, f"SELECT ON {database}.*") as limited:
         status, findings = examine(
             "--url", limited, "--table", "payments", "--commit-mode", "two_phase"
         )
         assert status == 1
         remedies = [one["remedy"] for one in worst(findings) if "GRANT" in one["remedy"]]
-        assert any("ON `payments`" in remedy for remedy in remedies)
+        # Whatever database the administrator is in.
+        assert any(f"ON `{database}`.`payments`" in remedy for remedy in remedies)
         assert any(f"ON `{database}`.*" in remedy for remedy in remedies)
         for remedy in remedies:
             query(url, remedy)
@@ -92,7 +100,9 @@ def test_a_wrong_password_and_a_closed_port_are_told_apart(url: str) -> None:
         status, findings = examine("--url", wrong, "--timeout", "10")
         (finding,) = worst(findings)
         assert (status, "Access denied" in finding["found"]) == (1, True)
-        assert "ALTER USER" in finding["remedy"]
+        assert f"ALTER USER '{urlsplit(limited).username}'@'%'" in finding["remedy"]
+    nowhere = urlunsplit(urlsplit(url)._replace(path="/nowhere"))
+    assert worst(examine("--url", nowhere)[1])[0]["remedy"].endswith("CREATE DATABASE `nowhere`")
     status, findings = examine("--url", f"mysql://u:{PASSWORD}@127.0.0.1:1/db", "--timeout", "10")
     (finding,) = worst(findings)
     assert (status, "start it" in finding["remedy"]) == (1, True)

@@ -45,7 +45,9 @@ def test_executors_that_agree_with_the_driver_are_well(tmp_path: Path) -> None:
 def test_executors_without_our_packages_are_told_what_to_install(tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", with_pip=False)
     bare = str(tmp_path / "bare" / "bin" / "python")
-    status, findings = examine("--timeout", "120", "--parallelism", "3", PYSPARK_PYTHON=bare)
+    status, findings = examine(
+        *("--timeout", "120", "--master", "local[2]", "--parallelism", "3"), PYSPARK_PYTHON=bare
+    )
     assert status == 1
     (executor,) = [one for one in findings if one["area"] == "executors"]
     assert executor["level"] == "problem"
@@ -54,6 +56,7 @@ def test_executors_without_our_packages_are_told_what_to_install(tmp_path: Path)
     assert executor["remedy"].startswith(f"{bare} -m pip install onceflow==")
     (slots,) = [one for one in findings if "task slots" in one["found"]]
     assert (slots["level"], slots["found"]) == ("problem", "2 task slots")
+    assert slots["remedy"] == "--master 'local[3]'"
 
 
 def test_spark_that_does_not_start_is_killed_at_its_deadline(tmp_path: Path) -> None:

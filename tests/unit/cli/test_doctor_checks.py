@@ -14,6 +14,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
@@ -128,6 +129,18 @@ def test_a_directory_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None
     assert f"{closed} is not writable" in finding["found"]
     assert finding["remedy"].startswith("sudo install -d")
     assert list(closed.iterdir()) == []
+
+
+def test_a_file_system_mounted_read_only_is_told_with_the_mount_to_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A mount needs root: the kernel's answer is what is put in its place."""
+    real = os.statvfs("/proc")
+    answer = os.statvfs_result((*tuple(real)[:8], real.f_flag | os.ST_RDONLY, real.f_namemax))
+    monkeypatch.setattr(os, "statvfs", Mock(return_value=answer))
+    (finding,) = check_storage("/proc/checkpoints")
+    assert finding.level is Level.PROBLEM
+    assert finding.remedy == "sudo mount -o remount,rw /proc"
 
 
 def test_checks_run_side_by_side_and_none_hides_another() -> None:
