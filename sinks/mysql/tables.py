@@ -20,7 +20,8 @@ from onceflow.sinks.mysql.matching import key_matched, matched, require_transact
 from onceflow.sinks.mysql.names import literal
 from onceflow.sinks.mysql.refusals import FAILURES
 from onceflow.sinks.mysql.settings import SinkSettings
-from onceflow.sinks.sql import ChangeRules, TableName, Tables, Target
+from onceflow.sinks.sql import ChangeRules, TableName, Tables
+from onceflow.sinks.sql.targets import Target
 
 MySQLTarget = Target[TargetTable, ColumnFit]
 
