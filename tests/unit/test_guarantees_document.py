@@ -1,0 +1,57 @@
+"""docs/guarantees.md names tests and clauses that exist, and a proof for each of its lines."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+from onceflow.integration.conformance.catalogue import CLAUSES, NOT_OF_SINKS
+
+ROOT = Path(__file__).parents[2]
+_DOCUMENT = ROOT / "docs" / "guarantees.md"
+_PROOF = re.compile(r"`(\w+)::([\w-]+)`")
+
+
+@cache
+def _tests() -> frozenset[tuple[str, str]]:
+    """Every test function of the repository, as file and name, both without `test_`'s share."""
+    return frozenset(
+        (path.stem, node.name.removeprefix("test_"))
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    )
+
+
+def _rows(section: str) -> list[list[str]]:
+    """The cells of every line of every table, without their heads."""
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    following = [*lines[1:], ""]
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line, after in zip(lines, following, strict=True)
+        if not line.startswith("|---") and not after.startswith("|---")
+    ]
+
+
+def test_every_proof_that_is_named_exists() -> None:
+    named = _PROOF.findall(_DOCUMENT.read_text(encoding="utf-8"))
+    assert len(named) > 100
+    clauses = {("clause", clause.id) for clause in CLAUSES}
+    assert [one for one in named if one not in clauses and one not in _tests()] == []
+
+
+def test_every_line_has_a_proof_and_every_fault_one_for_each_database() -> None:
+    _, faults, bugs, *others = _DOCUMENT.read_text(encoding="utf-8").split("\n## ")
+    assert len(_rows(faults)) > 15
+    assert len(_rows(bugs)) > 15
+    rows = [row for section in (faults, bugs, *others) for row in _rows(section)]
+    assert [row[0] for row in rows if not _PROOF.search(row[-1])] == []
+    assert [row[0] for row in _rows(faults) if not _PROOF.search(row[2])] == []
+
+
+def test_every_scenario_that_is_no_clause_has_a_word() -> None:
+    text = _DOCUMENT.read_text(encoding="utf-8")
+    assert [number for number in NOT_OF_SINKS if not re.search(rf"\bS{number}\b", text)] == []
