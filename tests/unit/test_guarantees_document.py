@@ -31,7 +31,7 @@ def _rows(section: str) -> list[list[str]]:
     following = [*lines[1:], ""]
     return [
         [cell.strip() for cell in line.strip("|").split("|")]
-        for line, after in zip(lines, following, strict=True)
+        for line, after in zip(lines, following, strict=False)
         if not line.startswith("|---") and not after.startswith("|---")
     ]
 
