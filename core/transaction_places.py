@@ -9,12 +9,12 @@ from datetime import datetime
 
 from typing_extensions import override
 
-from onceflow.core.errors import ConfigError
+from onceflow.core.errors import ConfigError, StateCorrupt, StorageError
 from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome, Committable
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.in_doubt import LogFacts
 from onceflow.core.spi import Committer, CommitterContext, Sink
-from onceflow.core.staging import staged_committable
+from onceflow.core.staging import StagingArea, staged_committable
 from onceflow.core.storage import JobStorage
 
 
@@ -129,7 +129,11 @@ class _StagedOnly(Committer):
     @override
     def in_doubt(self) -> Sequence[Committable]:
         staging = self._context.staging
-        return [staged_committable(t) for t in staging.transactions()] if staging else []
+        if staging is None:
+            return []
+        counted = [(one, _rows_staged(staging, one)) for one in staging.transactions()]
+        # What is there without rows is a sink's own mark and waits for nobody.
+        return [staged_committable(one, rows or 0) for one, rows in counted if rows != 0]
 
     @override
     def close(self) -> None:
@@ -141,3 +145,12 @@ class _StagedOnly(Committer):
             " and only their sink knows where they go and whether they are there: name it"
             f" (--sink module:name --sink-id {self._context.sink_id}), or start the job"
         )
+
+
+def _rows_staged(staging: StagingArea, transaction: TransactionId) -> int | None:
+    """Return how many rows wait under `transaction`; None when they cannot be read."""
+    try:
+        return sum(batch.num_rows for _, batch in staging.read(transaction) or ())
+    except (StateCorrupt, StorageError):
+        # Its sink says what is wrong with them; they are in doubt all the same.
+        return None

@@ -1,4 +1,4 @@
-"""`onceflow txn --sink` with real sinks whose rows wait in checkpoint storage."""
+"""`onceflow txn --sink` with real sinks whose rows wait in checkpoint storage, or in files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow.dataset as ds
 import pytest
 from tests.integration.kafka_sink_kit import ids_in as ids_in_topic
 from tests.integration.mysql_sink_kit import ids_in as ids_in_mysql
@@ -23,7 +24,7 @@ from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.spi import CommitterContext, Sink, WriterContext
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kinds import KafkaServer
-from onceflow.sinks import KafkaSink, MySQLSink, PostgresSink
+from onceflow.sinks import FileSink, KafkaSink, MySQLSink, PostgresSink
 
 SINK_ID = "payments.out"
 
@@ -35,10 +36,16 @@ class Target:
     sink: Sink
     source: str
     ids: Callable[[], list[int]]
+    kind: str = "staged"
 
 
-@pytest.fixture(params=["postgres", "mysql", "kafka"])
-def target(request: pytest.FixtureRequest) -> Target:
+@pytest.fixture(params=["postgres", "mysql", "mariadb", "kafka", "files"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
+    if request.param == "files":
+        files = str(tmp_path / "out")
+        return Target(
+            FileSink(files), f"FileSink({files!r})", lambda: _ids_in_files(files), "prepared"
+        )
     if request.param == "kafka":
         server: KafkaServer = request.getfixturevalue("onceflow_kafka")
         make: TopicFactory = request.getfixturevalue("kafka_topic")
@@ -50,7 +57,7 @@ def target(request: pytest.FixtureRequest) -> Target:
         )
     url = str(request.getfixturevalue(f"{request.param}_database"))
     options = "table='ledger', create=True, commit_mode='ledger'"
-    if request.param == "mysql":
+    if request.param in ("mysql", "mariadb"):
         return Target(
             MySQLSink(url, table="ledger", create=True, commit_mode="ledger"),
             f"MySQLSink({url!r}, {options})",
@@ -61,6 +68,11 @@ def target(request: pytest.FixtureRequest) -> Target:
         f"PostgresSink({url!r}, {options})",
         lambda: ids_in_postgres(url),
     )
+
+
+def _ids_in_files(directory: str) -> list[int]:
+    found = ds.dataset(directory, format="parquet").to_table()
+    return sorted(found["id"].to_pylist()) if found.num_rows else []
 
 
 @pytest.fixture
@@ -101,7 +113,7 @@ def test_staged_rows_are_applied_or_dropped_as_the_log_says(
     log.decide(1, [decided])
     # The job has died; somebody has its sink in a module.
     (tmp_path / "staged_job.py").write_text(
-        f"from onceflow.sinks import KafkaSink, MySQLSink, PostgresSink\n\nsink = {target.source}\n"
+        f"from onceflow.sinks import *\n\nsink = {target.source}\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -111,10 +123,12 @@ def test_staged_rows_are_applied_or_dropped_as_the_log_says(
     status, printed = run("list", *options)
     found = [(one["id"], one["kind"], one["verdict"]) for one in printed["transactions"]]
     assert found == [
-        (str(decided.transaction), "staged", "decided"),
-        (str(undecided.transaction), "staged", "undecided"),
+        (str(decided.transaction), target.kind, "decided"),
+        (str(undecided.transaction), target.kind, "undecided"),
     ]
     assert all(one["age_seconds"] < 60 for one in printed["transactions"])
+    _, by_storage = run("list", "--storage", str(log.root))
+    assert [one["rows"] for one in by_storage["transactions"]] == [5, 3]
     for command, wrong in (("commit", undecided), ("abort", decided)):
         assert run(command, str(wrong.transaction), *options, "--yes")[0] == 1
     assert target.ids() == []
@@ -129,3 +143,5 @@ def test_staged_rows_are_applied_or_dropped_as_the_log_says(
     assert (status, [result["outcome"] for result in printed["results"]]) == (0, ["aborted"])
     assert target.ids() == [0, 1, 2, 3, 4]
     assert run("list", *options, "--check") == (0, {"transactions": []})
+    # Nor by storage alone, where the Kafka sink keeps a receipt of what it has committed.
+    assert run("list", "--storage", str(log.root), "--check") == (0, {"transactions": []})
