@@ -54,6 +54,18 @@ class SlotProcess:
 
 
 @dataclass(frozen=True, slots=True)
+class SinkTransactions:
+    """What `JobStatus.sinks` says of one sink's transactions."""
+
+    uid: str
+    open: int
+    prepared: int
+    committed: int
+    aborted: int
+    oldest_prepared_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class DriverStatus:
     """What the driver process last said."""
 
@@ -64,3 +76,4 @@ class DriverStatus:
     checkpoints: int
     slots: tuple[SlotProcess, ...] = ()
     last_error: str = ""
+    sinks: tuple[SinkTransactions, ...] = ()

@@ -20,7 +20,14 @@ from pyspark.sql import SparkSession
 from typing_extensions import assert_never
 
 from onceflow import Checkpointing, HeapBackend, Pipeline, RocksDBBackend, count, sum_
-from onceflow.cli.demo.driver_files import JOB, DriverStatus, JobSpec, SinkSpec, SlotProcess
+from onceflow.cli.demo.driver_files import (
+    JOB,
+    DriverStatus,
+    JobSpec,
+    SinkSpec,
+    SinkTransactions,
+    SlotProcess,
+)
 from onceflow.cli.demo.settings import CommitMode, SinkKind
 from onceflow.core.config import RuntimeSettings
 from onceflow.core.runtime.status import JobStatus
@@ -132,6 +139,17 @@ def _report(path: Path, status: JobStatus) -> None:
             for slot in status.slots
         ),
         last_error=status.last_error,
+        sinks=tuple(
+            SinkTransactions(
+                uid=sink.uid,
+                open=sink.open,
+                prepared=sink.prepared,
+                committed=sink.committed,
+                aborted=sink.aborted,
+                oldest_prepared_s=sink.oldest_prepared_s,
+            )
+            for sink in status.sinks
+        ),
     )
     fresh = path.with_suffix(f".{os.getpid()}")
     fresh.write_bytes(msgspec.json.encode(report))

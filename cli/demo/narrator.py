@@ -50,6 +50,11 @@ class Narrator:
 
         return advance
 
+    def note(self, name: str, text: str) -> None:
+        """Show `text` beside the bar called `name`; nothing where there are no bars."""
+        if name in self._bar_of:
+            self._bars.update(self._bar_of[name], description=f"{name} ({text})")
+
     def __enter__(self) -> Self:
         """Show the bars."""
         self._bars.start()

@@ -105,5 +105,24 @@ def summary(result: DemoResult) -> str:
     if result.ok:
         judgement = "[bold green]Every payment is there exactly once.[/bold green]"
     else:
-        judgement = f"[bold red]The {result.settings.sink.place} is wrong.[/bold red]"
+        judgement = (
+            f"[bold red]The {result.settings.sink.place} is wrong{_faults(result)}.[/bold red]"
+        )
     return f"{judgement} {numbers}."
+
+
+def _faults(result: DemoResult) -> str:
+    """Return what is wrong, in words, and whether that was to be expected."""
+    verdict = result.verdict
+    counted = (
+        (verdict.duplicates, "there twice"),
+        (verdict.missing, "missing"),
+        (verdict.unexpected, "never produced"),
+        (verdict.wrong_balances, "with a balance that does not follow"),
+        (verdict.in_doubt, "transactions in doubt"),
+    )
+    found = ", ".join(f"{count:,} {what}" for count, what in counted if count)
+    allowed = (
+        ", as at least once allows" if result.settings.at_least_once and not verdict.missing else ""
+    )
+    return f": {found}{allowed}" if found else ""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from onceflow.cli.demo.driver import DriverProcess
@@ -16,6 +17,7 @@ from onceflow.cli.demo.driver_files import JOB, DriverStatus, JobSpec, SinkSpec
 from onceflow.cli.demo.killing import Killer, Progress, Victims
 from onceflow.cli.demo.kills import DoneKill, plan_kills
 from onceflow.cli.demo.narrator import Narrator
+from onceflow.cli.demo.news import News, described
 from onceflow.cli.demo.observers import CommittedRecords
 from onceflow.cli.demo.producing import Producing
 from onceflow.cli.demo.settings import KILL_OF_DATABASE, DemoSettings, KillKind, SinkKind
@@ -192,7 +194,9 @@ class DemoRun:
         """Return the last status of a job that has stopped, killing what is due meanwhile."""
         settings = self._settings
         deadline = time.monotonic() + settings.timeout_s
-        advance = self._narrator.bar(f"rows in {settings.sink.product}", settings.records)
+        rows_bar = f"rows in {settings.sink.product}"
+        advance = self._narrator.bar(rows_bar, settings.records)
+        news = News(self._narrator.say, partial(self._narrator.note, rows_bar))
         with (
             target.visible_rows() as rows,
             CommittedRecords(
@@ -203,8 +207,9 @@ class DemoRun:
             while (exit_code := driver.exit_code) is None:
                 advance(rows.value)
                 producing.check()
-                now_s = time.monotonic()
-                killer.look(Progress(driver.status(), committed.value, rows.value, now_s))
+                now_s, status = time.monotonic(), driver.status()
+                news.look(status)
+                killer.look(Progress(status, committed.value, rows.value, now_s))
                 if killer.finished and committed.value >= settings.records:
                     driver.stop()
                 if now_s > deadline:
@@ -221,6 +226,8 @@ class DemoRun:
                 f"{status.state if status else 'unknown'}; its log ends:\n{driver.log_tail()}"
             )
         advance(settings.records)
+        for sink in status.sinks:
+            self._narrator.say(f"the last attempt's {described(sink)}")
         return status
 
 

@@ -68,6 +68,22 @@ def test_right_table_exits_0_and_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
+    ("at_least_once", "verdict", "said"),
+    [
+        (True, replace(RIGHT, duplicates=21), ": 21 there twice, as at least once allows."),
+        (False, replace(RIGHT, duplicates=21), ": 21 there twice."),
+        (True, replace(RIGHT, duplicates=2, missing=3), ": 2 there twice, 3 missing."),
+    ],
+)
+def test_last_line_says_what_is_wrong_and_whether_it_may_be(
+    monkeypatch: pytest.MonkeyPatch, at_least_once: bool, verdict: Verdict, said: str
+) -> None:
+    settings = DemoSettings(records=1000, at_least_once=at_least_once)
+    code, out, _ = _run(monkeypatch, replace(RESULT, settings=settings, verdict=verdict))
+    assert (code, f"The table is wrong{said}" in " ".join(out.split())) == (1, True)
+
+
+@pytest.mark.parametrize(
     "verdict",
     [
         replace(RIGHT, rows=1001, duplicates=1),
