@@ -388,6 +388,40 @@ def test_rows_of_several_tables_are_seen_together_or_not_at_all(make: Make) -> N
     assert ids_in(url, "u") == [2]
 
 
+@pytest.mark.parametrize("mode", ["insert", "upsert"])
+def test_new_table_is_created_at_once_whatever_is_prepared_or_open(
+    url: str, mode: Literal["insert", "upsert"]
+) -> None:
+    """CREATE TABLE would end an ordinary transaction, and is refused within XA's."""
+    schema = pa.schema([("id", pa.int64()), ("to", pa.string())])
+    sink = MySQLSink(
+        url, table="t", create=True, table_column="to", commit_mode="two_phase", write_mode=mode,
+        primary_key=("id",),
+    )  # fmt: skip
+
+    def batch(ids: range, to: str) -> pa.RecordBatch:
+        return pa.record_batch(
+            [pa.array(ids, pa.int64()), pa.array([to] * len(ids))], schema=schema
+        )
+
+    with Job(sink, schema=schema) as job:
+        writer = job.check().writer()
+        writer.write(batch(range(3), "t"))
+        first = writer.pre_commit(CheckpointId(1))
+        # So many that inserts have begun to go in.
+        writer.write(batch(range(100, 60_100), "t"))
+        writer.write(batch(range(2), "fresh"))
+        assert query(url, "SHOW TABLES LIKE 'fresh'") == [("fresh",)]
+        second = writer.pre_commit(CheckpointId(2))
+        assert first is not None
+        assert second is not None
+        assert prepared(url) == [str(first.transaction), str(second.transaction)]
+        assert ids_in(url, "fresh") == []
+        assert [job.committer().commit(one) for one in (first, second)] == [Committed()] * 2
+    assert ids_in(url, "fresh") == [0, 1]
+    assert query(url, "SELECT COUNT(*), COUNT(DISTINCT id) FROM t") == [(60_003, 60_003)]
+
+
 def test_missing_columns_are_added_while_nothing_is_prepared(url: str) -> None:
     query(url, "CREATE TABLE ledger (id bigint)")
     sink = MySQLSink(url, table="ledger", evolve=True, commit_mode="two_phase")

@@ -127,8 +127,10 @@ def test_staged_rows_are_applied_or_dropped_as_the_log_says(
         (str(undecided.transaction), target.kind, "undecided"),
     ]
     assert all(one["age_seconds"] < 60 for one in printed["transactions"])
+    # What lies in files is not in the job's storage.
     _, by_storage = run("list", "--storage", str(log.root))
-    assert [one["rows"] for one in by_storage["transactions"]] == [5, 3]
+    counted = [one["rows"] for one in by_storage["transactions"]]
+    assert counted == ([5, 3] if target.kind == "staged" else [])
     for command, wrong in (("commit", undecided), ("abort", decided)):
         assert run(command, str(wrong.transaction), *options, "--yes")[0] == 1
     assert target.ids() == []
