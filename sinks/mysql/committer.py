@@ -1,7 +1,4 @@
-"""Commits and rolls back what writers prepared or staged, on a session of its own.
-
-Both kinds at any time, because a job may change its commit mode between two attempts. What is
-staged is settled by `staged_commits`.
+"""Commits and rolls back what writers prepared; what is staged is settled as in every database.
 
 A prepared transaction moves one way: prepared, then gone from XA RECOVER, with its ledger row
 (committed) or without (rolled back). The server makes the ledger row visible before it forgets the
@@ -16,15 +13,15 @@ committing it.
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 from pymysql.err import MySQLError
+from typing_extensions import override
 
-from onceflow.core.errors import ConfigError, SinkError
+from onceflow.core.errors import SinkError
 from onceflow.core.protocol.committables import (
     Aborted,
     AbortOutcome,
@@ -35,100 +32,37 @@ from onceflow.core.protocol.committables import (
     Lost,
     RetryLater,
 )
-from onceflow.core.protocol.ids import CheckpointId, TransactionId
-from onceflow.core.spi import Committer, CommitterContext
-from onceflow.core.staging import is_staged, staged_committable
-from onceflow.sinks.mysql.catalog import prepared_transactions
-from onceflow.sinks.mysql.connection import Session, is_lost, reply_missing
+from onceflow.core.protocol.ids import TransactionId
+from onceflow.core.spi import CommitterContext
+from onceflow.sinks.mysql.catalog import TargetTable
+from onceflow.sinks.mysql.connection import Session, is_lost
 from onceflow.sinks.mysql.database import MySQLDatabase
 from onceflow.sinks.mysql.failures import NO_SUCH_SESSION, UNKNOWN_XID, code, described
+from onceflow.sinks.mysql.fitting import ColumnFit
 from onceflow.sinks.mysql.names import literal
 from onceflow.sinks.mysql.settings import SinkSettings
-from onceflow.sinks.sql import session_name
-from onceflow.sinks.sql.replies import NoReply, settled
-from onceflow.sinks.sql.staged_commits import StagedCommits
+from onceflow.sinks.sql.committer import SqlCommitter
 
-_logger = logging.getLogger("onceflow.sinks.mysql")
 _T = TypeVar("_T")
 _U = TypeVar("_U")
-_PRUNE_ROUNDS_MAX = 100
 # How long a session that prepared may take to end, or another committer to commit.
 _OWNER_LEAVES_S = 1.0
 _PAUSE_S, _PAUSE_MAX_S = 0.001, 0.02
 
 
-class MySQLCommitter(Committer):
-    """Commits by name alone: who prepared, where, and how often it is asked do not matter."""
+class MySQLCommitter(SqlCommitter[Session, MySQLError, TargetTable, ColumnFit]):
+    """Ends XA transactions whose sessions have let go of them."""
+
+    commit_words: ClassVar[str] = "XA COMMIT"
+    abort_words: ClassVar[str] = "XA ROLLBACK"
 
     def __init__(self, settings: SinkSettings, context: CommitterContext) -> None:
         """Connect to nothing yet."""
-        self._settings = settings
-        self._context = context
-        self._session: Session | None = None
-        self._staged = StagedCommits(MySQLDatabase(settings), context, self._connected)
+        super().__init__(MySQLDatabase(settings), context)
+        self._names = settings.names
+        self._ledger = settings.ledger
 
-    def commit(self, committable: Committable) -> CommitOutcome:
-        """Return how it ended. A lost connection is opened anew and the server asked again.
-
-        Waits for the server's replies and, when one was lost, for as long as connecting may take.
-
-        Raises:
-            StateCorrupt: Staged rows are not what was staged; they are not applied.
-        """
-        transaction, endpoint = committable.transaction, self._settings.endpoint
-        if is_staged(committable):
-            return settled(
-                lambda: self._answered(lambda: self._staged.commit(committable)),
-                f"COMMIT of the staged rows of {transaction}",
-                sent_to=endpoint,
-                timeout_s=endpoint.connect_timeout_s,
-            )
-        return settled(
-            lambda: self._finish("COMMIT", transaction, Committed(), self._gone_at_commit),
-            f"XA COMMIT {transaction}",
-            sent_to=endpoint,
-            timeout_s=endpoint.connect_timeout_s,
-        )
-
-    def abort(self, committable: Committable) -> AbortOutcome:
-        """Return how it ended; `Aborted` also when nothing of the name was ever prepared.
-
-        What a living writer of an older attempt is preparing at this moment is not seen: it is in
-        doubt afterwards, and found by the next `in_doubt`.
-        """
-        transaction, endpoint = committable.transaction, self._settings.endpoint
-        if is_staged(committable):
-            return settled(
-                lambda: self._answered(lambda: self._staged.abort(transaction)),
-                f"the ledger's question for {transaction}",
-                sent_to=endpoint,
-                timeout_s=endpoint.connect_timeout_s,
-            )
-        return settled(
-            lambda: self._finish("ROLLBACK", transaction, Aborted(), self._gone_at_abort),
-            f"XA ROLLBACK {transaction}",
-            sent_to=endpoint,
-            timeout_s=endpoint.connect_timeout_s,
-        )
-
-    def in_doubt(self) -> Sequence[Committable]:
-        """Return all that is prepared under exactly this sink id with this ledger, or staged.
-
-        Raises:
-            SinkError: The server cannot be asked now.
-            StorageError: Checkpoint storage cannot be asked now.
-        """
-        try:
-            found = self._listed()
-        except MySQLError as error:
-            raise SinkError(
-                f"sink {self._context.sink_id}: what is in doubt at {self._settings.endpoint} "
-                f"cannot be listed: {described(error)}"
-            ) from error
-        staging = self._context.staging
-        staged = () if staging is None else staging.transactions()
-        return (*map(Committable, found), *map(staged_committable, staged))
-
+    @override
     def prepared_at(self, committable: Committable) -> datetime | None:
         """Return when the server was about to prepare it, by its own clock; None when it has not.
 
@@ -139,39 +73,21 @@ class MySQLCommitter(Committer):
         try:
             if transaction not in self._listed():
                 return None
-            seconds = self._settings.ledger.prepared_at_s(self._connected(), transaction)
+            seconds = self._ledger.prepared_at_s(self._connected(), transaction)
         except MySQLError as error:
             raise SinkError(
-                f"when {transaction} was prepared cannot be asked at {self._settings.endpoint}: "
+                f"when {transaction} was prepared cannot be asked at {self._endpoint}: "
                 f"{described(error)}"
             ) from error
         return None if seconds is None else datetime.fromtimestamp(seconds, timezone.utc)
 
-    def prune(self, before: CheckpointId) -> None:
-        """Delete the ledger rows of committed transactions of checkpoints before `before`.
+    @override
+    def _commit_prepared(self, transaction: TransactionId) -> CommitOutcome:
+        return self._finish("COMMIT", transaction, Committed(), self._gone_at_commit)
 
-        A failure is logged and nothing else: the rows do no harm, and the next call comes soon.
-        """
-        ledger = self._settings.ledger
-        try:
-            for _ in range(_PRUNE_ROUNDS_MAX):
-                if not ledger.prune(self._connected(), self._context.sink_id, before):
-                    return
-        except (MySQLError, SinkError, ConfigError) as error:
-            self.close()
-            reason = described(error) if isinstance(error, MySQLError) else str(error)
-            _logger.warning(
-                "sink %s: the ledger is not pruned below checkpoint %s: %s",
-                self._context.sink_id,
-                before,
-                reason,
-            )
-
-    def close(self) -> None:
-        """Disconnect."""
-        session, self._session = self._session, None
-        if session is not None:
-            session.close()
+    @override
+    def _abort_prepared(self, transaction: TransactionId) -> AbortOutcome:
+        return self._finish("ROLLBACK", transaction, Aborted(), self._gone_at_abort)
 
     def _finish(
         self,
@@ -201,14 +117,13 @@ class MySQLCommitter(Committer):
         """Return how it ended; None when a session holds the transaction now."""
         session = self._connected()
         try:
-            session.execute(f"XA {verb} {self._settings.names.xid(transaction)}")
+            session.execute(f"XA {verb} {self._names.xid(transaction)}")
             return done
         except MySQLError as error:
             if code(error) == UNKNOWN_XID:
                 return self._answered(lambda: gone(transaction))
             if is_lost(session, error):
-                self.close()
-                raise NoReply(reply_missing(session, error)) from error
+                raise self._no_reply(error) from error
             return RetryLater(f"XA {verb} {transaction}: {described(error)}")
 
     def _gone_at_commit(self, transaction: TransactionId) -> AlreadyCommitted | Lost | None:
@@ -226,7 +141,7 @@ class MySQLCommitter(Committer):
             return AlreadyCommitted()
         return Lost(
             f"prepared transaction {transaction} of checkpoint {transaction.checkpoint} is gone "
-            f"from {self._settings.endpoint} and its row is not in the ledger: it was rolled back "
+            f"from {self._endpoint} and its row is not in the ledger: it was rolled back "
             "outside onceflow, by XA ROLLBACK or by going back to an older copy of the database"
         )
 
@@ -244,7 +159,7 @@ class MySQLCommitter(Committer):
         Only a machine that vanished without a word, or a process that hangs, stays connected.
         """
         session = self._connected()
-        lock = literal(self._settings.names.owner_lock(transaction))
+        lock = literal(self._names.owner_lock(transaction))
         ((owner,),) = session.query(f"SELECT IS_USED_LOCK({lock})")
         if owner is None:
             return RetryLater(f"transaction {transaction} is being prepared, committed or aborted")
@@ -260,36 +175,3 @@ class MySQLCommitter(Committer):
             f"transaction {transaction} was held by session {owner}, which prepared it and was "
             "connected still; it is being ended"
         )
-
-    def _listed(self) -> tuple[TransactionId, ...]:
-        names, sink_id = self._settings.names, self._context.sink_id
-        session = self._connected()
-        try:
-            return prepared_transactions(session, names, sink_id)
-        except MySQLError as error:
-            if not is_lost(session, error):
-                raise
-            # The server may have restarted while nothing was asked of it.
-            self.close()
-            return prepared_transactions(self._connected(), names, sink_id)
-
-    def _in_ledger(self, transaction: TransactionId) -> bool:
-        return self._settings.ledger.has(self._connected(), transaction)
-
-    def _answered(self, ask: Callable[[], _T]) -> _T | RetryLater:
-        """Return what `ask` returns; it may be asked twice, so a lost reply means to ask again."""
-        try:
-            return ask()
-        except MySQLError as error:
-            session = self._session
-            if session is None or is_lost(session, error):
-                self.close()
-                raise NoReply(described(error)) from error
-            return RetryLater(f"the server cannot be asked: {described(error)}")
-
-    def _connected(self) -> Session:
-        if self._session is None or not self._session.open:
-            context = self._context
-            name = session_name(context.sink_id, context.attempt, "committer")
-            self._session = self._settings.endpoint.connect(name)
-        return self._session

@@ -205,13 +205,6 @@ def is_lost(session: Session, error: MySQLError) -> bool:
     return not session.open or is_connection_lost(error)
 
 
-def reply_missing(session: Session, error: MySQLError) -> str:
-    """Return what `error` says; of a silence also how long it was."""
-    if timed_out(error):
-        return f"the server did not answer within {session.reply_timeout_s:g} s"
-    return described(error)
-
-
 def _require_encryption(wire: WireConnection) -> None:
     if not wire.encrypted:
         wire.close()

@@ -33,6 +33,11 @@ class Ledger:
         """The fence's name, quoted."""
         return f"{quoted(self.database)}.{quoted(SINKS)}"
 
+    @property
+    def sinks_shown(self) -> str:
+        """The fence's name as text."""
+        return self.sinks
+
     def record(self, session: Session, transaction: TransactionId, rows: int) -> bool:
         """Return whether the ledger row is written; not when a newer attempt has the sink.
 

@@ -8,6 +8,8 @@ from typing_extensions import override
 from onceflow.sinks.mysql.connection import Session, is_lost
 from onceflow.sinks.mysql.failures import (
     DENIED,
+    DUPLICATE_KEY,
+    LOCK_WAIT_TIMEOUT,
     NO_SUCH_TABLE,
     code,
     described,
@@ -35,6 +37,14 @@ class MySQLFailures(Failures[Session, MySQLError]):
     @override
     def is_row_refused(self, error: MySQLError) -> bool:
         return is_row_refused(error)
+
+    @override
+    def is_duplicate_key(self, error: MySQLError) -> bool:
+        return code(error) == DUPLICATE_KEY
+
+    @override
+    def is_lock_timeout(self, error: MySQLError) -> bool:
+        return code(error) == LOCK_WAIT_TIMEOUT
 
     @override
     def is_denied(self, error: MySQLError) -> bool:

@@ -16,11 +16,12 @@ from onceflow.sinks.mysql.database import MySQLDatabase
 from onceflow.sinks.mysql.ledger import Ledger
 from onceflow.sinks.mysql.preflight import run_preflight
 from onceflow.sinks.mysql.settings import SinkSettings
+from onceflow.sinks.mysql.transactions import PlainTransactions, XaTransactions
 from onceflow.sinks.mysql.url import endpoint
-from onceflow.sinks.mysql.writer import AtLeastOnceWriter, TwoPhaseWriter
 from onceflow.sinks.sql import ChangeRules, CommitMode, TableName, WriteMode
 from onceflow.sinks.sql.commit_mode import mode_of_writer
 from onceflow.sinks.sql.staged_writer import StagedWriter
+from onceflow.sinks.sql.writer import AtLeastOnceWriter, TwoPhaseWriter
 
 _FLUSH_ROWS = 50_000
 _Choice = TypeVar("_Choice", bound=Enum)
@@ -159,13 +160,13 @@ class MySQLSink(Sink):
             ConfigError: The table does not take the rows, or the server too few prepared ones.
             SinkError: The server cannot be reached now.
         """
-        if self._delivery() is _Delivery.AT_LEAST_ONCE:
-            return AtLeastOnceWriter(self.settings, context)
         settings = self.settings
         database = MySQLDatabase(settings)
+        if self._delivery() is _Delivery.AT_LEAST_ONCE:
+            return AtLeastOnceWriter(database, context, PlainTransactions(settings, context))
         match mode_of_writer(settings, database.failures, context):
             case CommitMode.TWO_PHASE:
-                return TwoPhaseWriter(settings, context)
+                return TwoPhaseWriter(database, context, XaTransactions(settings, context))
             case CommitMode.LEDGER:
                 return StagedWriter(database, context)
 
@@ -199,6 +200,7 @@ class MySQLSink(Sink):
             endpoint=where,
             table=table,
             ledger=Ledger(self.ledger_schema or where.database),
+            lock_timeout_s=self.lock_timeout_s,
             flush_rows=self.flush_rows,
             rules=ChangeRules(
                 mode=_choice("write_mode", self.write_mode, WriteMode),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pyarrow as pa
 from typing_extensions import override
 
+from onceflow.sinks.mysql.connection import Session
 from onceflow.sinks.mysql.fitting import fitted_rows
 from onceflow.sinks.mysql.sending import (
     BYTES_A_STATEMENT,
@@ -17,14 +18,16 @@ from onceflow.sinks.mysql.sending import (
     statement_sized,
 )
 from onceflow.sinks.mysql.tables import MySQLTarget
-from onceflow.sinks.mysql.transactions import Transactions
 from onceflow.sinks.sql.placement import Placement
+from onceflow.sinks.sql.transactions import Transactions
 
 
 class StreamedInserts(Placement):
     """Rows of one table that go in at once. The first bad row is the end of the transaction."""
 
-    def __init__(self, transactions: Transactions, target: MySQLTarget, sender: RowSender) -> None:
+    def __init__(
+        self, transactions: Transactions[Session], target: MySQLTarget, sender: RowSender
+    ) -> None:
         self._transactions = transactions
         self._target = target
         self._sender = sender

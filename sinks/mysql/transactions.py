@@ -37,10 +37,10 @@ class Transactions(ABC):
         )
         self._session: Session | None = None
         self._open = False
-        _ = self.session
+        _ = self.connection
 
     @property
-    def session(self) -> Session:
+    def connection(self) -> Session:
         """The session, for what runs in the transaction or ends it."""
         if self._session is None:
             self._session = self._settings.endpoint.connect(self._name)
@@ -50,21 +50,21 @@ class Transactions(ABC):
     def begin(self) -> Session:
         """Return the session with a transaction open on it, the one that is or a new one."""
         if self._open:
-            return self.session
+            return self.connection
         try:
-            self._begin(self.session)
+            self._begin(self.connection)
         except MySQLError as error:
-            if not is_lost(self.session, error):
+            if not is_lost(self.connection, error):
                 raise
             # Nothing was open on it, so nothing is lost with it.
             self.close()
-            self._begin(self.session)
+            self._begin(self.connection)
         self._open = True
-        return self.session
+        return self.connection
 
     def roll_back(self) -> None:
         """End the open transaction, of which nothing is kept."""
-        self._roll_back(self.session)
+        self._roll_back(self.connection)
         self._open = False
 
     def hasten(self) -> None:
@@ -94,10 +94,11 @@ class Transactions(ABC):
 class PlainTransactions(Transactions):
     """Ordinary ones."""
 
-    def commit(self) -> None:
-        """Commit the open transaction."""
-        self.session.execute("COMMIT")
+    def commit(self) -> str:
+        """Commit the open transaction, of which the server says nothing else."""
+        self.connection.execute("COMMIT")
         self._open = False
+        return "COMMIT"
 
     @override
     def _begin(self, session: Session) -> None:
@@ -137,7 +138,7 @@ class XaTransactions(Transactions):
 
         MySQL's session goes on. MariaDB's owns what it has prepared until it ends: it is closed.
         """
-        session, transaction = self.session, self.transaction
+        session, transaction = self.connection, self.transaction
         if session.is_mariadb:
             # By it a committer finds the session, should it not end.
             owned = literal(self._settings.names.owner_lock(transaction))
@@ -148,6 +149,15 @@ class XaTransactions(Transactions):
         self._open = False
         if session.is_mariadb:
             self.close()
+
+    def name_in_use(self, transaction: TransactionId) -> str:
+        """Return what to say, and to do, when something is prepared under the name already."""
+        return (
+            f"a transaction named {transaction} is prepared already, so attempt or checkpoint "
+            "numbers were used twice: by a second job under this sink id, or after the decision "
+            "log was deleted. See XA RECOVER, and run XA COMMIT or XA ROLLBACK "
+            f"{self._settings.names.xid(transaction)}"
+        )
 
     @override
     def _enter(self, session: Session) -> None:
@@ -167,12 +177,7 @@ class XaTransactions(Transactions):
         except MySQLError as error:
             if code(error) != DUPLICATE_XID:
                 raise
-            raise SinkError(
-                f"a transaction named {transaction} is prepared already, so attempt or checkpoint "
-                "numbers were used twice: by a second job under this sink id, or after the "
-                "decision log was deleted. See XA RECOVER, and run XA COMMIT or XA ROLLBACK "
-                f"{self._settings.names.xid(transaction)}"
-            ) from error
+            raise SinkError(self.name_in_use(transaction)) from error
         self._transaction = transaction
 
     @override

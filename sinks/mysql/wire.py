@@ -10,7 +10,8 @@ for them: Connection._execute_command, _read_packet, _read_timeout, _write_timeo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -83,7 +84,7 @@ class WireConnection:
     def query(self, statement: str) -> Sequence[tuple[Any, ...]]:
         """Return the rows that `statement` answers; none when it answers with a count."""
         self._require_settled()
-        with self._connection.cursor() as cursor:
+        with self._bounded(), self._connection.cursor() as cursor:
             cursor.execute(statement)
             return cast("Sequence[tuple[Any, ...]]", cursor.fetchall() or ())
 
@@ -100,21 +101,23 @@ class WireConnection:
         """
         self._require_settled()
         private = cast("Any", self._connection)
-        private._execute_command(COMMAND.COM_QUERY, statement)
-        if file is not None:
-            packet = private._read_packet()
-            if not packet.is_load_local_packet():
-                raise InternalError(CONNECTION_IN_USE, "the server did not ask for the rows")
-            for chunk in file:
-                for start in range(0, len(chunk), _PIECE_BYTES):
-                    private.write_packet(bytes(chunk[start : start + _PIECE_BYTES]))
-            private.write_packet(b"")
+        with self._bounded():
+            private._execute_command(COMMAND.COM_QUERY, statement)
+            if file is not None:
+                packet = private._read_packet()
+                if not packet.is_load_local_packet():
+                    raise InternalError(CONNECTION_IN_USE, "the server did not ask for the rows")
+                for chunk in file:
+                    for start in range(0, len(chunk), _PIECE_BYTES):
+                        private.write_packet(bytes(chunk[start : start + _PIECE_BYTES]))
+                private.write_packet(b"")
         self._awaits_reply = True
 
     def receive(self) -> Reply:
         """Return the reply to what was sent."""
         self._awaits_reply = False
-        packet = cast("Any", self._connection)._read_packet()
+        with self._bounded():
+            packet = cast("Any", self._connection)._read_packet()
         if not packet.is_ok_packet():
             self.close()
             raise InternalError(CONNECTION_IN_USE, "the server answered neither success nor error")
@@ -127,6 +130,17 @@ class WireConnection:
         A farewell would wait for a server that hangs.
         """
         cast("Any", self._connection)._force_close()
+
+    @contextmanager
+    def _bounded(self) -> Generator[None, None, None]:
+        """Have an error that tells of a silence say how long it was."""
+        try:
+            yield
+        except OperationalError as error:
+            if not timed_out(error):
+                raise
+            text = f"the server did not answer within {self._reply_timeout_s:g} s"
+            raise OperationalError(CR.CR_SERVER_LOST, text) from error
 
     def _require_settled(self) -> None:
         if self._awaits_reply:

@@ -17,10 +17,11 @@ from psycopg import sql
 from typing_extensions import override
 
 from onceflow.sinks.postgres.catalog import identifier
+from onceflow.sinks.postgres.connection import BoundedConnection
 from onceflow.sinks.postgres.encoder import BinaryRows
 from onceflow.sinks.postgres.tables import PostgresTarget
-from onceflow.sinks.postgres.transactions import Transactions
 from onceflow.sinks.sql.placement import Placement
+from onceflow.sinks.sql.transactions import Transactions
 
 _COPY_S_MAX = 1.0
 
@@ -39,7 +40,9 @@ def copy_statement(target: PostgresTarget) -> sql.Composed:
 class StreamedInserts(Placement):
     """Rows of one table that go in at once. The first bad row is the end of the transaction."""
 
-    def __init__(self, transactions: Transactions, target: PostgresTarget) -> None:
+    def __init__(
+        self, transactions: Transactions[BoundedConnection], target: PostgresTarget
+    ) -> None:
         self._transactions = transactions
         self._format = BinaryRows(target.fits)
         self._copy_in = copy_statement(target)

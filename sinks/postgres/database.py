@@ -5,20 +5,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import ClassVar
 
 import psycopg
 from psycopg.pq import TransactionStatus
 from typing_extensions import override
 
+from onceflow.core.protocol.ids import TransactionId
 from onceflow.sinks.postgres.applying import PostgresApplier
-from onceflow.sinks.postgres.catalog import TargetTable
+from onceflow.sinks.postgres.catalog import TargetTable, prepared_transactions
 from onceflow.sinks.postgres.connection import BoundedConnection
+from onceflow.sinks.postgres.copying import StreamedInserts
 from onceflow.sinks.postgres.failures import FAILURES
 from onceflow.sinks.postgres.fitting import ColumnFit
 from onceflow.sinks.postgres.settings import SinkSettings, writer_name
-from onceflow.sinks.postgres.tables import PostgresTables
+from onceflow.sinks.postgres.tables import PostgresTables, PostgresTarget
 from onceflow.sinks.postgres.transactions import begin_statement
 from onceflow.sinks.sql import Database, WriteMode
+from onceflow.sinks.sql.transactions import Transactions
 
 _IDLE = TransactionStatus.IDLE
 
@@ -31,6 +35,8 @@ _DURABLE = """
 
 class PostgresDatabase(Database[BoundedConnection, psycopg.Error, TargetTable, ColumnFit]):
     """Keeps no session state, so that a pooler may stand in between."""
+
+    lists_locks: ClassVar[str] = "pg_locks and pg_stat_activity"
 
     def __init__(self, settings: SinkSettings) -> None:
         """Connect to nothing yet."""
@@ -47,6 +53,16 @@ class PostgresDatabase(Database[BoundedConnection, psycopg.Error, TargetTable, C
         self, connection: BoundedConnection, mode: WriteMode, key: Sequence[str]
     ) -> PostgresApplier:
         return PostgresApplier(mode, key)
+
+    @override
+    def streamed(
+        self, transactions: Transactions[BoundedConnection], target: PostgresTarget
+    ) -> StreamedInserts:
+        return StreamedInserts(transactions, target)
+
+    @override
+    def prepared(self, connection: BoundedConnection, sink_id: str) -> tuple[TransactionId, ...]:
+        return prepared_transactions(connection, sink_id)
 
     @override
     def is_open(self, connection: BoundedConnection) -> bool:

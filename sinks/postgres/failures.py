@@ -52,6 +52,14 @@ class PostgresFailures(Failures[BoundedConnection, psycopg.Error]):
         return (error.sqlstate or "").startswith(_ROW_STATES)
 
     @override
+    def is_duplicate_key(self, error: psycopg.Error) -> bool:
+        return isinstance(error, psycopg.errors.UniqueViolation)
+
+    @override
+    def is_lock_timeout(self, error: psycopg.Error) -> bool:
+        return isinstance(error, psycopg.errors.LockNotAvailable)
+
+    @override
     def is_denied(self, error: psycopg.Error) -> bool:
         return isinstance(error, psycopg.errors.InsufficientPrivilege)
 

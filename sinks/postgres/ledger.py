@@ -64,6 +64,11 @@ class Ledger:
         """The fence's name, quoted."""
         return sql.Identifier(self.schema, SINKS)
 
+    @property
+    def sinks_shown(self) -> str:
+        """The fence's name as text."""
+        return self.sinks.as_string(None)
+
     def record(
         self, connection: psycopg.Connection[TupleRow], transaction: TransactionId, rows: int
     ) -> bool:

@@ -18,9 +18,6 @@ _WRITER_NAME = re.compile(rf"onceflow ([A-Za-z0-9_.-]{{1,{SINK_ID_LENGTH_MAX}}})
 class SinkSettings(sql.SinkSettings[Endpoint, Ledger]):
     """One target table and how to work with it."""
 
-    lock_timeout_s: float
-    """How long the server may wait for another transaction's lock."""
-
 
 def writer_name(sink_id: str, attempt: int, subtask: int) -> str:
     """Return the application name of a writer's connection, by which its attempt is known."""

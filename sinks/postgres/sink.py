@@ -17,10 +17,11 @@ from onceflow.sinks.postgres.database import PostgresDatabase
 from onceflow.sinks.postgres.ledger import Ledger
 from onceflow.sinks.postgres.preflight import run_preflight
 from onceflow.sinks.postgres.settings import SinkSettings
-from onceflow.sinks.postgres.writer import AtLeastOnceWriter, TwoPhaseWriter
+from onceflow.sinks.postgres.transactions import PlainTransactions, PreparedTransactions
 from onceflow.sinks.sql import ChangeRules, CommitMode, TableName, WriteMode
 from onceflow.sinks.sql.commit_mode import mode_of_writer
 from onceflow.sinks.sql.staged_writer import StagedWriter
+from onceflow.sinks.sql.writer import AtLeastOnceWriter, TwoPhaseWriter
 
 _FLUSH_ROWS = 50_000
 _Choice = TypeVar("_Choice", bound=Enum)
@@ -159,13 +160,13 @@ class PostgresSink(Sink):
             ConfigError: The table does not take the rows, or the server too few prepared ones.
             SinkError: The server cannot be reached now.
         """
-        if self._delivery() is _Delivery.AT_LEAST_ONCE:
-            return AtLeastOnceWriter(self.settings, context)
         settings = self.settings
         database = PostgresDatabase(settings)
+        if self._delivery() is _Delivery.AT_LEAST_ONCE:
+            return AtLeastOnceWriter(database, context, PlainTransactions(settings, context))
         match mode_of_writer(settings, database.failures, context):
             case CommitMode.TWO_PHASE:
-                return TwoPhaseWriter(settings, context)
+                return TwoPhaseWriter(database, context, PreparedTransactions(settings, context))
             case CommitMode.LEDGER:
                 return StagedWriter(database, context)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Generic, Protocol
+from typing import Any, Generic
 
 import pyarrow as pa
 from typing_extensions import override
@@ -13,29 +13,18 @@ from onceflow.core.spi import RejectedRows
 from onceflow.sinks.sql.applying import Applier, apply_without_refused
 from onceflow.sinks.sql.bad_rows import BadRows
 from onceflow.sinks.sql.changes import ChangeBuffer
-from onceflow.sinks.sql.connection import ConnectionT, ConnectionT_co
+from onceflow.sinks.sql.connection import ConnectionT
 from onceflow.sinks.sql.failures import Failures
 from onceflow.sinks.sql.intake import Intake, TargetT
 from onceflow.sinks.sql.placement import Placement
 from onceflow.sinks.sql.table_name import TableName
+from onceflow.sinks.sql.transactions import Transactions
 from onceflow.sinks.sql.write_mode import ChangeRules
 
 _CHUNK_ROWS = 20_000
 _CHUNK_BYTES = 16 * 1024 * 1024
 
 _Apply = Callable[[ConnectionT, TargetT, pa.RecordBatch], None]
-
-
-class Transactions(Protocol[ConnectionT_co]):
-    """One transaction after another on a writer's connection."""
-
-    def begin(self) -> ConnectionT_co:
-        """Return the connection with a transaction open on it, the one that is or a new one."""
-        ...
-
-    def hasten(self) -> None:
-        """From now on wait for the server only as long as leaving it may take."""
-        ...
 
 
 class _Held(Placement, Generic[ConnectionT, TargetT]):

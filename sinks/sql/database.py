@@ -5,19 +5,25 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Generic
+from typing import ClassVar, Generic
 
+from onceflow.core.protocol.ids import TransactionId
 from onceflow.sinks.sql.applying import Applier
 from onceflow.sinks.sql.connection import ConnectionT, Endpoint
 from onceflow.sinks.sql.failures import ErrorT, Failures
 from onceflow.sinks.sql.ledger import Ledger
+from onceflow.sinks.sql.placement import Placement
 from onceflow.sinks.sql.settings import SinkSettings
 from onceflow.sinks.sql.targets import FitT, Tables, TableT, Target
+from onceflow.sinks.sql.transactions import Transactions
 from onceflow.sinks.sql.write_mode import WriteMode
 
 
 class Database(ABC, Generic[ConnectionT, ErrorT, TableT, FitT]):
     """One sink's database, for one writer or committer. Errors are the driver's own."""
+
+    lists_locks: ClassVar[str]
+    """Where the server tells who holds which locks."""
 
     def __init__(
         self,
@@ -41,6 +47,16 @@ class Database(ABC, Generic[ConnectionT, ErrorT, TableT, FitT]):
         self, connection: ConnectionT, mode: WriteMode, key: Sequence[str]
     ) -> Applier[ConnectionT, Target[TableT, FitT]]:
         """Return what puts and deletes rows on `connection`; `key` may be empty for inserts."""
+
+    @abstractmethod
+    def streamed(
+        self, transactions: Transactions[ConnectionT], target: Target[TableT, FitT]
+    ) -> Placement:
+        """Return what sends inserts as they come; the first bad row is the transaction's end."""
+
+    @abstractmethod
+    def prepared(self, connection: ConnectionT, sink_id: str) -> tuple[TransactionId, ...]:
+        """Return what is prepared under exactly this sink id with this ledger, by anybody."""
 
     @abstractmethod
     def is_open(self, connection: ConnectionT) -> bool:

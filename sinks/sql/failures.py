@@ -32,6 +32,14 @@ class Failures(ABC, Generic[ConnectionT, ErrorT]):
         """Return whether a row is refused for what is in it: every new attempt would fail."""
 
     @abstractmethod
+    def is_duplicate_key(self, error: ErrorT) -> bool:
+        """Return whether a row of the same unique key is there."""
+
+    @abstractmethod
+    def is_lock_timeout(self, error: ErrorT) -> bool:
+        """Return whether a lock was waited for in vain."""
+
+    @abstractmethod
     def is_denied(self, error: ErrorT) -> bool:
         """Return whether the user lacks a privilege."""
 

@@ -12,6 +12,23 @@ from onceflow.sinks.sql.fence import SinkOwner
 class Ledger(Protocol[ConnectionT_contra]):
     """The tables of `bookkeeping` in one schema. Each call runs in the connection's transaction."""
 
+    @property
+    def sinks_shown(self) -> str:
+        """The quoted name of the table that says who may write."""
+        ...
+
+    def record(
+        self, connection: ConnectionT_contra, transaction: TransactionId, rows: int, /
+    ) -> bool:
+        """Return whether the ledger row is written; not when a newer attempt has the sink.
+
+        Nor, where the server would wait for it, when a prepared transaction has the name.
+
+        Raises:
+            Exception: The driver's: the transaction is committed (duplicate key), or refused.
+        """
+        ...
+
     def record_applied(
         self, connection: ConnectionT_contra, transaction: TransactionId, rows: int, /
     ) -> bool:

@@ -30,7 +30,10 @@ class SinkSettings(Generic[EndpointT_co, LedgerT_co]):
     table: TableName
     """The table of rows that name none."""
     ledger: LedgerT_co
+    lock_timeout_s: float
+    """How long the server may wait for another transaction's lock."""
     flush_rows: int
+    """At least once: how many rows are committed together, at most a batch more."""
     rules: ChangeRules = field(default_factory=ChangeRules)
     create: bool = False
     evolve: bool = False

@@ -1,7 +1,7 @@
 """Writers of one subtask whose rows wait in the database.
 
-two-phase       BEGIN, rows … | the last rows, ledger row, PREPARE TRANSACTION   at each barrier
-at least once   BEGIN, rows … | the last rows, COMMIT         at each barrier and every so many rows
+two-phase       begin, rows … | the last rows, ledger row, prepare           at each barrier
+at least once   begin, rows … | the last rows, COMMIT     at each barrier and every so many rows
 
 Inserts go in as they come. Changes by key go in at the barrier, all at once.
 """
@@ -11,10 +11,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from typing import Generic
 
-import psycopg
 import pyarrow as pa
-from psycopg import sql
 from typing_extensions import override
 
 from onceflow.core.crash_points import reach
@@ -22,42 +21,50 @@ from onceflow.core.errors import ConfigError, Fenced, PreCommitFailed, SinkError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import OnBadRow, RejectedRows, SinkWriter, WriterContext
-from onceflow.sinks.postgres.catalog import prepared_transactions, server_facts
-from onceflow.sinks.postgres.copying import StreamedInserts
-from onceflow.sinks.postgres.database import PostgresDatabase
-from onceflow.sinks.postgres.failures import FAILURES, described
-from onceflow.sinks.postgres.settings import SinkSettings, writer_name
-from onceflow.sinks.postgres.transactions import Transactions
-from onceflow.sinks.sql import BadRows, Intake, Targets
+from onceflow.sinks.sql.bad_rows import BadRows
 from onceflow.sinks.sql.buffered import BatchedInserts, BufferedChanges
+from onceflow.sinks.sql.connection import ConnectionT
+from onceflow.sinks.sql.database import Database
+from onceflow.sinks.sql.failures import ErrorT
+from onceflow.sinks.sql.intake import Intake
 from onceflow.sinks.sql.placement import Placement
+from onceflow.sinks.sql.targets import FitT, TableT, Targets
+from onceflow.sinks.sql.transactions import (
+    PlainTransactions,
+    PreparedTransactions,
+    Transactions,
+)
 
 
-class TransactionWriter(SinkWriter):
+class TransactionWriter(SinkWriter, Generic[ConnectionT, ErrorT, TableT, FitT]):
     """What both writers share: any failure rolls the rows back and is the writer's end."""
 
-    def __init__(self, settings: SinkSettings, context: WriterContext) -> None:
-        """Connect and match the rows to the table.
+    def __init__(
+        self,
+        database: Database[ConnectionT, ErrorT, TableT, FitT],
+        context: WriterContext,
+        transactions: Transactions[ConnectionT],
+    ) -> None:
+        """Match the rows to the table; `transactions` are connected and end with the writer.
 
         Raises:
             ConfigError: The table does not take the rows.
-            SinkError: The server cannot be reached now.
+            SinkError: The server cannot be reached or asked now.
         """
-        self._settings = settings
+        settings = database.settings
+        self._database = database
         self._context = context
+        self._all_transactions = transactions
         self._closed = False
         self._where = f"sink {context.sink_id} subtask {context.subtask}, table {settings.table}"
-        name = writer_name(context.sink_id, context.attempt, context.subtask)
-        self._transactions = Transactions(settings, name)
         try:
             self._placement = self._placed()
-        except psycopg.Error as error:
-            self._transactions.close()
-            raise FAILURES.refusal(
-                error, f"{self._where}: the table cannot be looked at"
-            ) from error
+        except database.failures.errors as error:
+            transactions.close()
+            text = f"{self._where}: the table cannot be looked at"
+            raise database.failures.refusal(error, text) from error
         except BaseException:
-            self._transactions.close()
+            transactions.close()
             raise
 
     @override
@@ -100,7 +107,7 @@ class TransactionWriter(SinkWriter):
         """Disconnect, by which the server rolls back what is open. What is prepared stays."""
         self._closed = True
         self._placement.close()
-        self._transactions.close()
+        self._all_transactions.close()
 
     @abstractmethod
     def _end_transaction(self, checkpoint: CheckpointId) -> Committable | None:
@@ -108,50 +115,62 @@ class TransactionWriter(SinkWriter):
 
     def _placed(self) -> Placement:
         """Return how rows go in: streamed when they are inserts into one table and none is bad."""
-        settings, context, rules = self._settings, self._context, self._settings.rules
-        database, transactions = PostgresDatabase(settings), self._transactions
+        database, context = self._database, self._context
+        settings, transactions = database.settings, self._all_transactions
+        rules = settings.rules
         targets = Targets(database.tables, context.schema, lambda: transactions.connection)
         target = targets.named(settings.table)
         fails = context.on_bad_row is OnBadRow.FAIL and not settings.null_overflow
         if fails and not rules.changes_in_place and rules.table_column is None:
-            return StreamedInserts(transactions, target)
+            return database.streamed(transactions, target)
         bad_rows = BadRows(context.on_bad_row, context.schema, where=self._where)
         intake = Intake(settings, targets.named, bad_rows)
         applier = database.applier(transactions.connection, rules.mode, rules.primary_key)
+        failures = database.failures
         if rules.changes_in_place:
-            return BufferedChanges(transactions, intake, rules, applier, FAILURES, bad_rows)
-        return BatchedInserts(transactions, intake, applier, FAILURES, bad_rows)
+            return BufferedChanges(transactions, intake, rules, applier, failures, bad_rows)
+        return BatchedInserts(transactions, intake, applier, failures, bad_rows)
 
     @contextmanager
     def _or_close(self, doing: str, kind: type[SinkError]) -> Generator[None, None, None]:
         if self._closed:
             raise kind(f"{self._where}: {doing}: the writer is closed, or has failed before")
+        failures = self._database.failures
+        text = f"{self._where}: {doing}"
         try:
             yield
-        except psycopg.Error as error:
+        except failures.errors as error:
             self.close()
-            text = f"{self._where}: {doing}"
-            if FAILURES.is_row_refused(error):
-                raise FAILURES.refusal(error, text) from error
-            raise kind(f"{text}: {described(error)}{self._advice(error)}") from error
+            if failures.is_row_refused(error):
+                raise failures.refusal(error, text) from error
+            raise kind(f"{text}: {failures.described(error)}{self._advice(error)}") from error
+        except SinkError as error:
+            self.close()
+            if type(error) is SinkError:
+                raise kind(f"{text}: {error}") from error
+            raise
         except BaseException:
             self.close()
             raise
 
-    def _advice(self, error: psycopg.Error) -> str:
+    def _advice(self, error: ErrorT) -> str:
         """Say who holds the rows that were waited for in vain."""
-        if not isinstance(error, psycopg.errors.LockNotAvailable):
+        database = self._database
+        if not database.failures.is_lock_timeout(error):
             return ""
         waited = (
-            f". Rows were locked by another transaction for {self._settings.lock_timeout_s:g} s"
+            f". Rows were locked by another transaction for {database.settings.lock_timeout_s:g} s"
         )
         try:
-            with self._settings.endpoint.connect("onceflow looks for locks") as connection:
-                found = prepared_transactions(connection, self._context.sink_id)
-        except (psycopg.Error, SinkError, ConfigError):
+            connection = database.settings.endpoint.connect("onceflow looks for locks")
+            try:
+                found = database.prepared(connection, self._context.sink_id)
+            finally:
+                connection.close()
+        except (database.failures.errors, SinkError, ConfigError):
             return waited
         if not found:
-            return f"{waited}; see pg_locks and pg_stat_activity for whose"
+            return f"{waited}; see {database.lists_locks} for whose"
         return (
             f"{waited}: prepared and not yet committed by this sink are "
             f"{', '.join(map(str, found[:4]))}, whose commit lets the next checkpoint go on; is "
@@ -159,60 +178,56 @@ class TransactionWriter(SinkWriter):
         )
 
 
-class TwoPhaseWriter(TransactionWriter):
+class TwoPhaseWriter(TransactionWriter[ConnectionT, ErrorT, TableT, FitT]):
     """Prepares at each barrier; a committer does the rest."""
 
-    def __init__(self, settings: SinkSettings, context: WriterContext) -> None:
-        """Connect, and see that the server has room for what all subtasks prepare.
+    def __init__(
+        self,
+        database: Database[ConnectionT, ErrorT, TableT, FitT],
+        context: WriterContext,
+        transactions: PreparedTransactions[ConnectionT],
+    ) -> None:
+        """Match the rows to the table.
 
         Raises:
-            ConfigError: The table does not take the rows, or the server too few prepared ones.
-            SinkError: The server cannot be reached now.
+            ConfigError: The table does not take the rows.
+            SinkError: The server cannot be reached or asked now.
         """
-        super().__init__(settings, context)
-        with self._or_close("the server was not asked", SinkError):
-            maximum = server_facts(self._transactions.connection).max_prepared_transactions
-            # One waits for its commit while the next one is prepared.
-            needed = 2 * context.parallelism
-            if maximum < needed:
-                raise ConfigError(
-                    f"{self._where}: max_prepared_transactions is {maximum} and parallelism "
-                    f"{context.parallelism} needs {needed}. Run: ALTER SYSTEM SET "
-                    f"max_prepared_transactions = {max(64, 2 * needed)}; then restart the server; "
-                    "or pass commit_mode='ledger'"
-                )
+        self._transactions = transactions
+        super().__init__(database, context, transactions)
+
+    @override
+    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
+        self._transactions.expect(checkpoint)
+        committable = super().pre_commit(checkpoint)
+        self._transactions.expect(CheckpointId(checkpoint + 1))
+        return committable
 
     @override
     def _end_transaction(self, checkpoint: CheckpointId) -> Committable | None:
         """Steps: 1. the last rows, 2. the ledger row, 3. prepare."""
-        context = self._context
-        transaction = TransactionId(
-            context.sink_id, context.attempt, checkpoint, context.subtask, sequence=0
-        )
         # 1.
         rows = self._placement.finish()
         if not rows:
-            self._roll_back()
+            # All of them were rejected.
+            self._transactions.roll_back()
             return None
+        transaction = self._transactions.transaction
         # 2. Inside the transaction, so that it is visible if and only if the rows are.
         self._record(transaction, rows)
         reach("flushed")
         # 3.
-        self._prepare(transaction)
-        self._transactions.ended()
+        self._transactions.prepare()
         return Committable(transaction, rows)
 
-    def _roll_back(self) -> None:
-        """End a transaction all of whose rows were rejected."""
-        self._transactions.connection.execute("ROLLBACK")
-        self._transactions.ended()
-
     def _record(self, transaction: TransactionId, rows: int) -> None:
-        connection = self._transactions.connection
-        ledger = self._settings.ledger
+        connection, failures = self._transactions.connection, self._database.failures
+        ledger = self._database.settings.ledger
         try:
             recorded = ledger.record(connection, transaction, rows)
-        except psycopg.errors.UniqueViolation as error:
+        except failures.errors as error:
+            if not failures.is_duplicate_key(error):
+                raise
             raise PreCommitFailed(
                 f"{self._where}: transaction {transaction} was committed before: the ledger has "
                 "it. Attempt or checkpoint numbers were used twice; was the decision log deleted?"
@@ -222,33 +237,34 @@ class TwoPhaseWriter(TransactionWriter):
         owner = ledger.owner(connection, transaction.sink_id)
         if owner is None:
             raise PreCommitFailed(
-                f"{self._where}: sink id {transaction.sink_id!r} is not in "
-                f"{ledger.sinks.as_string(connection)}: it was not checked before this attempt, or "
-                "somebody deleted its row"
+                f"{self._where}: sink id {transaction.sink_id!r} is not in {ledger.sinks_shown}: "
+                "it was not checked before this attempt, or somebody deleted its row"
             )
         if owner.attempt > transaction.attempt:
             raise Fenced(
                 f"{self._where}: attempt {owner.attempt} has claimed the sink; attempt "
                 f"{transaction.attempt} stops and prepares nothing more"
             )
-        raise PreCommitFailed(_name_in_use(self._where, transaction))
-
-    def _prepare(self, transaction: TransactionId) -> None:
-        statement = sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(str(transaction)))
-        try:
-            cursor = self._transactions.connection.execute(statement)
-        except psycopg.errors.DuplicateObject as error:
-            raise PreCommitFailed(_name_in_use(self._where, transaction)) from error
-        # In a failed transaction the server answers ROLLBACK, and no error.
-        if cursor.statusmessage != "PREPARE TRANSACTION":
-            raise PreCommitFailed(
-                f"{self._where}: PREPARE TRANSACTION '{transaction}' was answered with "
-                f"{cursor.statusmessage}: the transaction had failed and is rolled back"
-            )
+        raise PreCommitFailed(f"{self._where}: {self._transactions.name_in_use(transaction)}")
 
 
-class AtLeastOnceWriter(TransactionWriter):
+class AtLeastOnceWriter(TransactionWriter[ConnectionT, ErrorT, TableT, FitT]):
     """Commits as it goes: rows are seen at once, and again when a failure has them sent again."""
+
+    def __init__(
+        self,
+        database: Database[ConnectionT, ErrorT, TableT, FitT],
+        context: WriterContext,
+        transactions: PlainTransactions[ConnectionT],
+    ) -> None:
+        """Match the rows to the table.
+
+        Raises:
+            ConfigError: The table does not take the rows.
+            SinkError: The server cannot be reached or asked now.
+        """
+        self._transactions = transactions
+        super().__init__(database, context, transactions)
 
     @override
     def write(self, batch: pa.RecordBatch) -> None:
@@ -259,7 +275,7 @@ class AtLeastOnceWriter(TransactionWriter):
             SinkError: The server refused or is gone.
         """
         super().write(batch)
-        if self._placement.rows >= self._settings.flush_rows:
+        if self._placement.rows >= self._database.settings.flush_rows:
             with self._or_close("rows were not committed", SinkError):
                 self._commit()
 
@@ -269,16 +285,6 @@ class AtLeastOnceWriter(TransactionWriter):
 
     def _commit(self) -> None:
         self._placement.finish()
-        cursor = self._transactions.connection.execute("COMMIT")
-        self._transactions.ended()
-        if cursor.statusmessage != "COMMIT":
-            raise SinkError(f"{self._where}: COMMIT was answered with {cursor.statusmessage}")
-
-
-def _name_in_use(where: str, transaction: TransactionId) -> str:
-    return (
-        f"{where}: a transaction named {transaction} is prepared already, so attempt or "
-        "checkpoint numbers were used twice: by a second job under this sink id, or after the "
-        "decision log was deleted. See pg_prepared_xacts, and COMMIT or ROLLBACK PREPARED "
-        f"'{transaction}' there"
-    )
+        answer = self._transactions.commit()
+        if answer != "COMMIT":
+            raise SinkError(f"COMMIT was answered with {answer}")

@@ -1,0 +1,74 @@
+"""Which commit mode is chosen for whom, and what is said of it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.spi import CommitterContext
+from onceflow.core.storage import FileStagingArea
+from onceflow.sinks.sql import CommitMode, SinkSettings, TableName
+from onceflow.sinks.sql.commit_mode import TwoPhaseProspects, chosen_mode
+
+LOG = logging.getLogger("onceflow.sinks.test")
+FINE = TwoPhaseProspects("it prepares")
+IMPOSSIBLE = TwoPhaseProspects("it prepares", obstacle="it is off. Run: SET on")
+UNWISE = TwoPhaseProspects("it prepares", drawback="a pooler stands there")
+
+
+def _chosen(
+    tmp_path: Path, asked: CommitMode | None, found: TwoPhaseProspects, *, staged: bool = True
+) -> CommitMode:
+    settings = SinkSettings(
+        endpoint="database 'd'",
+        table=TableName(None, "t"),
+        ledger=None,
+        lock_timeout_s=1.0,
+        flush_rows=1,
+        commit_mode=asked,
+    )
+    staging = FileStagingArea.in_directory(str(tmp_path), "s") if staged else None
+    context = CommitterContext("job", "uid", "s", AttemptId(1), staging=staging)
+    return chosen_mode(settings, context, lambda: found, LOG)
+
+
+@pytest.mark.parametrize(
+    ("found", "mode", "why"),
+    [
+        (FINE, CommitMode.TWO_PHASE, "it prepares"),
+        (IMPOSSIBLE, CommitMode.LEDGER, "it is off"),
+        (UNWISE, CommitMode.LEDGER, "a pooler stands there"),
+    ],
+)
+def test_auto_goes_by_what_is_found_and_says_why(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    found: TwoPhaseProspects,
+    mode: CommitMode,
+    why: str,
+) -> None:
+    caplog.set_level(logging.INFO, LOG.name)
+    assert _chosen(tmp_path, None, found) is mode
+    assert f"sink s: commit_mode auto chose {mode.value}: {why}" in caplog.text
+
+
+def test_auto_without_storage_needs_two_phase(tmp_path: Path) -> None:
+    assert _chosen(tmp_path, None, UNWISE, staged=False) is CommitMode.TWO_PHASE
+    with pytest.raises(ConfigError, match="Run: SET on; or pass commit_mode='ledger'"):
+        _chosen(tmp_path, None, IMPOSSIBLE, staged=False)
+
+
+def test_what_the_user_chose_is_done_or_refused_and_never_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert _chosen(tmp_path, CommitMode.LEDGER, FINE) is CommitMode.LEDGER
+    assert _chosen(tmp_path, CommitMode.TWO_PHASE, UNWISE) is CommitMode.TWO_PHASE
+    assert "but a pooler stands there" in caplog.text
+    with pytest.raises(ConfigError, match="database 'd' cannot do .* it is off"):
+        _chosen(tmp_path, CommitMode.TWO_PHASE, IMPOSSIBLE)
+    with pytest.raises(ConfigError, match="keeps rows in checkpoint storage"):
+        _chosen(tmp_path, CommitMode.LEDGER, FINE, staged=False)

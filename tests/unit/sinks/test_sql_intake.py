@@ -1,0 +1,109 @@
+"""What the server would refuse for its value alone is refused before anything is staged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pytest
+
+from onceflow.core.errors import BadRow
+from onceflow.core.spi import OnBadRow
+from onceflow.sinks.postgres.catalog import PostgresType, TableColumn, TargetTable
+from onceflow.sinks.postgres.fitting import ColumnFit
+from onceflow.sinks.postgres.types import wire_of
+from onceflow.sinks.sql import BadRows, ChangeRules, Intake, SinkSettings, TableName, WriteMode
+from onceflow.sinks.sql.targets import Target
+
+SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("v", pa.string())])
+BY_KEY = ChangeRules(WriteMode.UPSERT, ("id",), tombstones=True)
+
+
+def _fit(name: str, kind: PostgresType, given: pa.DataType, *, nullable: bool) -> ColumnFit:
+    wire = wire_of(given, kind)
+    assert wire is not None
+    return ColumnFit(TableColumn(name, kind, nullable, False, False, True), wire)
+
+
+def _taken(
+    values: Sequence[str | None],
+    on_bad_row: OnBadRow,
+    *,
+    nullable: bool = False,
+    null_overflow: bool = False,
+    rules: ChangeRules = BY_KEY,
+) -> tuple[dict[int, str | None], list[bool], list[tuple[int, str]]]:
+    """Return what an intake lets through by id, its deletes, and what it rejects with reasons."""
+    name = TableName("public", "t")
+    fits = (
+        _fit("id", PostgresType("int8", "bigint"), pa.int64(), nullable=False),
+        _fit(
+            "v",
+            PostgresType("varchar", "character varying(3)", length=3),
+            pa.string(),
+            nullable=nullable,
+        ),
+    )
+    target = Target(TargetTable(name, "r", "p", ()), fits)
+    bad_rows = BadRows(on_bad_row, SCHEMA)
+    settings = SinkSettings(
+        endpoint=None,
+        table=name,
+        ledger=None,
+        lock_timeout_s=1.0,
+        flush_rows=1,
+        rules=rules,
+        null_overflow=null_overflow,
+    )
+    intake = Intake(settings, lambda _: target, bad_rows)
+    batch = pa.record_batch([list(range(len(values))), list(values)], schema=SCHEMA)
+    taken: dict[int, str | None] = {}
+    deletes: list[bool] = []
+    for part in intake.take(batch):
+        rows = part.changes.rows
+        taken |= dict(zip(rows["id"].to_pylist(), rows["v"].to_pylist(), strict=True))
+        deletes += part.changes.deletes.to_pylist()
+    rejected = [
+        (number, reason)
+        for one in bad_rows.taken()
+        for number, reason in zip(one.rows["id"].to_pylist(), one.reasons, strict=True)
+    ]
+    return taken, deletes, rejected
+
+
+def test_text_over_the_columns_length_ends_the_job_before_it_is_staged() -> None:
+    with pytest.raises(BadRow, match=r"column 'v': the value 'ñañañ'.*over 3 letters"):
+        _taken(["abc", "ñañañ"], OnBadRow.FAIL)
+
+
+def test_text_is_measured_in_letters_and_not_in_bytes() -> None:
+    taken, _, _ = _taken(["ñañ", "日本語"], OnBadRow.FAIL)
+    assert taken == {0: "ñañ", 1: "日本語"}
+
+
+def test_null_in_a_column_that_takes_none_ends_the_job_before_it_is_staged() -> None:
+    with pytest.raises(BadRow, match=r"column 'v' of type .* is NOT NULL"):
+        _taken(["abc", None], OnBadRow.FAIL, rules=ChangeRules())
+
+
+def test_rows_that_do_not_fit_are_told_each_with_its_reason_and_the_others_go_on() -> None:
+    taken, _, rejected = _taken(
+        ["abc", None, "long", "x", "longer"], OnBadRow.DEAD_LETTER, rules=ChangeRules()
+    )
+    assert taken == {0: "abc", 3: "x"}
+    assert [number for number, _ in rejected] == [1, 2, 4]
+    assert ["NOT NULL" in reason for _, reason in rejected] == [True, False, False]
+    assert [
+        quoted in reason
+        for (_, reason), quoted in zip(rejected[1:], ("'long'", "'longer'"), strict=True)
+    ] == [True, True]
+
+
+def test_of_a_delete_only_the_key_counts() -> None:
+    taken, deletes, rejected = _taken(["abc", None], OnBadRow.FAIL)
+    assert (taken, deletes, rejected) == ({0: "abc", 1: None}, [False, True], [])
+
+
+def test_overflow_becomes_null_where_the_column_takes_nulls() -> None:
+    taken, _, rejected = _taken(["abc", "longer"], OnBadRow.FAIL, nullable=True, null_overflow=True)
+    assert (taken, rejected) == ({0: "abc", 1: None}, [])

@@ -1,0 +1,42 @@
+"""After a lost reply the server is asked until it answers, and nobody guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from onceflow.core.errors import SinkError
+from onceflow.core.protocol.committables import Committed, RetryLater, Unknown
+from onceflow.sinks.sql.replies import NoReply, settled
+
+
+def _answers(*given: Exception | Committed) -> Callable[[], Committed]:
+    """Return what gives each answer once, and the last one for ever."""
+    left = list(given)
+
+    def ask() -> Committed:
+        answer = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return ask
+
+
+def test_server_that_cannot_be_reached_before_anything_is_sent_is_asked_later() -> None:
+    outcome = settled(
+        _answers(SinkError("no route")), "COMMIT x", sent_to="the server", timeout_s=9.0
+    )
+    assert outcome == RetryLater("no route")
+
+
+def test_lost_reply_is_asked_for_again_also_while_the_server_is_away() -> None:
+    ask = _answers(NoReply("cut"), SinkError("starting"), Committed())
+    assert settled(ask, "COMMIT x", sent_to="the server", timeout_s=9.0) == Committed()
+
+
+def test_reply_that_stays_lost_is_unknown_and_never_a_retry() -> None:
+    """Whoever takes it for "nothing happened" would apply the rows twice."""
+    ask = _answers(NoReply("cut"), SinkError("starting"))
+    outcome = settled(ask, "COMMIT x", sent_to="the server", timeout_s=0.2)
+    assert isinstance(outcome, Unknown)
+    assert "COMMIT x was sent to the server and not answered (cut)" in str(outcome)
