@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pymysql.err import MySQLError
+from pymysql.err import MySQLError, OperationalError
 
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.sinks.mysql.connection import Session
-from onceflow.sinks.mysql.failures import DENIED, code
+from onceflow.sinks.mysql.failures import DENIED, PRIVILEGE_MISSING, XA_FATAL, code
 from onceflow.sinks.mysql.names import XaNames, literal
 from onceflow.sinks.sql import TableName
 
@@ -240,10 +240,14 @@ def _number(value: object) -> int | None:
 def prepared_transactions(
     session: Session, names: XaNames, sink_id: str
 ) -> tuple[TransactionId, ...]:
-    """Return what is prepared under exactly this sink id with this ledger, by anybody."""
+    """Return what is prepared under exactly this sink id with this ledger, by anybody.
+
+    Raises:
+        MySQLError: The user may not ask (one of `DENIED`), or the server cannot answer.
+    """
     parsed = (
         names.parsed(int(format_id), int(gtrid), _data_bytes(data))
-        for format_id, gtrid, _, data in session.query("XA RECOVER")
+        for format_id, gtrid, _, data in _recovered(session)
     )
     return tuple(sorted(one for one in parsed if one is not None and one.sink_id == sink_id))
 
@@ -251,13 +255,27 @@ def prepared_transactions(
 def may_recover(session: Session) -> bool:
     """Return whether the user may list prepared transactions, and commit what others prepared."""
     try:
-        session.query("XA RECOVER")
+        _recovered(session)
     except MySQLError as error:
-        # MySQL says 1401, "fatal error", to users without XA_RECOVER_ADMIN.
-        if code(error) in DENIED or code(error) == 1401:
+        if code(error) in DENIED:
             return False
         raise
     return True
+
+
+def _recovered(session: Session) -> Sequence[tuple[Any, ...]]:
+    try:
+        return session.query("XA RECOVER")
+    except MySQLError as error:
+        # MySQL says "fatal error" to users without XA_RECOVER_ADMIN.
+        if code(error) not in DENIED and code(error) != XA_FATAL:
+            raise
+        ((user,),) = session.query("SELECT CURRENT_USER()")
+        raise OperationalError(
+            PRIVILEGE_MISSING,
+            "the user may not list prepared transactions. Run: GRANT XA_RECOVER_ADMIN ON *.* TO "
+            f"{_grantee(str(user))}",
+        ) from error
 
 
 def _data_bytes(data: str | bytes) -> bytes:

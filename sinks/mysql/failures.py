@@ -7,7 +7,8 @@ from pymysql.err import MySQLError
 DUPLICATE_KEY = 1062
 NO_SUCH_TABLE = 1146
 NO_SUCH_SESSION = 1094
-DENIED = frozenset({1044, 1045, 1142, 1143, 1227, 1370})
+PRIVILEGE_MISSING = 1227
+DENIED = frozenset({1044, 1045, 1142, 1143, PRIVILEGE_MISSING, 1370})
 """Database, login, table, column, privilege over the server, routine."""
 LOCK_WAIT_TIMEOUT = 1205
 DEADLOCK = 1213

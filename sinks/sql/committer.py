@@ -28,6 +28,7 @@ from onceflow.sinks.sql.connection import ConnectionT, session_name
 from onceflow.sinks.sql.database import Database
 from onceflow.sinks.sql.failures import ErrorT
 from onceflow.sinks.sql.replies import NoReply, settled
+from onceflow.sinks.sql.settings import CommitMode
 from onceflow.sinks.sql.staged_commits import StagedCommits
 from onceflow.sinks.sql.targets import FitT, TableT
 
@@ -94,17 +95,27 @@ class SqlCommitter(Committer, Generic[ConnectionT, ErrorT, TableT, FitT]):
     def in_doubt(self) -> Sequence[Committable]:
         """Return all that is prepared under exactly this sink id with this ledger, or staged.
 
+        A user who may not list what is prepared works in ledger mode, and gets what is staged.
+
         Raises:
             SinkError: The server cannot be asked now.
             StorageError: Checkpoint storage cannot be asked now.
         """
+        found: Sequence[TransactionId] = ()
         try:
             found = self._listed()
         except self._failures.errors as error:
-            raise SinkError(
+            text = (
                 f"sink {self._context.sink_id}: what is in doubt at {self._endpoint} cannot be "
                 f"listed: {self._failures.described(error)}"
-            ) from error
+            )
+            if not (self._failures.is_denied(error) and self._only_stages()):
+                raise SinkError(text) from error
+            self._database.log.warning(
+                "%s. Nothing is prepared in ledger mode, but what an earlier attempt left prepared "
+                "stays so and keeps its locks",
+                text,
+            )
         staging = self._context.staging
         staged = () if staging is None else staging.transactions()
         return (*map(Committable, found), *map(staged_committable, staged))
@@ -158,6 +169,17 @@ class SqlCommitter(Committer, Generic[ConnectionT, ErrorT, TableT, FitT]):
             # The server may have restarted while nothing was asked of it.
             self.close()
             return self._database.prepared(self._connected(), self._context.sink_id)
+
+    def _only_stages(self) -> bool:
+        """Return whether the sink's attempt, which was checked, works in ledger mode."""
+        settings = self._database.settings
+        if settings.commit_mode is not None:
+            return settings.commit_mode is CommitMode.LEDGER
+        try:
+            recorded = settings.ledger.commit_mode(self._connected(), self._context.sink_id)
+        except self._failures.errors:
+            return False
+        return recorded == CommitMode.LEDGER.value
 
     def _in_ledger(self, transaction: TransactionId) -> bool:
         return self._database.settings.ledger.has(self._connected(), transaction)
