@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from onceflow.integration.conformance.target import SinkTarget
 
 _PROPERTY = "onceflow_clause"
+_VIOLATION = "onceflow.integration.conformance.clause.Violation: "
 _SUITE = Path(__file__).parent / "conformance" / "test_sink.py"
 
 
@@ -222,7 +223,7 @@ def _reason(report: pytest.TestReport) -> str:
     if isinstance(report.longrepr, tuple):
         return str(report.longrepr[2]).removeprefix("Skipped: ")
     crash = getattr(report.longrepr, "reprcrash", None)
-    return str(crash.message if crash is not None else report.longrepr)
+    return str(crash.message if crash is not None else report.longrepr).removeprefix(_VIOLATION)
 
 
 def _parameters(item: pytest.Item) -> dict[str, object]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
 
@@ -26,13 +26,21 @@ class Lose(Enum):
     REQUEST = "request"
     """The server never gets it."""
     REPLY = "reply"
-    """The server gets it and answers into nothing."""
+    """The server gets all of it, in however many pieces, and answers into nothing."""
 
 
 @dataclass
 class _Armed:
     left: int
     lose: Lose
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """Where one connection is in asking and answering."""
+
+    asking: threading.Event = field(default_factory=threading.Event)
+    reply_lost: threading.Event = field(default_factory=threading.Event)
 
 
 class ExchangeProxy:
@@ -109,30 +117,31 @@ class ExchangeProxy:
                 one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
                 self._sockets += [client, server]
-            asking = threading.Event()
-            self._spawn(self._requests, client, server, asking)
-            self._spawn(self._replies, client, server, asking)
+            state = _Exchange()
+            self._spawn(self._requests, client, server, state)
+            self._spawn(self._replies, client, server, state)
 
-    def _requests(
-        self, client: socket.socket, server: socket.socket, asking: threading.Event
-    ) -> None:
+    def _requests(self, client: socket.socket, server: socket.socket, state: _Exchange) -> None:
         with contextlib.suppress(OSError):
             while chunk := client.recv(_CHUNK_BYTES):
-                if not asking.is_set():
-                    asking.set()
+                if not state.asking.is_set():
+                    state.asking.set()
                     lose = self._counted()
-                    if lose is not None:
-                        self._break(client, server, chunk, lose)
-                        return
+                    if lose is Lose.REQUEST:
+                        _end(client)
+                        break
+                    if lose is Lose.REPLY:
+                        # A server that got half a request would wait for the rest, locks in hand.
+                        state.reply_lost.set()
                 server.sendall(chunk)
         _end(server)
 
-    def _replies(
-        self, client: socket.socket, server: socket.socket, asking: threading.Event
-    ) -> None:
+    def _replies(self, client: socket.socket, server: socket.socket, state: _Exchange) -> None:
         with contextlib.suppress(OSError):
             while chunk := server.recv(_CHUNK_BYTES):
-                asking.clear()
+                if state.reply_lost.is_set():
+                    break
+                state.asking.clear()
                 client.sendall(chunk)
         _end(client)
         _end(server)
@@ -149,16 +158,6 @@ class ExchangeProxy:
             self._armed = None
             self.breaks += 1
             return armed.lose
-
-    @staticmethod
-    def _break(client: socket.socket, server: socket.socket, chunk: bytes, lose: Lose) -> None:
-        # The client's side goes first, so that an answer has nowhere to go.
-        _end(client)
-        if lose is Lose.REPLY:
-            # The other thread reads the answer, cannot hand it on, and ends the server's side.
-            server.sendall(chunk)
-        else:
-            _end(server)
 
 
 def _end(one: socket.socket) -> None:

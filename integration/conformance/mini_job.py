@@ -40,6 +40,7 @@ from onceflow.core.protocol.snapshots import (
 from onceflow.core.runtime.commit_worker import CommitWorker
 from onceflow.core.spi import Committer, CommitterContext, Sink, WriterContext
 from onceflow.core.storage import ClaimedLog, FileSystemStorage
+from onceflow.integration.conformance.clause import told
 from onceflow.integration.conformance.link import Link
 from onceflow.integration.conformance.rig import JOB, UID, settled
 
@@ -167,7 +168,7 @@ def _forked(link: Link, work: Work, index: int) -> tuple[int, _Pipe]:
             try:
                 _Subtask(work, theirs).run()
             except BaseException as error:
-                theirs.send(_Failed(f"{type(error).__name__}: {error}"))
+                theirs.send(_Failed(told(error)))
         os._exit(0)
     theirs.close()
     return pid, ours
@@ -303,7 +304,7 @@ class _Subtask:
             CommitQueue(CommitRetryPolicy(deadline_s=_ANSWER_S / 2)),
             self._work.sink.committer(start.committer),
             committed=lambda checkpoint, _: self._say(_Through(checkpoint)),
-            failed=lambda error: self._say(_Failed(f"{type(error).__name__}: {error}")),
+            failed=lambda error: self._say(_Failed(told(error))),
         )
         while True:
             match self._pipe.recv():

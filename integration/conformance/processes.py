@@ -21,6 +21,7 @@ from typing_extensions import Self
 
 from onceflow.core.crash_points import VARIABLE, CrashPoint
 from onceflow.integration.conformance import process_host
+from onceflow.integration.conformance.clause import Violation
 from onceflow.integration.conformance.link import Began, Link, Raised, Returned
 from onceflow.integration.conformance.process_host import LENGTH
 
@@ -115,8 +116,9 @@ class Processes:
 
         Raises:
             ChildKilled: It ended before it began.
+            Violation: The sink among `arguments` does not pickle.
         """
-        payload = pickle.dumps((function, arguments))
+        payload = _pickled((function, arguments))
         control = self._started()
         mine, theirs = Pipe()
         with theirs:
@@ -188,6 +190,17 @@ class Processes:
             )
         self._control = mine
         return mine
+
+
+def _pickled(call: tuple[Callable[..., object], tuple[object, ...]]) -> bytes:
+    try:
+        return pickle.dumps(call)
+    # What cannot be pickled says so by TypeError, AttributeError or PicklingError.
+    except Exception as error:
+        raise Violation(
+            f"the sink goes to other processes, and does not pickle: {error}. Keep settings alone"
+            " in it, in a class of a module; open in writer() and committer() what they need"
+        ) from error
 
 
 def eventually(ask: Callable[[], bool], timeout_s: float = 20.0) -> bool:

@@ -277,6 +277,12 @@ class Rig:
         names = self.target.schema.names
         own: list[tuple[int, dict[str, object]]] = []
         for row in listed:
+            missing = [name for name in names if name not in row]
+            expect(
+                not missing,
+                f"rows() of the target returned {dict(row)}, which lacks {', '.join(missing)}:"
+                f" return each row with its columns {', '.join(names)}",
+            )
             one = row[names[0]]
             if isinstance(one, int) and one in self._ids:
                 own.append((one, {name: row[name] for name in names}))

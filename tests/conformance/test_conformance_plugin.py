@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 _TARGETS = """
 import tempfile
+import threading
 from pathlib import Path
 from tests.conformance.broken_committers import ForgetsItsCommits
 from tests.conformance.reference_sink import ReferenceSink, ReferenceTarget
@@ -23,6 +24,22 @@ def make_sink():
 
 def make_broken():
     return ReferenceTarget(Path(tempfile.mkdtemp(dir=Path(__file__).parent)), ForgetsItsCommits)
+
+class LacksAColumn(ReferenceTarget):
+    def rows(self):
+        return [{"id": row["id"], "account": row["account"]} for row in super().rows()]
+
+def make_narrow():
+    return LacksAColumn(Path(tempfile.mkdtemp(dir=Path(__file__).parent)))
+
+class Locked(ReferenceTarget):
+    def sink(self):
+        sink = super().sink()
+        object.__setattr__(sink, "lock", threading.Lock())
+        return sink
+
+def make_locked():
+    return Locked(Path(tempfile.mkdtemp(dir=Path(__file__).parent)))
 
 def make_description():
     return ReferenceSink("nowhere")
@@ -117,6 +134,30 @@ def test_class_of_ones_own_needs_make_target_alone(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "conformance of TestMine" in done.stdout
     assert "2 passed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("make", "clause", "says"),
+    [
+        ("make_narrow", "commit-shows-its-rows", "lacks amount: return each row with its columns"),
+        ("make_locked", "pre-committed-survives-death", "Keep settings alone in it"),
+    ],
+)
+def test_mistake_of_a_beginner_is_told_with_what_to_do(
+    tmp_path: Path, make: str, clause: str, says: str
+) -> None:
+    done = _pytest(
+        tmp_path,
+        f"--onceflow-sink=my_targets:{make}",
+        "-k",
+        clause,
+        "--onceflow-report=report.json",
+    )
+    assert done.returncode == 1
+    clauses = json.loads((tmp_path / "report.json").read_text())["sinks"][f"my_targets:{make}"]
+    (reason,) = [one["reason"] for one in clauses["clauses"] if one["clause"] == clause]
+    assert says in reason
+    assert "onceflow.integration" not in reason
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from onceflow.core.protocol.committables import (
     Committed,
 )
 from onceflow.integration.conformance import children
-from onceflow.integration.conformance.clause import clause, expect
+from onceflow.integration.conformance.clause import clause, expect, told
 from onceflow.integration.conformance.clauses.deciding import abort_again, commit_elsewhere
 from onceflow.integration.conformance.clauses.recovering import orphans_are_rolled_back_on_start
 from onceflow.integration.conformance.clauses.writing import pre_committed_survives_death
@@ -128,9 +128,9 @@ def commit_race(rig: Rig) -> None:
             )
 
 
-def _raced(rig: Rig, prepared: Prepared) -> list[CommitOutcome | BaseException]:
+def _raced(rig: Rig, prepared: Prepared) -> list[CommitOutcome | str]:
     start = threading.Barrier(4)
-    outcomes: list[CommitOutcome | BaseException] = []
+    outcomes: list[CommitOutcome | str] = []
 
     def race() -> None:
         try:
@@ -139,7 +139,7 @@ def _raced(rig: Rig, prepared: Prepared) -> list[CommitOutcome | BaseException]:
             outcomes.append(rig.commit(prepared, committer))
             committer.close()
         except Exception as error:
-            outcomes.append(error)
+            outcomes.append(told(error))
 
     threads = [threading.Thread(target=race) for _ in range(start.parties)]
     for thread in threads:

@@ -33,6 +33,7 @@ _SECRET_LENGTH_MIN = 6
 @clause(scenarios=[23, 25], rests_on=[abort_leaves_nothing, commit_again])
 def in_doubt_is_exact(rig: Rig) -> None:
     """In doubt is what is pre-committed and neither committed nor aborted, and nothing else."""
+    rig.job.begin(1)
     rig.expect_in_doubt(when="before anything was written")
     first, second, third = (rig.prepare(checkpoint) for checkpoint in (1, 2, 3))
     rig.expect_in_doubt(first, second, third, when="after three checkpoints")

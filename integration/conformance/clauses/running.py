@@ -105,7 +105,7 @@ class _JobRun:
         expect(not early, f"{self}: {len(early)} rows are seen that no checkpoint has decided")
 
     def __str__(self) -> str:
-        return "a job of these attempts: " + "; ".join(self._history)
+        return "a job of these attempts: " + ("; ".join(self._history) or "its first")
 
 
 def _killed_at(point: CrashPoint, what: str) -> Clause:
