@@ -59,6 +59,10 @@ class MySQLDatabase(Database[Session, MySQLError, TargetTable, ColumnFit]):
         return prepared_transactions(connection, self._names, sink_id)
 
     @override
+    def endings(self, transaction: TransactionId) -> str:
+        return f"XA COMMIT or XA ROLLBACK {self._names.xid(transaction)}"
+
+    @override
     def is_open(self, connection: Session) -> bool:
         return connection.open
 

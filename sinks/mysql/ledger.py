@@ -38,6 +38,10 @@ class Ledger:
         """The fence's name as text."""
         return self.sinks
 
+    def take_over(self, sink_id: str) -> str:
+        """Return the statement by which an operator hands `sink_id` to another job."""
+        return f"DELETE FROM {self.sinks} WHERE sink_id = {literal(sink_id)}"
+
     def record(self, session: Session, transaction: TransactionId, rows: int) -> bool:
         """Return whether the ledger row is written; not when a newer attempt has the sink.
 

@@ -15,7 +15,6 @@ from onceflow.sinks.mysql.catalog import (
     ServerFacts,
     TargetTable,
     may_recover,
-    prepared_transactions,
     server_facts,
     target_table,
 )
@@ -24,13 +23,14 @@ from onceflow.sinks.mysql.connection import Session
 from onceflow.sinks.mysql.database import MySQLDatabase
 from onceflow.sinks.mysql.ddl import bookkeeping_statements, create_database
 from onceflow.sinks.mysql.failures import DENIED, NO_SUCH_SESSION, code, described
-from onceflow.sinks.mysql.matching import matched, require_transactional_table
 from onceflow.sinks.mysql.names import identifier, literal, quoted
+from onceflow.sinks.mysql.refusals import FAILURES
 from onceflow.sinks.mysql.settings import SinkSettings
 from onceflow.sinks.mysql.tables import ddl_lock
-from onceflow.sinks.sql import CommitMode, SinkOwner, TableName, require_admission, session_name
+from onceflow.sinks.sql import CommitMode, TableName, session_name
 from onceflow.sinks.sql.bookkeeping import LEDGER, SINKS
 from onceflow.sinks.sql.commit_mode import chosen_mode
+from onceflow.sinks.sql.preflight import claim, required_table
 
 _logger = logging.getLogger("onceflow.sinks.mysql")
 # Rows of values in MySQL; XA that outlives its session in MariaDB.
@@ -51,9 +51,7 @@ class Preflight:
 
     def __init__(self, settings: SinkSettings, context: CommitterContext, session: Session) -> None:
         self._settings = settings
-        database = MySQLDatabase(settings)
-        self._tables = database.tables
-        self.failures = database.failures
+        self._database = MySQLDatabase(settings)
         self._context = context
         self._session = session
 
@@ -131,16 +129,7 @@ class Preflight:
             ConfigError: Another job owns the sink id.
             Fenced: This attempt or a newer one has claimed it.
         """
-        context, ledger = self._context, self._settings.ledger
-        claimant = SinkOwner(context.log_id, context.attempt)
-        while not ledger.claim(self._session, context.sink_id, context.job, claimant, mode.value):
-            # Goes on only if the row that stood in the way is gone meanwhile, or older.
-            require_admission(
-                context.sink_id,
-                ledger.owner(self._session, context.sink_id),
-                claimant,
-                take_over=f"DELETE FROM {ledger.sinks} WHERE sink_id = {literal(context.sink_id)}",
-            )
+        claim(self._database, self._session, self._context, mode)
         self._end_older_writers()
 
     def require_table(self, schema: pa.Schema) -> None:
@@ -149,20 +138,8 @@ class Preflight:
         Raises:
             ConfigError: There is none, or it does not take the rows.
         """
-        settings, session = self._settings, self._session
-        table = target_table(session, settings.table)
-        if table is None:
-            if not settings.create:
-                raise self._tables.missing(settings.table, schema)
-            self._require_nothing_prepared()
-            table = self._tables.created(session, settings.table, schema, settings.rules)
-        require_transactional_table(table)
-        if settings.evolve and not self._prepared():
-            table = self._tables.evolved(session, table, schema, settings.rules)
-        elif settings.evolve:
-            # The writers will, once recovery has settled what is there.
-            schema = self._known_columns(table, schema)
-        matched(table, schema, settings.rules)
+        settings = self._settings
+        table = required_table(self._database, self._session, self._context, schema, self._prepared)
         if settings.rules.tombstones or settings.rules.operation_column:
             self._require_delete(table)
 
@@ -185,30 +162,11 @@ class Preflight:
                 f"DELETE ON {identifier(table.name)} TO {table.grantee}"
             ) from error
 
-    def _known_columns(self, table: TargetTable, schema: pa.Schema) -> pa.Schema:
-        rules = self._settings.rules
-        control = {rules.operation_column, rules.table_column}
-        return pa.schema(
-            [one for one in schema if one.name in control or table.column(one.name) is not None]
-        )
-
     def _prepared(self) -> tuple[TransactionId, ...]:
         """Return what is prepared under the sink id; nothing where the user may not ask."""
         if not may_recover(self._session):
             return ()
-        names = self._settings.names
-        return prepared_transactions(self._session, names, self._context.sink_id)
-
-    def _require_nothing_prepared(self) -> None:
-        prepared = self._prepared()
-        if prepared:
-            raise ConfigError(
-                f"table {self._settings.table} is to be created, and {len(prepared)} transactions "
-                f"of sink {self._context.sink_id} are in doubt, the first {prepared[0]}: tables "
-                "are created only while nothing is prepared. Start the job once with the table it "
-                "had before, or finish them by XA COMMIT or XA ROLLBACK "
-                f"{self._settings.names.xid(prepared[0])}"
-            )
+        return self._database.prepared(self._session, self._context.sink_id)
 
     def _end_older_writers(self) -> None:
         prefix = literal(self._settings.names.writers_lock(self._context.sink_id))
@@ -255,7 +213,7 @@ def run_preflight(
             text = f"sink {context.sink_id}: {settings.endpoint}"
             if code(error) in DENIED:
                 raise ConfigError(f"{text}: {described(error)}") from error
-            raise preflight.failures.refusal(error, text) from error
+            raise FAILURES.refusal(error, text) from error
 
 
 def _is_whole(table: TargetTable | None) -> bool:

@@ -21,7 +21,7 @@ from onceflow.sinks.mysql.names import literal
 from onceflow.sinks.mysql.refusals import FAILURES
 from onceflow.sinks.mysql.settings import SinkSettings
 from onceflow.sinks.sql import ChangeRules, TableName, Tables
-from onceflow.sinks.sql.targets import Target
+from onceflow.sinks.sql.tables import Target
 
 MySQLTarget = Target[TargetTable, ColumnFit]
 

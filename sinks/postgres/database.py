@@ -65,6 +65,10 @@ class PostgresDatabase(Database[BoundedConnection, psycopg.Error, TargetTable, C
         return prepared_transactions(connection, sink_id)
 
     @override
+    def endings(self, transaction: TransactionId) -> str:
+        return f"COMMIT PREPARED or ROLLBACK PREPARED '{transaction}'"
+
+    @override
     def is_open(self, connection: BoundedConnection) -> bool:
         return not connection.closed
 

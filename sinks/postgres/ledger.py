@@ -69,6 +69,11 @@ class Ledger:
         """The fence's name as text."""
         return self.sinks.as_string(None)
 
+    def take_over(self, sink_id: str) -> str:
+        """Return the statement by which an operator hands `sink_id` to another job."""
+        statement = sql.SQL("DELETE FROM {} WHERE sink_id = {}")
+        return statement.format(self.sinks, sql.Literal(sink_id)).as_string(None)
+
     def record(
         self, connection: psycopg.Connection[TupleRow], transaction: TransactionId, rows: int
     ) -> bool:

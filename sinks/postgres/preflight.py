@@ -15,8 +15,6 @@ from onceflow.core.spi import CommitterContext
 from onceflow.sinks.postgres.catalog import (
     SERVER_VERSION_MIN,
     ServerFacts,
-    TargetTable,
-    prepared_transactions,
     server_facts,
     target_table,
 )
@@ -24,13 +22,13 @@ from onceflow.sinks.postgres.commit_mode import is_pooled, two_phase_prospects
 from onceflow.sinks.postgres.connection import BoundedConnection
 from onceflow.sinks.postgres.database import PostgresDatabase
 from onceflow.sinks.postgres.ddl import bookkeeping_statements
-from onceflow.sinks.postgres.failures import described
-from onceflow.sinks.postgres.matching import matched, require_durable_table
+from onceflow.sinks.postgres.failures import FAILURES, described
 from onceflow.sinks.postgres.settings import SinkSettings, attempt_of_writer
 from onceflow.sinks.postgres.tables import lock_ddl
-from onceflow.sinks.sql import CommitMode, SinkOwner, TableName, require_admission
+from onceflow.sinks.sql import CommitMode, TableName
 from onceflow.sinks.sql.bookkeeping import COMMIT_MODE_LENGTH_MAX, SINKS
 from onceflow.sinks.sql.commit_mode import chosen_mode
+from onceflow.sinks.sql.preflight import claim, required_table
 
 _logger = logging.getLogger("onceflow.sinks.postgres")
 
@@ -42,9 +40,7 @@ class Preflight:
         self, settings: SinkSettings, context: CommitterContext, connection: BoundedConnection
     ) -> None:
         self._settings = settings
-        database = PostgresDatabase(settings)
-        self._tables = database.tables
-        self.failures = database.failures
+        self._database = PostgresDatabase(settings)
         self._context = context
         self._connection = connection
 
@@ -131,75 +127,19 @@ class Preflight:
             ConfigError: Another job owns the sink id.
             Fenced: This attempt or a newer one has claimed it.
         """
-        context, ledger = self._context, self._settings.ledger
-        claimant = SinkOwner(context.log_id, context.attempt)
-        while not ledger.claim(
-            self._connection, context.sink_id, context.job, claimant, mode.value
-        ):
-            # Goes on only if the row that stood in the way is gone meanwhile.
-            take_over = sql.SQL("DELETE FROM {} WHERE sink_id = {}").format(
-                ledger.sinks, sql.Literal(context.sink_id)
-            )
-            require_admission(
-                context.sink_id,
-                ledger.owner(self._connection, context.sink_id),
-                claimant,
-                take_over=take_over.as_string(self._connection),
-            )
+        claim(self._database, self._connection, self._context, mode)
         if not is_pooled(self._connection):
             # A pooler's sessions serve whoever comes; in one of them nothing stays open for long.
             self._end_older_writers()
 
-    def require_table(self, schema: pa.Schema) -> TargetTable:
-        """Return the target table, which takes rows of `schema`; made or altered when asked for.
+    def require_table(self, schema: pa.Schema) -> None:
+        """Return when the target table takes rows of `schema`; made or altered when asked for.
 
         Raises:
             ConfigError: There is none, or it does not take the rows.
         """
-        settings, connection = self._settings, self._connection
-        table = target_table(connection, settings.table)
-        if table is None:
-            if not settings.create:
-                raise self._tables.missing(settings.table, schema)
-            self._require_nothing_prepared()
-            table = self._tables.created(connection, settings.table, schema, settings.rules)
-        require_durable_table(table)
-        if settings.evolve and self._may_alter():
-            table = self._tables.evolved(connection, table, schema, settings.rules)
-        else:
-            schema = self._known_columns(table, schema)
-        matched(table, schema, settings.rules)
-        return table
-
-    def _known_columns(self, table: TargetTable, schema: pa.Schema) -> pa.Schema:
-        """Leave out columns that the writers will add, once recovery has settled what is there."""
-        if not self._settings.evolve:
-            return schema
-        rules = self._settings.rules
-        control = {rules.operation_column, rules.table_column}
-        return pa.schema(
-            [one for one in schema if one.name in control or table.column(one.name) is not None]
-        )
-
-    def _may_alter(self) -> bool:
-        prepared = prepared_transactions(self._connection, self._context.sink_id)
-        if prepared:
-            _logger.info(
-                "sink %s: columns are added after recovery: %s transactions are prepared",
-                self._context.sink_id,
-                len(prepared),
-            )
-        return not prepared
-
-    def _require_nothing_prepared(self) -> None:
-        prepared = prepared_transactions(self._connection, self._context.sink_id)
-        if prepared:
-            raise ConfigError(
-                f"table {self._settings.table} is to be created, and {len(prepared)} transactions "
-                f"of sink {self._context.sink_id} are in doubt, the first {prepared[0]}: tables "
-                "are created only while nothing is prepared. Start the job once with the table it "
-                "had before, or finish them by COMMIT PREPARED or ROLLBACK PREPARED"
-            )
+        prepared = partial(self._database.prepared, self._connection, self._context.sink_id)
+        required_table(self._database, self._connection, self._context, schema, prepared)
 
     def _end_older_writers(self) -> None:
         context = self._context
@@ -255,4 +195,4 @@ def run_preflight(
             ) from error
         except psycopg.Error as error:
             text = f"sink {context.sink_id}: {settings.endpoint}"
-            raise preflight.failures.refusal(error, text) from error
+            raise FAILURES.refusal(error, text) from error

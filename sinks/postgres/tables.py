@@ -21,7 +21,7 @@ from onceflow.sinks.postgres.fitting import ColumnFit
 from onceflow.sinks.postgres.matching import key_matched, matched, require_durable_table
 from onceflow.sinks.postgres.settings import SinkSettings
 from onceflow.sinks.sql import ChangeRules, TableName, Tables
-from onceflow.sinks.sql.targets import Target
+from onceflow.sinks.sql.tables import Target
 
 PostgresTarget = Target[TargetTable, ColumnFit]
 

@@ -16,7 +16,8 @@ from onceflow.sinks.sql.intake import Intake
 from onceflow.sinks.sql.ledger import Ledger
 from onceflow.sinks.sql.settings import CommitMode, SinkSettings
 from onceflow.sinks.sql.table_name import TableName
-from onceflow.sinks.sql.targets import ColumnFit, Table, Tables, Targets
+from onceflow.sinks.sql.tables import ColumnFit, Table, Tables
+from onceflow.sinks.sql.targets import Targets
 from onceflow.sinks.sql.values import decoded, decoded_rows, fitted, quoted_value, refused_at
 from onceflow.sinks.sql.write_mode import ChangeRules, Classified, WriteMode
 

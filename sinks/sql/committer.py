@@ -30,7 +30,7 @@ from onceflow.sinks.sql.failures import ErrorT
 from onceflow.sinks.sql.replies import NoReply, settled
 from onceflow.sinks.sql.settings import CommitMode
 from onceflow.sinks.sql.staged_commits import StagedCommits
-from onceflow.sinks.sql.targets import FitT, TableT
+from onceflow.sinks.sql.tables import FitT, TableT
 
 _T = TypeVar("_T")
 _PRUNE_ROUNDS_MAX = 100

@@ -14,7 +14,7 @@ from onceflow.sinks.sql.failures import ErrorT, Failures
 from onceflow.sinks.sql.ledger import Ledger
 from onceflow.sinks.sql.placement import Placement
 from onceflow.sinks.sql.settings import SinkSettings
-from onceflow.sinks.sql.targets import FitT, Tables, TableT, Target
+from onceflow.sinks.sql.tables import FitT, Tables, TableT, Target
 from onceflow.sinks.sql.transactions import Transactions
 from onceflow.sinks.sql.write_mode import WriteMode
 
@@ -57,6 +57,10 @@ class Database(ABC, Generic[ConnectionT, ErrorT, TableT, FitT]):
     @abstractmethod
     def prepared(self, connection: ConnectionT, sink_id: str) -> tuple[TransactionId, ...]:
         """Return what is prepared under exactly this sink id with this ledger, by anybody."""
+
+    @abstractmethod
+    def endings(self, transaction: TransactionId) -> str:
+        """Return the statements by which an operator ends a prepared transaction."""
 
     @abstractmethod
     def is_open(self, connection: ConnectionT) -> bool:

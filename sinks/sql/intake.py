@@ -14,7 +14,7 @@ from onceflow.sinks.sql.bad_rows import BadRows
 from onceflow.sinks.sql.changes import rows_by_table
 from onceflow.sinks.sql.settings import SinkSettings
 from onceflow.sinks.sql.table_name import TableName
-from onceflow.sinks.sql.targets import ColumnFit
+from onceflow.sinks.sql.tables import ColumnFit
 from onceflow.sinks.sql.values import decoded_rows
 from onceflow.sinks.sql.write_mode import Classified
 

@@ -17,6 +17,10 @@ class Ledger(Protocol[ConnectionT_contra]):
         """The quoted name of the table that says who may write."""
         ...
 
+    def take_over(self, sink_id: str, /) -> str:
+        """Return the statement by which an operator hands a sink id to another job."""
+        ...
+
     def record(
         self, connection: ConnectionT_contra, transaction: TransactionId, rows: int, /
     ) -> bool:

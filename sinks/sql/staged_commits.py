@@ -38,7 +38,8 @@ from onceflow.sinks.sql.database import Database
 from onceflow.sinks.sql.failures import ErrorT
 from onceflow.sinks.sql.instructions import Instruction
 from onceflow.sinks.sql.replies import NoReply
-from onceflow.sinks.sql.targets import FitT, TableT, Target, Targets
+from onceflow.sinks.sql.tables import FitT, TableT, Target
+from onceflow.sinks.sql.targets import Targets
 from onceflow.sinks.sql.write_mode import ChangeRules
 
 _Outcome = TypeVar("_Outcome")

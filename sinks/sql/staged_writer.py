@@ -27,7 +27,8 @@ from onceflow.sinks.sql.database import Database
 from onceflow.sinks.sql.failures import ErrorT
 from onceflow.sinks.sql.instructions import Instruction
 from onceflow.sinks.sql.intake import Intake
-from onceflow.sinks.sql.targets import FitT, TableT, Target, Targets
+from onceflow.sinks.sql.tables import FitT, TableT, Target
+from onceflow.sinks.sql.targets import Targets
 
 
 class StagedWriter(SinkWriter, Generic[ConnectionT, ErrorT, TableT, FitT]):

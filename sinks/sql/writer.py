@@ -28,7 +28,8 @@ from onceflow.sinks.sql.database import Database
 from onceflow.sinks.sql.failures import ErrorT
 from onceflow.sinks.sql.intake import Intake
 from onceflow.sinks.sql.placement import Placement
-from onceflow.sinks.sql.targets import FitT, TableT, Targets
+from onceflow.sinks.sql.tables import FitT, TableT
+from onceflow.sinks.sql.targets import Targets
 from onceflow.sinks.sql.transactions import (
     PlainTransactions,
     PreparedTransactions,

@@ -13,7 +13,7 @@ from onceflow.sinks.postgres.catalog import PostgresType, TableColumn, TargetTab
 from onceflow.sinks.postgres.fitting import ColumnFit
 from onceflow.sinks.postgres.types import wire_of
 from onceflow.sinks.sql import BadRows, ChangeRules, Intake, SinkSettings, TableName, WriteMode
-from onceflow.sinks.sql.targets import Target
+from onceflow.sinks.sql.tables import Target
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("v", pa.string())])
 BY_KEY = ChangeRules(WriteMode.UPSERT, ("id",), tombstones=True)
