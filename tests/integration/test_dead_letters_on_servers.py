@@ -139,14 +139,14 @@ def test_rows_that_tables_refuse_are_dead_letters_once_wherever_they_go(
     for name, branch in branches.items():
         records.write(branch.target, uid=name, dead_letters=branch.letters)
     job = pipeline.start()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 90
     while (status := job.status()).checkpoints_completed < 2:
         assert not status.state.ended, status.last_error
         assert time.monotonic() < deadline, status
         time.sleep(0.01)
     os.kill(status.slots[0].pid, signal.SIGKILL)
-    assert job.wait(90).state is JobState.FINISHED, job.status().last_error
-    assert job.status().restores == 1
+    assert job.wait(70).state is JobState.FINISHED, job.status().last_error
+    assert job.status().restores >= 1
 
     expected = Counter((topic, n % 2, n // 2) for n in range(RECORDS) if is_bad(n))
     for name, branch in branches.items():
