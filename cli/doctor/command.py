@@ -25,12 +25,11 @@ from onceflow.cli.doctor.mysql import check_mysql
 from onceflow.cli.doctor.postgres import check_postgres
 from onceflow.cli.doctor.python import check_python
 from onceflow.cli.doctor.spark import SparkQuestion, check_spark
-from onceflow.cli.doctor.storage import check_storage
+from onceflow.cli.doctor.storage import check_storage, missing_directories
 from onceflow.cli.listing import print_listing
 from onceflow.cli.txn.places import read_password
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.secret_references import followed
-from onceflow.core.storage import FileSystemStorage
 
 EXIT_PROBLEMS = 1
 EXIT_USAGE = 2
@@ -75,12 +74,14 @@ class Examined:
             Check("java", partial(check_java, self.timeout_s)),
             Check("python", check_python),
         ]
+        missing = missing_directories(self.storage) if self.storage is not None else ()
         if self.spark:
-            question = SparkQuestion(self.master, self.parallelism, self.storage, self.timeout_s)
+            question = SparkQuestion(
+                self.master, self.parallelism, self.storage, self.timeout_s, missing
+            )
             checks.append(Check("spark", partial(check_spark, question)))
         if self.storage is not None:
-            FileSystemStorage(self.storage)
-            checks.append(Check("storage", partial(check_storage, self.storage)))
+            checks.append(Check("storage", partial(check_storage, self.storage, missing)))
         if self.kafka is not None:
             checks.append(Check("kafka", partial(check_kafka, self._kafka(self.kafka))))
         elif self.topics or self.group or self.kafka_options:

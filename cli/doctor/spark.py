@@ -18,6 +18,7 @@ from typing import Any
 
 import onceflow
 from onceflow.cli.doctor.findings import Area, Finding
+from onceflow.cli.doctor.storage import remove_empty
 from onceflow.core.storage import FileSystemStorage
 
 CLOCK_SKEW_MAX_S = 5.0
@@ -32,6 +33,8 @@ class SparkQuestion:
     parallelism: int
     storage: str | None
     timeout_s: float
+    missing: Sequence[Path] = ()
+    """Directories of `storage` that are not there, and shall not be there afterwards."""
     conf: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
@@ -43,7 +46,7 @@ def check_spark(question: SparkQuestion) -> Sequence[Finding]:
     area = Area("spark")
     with tempfile.TemporaryDirectory(prefix="onceflow-doctor-") as directory:
         answer = Path(directory) / "answer.json"
-        with _Shared(question.storage) as shared:
+        with _Shared(question.storage, question.missing) as shared:
             settings = {
                 "master": question.master or f"local[{max(2, question.parallelism)}]",
                 "conf": dict(question.conf),
@@ -74,19 +77,18 @@ def check_spark(question: SparkQuestion) -> Sequence[Finding]:
 class _Shared:
     """A file in checkpoint storage that executors are to read, and beside which they write."""
 
-    def __init__(self, storage: str | None) -> None:
+    def __init__(self, storage: str | None, missing: Sequence[Path]) -> None:
         self.token = secrets.token_hex(8)
         self.probe = ""
         self.trouble = ""
         self._storage = storage
         self._directory: Path | None = None
-        self._made: list[Path] = []
+        self._missing = missing
 
     def __enter__(self) -> _Shared:
         if self._storage is None:
             return self
         root = Path(FileSystemStorage(self._storage).root)
-        self._made = [path for path in (root, *root.parents) if not path.exists()]
         try:
             self._directory = root / f".onceflow-doctor-{self.token}"
             self._directory.mkdir(parents=True)
@@ -104,8 +106,7 @@ class _Shared:
             for path in self._directory.iterdir():
                 path.unlink()
             self._directory.rmdir()
-            for path in self._made:
-                path.rmdir()
+        remove_empty(self._missing)
 
 
 def _run(settings: Mapping[str, Any], answer: Path, timeout_s: float) -> str:

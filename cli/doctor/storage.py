@@ -6,7 +6,8 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from onceflow.cli.doctor.findings import Area, Finding
@@ -23,8 +24,28 @@ SLOW_SYNC_S = 0.1
 _MIB = 1 << 20
 
 
-def check_storage(root: str) -> Sequence[Finding]:
-    """Create, link, sync, list and delete in `root`, and look at its free space."""
+def missing_directories(root: str) -> tuple[Path, ...]:
+    """Return which directories of `root` are not there, the deepest first.
+
+    Asked once, before the checks run: two of them work in `root` at the same time, and neither can
+    tell what the other has made.
+    """
+    directory = Path(FileSystemStorage(root).root)
+    return tuple(path for path in (directory, *directory.parents) if not path.exists())
+
+
+def remove_empty(directories: Iterable[Path]) -> None:
+    """Remove those of `directories` in which nothing is (left by whoever is done last)."""
+    for path in directories:
+        with suppress(OSError):
+            path.rmdir()
+
+
+def check_storage(root: str, missing: Sequence[Path]) -> Sequence[Finding]:
+    """Create, link, sync, list and delete in `root`, and look at its free space.
+
+    Of what it had to make (`missing`), nothing is left.
+    """
     area = Area("storage")
     directory = Path(FileSystemStorage(root).root)
     there = _nearest(directory)
@@ -46,7 +67,6 @@ def check_storage(root: str) -> Sequence[Finding]:
             )
         ]
     scratch = f".onceflow-doctor-{uuid.uuid4().hex}"
-    made = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
         return [*_exercise(area, LocalFileSystem(str(directory)), scratch), *_space(area, there)]
     except StorageError as error:
@@ -59,9 +79,7 @@ def check_storage(root: str) -> Sequence[Finding]:
         ]
     finally:
         shutil.rmtree(directory / scratch, ignore_errors=True)
-        for path in made:
-            if path.is_dir() and not any(path.iterdir()):
-                path.rmdir()
+        remove_empty(missing)
 
 
 def _exercise(area: Area, fs: LocalFileSystem, scratch: str) -> list[Finding]:

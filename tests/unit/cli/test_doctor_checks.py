@@ -23,7 +23,7 @@ import onceflow
 from onceflow.cli.doctor.findings import Area, Check, Finding, Level, examine
 from onceflow.cli.doctor.java import check_java
 from onceflow.cli.doctor.python import check_python
-from onceflow.cli.doctor.storage import check_storage
+from onceflow.cli.doctor.storage import check_storage, missing_directories
 from onceflow.cli.main import app
 
 JAVA = shutil.which("java")
@@ -31,6 +31,10 @@ JAVA = shutil.which("java")
 
 def levels(findings: Any) -> list[Level]:
     return [finding.level for finding in findings]
+
+
+def looked_at(storage: str) -> Any:
+    return check_storage(storage, missing_directories(storage))
 
 
 def java_in(directory: Path, version: str) -> Path:
@@ -93,9 +97,22 @@ def test_python_has_what_a_job_needs() -> None:
 
 
 def test_a_good_directory_is_used_and_left_as_it_was(tmp_path: Path) -> None:
-    found = check_storage(str(tmp_path / "not" / "yet" / "there"))
+    found = looked_at(str(tmp_path / "not" / "yet" / "there"))
     assert Level.PROBLEM not in levels(found)
     assert "is writable" in found[0].found
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_checks_at_once_leave_no_directory_that_was_not_there(tmp_path: Path) -> None:
+    """The one that is done first finds what the other made; the last one clears it away."""
+    root = tmp_path / "not" / "yet" / "there"
+    missing = missing_directories(str(root))
+    beside = root / "of the other check"
+    beside.mkdir(parents=True)
+    check_storage(str(root), missing)
+    assert list(root.iterdir()) == [beside]
+    beside.rmdir()
+    check_storage(str(root), missing)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -138,7 +155,7 @@ def test_a_file_system_mounted_read_only_is_told_with_the_mount_to_change(
     real = os.statvfs("/proc")
     answer = os.statvfs_result((*tuple(real)[:8], real.f_flag | os.ST_RDONLY, real.f_namemax))
     monkeypatch.setattr(os, "statvfs", Mock(return_value=answer))
-    (finding,) = check_storage("/proc/checkpoints")
+    (finding,) = looked_at("/proc/checkpoints")
     assert finding.level is Level.PROBLEM
     assert finding.remedy == "sudo mount -o remount,rw /proc"
 
