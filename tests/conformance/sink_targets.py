@@ -146,7 +146,7 @@ class KafkaTarget(SinkTarget):
         self._topic = broker.create_topic(f"rows-{secrets.token_hex(4)}", partitions=2)
 
     def sink(self) -> Sink:
-        settings = {"deadline_s": _AWAY_S, **self._settings}
+        settings: dict[str, Any] = {"deadline_s": _AWAY_S, **self._settings}
         return KafkaSink(self._broker.bootstrap_servers, topic=self._topic, **settings)
 
     def rows(self) -> list[dict[str, object]]:

@@ -268,7 +268,8 @@ def test_keys_of_several_columns_and_types_find_their_rows(url: str) -> None:
         "utf8mb4_bin, raw varbinary(9), price decimal(9,2), value bigint, "
         "PRIMARY KEY (day, at, name, raw, price)) COLLATE utf8mb4_general_ci",
     )
-    for attempt, mode in enumerate(("upsert", "update", "ignore"), 1):
+    modes: tuple[Literal["upsert", "update", "ignore"], ...] = ("upsert", "update", "ignore")
+    for attempt, mode in enumerate(modes, 1):
         sink = MySQLSink(
             url, table="t", write_mode=mode, primary_key=tuple(schema.names[:-1]), tombstones=True
         )
