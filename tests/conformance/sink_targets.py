@@ -29,7 +29,7 @@ PASSWORD = "correct-horse-battery-staple"
 DATABASE = "conformance"
 TABLE = "CREATE TABLE kept_rows (id bigint PRIMARY KEY, account varchar(50), amount integer)"
 
-_MARKED_S = 5.0
+_MARKED_S = 30.0
 # A broker that is away is asked for so long, call by call; one that is there answers at once.
 _AWAY_S = 8.0
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
