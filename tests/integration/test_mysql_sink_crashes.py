@@ -134,7 +134,14 @@ def test_at_least_once_job_killed_before_its_decision_doubles_rows(
     assert len(seen) > _ROWS
 
 
-@pytest.mark.parametrize(("kind", "seed"), [("exactly_once", 1), ("ledger", 2), ("upsert", 3)])
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [
+        ("exactly_once", 1),
+        pytest.param("ledger", 2, marks=pytest.mark.slow),
+        pytest.param("upsert", 3, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("embedded", [EmbeddedMySQL, EmbeddedMariaDB])
 def test_job_and_server_killed_at_any_moment_write_each_row_once(
     tmp_path: Path, embedded: type[EmbeddedMySQL] | type[EmbeddedMariaDB], kind: str, seed: int
