@@ -71,6 +71,7 @@ class TestFileSink(SinkConformance):
         target.close()
 
 
+@pytest.mark.slow
 class TestPartitionedFileSink(SinkConformance):
     @pytest.fixture
     def sink_target(self, tmp_path: Path) -> Iterator[SinkTarget]:

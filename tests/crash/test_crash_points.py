@@ -58,7 +58,13 @@ def test_a_slot_that_dies_at_a_crash_point_neither_loses_nor_doubles_a_row(
     assert verdict.ok, verdict
 
 
-@pytest.mark.parametrize(("backend", "commit_mode"), STATE_AND_SINK)
+@pytest.mark.parametrize(
+    ("backend", "commit_mode"),
+    [
+        STATE_AND_SINK[0],
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in STATE_AND_SINK[1:]),
+    ],
+)
 def test_a_driver_that_dies_right_after_deciding_has_decided(
     ledger_driver: LedgerDriver,
     ledger_spec: LedgerSpec,

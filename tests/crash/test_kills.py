@@ -22,7 +22,7 @@ from onceflow.integration.servers.postgres import EmbeddedPostgres
 Judge = Callable[[LedgerRun], Verdict]
 
 SEED = int(os.environ.get("ONCEFLOW_TEST_SEED", "7"))
-BACKENDS = ["heap", "rocksdb"]
+BACKENDS = ["heap", pytest.param("rocksdb", marks=pytest.mark.slow)]
 
 
 def await_any_moment(run: LedgerRun, seed: int = SEED) -> LedgerStatus:
@@ -97,7 +97,7 @@ def test_a_killed_executor_jvm_is_replaced_and_the_job_goes_on(
     assert assert_finished_exactly_once(run, judge).restores >= 1
 
 
-@pytest.mark.parametrize("backend", ["heap", pytest.param("rocksdb", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_killed_postgres_comes_back_with_every_row_once(
     ledger_driver: LedgerDriver,
     ledger_spec: LedgerSpec,

@@ -13,7 +13,7 @@ from benchmarks.stage import Stage
 from onceflow.integration.workload import Payments
 
 PAYMENTS = Payments(records=20_000, accounts=500, seed=11)
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

@@ -115,14 +115,15 @@ def server() -> Iterator[S3Server]:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_job_killed_at_any_step_in_a_directory_writes_each_row_once(
-    runner: JobRunner, tmp_path: Path
+    runner: JobRunner, tmp_path: Path, every: int
 ) -> None:
-    """Each step is tried; every third restart is killed as well, at another step."""
+    """Every so many steps are tried; every third restart is killed as well, at another step."""
     world = World(runner, tmp_path)
     steps = world.steps()
     assert steps > 80
-    for step in range(1, steps + 1):
+    for step in range(1, steps + 1, every):
         world.kill_and_restart(step, step, second_kill_at=0 if step % 3 else step // 2 + 5)
         for below in ("open", "staged", "publishing", "aborting"):
             assert hidden_files(world.out(step), below) == [], f"left behind after step {step}"

@@ -16,6 +16,7 @@ from tests.integration.kafka_feed import (
     record,
     source,
 )
+from tests.integration.kafka_sink_kit import await_markers
 
 from onceflow.core.dead_letters import DeadLetter
 from onceflow.core.errors import BadRecord
@@ -88,6 +89,8 @@ def test_metadata_columns_stay_beside_their_rows_when_bad_records_are_dropped(
     writer = Transactions(servers)
     writer.write(topic, [record(0), b"bad", record(2)])
     writer.commit()
+    # The mark that follows is a record, too, and comes a moment after the answer.
+    assert await_markers(servers, topic, timeout_s=30)
     produce(servers, topic, [b"bad", record(5), record(6)])
     described = source(
         servers, topic, include_metadata=True, on_bad_record="drop", ending_offsets="latest"

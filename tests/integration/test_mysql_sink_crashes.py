@@ -84,6 +84,18 @@ _STEPS = [
 ]
 
 
+_CASES = [
+    pytest.param(
+        flavor,
+        *step,
+        # What the servers differ in is how prepared transactions outlive their session.
+        marks=pytest.mark.slow if flavor == "mariadb" and step[0] != "exactly_once" else (),
+    )
+    for flavor in FLAVORS
+    for step in _STEPS
+]
+
+
 @pytest.fixture(params=FLAVORS)
 def url(request: pytest.FixtureRequest) -> str:
     """URL of a new database, of both servers in turn."""
@@ -91,7 +103,7 @@ def url(request: pytest.FixtureRequest) -> str:
     return found
 
 
-@pytest.mark.parametrize(("kind", "point", "checkpoint"), _STEPS)
+@pytest.mark.parametrize(("url", "kind", "point", "checkpoint"), _CASES, indirect=["url"])
 def test_job_killed_at_a_step_writes_each_row_once(
     url: str, tmp_path: Path, kind: str, point: str, checkpoint: int
 ) -> None:

@@ -11,7 +11,7 @@ from tests.simulation.schedule import run_schedule
 from tests.simulation.variant import Variant
 
 SEED = int(os.environ.get("ONCEFLOW_TEST_SEED", "1"))
-SCHEDULES = int(os.environ.get("ONCEFLOW_TEST_SCHEDULES", "5000"))
+SCHEDULES = int(os.environ.get("ONCEFLOW_TEST_SCHEDULES", "2000"))
 
 
 @pytest.mark.timeout(600)

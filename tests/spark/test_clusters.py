@@ -19,7 +19,7 @@ from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import assert_exactly_once
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
 SOURCE = CountingSource(30_000, pause_s=0.002)
 REPOSITORY = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ def spawn(command: list[str], log: Path, environment: dict[str, str]) -> subproc
 
 
 def await_status(
-    directory: Path, wanted: Callable[[dict[str, Any]], bool], timeout_s: float = 60.0
+    directory: Path, wanted: Callable[[dict[str, Any]], bool], timeout_s: float = 120.0
 ) -> dict[str, Any]:
     path = directory / "status.json"
     deadline = time.monotonic() + timeout_s

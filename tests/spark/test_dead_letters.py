@@ -52,7 +52,13 @@ def records_of(pipeline: Pipeline, source: CountingSource) -> Stream:
     return pipeline.read(source, uid="records").map_batches(without_some_accounts, uid="spoil")
 
 
-@pytest.mark.parametrize("key", [(), ("account",)], ids=["unrouted", "routed"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        pytest.param((), id="unrouted", marks=pytest.mark.slow),
+        pytest.param(("account",), id="routed"),
+    ],
+)
 def test_dead_letters_are_there_exactly_once_with_the_rest_though_slots_are_killed(
     spark: SparkSession, tmp_path: Path, key: tuple[str, ...]
 ) -> None:

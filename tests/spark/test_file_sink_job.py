@@ -49,7 +49,7 @@ def _pipeline(spark: SparkSession, tmp_path: Path, sink: FileSink) -> Pipeline:
     return pipeline
 
 
-@pytest.mark.parametrize("layout", ["flat", "partitioned"])
+@pytest.mark.parametrize("layout", [pytest.param("flat", marks=pytest.mark.slow), "partitioned"])
 def test_job_whose_slots_are_killed_writes_each_row_once_and_spark_reads_them(
     spark: SparkSession, tmp_path: Path, layout: str
 ) -> None:
