@@ -86,6 +86,7 @@ def cluster_driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LedgerD
     driver.end()
 
 
+@pytest.mark.slow  # a cluster of JVMs; that of tests/spark has its executors killed, too
 def test_a_killed_executor_jvm_is_replaced_and_the_job_goes_on(
     cluster_driver: LedgerDriver, ledger_spec: LedgerSpec, judge: Judge
 ) -> None:

@@ -108,6 +108,7 @@ def standalone(tmp_path: Path) -> Iterator[str]:
         process.wait(20)
 
 
+@pytest.mark.slow
 def test_an_executor_killed_in_local_cluster_mode_neither_loses_nor_doubles_a_row(
     tmp_path: Path,
 ) -> None:

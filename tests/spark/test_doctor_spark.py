@@ -42,6 +42,7 @@ def test_executors_that_agree_with_the_driver_are_well(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_executors_without_our_packages_are_told_what_to_install(tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", with_pip=False)
     bare = str(tmp_path / "bare" / "bin" / "python")
