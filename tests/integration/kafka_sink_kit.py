@@ -104,7 +104,7 @@ def ids_in(servers: str, topic: str, *, isolation: str = "read_committed") -> li
     return sorted(json.loads(one.value() or b"")["id"] for one in found)
 
 
-def decided_ids_in(servers: str, topic: str, *, timeout_s: float = 30) -> list[int]:
+def decided_ids_in(servers: str, topic: str, *, timeout_s: float = 100) -> list[int]:
     """Return the ids in `topic`, sorted, doubles kept, once no transaction is open in it.
 
     A broker answers a commit when it is decided, and marks the partitions of it afterwards: one

@@ -32,6 +32,7 @@ __all__ = [
     "SCHEMA",
     "Job",
     "WordProxy",
+    "await_lock_wait",
     "committables",
     "eventually",
     "ids_in",
@@ -118,6 +119,23 @@ def eventually(holds: Callable[[], object], timeout_s: float = 20) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def await_lock_wait(url: str, timeout_s: float = 20) -> None:
+    """Return once a transaction on the server waits for a lock.
+
+    The server answers from a copy that it renews only when nobody has asked for a tenth of a
+    second: who asks more often never sees anything new.
+
+    Raises:
+        AssertionError: None does in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not query(
+        url, "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+    ):
+        assert time.monotonic() < deadline, "nobody waits for a lock"
+        time.sleep(0.15)
 
 
 @dataclass

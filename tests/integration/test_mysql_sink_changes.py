@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from tests.integration.mysql_sink_kit import (
     FLAVORS,
     Job,
+    await_lock_wait,
     ids_in,
     ledger_rows,
     prepared,
@@ -340,7 +340,7 @@ def test_pre_commit_waits_for_the_rows_of_the_last_checkpoint_and_goes_on_after_
     writer.write(_rows((1, "second", "u")))
     with ThreadPoolExecutor(1) as pool:
         second = pool.submit(writer.pre_commit, CheckpointId(2))
-        _until_waiting(url)
+        await_lock_wait(url)
         assert not second.done()
         assert prepared(url) == [str(first.transaction)]
         assert two_phase.committer().commit(first) == Committed()
@@ -483,12 +483,3 @@ def test_rows_that_are_refused_by_us_or_by_the_server_are_left_out_and_told(
         assert writer.pre_commit(CheckpointId(2)) is None, "of rejected rows nothing is prepared"
         assert [part.rows.num_rows for part in writer.rejected()] == [1]
     assert prepared(url) == []
-
-
-def _until_waiting(url: str) -> None:
-    deadline = time.monotonic() + 20
-    while not query(
-        url, "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
-    ):
-        assert time.monotonic() < deadline, "nobody waits for a lock"
-        time.sleep(0.02)

@@ -12,6 +12,7 @@ import pytest
 from tests.integration.mysql_sink_kit import (
     FLAVORS,
     Job,
+    await_lock_wait,
     committables,
     eventually,
     ids_in,
@@ -109,7 +110,7 @@ def test_committer_waits_for_another_that_is_applying_and_goes_on_when_that_one_
             f"row_count) VALUES ('{committable.transaction}', '{SINK_ID}', 1, 1, 0, 1)"
         )
         outcome = pool.submit(job.committer().commit, committable)
-        eventually(lambda: _waits(url))
+        await_lock_wait(url)
         assert not outcome.done()
         other.execute("ROLLBACK")
         assert outcome.result(20) == Committed()
@@ -285,7 +286,7 @@ def _entangled(job: Job, act: Callable[[], object]) -> object:
         rival.execute(f"INSERT INTO ballast VALUES {', '.join('(1)' for _ in range(3000))}")
         rival.execute("UPDATE ledger SET amount = 0 WHERE id = 2")
         acting = pool.submit(act)
-        eventually(lambda: _waits(url))
+        await_lock_wait(url)
         waiting = pool.submit(rival.execute, "UPDATE ledger SET amount = 0 WHERE id = 1")
         try:
             return acting.result(30)
@@ -319,9 +320,3 @@ def test_deadlock_victim_in_commit_is_committed_later(url: str, staging: FileSta
         assert ids_in(url) == [1, 2]
         assert committer.commit(committable) == Committed()
     assert ids_in(url) == [1, 2, 3]
-
-
-def _waits(url: str) -> bool:
-    return bool(
-        query(url, "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
-    )
