@@ -36,7 +36,7 @@ from onceflow.core.state import StateBackend
 pytestmark = pytest.mark.spark
 
 BACKENDS = [
-    pytest.param(HeapBackend(), id="heap"),
+    pytest.param(HeapBackend(), id="heap", marks=pytest.mark.slow),
     pytest.param(RocksDBBackend(), id="rocksdb"),
 ]
 
