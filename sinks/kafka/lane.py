@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaException, Producer, TopicPartition
 
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.sinks.kafka.clients import (
@@ -37,6 +37,7 @@ from onceflow.sinks.kafka.records import Produces, produce, topics_in
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
 
 _ABORT_S = 2.0
+_LOOK_S = 2.0
 _CALL_S = 5.0
 """One call into the transaction; repeated until the deadline while it may be."""
 
@@ -111,10 +112,32 @@ def _markers(
     try:
         return committed_texts(reader, topics, deadline=deadline)
     except KafkaException as error:
-        reason = described(error, settings)
-        raise LaneFailed(f"the marker of {name} was not read: {reason}") from error
+        raise LaneFailed(_unread(settings, name, topics, error)) from error
     finally:
         reader.close()
+
+
+def _unread(
+    settings: KafkaSinkSettings, name: str, topics: Sequence[str], error: KafkaException
+) -> str:
+    """Say why markers were not read: a broker that is silent, or a transaction that never ends.
+
+    Source: KAFKA-20734.
+    """
+    reason = f"the marker of {name} was not read: {described(error, settings)}"
+    reader = open_group_reader(settings, name, Isolation.LAST)
+    try:
+        committed_texts(reader, topics, deadline=time.monotonic() + _LOOK_S)
+    except KafkaException:
+        return reason
+    finally:
+        reader.close()
+    return (
+        f"{reason}. The broker answers, and a transaction over the offsets of group {name} stays"
+        " open. It ends by itself, unless its broker has forgotten to end it, as Kafka 4.3.0 to"
+        " 4.4.0 may when they are restarted after a crash (KAFKA-20734): see 'A transaction that"
+        " is never closed' in docs/sinks/kafka.md"
+    )
 
 
 class Lane:
@@ -132,16 +155,13 @@ class Lane:
         self._producer: Producer = open_producer(
             settings, client_id=name.replace("/", "."), transactional_id=name
         )
+        self._repeated(self._producer.init_transactions, "was not opened", deadline)
         try:
-            self._repeated(self._producer.init_transactions, "was not opened", deadline)
-            reader = open_group_reader(settings, name, Isolation.DECIDED)
-            try:
-                self._group = _group_of(reader)
-                self.texts = dict(committed_texts(reader, settings.topics, deadline=deadline))
-            finally:
-                reader.close()
-        except KafkaException as error:
-            raise self._failed(error, "the marker was not read") from error
+            self._group = _group_of(settings, name)
+            self.texts = dict(decided_markers(settings, name, settings.topics, deadline=deadline))
+        except BaseException:
+            self.abandon()
+            raise
         self._read = set(settings.topics)
 
     def look_at(self, topics: Sequence[str], *, deadline: float) -> None:
@@ -241,6 +261,10 @@ class Lane:
         )
 
 
-def _group_of(reader: Consumer) -> Any:
-    """Return the opaque name of the reader's group, as `send_offsets_to_transaction` takes it."""
-    return cast("Any", reader).consumer_group_metadata()
+def _group_of(settings: KafkaSinkSettings, name: str) -> Any:
+    """Return the opaque name of the lane's group, as `send_offsets_to_transaction` takes it."""
+    reader = open_group_reader(settings, name, Isolation.DECIDED)
+    try:
+        return cast("Any", reader).consumer_group_metadata()
+    finally:
+        reader.close()

@@ -35,7 +35,7 @@ def test_switch_gives_servers_of_the_kind_that_it_names(
         "postgres:18",
         "mysql:9",
         "mariadb:11",
-        "apache/kafka:4.3.0",
+        "apache/kafka:4.2.1",
     ]
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tests.integration.kafka_sink_kit import (
     open_transaction_blocks,
     values_of,
 )
+from typing_extensions import Self
 
 from onceflow.core.crash_points import VARIABLE
 from onceflow.integration.faults import is_paused
@@ -43,8 +45,18 @@ class Runs:
         self.servers, self.topic = servers, topic
         self.log = directory / "log"
         self.points = directory / "crash-points"
+        self._started: list[subprocess.Popen[bytes]] = []
         self.log.mkdir()
         self.points.mkdir()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        """Leave no process behind, however the test ended."""
+        for process in self._started:
+            process.kill()
+            process.communicate(timeout=30)
 
     def start(
         self,
@@ -54,7 +66,7 @@ class Runs:
         delivery: str = "exactly_once",
     ) -> subprocess.Popen[bytes]:
         what = [self.servers, self.topic, str(self.log), str(rows), str(parallelism), delivery]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, str(_PROGRAM), *what, *crash],
             env={
                 **os.environ,
@@ -63,6 +75,8 @@ class Runs:
             },
             stderr=subprocess.PIPE,
         )
+        self._started.append(process)
+        return process
 
     def run(self, *crash: str, parallelism: int = 2, delivery: str = "exactly_once") -> int:
         """Return how the attempt ended: 0, or minus SIGKILL."""
@@ -88,8 +102,9 @@ def finished(process: subprocess.Popen[bytes], *, timeout_s: float = 90) -> int:
 
 
 @pytest.fixture
-def runs(onceflow_kafka: KafkaServer, kafka_topic: TopicFactory, tmp_path: Path) -> Runs:
-    return Runs(onceflow_kafka.bootstrap_servers, kafka_topic(2), tmp_path)
+def runs(onceflow_kafka: KafkaServer, kafka_topic: TopicFactory, tmp_path: Path) -> Iterator[Runs]:
+    with Runs(onceflow_kafka.bootstrap_servers, kafka_topic(2), tmp_path) as made:
+        yield made
 
 
 @pytest.mark.parametrize(
@@ -145,20 +160,16 @@ def test_a_zombie_that_wakes_after_its_successor_committed_changes_nothing(
 ) -> None:
     checkpoint = 1 if step == "opened" else 2
     zombie = runs.start(f"stop-{step}@{checkpoint}")
-    try:
-        deadline = time.monotonic() + 60
-        while not is_paused(zombie.pid):
-            assert zombie.poll() is None, zombie.communicate()[1].decode()
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        assert runs.run() == 0
-        runs.assert_exactly_once()
-        zombie.send_signal(signal.SIGCONT)
-        _, errors = zombie.communicate(timeout=90)
-        assert b"fenced: a newer attempt decides" in errors, errors.decode()
-    finally:
-        zombie.kill()
-        zombie.wait(10)
+    deadline = time.monotonic() + 60
+    while not is_paused(zombie.pid):
+        assert zombie.poll() is None, zombie.communicate()[1].decode()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert runs.run() == 0
+    runs.assert_exactly_once()
+    zombie.send_signal(signal.SIGCONT)
+    _, errors = zombie.communicate(timeout=90)
+    assert b"fenced: a newer attempt decides" in errors, errors.decode()
     assert decided_ids_in(runs.servers, runs.topic) == list(range(_ROWS))
     assert runs.staged() != [], "it went on to the checkpoint that it may not decide"
     assert runs.run() == 0
@@ -182,8 +193,10 @@ def test_job_and_broker_killed_at_any_moment_write_each_record_once(
     seed = int(os.environ.get("ONCEFLOW_TEST_SEED", seed))
     sys.stdout.write(f"seed {seed}\n")
     schedule = random.Random(seed)
-    with EmbeddedKafka() as server:
-        runs = Runs(server.bootstrap_servers, server.create_topic("soak", 2), tmp_path)
+    with (
+        EmbeddedKafka() as server,
+        Runs(server.bootstrap_servers, server.create_topic("soak", 2), tmp_path) as runs,
+    ):
         for kill in range(1, _KILLS + 1):
             process = runs.start(rows=_MANY_ROWS, parallelism=schedule.choice([1, 2, 3]))
             _await_progress(runs, process, kill, schedule.uniform(0.0, 0.8))

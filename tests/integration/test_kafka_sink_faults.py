@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from tests.integration.kafka_sink_kit import (
     Job,
     decided_ids_in,
@@ -199,6 +199,32 @@ def test_unreachable_broker_is_retry_later_and_nothing_has_changed(
             broker.network.heal()
         assert committer.abort(committable) == Aborted()
     assert messages(broker.bootstrap_servers, topic, isolation="read_uncommitted") == []
+
+
+def test_marker_behind_a_transaction_that_never_ends_is_waited_for_and_named(
+    job: Job, broker: EmbeddedKafka, topic: str, tmp_path: Path
+) -> None:
+    """As a broker leaves it that forgets to end one; here another producer keeps it open."""
+    lane = f"onceflow/{job.sink_id}/0"
+    servers = {"bootstrap.servers": broker.bootstrap_servers}
+    other = Producer({**servers, "transactional.id": "keeps-it-open"})
+    other.init_transactions(20)
+    other.begin_transaction()
+    group: Any = Consumer({**servers, "group.id": lane})
+    other.send_offsets_to_transaction(
+        [TopicPartition(topic, 0, 9)], group.consumer_group_metadata(), 20
+    )
+    sink = KafkaSink(broker.bootstrap_servers, topic=topic, deadline_s=2)
+    with Job(sink, tmp_path, sink_id=job.sink_id) as impatient:
+        committable = impatient.prepare(1, range(10))
+        outcome = impatient.committer().commit(committable)
+        assert isinstance(outcome, RetryLater)
+        assert f"over the offsets of group {lane} stays open" in outcome.reason
+        assert "KAFKA-20734" in outcome.reason
+        assert messages(broker.bootstrap_servers, topic, isolation="read_uncommitted") == []
+        other.abort_transaction(20)
+        assert impatient.committer().commit(committable) == Committed()
+    assert decided_ids_in(broker.bootstrap_servers, topic) == list(range(10))
 
 
 def test_broker_killed_while_records_are_produced_has_each_once(

@@ -77,7 +77,7 @@ def test_broker_that_runs_already_is_used(monkeypatch: pytest.MonkeyPatch) -> No
 def test_container_images_are_the_official_ones() -> None:
     """Changed in one place, and named in docs/integration-testing.md."""
     assert ContainerMySQL.official_image == "mysql:9"
-    assert ContainerKafka.official_image == "apache/kafka:4.3.0"
+    assert ContainerKafka.official_image == "apache/kafka:4.2.1"
 
 
 def test_option_of_pytest_is_the_switch(
