@@ -1,49 +1,18 @@
-"""A MySQL sink's writers and committers without a runtime, and looks at what the server holds."""
+"""What a MySQL or MariaDB holds, as an operator sees it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-import pyarrow as pa
-from tests.integration.postgres_sink_kit import SCHEMA, WordProxy, committables, rows
-from typing_extensions import Self
+from tests.integration import sink_kit
 
-from onceflow.core.protocol.committables import (
-    AbortOutcome,
-    CommitOutcome,
-    Committable,
-    RetryLater,
-    Unknown,
-)
-from onceflow.core.protocol.ids import AttemptId, CheckpointId
-from onceflow.core.spi import Committer, CommitterContext, OnBadRow, SinkWriter, WriterContext
-from onceflow.core.staging import StagingArea
 from onceflow.integration.servers.mysql_admin import connect
 from onceflow.sinks import MySQLSink
 
-__all__ = [
-    "FLAVORS",
-    "SCHEMA",
-    "Job",
-    "WordProxy",
-    "await_lock_wait",
-    "committables",
-    "eventually",
-    "ids_in",
-    "ledger_rows",
-    "prepared",
-    "query",
-    "rows",
-    "sessions",
-    "until_settled",
-    "xid",
-]
+Job: TypeAlias = sink_kit.Job[MySQLSink]
 
 FLAVORS = ("mysql", "mariadb")
 
@@ -97,30 +66,6 @@ def ledger_rows(url: str) -> list[str]:
     return sorted(str(row[0]) for row in query(url, "SELECT transaction_id FROM onceflow_ledger"))
 
 
-def until_settled(
-    ask: Callable[[], CommitOutcome | AbortOutcome], timeout_s: float = 60
-) -> CommitOutcome | AbortOutcome:
-    """Ask as the engine does, until the outcome is final."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        outcome = ask()
-        if not isinstance(outcome, (RetryLater, Unknown)) or time.monotonic() > deadline:
-            return outcome
-        time.sleep(0.05)
-
-
-def eventually(holds: Callable[[], object], timeout_s: float = 20) -> None:
-    """Return once it holds.
-
-    Raises:
-        AssertionError: It does not in time.
-    """
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def await_lock_wait(url: str, timeout_s: float = 20) -> None:
     """Return once a transaction on the server waits for a lock.
 
@@ -136,70 +81,3 @@ def await_lock_wait(url: str, timeout_s: float = 20) -> None:
     ):
         assert time.monotonic() < deadline, "nobody waits for a lock"
         time.sleep(0.15)
-
-
-@dataclass
-class Job:
-    """A sink under one sink id; closes every writer and committer that it made."""
-
-    sink: MySQLSink
-    sink_id: str = "job.ledger"
-    log_id: str = "log-1"
-    schema: pa.Schema = field(default_factory=lambda: SCHEMA)
-    staging: StagingArea | None = None
-    on_bad_row: OnBadRow = OnBadRow.FAIL
-    _open: ExitStack = field(default_factory=ExitStack)
-
-    def check(self, attempt: int = 1) -> Self:
-        self.sink.check(self.committer_context(attempt), self.schema)
-        return self
-
-    def committer_context(self, attempt: int = 1) -> CommitterContext:
-        return CommitterContext(
-            "job", "ledger", self.sink_id, AttemptId(attempt), self.log_id, self.staging
-        )
-
-    def writer(
-        self, attempt: int = 1, subtask: int = 0, parallelism: int = 1, first_checkpoint: int = 1
-    ) -> SinkWriter:
-        writer = self.sink.writer(
-            WriterContext(
-                job="job",
-                uid="ledger",
-                sink_id=self.sink_id,
-                subtask=subtask,
-                parallelism=parallelism,
-                attempt=AttemptId(attempt),
-                first_checkpoint=CheckpointId(first_checkpoint),
-                schema=self.schema,
-                staging=self.staging,
-                on_bad_row=self.on_bad_row,
-            )
-        )
-        self._open.callback(writer.close)
-        return writer
-
-    def committer(self, attempt: int = 1) -> Committer:
-        committer = self.sink.committer(self.committer_context(attempt))
-        self._open.callback(committer.close)
-        return committer
-
-    def prepare(self, checkpoint: int, ids: Iterable[int], attempt: int = 1) -> Committable:
-        """Return what a writer of its own pre-committed; the writer is closed."""
-        writer = self.writer(attempt, first_checkpoint=checkpoint)
-        writer.write(rows(ids))
-        committable = writer.pre_commit(CheckpointId(checkpoint))
-        writer.close()
-        assert committable is not None
-        return committable
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._open.close()

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from tests.integration.postgres_sink_kit import SCHEMA, rows
+from tests.integration.sink_kit import SCHEMA, rows
 from typing_extensions import override
 
 from onceflow.core.crash_points import VARIABLE, reach

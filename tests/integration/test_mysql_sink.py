@@ -11,16 +11,14 @@ import pytest
 from tests.integration.mysql_sink_kit import (
     FLAVORS,
     Job,
-    committables,
-    eventually,
     ids_in,
     ledger_rows,
     prepared,
     query,
-    rows,
     sessions,
     xid,
 )
+from tests.integration.sink_kit import committables, eventually, rows
 
 from onceflow.core.protocol.committables import (
     Aborted,

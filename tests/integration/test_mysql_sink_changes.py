@@ -19,8 +19,8 @@ from tests.integration.mysql_sink_kit import (
     ledger_rows,
     prepared,
     query,
-    rows,
 )
+from tests.integration.sink_kit import rows
 
 from onceflow.core.errors import BadRow, ConfigError, PreCommitFailed
 from onceflow.core.protocol.committables import Committed, RetryLater

@@ -14,14 +14,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pyarrow as pa
 import pytest
-from tests.integration.mysql_sink_kit import (
-    FLAVORS,
-    Job,
-    eventually,
-    ids_in,
-    query,
-    sessions,
-)
+from tests.integration.mysql_sink_kit import FLAVORS, Job, ids_in, query, sessions
+from tests.integration.sink_kit import eventually
 
 from onceflow.core.errors import ConfigError, Fenced, OnceflowError, SinkError
 from onceflow.core.protocol.committables import Committed

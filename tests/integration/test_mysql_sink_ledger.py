@@ -13,15 +13,13 @@ from tests.integration.mysql_sink_kit import (
     FLAVORS,
     Job,
     await_lock_wait,
-    committables,
-    eventually,
     ids_in,
     ledger_rows,
     prepared,
     query,
-    rows,
     sessions,
 )
+from tests.integration.sink_kit import committables, eventually, rows
 
 from onceflow.core.errors import BadRow, ConfigError, PreCommitFailed, StateCorrupt, StorageError
 from onceflow.core.protocol.committables import (

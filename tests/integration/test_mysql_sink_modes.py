@@ -14,16 +14,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pyarrow as pa
 import pytest
-from tests.integration.mysql_sink_kit import (
-    FLAVORS,
-    SCHEMA,
-    Job,
-    ids_in,
-    prepared,
-    query,
-    rows,
-    sessions,
-)
+from tests.integration.mysql_sink_kit import FLAVORS, Job, ids_in, prepared, query, sessions
+from tests.integration.sink_kit import SCHEMA, rows
 
 from onceflow.core.errors import BadRow, ConfigError
 from onceflow.core.protocol.committables import Aborted, AlreadyCommitted, Committable, Committed

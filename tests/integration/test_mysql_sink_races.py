@@ -5,18 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.integration.mysql_sink_kit import (
-    FLAVORS,
-    Job,
-    eventually,
-    ids_in,
-    prepared,
-    query,
-    rows,
-    sessions,
-    until_settled,
-    xid,
-)
+from tests.integration.mysql_sink_kit import FLAVORS, Job, ids_in, prepared, query, sessions, xid
+from tests.integration.sink_kit import eventually, rows, until_settled
 
 from onceflow.core.errors import BadRow, Fenced, PreCommitFailed, SinkError
 from onceflow.core.protocol.committables import (

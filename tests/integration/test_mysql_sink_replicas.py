@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from tests.integration.mysql_sink_kit import Job, eventually, ids_in, query
+from tests.integration.mysql_sink_kit import Job, ids_in, query
+from tests.integration.sink_kit import eventually
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.committables import Aborted, Committed

@@ -9,15 +9,8 @@ from functools import partial
 
 import psycopg
 import pytest
-from tests.integration.postgres_sink_kit import (
-    Job,
-    committables,
-    ids_in,
-    ledger_rows,
-    prepared,
-    query,
-    rows,
-)
+from tests.integration.postgres_sink_kit import Job, ids_in, ledger_rows, prepared, query
+from tests.integration.sink_kit import committables, rows
 
 from onceflow.core.protocol.committables import (
     Aborted,

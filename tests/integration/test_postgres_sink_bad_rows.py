@@ -8,7 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.integration.postgres_sink_kit import SCHEMA, Job, ids_in, prepared, query, rows
+from tests.integration.postgres_sink_kit import Job, ids_in, prepared, query
+from tests.integration.sink_kit import SCHEMA, rows
 
 from onceflow.core.errors import BadRow, PreCommitFailed, SinkError
 from onceflow.core.protocol.committables import Committed

@@ -11,13 +11,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
-from tests.integration.postgres_sink_kit import (
-    Job,
-    ledger_rows,
-    prepared,
-    query,
-    until_waiting,
-)
+from tests.integration.postgres_sink_kit import Job, await_lock_wait, ledger_rows, prepared, query
 
 from onceflow.core.errors import BadRow, ConfigError, PreCommitFailed
 from onceflow.core.protocol.committables import Committed
@@ -274,7 +268,7 @@ def test_pre_commit_waits_for_the_rows_of_the_last_checkpoint_and_goes_on_after_
     writer.write(_rows((1, "second", "u")))
     with ThreadPoolExecutor(1) as pool:
         second = pool.submit(writer.pre_commit, CheckpointId(2))
-        until_waiting(url)
+        await_lock_wait(url)
         assert not second.done()
         assert prepared(url) == [str(first.transaction)]
         assert two_phase.committer().commit(first) == Committed()

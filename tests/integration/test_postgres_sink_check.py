@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
-from tests.integration.postgres_sink_kit import SCHEMA, Job, ids_in, ledger_rows, query, rows
+from tests.integration.postgres_sink_kit import Job, ids_in, ledger_rows, query
+from tests.integration.sink_kit import SCHEMA, rows
 
 from onceflow.core.errors import ConfigError, Fenced, OnceflowError, SinkError
 from onceflow.core.protocol.committables import Committed

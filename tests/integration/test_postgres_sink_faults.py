@@ -1,4 +1,4 @@
-"""The Postgres sink while servers die, replies are lost and others decide at the same moment."""
+"""The Postgres sink while others decide at the same moment, and when there is no room."""
 
 from __future__ import annotations
 
@@ -6,23 +6,15 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import psycopg
 import pytest
-from tests.integration.postgres_sink_kit import (
-    Job,
-    WordProxy,
-    committables,
-    ids_in,
-    prepared,
-    query,
-    rows,
-)
+from tests.integration.postgres_sink_kit import Job, ids_in, prepared, query
+from tests.integration.sink_kit import rows
+from tests.integration.word_proxy import WordProxy
 
-from onceflow.core.errors import ConfigError, PreCommitFailed, SinkError
+from onceflow.core.errors import PreCommitFailed
 from onceflow.core.protocol.committables import (
-    Aborted,
     AlreadyCommitted,
     CommitOutcome,
     Committable,
@@ -78,230 +70,6 @@ def _through(proxy: WordProxy, url: str, **settings: float) -> Job:
             statement_timeout_s=settings.get("statement_timeout_s", 120.0),
         )
     )
-
-
-# -- the server dies -------------------------------------------------------------------------------
-
-
-def test_rows_that_were_only_written_die_with_the_server(
-    server: EmbeddedPostgres, job: Job, url: str
-) -> None:
-    writer = job.writer()
-    writer.write(rows([1]))
-    server.restart()
-    with pytest.raises(PreCommitFailed):
-        writer.pre_commit(CheckpointId(1))
-    assert prepared(url) == []
-    assert ids_in(url) == []
-
-
-def test_prepared_rows_outlive_the_server_and_are_committed_once(
-    server: EmbeddedPostgres, job: Job, url: str
-) -> None:
-    committer = job.committer()
-    assert list(committer.in_doubt()) == []
-    committable = job.prepare(1, [1, 2])
-    server.restart()
-    # The committer's connection died with the server; it opens another by itself.
-    assert committables(committer.in_doubt()) == ["job.ledger/1/1/0/0"]
-    server.restart()
-    assert committer.commit(committable) == Committed()
-    server.restart()
-    assert committer.commit(committable) == AlreadyCommitted()
-    assert ids_in(url) == [1, 2]
-
-
-def test_committed_rows_and_their_proof_outlive_the_server(
-    server: EmbeddedPostgres, job: Job, url: str
-) -> None:
-    committable = job.prepare(1, [1])
-    assert job.committer().commit(committable) == Committed()
-    server.restart()
-    assert ids_in(url) == [1]
-    assert job.committer().commit(committable) == AlreadyCommitted()
-
-
-def test_idle_writer_goes_on_after_the_server_has_restarted(
-    server: EmbeddedPostgres, job: Job, url: str
-) -> None:
-    writer = job.writer()
-    writer.write(rows([1]))
-    first = writer.pre_commit(CheckpointId(1))
-    server.restart()
-    writer.write(rows([2]))
-    second = writer.pre_commit(CheckpointId(2))
-    assert first is not None
-    assert second is not None
-    committer = job.committer()
-    assert [committer.commit(one) for one in (first, second)] == [Committed(), Committed()]
-    assert ids_in(url) == [1, 2]
-
-
-def test_everything_waits_for_a_server_that_is_down_and_nothing_is_called_lost(
-    server: EmbeddedPostgres, job: Job, url: str
-) -> None:
-    committable = job.prepare(1, [1])
-    committer = job.committer()
-    server.kill()
-    try:
-        outcome = committer.commit(committable)
-        assert isinstance(outcome, RetryLater)
-        assert "refused" in outcome.reason
-        assert isinstance(committer.abort(committable), RetryLater)
-        with pytest.raises(SinkError):
-            committer.in_doubt()
-        with pytest.raises(SinkError, match="refused") as failure:
-            job.check(attempt=2)
-        assert not isinstance(failure.value, ConfigError), "a restart of the job may mend it"
-        committer.prune(CheckpointId(9))
-    finally:
-        server.start()
-    assert committer.commit(committable) == Committed()
-    assert ids_in(url) == [1]
-
-
-def test_commit_is_answered_while_the_server_dies_again_and_again(
-    server: EmbeddedPostgres, job: Job, url: str
-) -> None:
-    """Kills the server at any moment of thirty commits; asks until each is settled."""
-    todo = [job.prepare(checkpoint, [checkpoint]) for checkpoint in range(1, 31)]
-    committer = job.committer()
-    stop = threading.Event()
-    kills: list[float] = []
-
-    def kill_and_start() -> None:
-        while not stop.wait(0.1):
-            server.restart()
-            kills.append(time.monotonic())
-
-    killer = threading.Thread(target=kill_and_start)
-    killer.start()
-    try:
-        for committable in todo:
-            outcome = _until_settled(partial(committer.commit, committable))
-            assert outcome in (Committed(), AlreadyCommitted()), outcome
-            time.sleep(0.02)
-    finally:
-        stop.set()
-        killer.join(60)
-    assert len(kills) >= 3
-    assert ids_in(url) == list(range(1, 31))
-    assert prepared(url) == []
-
-
-# -- replies are lost ------------------------------------------------------------------------------
-
-
-def test_commit_that_landed_but_was_reported_failed_is_not_applied_twice(
-    proxy: WordProxy, job: Job, url: str
-) -> None:
-    committable = job.prepare(1, [1, 2])
-    with _through(proxy, url) as remote:
-        committer = remote.committer()
-        proxy.lose_reply("COMMIT PREPARED")
-        assert committer.commit(committable) in (AlreadyCommitted(), Committed())
-        assert proxy.resets == 1
-        assert committer.commit(committable) == AlreadyCommitted()
-    assert ids_in(url) == [1, 2]
-    assert prepared(url) == []
-
-
-def test_commit_that_never_arrived_is_sent_again(proxy: WordProxy, job: Job, url: str) -> None:
-    committable = job.prepare(1, [1])
-    with _through(proxy, url) as remote:
-        committer = remote.committer()
-        proxy.lose_request("COMMIT PREPARED")
-        assert committer.commit(committable) == Committed()
-        assert proxy.resets == 1
-    assert ids_in(url) == [1]
-
-
-def test_rollback_that_landed_but_was_reported_failed_is_aborted(
-    proxy: WordProxy, job: Job, url: str
-) -> None:
-    committable = job.prepare(1, [1])
-    with _through(proxy, url) as remote:
-        proxy.lose_reply("ROLLBACK PREPARED")
-        assert remote.committer().abort(committable) == Aborted()
-        assert proxy.resets == 1
-    assert prepared(url) == []
-    assert ids_in(url) == []
-
-
-def test_lost_answer_of_the_ledger_is_asked_for_again(proxy: WordProxy, job: Job, url: str) -> None:
-    committable = job.prepare(1, [1])
-    assert job.committer().commit(committable) == Committed()
-    with _through(proxy, url) as remote:
-        proxy.lose_reply("onceflow_ledger")
-        assert remote.committer().commit(committable) == AlreadyCommitted()
-        assert proxy.resets == 1
-
-
-@pytest.mark.parametrize("arrives", [True, False])
-def test_lost_reply_to_prepare_fails_the_checkpoint_and_leaves_what_can_be_rolled_back(
-    proxy: WordProxy, job: Job, url: str, arrives: bool
-) -> None:
-    with _through(proxy, url) as remote:
-        writer = remote.writer()
-        writer.write(rows([1]))
-        lose = proxy.lose_reply if arrives else proxy.lose_request
-        lose("PREPARE TRANSACTION")
-        with pytest.raises(PreCommitFailed, match="checkpoint 1"):
-            writer.pre_commit(CheckpointId(1))
-        assert proxy.resets == 1
-    _eventually(lambda: prepared(url) == (["job.ledger/1/1/0/0"] if arrives else []))
-    committer = job.check(attempt=2).committer(attempt=2)
-    for orphan in committer.in_doubt():
-        assert committer.abort(orphan) == Aborted()
-    assert prepared(url) == []
-    assert ids_in(url) == []
-
-
-def test_commit_whose_connection_breaks_and_whose_server_stays_away_is_unknown(
-    server: EmbeddedPostgres, proxy: WordProxy, job: Job, url: str
-) -> None:
-    committable = job.prepare(1, [1])
-    with _through(proxy, url, connect_timeout_s=0.5) as remote:
-        committer = remote.committer()
-        assert committables(committer.in_doubt()) == ["job.ledger/1/1/0/0"]
-        server.kill()
-        try:
-            outcome = committer.commit(committable)
-        finally:
-            server.start()
-        assert isinstance(outcome, Unknown)
-        assert "job.ledger/1/1/0/0" in outcome.reason
-        assert committer.commit(committable) == Committed()
-    assert ids_in(url) == [1]
-
-
-def test_frozen_server_hangs_nobody_and_nothing_is_called_done_or_lost(
-    server: EmbeddedPostgres, job: Job, url: str
-) -> None:
-    committable = job.prepare(1, [1])
-    quick = Job(PostgresSink(url, table="ledger", statement_timeout_s=0.5, connect_timeout_s=1.0))
-    with quick:
-        committer, writer = quick.committer(), quick.writer()
-        assert committables(committer.in_doubt()) == ["job.ledger/1/1/0/0"]
-        writer.write(rows([2]))
-        began = time.monotonic()
-        server.pause()
-        try:
-            assert isinstance(committer.commit(committable), Unknown)
-            with pytest.raises(PreCommitFailed, match=r"did not answer within 0\.5 s"):
-                writer.pre_commit(CheckpointId(2))
-            assert isinstance(committer.abort(committable), (RetryLater, Unknown))
-            with pytest.raises(SinkError):
-                committer.in_doubt()
-            with pytest.raises(SinkError, match="did not answer within 1 s|timeout") as failure:
-                quick.check(2)
-            assert not isinstance(failure.value, ConfigError)
-        finally:
-            server.unpause()
-        assert time.monotonic() - began < 15
-        outcome = _until_settled(lambda: committer.commit(committable))
-        assert outcome in (Committed(), AlreadyCommitted())
-    _eventually(lambda: ids_in(url) == [1])
 
 
 # -- others decide at the same moment --------------------------------------------------------------

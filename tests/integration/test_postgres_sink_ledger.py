@@ -12,14 +12,13 @@ import psycopg
 import pytest
 from tests.integration.postgres_sink_kit import (
     Job,
-    committables,
+    await_lock_wait,
     ids_in,
     ledger_rows,
     prepared,
     query,
-    rows,
-    until_waiting,
 )
+from tests.integration.sink_kit import committables, rows
 
 from onceflow.core.errors import BadRow, ConfigError, PreCommitFailed, StateCorrupt
 from onceflow.core.protocol.committables import (
@@ -177,7 +176,7 @@ def test_committer_waits_for_another_that_is_applying_and_goes_on_when_that_one_
             (str(committable.transaction),),
         )
         outcome = pool.submit(job.committer().commit, committable)
-        until_waiting(postgres_database)
+        await_lock_wait(postgres_database)
         assert not outcome.done()
         other.rollback()
         assert outcome.result(20) == Committed()

@@ -13,15 +13,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.integration.postgres_sink_kit import (
-    Job,
-    WordProxy,
-    ids_in,
-    prepared,
-    query,
-    rows,
-    until_waiting,
-)
+from tests.integration.postgres_sink_kit import Job, await_lock_wait, ids_in, prepared, query
+from tests.integration.sink_kit import rows
+from tests.integration.word_proxy import WordProxy
 
 from onceflow.core.errors import PreCommitFailed, SinkError
 from onceflow.core.protocol.committables import (
@@ -192,7 +186,7 @@ def _entangled(url: str, act: Callable[[], object]) -> object:
         other.execute("SET deadlock_timeout = '60s'")
         other.execute("UPDATE ledger SET amount = 0 WHERE id = 2")
         acting = pool.submit(act)
-        until_waiting(url)
+        await_lock_wait(url)
         waiting = pool.submit(other.execute, "UPDATE ledger SET amount = 0 WHERE id = 1")
         try:
             return acting.result(30)

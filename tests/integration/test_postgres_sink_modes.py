@@ -12,7 +12,8 @@ from typing import Any
 import psycopg
 import pytest
 from tests.integration.pgbouncer import PgBouncer, find_pgbouncer
-from tests.integration.postgres_sink_kit import Job, ids_in, prepared, query, rows
+from tests.integration.postgres_sink_kit import Job, ids_in, prepared, query
+from tests.integration.sink_kit import rows
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.committables import Aborted, AlreadyCommitted, Committed

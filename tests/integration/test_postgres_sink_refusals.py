@@ -7,13 +7,8 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
-from tests.integration.postgres_sink_kit import (
-    Job,
-    ids_in,
-    prepared,
-    query,
-    rows,
-)
+from tests.integration.postgres_sink_kit import Job, ids_in, prepared, query
+from tests.integration.sink_kit import rows
 
 from onceflow.core.errors import BadRow, Fenced, PreCommitFailed, SinkError
 from onceflow.core.protocol.ids import CheckpointId

@@ -10,15 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
-from tests.integration.mysql_sink_kit import (
-    FLAVORS,
-    Job,
-    ids_in,
-    ledger_rows,
-    prepared,
-    query,
-    xid,
-)
+from tests.integration.mysql_sink_kit import FLAVORS, Job, ids_in, ledger_rows, prepared, query, xid
 from tests.support.aged_log import AgedLog
 from typer.testing import CliRunner
 

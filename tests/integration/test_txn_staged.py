@@ -13,8 +13,8 @@ import pyarrow.dataset as ds
 import pytest
 from tests.integration.kafka_sink_kit import ids_in as ids_in_topic
 from tests.integration.mysql_sink_kit import ids_in as ids_in_mysql
-from tests.integration.postgres_sink_kit import SCHEMA, rows
 from tests.integration.postgres_sink_kit import ids_in as ids_in_postgres
+from tests.integration.sink_kit import SCHEMA, rows
 from tests.support.aged_log import AgedLog
 from typer.testing import CliRunner
 

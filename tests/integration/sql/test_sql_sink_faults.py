@@ -1,4 +1,4 @@
-"""The MySQL sink while servers die and replies are lost."""
+"""While servers die, hang, and replies are lost: seen once, and nothing called done or lost."""
 
 from __future__ import annotations
 
@@ -9,17 +9,9 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
-from tests.integration.mysql_sink_kit import (
-    Job,
-    WordProxy,
-    committables,
-    eventually,
-    ids_in,
-    prepared,
-    query,
-    rows,
-    until_settled,
-)
+from tests.integration.sink_kit import committables, eventually, rows, until_settled
+from tests.integration.sql.databases import Database, SqlJob, SqlServer
+from tests.integration.word_proxy import WordProxy
 
 from onceflow.core.errors import ConfigError, PreCommitFailed, SinkError
 from onceflow.core.protocol.committables import (
@@ -30,76 +22,53 @@ from onceflow.core.protocol.committables import (
     Unknown,
 )
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.integration.servers import EmbeddedMariaDB, EmbeddedMySQL
-from onceflow.integration.servers.mysql_admin import MySQLAdmin
-from onceflow.sinks import MySQLSink
 
 _NUMBERS = itertools.count()
-Server = EmbeddedMySQL | EmbeddedMariaDB
 
 
-@pytest.fixture(scope="module", params=[EmbeddedMySQL, EmbeddedMariaDB])
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    with request.param() as server:
+@pytest.fixture(scope="module")
+def server(kind: type[Database]) -> Iterator[SqlServer]:
+    """A server of this module's own, which may be killed."""
+    with kind.server() as server:
         yield server
 
 
 @pytest.fixture
-def url(server: Server, request: pytest.FixtureRequest) -> Iterator[str]:
-    """URL of a new database on the server that may be killed."""
-    name = f"f{next(_NUMBERS)}"
-    query(server.url, f"CREATE DATABASE {name}")
-    url = server.database_url(name)
-    yield url
-    with MySQLAdmin.session(server.url) as admin:
-        admin.end_sessions_of(name)
-        admin.roll_back(admin.in_doubt())
-        admin.drop_database(name)
+def database(kind: type[Database], server: SqlServer) -> Iterator[Database]:
+    """A new database on that server."""
+    database = kind.create(server, f"f{next(_NUMBERS)}")
+    yield database
+    database.drop(server)
 
 
 @pytest.fixture
-def job(url: str) -> Iterator[Job]:
-    with Job(MySQLSink(url, table="ledger", create=True)) as job:
-        yield job.check()
-
-
-@pytest.fixture
-def proxy(server: Server) -> Iterator[WordProxy]:
+def proxy(server: SqlServer) -> Iterator[WordProxy]:
     proxy = WordProxy(("127.0.0.1", server.port))
     yield proxy
     proxy.close()
 
 
-def _through(proxy: WordProxy, url: str, **settings: float) -> Job:
-    host, _, database = url.rpartition("@")[2].partition("/")
-    assert host.startswith("127.0.0.1:")
-    return Job(
-        MySQLSink(
-            f"mysql://root:onceflow@127.0.0.1:{proxy.port}/{database}?ssl_mode=disabled",
-            table="ledger",
-            connect_timeout_s=settings.get("connect_timeout_s", 10.0),
-            statement_timeout_s=settings.get("statement_timeout_s", 120.0),
-        )
-    )
+def _through(proxy: WordProxy, database: Database, **settings: float) -> SqlJob:
+    return database.through(proxy.port).job(table="ledger", **settings)
 
 
 # -- the server dies -------------------------------------------------------------------------------
 
 
 def test_rows_that_were_only_written_die_with_the_server(
-    server: Server, job: Job, url: str
+    database: Database, server: SqlServer, job: SqlJob
 ) -> None:
     writer = job.writer()
     writer.write(rows(range(20_000)))
     server.restart()
     with pytest.raises(PreCommitFailed):
         writer.pre_commit(CheckpointId(1))
-    assert prepared(url) == []
-    assert ids_in(url) == []
+    assert database.prepared() == []
+    assert database.ids_in() == []
 
 
 def test_prepared_rows_outlive_the_server_and_are_committed_once(
-    server: Server, job: Job, url: str
+    database: Database, server: SqlServer, job: SqlJob
 ) -> None:
     committer = job.committer()
     assert list(committer.in_doubt()) == []
@@ -111,21 +80,21 @@ def test_prepared_rows_outlive_the_server_and_are_committed_once(
     assert committer.commit(committable) == Committed()
     server.restart()
     assert committer.commit(committable) == AlreadyCommitted()
-    assert ids_in(url) == [1, 2]
+    assert database.ids_in() == [1, 2]
 
 
 def test_committed_rows_and_their_proof_outlive_the_server(
-    server: Server, job: Job, url: str
+    database: Database, server: SqlServer, job: SqlJob
 ) -> None:
     committable = job.prepare(1, [1])
     assert job.committer().commit(committable) == Committed()
     server.restart()
-    assert ids_in(url) == [1]
+    assert database.ids_in() == [1]
     assert job.committer().commit(committable) == AlreadyCommitted()
 
 
 def test_idle_writer_goes_on_after_the_server_has_restarted(
-    server: Server, job: Job, url: str
+    database: Database, server: SqlServer, job: SqlJob
 ) -> None:
     writer = job.writer()
     writer.write(rows([1]))
@@ -137,11 +106,11 @@ def test_idle_writer_goes_on_after_the_server_has_restarted(
     assert second is not None
     committer = job.committer()
     assert [committer.commit(one) for one in (first, second)] == [Committed(), Committed()]
-    assert ids_in(url) == [1, 2]
+    assert database.ids_in() == [1, 2]
 
 
 def test_everything_waits_for_a_server_that_is_down_and_nothing_is_called_lost(
-    server: Server, job: Job, url: str
+    database: Database, server: SqlServer, job: SqlJob
 ) -> None:
     committable = job.prepare(1, [1])
     committer = job.committer()
@@ -149,22 +118,22 @@ def test_everything_waits_for_a_server_that_is_down_and_nothing_is_called_lost(
     try:
         outcome = committer.commit(committable)
         assert isinstance(outcome, RetryLater)
-        assert "cannot connect" in outcome.reason
+        assert database.said_when_down in outcome.reason
         assert isinstance(committer.abort(committable), RetryLater)
         with pytest.raises(SinkError):
             committer.in_doubt()
-        with pytest.raises(SinkError, match="cannot connect") as failure:
+        with pytest.raises(SinkError, match=database.said_when_down) as failure:
             job.check(attempt=2)
         assert not isinstance(failure.value, ConfigError), "a restart of the job may mend it"
         committer.prune(CheckpointId(9))
     finally:
         server.start()
     assert committer.commit(committable) == Committed()
-    assert ids_in(url) == [1]
+    assert database.ids_in() == [1]
 
 
 def test_commit_is_answered_while_the_server_dies_again_and_again(
-    server: Server, job: Job, url: str
+    database: Database, server: SqlServer, job: SqlJob
 ) -> None:
     """Kills the server at any moment of fifteen commits; asks until each is settled."""
     todo = [job.prepare(checkpoint, [checkpoint]) for checkpoint in range(1, 16)]
@@ -188,53 +157,57 @@ def test_commit_is_answered_while_the_server_dies_again_and_again(
         stop.set()
         killer.join(60)
     assert len(kills) >= 2
-    assert ids_in(url) == list(range(1, 16))
-    assert prepared(url) == []
+    assert database.ids_in() == list(range(1, 16))
+    assert database.prepared() == []
 
 
 # -- replies are lost ------------------------------------------------------------------------------
 
 
 def test_commit_that_landed_but_was_reported_failed_is_not_applied_twice(
-    proxy: WordProxy, job: Job, url: str
+    database: Database, proxy: WordProxy, job: SqlJob
 ) -> None:
     committable = job.prepare(1, [1, 2])
-    with _through(proxy, url) as remote:
+    with _through(proxy, database) as remote:
         committer = remote.committer()
-        proxy.lose_reply("XA COMMIT")
+        proxy.lose_reply(database.words.commit)
         assert committer.commit(committable) in (AlreadyCommitted(), Committed())
         assert proxy.resets == 1
         assert committer.commit(committable) == AlreadyCommitted()
-    assert ids_in(url) == [1, 2]
-    assert prepared(url) == []
+    assert database.ids_in() == [1, 2]
+    assert database.prepared() == []
 
 
-def test_commit_that_never_arrived_is_sent_again(proxy: WordProxy, job: Job, url: str) -> None:
+def test_commit_that_never_arrived_is_sent_again(
+    database: Database, proxy: WordProxy, job: SqlJob
+) -> None:
     committable = job.prepare(1, [1])
-    with _through(proxy, url) as remote:
+    with _through(proxy, database) as remote:
         committer = remote.committer()
-        proxy.lose_request("XA COMMIT")
+        proxy.lose_request(database.words.commit)
         assert committer.commit(committable) == Committed()
         assert proxy.resets == 1
-    assert ids_in(url) == [1]
+    assert database.ids_in() == [1]
 
 
 def test_rollback_that_landed_but_was_reported_failed_is_aborted(
-    proxy: WordProxy, job: Job, url: str
+    database: Database, proxy: WordProxy, job: SqlJob
 ) -> None:
     committable = job.prepare(1, [1])
-    with _through(proxy, url) as remote:
-        proxy.lose_reply("XA ROLLBACK")
+    with _through(proxy, database) as remote:
+        proxy.lose_reply(database.words.rollback)
         assert remote.committer().abort(committable) == Aborted()
         assert proxy.resets == 1
-    assert prepared(url) == []
-    assert ids_in(url) == []
+    assert database.prepared() == []
+    assert database.ids_in() == []
 
 
-def test_lost_answer_of_the_ledger_is_asked_for_again(proxy: WordProxy, job: Job, url: str) -> None:
+def test_lost_answer_of_the_ledger_is_asked_for_again(
+    database: Database, proxy: WordProxy, job: SqlJob
+) -> None:
     committable = job.prepare(1, [1])
     assert job.committer().commit(committable) == Committed()
-    with _through(proxy, url) as remote:
+    with _through(proxy, database) as remote:
         proxy.lose_reply("onceflow_ledger")
         assert remote.committer().commit(committable) == AlreadyCommitted()
         assert proxy.resets == 1
@@ -242,29 +215,29 @@ def test_lost_answer_of_the_ledger_is_asked_for_again(proxy: WordProxy, job: Job
 
 @pytest.mark.parametrize("arrives", [True, False])
 def test_lost_reply_to_prepare_fails_the_checkpoint_and_leaves_what_can_be_rolled_back(
-    proxy: WordProxy, job: Job, url: str, arrives: bool
+    database: Database, proxy: WordProxy, job: SqlJob, arrives: bool
 ) -> None:
-    with _through(proxy, url) as remote:
+    with _through(proxy, database) as remote:
         writer = remote.writer()
         writer.write(rows([1]))
         lose = proxy.lose_reply if arrives else proxy.lose_request
-        lose("XA PREPARE")
+        lose(database.words.prepare)
         with pytest.raises(PreCommitFailed, match="checkpoint 1"):
             writer.pre_commit(CheckpointId(1))
         assert proxy.resets == 1
-    eventually(lambda: prepared(url) == (["job.ledger/1/1/0/0"] if arrives else []))
+    eventually(lambda: database.prepared() == (["job.ledger/1/1/0/0"] if arrives else []))
     committer = job.check(attempt=2).committer(attempt=2)
     for orphan in committer.in_doubt():
         assert committer.abort(orphan) == Aborted()
-    assert prepared(url) == []
-    assert ids_in(url) == []
+    assert database.prepared() == []
+    assert database.ids_in() == []
 
 
 def test_commit_whose_connection_breaks_and_whose_server_stays_away_is_unknown(
-    server: Server, proxy: WordProxy, job: Job, url: str
+    database: Database, server: SqlServer, proxy: WordProxy, job: SqlJob
 ) -> None:
     committable = job.prepare(1, [1])
-    with _through(proxy, url, connect_timeout_s=0.5) as remote:
+    with _through(proxy, database, connect_timeout_s=0.5) as remote:
         committer = remote.committer()
         assert committables(committer.in_doubt()) == ["job.ledger/1/1/0/0"]
         server.kill()
@@ -275,15 +248,15 @@ def test_commit_whose_connection_breaks_and_whose_server_stays_away_is_unknown(
         assert isinstance(outcome, Unknown)
         assert "job.ledger/1/1/0/0" in outcome.reason
         assert committer.commit(committable) == Committed()
-    assert ids_in(url) == [1]
+    assert database.ids_in() == [1]
 
 
 def test_frozen_server_hangs_nobody_and_nothing_is_called_done_or_lost(
-    server: Server, job: Job, url: str
+    database: Database, server: SqlServer, job: SqlJob
 ) -> None:
     committable = job.prepare(1, [1])
-    quick = Job(MySQLSink(url, table="ledger", statement_timeout_s=0.5, connect_timeout_s=1.0))
-    with quick:
+    settings = {"statement_timeout_s": 0.5, "connect_timeout_s": 1.0}
+    with database.job(table="ledger", **settings) as quick:
         committer, writer = quick.committer(), quick.writer(first_checkpoint=2)
         assert committables(committer.in_doubt()) == ["job.ledger/1/1/0/0"]
         writer.write(rows(range(2, 20_000)))
@@ -304,4 +277,4 @@ def test_frozen_server_hangs_nobody_and_nothing_is_called_done_or_lost(
         assert time.monotonic() - began < 15
         outcome = until_settled(lambda: committer.commit(committable))
         assert outcome in (Committed(), AlreadyCommitted())
-    eventually(lambda: ids_in(url) == [1])
+    eventually(lambda: database.ids_in() == [1])

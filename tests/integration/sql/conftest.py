@@ -1,0 +1,26 @@
+"""Each test runs on every kind of database, in a new one on the session's server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.integration.sql.databases import DATABASES, Database, SqlJob
+
+
+@pytest.fixture(scope="module", params=DATABASES, ids=lambda kind: kind.name)
+def kind(request: pytest.FixtureRequest) -> type[Database]:
+    found: type[Database] = request.param
+    return found
+
+
+@pytest.fixture
+def database(kind: type[Database], request: pytest.FixtureRequest) -> Database:
+    return kind(request.getfixturevalue(f"{kind.name}_database"))
+
+
+@pytest.fixture
+def job(database: Database) -> Iterator[SqlJob]:
+    """A job that inserts into `ledger`, by two-phase commit."""
+    with database.job(table="ledger", create=True) as job:
+        yield job.check()

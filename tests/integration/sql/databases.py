@@ -1,0 +1,254 @@
+"""How each database says what the one suite that runs on all of them needs said."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+from urllib.parse import urlsplit, urlunsplit
+
+from tests.integration import mysql_sink_kit, postgres_sink_kit, sink_kit
+from typing_extensions import Self, override
+
+from onceflow.integration.servers import (
+    EmbeddedMariaDB,
+    EmbeddedMySQL,
+    EmbeddedPostgres,
+    postgres_admin,
+)
+from onceflow.integration.servers.mysql_admin import MySQLAdmin
+from onceflow.sinks import MySQLSink, PostgresSink
+
+SqlSink: TypeAlias = PostgresSink | MySQLSink
+SqlJob: TypeAlias = sink_kit.Job[PostgresSink | MySQLSink]
+SqlServer: TypeAlias = EmbeddedPostgres | EmbeddedMySQL | EmbeddedMariaDB
+
+
+@dataclass(frozen=True)
+class Words:
+    """The statements of two-phase commit, as they go over the wire."""
+
+    prepare: str
+    commit: str
+    rollback: str
+
+
+class Database(ABC):
+    """A database of one test's own."""
+
+    name: ClassVar[str]
+    words: ClassVar[Words]
+    ledger: ClassVar[str]
+    """The table of proofs, as statements name it."""
+    said_when_down: ClassVar[str]
+    """What an error says when nothing listens."""
+    _plain: ClassVar[str] = ""
+    """What a URL says so that nothing is encrypted."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    @classmethod
+    @abstractmethod
+    def server(cls) -> SqlServer:
+        """Return a server for databases of this kind, not started."""
+
+    @classmethod
+    @abstractmethod
+    def create(cls, server: SqlServer, name: str) -> Self:
+        """Return a new database on `server`."""
+
+    @abstractmethod
+    def drop(self, server: SqlServer) -> None:
+        """Drop it with all that is in doubt in it."""
+
+    @abstractmethod
+    def sink(self, **settings: Any) -> SqlSink:
+        """Return a sink into it."""
+
+    @abstractmethod
+    def query(self, *statements: str) -> list[tuple[Any, ...]]:
+        """Return the rows of the last of `statements`, each run alone."""
+
+    @abstractmethod
+    def prepared(self) -> list[str]:
+        """Return the names of all that is prepared in the database, sorted."""
+
+    @abstractmethod
+    def sessions(self) -> list[int]:
+        """Return the sessions that sinks have in the database."""
+
+    @abstractmethod
+    def end_sessions(self) -> None:
+        """End them, as a network or an operator does."""
+
+    @abstractmethod
+    def await_lock_wait(self) -> None:
+        """Return once somebody in the database waits for a lock."""
+
+    @abstractmethod
+    def prepare(self, name: str, statement: str) -> None:
+        """Prepare `statement` under `name`, as somebody else would."""
+
+    @abstractmethod
+    def settle(self, word: str, name: object) -> None:
+        """Commit or roll back (`word` of `words`) what is prepared, as an operator would."""
+
+    def job(self, **settings: Any) -> SqlJob:
+        """Return a job whose sink has `settings`."""
+        return SqlJob(self.sink(**settings))
+
+    def ids_in(self, table: str = "ledger") -> list[int]:
+        """Return all ids that are visible in the table, sorted, doubles kept."""
+        return [int(row[0]) for row in self.query(f"SELECT id FROM {table} ORDER BY id")]
+
+    def ledger_rows(self) -> list[str]:
+        """Return the transactions that the ledger proves committed, sorted."""
+        found = self.query(f"SELECT transaction_id FROM {self.ledger}")
+        return sorted(str(row[0]) for row in found)
+
+    def through(self, port: int) -> Self:
+        """Return it as it is reached by way of a proxy at `port` of this machine, unencrypted."""
+        parts = urlsplit(self.url)
+        login = parts.netloc.rpartition("@")[0]
+        netloc = f"{login}@127.0.0.1:{port}"
+        return type(self)(urlunsplit(parts._replace(netloc=netloc, query=self._plain)))
+
+    @property
+    def database_name(self) -> str:
+        """Its name on its server."""
+        return urlsplit(self.url).path.lstrip("/")
+
+
+class Postgres(Database):
+    name = "postgres"
+    words = Words("PREPARE TRANSACTION", "COMMIT PREPARED", "ROLLBACK PREPARED")
+    ledger = "onceflow.onceflow_ledger"
+    said_when_down = "refused"
+
+    @override
+    @classmethod
+    def server(cls) -> SqlServer:
+        return EmbeddedPostgres()
+
+    @override
+    @classmethod
+    def create(cls, server: SqlServer, name: str) -> Self:
+        postgres_admin.create_database(server.url, name)
+        return cls(server.database_url(name))
+
+    @override
+    def drop(self, server: SqlServer) -> None:
+        postgres_admin.roll_back_prepared(self.url)
+        postgres_admin.drop_database(server.url, self.database_name)
+
+    @override
+    def sink(self, **settings: Any) -> SqlSink:
+        return PostgresSink(self.url, **settings)
+
+    @override
+    def query(self, *statements: str) -> list[tuple[Any, ...]]:
+        return postgres_sink_kit.query(self.url, *statements)
+
+    @override
+    def prepared(self) -> list[str]:
+        return postgres_sink_kit.prepared(self.url)
+
+    @override
+    def sessions(self) -> list[int]:
+        ours = (
+            "SELECT pid FROM pg_stat_activity "
+            "WHERE datname = current_database() AND application_name LIKE 'onceflow%'"
+        )
+        return [int(row[0]) for row in self.query(ours)]
+
+    @override
+    def end_sessions(self) -> None:
+        for session in self.sessions():
+            self.query(f"SELECT pg_terminate_backend({session})")
+
+    @override
+    def await_lock_wait(self) -> None:
+        postgres_sink_kit.await_lock_wait(self.url)
+
+    @override
+    def prepare(self, name: str, statement: str) -> None:
+        # One message: all of it is one transaction.
+        self.query(f"BEGIN; {statement}; PREPARE TRANSACTION '{name}'")
+
+    @override
+    def settle(self, word: str, name: object) -> None:
+        self.query(f"{word} '{name}'")
+
+
+class MySQL(Database):
+    name = "mysql"
+    words = Words("XA PREPARE", "XA COMMIT", "XA ROLLBACK")
+    ledger = "onceflow_ledger"
+    said_when_down = "cannot connect"
+    _plain = "ssl_mode=disabled"
+
+    @override
+    @classmethod
+    def server(cls) -> SqlServer:
+        return EmbeddedMySQL()
+
+    @override
+    @classmethod
+    def create(cls, server: SqlServer, name: str) -> Self:
+        with MySQLAdmin.session(server.url) as admin:
+            admin.create_database(name)
+        return cls(server.database_url(name))
+
+    @override
+    def drop(self, server: SqlServer) -> None:
+        with MySQLAdmin.session(server.url) as admin:
+            admin.end_sessions_of(self.database_name)
+            admin.roll_back(admin.in_doubt())
+            admin.drop_database(self.database_name)
+
+    @override
+    def sink(self, **settings: Any) -> SqlSink:
+        return MySQLSink(self.url, **settings)
+
+    @override
+    def query(self, *statements: str) -> list[tuple[Any, ...]]:
+        return mysql_sink_kit.query(self.url, *statements)
+
+    @override
+    def prepared(self) -> list[str]:
+        return mysql_sink_kit.prepared(self.url)
+
+    @override
+    def sessions(self) -> list[int]:
+        return mysql_sink_kit.sessions(self.url)
+
+    @override
+    def end_sessions(self) -> None:
+        for session in self.sessions():
+            self.query(f"KILL {session}")
+
+    @override
+    def await_lock_wait(self) -> None:
+        mysql_sink_kit.await_lock_wait(self.url)
+
+    @override
+    def prepare(self, name: str, statement: str) -> None:
+        xid = mysql_sink_kit.xid(self.url, name)
+        self.query(f"XA START {xid}", statement, f"XA END {xid}", f"XA PREPARE {xid}")
+
+    @override
+    def settle(self, word: str, name: object) -> None:
+        self.query(f"{word} {mysql_sink_kit.xid(self.url, name)}")
+
+
+class MariaDB(MySQL):
+    name = "mariadb"
+
+    @override
+    @classmethod
+    def server(cls) -> SqlServer:
+        return EmbeddedMariaDB()
+
+
+DATABASES: tuple[type[Database], ...] = (Postgres, MySQL, MariaDB)
