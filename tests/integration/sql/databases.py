@@ -94,6 +94,23 @@ class Database(ABC):
     def settle(self, word: str, name: object) -> None:
         """Commit or roll back (`word` of `words`) what is prepared, as an operator would."""
 
+    @property
+    @abstractmethod
+    def schema(self) -> str:
+        """The schema of its tables, as information_schema calls it."""
+
+    @abstractmethod
+    def retype(self, column: str, kind: str, table: str = "ledger") -> None:
+        """Give a column another type."""
+
+    @abstractmethod
+    def said_of_violation(self, constraint: str) -> str:
+        """Return what an error says of a row that a named constraint refuses."""
+
+    @abstractmethod
+    def said_of_duplicate(self, value: object) -> str:
+        """Return what an error says of a row whose unique value another row has."""
+
     def job(self, **settings: Any) -> SqlJob:
         """Return a job whose sink has `settings`."""
         return SqlJob(self.sink(**settings))
@@ -101,6 +118,22 @@ class Database(ABC):
     def ids_in(self, table: str = "ledger") -> list[int]:
         """Return all ids that are visible in the table, sorted, doubles kept."""
         return [int(row[0]) for row in self.query(f"SELECT id FROM {table} ORDER BY id")]
+
+    def tables(self) -> list[str]:
+        """Return the names of its tables, sorted."""
+        found = self.query(
+            f"SELECT table_name FROM information_schema.tables WHERE table_schema = '{self.schema}'"
+        )
+        return sorted(str(row[0]) for row in found)
+
+    def columns(self, table: str = "ledger") -> list[tuple[str, str, bool]]:
+        """Return name, type and whether it takes nulls of each column of the table, in order."""
+        found = self.query(
+            "SELECT column_name, data_type, is_nullable FROM information_schema.columns "
+            f"WHERE table_schema = '{self.schema}' AND table_name = '{table}' "
+            "ORDER BY ordinal_position"
+        )
+        return [(str(name), str(kind), nullable == "YES") for name, kind, nullable in found]
 
     def ledger_rows(self) -> list[str]:
         """Return the transactions that the ledger proves committed, sorted."""
@@ -180,6 +213,23 @@ class Postgres(Database):
     def settle(self, word: str, name: object) -> None:
         self.query(f"{word} '{name}'")
 
+    @property
+    @override
+    def schema(self) -> str:
+        return "public"
+
+    @override
+    def retype(self, column: str, kind: str, table: str = "ledger") -> None:
+        self.query(f"ALTER TABLE {table} ALTER {column} TYPE {kind}")
+
+    @override
+    def said_of_violation(self, constraint: str) -> str:
+        return f"constraint {constraint};"
+
+    @override
+    def said_of_duplicate(self, value: object) -> str:
+        return f"=({value}) already exists"
+
 
 class MySQL(Database):
     name = "mysql"
@@ -241,6 +291,23 @@ class MySQL(Database):
     def settle(self, word: str, name: object) -> None:
         self.query(f"{word} {mysql_sink_kit.xid(self.url, name)}")
 
+    @property
+    @override
+    def schema(self) -> str:
+        return self.database_name
+
+    @override
+    def retype(self, column: str, kind: str, table: str = "ledger") -> None:
+        self.query(f"ALTER TABLE {table} MODIFY {column} {kind}")
+
+    @override
+    def said_of_violation(self, constraint: str) -> str:
+        return f"Check constraint '{constraint}'"
+
+    @override
+    def said_of_duplicate(self, value: object) -> str:
+        return f"Duplicate entry '{value}'"
+
 
 class MariaDB(MySQL):
     name = "mariadb"
@@ -249,6 +316,10 @@ class MariaDB(MySQL):
     @classmethod
     def server(cls) -> SqlServer:
         return EmbeddedMariaDB()
+
+    @override
+    def said_of_violation(self, constraint: str) -> str:
+        return f"CONSTRAINT `{constraint}` failed"
 
 
 DATABASES: tuple[type[Database], ...] = (Postgres, MySQL, MariaDB)
