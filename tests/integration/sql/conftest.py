@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.sql.databases import DATABASES, Database, SqlJob
+from tests.integration.sql.databases import DATABASES, Database, Postgres, SqlJob
 
 from onceflow.core.storage import FileStagingArea
+from onceflow.integration.servers import EmbeddedPostgres
 
 
 @pytest.fixture(scope="module", params=DATABASES, ids=lambda kind: kind.name)
@@ -20,6 +22,31 @@ def kind(request: pytest.FixtureRequest) -> type[Database]:
 @pytest.fixture
 def database(kind: type[Database], request: pytest.FixtureRequest) -> Database:
     return kind(request.getfixturevalue(f"{kind.name}_database"))
+
+
+@pytest.fixture(scope="session")
+def guarded_postgres() -> Iterator[EmbeddedPostgres]:
+    """A Postgres that asks everybody but its superuser for a password.
+
+    `nobody`, whom there is not, comes as far as to be told so.
+    """
+    trusted = "host all postgres,nobody 127.0.0.1/32 trust"
+    asked = "host all all 127.0.0.1/32 scram-sha-256"
+    with EmbeddedPostgres(hba_lines=[trusted, asked]) as server:
+        yield server
+
+
+@pytest.fixture
+def guarded_postgres_database(guarded_postgres: EmbeddedPostgres) -> Iterator[str]:
+    database = Postgres.create(guarded_postgres, f"guarded_{uuid.uuid4().hex[:16]}")
+    yield database.url
+    database.drop(guarded_postgres)
+
+
+@pytest.fixture
+def guarded(kind: type[Database], request: pytest.FixtureRequest) -> Database:
+    """A database whose server asks users for their passwords."""
+    return kind(request.getfixturevalue(kind.guarded_by))
 
 
 @pytest.fixture

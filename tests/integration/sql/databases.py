@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from tests.integration import mysql_sink_kit, postgres_sink_kit, sink_kit
 from typing_extensions import Self, override
@@ -23,6 +25,11 @@ SqlSink: TypeAlias = PostgresSink | MySQLSink
 SqlJob: TypeAlias = sink_kit.Job[PostgresSink | MySQLSink]
 SqlServer: TypeAlias = EmbeddedPostgres | EmbeddedMySQL | EmbeddedMariaDB
 
+PASSWORD = "hunter2/Correct:horse"
+"""The password of every user that a test makes; no URL takes it as it is."""
+SECRETS = (PASSWORD, quote(PASSWORD, safe=""))
+"""What no output may contain."""
+
 
 @dataclass(frozen=True)
 class Words:
@@ -38,10 +45,22 @@ class Database(ABC):
 
     name: ClassVar[str]
     words: ClassVar[Words]
+    scheme: ClassVar[str]
+    """How its URLs begin."""
     ledger: ClassVar[str]
     """The table of proofs, as statements name it."""
+    fence: ClassVar[str]
+    """The table of who may write, as statements name it."""
+    type_word: ClassVar[str]
+    """What errors say before the name of a column's type."""
+    guarded_by: ClassVar[str]
+    """The fixture of a database whose server asks users for their passwords."""
     said_when_down: ClassVar[str]
     """What an error says when nothing listens."""
+    lock_timeout_s: ClassVar[float]
+    """The shortest wait for a lock that tests ask of it; MySQL counts whole seconds."""
+    _identified: ClassVar[str]
+    """What stands before the password of a new user."""
     _plain: ClassVar[str] = ""
     """What a URL says so that nothing is encrypted."""
 
@@ -111,6 +130,38 @@ class Database(ABC):
     def said_of_duplicate(self, value: object) -> str:
         """Return what an error says of a row whose unique value another row has."""
 
+    @abstractmethod
+    def quoted(self, name: str) -> str:
+        """Return a name as statements say it whatever it consists of."""
+
+    @abstractmethod
+    @contextmanager
+    def new_schema(self, name: str) -> Generator[str, None, None]:
+        """What another schema may be called, which is dropped afterwards if it is there."""
+
+    @contextmanager
+    def user(self, *grants: str) -> Generator[Self, None, None]:
+        """It, as a new user reaches it who has `PASSWORD` and no privileges but `grants`."""
+        name = f"u{self.database_name[-12:]}"
+        self.query(f"CREATE USER {name} {self._identified} '{PASSWORD}'")
+        try:
+            for grant in grants:
+                self.query(f"GRANT {grant} TO {name}")
+            yield self.by_login(f"{name}:{SECRETS[1]}")
+        finally:
+            self._drop_user(name)
+
+    @abstractmethod
+    def _drop_user(self, name: str) -> None:
+        """Drop a user with all privileges."""
+
+    def by_login(self, login: str, database: str | None = None) -> Self:
+        """Return it, or another database of its server, with the login that stands in the URL."""
+        parts = urlsplit(self.url)
+        netloc = f"{login}@{parts.netloc.rpartition('@')[2]}"
+        path = parts.path if database is None else f"/{database}"
+        return type(self)(urlunsplit(parts._replace(netloc=netloc, path=path)))
+
     def job(self, **settings: Any) -> SqlJob:
         """Return a job whose sink has `settings`."""
         return SqlJob(self.sink(**settings))
@@ -156,8 +207,14 @@ class Database(ABC):
 class Postgres(Database):
     name = "postgres"
     words = Words("PREPARE TRANSACTION", "COMMIT PREPARED", "ROLLBACK PREPARED")
+    scheme = "postgresql"
     ledger = "onceflow.onceflow_ledger"
+    fence = "onceflow.onceflow_sinks"
+    type_word = "Postgres type"
+    guarded_by = "guarded_postgres_database"
     said_when_down = "refused"
+    lock_timeout_s = 0.3
+    _identified = "PASSWORD"
 
     @override
     @classmethod
@@ -230,12 +287,33 @@ class Postgres(Database):
     def said_of_duplicate(self, value: object) -> str:
         return f"=({value}) already exists"
 
+    @override
+    def quoted(self, name: str) -> str:
+        escaped = name.replace('"', '""')
+        return f'"{escaped}"'
+
+    @override
+    @contextmanager
+    def new_schema(self, name: str) -> Generator[str, None, None]:
+        # It goes with the database.
+        yield name
+
+    @override
+    def _drop_user(self, name: str) -> None:
+        self.query(f"DROP OWNED BY {name} CASCADE", f"DROP ROLE {name}")
+
 
 class MySQL(Database):
     name = "mysql"
     words = Words("XA PREPARE", "XA COMMIT", "XA ROLLBACK")
+    scheme = "mysql"
     ledger = "onceflow_ledger"
+    fence = "onceflow_sinks"
+    type_word = "type"
+    guarded_by = "mysql_database"
     said_when_down = "cannot connect"
+    lock_timeout_s = 1.0
+    _identified = "IDENTIFIED BY"
     _plain = "ssl_mode=disabled"
 
     @override
@@ -308,9 +386,28 @@ class MySQL(Database):
     def said_of_duplicate(self, value: object) -> str:
         return f"Duplicate entry '{value}'"
 
+    @override
+    def quoted(self, name: str) -> str:
+        escaped = name.replace("`", "``")
+        return f"`{escaped}`"
+
+    @override
+    @contextmanager
+    def new_schema(self, name: str) -> Generator[str, None, None]:
+        found = f"{self.database_name}_{name}"
+        try:
+            yield found
+        finally:
+            self.query(f"DROP DATABASE IF EXISTS {self.quoted(found)}")
+
+    @override
+    def _drop_user(self, name: str) -> None:
+        self.query(f"DROP USER {name}")
+
 
 class MariaDB(MySQL):
     name = "mariadb"
+    guarded_by = "mariadb_database"
 
     @override
     @classmethod
