@@ -1,35 +1,15 @@
-"""What the MySQL sink promises, on real servers: seen once, or not at all, and never lost."""
+"""What is of MySQL and MariaDB alone: XA's names, the sessions that own them, and buffered rows."""
 
 from __future__ import annotations
 
-import itertools
-import threading
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 
 import pytest
-from tests.integration.mysql_sink_kit import (
-    FLAVORS,
-    Job,
-    ids_in,
-    ledger_rows,
-    prepared,
-    query,
-    sessions,
-    xid,
-)
-from tests.integration.sink_kit import committables, eventually, rows
+from tests.integration.mysql_sink_kit import FLAVORS, Job, ids_in, prepared, query, xid
+from tests.integration.sink_kit import rows, until_settled
 
-from onceflow.core.protocol.committables import (
-    Aborted,
-    AlreadyCommitted,
-    CommitOutcome,
-    Committable,
-    Committed,
-    Lost,
-    RetryLater,
-    Unknown,
-)
+from onceflow.core.errors import SinkError
+from onceflow.core.protocol.committables import Aborted, Committable, Committed, RetryLater
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.sinks import MySQLSink
 
@@ -47,335 +27,25 @@ def job(url: str) -> Iterator[Job]:
         yield job.check()
 
 
-def test_rows_are_seen_at_the_commit_and_not_before(job: Job, url: str) -> None:
-    writer, committer = job.writer(), job.committer()
-    writer.write(rows([1, 2]))
-    assert ids_in(url) == []
-    committable = Committable(TransactionId("job.ledger", 1, 1, 0), rows=2)
-    assert writer.pre_commit(CheckpointId(1)) == committable
-    assert ids_in(url) == []
-    assert prepared(url) == ["job.ledger/1/1/0/0"]
-    assert committer.commit(committable) == Committed()
-    assert ids_in(url) == [1, 2]
-    assert prepared(url) == []
-    assert ledger_rows(url) == ["job.ledger/1/1/0/0"]
-
-
-def test_closing_rolls_back_what_is_open_and_leaves_what_is_prepared(job: Job, url: str) -> None:
-    writer = job.writer()
-    writer.write(rows([1]))
-    committable = writer.pre_commit(CheckpointId(1))
-    writer.write(rows([2]))
-    writer.close()
-    writer.close()
-    assert ids_in(url) == []
-    assert prepared(url) == ["job.ledger/1/1/0/0"]
-    assert committable is not None
-    assert job.committer().commit(committable) == Committed()
-    assert ids_in(url) == [1]
-
-
-def test_rows_of_the_next_checkpoint_flow_while_the_last_one_is_undecided(
-    job: Job, url: str
-) -> None:
-    writer, committer = job.writer(), job.committer()
-    writer.write(rows([1]))
-    first = writer.pre_commit(CheckpointId(1))
-    writer.write(rows([2]))
-    assert first is not None
-    assert committer.commit(first) == Committed()
-    assert ids_in(url) == [1]
-    writer.write(rows([3]))
-    second = writer.pre_commit(CheckpointId(2))
-    assert second is not None
-    assert committer.commit(second) == Committed()
-    assert ids_in(url) == [1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    "order",
-    [[0], [1], [0, 1], [1, 0], [0, 0, 1], [1, 0, 1, 0]],
-    ids=lambda order: "-".join(map(str, order)),
-)
-def test_commits_in_any_order_and_number_show_each_row_once(
-    job: Job, url: str, order: list[int]
-) -> None:
-    both = [job.prepare(1, [1, 2]), job.prepare(2, [3, 4])]
-    committer = job.committer()
-    seen: set[int] = set()
-    for index in order:
-        expected: CommitOutcome = AlreadyCommitted() if index in seen else Committed()
-        assert committer.commit(both[index]) == expected
-        seen.add(index)
-    wanted = [*([1, 2] if 0 in seen else []), *([3, 4] if 1 in seen else [])]
-    assert ids_in(url) == wanted
-    assert committables(committer.in_doubt()) == committables(
-        [one for index, one in enumerate(both) if index not in seen]
-    )
-
-
-def test_checkpoints_without_rows_prepare_nothing(job: Job, url: str) -> None:
-    writer = job.writer()
-    assert writer.pre_commit(CheckpointId(1)) is None
-    writer.write(rows([]))
-    assert writer.pre_commit(CheckpointId(2)) is None
-    assert prepared(url) == []
-    writer.write(rows([1]))
-    third = writer.pre_commit(CheckpointId(3))
-    assert third is not None
-    assert third.transaction.checkpoint == 3
-    assert writer.pre_commit(CheckpointId(4)) is None
-    assert job.committer().commit(third) == Committed()
-    assert ids_in(url) == [1]
-
-
-def test_replay_after_a_crash_leaves_one_copy(job: Job, url: str) -> None:
-    committer = job.committer()
-    assert committer.commit(job.prepare(1, [1, 2])) == Committed()
-    lost = job.prepare(2, [3, 4])
-    job.check(attempt=2)
-    committer = job.committer(attempt=2)
-    assert list(committer.in_doubt()) == [Committable(lost.transaction)]
-    assert committer.abort(lost) == Aborted()
-    again = job.prepare(2, [3, 4], attempt=2)
-    assert committer.commit(again) == Committed()
-    assert ids_in(url) == [1, 2, 3, 4]
-    assert prepared(url) == []
-
-
-def test_decided_transaction_is_committed_by_an_attempt_that_never_saw_it(
-    job: Job, url: str
-) -> None:
-    decided = job.prepare(1, [1])
-    job.check(attempt=2)
-    # All that a new process has is what the decision log wrote down.
-    text = str(decided.transaction)
-    transaction = TransactionId.parse(text)
-    assert transaction is not None
-    assert job.committer(attempt=2).commit(Committable(transaction)) == Committed()
-    assert job.committer(attempt=2).commit(job.prepare(2, [2], attempt=2)) == Committed()
-    assert ids_in(url) == [1, 2]
-
-
-def test_orphan_of_a_lost_decision_log_is_listed_and_rolled_back(job: Job, url: str) -> None:
-    job.prepare(1, [1, 2])
-    committer = job.committer(attempt=2)
-    (orphan,) = committer.in_doubt()
-    assert committer.abort(orphan) == Aborted()
-    assert committer.abort(orphan) == Aborted()
-    assert prepared(url) == []
-    assert ids_in(url) == []
-    assert list(committer.in_doubt()) == []
-
-
-def test_transaction_of_a_cut_connection_is_listed_by_another_and_can_be_rolled_back(
-    job: Job, url: str
-) -> None:
-    writer = job.writer()
-    writer.write(rows([1]))
-    committable = writer.pre_commit(CheckpointId(1))
-    for session in sessions(url):
-        query(url, f"KILL {session}")
-    committer = job.committer()
-    assert committable is not None
-    assert list(committer.in_doubt()) == [Committable(committable.transaction)]
-    assert committer.abort(committable) == Aborted()
-    assert prepared(url) == []
-
-
-def test_undecided_checkpoints_hold_one_connection_however_many_they_are(
-    job: Job, url: str
-) -> None:
-    """Systems with a connection for each prepared transaction run into the server's limit."""
-    writer, committer = job.writer(), job.committer()
-    found: list[Committable] = []
-    for checkpoint in range(1, 11):
-        writer.write(rows([checkpoint]))
-        committable = writer.pre_commit(CheckpointId(checkpoint))
-        assert committable is not None
-        found.append(committable)
-    assert len(prepared(url)) == 10
-    eventually(lambda: len(sessions(url)) <= 1)
-    assert [committer.commit(one) for one in found] == [Committed()] * 10
-    assert len(sessions(url)) <= 2
-    assert ids_in(url) == list(range(1, 11))
-
-
-def test_in_doubt_lists_exactly_this_sink_id(job: Job, url: str) -> None:
+def test_in_doubt_lists_nothing_of_another_format_or_qualifier(job: Job, url: str) -> None:
     own = job.prepare(1, [1])
-    table = "ledger"
-    with Job(MySQLSink(url, table=table), sink_id="job.ledger.x") as other:
-        foreign = other.check().prepare(1, [2])
-        strangers = [
-            xid(url, "job.ledge/1/1/0/0"),
-            xid(url, "not ours"),
-            xid(url, "job.ledger/1/1/0"),
-            # Of our sink id, and of another format, and of a ledger in another database.
-            xid(url, "job.ledger/1/9/0/0").replace("1869505381", "1"),
-            xid(f"{url}x", "job.ledger/1/9/0/0"),
-        ]
-        for number, name in enumerate(strangers):
-            query(
-                url,
-                f"XA START {name}",
-                f"INSERT INTO ledger (id) VALUES ({number})",
-                f"XA END {name}",
-                f"XA PREPARE {name}",
-            )
-        assert list(job.committer().in_doubt()) == [Committable(own.transaction)]
-        assert list(other.committer().in_doubt()) == [Committable(foreign.transaction)]
+    strangers = [
+        # Of our sink id, and of another format, and of a ledger in another database.
+        xid(url, "job.ledger/1/9/0/0").replace("1869505381", "1"),
+        xid(f"{url}x", "job.ledger/1/9/0/0"),
+    ]
+    for number, name in enumerate(strangers):
+        query(
+            url,
+            f"XA START {name}",
+            f"INSERT INTO ledger (id) VALUES ({number})",
+            f"XA END {name}",
+            f"XA PREPARE {name}",
+        )
+    assert list(job.committer().in_doubt()) == [Committable(own.transaction)]
 
 
-def test_rolled_back_by_an_operator_is_lost_and_never_called_committed(job: Job, url: str) -> None:
-    committable = job.prepare(7, [1, 2])
-    query(url, f"XA ROLLBACK {xid(url, committable.transaction)}")
-    outcome = job.committer().commit(committable)
-    assert isinstance(outcome, Lost)
-    assert "job.ledger/1/7/0/0" in outcome.reason
-    assert "checkpoint 7" in outcome.reason
-    assert "ledger" in outcome.reason
-
-
-def test_committed_by_an_operator_is_already_committed(job: Job, url: str) -> None:
-    committable = job.prepare(1, [1, 2])
-    query(url, f"XA COMMIT {xid(url, committable.transaction)}")
-    assert job.committer().commit(committable) == AlreadyCommitted()
-    assert job.committer().abort(committable) == AlreadyCommitted()
-    assert ids_in(url) == [1, 2]
-
-
-def test_committers_that_race_for_one_transaction_never_call_it_lost(job: Job, url: str) -> None:
-    """Eight connections commit the same transactions at once, a hundred times over."""
-    writer = job.writer()
-    committers = [job.committer() for _ in range(8)]
-    for committer in committers:
-        committer.in_doubt()
-    for checkpoint in range(1, 41):
-        writer.write(rows([checkpoint]))
-        committable = writer.pre_commit(CheckpointId(checkpoint))
-        assert committable is not None
-        outcomes = _all_at_once([partial(one.commit, committable) for one in committers])
-        assert outcomes.count(Committed()) == 1, outcomes
-        assert all(
-            isinstance(one, (Committed, AlreadyCommitted, RetryLater)) for one in outcomes
-        ), outcomes
-    assert ids_in(url) == list(range(1, 41))
-
-
-def test_ledger_is_pruned_below_a_checkpoint_of_this_sink_only(job: Job, url: str) -> None:
-    committer = job.committer()
-    for checkpoint in (1, 2, 3):
-        committer.commit(job.prepare(checkpoint, [checkpoint]))
-    undecided = job.prepare(4, [4])
-    with Job(MySQLSink(url, table="ledger"), sink_id="job.ledger.x") as other:
-        other.committer().commit(other.check().prepare(1, [9]))
-    committer.prune(CheckpointId(3))
-    committer.prune(CheckpointId(3))
-    assert ledger_rows(url) == ["job.ledger.x/1/1/0/0", "job.ledger/1/3/0/0"]
-    committer.prune(CheckpointId(10))
-    assert ledger_rows(url) == ["job.ledger.x/1/1/0/0"]
-    # What was prepared when the ledger was pruned is proven by its own row as ever.
-    assert committer.commit(undecided) == Committed()
-    assert committer.commit(undecided) == AlreadyCommitted()
-
-
-def test_pruning_many_rows_ends_with_none_left(job: Job, url: str) -> None:
-    query(
-        url,
-        "INSERT INTO onceflow_ledger (transaction_id, sink_id, attempt, checkpoint, subtask, "
-        "row_count) VALUES "
-        + ", ".join(
-            f"('job.ledger/1/{n}/0/0', 'job.ledger', 1, {n}, 0, 1)" for n in range(1, 3501)
-        ),
-    )
-    job.committer().prune(CheckpointId(3400))
-    assert len(ledger_rows(url)) == 101
-
-
-def test_subtasks_prepare_and_commit_side_by_side(job: Job, url: str) -> None:
-    writers = [job.writer(subtask=subtask, parallelism=4) for subtask in range(4)]
-    found: list[Committable] = []
-    for checkpoint in (1, 2):
-        for subtask, writer in enumerate(writers):
-            writer.write(rows([checkpoint * 10 + subtask]))
-        for writer in writers:
-            committable = writer.pre_commit(CheckpointId(checkpoint))
-            assert committable is not None
-            found.append(committable)
-    assert len({one.transaction for one in found}) == 8
-    committer = job.committer()
-    assert {committer.commit(one) for one in found} == {Committed()}
-    assert ids_in(url) == [10, 11, 12, 13, 20, 21, 22, 23]
-
-
-def test_at_least_once_shows_rows_at_once_and_again_when_replayed(
-    url: str,
-) -> None:
-    sink = MySQLSink(url, table="ledger", create=True, delivery="at_least_once", flush_rows=10)
-    with Job(sink) as job:
-        writer = job.check().writer()
-        writer.write(rows(range(5)))
-        assert ids_in(url) == []
-        writer.write(rows(range(5, 12)))
-        assert ids_in(url) == list(range(12))
-        writer.write(rows([12]))
-        assert writer.pre_commit(CheckpointId(1)) is None
-        assert ids_in(url) == list(range(13))
-        writer.write(rows([13]))
-        writer.pre_commit(CheckpointId(2))
-        writer.close()
-        # The driver died before it wrote checkpoint 2 down: its rows are sent again.
-        again = job.check(attempt=2).writer(attempt=2)
-        again.write(rows([13]))
-        again.pre_commit(CheckpointId(2))
-        assert list(job.committer(attempt=2).in_doubt()) == []
-    assert ids_in(url) == [*range(14), 13]
-    assert prepared(url) == []
-
-
-def test_switching_to_at_least_once_finds_what_exactly_once_left_in_doubt(
-    job: Job, url: str
-) -> None:
-    left = job.prepare(1, [1])
-    loose = MySQLSink(url, table="ledger", delivery="at_least_once")
-    with Job(loose) as other:
-        committer = other.check(attempt=2).committer(attempt=2)
-        assert list(committer.in_doubt()) == [Committable(left.transaction)]
-        assert committer.commit(left) == Committed()
-    assert ids_in(url) == [1]
-
-
-def test_ids_are_unique_over_a_hundred_thousand_checkpoints() -> None:
-    names = {
-        str(TransactionId("job.ledger", attempt, checkpoint, subtask))
-        for attempt, subtask in itertools.product((1, 11), (1, 11))
-        for checkpoint in range(25_000)
-    }
-    assert len(names) == 100_000
-    widest = TransactionId("s" * 32, 99_999_999, 9_999_999_999, 32_767, 9)
-    assert len(str(widest)) <= 63
-    assert TransactionId.parse(str(widest)) == widest
-
-
-def test_a_committer_stops_quietly_when_the_ledger_cannot_be_pruned(
-    job: Job, url: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    query(url, "DROP TABLE onceflow_ledger")
-    job.committer().prune(CheckpointId(5))
-    assert "onceflow_ledger" in caplog.text
-
-
-def test_missing_ledger_proves_nothing(job: Job, url: str) -> None:
-    """Neither "already committed" nor "lost" can be told without it."""
-    committable = job.prepare(1, [1])
-    query(url, f"XA COMMIT {xid(url, committable.transaction)}")
-    query(url, "DROP TABLE onceflow_ledger")
-    outcome = job.committer().commit(committable)
-    assert isinstance(outcome, RetryLater)
-    assert "onceflow_ledger" in outcome.reason
-
-
-def test_transaction_of_another_database_is_neither_seen_nor_called_lost(
+def test_two_databases_of_one_server_have_each_its_own_transaction_of_a_name(
     job: Job, url: str
 ) -> None:
     """Two jobs of one sink id in two databases of one server: each has its own."""
@@ -384,31 +54,14 @@ def test_transaction_of_another_database_is_neither_seen_nor_called_lost(
     query(url, f"CREATE DATABASE {elsewhere.rpartition('/')[2]}")
     try:
         with Job(MySQLSink(elsewhere, table="ledger", create=True), log_id="log-2") as other:
-            committer = other.committer()
-            assert list(committer.in_doubt()) == []
-            outcome = committer.commit(committable)
-            assert isinstance(outcome, RetryLater), "without a ledger nothing is proven"
-            assert "onceflow_ledger" in outcome.reason
-            other.check()
-            own = other.prepare(1, [2])
+            own = other.check().prepare(1, [2])
             assert list(job.committer().in_doubt()) == [Committable(committable.transaction)]
-            assert committer.abort(own) == Aborted()
+            assert other.committer().abort(own) == Aborted()
         assert job.committer().commit(committable) == Committed()
         assert ids_in(url) == [1]
         assert ids_in(elsewhere) == []
     finally:
         query(url, f"DROP DATABASE {elsewhere.rpartition('/')[2]}")
-
-
-def test_age_of_what_is_prepared_is_told(job: Job, url: str) -> None:
-    committable = job.prepare(1, [1])
-    committer = job.committer()
-    since = committer.prepared_at(committable)
-    assert since is not None
-    ((now,),) = query(url, "SELECT UNIX_TIMESTAMP()")
-    assert 0 <= now - since.timestamp() < 60
-    assert committer.commit(committable) == Committed()
-    assert committer.prepared_at(committable) is None
 
 
 def test_name_begun_for_a_checkpoint_that_was_given_up_is_committed_with_the_next(
@@ -428,17 +81,58 @@ def test_name_begun_for_a_checkpoint_that_was_given_up_is_committed_with_the_nex
     assert query(url, "SELECT COUNT(DISTINCT id), COUNT(*) FROM ledger") == [(40_000, 40_000)]
 
 
-def _all_at_once(calls: list[Callable[[], CommitOutcome]]) -> list[CommitOutcome]:
-    barrier = threading.Barrier(len(calls))
-    outcomes: list[CommitOutcome] = [Unknown("not asked")] * len(calls)
+@pytest.mark.parametrize("url", ["mariadb"], indirect=True)
+def test_owner_that_stays_connected_in_mariadb_is_ended_and_its_rows_are_committed(
+    job: Job, url: str
+) -> None:
+    """A process that hangs between XA PREPARE and its disconnect: unknown XID, and yet listed."""
+    committable = job.prepare(1, [1])
+    names = job.sink.settings.names
+    with job.sink.settings.endpoint.connect("hangs") as owner:
+        transaction = TransactionId("job.ledger", 1, 2, 0)
+        owner.execute(f"XA START {names.xid(transaction)}")
+        owner.execute("INSERT INTO ledger (id) VALUES (2)")
+        job.sink.settings.ledger.record(owner, transaction, 1)
+        owner.query(f"SELECT GET_LOCK('{names.owner_lock(transaction)}', 0)")
+        owner.execute(f"XA END {names.xid(transaction)}")
+        owner.execute(f"XA PREPARE {names.xid(transaction)}")
+        committer = job.committer()
+        assert committer.commit(committable) == Committed()
+        outcome = committer.commit(Committable(transaction))
+        assert isinstance(outcome, RetryLater)
+        assert "which prepared it and was connected still" in outcome.reason
+        assert until_settled(lambda: committer.commit(Committable(transaction))) == Committed()
+    assert ids_in(url) == [1, 2]
 
-    def run(index: int) -> None:
-        barrier.wait(10)
-        outcomes[index] = calls[index]()
 
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    return outcomes
+@pytest.mark.parametrize("url", ["mariadb"], indirect=True)
+def test_session_that_holds_a_transaction_unknown_to_us_is_waited_for_and_never_called_lost(
+    job: Job, url: str
+) -> None:
+    names = job.sink.settings.names
+    transaction = TransactionId("job.ledger", 1, 1, 0)
+    with job.sink.settings.endpoint.connect("operator") as owner:
+        owner.execute(f"XA START {names.xid(transaction)}")
+        owner.execute("INSERT INTO ledger (id) VALUES (2)")
+        owner.execute(f"XA END {names.xid(transaction)}")
+        owner.execute(f"XA PREPARE {names.xid(transaction)}")
+        for ask in (job.committer().commit, job.committer().abort):
+            assert isinstance(ask(Committable(transaction)), RetryLater)
+    assert until_settled(lambda: job.committer().abort(Committable(transaction))) == Aborted()
+    assert ids_in(url) == []
+
+
+def test_dropped_table_and_column_fail_the_checkpoint_by_name(job: Job, url: str) -> None:
+    """Rows that are few wait in the writer: it holds no lock, so both can go meanwhile."""
+    for statement, said in (
+        ("ALTER TABLE ledger DROP COLUMN amount", "amount"),
+        ("DROP TABLE ledger", "ledger"),
+    ):
+        writer = job.writer()
+        writer.write(rows([1]))
+        query(url, statement)
+        with pytest.raises(SinkError, match=said):
+            writer.pre_commit(CheckpointId(1))
+        assert prepared(url) == []
+        if statement.startswith("ALTER"):
+            query(url, "ALTER TABLE ledger ADD COLUMN amount bigint")

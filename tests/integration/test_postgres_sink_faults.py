@@ -1,32 +1,28 @@
-"""The Postgres sink while others decide at the same moment, and when there is no room."""
+"""What is of Postgres alone: commits that wait for a standby, roles, and what it cannot prepare."""
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
 import psycopg
 import pytest
 from tests.integration.postgres_sink_kit import Job, ids_in, prepared, query
-from tests.integration.sink_kit import rows
+from tests.integration.sink_kit import eventually, rows, until_settled
+from tests.integration.sql.databases import Postgres
 from tests.integration.word_proxy import WordProxy
 
 from onceflow.core.errors import PreCommitFailed
 from onceflow.core.protocol.committables import (
     AlreadyCommitted,
     CommitOutcome,
-    Committable,
     Committed,
-    Lost,
     RetryLater,
-    Unknown,
 )
-from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.core.protocol.ids import CheckpointId
 from onceflow.integration.servers import EmbeddedPostgres
 from onceflow.sinks import PostgresSink
-from onceflow.sinks.postgres.committer import PostgresCommitter
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +32,11 @@ def server() -> Iterator[EmbeddedPostgres]:
 
 
 @pytest.fixture
-def url(server: EmbeddedPostgres, request: pytest.FixtureRequest) -> Iterator[str]:
-    """URL of a new database on the server that may be killed."""
-    name = f"f{abs(hash(request.node.name)):x}"
-    query(server.url, f"CREATE DATABASE {name}")
-    yield server.database_url(name)
-    for gid in prepared(server.database_url(name)):
-        query(server.database_url(name), f"ROLLBACK PREPARED '{gid}'")
-    query(server.url, f"DROP DATABASE {name} WITH (FORCE)")
+def url(server: EmbeddedPostgres) -> Iterator[str]:
+    """URL of a new database on the server that is told to wait for standbys."""
+    database = Postgres.create(server, "alone")
+    yield database.url
+    database.drop(server)
 
 
 @pytest.fixture
@@ -57,19 +50,6 @@ def proxy(server: EmbeddedPostgres) -> Iterator[WordProxy]:
     proxy = WordProxy(("127.0.0.1", server.port))
     yield proxy
     proxy.close()
-
-
-def _through(proxy: WordProxy, url: str, **settings: float) -> Job:
-    host, _, database = url.rpartition("@")[2].partition("/")
-    assert host.startswith("127.0.0.1:")
-    return Job(
-        PostgresSink(
-            f"postgresql://postgres@127.0.0.1:{proxy.port}/{database}",
-            table="ledger",
-            connect_timeout_s=settings.get("connect_timeout_s", 10.0),
-            statement_timeout_s=settings.get("statement_timeout_s", 120.0),
-        )
-    )
 
 
 # -- others decide at the same moment --------------------------------------------------------------
@@ -86,7 +66,7 @@ def test_commit_that_another_session_is_carrying_out_is_asked_again_later(
             target=lambda: outcomes.append(job.committer().commit(committable))
         )
         thread.start()
-        _eventually(lambda: query(url, "SELECT 1 FROM pg_stat_activity WHERE wait_event='SyncRep'"))
+        eventually(lambda: query(url, "SELECT 1 FROM pg_stat_activity WHERE wait_event='SyncRep'"))
         outcome = job.committer().commit(committable)
         assert isinstance(outcome, RetryLater)
         assert "busy" in outcome.reason
@@ -102,66 +82,34 @@ def test_commit_cut_off_while_the_server_still_works_on_it_is_settled_in_the_end
     server: EmbeddedPostgres, proxy: WordProxy, job: Job, url: str
 ) -> None:
     committable = job.prepare(1, [1])
-    with _through(proxy, url) as remote:
+    with Postgres(url).through(proxy.port).job(table="ledger") as remote:
         committer = remote.committer()
         with _waiting_for_a_standby(server):
             proxy.lose_reply("COMMIT PREPARED")
             outcome = committer.commit(committable)
             assert isinstance(outcome, RetryLater)
             assert "busy" in outcome.reason
-        outcome = _until_settled(lambda: committer.commit(committable))
+        outcome = until_settled(lambda: committer.commit(committable))
         assert outcome == AlreadyCommitted()
     assert ids_in(url) == [1]
 
 
-class _Interrupted(PostgresCommitter):
-    """A committer during whose first look at the ledger something happens elsewhere."""
-
-    happens: Callable[[], None] | None = None
-
-    def _in_ledger(self, transaction: TransactionId) -> bool:
-        found = super()._in_ledger(transaction)
-        happens, self.happens = self.happens, None
-        if happens is not None:
-            happens()
-        return found
-
-
-def test_commit_elsewhere_between_two_looks_is_not_called_lost(job: Job, url: str) -> None:
-    """What is prepared and committed after the first look at the ledger is found by the last."""
-    transaction = TransactionId("job.ledger", 1, 1, 0)
-
-    def prepare_and_commit() -> None:
-        assert job.committer().commit(job.prepare(1, [1])) == Committed()
-
-    committer = _interrupted(job, prepare_and_commit)
-    assert committer.commit(Committable(transaction)) == AlreadyCommitted()
-    committer.close()
-    assert ids_in(url) == [1]
-
-
-def test_prepare_that_lands_between_two_looks_is_not_called_lost(job: Job, url: str) -> None:
-    transaction = TransactionId("job.ledger", 1, 1, 0)
-
-    def prepare() -> None:
-        job.prepare(1, [1])
-
-    committer = _interrupted(job, prepare)
-    assert isinstance(committer.commit(Committable(transaction)), RetryLater)
-    assert committer.commit(Committable(transaction)) == Committed()
-    committer.close()
-    assert ids_in(url) == [1]
-
-
-def test_rollback_elsewhere_between_two_looks_is_lost(job: Job, url: str) -> None:
+def test_transaction_of_another_role_is_refused_and_stays(job: Job, url: str) -> None:
     committable = job.prepare(1, [1])
-    query(url, f"ROLLBACK PREPARED '{committable.transaction}'")
-    committer = _interrupted(job, lambda: None)
-    assert isinstance(committer.commit(committable), Lost)
-    committer.close()
+    query(url, "DROP ROLE IF EXISTS outsider")
+    query(url, "CREATE ROLE outsider LOGIN")
+    try:
+        sink = PostgresSink(url, table="ledger", user="outsider")
+        with Job(sink) as other:
+            outcome = other.committer().commit(committable)
+        assert isinstance(outcome, RetryLater)
+        assert "permission denied" in outcome.reason
+        assert job.committer().commit(committable) == Committed()
+    finally:
+        query(url, "DROP ROLE outsider")
 
 
-# -- the disk --------------------------------------------------------------------------------------
+# -- what Postgres does not prepare ----------------------------------------------------------------
 
 
 def test_server_that_runs_out_of_room_for_prepared_transactions_says_so() -> None:
@@ -179,44 +127,22 @@ def test_server_that_runs_out_of_room_for_prepared_transactions_says_so() -> Non
         assert len(prepared(server.url)) == 2
 
 
-def test_full_disk_fails_the_writer_and_loses_nothing_committed(job: Job, url: str) -> None:
-    """A trigger raises what the server does when it cannot extend a file."""
+def test_transaction_that_cannot_be_prepared_leaves_nothing_and_says_why(
+    job: Job, url: str
+) -> None:
+    """A trigger that notifies makes PREPARE TRANSACTION fail."""
     query(
         url,
-        "CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS "
-        "'BEGIN IF NEW.id = 13 THEN RAISE ''could not extend file: No space left on device'' "
-        "USING ERRCODE = ''disk_full''; END IF; RETURN NEW; END'; "
-        "CREATE TRIGGER no_room BEFORE INSERT ON ledger FOR EACH ROW EXECUTE FUNCTION no_room()",
+        "CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS "
+        "'BEGIN PERFORM pg_notify(''x'', ''y''); RETURN NEW; END'; "
+        "CREATE TRIGGER tell BEFORE INSERT ON ledger FOR EACH ROW EXECUTE FUNCTION tell()",
     )
-    assert job.committer().commit(job.prepare(1, [1])) == Committed()
     writer = job.writer()
-    writer.write(rows([12, 13]))
-    with pytest.raises(PreCommitFailed, match="No space left on device.*53100"):
-        writer.pre_commit(CheckpointId(2))
-    assert ids_in(url) == [1]
+    writer.write(rows([1]))
+    with pytest.raises(PreCommitFailed, match="NOTIFY"):
+        writer.pre_commit(CheckpointId(1))
     assert prepared(url) == []
-
-
-def _interrupted(job: Job, happens: Callable[[], None]) -> _Interrupted:
-    committer = _Interrupted(job.sink.settings, job.committer_context())
-    committer.happens = happens
-    return committer
-
-
-def _until_settled(ask: Callable[[], CommitOutcome]) -> CommitOutcome:
-    deadline = time.monotonic() + 60
-    while True:
-        outcome = ask()
-        if not isinstance(outcome, (RetryLater, Unknown)) or time.monotonic() > deadline:
-            return outcome
-        time.sleep(0.05)
-
-
-def _eventually(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert ids_in(url) == []
 
 
 @contextmanager
@@ -226,7 +152,7 @@ def _waiting_for_a_standby(server: EmbeddedPostgres) -> Generator[None, None, No
             connection.execute("SET synchronous_commit TO local")
             connection.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{standby}'".encode())
             connection.execute("SELECT pg_reload_conf()")
-        _eventually(lambda: query(server.url, "SHOW synchronous_standby_names") == [(standby,)])
+        eventually(lambda: query(server.url, "SHOW synchronous_standby_names") == [(standby,)])
 
     wait_for("nobody")
     try:

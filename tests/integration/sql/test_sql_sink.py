@@ -1,16 +1,15 @@
-"""What the Postgres sink promises, on a real server: seen once, or not at all, and never lost."""
+"""What the databases' sinks promise, on real servers: seen once, or not at all, and never lost."""
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
-import psycopg
 import pytest
-from tests.integration.postgres_sink_kit import Job, ids_in, ledger_rows, prepared, query
-from tests.integration.sink_kit import committables, rows
+from tests.integration.sink_kit import committables, eventually, rows
+from tests.integration.sql.databases import Database, SqlJob
 
 from onceflow.core.protocol.committables import (
     Aborted,
@@ -23,31 +22,40 @@ from onceflow.core.protocol.committables import (
     Unknown,
 )
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
-from onceflow.sinks import PostgresSink
+
+_KEPT = {"postgres": 1, "mysql": 1, "mariadb": 0}
+"""How many connections a writer keeps beside what it has prepared."""
+
+_WITHOUT_LEDGER = {
+    "postgres": "belongs to another database",
+    "mysql": "onceflow_ledger",
+    "mariadb": "onceflow_ledger",
+}
+"""What a database that has no ledger says of another's transaction; Postgres knows it."""
+
+_NOW = {
+    "postgres": "SELECT extract(epoch FROM now())",
+    "mysql": "SELECT UNIX_TIMESTAMP()",
+    "mariadb": "SELECT UNIX_TIMESTAMP()",
+}
 
 
-@pytest.fixture
-def job(postgres_database: str) -> Iterator[Job]:
-    with Job(PostgresSink(postgres_database, table="ledger", create=True)) as job:
-        yield job.check()
-
-
-def test_rows_are_seen_at_the_commit_and_not_before(job: Job, postgres_database: str) -> None:
+def test_rows_are_seen_at_the_commit_and_not_before(job: SqlJob, database: Database) -> None:
     writer, committer = job.writer(), job.committer()
     writer.write(rows([1, 2]))
-    assert ids_in(postgres_database) == []
+    assert database.ids_in() == []
     committable = Committable(TransactionId("job.ledger", 1, 1, 0), rows=2)
     assert writer.pre_commit(CheckpointId(1)) == committable
-    assert ids_in(postgres_database) == []
-    assert prepared(postgres_database) == ["job.ledger/1/1/0/0"]
+    assert database.ids_in() == []
+    assert database.prepared() == ["job.ledger/1/1/0/0"]
     assert committer.commit(committable) == Committed()
-    assert ids_in(postgres_database) == [1, 2]
-    assert prepared(postgres_database) == []
-    assert ledger_rows(postgres_database) == ["job.ledger/1/1/0/0"]
+    assert database.ids_in() == [1, 2]
+    assert database.prepared() == []
+    assert database.ledger_rows() == ["job.ledger/1/1/0/0"]
 
 
 def test_closing_rolls_back_what_is_open_and_leaves_what_is_prepared(
-    job: Job, postgres_database: str
+    job: SqlJob, database: Database
 ) -> None:
     writer = job.writer()
     writer.write(rows([1]))
@@ -55,15 +63,15 @@ def test_closing_rolls_back_what_is_open_and_leaves_what_is_prepared(
     writer.write(rows([2]))
     writer.close()
     writer.close()
-    assert ids_in(postgres_database) == []
-    assert prepared(postgres_database) == ["job.ledger/1/1/0/0"]
+    assert database.ids_in() == []
+    assert database.prepared() == ["job.ledger/1/1/0/0"]
     assert committable is not None
     assert job.committer().commit(committable) == Committed()
-    assert ids_in(postgres_database) == [1]
+    assert database.ids_in() == [1]
 
 
 def test_rows_of_the_next_checkpoint_flow_while_the_last_one_is_undecided(
-    job: Job, postgres_database: str
+    job: SqlJob, database: Database
 ) -> None:
     writer, committer = job.writer(), job.committer()
     writer.write(rows([1]))
@@ -71,12 +79,12 @@ def test_rows_of_the_next_checkpoint_flow_while_the_last_one_is_undecided(
     writer.write(rows([2]))
     assert first is not None
     assert committer.commit(first) == Committed()
-    assert ids_in(postgres_database) == [1]
+    assert database.ids_in() == [1]
     writer.write(rows([3]))
     second = writer.pre_commit(CheckpointId(2))
     assert second is not None
     assert committer.commit(second) == Committed()
-    assert ids_in(postgres_database) == [1, 2, 3]
+    assert database.ids_in() == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +93,7 @@ def test_rows_of_the_next_checkpoint_flow_while_the_last_one_is_undecided(
     ids=lambda order: "-".join(map(str, order)),
 )
 def test_commits_in_any_order_and_number_show_each_row_once(
-    job: Job, postgres_database: str, order: list[int]
+    job: SqlJob, database: Database, order: list[int]
 ) -> None:
     both = [job.prepare(1, [1, 2]), job.prepare(2, [3, 4])]
     committer = job.committer()
@@ -95,28 +103,28 @@ def test_commits_in_any_order_and_number_show_each_row_once(
         assert committer.commit(both[index]) == expected
         seen.add(index)
     wanted = [*([1, 2] if 0 in seen else []), *([3, 4] if 1 in seen else [])]
-    assert ids_in(postgres_database) == wanted
+    assert database.ids_in() == wanted
     assert committables(committer.in_doubt()) == committables(
         [one for index, one in enumerate(both) if index not in seen]
     )
 
 
-def test_checkpoints_without_rows_prepare_nothing(job: Job, postgres_database: str) -> None:
+def test_checkpoints_without_rows_prepare_nothing(job: SqlJob, database: Database) -> None:
     writer = job.writer()
     assert writer.pre_commit(CheckpointId(1)) is None
     writer.write(rows([]))
     assert writer.pre_commit(CheckpointId(2)) is None
-    assert prepared(postgres_database) == []
+    assert database.prepared() == []
     writer.write(rows([1]))
     third = writer.pre_commit(CheckpointId(3))
     assert third is not None
     assert third.transaction.checkpoint == 3
     assert writer.pre_commit(CheckpointId(4)) is None
     assert job.committer().commit(third) == Committed()
-    assert ids_in(postgres_database) == [1]
+    assert database.ids_in() == [1]
 
 
-def test_replay_after_a_crash_leaves_one_copy(job: Job, postgres_database: str) -> None:
+def test_replay_after_a_crash_leaves_one_copy(job: SqlJob, database: Database) -> None:
     committer = job.committer()
     assert committer.commit(job.prepare(1, [1, 2])) == Committed()
     lost = job.prepare(2, [3, 4])
@@ -126,12 +134,12 @@ def test_replay_after_a_crash_leaves_one_copy(job: Job, postgres_database: str) 
     assert committer.abort(lost) == Aborted()
     again = job.prepare(2, [3, 4], attempt=2)
     assert committer.commit(again) == Committed()
-    assert ids_in(postgres_database) == [1, 2, 3, 4]
-    assert prepared(postgres_database) == []
+    assert database.ids_in() == [1, 2, 3, 4]
+    assert database.prepared() == []
 
 
 def test_decided_transaction_is_committed_by_an_attempt_that_never_saw_it(
-    job: Job, postgres_database: str
+    job: SqlJob, database: Database
 ) -> None:
     decided = job.prepare(1, [1])
     job.check(attempt=2)
@@ -141,42 +149,38 @@ def test_decided_transaction_is_committed_by_an_attempt_that_never_saw_it(
     assert transaction is not None
     assert job.committer(attempt=2).commit(Committable(transaction)) == Committed()
     assert job.committer(attempt=2).commit(job.prepare(2, [2], attempt=2)) == Committed()
-    assert ids_in(postgres_database) == [1, 2]
+    assert database.ids_in() == [1, 2]
 
 
 def test_orphan_of_a_lost_decision_log_is_listed_and_rolled_back(
-    job: Job, postgres_database: str
+    job: SqlJob, database: Database
 ) -> None:
     job.prepare(1, [1, 2])
     committer = job.committer(attempt=2)
     (orphan,) = committer.in_doubt()
     assert committer.abort(orphan) == Aborted()
     assert committer.abort(orphan) == Aborted()
-    assert prepared(postgres_database) == []
-    assert ids_in(postgres_database) == []
+    assert database.prepared() == []
+    assert database.ids_in() == []
     assert list(committer.in_doubt()) == []
 
 
 def test_transaction_of_a_cut_connection_is_listed_by_another_and_can_be_rolled_back(
-    job: Job, postgres_database: str
+    job: SqlJob, database: Database
 ) -> None:
     writer = job.writer()
     writer.write(rows([1]))
     committable = writer.pre_commit(CheckpointId(1))
-    query(
-        postgres_database,
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-        "WHERE application_name LIKE 'onceflow%writer'",
-    )
+    database.end_sessions()
     committer = job.committer()
     assert committable is not None
     assert list(committer.in_doubt()) == [Committable(committable.transaction)]
     assert committer.abort(committable) == Aborted()
-    assert prepared(postgres_database) == []
+    assert database.prepared() == []
 
 
 def test_undecided_checkpoints_hold_one_connection_however_many_they_are(
-    job: Job, postgres_database: str
+    job: SqlJob, database: Database
 ) -> None:
     """Systems with a connection for each prepared transaction run into the server's limit."""
     writer, committer = job.writer(), job.committer()
@@ -186,36 +190,30 @@ def test_undecided_checkpoints_hold_one_connection_however_many_they_are(
         committable = writer.pre_commit(CheckpointId(checkpoint))
         assert committable is not None
         found.append(committable)
-    assert len(prepared(postgres_database)) == 10
-    ours = (
-        "SELECT count(*) FROM pg_stat_activity "
-        "WHERE datname = current_database() AND application_name LIKE 'onceflow%'"
-    )
-    assert query(postgres_database, ours) == [(1,)]
+    assert len(database.prepared()) == 10
+    kept = _KEPT[database.name]
+    eventually(lambda: len(database.sessions()) == kept)
     assert [committer.commit(one) for one in found] == [Committed()] * 10
-    assert query(postgres_database, ours) == [(2,)]
-    assert ids_in(postgres_database) == list(range(1, 11))
+    assert len(database.sessions()) == kept + 1
+    assert database.ids_in() == list(range(1, 11))
 
 
-def test_in_doubt_lists_exactly_this_sink_id(job: Job, postgres_database: str) -> None:
+def test_in_doubt_lists_exactly_this_sink_id(job: SqlJob, database: Database) -> None:
     own = job.prepare(1, [1])
-    table = "ledger"
-    with Job(PostgresSink(postgres_database, table=table), sink_id="job.ledger.x") as other:
+    with SqlJob(database.sink(table="ledger"), sink_id="job.ledger.x") as other:
         foreign = other.check().prepare(1, [2])
-        for name in ("job.ledge/1/1/0/0", "not ours", "job.ledger/1/1/0", "job_ledger/1/1/0/0"):
-            query(
-                postgres_database,
-                f"BEGIN; INSERT INTO ledger VALUES (9); PREPARE TRANSACTION '{name}'",
-            )
+        strangers = ("job.ledge/1/1/0/0", "not ours", "job.ledger/1/1/0", "job_ledger/1/1/0/0")
+        for number, name in enumerate(strangers):
+            database.prepare(name, f"INSERT INTO ledger (id) VALUES ({number})")
         assert list(job.committer().in_doubt()) == [Committable(own.transaction)]
         assert list(other.committer().in_doubt()) == [Committable(foreign.transaction)]
 
 
 def test_rolled_back_by_an_operator_is_lost_and_never_called_committed(
-    job: Job, postgres_database: str
+    job: SqlJob, database: Database
 ) -> None:
     committable = job.prepare(7, [1, 2])
-    query(postgres_database, f"ROLLBACK PREPARED '{committable.transaction}'")
+    database.settle(database.words.rollback, committable.transaction)
     outcome = job.committer().commit(committable)
     assert isinstance(outcome, Lost)
     assert "job.ledger/1/7/0/0" in outcome.reason
@@ -223,16 +221,16 @@ def test_rolled_back_by_an_operator_is_lost_and_never_called_committed(
     assert "ledger" in outcome.reason
 
 
-def test_committed_by_an_operator_is_already_committed(job: Job, postgres_database: str) -> None:
+def test_committed_by_an_operator_is_already_committed(job: SqlJob, database: Database) -> None:
     committable = job.prepare(1, [1, 2])
-    query(postgres_database, f"COMMIT PREPARED '{committable.transaction}'")
+    database.settle(database.words.commit, committable.transaction)
     assert job.committer().commit(committable) == AlreadyCommitted()
     assert job.committer().abort(committable) == AlreadyCommitted()
-    assert ids_in(postgres_database) == [1, 2]
+    assert database.ids_in() == [1, 2]
 
 
 def test_committers_that_race_for_one_transaction_never_call_it_lost(
-    job: Job, postgres_database: str
+    job: SqlJob, database: Database
 ) -> None:
     """Eight connections commit the same transactions at once, a hundred times over."""
     writer = job.writer()
@@ -248,39 +246,39 @@ def test_committers_that_race_for_one_transaction_never_call_it_lost(
         assert all(
             isinstance(one, (Committed, AlreadyCommitted, RetryLater)) for one in outcomes
         ), outcomes
-    assert ids_in(postgres_database) == list(range(1, 41))
+    assert database.ids_in() == list(range(1, 41))
 
 
 def test_ledger_is_pruned_below_a_checkpoint_of_this_sink_only(
-    job: Job, postgres_database: str
+    job: SqlJob, database: Database
 ) -> None:
     committer = job.committer()
     for checkpoint in (1, 2, 3):
         committer.commit(job.prepare(checkpoint, [checkpoint]))
     undecided = job.prepare(4, [4])
-    with Job(PostgresSink(postgres_database, table="ledger"), sink_id="job.ledger.x") as other:
+    with SqlJob(database.sink(table="ledger"), sink_id="job.ledger.x") as other:
         other.committer().commit(other.check().prepare(1, [9]))
     committer.prune(CheckpointId(3))
     committer.prune(CheckpointId(3))
-    assert ledger_rows(postgres_database) == ["job.ledger.x/1/1/0/0", "job.ledger/1/3/0/0"]
+    assert database.ledger_rows() == ["job.ledger.x/1/1/0/0", "job.ledger/1/3/0/0"]
     committer.prune(CheckpointId(10))
-    assert ledger_rows(postgres_database) == ["job.ledger.x/1/1/0/0"]
+    assert database.ledger_rows() == ["job.ledger.x/1/1/0/0"]
     # What was prepared when the ledger was pruned is proven by its own row as ever.
     assert committer.commit(undecided) == Committed()
     assert committer.commit(undecided) == AlreadyCommitted()
 
 
-def test_pruning_many_rows_ends_with_none_left(job: Job, postgres_database: str) -> None:
-    query(
-        postgres_database,
-        "INSERT INTO onceflow.onceflow_ledger SELECT 'job.ledger/1/' || n || '/0/0', 'job.ledger', "
-        "1, n, 0, 1 FROM generate_series(1, 3500) AS n",
+def test_pruning_many_rows_ends_with_none_left(job: SqlJob, database: Database) -> None:
+    columns = "transaction_id, sink_id, attempt, checkpoint, subtask, row_count"
+    proofs = ", ".join(
+        f"('job.ledger/1/{n}/0/0', 'job.ledger', 1, {n}, 0, 1)" for n in range(1, 3501)
     )
+    database.query(f"INSERT INTO {database.ledger} ({columns}) VALUES {proofs}")
     job.committer().prune(CheckpointId(3400))
-    assert len(ledger_rows(postgres_database)) == 101
+    assert len(database.ledger_rows()) == 101
 
 
-def test_subtasks_prepare_and_commit_side_by_side(job: Job, postgres_database: str) -> None:
+def test_subtasks_prepare_and_commit_side_by_side(job: SqlJob, database: Database) -> None:
     writers = [job.writer(subtask=subtask, parallelism=4) for subtask in range(4)]
     found: list[Committable] = []
     for checkpoint in (1, 2):
@@ -293,24 +291,20 @@ def test_subtasks_prepare_and_commit_side_by_side(job: Job, postgres_database: s
     assert len({one.transaction for one in found}) == 8
     committer = job.committer()
     assert {committer.commit(one) for one in found} == {Committed()}
-    assert ids_in(postgres_database) == [10, 11, 12, 13, 20, 21, 22, 23]
+    assert database.ids_in() == [10, 11, 12, 13, 20, 21, 22, 23]
 
 
-def test_at_least_once_shows_rows_at_once_and_again_when_replayed(
-    postgres_database: str,
-) -> None:
-    sink = PostgresSink(
-        postgres_database, table="ledger", create=True, delivery="at_least_once", flush_rows=10
-    )
-    with Job(sink) as job:
+def test_at_least_once_shows_rows_at_once_and_again_when_replayed(database: Database) -> None:
+    settings = {"create": True, "delivery": "at_least_once", "flush_rows": 10}
+    with database.job(table="ledger", **settings) as job:
         writer = job.check().writer()
         writer.write(rows(range(5)))
-        assert ids_in(postgres_database) == []
+        assert database.ids_in() == []
         writer.write(rows(range(5, 12)))
-        assert ids_in(postgres_database) == list(range(12))
+        assert database.ids_in() == list(range(12))
         writer.write(rows([12]))
         assert writer.pre_commit(CheckpointId(1)) is None
-        assert ids_in(postgres_database) == list(range(13))
+        assert database.ids_in() == list(range(13))
         writer.write(rows([13]))
         writer.pre_commit(CheckpointId(2))
         writer.close()
@@ -319,20 +313,19 @@ def test_at_least_once_shows_rows_at_once_and_again_when_replayed(
         again.write(rows([13]))
         again.pre_commit(CheckpointId(2))
         assert list(job.committer(attempt=2).in_doubt()) == []
-    assert ids_in(postgres_database) == [*range(14), 13]
-    assert prepared(postgres_database) == []
+    assert database.ids_in() == [*range(14), 13]
+    assert database.prepared() == []
 
 
 def test_switching_to_at_least_once_finds_what_exactly_once_left_in_doubt(
-    job: Job, postgres_database: str
+    job: SqlJob, database: Database
 ) -> None:
     left = job.prepare(1, [1])
-    loose = PostgresSink(postgres_database, table="ledger", delivery="at_least_once")
-    with Job(loose) as other:
+    with database.job(table="ledger", delivery="at_least_once") as other:
         committer = other.check(attempt=2).committer(attempt=2)
         assert list(committer.in_doubt()) == [Committable(left.transaction)]
         assert committer.commit(left) == Committed()
-    assert ids_in(postgres_database) == [1]
+    assert database.ids_in() == [1]
 
 
 def test_ids_are_unique_over_a_hundred_thousand_checkpoints() -> None:
@@ -348,50 +341,50 @@ def test_ids_are_unique_over_a_hundred_thousand_checkpoints() -> None:
 
 
 def test_a_committer_stops_quietly_when_the_ledger_cannot_be_pruned(
-    job: Job, postgres_database: str, caplog: pytest.LogCaptureFixture
+    job: SqlJob, database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
-    query(postgres_database, "DROP TABLE onceflow.onceflow_ledger")
+    database.query(f"DROP TABLE {database.ledger}")
     job.committer().prune(CheckpointId(5))
     assert "onceflow_ledger" in caplog.text
 
 
-def test_missing_ledger_proves_nothing(job: Job, postgres_database: str) -> None:
+def test_missing_ledger_proves_nothing(job: SqlJob, database: Database) -> None:
     """Neither "already committed" nor "lost" can be told without it."""
     committable = job.prepare(1, [1])
-    query(postgres_database, f"COMMIT PREPARED '{committable.transaction}'")
-    query(postgres_database, "DROP TABLE onceflow.onceflow_ledger")
+    database.settle(database.words.commit, committable.transaction)
+    database.query(f"DROP TABLE {database.ledger}")
     outcome = job.committer().commit(committable)
     assert isinstance(outcome, RetryLater)
     assert "onceflow_ledger" in outcome.reason
 
 
-def test_transaction_of_another_role_is_refused_and_stays(job: Job, postgres_database: str) -> None:
-    committable = job.prepare(1, [1])
-    query(postgres_database, "DROP ROLE IF EXISTS outsider")
-    query(postgres_database, "CREATE ROLE outsider LOGIN")
-    try:
-        sink = PostgresSink(postgres_database, table="ledger", user="outsider")
-        with Job(sink) as other:
-            outcome = other.committer().commit(committable)
-        assert isinstance(outcome, RetryLater)
-        assert "permission denied" in outcome.reason
-        assert job.committer().commit(committable) == Committed()
-    finally:
-        query(postgres_database, "DROP ROLE outsider")
-
-
-def test_transaction_of_another_database_is_not_called_lost(
-    job: Job, postgres_database: str
+def test_transaction_of_another_database_is_neither_seen_nor_called_lost(
+    job: SqlJob, database: Database
 ) -> None:
     committable = job.prepare(1, [1])
-    elsewhere = postgres_database.rsplit("/", 1)[0] + "/postgres"
-    with psycopg.connect(elsewhere, autocommit=True) as connection:
-        known = connection.execute("SELECT to_regnamespace('onceflow')").fetchone()
-    assert known == (None,), "the shared database must not have a ledger"
-    with Job(PostgresSink(elsewhere, table="ledger")) as other:
-        outcome = other.committer().commit(committable)
-    assert isinstance(outcome, RetryLater)
-    assert job.committer().commit(committable) == Committed()
+    database.query(f"CREATE DATABASE {database.database_name}_other")
+    try:
+        with type(database)(f"{database.url}_other").job(table="ledger") as other:
+            committer = other.committer()
+            assert list(committer.in_doubt()) == []
+            outcome = committer.commit(committable)
+        assert isinstance(outcome, RetryLater), "without a ledger nothing is proven"
+        assert _WITHOUT_LEDGER[database.name] in outcome.reason
+        assert job.committer().commit(committable) == Committed()
+        assert database.ids_in() == [1]
+    finally:
+        database.query(f"DROP DATABASE {database.database_name}_other")
+
+
+def test_age_of_what_is_prepared_is_told(job: SqlJob, database: Database) -> None:
+    committable = job.prepare(1, [1])
+    committer = job.committer()
+    since = committer.prepared_at(committable)
+    assert since is not None
+    ((now,),) = database.query(_NOW[database.name])
+    assert 0 <= float(now) - since.timestamp() < 60
+    assert committer.commit(committable) == Committed()
+    assert committer.prepared_at(committable) is None
 
 
 def _all_at_once(calls: list[Callable[[], CommitOutcome]]) -> list[CommitOutcome]:
