@@ -72,20 +72,6 @@ def _written(job: Job, checkpoint: int, ids: range) -> Committable:
     return committable
 
 
-def test_two_phase_is_chosen_where_it_is_possible_and_said_why(
-    url: str, staging: FileStagingArea, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, LOGGER)
-    with _auto(url, staging) as job:
-        committable = job.check().prepare(1, [1])
-        assert not is_staged(committable)
-        assert prepared(url) == [str(committable.transaction)]
-        assert job.committer().commit(committable) == Committed()
-    assert "auto chose two_phase" in caplog.text
-    assert "keeps prepared XA transactions without their session" in caplog.text
-    assert _recorded(url) == [("job.ledger", 1, "two_phase")]
-
-
 def test_ledger_is_chosen_for_a_user_who_may_not_list_what_is_prepared(
     mysql_database: str, staging: FileStagingArea, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -134,25 +120,6 @@ def test_ledger_is_chosen_where_prepared_transactions_stay_with_their_session(
             job.check(2)
         query(mysql_database, "RESET PERSIST xa_detach_on_prepare")
     assert ids_in(mysql_database) == [0, 1, 2]
-
-
-def test_writers_do_what_the_check_recorded_and_not_what_they_find(
-    url: str, staging: FileStagingArea
-) -> None:
-    with _auto(url, staging) as job:
-        job.check()
-        query(url, "UPDATE onceflow_sinks SET commit_mode = 'ledger'")
-        assert is_staged(job.prepare(1, [1]))
-        query(url, "UPDATE onceflow_sinks SET commit_mode = 'paxos'")
-        with pytest.raises(ConfigError, match="'paxos'"):
-            job.writer()
-
-
-def test_read_only_server_is_refused(url: str) -> None:
-    with _set(url, read_only="ON"), _auto(url, None) as job:
-        with pytest.raises(ConfigError, match="is read-only, as replicas are"):
-            job.check()
-        assert query(url, "SHOW TABLES") == []
 
 
 class _Proxy:

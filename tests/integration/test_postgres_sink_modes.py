@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import tempfile
 from collections.abc import Iterator
@@ -56,20 +55,6 @@ def _recorded(url: str) -> list[tuple[Any, ...]]:
     return query(url, "SELECT sink_id, attempt, commit_mode FROM onceflow.onceflow_sinks")
 
 
-def test_two_phase_is_chosen_where_it_is_possible_and_said_why(
-    postgres_database: str, staging: FileStagingArea, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "onceflow.sinks.postgres")
-    with _auto(postgres_database, staging) as job:
-        committable = job.check().prepare(1, [1])
-        assert not is_staged(committable)
-        assert prepared(postgres_database) == [str(committable.transaction)]
-    assert (
-        "commit_mode auto chose two_phase: the server has max_prepared_transactions" in caplog.text
-    )
-    assert _recorded(postgres_database) == [("job.ledger", 1, "two_phase")]
-
-
 def test_ledger_is_chosen_where_nothing_is_prepared_and_said_why(
     unprepared: EmbeddedPostgres, staging: FileStagingArea, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -83,18 +68,6 @@ def test_ledger_is_chosen_where_nothing_is_prepared_and_said_why(
     assert ids_in(unprepared.url) == [1]
 
 
-def test_writers_do_what_the_check_recorded_and_not_what_they_find(
-    postgres_database: str, staging: FileStagingArea
-) -> None:
-    with _auto(postgres_database, staging) as job:
-        job.check()
-        query(postgres_database, "UPDATE onceflow.onceflow_sinks SET commit_mode = 'ledger'")
-        assert is_staged(job.prepare(1, [1]))
-        query(postgres_database, "UPDATE onceflow.onceflow_sinks SET commit_mode = 'paxos'")
-        with pytest.raises(ConfigError, match="'paxos'"):
-            job.writer()
-
-
 def test_two_phase_is_refused_where_nothing_is_prepared_and_told_both_ways_out(
     unprepared: EmbeddedPostgres, staging: FileStagingArea
 ) -> None:
@@ -103,6 +76,39 @@ def test_two_phase_is_refused_where_nothing_is_prepared_and_told_both_ways_out(
         job.check(9)
     assert "ALTER SYSTEM SET max_prepared_transactions = 64; then restart" in str(failure.value)
     assert "commit_mode='ledger'" in str(failure.value)
+
+
+def test_server_without_prepared_transactions_is_told_the_statement(
+    unprepared: EmbeddedPostgres,
+) -> None:
+    """Nowhere to stage rows either; and nothing is created on the way to the refusal."""
+    url = unprepared.database_url("bare")
+    query(unprepared.url, "CREATE DATABASE bare")
+    with Job(PostgresSink(url, table="ledger", create=True)) as job:
+        with pytest.raises(ConfigError) as failure:
+            job.check()
+        assert "ALTER SYSTEM SET max_prepared_transactions = 64; then restart" in str(failure.value)
+    found = query(url, "SELECT to_regclass('ledger'), to_regnamespace('onceflow')")
+    assert found == [(None, None)]
+
+
+def test_at_least_once_needs_no_prepared_transactions(unprepared: EmbeddedPostgres) -> None:
+    sink = PostgresSink(unprepared.url, table="loose", create=True, delivery="at_least_once")
+    with Job(sink) as job:
+        writer = job.check().writer()
+        writer.write(rows([1]))
+        writer.pre_commit(CheckpointId(1))
+    assert ids_in(unprepared.url, "loose") == [1]
+
+
+def test_too_few_prepared_transactions_for_the_parallelism_are_refused(
+    postgres_database: str,
+) -> None:
+    with Job(PostgresSink(postgres_database, table="ledger", create=True)) as job:
+        job.check()
+        with pytest.raises(ConfigError, match=r"is 64 and parallelism 33 needs 66.*= 132"):
+            job.writer(parallelism=33)
+        job.writer(parallelism=32)
 
 
 def test_fence_of_an_older_onceflow_gets_the_column(postgres_database: str) -> None:
@@ -186,9 +192,3 @@ def test_two_phase_that_the_user_insists_on_works_behind_a_pooler_with_a_warning
         assert job.committer().commit(committable) == Committed()
         assert job.committer().commit(committable) == AlreadyCommitted()
     assert ids_in(postgres_database) == [1]
-
-
-def test_modes_print_themselves() -> None:
-    sink = PostgresSink("postgresql://h/d", table="t")
-    assert "commit_mode='auto'" in repr(sink)
-    assert "commit_mode='ledger'" in repr(dataclasses.replace(sink, commit_mode="ledger"))

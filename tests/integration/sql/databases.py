@@ -120,7 +120,7 @@ class Database(ABC):
 
     @abstractmethod
     def retype(self, column: str, kind: str, table: str = "ledger") -> None:
-        """Give a column another type."""
+        """Give a column another type; it takes nulls if it did."""
 
     @abstractmethod
     def said_of_violation(self, constraint: str) -> str:
@@ -150,6 +150,11 @@ class Database(ABC):
             yield self.by_login(f"{name}:{SECRETS[1]}")
         finally:
             self._drop_user(name)
+
+    @property
+    @abstractmethod
+    def grants_of_job(self) -> tuple[str, ...]:
+        """What a user needs for jobs that create all that is missing, and for what is there."""
 
     @abstractmethod
     def _drop_user(self, name: str) -> None:
@@ -298,6 +303,15 @@ class Postgres(Database):
         # It goes with the database.
         yield name
 
+    @property
+    @override
+    def grants_of_job(self) -> tuple[str, ...]:
+        return (
+            f"CREATE ON DATABASE {self.database_name}",
+            "ALL ON SCHEMA public",
+            "ALL ON ALL TABLES IN SCHEMA public",
+        )
+
     @override
     def _drop_user(self, name: str) -> None:
         self.query(f"DROP OWNED BY {name} CASCADE", f"DROP ROLE {name}")
@@ -376,7 +390,9 @@ class MySQL(Database):
 
     @override
     def retype(self, column: str, kind: str, table: str = "ledger") -> None:
-        self.query(f"ALTER TABLE {table} MODIFY {column} {kind}")
+        nullable = {name: takes_nulls for name, _, takes_nulls in self.columns(table)}[column]
+        null = "NULL" if nullable else "NOT NULL"
+        self.query(f"ALTER TABLE {table} MODIFY {column} {kind} {null}")
 
     @override
     def said_of_violation(self, constraint: str) -> str:
@@ -400,6 +416,11 @@ class MySQL(Database):
         finally:
             self.query(f"DROP DATABASE IF EXISTS {self.quoted(found)}")
 
+    @property
+    @override
+    def grants_of_job(self) -> tuple[str, ...]:
+        return ("ALL ON *", "XA_RECOVER_ADMIN ON *.*")
+
     @override
     def _drop_user(self, name: str) -> None:
         self.query(f"DROP USER {name}")
@@ -417,6 +438,12 @@ class MariaDB(MySQL):
     @override
     def said_of_violation(self, constraint: str) -> str:
         return f"CONSTRAINT `{constraint}` failed"
+
+    @property
+    @override
+    def grants_of_job(self) -> tuple[str, ...]:
+        # Everybody may list what is prepared.
+        return ("ALL ON *",)
 
 
 DATABASES: tuple[type[Database], ...] = (Postgres, MySQL, MariaDB)
