@@ -1,0 +1,327 @@
+"""Rows that the table can never take are left out and handed back; all others arrive once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.integration.sink_kit import SCHEMA, rows
+from tests.integration.sql.databases import Database, SqlJob
+
+from onceflow.core.errors import BadRow, PreCommitFailed, SinkError
+from onceflow.core.protocol.committables import Committed
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.spi import OnBadRow, RejectedRows, SinkWriter
+from onceflow.core.storage import FileStagingArea
+
+LENIENT = [OnBadRow.DROP, OnBadRow.DEAD_LETTER]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Refuses a row whose id is 3 and whose amount another row has."""
+
+    statements: tuple[str, ...]
+    said: str
+
+
+_CHECK = Refusal(("ALTER TABLE ledger ADD CONSTRAINT no_three CHECK (id <> 3)",), "no_three")
+_UNIQUE = Refusal(("ALTER TABLE ledger ADD CONSTRAINT once UNIQUE (amount)",), "once")
+_FOREIGN_KEY = Refusal(
+    (
+        "CREATE TABLE parent (id bigint PRIMARY KEY)",
+        "INSERT INTO parent VALUES (0), (1), (2), (4), (5)",
+        "ALTER TABLE ledger ADD CONSTRAINT known FOREIGN KEY (id) REFERENCES parent (id)",
+    ),
+    "known",
+)
+_STOP_IN_POSTGRES = (
+    (
+        "CREATE FUNCTION stop() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "IF NEW.id = 3 THEN RAISE EXCEPTION 'three is not liked'; END IF; RETURN NEW; END $$"
+    ),
+    "CREATE TRIGGER stop BEFORE INSERT ON ledger FOR EACH ROW EXECUTE FUNCTION stop()",
+)
+_STOP_IN_MYSQL = (
+    "CREATE TRIGGER stop BEFORE INSERT ON ledger FOR EACH ROW BEGIN IF NEW.id = 3 THEN "
+    "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'three is not liked'; END IF; END"
+)
+_DIVISION = "ALTER TABLE ledger ADD CHECK (1 / (id - 3) < 5)"
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What a database says of refused rows in words of its own."""
+
+    trigger: Refusal
+    expression: Refusal
+    said_without_table: str
+    never_text: tuple[tuple[str, str], ...] = ()
+    """What no column of text takes, and what is said of it."""
+
+    def refusal(self, kind: str) -> Refusal:
+        """Return what refuses rows by one kind of rule."""
+        of_all = {"check": _CHECK, "unique": _UNIQUE, "foreign key": _FOREIGN_KEY}
+        return {**of_all, "trigger": self.trigger, "expression": self.expression}[kind]
+
+
+_MYSQL = Dialect(
+    trigger=Refusal((_STOP_IN_MYSQL,), "three is not liked"),
+    expression=Refusal((_DIVISION,), "Division by 0"),
+    said_without_table="ledger' doesn't exist",
+)
+DIALECTS = {
+    "postgres": Dialect(
+        trigger=Refusal(_STOP_IN_POSTGRES, "three is not liked"),
+        expression=Refusal((_DIVISION,), "division by zero"),
+        said_without_table='relation "public.ledger" does not exist',
+        never_text=(("a\0", "NUL"),),
+    ),
+    "mysql": _MYSQL,
+    "mariadb": _MYSQL,
+}
+
+
+def _job(database: Database, policy: OnBadRow = OnBadRow.DEAD_LETTER, **settings: Any) -> SqlJob:
+    sink = database.sink(table="ledger", create=True, commit_mode="two_phase", **settings)
+    return SqlJob(sink, on_bad_row=policy).check()
+
+
+def _row(number: int, account: str, amount: int = 0) -> pa.RecordBatch:
+    columns = [pa.array([number], pa.int64()), pa.array([account]), pa.array([amount], pa.int64())]
+    return pa.record_batch(columns, schema=SCHEMA)
+
+
+def _reasons(writer: SinkWriter) -> dict[Any, str]:
+    """Return why rows were rejected since the last call, by their ids."""
+    return {
+        number: reason
+        for part in writer.rejected()
+        for number, reason in zip(part.rows.column("id").to_pylist(), part.reasons, strict=True)
+    }
+
+
+def _written(
+    database: Database, job: SqlJob, batches: Sequence[pa.RecordBatch]
+) -> tuple[list[int], list[str]]:
+    """Write and commit `batches`; return the ids rejected and why."""
+    writer = job.writer()
+    rejected: list[RejectedRows] = []
+    for batch in batches:
+        writer.write(batch)
+        rejected += writer.rejected()
+    committable = writer.pre_commit(CheckpointId(1))
+    rejected += writer.rejected()
+    if committable is not None:
+        assert job.committer().commit(committable) == Committed()
+        assert committable.rows == len(database.ids_in())
+    assert list(writer.rejected()) == [], "each is handed back once"
+    found: list[tuple[int, str]] = []
+    for one in rejected:
+        assert one.rows.schema.equals(SCHEMA)
+        found += zip(one.rows.column("id").to_pylist(), one.reasons, strict=True)
+    found.sort()
+    return [number for number, _ in found], [reason for _, reason in found]
+
+
+@pytest.mark.parametrize("policy", LENIENT)
+@pytest.mark.parametrize("by_key", [False, True])
+def test_rows_that_the_server_refuses_are_left_out_one_by_one(
+    database: Database, policy: OnBadRow, by_key: bool
+) -> None:
+    settings: dict[str, Any] = {"primary_key": ("id",), "write_mode": "upsert"} if by_key else {}
+    with _job(database, policy, **settings) as job:
+        database.query("ALTER TABLE ledger ADD CONSTRAINT round CHECK (id % 100 <> 7)")
+        given = [rows(range(start, start + 500)) for start in (0, 500, 1000)]
+        ids, reasons = _written(database, job, given)
+    expected = [number for number in range(1500) if number % 100 == 7]
+    assert ids == expected
+    assert all(database.said_of_violation("round") in reason for reason in reasons)
+    assert database.ids_in() == sorted(set(range(1500)) - set(expected))
+    assert database.prepared() == []
+
+
+@pytest.mark.parametrize("policy", LENIENT)
+def test_rows_that_are_refused_by_us_or_by_the_server_are_left_out_and_told(
+    database: Database, policy: OnBadRow
+) -> None:
+    database.query(
+        "CREATE TABLE ledger (id bigint PRIMARY KEY, account varchar(6), amount bigint, "
+        "CONSTRAINT even CHECK (amount <> 130))",
+        "INSERT INTO ledger VALUES (5, 'there', 0)",
+    )
+    with _job(database, policy) as job:
+        writer = job.writer()
+        accounts = ["far too long" if number == 20 else "fine" for number in range(1, 200)]
+        writer.write(rows(range(1, 200)).set_column(1, "account", pa.array(accounts)))
+        committable = writer.pre_commit(CheckpointId(1))
+        rejected = _reasons(writer)
+        assert sorted(rejected) == [5, 13, 20]
+        assert database.said_of_duplicate(5) in rejected[5]
+        assert database.said_of_violation("even") in rejected[13]
+        assert "column 'account'" in rejected[20]
+        assert "far too long" in rejected[20]
+        assert committable is not None
+        assert committable.rows == 196
+        assert job.committer().commit(committable) == Committed()
+        assert database.ids_in() == [one for one in range(1, 200) if one not in (13, 20)]
+        writer.write(rows([5]))
+        assert writer.pre_commit(CheckpointId(2)) is None, "of rejected rows nothing is prepared"
+        assert [part.rows.num_rows for part in writer.rejected()] == [1]
+    assert database.prepared() == []
+
+
+@pytest.mark.parametrize("rule", ["check", "unique", "foreign key", "trigger", "expression"])
+def test_every_kind_of_refusal_is_a_rejected_row(database: Database, rule: str) -> None:
+    refusal = DIALECTS[database.name].refusal(rule)
+    amounts = pa.array([0, 10, 20, 10, 40], pa.int64())
+    with _job(database) as job:
+        database.query(*refusal.statements)
+        batch = rows([0, 1, 2, 3, 4]).set_column(2, SCHEMA.field("amount"), amounts)
+        ids, reasons = _written(database, job, [batch])
+    assert ids == [3]
+    assert refusal.said in reasons[0]
+    assert database.ids_in() == [0, 1, 2, 4]
+
+
+def test_rows_that_do_not_fit_are_rejected_with_column_and_value(database: Database) -> None:
+    never = DIALECTS[database.name].never_text
+    batches = [rows([1, 4000, 2, 5000]), _row(9, "acct-12")]
+    batches += [_row(-1, text) for text, _ in never]
+    with _job(database) as job:
+        database.retype("amount", "smallint")
+        database.retype("account", "varchar(6)")
+        ids, reasons = _written(database, job, batches)
+    assert ids == [*(-1 for _ in never), 9, 4000, 5000]
+    expected = (*(why for _, why in never), "over 6 letters", "40000", "50000")
+    for reason, part in zip(reasons, expected, strict=True):
+        assert part in reason
+        assert "of its batch" not in reason
+    assert database.ids_in() == [1, 2]
+
+
+def test_checkpoint_of_bad_rows_alone_prepares_nothing(database: Database) -> None:
+    with _job(database) as job:
+        database.query("ALTER TABLE ledger ADD CHECK (id < 0)")
+        ids, _ = _written(database, job, [rows([1, 2])])
+        assert ids == [1, 2]
+        assert database.prepared() == []
+        writer = job.writer()
+        writer.write(rows([-1]))
+        committable = writer.pre_commit(CheckpointId(2))
+        assert committable is not None
+        assert committable.rows == 1
+
+
+def test_rows_between_rejected_ones_survive_the_crash_that_follows(database: Database) -> None:
+    with _job(database) as job:
+        database.query("ALTER TABLE ledger ADD CHECK (id <> 2)")
+        writer = job.writer()
+        writer.write(rows([1, 2, 3]))
+        committable = writer.pre_commit(CheckpointId(1))
+        assert committable is not None
+        writer.close()
+        job.check(2)
+        assert job.committer(2).commit(committable) == Committed()
+    assert database.ids_in() == [1, 3]
+
+
+def test_bad_rows_that_fail_the_job_still_do(database: Database) -> None:
+    with _job(database, OnBadRow.FAIL, table_column="account") as job:
+        database.query(
+            f"CREATE TABLE {database.quoted('acct-1')} "
+            "(id bigint, amount bigint, CONSTRAINT negative CHECK (id < 0))"
+        )
+        writer = job.writer()
+        with pytest.raises(BadRow, match=re.escape(database.said_of_violation("negative"))):
+            writer.write(rows([1]))
+            writer.pre_commit(CheckpointId(1))
+        with pytest.raises(SinkError, match="failed before"):
+            writer.write(rows([2]))
+    assert database.prepared() == []
+
+
+def test_what_is_no_rows_fault_fails_the_writer_and_rejects_nothing(database: Database) -> None:
+    with _job(database) as job:
+        writer = job.writer()
+        database.query("DROP TABLE ledger")
+        writer.write(rows([1, 2]))
+        with pytest.raises(PreCommitFailed, match=DIALECTS[database.name].said_without_table):
+            writer.pre_commit(CheckpointId(1))
+        assert list(writer.rejected()) == []
+
+
+@pytest.mark.parametrize("policy", list(OnBadRow))
+def test_values_that_do_not_fit_become_null_where_the_user_says_so(
+    database: Database, policy: OnBadRow
+) -> None:
+    with _job(database, policy, overflow="null") as job:
+        database.retype("amount", "smallint")
+        database.retype("account", "varchar(6)")
+        writer = job.writer()
+        writer.write(rows([1, 4000]))
+        writer.write(_row(9, "acct-12", 5))
+        assert list(writer.rejected()) == []
+        committable = writer.pre_commit(CheckpointId(1))
+        assert committable is not None
+        job.committer().commit(committable)
+    found = database.query("SELECT id, account, amount FROM ledger ORDER BY id")
+    assert found == [(1, "acct-1", 10), (9, None, 5), (4000, "acct-3", None)]
+
+
+def test_value_for_a_column_that_takes_no_null_is_a_bad_row_all_the_same(
+    database: Database,
+) -> None:
+    with _job(database, overflow="null") as job:
+        database.retype("id", "smallint")
+        ids, reasons = _written(database, job, [rows([1, 40_000])])
+    assert ids == [40_000]
+    assert "column 'id'" in reasons[0]
+
+
+def test_row_with_an_unknown_operation_or_table_is_rejected(database: Database) -> None:
+    schema = pa.schema([("id", pa.int64()), ("op", pa.string()), ("t", pa.string())])
+    sink = database.sink(
+        table="ledger", create=False, write_mode="upsert", primary_key=("id",),
+        operation_column="op", table_column="t",
+    )  # fmt: skip
+    database.query("CREATE TABLE ledger (id bigint PRIMARY KEY)")
+    with SqlJob(sink, schema=schema, on_bad_row=OnBadRow.DROP) as job:
+        writer = job.check().writer()
+        batch = pa.record_batch(
+            [
+                pa.array([1, 2, 3, None, 5], pa.int64()),
+                pa.array(["c", "boom", "c", "c", "c"]),
+                pa.array([None, None, "absent", None, "a.b.c"]),
+            ],
+            schema=schema,
+        )
+        writer.write(batch)
+        by_id = _reasons(writer)
+        committable = writer.pre_commit(CheckpointId(1))
+        assert committable is not None
+        job.committer().commit(committable)
+    assert set(by_id) == {2, 3, 5, None}
+    assert "'boom'" in by_id[2]
+    assert "table absent does not exist" in by_id[3]
+    assert "'a.b.c'" in by_id[5]
+    assert "'id' is null" in by_id[None]
+    assert database.ids_in() == [1]
+
+
+def test_ledger_mode_rejects_what_does_not_fit_and_says_what_it_cannot_reject(
+    database: Database, staging: FileStagingArea, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = database.sink(table="ledger", create=True, commit_mode="ledger")
+    with SqlJob(sink, staging=staging, on_bad_row=OnBadRow.DROP) as job:
+        job.check()
+        database.retype("amount", "smallint")
+        ids, reasons = _written(database, job, [rows([1, 4000, 2])])
+    assert ids == [4000]
+    assert "40000" in reasons[0]
+    assert "a row that the server refuses" in caplog.text
+    assert database.ids_in() == [1, 2]

@@ -1,0 +1,419 @@
+"""Rows changed by key: the table is what the stream's rows one by one would have made of it."""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.integration.sql.databases import Database, SqlJob
+
+from onceflow.core.errors import BadRow, ConfigError, PreCommitFailed
+from onceflow.core.protocol.committables import Committed, RetryLater
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.spi import SinkWriter
+from onceflow.core.storage import FileStagingArea
+
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("op", pa.string())])
+BY_KEY: dict[str, Any] = {
+    "table": "t", "write_mode": "upsert", "primary_key": ("id",), "operation_column": "op",
+}  # fmt: skip
+
+Change = tuple[int | None, str | None, str]
+Make = Callable[..., SqlJob]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What a database says of keys and indexes in words of its own."""
+
+    drop_key: str
+    add_key: str
+    """What the user is told to run, as a regular expression."""
+    partial_index: str | None
+    """One that has only some of the rows."""
+    unique_index: str
+    """One over `id` that is no primary key."""
+    many_keys: str
+    """A table whose key has columns of several types."""
+    ignoring_case: tuple[str, ...]
+    """Make `name` of the table without a key one that takes A for a, and the key."""
+    said_ignoring_case: str
+    mend_case: Callable[[str], str]
+    """Returns the statement by which the table is taken, of what an error said."""
+
+
+_MYSQL = Dialect(
+    drop_key="ALTER TABLE t DROP PRIMARY KEY",
+    add_key=r"ALTER TABLE `\w+`\.`t` ADD PRIMARY KEY \(`id`\)",
+    partial_index=None,
+    unique_index="CREATE UNIQUE INDEX exact ON t (id)",
+    many_keys=(
+        "CREATE TABLE t (day date, at datetime(6), name varchar(9) CHARACTER SET utf8mb4 COLLATE "
+        "utf8mb4_bin, raw varbinary(9), price decimal(9,2), value bigint, "
+        "PRIMARY KEY (day, at, name, raw, price)) COLLATE utf8mb4_general_ci"
+    ),
+    ignoring_case=("ALTER TABLE t MODIFY name varchar(99) NOT NULL, ADD PRIMARY KEY (name)",),
+    said_ignoring_case="takes different text for equal",
+    mend_case=lambda said: said.rpartition("Run: ")[2],
+)
+DIALECTS = {
+    "postgres": Dialect(
+        drop_key="ALTER TABLE t DROP CONSTRAINT t_pkey",
+        add_key=r"ALTER TABLE public\.t ADD PRIMARY KEY \(id\)",
+        partial_index="CREATE UNIQUE INDEX partly ON t (id) WHERE id > 0",
+        unique_index="CREATE UNIQUE INDEX exact ON t (id) INCLUDE (name)",
+        many_keys=(
+            "CREATE TABLE t (day date, at timestamp, name varchar(9), raw bytea, "
+            "price decimal(9,2), value bigint, PRIMARY KEY (day, at, name, raw, price))"
+        ),
+        ignoring_case=(
+            "CREATE EXTENSION citext",
+            "ALTER TABLE t ALTER name TYPE citext, ADD PRIMARY KEY (name)",
+        ),
+        said_ignoring_case="'name' compares text otherwise than by its bytes",
+        mend_case=lambda _: "ALTER TABLE t ALTER name TYPE text",
+    ),
+    "mysql": _MYSQL,
+    "mariadb": _MYSQL,
+}
+
+
+@pytest.fixture
+def make(database: Database, staging: FileStagingArea, mode: str) -> Iterator[Make]:
+    """Return what makes a checked job on the table `t`, in each commit mode."""
+    jobs: list[SqlJob] = []
+    database.query(
+        "CREATE TABLE t (id bigint PRIMARY KEY, name varchar(99), note varchar(9) DEFAULT 'new')"
+    )
+
+    def made(schema: pa.Schema = SCHEMA, attempt: int = 1, **settings: Any) -> SqlJob:
+        sink = database.sink(**{**BY_KEY, "commit_mode": mode, **settings})
+        jobs.append(SqlJob(sink, schema=schema, staging=staging))
+        return jobs[-1].check(attempt)
+
+    yield made
+    for job in jobs:
+        job.__exit__(None, None, None)
+
+
+def _rows(*changes: Change) -> pa.RecordBatch:
+    turned = zip(*changes, strict=True)
+    columns = [
+        pa.array(list(column), field.type) for column, field in zip(turned, SCHEMA, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _commit(job: SqlJob, writer: SinkWriter, checkpoint: int) -> None:
+    committable = writer.pre_commit(CheckpointId(checkpoint))
+    assert committable is not None
+    assert job.committer().commit(committable) == Committed()
+
+
+def _table(database: Database, columns: str = "id, name") -> list[tuple[Any, ...]]:
+    return database.query(f"SELECT {columns} FROM t ORDER BY id")
+
+
+def test_upsert_puts_and_deletes_as_the_rows_say_and_only_at_the_commit(
+    make: Make, database: Database
+) -> None:
+    job = make()
+    database.query(
+        "INSERT INTO t VALUES (1, 'old', 'kept'), (2, 'old', 'kept'), (3, 'old', 'kept')"
+    )
+    writer = job.writer()
+    writer.write(_rows((1, "a", "u"), (4, "b", "c"), (2, None, "d"), (1, "c", "update")))
+    writer.write(_rows((5, "x", "i"), (5, None, "delete"), (3, None, "d"), (3, "back", "r")))
+    committable = writer.pre_commit(CheckpointId(1))
+    assert committable is not None
+    assert _table(database) == [(1, "old"), (2, "old"), (3, "old")]
+    assert job.committer().commit(committable) == Committed()
+    assert _table(database, "*") == [(1, "c", "kept"), (3, "back", "new"), (4, "b", "new")]
+    assert database.prepared() == []
+    assert database.ledger_rows() == [str(committable.transaction)]
+
+
+def test_ignore_keeps_the_first_row_of_a_key(make: Make, database: Database) -> None:
+    job = make(write_mode="ignore")
+    database.query("INSERT INTO t (id, name) VALUES (1, 'old'), (3, 'old')")
+    writer = job.writer()
+    writer.write(_rows((1, "a", "c"), (2, "first", "c"), (2, "second", "c"), (3, None, "d")))
+    writer.write(_rows((3, "again", "c"), (3, "ignored", "c")))
+    _commit(job, writer, 1)
+    assert _table(database) == [(1, "old"), (2, "first"), (3, "again")]
+
+
+def test_update_changes_rows_that_are_there_and_adds_none(make: Make, database: Database) -> None:
+    job = make(write_mode="update")
+    database.query("INSERT INTO t (id, name) VALUES (1, 'old'), (2, 'old')")
+    writer = job.writer()
+    writer.write(_rows((1, "a", "u"), (9, "b", "c"), (2, None, "d"), (2, "c", "u")))
+    _commit(job, writer, 1)
+    assert _table(database) == [(1, "a")]
+
+
+def test_tombstones_delete(make: Make, database: Database) -> None:
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
+    job = make(schema, tombstones=True, operation_column=None)
+    database.query("INSERT INTO t (id, name) VALUES (1, 'old'), (2, 'old')")
+    writer = job.writer()
+    writer.write(
+        pa.RecordBatch.from_arrays([pa.array([1, 3]), pa.array([None, "x"])], schema=schema)
+    )
+    _commit(job, writer, 1)
+    assert _table(database) == [(2, "old"), (3, "x")]
+
+
+@pytest.mark.parametrize("write_mode", ["upsert", "ignore", "update"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_random_changes_make_the_table_that_they_make_one_by_one(
+    make: Make, database: Database, write_mode: str, seed: int
+) -> None:
+    sys.stdout.write(f"seed {seed}\n")
+    chance = random.Random(seed)
+    job = make(write_mode=write_mode)
+    expected = dict.fromkeys(range(0, 40, 2), "old")
+    values = ", ".join(f"({key}, 'old')" for key in expected)
+    database.query(f"INSERT INTO t (id, name) VALUES {values}")
+    writer, committer = job.writer(), job.committer()
+    for checkpoint in range(1, 8):
+        for _ in range(chance.randrange(1, 4)):
+            changes = [
+                (chance.randrange(40), str(chance.random()), chance.choice("cud"))
+                for _ in range(chance.randrange(1, 60))
+            ]
+            writer.write(_rows(*changes))
+            for key, name, op in changes:
+                if op == "d":
+                    expected.pop(key, None)
+                elif write_mode == "upsert" or (write_mode == "ignore") == (key not in expected):
+                    expected[key] = name
+        committable = writer.pre_commit(CheckpointId(checkpoint))
+        if committable is not None:
+            assert committer.commit(committable) == Committed()
+        assert dict(_table(database)) == expected
+
+
+def test_replay_after_a_crash_leaves_the_same_table(make: Make, database: Database) -> None:
+    job = make()
+    job.writer().write(_rows((1, "lost", "c")))
+    writer = job.writer()
+    writer.write(_rows((1, "a", "c"), (2, "b", "c")))
+    undecided = writer.pre_commit(CheckpointId(1))
+    writer.close()
+    assert undecided is not None
+    job.check(2)
+    committer = job.committer(2)
+    for committable in committer.in_doubt():
+        committer.abort(committable)
+    writer = job.writer(2)
+    writer.write(_rows((1, "a", "c"), (2, "b", "c")))
+    _commit(job, writer, 1)
+    assert _table(database) == [(1, "a"), (2, "b")]
+    assert database.prepared() == []
+
+
+def test_key_columns_alone_may_be_the_whole_row(make: Make, database: Database) -> None:
+    schema = pa.schema([("id", pa.int64()), ("op", pa.string())])
+    job = make(schema)
+    database.query("INSERT INTO t (id, name) VALUES (1, 'old'), (2, 'old')")
+    writer = job.writer()
+    batch = pa.record_batch([pa.array([1, 2, 3]), pa.array(["u", "d", "c"])], schema=schema)
+    writer.write(batch)
+    _commit(job, writer, 1)
+    assert _table(database) == [(1, "old"), (3, None)]
+
+
+def test_null_key_and_unknown_operation_are_bad_rows(make: Make) -> None:
+    job = make()
+    with pytest.raises(BadRow, match="'id' is null"):
+        job.writer().write(_rows((None, "a", "c")))
+    with pytest.raises(BadRow, match="'op' says none"):
+        job.writer().write(_rows((1, "a", "x")))
+
+
+def test_rows_are_routed_by_the_key_unless_they_are_inserted(
+    make: Make, database: Database
+) -> None:
+    assert make().sink.routing_key() == ("id",)
+    assert database.sink(table="t", primary_key=("id",)).routing_key() == ()
+
+
+def test_another_unique_index_never_changes_another_keys_row(
+    make: Make, database: Database
+) -> None:
+    """ON DUPLICATE KEY UPDATE alone would put the row over whichever row it meets."""
+    job = make()
+    database.query(
+        "ALTER TABLE t ADD UNIQUE (name)",
+        "INSERT INTO t (id, name) VALUES (1, 'taken'), (2, 'old')",
+    )
+    job.check(2)
+    writer = job.writer(2)
+    writer.write(_rows((2, "new", "u"), (3, "other", "c")))
+    committable = writer.pre_commit(CheckpointId(1))
+    assert committable is not None
+    assert job.committer(2).commit(committable) == Committed()
+    assert _table(database) == [(1, "taken"), (2, "new"), (3, "other")]
+    refused = database.said_of_duplicate("taken")
+    writer.write(_rows((4, "taken", "c")))
+    if job.sink.commit_mode == "two_phase":
+        with pytest.raises(BadRow, match=re.escape(refused)):
+            writer.pre_commit(CheckpointId(2))
+    else:
+        committable = writer.pre_commit(CheckpointId(2))
+        assert committable is not None
+        outcome = job.committer(2).commit(committable)
+        assert isinstance(outcome, RetryLater)
+        assert refused in outcome.reason
+    assert _table(database) == [(1, "taken"), (2, "new"), (3, "other")]
+
+
+def test_ignore_leaves_duplicates_out_and_hides_no_other_error(
+    make: Make, database: Database
+) -> None:
+    job = make(write_mode="ignore")
+    database.query(
+        "ALTER TABLE t ADD CONSTRAINT short CHECK (CHAR_LENGTH(name) < 9)",
+        "INSERT INTO t (id, name) VALUES (1, 'old')",
+    )
+    writer = job.writer()
+    writer.write(_rows((1, "new", "c"), (2, "much too long", "c")))
+    if job.sink.commit_mode == "two_phase":
+        with pytest.raises(BadRow, match=re.escape(database.said_of_violation("short"))):
+            writer.pre_commit(CheckpointId(1))
+    else:
+        committable = writer.pre_commit(CheckpointId(1))
+        assert committable is not None
+        assert isinstance(job.committer().commit(committable), RetryLater)
+    assert _table(database) == [(1, "old")]
+
+
+def test_keys_of_several_columns_and_types_find_their_rows(database: Database) -> None:
+    schema = pa.schema(
+        [
+            ("day", pa.date32()),
+            ("at", pa.timestamp("us")),
+            ("name", pa.string()),
+            ("raw", pa.binary()),
+            ("price", pa.decimal128(9, 2)),
+            ("value", pa.int64()),
+        ]
+    )
+    database.query(DIALECTS[database.name].many_keys)
+    for attempt, write_mode in enumerate(("upsert", "update", "ignore"), 1):
+        sink = database.sink(
+            table="t", write_mode=write_mode, primary_key=tuple(schema.names[:-1]), tombstones=True
+        )
+        with SqlJob(sink, schema=schema) as job:
+            writer = job.check(attempt).writer(attempt)
+            for number, values in enumerate(([1, 2], [3, None])):
+                days = pa.array([20_000, 20_000], pa.date32())
+                times = pa.array([1, 2], pa.timestamp("us"))
+                prices = (
+                    pa.array([1, 1], pa.int64())
+                    .cast(pa.decimal128(21, 2))
+                    .cast(pa.decimal128(9, 2))
+                )
+                columns = [days, times, pa.array(["a'\\", "A"]), pa.array([b"\xff", b"'"]), prices]
+                batch = [*columns, pa.array(values, pa.int64())]
+                writer.write(pa.RecordBatch.from_arrays(batch, schema=schema))
+                committable = writer.pre_commit(CheckpointId(2 * attempt + number))
+                assert committable is not None
+                assert job.committer(attempt).commit(committable) == Committed()
+            assert database.query("SELECT name, value FROM t") == [("a'\\", 3)]
+
+
+def test_table_without_the_unique_index_is_told_the_statement(
+    make: Make, database: Database
+) -> None:
+    job, dialect = make(), DIALECTS[database.name]
+    database.query(dialect.drop_key)
+    wider = "CREATE UNIQUE INDEX wider ON t (id, name)"
+    for attempt, index in enumerate((None, dialect.partial_index, wider), 2):
+        if index is not None:
+            database.query(index)
+        with pytest.raises(ConfigError, match=dialect.add_key):
+            job.check(attempt)
+    database.query(dialect.unique_index)
+    job.check(5)
+
+
+def test_key_that_ignores_case_is_refused_with_what_mends_it(
+    make: Make, database: Database
+) -> None:
+    make()
+    dialect = DIALECTS[database.name]
+    database.query(dialect.drop_key, *dialect.ignoring_case)
+    with pytest.raises(ConfigError, match=dialect.said_ignoring_case) as failure:
+        make(attempt=2, primary_key=("name",))
+    database.query(dialect.mend_case(str(failure.value)))
+    make(attempt=3, primary_key=("name",))
+
+
+@pytest.fixture
+def two_phase(database: Database) -> Iterator[SqlJob]:
+    database.query("CREATE TABLE t (id bigint PRIMARY KEY, name varchar(99))")
+    sink = database.sink(**BY_KEY, commit_mode="two_phase")
+    with SqlJob(sink, schema=SCHEMA) as job:
+        yield job.check()
+
+
+def test_violated_constraint_is_a_bad_row_and_changes_nothing(
+    two_phase: SqlJob, database: Database
+) -> None:
+    """In ledger mode it is met at the commit: see test_sql_sink_ledger."""
+    database.query("ALTER TABLE t ADD CONSTRAINT short CHECK (CHAR_LENGTH(name) < 5)")
+    writer = two_phase.writer()
+    writer.write(_rows((1, "fine", "c"), (2, "too long", "c")))
+    with pytest.raises(BadRow, match=re.escape(database.said_of_violation("short"))):
+        writer.pre_commit(CheckpointId(1))
+    assert _table(database) == []
+    assert database.prepared() == []
+
+
+def test_pre_commit_waits_for_the_rows_of_the_last_checkpoint_and_goes_on_after_its_commit(
+    two_phase: SqlJob, database: Database
+) -> None:
+    writer = two_phase.writer()
+    writer.write(_rows((1, "first", "c")))
+    first = writer.pre_commit(CheckpointId(1))
+    assert first is not None
+    writer.write(_rows((1, "second", "u")))
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(writer.pre_commit, CheckpointId(2))
+        database.await_lock_wait()
+        assert not second.done()
+        assert database.prepared() == [str(first.transaction)]
+        assert two_phase.committer().commit(first) == Committed()
+        committable = second.result(20)
+    assert _table(database) == [(1, "first")]
+    assert committable is not None
+    assert two_phase.committer().commit(committable) == Committed()
+    assert _table(database) == [(1, "second")]
+
+
+@pytest.mark.usefixtures("two_phase")
+def test_pre_commit_that_waits_too_long_says_for_which_transaction(database: Database) -> None:
+    timeout_s = database.lock_timeout_s
+    sink = database.sink(**BY_KEY, commit_mode="two_phase", lock_timeout_s=timeout_s)
+    with SqlJob(sink, schema=SCHEMA) as job:
+        writer = job.check(2).writer(2)
+        writer.write(_rows((1, "first", "c")))
+        first = writer.pre_commit(CheckpointId(1))
+        assert first is not None
+        writer.write(_rows((1, "second", "u")))
+        with pytest.raises(PreCommitFailed) as failure:
+            writer.pre_commit(CheckpointId(2))
+        waited = f"for {timeout_s:g} s"
+        for part in ("checkpoint 2", waited, str(first.transaction), "lock_timeout_s"):
+            assert part in str(failure.value)
+        assert database.prepared() == [str(first.transaction)]
+        assert job.committer(2).commit(first) == Committed()

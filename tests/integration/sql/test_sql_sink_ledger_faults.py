@@ -1,0 +1,210 @@
+"""Ledger mode and changes by key while servers die and hang, and connections break."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.integration.sink_kit import rows, until_settled
+from tests.integration.sql.databases import Database, SqlJob, SqlServer
+from tests.integration.word_proxy import WordProxy
+
+from onceflow.core.protocol.committables import (
+    Aborted,
+    AlreadyCommitted,
+    Committed,
+    RetryLater,
+    Unknown,
+)
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.storage import FileStagingArea
+from onceflow.sinks.sql import ChangeBuffer
+
+# As it goes over the wire; what begins a transaction says COMMIT too, in READ COMMITTED.
+COMMIT = {"postgres": "COMMIT\0", "mysql": "\3COMMIT", "mariadb": "\3COMMIT"}
+_NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def server(kind: type[Database]) -> Iterator[SqlServer]:
+    """A server of this module's own, which may be killed."""
+    with kind.server() as server:
+        yield server
+
+
+@pytest.fixture
+def database(kind: type[Database], server: SqlServer) -> Iterator[Database]:
+    """A new database on that server."""
+    database = kind.create(server, f"f{next(_NUMBERS)}")
+    yield database
+    database.drop(server)
+
+
+@pytest.fixture
+def proxy(server: SqlServer) -> Iterator[WordProxy]:
+    proxy = WordProxy(("127.0.0.1", server.port))
+    yield proxy
+    proxy.close()
+
+
+def _ledger(database: Database, staging: FileStagingArea, **settings: Any) -> SqlJob:
+    usual: dict[str, Any] = {"create": True, "commit_mode": "ledger", **settings}
+    return SqlJob(database.sink(table="ledger", **usual), staging=staging)
+
+
+def _by_key(database: Database, staging: FileStagingArea) -> SqlJob:
+    by_key: dict[str, Any] = {"write_mode": "upsert", "primary_key": ("id",)}
+    return _ledger(database, staging, commit_mode="two_phase", **by_key)
+
+
+# -- connections break -----------------------------------------------------------------------------
+
+
+def test_commit_that_landed_but_was_reported_failed_is_not_applied_twice(
+    proxy: WordProxy, database: Database, staging: FileStagingArea
+) -> None:
+    remote_database = database.through(proxy.port)
+    with _ledger(database, staging) as job, _ledger(remote_database, staging) as remote:
+        committable = job.check().prepare(1, [1, 2])
+        committer = remote.committer()
+        proxy.lose_reply(COMMIT[database.name])
+        assert committer.commit(committable) == AlreadyCommitted()
+        assert proxy.resets == 1
+        assert committer.commit(committable) == AlreadyCommitted()
+        assert list(committer.in_doubt()) == []
+    assert database.ids_in() == [1, 2]
+
+
+def test_commit_that_never_arrived_is_done_again(
+    proxy: WordProxy, database: Database, staging: FileStagingArea
+) -> None:
+    remote_database = database.through(proxy.port)
+    with _ledger(database, staging) as job, _ledger(remote_database, staging) as remote:
+        committable = job.check().prepare(1, [1, 2])
+        proxy.lose_request(COMMIT[database.name])
+        assert remote.committer().commit(committable) == Committed()
+        assert proxy.resets == 1
+    assert database.ids_in() == [1, 2]
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_connection_that_breaks_within_the_apply_changes_nothing(
+    proxy: WordProxy, database: Database, staging: FileStagingArea, arrives: bool
+) -> None:
+    remote_database = database.through(proxy.port)
+    with _ledger(database, staging) as job, _ledger(remote_database, staging) as remote:
+        committable = job.check().prepare(1, [1, 2])
+        (proxy.lose_reply if arrives else proxy.lose_request)("onceflow_ledger")
+        assert remote.committer().commit(committable) == Committed()
+        assert proxy.resets == 1
+    assert database.ids_in() == [1, 2]
+
+
+def test_abort_whose_reply_was_lost_is_done_again(
+    proxy: WordProxy, database: Database, staging: FileStagingArea
+) -> None:
+    remote_database = database.through(proxy.port)
+    with _ledger(database, staging) as job, _ledger(remote_database, staging) as remote:
+        committable = job.check().prepare(1, [1])
+        proxy.lose_reply("onceflow_ledger")
+        assert remote.committer().abort(committable) == Aborted()
+        assert proxy.resets == 1
+        assert list(job.committer().in_doubt()) == []
+    assert database.ids_in() == []
+
+
+# -- the server dies, or hangs ---------------------------------------------------------------------
+
+
+def test_staged_rows_wait_for_a_server_that_is_down(
+    server: SqlServer, database: Database, staging: FileStagingArea
+) -> None:
+    with _ledger(database, staging, connect_timeout_s=0.5) as job:
+        writer = job.check().writer()
+        writer.write(rows([1]))
+        server.kill()
+        try:
+            committable = writer.pre_commit(CheckpointId(1))
+            assert committable is not None, "nothing of the server is needed to stage rows"
+            assert isinstance(job.committer().commit(committable), RetryLater)
+        finally:
+            server.start()
+        assert job.committer().commit(committable) == Committed()
+    assert database.ids_in() == [1]
+
+
+def test_frozen_server_does_not_hang_the_committer(
+    server: SqlServer, database: Database, staging: FileStagingArea
+) -> None:
+    with _ledger(database, staging, statement_timeout_s=0.5, connect_timeout_s=2.0) as job:
+        first, second = job.check().prepare(1, [1]), job.prepare(2, [2])
+        committer = job.committer()
+        assert committer.commit(first) == Committed()
+        began = time.monotonic()
+        server.pause()
+        try:
+            assert isinstance(committer.commit(second), Unknown)
+        finally:
+            server.unpause()
+        assert time.monotonic() - began < 15
+        outcome = until_settled(lambda: committer.commit(second))
+        assert outcome in (Committed(), AlreadyCommitted())
+    assert database.ids_in() == [1, 2]
+
+
+def test_committed_rows_outlive_the_server(
+    server: SqlServer, database: Database, staging: FileStagingArea
+) -> None:
+    with _ledger(database, staging) as job:
+        committable = job.check().prepare(1, [1])
+        assert job.committer().commit(committable) == Committed()
+        server.kill()
+        server.start()
+        assert job.committer().commit(committable) == AlreadyCommitted()
+    assert database.ids_in() == [1]
+
+
+# -- changes by key --------------------------------------------------------------------------------
+
+
+def test_writer_of_changes_that_loses_its_connection_between_barriers_goes_on(
+    server: SqlServer, database: Database, staging: FileStagingArea
+) -> None:
+    """Nothing of them is at the server before the barrier."""
+    with _by_key(database, staging) as job:
+        writer = job.check().writer()
+        writer.write(rows([1]))
+        server.restart()
+        writer.write(rows([2]))
+        committable = writer.pre_commit(CheckpointId(1))
+        assert committable is not None
+        assert job.committer().commit(committable) == Committed()
+    assert database.ids_in() == [1, 2]
+
+
+def test_more_changes_than_fit_into_memory_are_applied_once(
+    database: Database, staging: FileStagingArea, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files: list[object] = []
+    opened: Any = tempfile.TemporaryFile
+
+    def open_counted(**given: Any) -> Any:
+        files.append(given)
+        return opened(**given)
+
+    defaults: Any = ChangeBuffer.__init__.__kwdefaults__
+    monkeypatch.setitem(defaults, "memory_bytes_max", 50_000)
+    monkeypatch.setattr(tempfile, "TemporaryFile", open_counted)
+    with _by_key(database, staging) as job:
+        writer = job.check().writer()
+        for start in range(0, 40_000, 5_000):
+            writer.write(rows(range(start, start + 10_000)))
+        committable = writer.pre_commit(CheckpointId(1))
+        assert committable is not None
+        assert job.committer().commit(committable) == Committed()
+    assert len(files) > 3, "they did not fit"
+    assert database.ids_in() == list(range(45_000))
