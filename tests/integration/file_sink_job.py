@@ -11,9 +11,8 @@ deletion or new directory; with S3 a request that is not a read. With `kill_at` 
 killed by SIGKILL just before its n-th step, with a text before its first step on a path or key that
 holds the text; 0 lets it finish.
 
-The job: 2 subtasks, 2 checkpoints of 8 rows each, in 3 partitions and files of one row. The
-decision log is a directory, `decision-<n>` is a checkpoint with what to commit. What recovery
-commits and aborts is decided by `protocol.recovery`, as in the engine.
+The job: 2 subtasks, 2 checkpoints of 8 rows each, in 3 partitions and files of one row. What is
+decided is written to a `DecisionDirectory`.
 """
 
 from __future__ import annotations
@@ -26,12 +25,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.integration.decision_directory import Decision, DecisionDirectory, recover
 from tests.integration.file_sink_kit import FileJob, rows
 
-from onceflow.core.protocol.committables import AlreadyCommitted, Committable, Committed
-from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
-from onceflow.core.protocol.recovery import plan_recovery
-from onceflow.core.spi import Committer
+from onceflow.core.protocol.committables import Committable, Committed
+from onceflow.core.protocol.ids import CheckpointId
 from onceflow.sinks import FileSink
 
 SINK_ID = "soak.files"
@@ -83,18 +81,17 @@ class Steps:
         kind._call_s3 = counted
 
 
-def run(url: str, options: dict[str, Any], log: Path) -> None:
+def run(url: str, options: dict[str, Any], log: DecisionDirectory) -> None:
     """Recover, then go on from the last decision until every checkpoint is committed."""
     sink = FileSink(url, partition_by=("account",), max_rows_per_file=1, storage_options=options)
-    attempt = len(list(log.glob("attempt-*"))) + 1
-    (log / f"attempt-{attempt}").touch()
-    with FileJob(sink, sink_id=SINK_ID, log_id=str(log)) as job:
+    attempt = log.claim_attempt()
+    with FileJob(sink, sink_id=SINK_ID, log_id=str(log.path)) as job:
         job.check(attempt)
         committer = job.committer(attempt)
-        done = len(list(log.glob("decision-*")))
-        _recover(committer, log / f"decision-{done}", attempt)
+        restored = log.last()
+        recover(committer, restored, sink_id=SINK_ID, attempt=attempt, patience_s=0)
         writers = [job.writer(attempt, subtask) for subtask in range(SUBTASKS)]
-        for checkpoint in range(done + 1, CHECKPOINTS + 1):
+        for checkpoint in range(restored.checkpoint + 1, CHECKPOINTS + 1):
             first = (checkpoint - 1) * ROWS_A_CHECKPOINT
             found: list[Committable] = []
             for subtask, writer in enumerate(writers):
@@ -102,29 +99,10 @@ def run(url: str, options: dict[str, Any], log: Path) -> None:
                 committable = writer.pre_commit(CheckpointId(checkpoint))
                 assert committable is not None
                 found.append(committable)
-            fresh = log / "fresh"
-            fresh.write_text(json.dumps([str(one.transaction) for one in found]))
-            fresh.rename(log / f"decision-{checkpoint}")
+            log.decide(Decision(checkpoint, first + ROWS_A_CHECKPOINT, tuple(found)))
             for committable in found:
                 assert committer.commit(committable) == Committed()
             committer.prune(CheckpointId(checkpoint))
-
-
-def _recover(committer: Committer, decision: Path, attempt: int) -> None:
-    names: list[str] = json.loads(decision.read_text()) if decision.exists() else []
-    parsed = [TransactionId.parse(name) for name in names]
-    plan = plan_recovery(
-        [Committable(one) for one in parsed if one is not None],
-        committer.in_doubt(),
-        sink_id=SINK_ID,
-        attempt=AttemptId(attempt),
-    )
-    for committable in plan.commit:
-        outcome = committer.commit(committable)
-        assert isinstance(outcome, (Committed, AlreadyCommitted)), outcome
-    for committable in plan.abort:
-        aborted = committer.abort(committable)
-        assert not isinstance(aborted, AlreadyCommitted), committable
 
 
 def _child(request: list[Any], answer: int) -> None:
@@ -134,7 +112,7 @@ def _child(request: list[Any], answer: int) -> None:
         steps.watch_s3()
     else:
         steps.watch_directory(url)
-    run(url, options, Path(log))
+    run(url, options, DecisionDirectory(Path(log)))
     os.write(answer, str(steps.taken).encode())
 
 

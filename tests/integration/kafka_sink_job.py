@@ -2,10 +2,8 @@
 
     python kafka_sink_job.py SERVERS TOPIC DIRECTORY ROWS PARALLELISM DELIVERY [POINT@CHECKPOINT]
 
-The decision log is a directory: `attempt-<n>` claims an attempt, `decision-<n>` is a checkpoint
-with its committables, both created by link so that they are there whole or not at all. Row i is of
-subtask i % PARALLELISM; a checkpoint is taken every `ROWS_A_CHECKPOINT` rows. What recovery commits
-and aborts is decided by `protocol.recovery`, as in the engine.
+Row i is of subtask i % PARALLELISM; a checkpoint is taken every `ROWS_A_CHECKPOINT` rows. What is
+decided is written to a `DecisionDirectory`.
 
 Besides the engine's crash points this process has some inside the Kafka transaction, `STEPS`. A
 point `stop-<step>` stops the process there with SIGSTOP instead: a zombie that somebody may wake.
@@ -13,32 +11,28 @@ point `stop-<step>` stops the process there with SIGSTOP instead: a zombie that 
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from confluent_kafka import Producer
-from tests.integration.kafka_sink_kit import SCHEMA, committable_of, rows
+from tests.integration.decision_directory import (
+    Decision,
+    DecisionDirectory,
+    arm,
+    commit_decided,
+    recover,
+)
+from tests.integration.sink_kit import SCHEMA, rows
 
 from onceflow.core.crash_points import VARIABLE, reach
-from onceflow.core.protocol.committables import (
-    AbortOutcome,
-    AlreadyCommitted,
-    CommitOutcome,
-    Committable,
-    Committed,
-    RetryLater,
-    Unknown,
-)
+from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
-from onceflow.core.protocol.recovery import plan_recovery
-from onceflow.core.spi import Committer, CommitterContext, SinkWriter, WriterContext
+from onceflow.core.spi import CommitterContext, SinkWriter, WriterContext
 from onceflow.core.storage import FileStagingArea
 from onceflow.sinks import KafkaSink
 from onceflow.sinks.kafka import clients
@@ -113,27 +107,18 @@ def _discard_in_steps() -> None:
 
 
 @dataclass(frozen=True)
-class Decision:
-    """The last decided checkpoint: how many rows were written, and what to commit."""
-
-    checkpoint: int
-    position: int
-    transactions: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Job:
     """One attempt of the job."""
 
     sink: KafkaSink
     sink_id: str
-    log: Path
+    log: DecisionDirectory
     attempt: int
     parallelism: int
 
     @property
     def staging(self) -> FileStagingArea:
-        return FileStagingArea.in_directory(str(self.log), self.sink_id)
+        return FileStagingArea.in_directory(str(self.log.path), self.sink_id)
 
     @property
     def context(self) -> CommitterContext:
@@ -161,9 +146,8 @@ def main(arguments: Sequence[str]) -> None:
     servers, topic, directory, total, parallelism, delivery, *crash = arguments
     clients.Producer = SteppingProducer  # type: ignore[attr-defined]
     _discard_in_steps()
-    log = Path(directory)
-    if crash and crash[0].endswith("@0"):
-        _arm(crash[0], 0)
+    log = DecisionDirectory(Path(directory))
+    arm(crash, 0)
     sink = KafkaSink(
         servers,
         topic=topic,
@@ -171,35 +155,28 @@ def main(arguments: Sequence[str]) -> None:
         delivery=cast("Literal['exactly_once', 'at_least_once']", delivery),
         transaction_timeout_s=60,
     )
-    job = Job(sink, f"soak.{topic[-16:]}", log, _claim_attempt(log), int(parallelism))
+    job = Job(sink, f"soak.{topic[-16:]}", log, log.claim_attempt(), int(parallelism))
     _run(job, int(total), crash)
 
 
 def _run(job: Job, total: int, crash: Sequence[str]) -> None:
     job.sink.check(job.context, SCHEMA)
-    restored = _last_decision(job.log)
+    restored = job.log.last()
     committer = job.sink.committer(job.context)
-    _recover(committer, restored, job)
+    recover(committer, restored, sink_id=job.sink_id, attempt=job.attempt)
     writers = [job.writer(subtask, restored) for subtask in range(job.parallelism)]
     position, checkpoint = restored.position, restored.checkpoint
     while position < total:
         checkpoint += 1
-        if crash:
-            _arm(crash[0], checkpoint)
+        arm(crash, checkpoint)
         end = min(position + ROWS_A_CHECKPOINT, total)
         found = _write_and_prepare(writers, position, end, checkpoint)
         position = end
-        decision = json.dumps([checkpoint, position, [str(one.transaction) for one in found]])
-        if _attempts(job.log) > job.attempt or not _publish(
-            job.log / f"decision-{checkpoint:06d}", decision
-        ):
+        decision = Decision(checkpoint, position, tuple(found))
+        if job.log.attempts() > job.attempt or not job.log.decide(decision):
             sys.exit("fenced: a newer attempt decides")
         reach("logged")
-        for committable in found:
-            reach("commit")
-            outcome = _until_settled(committer, committable)
-            assert isinstance(outcome, (Committed, AlreadyCommitted)), outcome
-            reach("committed")
+        commit_decided(committer, decision)
         committer.prune(CheckpointId(max(0, checkpoint - _RETAINED)))
     for writer in writers:
         writer.close()
@@ -221,71 +198,6 @@ def _write_and_prepare(
         if committable is not None:
             found.append(committable)
     return found
-
-
-def _recover(committer: Committer, restored: Decision, job: Job) -> None:
-    plan = plan_recovery(
-        [committable_of(name) for name in restored.transactions],
-        committer.in_doubt(),
-        sink_id=job.sink_id,
-        attempt=AttemptId(job.attempt),
-    )
-    for committable in plan.commit:
-        outcome = _until_settled(committer, committable)
-        assert isinstance(outcome, (Committed, AlreadyCommitted)), outcome
-    for committable in plan.abort:
-        aborted: AbortOutcome = committer.abort(committable)
-        assert not isinstance(aborted, AlreadyCommitted), committable
-
-
-def _until_settled(committer: Committer, committable: Committable) -> CommitOutcome:
-    deadline = time.monotonic() + 60
-    while True:
-        outcome = committer.commit(committable)
-        if not isinstance(outcome, (RetryLater, Unknown)) or time.monotonic() > deadline:
-            return outcome
-        time.sleep(0.05)
-
-
-def _claim_attempt(log: Path) -> int:
-    attempt = 1
-    while not _publish(log / f"attempt-{attempt:06d}", ""):
-        attempt += 1
-    return attempt
-
-
-def _attempts(log: Path) -> int:
-    return len(list(log.glob("attempt-*")))
-
-
-def _last_decision(log: Path) -> Decision:
-    found = sorted(log.glob("decision-*"))
-    if not found:
-        return Decision(0, 0, ())
-    checkpoint, position, transactions = json.loads(found[-1].read_text())
-    return Decision(checkpoint, position, tuple(transactions))
-
-
-def _publish(path: Path, text: str) -> bool:
-    """Create `path` with `text`, whole and durable; False when somebody else has created it."""
-    fresh = path.with_name(f"fresh-{os.getpid()}")
-    with fresh.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    try:
-        os.link(fresh, path)
-    except FileExistsError:
-        return False
-    finally:
-        fresh.unlink()
-    return True
-
-
-def _arm(wanted: str, checkpoint: int) -> None:
-    point, _, at = wanted.partition("@")
-    if int(at) == checkpoint:
-        (Path(os.environ[VARIABLE]) / point).touch()
 
 
 if __name__ == "__main__":
