@@ -8,110 +8,29 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.dataset as ds
-from typing_extensions import Self
+from tests.integration import sink_kit
+from tests.integration.sink_kit import Job
 
-from onceflow.core.protocol.committables import Committable
-from onceflow.core.protocol.ids import AttemptId, CheckpointId
-from onceflow.core.spi import Committer, CommitterContext, OnBadRow, SinkWriter, WriterContext
 from onceflow.sinks import FileSink
 
-SCHEMA = pa.schema(
-    [
-        pa.field("id", pa.int64(), nullable=False),
-        pa.field("account", pa.string()),
-        pa.field("amount", pa.int64()),
-    ]
-)
-
-
-def rows(ids: Iterable[int]) -> pa.RecordBatch:
-    """Return one row for each id."""
-    numbers = list(ids)
-    return pa.record_batch(
-        [
-            pa.array(numbers, pa.int64()),
-            pa.array([f"acct-{number % 3}" for number in numbers]),
-            pa.array([number * 10 for number in numbers], pa.int64()),
-        ],
-        schema=SCHEMA,
-    )
+PARTITIONS = 3
+rows = partial(sink_kit.rows, accounts=PARTITIONS)
+"""Return one row for each id; by account they go into as many directories."""
 
 
 @dataclass
-class FileJob:
-    """A sink under one sink id; closes every writer and committer that it made."""
+class FileJob(Job[FileSink]):
+    """A file sink under one sink id; closes every writer and committer that it made."""
 
-    sink: FileSink
     sink_id: str = "job.files"
-    log_id: str = "log-1"
-    schema: pa.Schema = field(default_factory=lambda: SCHEMA)
-    on_bad_row: OnBadRow = OnBadRow.FAIL
-    _open: ExitStack = field(default_factory=ExitStack)
-
-    def check(self, attempt: int = 1) -> Self:
-        self.sink.check(self.committer_context(attempt), self.schema)
-        return self
-
-    def committer_context(self, attempt: int = 1) -> CommitterContext:
-        return CommitterContext("job", "files", self.sink_id, AttemptId(attempt), self.log_id)
-
-    def writer(self, attempt: int = 1, subtask: int = 0) -> SinkWriter:
-        writer = self.sink.writer(
-            WriterContext(
-                job="job",
-                uid="files",
-                sink_id=self.sink_id,
-                subtask=subtask,
-                parallelism=2,
-                attempt=AttemptId(attempt),
-                first_checkpoint=CheckpointId(1),
-                schema=self.schema,
-                on_bad_row=self.on_bad_row,
-            )
-        )
-        self._open.callback(writer.close)
-        return writer
-
-    def committer(self, attempt: int = 1) -> Committer:
-        committer = self.sink.committer(self.committer_context(attempt))
-        self._open.callback(committer.close)
-        return committer
-
-    def prepare(
-        self, checkpoint: int, ids: Iterable[int], attempt: int = 1, subtask: int = 0
-    ) -> Committable:
-        """Return what a writer of its own pre-committed; the writer is closed."""
-        writer = self.writer(attempt, subtask)
-        writer.write(rows(ids))
-        committable = writer.pre_commit(CheckpointId(checkpoint))
-        writer.close()
-        assert committable is not None
-        return committable
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._open.close()
-
-
-def in_doubt(committer: Committer) -> list[str]:
-    """Return the names of what is in doubt, sorted."""
-    return sorted(str(committable.transaction) for committable in committer.in_doubt())
+    accounts: int = PARTITIONS
 
 
 def seen_rows(directory: str | Path, file_system: Any = None) -> list[dict[str, Any]]:

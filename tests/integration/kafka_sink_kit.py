@@ -4,55 +4,23 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import Future
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, cast
 
-import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
-from typing_extensions import Self
+from tests.integration.sink_kit import Job
 
 from onceflow.core.protocol.committables import Committable
-from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
-from onceflow.core.spi import (
-    Committer,
-    CommitterContext,
-    OnBadRow,
-    SinkWriter,
-    WriterContext,
-)
+from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.staging import StagingArea
 from onceflow.core.storage import FileStagingArea
 from onceflow.sinks import KafkaSink
 
-SCHEMA = pa.schema(
-    [
-        pa.field("id", pa.int64(), nullable=False),
-        pa.field("account", pa.string()),
-        pa.field("amount", pa.int64()),
-    ]
-)
-SINK_ID = "job.ledger"
-LOG_ID = "log-1"
 _READ_S = 30.0
-
-
-def rows(ids: Iterable[int]) -> pa.RecordBatch:
-    """Return one row for each id."""
-    numbers = list(ids)
-    return pa.record_batch(
-        [
-            pa.array(numbers, pa.int64()),
-            pa.array([f"acct-{number % 7}" for number in numbers]),
-            pa.array([number * 10 for number in numbers], pa.int64()),
-        ],
-        schema=SCHEMA,
-    )
 
 
 def messages(
@@ -159,92 +127,25 @@ def marker(servers: str, group: str, topic: str) -> tuple[int, str] | None:
 
 
 @dataclass
-class Job:
-    """A sink under one sink id, staging in `directory`; closes everything that it made."""
+class KafkaJob(Job[KafkaSink]):
+    """A Kafka sink under one sink id, staging in `directory`."""
 
-    sink: KafkaSink
-    directory: Path
-    sink_id: str = SINK_ID
-    log_id: str = LOG_ID
-    schema: pa.Schema = field(default_factory=lambda: SCHEMA)
-    on_bad_row: OnBadRow = OnBadRow.FAIL
-    _open: ExitStack = field(default_factory=ExitStack)
+    directory: Path = field(kw_only=True)
+    area: StagingArea = field(init=False)
+    """The sink id's own, which `staging` is."""
 
-    @property
-    def staging(self) -> StagingArea:
-        return FileStagingArea.in_directory(str(self.directory), self.sink_id)
+    def __post_init__(self) -> None:
+        self.area = FileStagingArea.in_directory(str(self.directory), self.sink_id)
+        self.staging = self.area
 
     def staged(self) -> list[str]:
         """Return the names of what is staged, receipts not counted."""
-        return [str(one) for one in self.staging.transactions() if one.sequence < 9000]
+        return [str(one) for one in self.area.transactions() if one.sequence < 9000]
 
     def receipts(self) -> list[str]:
         """Return the names of the transactions that have receipts."""
-        names = [one for one in self.staging.transactions() if one.sequence >= 9000]
+        names = [one for one in self.area.transactions() if one.sequence >= 9000]
         return [f"{one.sink_id}/{one.attempt}/{one.checkpoint}/{one.subtask}/0" for one in names]
-
-    def check(self, attempt: int = 1) -> Self:
-        self.sink.check(self.committer_context(attempt), self.schema)
-        return self
-
-    def committer_context(self, attempt: int = 1) -> CommitterContext:
-        return CommitterContext(
-            "job", "ledger", self.sink_id, AttemptId(attempt), self.log_id, self.staging
-        )
-
-    def writer(self, attempt: int = 1, subtask: int = 0, parallelism: int = 1) -> SinkWriter:
-        writer = self.sink.writer(
-            WriterContext(
-                job="job",
-                uid="ledger",
-                sink_id=self.sink_id,
-                subtask=subtask,
-                parallelism=parallelism,
-                attempt=AttemptId(attempt),
-                first_checkpoint=CheckpointId(1),
-                schema=self.schema,
-                staging=self.staging,
-                on_bad_row=self.on_bad_row,
-            )
-        )
-        self._open.callback(writer.close)
-        return writer
-
-    def committer(self, attempt: int = 1) -> Committer:
-        committer = self.sink.committer(self.committer_context(attempt))
-        self._open.callback(committer.close)
-        return committer
-
-    def prepare(
-        self,
-        checkpoint: int,
-        ids: Iterable[int] | pa.RecordBatch,
-        attempt: int = 1,
-        subtask: int = 0,
-    ) -> Committable:
-        """Return what a writer of its own pre-committed; the writer is closed."""
-        writer = self.writer(attempt, subtask)
-        writer.write(ids if isinstance(ids, pa.RecordBatch) else rows(ids))
-        committable = writer.pre_commit(CheckpointId(checkpoint))
-        writer.close()
-        assert committable is not None
-        return committable
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._open.close()
-
-
-def names(found: Sequence[Committable]) -> list[str]:
-    """Return the names of committables, sorted."""
-    return sorted(str(committable.transaction) for committable in found)
 
 
 def committable_of(name: str) -> Committable:

@@ -34,13 +34,13 @@ SCHEMA = pa.schema(
 )
 
 
-def rows(ids: Iterable[int]) -> pa.RecordBatch:
-    """Return one row for each id."""
+def rows(ids: Iterable[int], accounts: int = 7) -> pa.RecordBatch:
+    """Return one row for each id, of `accounts` accounts in turn."""
     numbers = list(ids)
     return pa.record_batch(
         [
             pa.array(numbers, pa.int64()),
-            pa.array([f"acct-{number % 7}" for number in numbers]),
+            pa.array([f"acct-{number % accounts}" for number in numbers]),
             pa.array([number * 10 for number in numbers], pa.int64()),
         ],
         schema=SCHEMA,
@@ -57,6 +57,8 @@ class Job(Generic[SinkT]):
     schema: pa.Schema = field(default_factory=lambda: SCHEMA)
     staging: StagingArea | None = None
     on_bad_row: OnBadRow = OnBadRow.FAIL
+    accounts: int = 7
+    """Of the rows that `prepare` makes of ids."""
     _open: ExitStack = field(default_factory=ExitStack)
 
     def check(self, attempt: int = 1) -> Self:
@@ -102,7 +104,7 @@ class Job(Generic[SinkT]):
     ) -> Committable:
         """Return what a writer of its own pre-committed; the writer is closed."""
         writer = self.writer(attempt, subtask, first_checkpoint=checkpoint)
-        writer.write(ids if isinstance(ids, pa.RecordBatch) else rows(ids))
+        writer.write(ids if isinstance(ids, pa.RecordBatch) else rows(ids, self.accounts))
         committable = writer.pre_commit(CheckpointId(checkpoint))
         writer.close()
         assert committable is not None

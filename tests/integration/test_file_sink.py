@@ -14,15 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.integration.file_sink_kit import (
-    SCHEMA,
     FileJob,
     hidden_files,
-    in_doubt,
     public_files,
     rows,
     seen_ids,
     seen_rows,
 )
+from tests.integration.sink_kit import SCHEMA, committables
 
 from onceflow.core.errors import ConfigError, Fenced
 from onceflow.core.protocol.committables import (
@@ -83,7 +82,7 @@ def test_checkpoint_without_rows_leaves_nothing(job: FileJob, directory: Path) -
     assert writer.pre_commit(CheckpointId(1)) is None
     writer.write(rows([]))
     assert writer.pre_commit(CheckpointId(2)) is None
-    assert in_doubt(job.committer()) == []
+    assert committables(job.committer().in_doubt()) == []
     assert hidden_files(directory, "open") == []
 
 
@@ -191,7 +190,7 @@ def test_aborted_rows_are_gone_and_were_never_seen(job: FileJob, directory: Path
     committer = job.committer()
     assert committer.abort(committable) == Aborted()
     assert committer.abort(committable) == Aborted()
-    assert in_doubt(committer) == []
+    assert committables(committer.in_doubt()) == []
     assert hidden_files(directory, "open") == []
     assert isinstance(committer.commit(committable), Lost)
     assert public_files(directory) == []
@@ -227,17 +226,17 @@ def test_in_doubt_lists_exactly_this_sinks_transactions(job: FileJob, directory:
     second = job.prepare(2, [2], attempt=2, subtask=1)
     with FileJob(job.sink, sink_id="job.files2") as other:
         other.check().prepare(1, [9])
-        assert in_doubt(other.committer()) == ["job.files2/1/1/0/0"]
+        assert committables(other.committer().in_doubt()) == ["job.files2/1/1/0/0"]
     committer = job.committer(attempt=3)
-    assert in_doubt(committer) == ["job.files/1/1/0/0", "job.files/2/2/1/0"]
+    assert committables(committer.in_doubt()) == ["job.files/1/1/0/0", "job.files/2/2/1/0"]
     committer.commit(first)
-    assert in_doubt(committer) == ["job.files/2/2/1/0"]
+    assert committables(committer.in_doubt()) == ["job.files/2/2/1/0"]
     assert committer.prepared_at(first) is None
     staged_at = committer.prepared_at(second)
     assert staged_at is not None
     assert begin <= staged_at <= dt.datetime.now(dt.timezone.utc)
     committer.abort(second)
-    assert in_doubt(committer) == []
+    assert committables(committer.in_doubt()) == []
     assert seen_ids(directory) == [1]
 
 
@@ -316,7 +315,7 @@ def test_next_attempt_deletes_what_killed_writers_left_and_nothing_else(
     assert len(hidden_files(directory, "open")) == 3
     job.check(attempt=2)
     assert len(hidden_files(directory, "open")) == 2
-    assert in_doubt(job.committer()) == ["job.files/1/1/0/0", "job.files/1/2/0/0"]
+    assert committables(job.committer().in_doubt()) == ["job.files/1/1/0/0", "job.files/1/2/0/0"]
     assert job.committer().commit(kept) == Committed()
     assert seen_ids(directory) == [1]
 

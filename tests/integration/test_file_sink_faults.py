@@ -12,14 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.integration.file_sink_kit import (
-    SCHEMA,
     FileJob,
     hidden_files,
-    in_doubt,
     public_files,
     rows,
     seen_ids,
 )
+from tests.integration.sink_kit import SCHEMA, committables
 
 from onceflow.core.errors import BadRow, ConfigError, PreCommitFailed, SinkError
 from onceflow.core.protocol.committables import AlreadyCommitted, Committed, RetryLater, Unknown
@@ -70,7 +69,7 @@ def test_full_disk_fails_the_checkpoint_and_what_was_staged_before_is_committed(
         assert not isinstance(failure.value, BadRow)
         assert hidden_files(small_disk / "out", "open") != [], "the first one's"
         committer = job.committer()
-        assert in_doubt(committer) == ["job.files/1/1/0/0"]
+        assert committables(committer.in_doubt()) == ["job.files/1/1/0/0"]
         assert committer.commit(first) == Committed()
         # The disk has room again, for what was written of the second is gone.
         job.check(attempt=2)
@@ -105,7 +104,7 @@ def test_commit_waits_for_a_full_disk_and_is_whole_afterwards(small_disk: Path) 
         outcome = committer.commit(committable)
         assert isinstance(outcome, (RetryLater, Unknown)), outcome
         assert "No space left on device" in outcome.reason
-        assert in_doubt(committer) == ["job.files/1/1/0/0"]
+        assert committables(committer.in_doubt()) == ["job.files/1/1/0/0"]
         for path in ballast[:taken]:
             path.unlink()
         assert committer.commit(committable) == Committed()
@@ -194,7 +193,7 @@ def test_directory_that_vanished_is_lost_and_never_called_committed(tmp_path: Pa
         shutil.rmtree(tmp_path / "out")
         outcome = job.committer().commit(committable)
         assert type(outcome).__name__ == "Lost"
-        assert in_doubt(job.committer()) == []
+        assert committables(job.committer().in_doubt()) == []
 
 
 def test_damaged_manifest_is_named_and_neither_committed_nor_called_lost(tmp_path: Path) -> None:

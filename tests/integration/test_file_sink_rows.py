@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 from tests.integration.file_sink_kit import (
-    SCHEMA,
     FileJob,
     hidden_files,
     public_files,
     seen_ids,
     seen_rows,
 )
+from tests.integration.sink_kit import SCHEMA
 
 from onceflow.core.errors import BadRow, ConfigError, PreCommitFailed
 from onceflow.core.protocol.committables import (

@@ -10,13 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.integration.file_sink_kit import (
-    SCHEMA,
     FileJob,
     S3Server,
-    in_doubt,
     rows,
     seen_ids,
 )
+from tests.integration.sink_kit import SCHEMA, committables
 
 from onceflow.core.errors import ConfigError, Fenced, SinkError
 from onceflow.core.protocol.committables import (
@@ -60,12 +59,12 @@ def test_objects_are_seen_after_their_commit_and_nothing_is_left_behind(
     first, second = job.prepare(1, range(9)), job.prepare(2, range(9, 18))
     assert _seen(server, name) == []
     committer = job.committer()
-    assert in_doubt(committer) == ["job.files/1/1/0/0", "job.files/1/2/0/0"]
+    assert committables(committer.in_doubt()) == ["job.files/1/1/0/0", "job.files/1/2/0/0"]
     assert committer.commit(first) == Committed()
     assert committer.commit(first) == AlreadyCommitted()
     assert committer.abort(second) == Aborted()
     assert isinstance(committer.commit(second), Lost)
-    assert in_doubt(committer) == []
+    assert committables(committer.in_doubt()) == []
     assert _seen(server, name) == list(range(9))
     listed = committed_files(job.sink.url, job.sink_id, storage_options=server.options)
     assert len(listed.paths()) == 3

@@ -12,17 +12,16 @@ import pyarrow as pa
 import pytest
 from tests.integration.kafka_feed import read_to_end, reading
 from tests.integration.kafka_sink_kit import (
-    Job,
+    KafkaJob,
     committable_of,
     delete_group,
     ids_in,
     marker,
     messages,
-    names,
     open_transaction_blocks,
-    rows,
     values_of,
 )
+from tests.integration.sink_kit import committables, rows
 
 from onceflow.core.protocol.committables import (
     Aborted,
@@ -49,13 +48,17 @@ def servers(onceflow_kafka: KafkaServer) -> str:
 
 
 @pytest.fixture
-def job(servers: str, topic: str, tmp_path: Path) -> Job:
+def job(servers: str, topic: str, tmp_path: Path) -> KafkaJob:
     # Every test has its own lanes: transactional ids are the cluster's.
-    return Job(KafkaSink(servers, topic=topic, key="account"), tmp_path, sink_id=f"j.{topic[-16:]}")
+    return KafkaJob(
+        KafkaSink(servers, topic=topic, key="account"),
+        directory=tmp_path,
+        sink_id=f"j.{topic[-16:]}",
+    )
 
 
 def test_rows_are_seen_after_their_commit_and_never_before(
-    job: Job, servers: str, topic: str
+    job: KafkaJob, servers: str, topic: str
 ) -> None:
     """S13, S14: at each point before the commit nothing is visible, and nobody waits for it."""
     with job:
@@ -69,7 +72,7 @@ def test_rows_are_seen_after_their_commit_and_never_before(
         assert messages(servers, topic, isolation="read_uncommitted") == []
         assert not open_transaction_blocks(servers, topic)
         committer = job.committer()
-        assert names(committer.in_doubt()) == [f"{job.sink_id}/1/1/0/0"]
+        assert committables(committer.in_doubt()) == [f"{job.sink_id}/1/1/0/0"]
         assert committer.commit(committable) == Committed()
         assert ids_in(servers, topic) == list(range(10))
         assert committer.in_doubt() == ()
@@ -79,7 +82,7 @@ def test_rows_are_seen_after_their_commit_and_never_before(
 
 
 def test_a_commit_asked_again_by_anybody_is_already_committed(
-    job: Job, servers: str, topic: str
+    job: KafkaJob, servers: str, topic: str
 ) -> None:
     """S2, S21."""
     with job:
@@ -95,7 +98,9 @@ def test_a_commit_asked_again_by_anybody_is_already_committed(
         assert ids_in(servers, topic) == list(range(10))
 
 
-def test_commits_out_of_order_lose_and_double_nothing(job: Job, servers: str, topic: str) -> None:
+def test_commits_out_of_order_lose_and_double_nothing(
+    job: KafkaJob, servers: str, topic: str
+) -> None:
     """S20: the marker of the later one says nothing about the earlier one."""
     with job:
         prepared = [job.prepare(number, range(number * 5, number * 5 + 5)) for number in (1, 2, 3)]
@@ -108,7 +113,7 @@ def test_commits_out_of_order_lose_and_double_nothing(job: Job, servers: str, to
 
 
 def test_an_aborted_transaction_is_never_seen_and_then_lost(
-    job: Job, servers: str, topic: str
+    job: KafkaJob, servers: str, topic: str
 ) -> None:
     with job:
         committable = job.prepare(1, range(5))
@@ -121,7 +126,7 @@ def test_an_aborted_transaction_is_never_seen_and_then_lost(
         assert messages(servers, topic, isolation="read_uncommitted") == []
 
 
-def test_abort_of_what_was_committed_says_so(job: Job, servers: str, topic: str) -> None:
+def test_abort_of_what_was_committed_says_so(job: KafkaJob, servers: str, topic: str) -> None:
     with job:
         committable = job.prepare(1, range(5))
         assert job.committer().commit(committable) == Committed()
@@ -130,18 +135,18 @@ def test_abort_of_what_was_committed_says_so(job: Job, servers: str, topic: str)
 
 
 def test_rows_staged_and_deleted_behind_our_back_are_lost_and_not_called_committed(
-    job: Job, servers: str, topic: str
+    job: KafkaJob, servers: str, topic: str
 ) -> None:
     with job:
         committable = job.prepare(1, range(5))
-        job.staging.discard(committable.transaction)
+        job.area.discard(committable.transaction)
         outcome = job.committer().commit(committable)
         assert isinstance(outcome, Lost)
         assert str(committable.transaction) in outcome.reason
         assert ids_in(servers, topic) == []
 
 
-def test_an_empty_checkpoint_has_nothing_to_commit(job: Job) -> None:
+def test_an_empty_checkpoint_has_nothing_to_commit(job: KafkaJob) -> None:
     """S19."""
     with job:
         writer = job.writer()
@@ -150,11 +155,11 @@ def test_an_empty_checkpoint_has_nothing_to_commit(job: Job) -> None:
         assert writer.pre_commit(CheckpointId(2)) is None
         writer.write(rows([1]))
         assert writer.pre_commit(CheckpointId(3)) is not None
-        assert names(job.committer().in_doubt()) == [f"{job.sink_id}/1/3/0/0"]
+        assert committables(job.committer().in_doubt()) == [f"{job.sink_id}/1/3/0/0"]
 
 
 def test_two_committers_at_once_commit_each_transaction_once(
-    job: Job, servers: str, topic: str
+    job: KafkaJob, servers: str, topic: str
 ) -> None:
     with job:
         prepared = [
@@ -183,7 +188,7 @@ def test_two_committers_at_once_commit_each_transaction_once(
         assert not open_transaction_blocks(servers, topic)
 
 
-def test_a_key_keeps_the_order_of_its_records(job: Job, servers: str, topic: str) -> None:
+def test_a_key_keeps_the_order_of_its_records(job: KafkaJob, servers: str, topic: str) -> None:
     with job:
         committer = job.committer()
         for checkpoint in range(1, 4):
@@ -198,7 +203,7 @@ def test_a_key_keeps_the_order_of_its_records(job: Job, servers: str, topic: str
 
 
 def test_recovery_at_another_parallelism_commits_what_every_subtask_staged(
-    job: Job, servers: str, topic: str
+    job: KafkaJob, servers: str, topic: str
 ) -> None:
     """S7, S33: three subtasks die decided; one driver commits all, then one, then four go on."""
     with job:
@@ -218,7 +223,7 @@ def test_recovery_at_another_parallelism_commits_what_every_subtask_staged(
 
 
 def test_a_job_stopped_for_so_long_that_kafka_forgot_its_marker_starts_again(
-    job: Job, servers: str, topic: str
+    job: KafkaJob, servers: str, topic: str
 ) -> None:
     """The marker is deleted, as the broker does after offsets.retention.minutes."""
     with job:
@@ -231,7 +236,7 @@ def test_a_job_stopped_for_so_long_that_kafka_forgot_its_marker_starts_again(
         assert ids_in(servers, topic) == list(range(5))
 
 
-def test_receipts_are_pruned_and_younger_ones_kept(job: Job) -> None:
+def test_receipts_are_pruned_and_younger_ones_kept(job: KafkaJob) -> None:
     with job:
         committer = job.committer()
         for checkpoint in range(1, 5):
@@ -245,26 +250,26 @@ def test_receipts_are_pruned_and_younger_ones_kept(job: Job) -> None:
 
 
 def test_a_new_job_with_the_same_names_but_another_log_is_not_taken_for_the_old_one(
-    job: Job, servers: str, topic: str, tmp_path: Path
+    job: KafkaJob, servers: str, topic: str, tmp_path: Path
 ) -> None:
     """A deleted checkpoint directory: attempts and checkpoints count from 1 again."""
     with job:
         assert job.committer().commit(job.prepare(1, [1])) == Committed()
     fresh = tmp_path / "fresh"
     fresh.mkdir()
-    with Job(job.sink, fresh, sink_id=job.sink_id, log_id="log-2") as second:
+    with KafkaJob(job.sink, directory=fresh, sink_id=job.sink_id, log_id="log-2") as second:
         assert second.committer().commit(second.prepare(1, [2])) == Committed()
     assert ids_in(servers, topic) == [1, 2]
 
 
-def test_transactions_of_other_sinks_are_left_alone(job: Job, tmp_path: Path) -> None:
-    with job, Job(job.sink, tmp_path, sink_id=f"{job.sink_id}x") as other:
+def test_transactions_of_other_sinks_are_left_alone(job: KafkaJob, tmp_path: Path) -> None:
+    with job, KafkaJob(job.sink, directory=tmp_path, sink_id=f"{job.sink_id}x") as other:
         job.prepare(1, [1])
         assert other.committer().in_doubt() == ()
         assert len(job.committer().in_doubt()) == 1
 
 
-def test_a_committable_of_nothing_is_lost(job: Job) -> None:
+def test_a_committable_of_nothing_is_lost(job: KafkaJob) -> None:
     with job:
         outcome = job.committer().commit(committable_of(f"{job.sink_id}/1/7/0/0"))
         assert isinstance(outcome, Lost)
@@ -293,7 +298,7 @@ def test_a_kafka_source_reads_back_what_the_sink_has_written(
         [pa.array(values, kind) for kind, values in kinds.values()], schema=schema
     )
     sink = KafkaSink(servers, topic=topic)
-    with Job(sink, tmp_path, sink_id=f"r.{topic[-16:]}", schema=schema) as job:
+    with KafkaJob(sink, directory=tmp_path, sink_id=f"r.{topic[-16:]}", schema=schema) as job:
         assert job.committer().commit(job.prepare(1, batch)) == Committed()
     described = KafkaSource(servers, topic=topic, schema=schema, ending_offsets="latest")
     with reading(described) as reader:

@@ -10,16 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from tests.integration.kafka_sink_kit import (
-    LOG_ID,
-    SCHEMA,
-    Job,
+    KafkaJob,
     delete_group,
     ids_in,
     marker,
     messages,
-    rows,
     values_of,
 )
+from tests.integration.sink_kit import SCHEMA, rows
 
 from onceflow.core.errors import BadRow, ConfigError, Fenced, SinkError
 from onceflow.core.protocol.committables import Committed
@@ -42,11 +40,13 @@ def topic(kafka_topic: TopicFactory) -> str:
     return kafka_topic(2)
 
 
-def job_of(servers: str, topic: str | tuple[str, ...], directory: Path, **settings: Any) -> Job:
+def job_of(
+    servers: str, topic: str | tuple[str, ...], directory: Path, **settings: Any
+) -> KafkaJob:
     name = topic if isinstance(topic, str) else topic[0]
     given: dict[str, Any] = {"deadline_s": 10, **settings}
     sink = KafkaSink(servers, topic=topic, **given)
-    return Job(sink, directory, sink_id=f"c.{name[-16:]}")
+    return KafkaJob(sink, directory=directory, sink_id=f"c.{name[-16:]}")
 
 
 def test_a_missing_topic_is_named_or_created(servers: str, topic: str, tmp_path: Path) -> None:
@@ -65,10 +65,10 @@ def test_another_job_with_the_same_sink_id_is_refused_and_may_take_it_over(
 ) -> None:
     job = job_of(servers, topic, tmp_path)
     job.check()
-    other = Job(job.sink, tmp_path, sink_id=job.sink_id, log_id="log-2")
+    other = KafkaJob(job.sink, directory=tmp_path, sink_id=job.sink_id, log_id="log-2")
     with pytest.raises(ConfigError, match=r"another decision log.*--delete --group") as refused:
         other.check()
-    assert LOG_ID in str(refused.value)
+    assert job.log_id in str(refused.value)
     delete_group(servers, f"onceflow/{job.sink_id}/owner")
     other.check()
     with pytest.raises(ConfigError, match="another decision log"):
@@ -143,7 +143,7 @@ def test_a_transaction_timeout_over_the_brokers_is_refused(
 def test_without_checkpoint_storage_only_at_least_once_is_there(
     servers: str, topic: str, tmp_path: Path
 ) -> None:
-    context = CommitterContext("job", "ledger", "c.none", AttemptId(1), LOG_ID)
+    context = CommitterContext("job", "ledger", "c.none", AttemptId(1), "log-1")
     with pytest.raises(ConfigError, match="at_least_once"):
         KafkaSink(servers, topic=topic).check(context, SCHEMA)
     once = KafkaSink(servers, topic=topic, delivery="at_least_once")
@@ -195,7 +195,7 @@ def test_rows_choose_topic_and_partition_and_one_marker_proves_them_all(
         assert where[4][0] == right
         assert values_of(found)[0].keys() == {"id"}
         group = f"onceflow/{job.sink_id}/0"
-        proof = (1, f"{committable.transaction} {LOG_ID}")
+        proof = (1, f"{committable.transaction} {job.log_id}")
         assert marker(servers, group, left) == proof
         assert marker(servers, group, right) == proof
         with pytest.raises(BadRow, match="must be a partition"):
@@ -208,7 +208,9 @@ def test_rows_staged_for_a_topic_go_there_though_the_sink_has_another_one_by_now
     before, after = kafka_topic(1), kafka_topic(1)
     with job_of(servers, before, tmp_path) as old:
         committable = old.prepare(1, range(5))
-        with Job(KafkaSink(servers, topic=after), tmp_path, sink_id=old.sink_id) as new:
+        with KafkaJob(
+            KafkaSink(servers, topic=after), directory=tmp_path, sink_id=old.sink_id
+        ) as new:
             assert new.committer(2).commit(committable) == Committed()
             assert ids_in(servers, before) == list(range(5))
             assert ids_in(servers, after) == []

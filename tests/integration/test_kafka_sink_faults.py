@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from tests.integration.kafka_sink_kit import (
-    Job,
+    KafkaJob,
     decided_ids_in,
     delete_group,
     messages,
     open_transaction_blocks,
-    rows,
 )
+from tests.integration.sink_kit import rows
 
 from onceflow.core.errors import PreCommitFailed, SinkError, StateCorrupt, StorageError
 from onceflow.core.protocol.committables import (
@@ -48,15 +48,17 @@ def broker() -> Iterator[EmbeddedKafka]:
 
 
 @pytest.fixture
-def job(broker: EmbeddedKafka, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
+def job(
+    broker: EmbeddedKafka, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[KafkaJob]:
     topic = broker.create_topic(f"t-{abs(hash(request.node.name))}", 2)
     sink = KafkaSink(broker.bootstrap_servers, topic=topic, key="account", deadline_s=20)
-    with Job(sink, tmp_path, sink_id=topic[:32]) as made:
+    with KafkaJob(sink, directory=tmp_path, sink_id=topic[:32]) as made:
         yield made
 
 
 @pytest.fixture
-def topic(job: Job) -> str:
+def topic(job: KafkaJob) -> str:
     return str(job.sink.topic)
 
 
@@ -107,7 +109,7 @@ def settled(
 
 
 def test_commit_that_landed_but_was_reported_failed_is_not_applied_twice(
-    job: Job, broker: EmbeddedKafka, topic: str, rig: Any
+    job: KafkaJob, broker: EmbeddedKafka, topic: str, rig: Any
 ) -> None:
     def land_and_fail(commit: Callable[[], None]) -> None:
         commit()
@@ -121,7 +123,7 @@ def test_commit_that_landed_but_was_reported_failed_is_not_applied_twice(
 
 
 def test_commit_that_never_landed_is_produced_again(
-    job: Job, broker: EmbeddedKafka, topic: str, rig: Any
+    job: KafkaJob, broker: EmbeddedKafka, topic: str, rig: Any
 ) -> None:
     def fail(commit: Callable[[], None]) -> None:
         raise _fails()
@@ -135,7 +137,7 @@ def test_commit_that_never_landed_is_produced_again(
 
 @pytest.mark.parametrize("lost", ["request", "reply"])
 def test_network_cut_at_the_commit_loses_and_doubles_nothing(
-    job: Job, broker: EmbeddedKafka, topic: str, rig: Any, lost: str
+    job: KafkaJob, broker: EmbeddedKafka, topic: str, rig: Any, lost: str
 ) -> None:
     network = broker.network
 
@@ -158,7 +160,7 @@ def test_network_cut_at_the_commit_loses_and_doubles_nothing(
 
 
 def test_outage_after_the_commit_was_sent_is_unknown_and_solved_when_the_network_is_back(
-    job: Job, broker: EmbeddedKafka, topic: str, rig: Any, tmp_path: Path
+    job: KafkaJob, broker: EmbeddedKafka, topic: str, rig: Any, tmp_path: Path
 ) -> None:
     network = broker.network
 
@@ -169,7 +171,7 @@ def test_outage_after_the_commit_was_sent_is_unknown_and_solved_when_the_network
 
     rig(land_and_break)
     sink = KafkaSink(broker.bootstrap_servers, topic=topic, deadline_s=2)
-    with Job(sink, tmp_path, sink_id=job.sink_id) as impatient:
+    with KafkaJob(sink, directory=tmp_path, sink_id=job.sink_id) as impatient:
         committer = impatient.committer()
         committable = impatient.prepare(1, range(10))
         try:
@@ -183,10 +185,10 @@ def test_outage_after_the_commit_was_sent_is_unknown_and_solved_when_the_network
 
 
 def test_unreachable_broker_is_retry_later_and_nothing_has_changed(
-    job: Job, broker: EmbeddedKafka, topic: str, tmp_path: Path
+    job: KafkaJob, broker: EmbeddedKafka, topic: str, tmp_path: Path
 ) -> None:
     sink = KafkaSink(broker.bootstrap_servers, topic=topic, deadline_s=1)
-    with Job(sink, tmp_path, sink_id=job.sink_id) as impatient:
+    with KafkaJob(sink, directory=tmp_path, sink_id=job.sink_id) as impatient:
         committer = impatient.committer()
         committable = impatient.prepare(1, range(10))
         broker.network.refuse()
@@ -202,7 +204,7 @@ def test_unreachable_broker_is_retry_later_and_nothing_has_changed(
 
 
 def test_marker_behind_a_transaction_that_never_ends_is_waited_for_and_named(
-    job: Job, broker: EmbeddedKafka, topic: str, tmp_path: Path
+    job: KafkaJob, broker: EmbeddedKafka, topic: str, tmp_path: Path
 ) -> None:
     """As a broker leaves it that forgets to end one; here another producer keeps it open."""
     lane = f"onceflow/{job.sink_id}/0"
@@ -215,7 +217,7 @@ def test_marker_behind_a_transaction_that_never_ends_is_waited_for_and_named(
         [TopicPartition(topic, 0, 9)], group.consumer_group_metadata(), 20
     )
     sink = KafkaSink(broker.bootstrap_servers, topic=topic, deadline_s=2)
-    with Job(sink, tmp_path, sink_id=job.sink_id) as impatient:
+    with KafkaJob(sink, directory=tmp_path, sink_id=job.sink_id) as impatient:
         committable = impatient.prepare(1, range(10))
         outcome = impatient.committer().commit(committable)
         assert isinstance(outcome, RetryLater)
@@ -228,7 +230,7 @@ def test_marker_behind_a_transaction_that_never_ends_is_waited_for_and_named(
 
 
 def test_broker_killed_while_records_are_produced_has_each_once(
-    job: Job, broker: EmbeddedKafka, topic: str
+    job: KafkaJob, broker: EmbeddedKafka, topic: str
 ) -> None:
     committer = job.committer()
     assert committer.commit(job.prepare(1, [0])) == Committed()
@@ -248,7 +250,7 @@ def test_broker_killed_while_records_are_produced_has_each_once(
 
 
 def test_broker_killed_when_it_has_the_commit_has_each_record_once(
-    job: Job, broker: EmbeddedKafka, topic: str, rig: Any
+    job: KafkaJob, broker: EmbeddedKafka, topic: str, rig: Any
 ) -> None:
     """It dies with the transaction decided and its markers perhaps not written."""
 
@@ -269,7 +271,7 @@ def test_broker_killed_when_it_has_the_commit_has_each_record_once(
 
 
 def test_transaction_that_the_broker_timed_out_is_produced_again(
-    job: Job, broker: EmbeddedKafka, topic: str, rig: Any, tmp_path: Path
+    job: KafkaJob, broker: EmbeddedKafka, topic: str, rig: Any, tmp_path: Path
 ) -> None:
     """The broker aborts it behind our back; no marker, so nothing is believed to be committed."""
 
@@ -282,14 +284,14 @@ def test_transaction_that_the_broker_timed_out_is_produced_again(
 
     rig(dawdle)
     sink = KafkaSink(broker.bootstrap_servers, topic=topic, transaction_timeout_s=1.5)
-    with Job(sink, tmp_path, sink_id=job.sink_id) as hasty:
+    with KafkaJob(sink, directory=tmp_path, sink_id=job.sink_id) as hasty:
         committable = hasty.prepare(1, rows(range(0, 70, 7)))
         assert settled(hasty.committer(), committable) == Committed()
     assert decided_ids_in(broker.bootstrap_servers, topic) == list(range(0, 70, 7))
 
 
 def test_staged_rows_older_than_the_broker_keeps_proofs_are_not_produced_blindly(
-    job: Job,
+    job: KafkaJob,
     broker: EmbeddedKafka,
     topic: str,
     tmp_path: Path,
@@ -301,7 +303,7 @@ def test_staged_rows_older_than_the_broker_keeps_proofs_are_not_produced_blindly
     monkeypatch.setattr(FileStagingArea, "discard", _die)
     assert committer.commit(committable) == Committed()
     monkeypatch.undo()
-    job.staging.discard(_receipt_of(committable))
+    job.area.discard(_receipt_of(committable))
     delete_group(broker.bootstrap_servers, f"onceflow/{job.sink_id}/0")
     _age(job, committable, days=30)
     outcome = job.committer(2).commit(committable)
@@ -309,13 +311,13 @@ def test_staged_rows_older_than_the_broker_keeps_proofs_are_not_produced_blindly
     assert "stale_rows='produce'" in outcome.reason
     assert decided_ids_in(broker.bootstrap_servers, topic) == list(range(5))
     told = KafkaSink(broker.bootstrap_servers, topic=topic, stale_rows="produce")
-    with Job(told, tmp_path, sink_id=job.sink_id) as resigned:
+    with KafkaJob(told, directory=tmp_path, sink_id=job.sink_id) as resigned:
         assert resigned.committer(3).commit(committable) == Committed()
     assert decided_ids_in(broker.bootstrap_servers, topic) == sorted([*range(5), *range(5)])
 
 
 def test_storage_that_fails_after_the_commit_doubles_nothing(
-    job: Job, broker: EmbeddedKafka, topic: str, monkeypatch: pytest.MonkeyPatch
+    job: KafkaJob, broker: EmbeddedKafka, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The receipt is made up for before the marker is overwritten, or nothing is committed."""
     job.sink = KafkaSink(broker.bootstrap_servers, topic=topic, deadline_s=2)
@@ -332,7 +334,7 @@ def test_storage_that_fails_after_the_commit_doubles_nothing(
     assert job.staged() == []
 
 
-def test_damaged_rows_are_named_and_may_be_aborted(job: Job, tmp_path: Path) -> None:
+def test_damaged_rows_are_named_and_may_be_aborted(job: KafkaJob, tmp_path: Path) -> None:
     committable = job.prepare(1, range(5))
     (path,) = tmp_path.rglob("*-0.arrow")
     damaged = bytearray(path.read_bytes())
@@ -345,7 +347,7 @@ def test_damaged_rows_are_named_and_may_be_aborted(job: Job, tmp_path: Path) -> 
 
 
 def test_writer_says_that_storage_is_full_and_stages_nothing(
-    job: Job, monkeypatch: pytest.MonkeyPatch
+    job: KafkaJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = job.writer()
     writer.write(rows(range(5)))
@@ -358,7 +360,7 @@ def test_writer_says_that_storage_is_full_and_stages_nothing(
     assert job.staged() == []
 
 
-def test_at_least_once_says_that_the_broker_is_gone(broker: EmbeddedKafka, job: Job) -> None:
+def test_at_least_once_says_that_the_broker_is_gone(broker: EmbeddedKafka, job: KafkaJob) -> None:
     """S43: the error of the producer's thread surfaces in write or at the barrier."""
     sink = KafkaSink(
         broker.bootstrap_servers,
@@ -366,7 +368,7 @@ def test_at_least_once_says_that_the_broker_is_gone(broker: EmbeddedKafka, job: 
         delivery="at_least_once",
         transaction_timeout_s=1.5,
     )
-    with Job(sink, job.directory) as once:
+    with KafkaJob(sink, directory=job.directory) as once:
         writer = once.writer()
         writer.write(rows(range(10)))
         assert writer.pre_commit(CheckpointId(1)) is None
@@ -379,12 +381,12 @@ def test_at_least_once_says_that_the_broker_is_gone(broker: EmbeddedKafka, job: 
             broker.network.heal()
 
 
-def _age(job: Job, committable: Committable, *, days: int) -> None:
+def _age(job: KafkaJob, committable: Committable, *, days: int) -> None:
     """Stage the same rows anew, as if that had been `days` ago."""
-    found = job.staging.read(committable.transaction)
+    found = job.area.read(committable.transaction)
     assert found is not None
-    job.staging.discard(committable.transaction)
-    staged = job.staging.open()
+    job.area.discard(committable.transaction)
+    staged = job.area.open()
     for part, batch in found:
         metadata = dict(batch.schema.metadata or {})
         metadata[b"onceflow.staged_at"] = repr(time.time() - days * 86_400).encode()

@@ -11,7 +11,8 @@ from typing import Any
 
 import fsspec
 import pytest
-from tests.integration.file_sink_kit import FileJob, in_doubt, rows, seen_ids
+from tests.integration.file_sink_kit import FileJob, rows, seen_ids
+from tests.integration.sink_kit import committables
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.committables import (
@@ -72,7 +73,7 @@ def test_aborted_objects_are_gone_and_were_never_seen(job: FileJob) -> None:
     committer = job.committer()
     assert committer.abort(committable) == Aborted()
     assert _objects(job, "open") == []
-    assert in_doubt(committer) == []
+    assert committables(committer.in_doubt()) == []
     assert isinstance(committer.commit(committable), Lost)
     assert _seen(job) == []
 
@@ -103,7 +104,7 @@ def test_copy_that_is_still_under_way_is_not_called_committed(
         outcome = committer.commit(committable)
     assert isinstance(outcome, Unknown)
     assert "is not complete: 3 of" in outcome.reason
-    assert in_doubt(committer) == ["job.files/1/1/0/0"]
+    assert committables(committer.in_doubt()) == ["job.files/1/1/0/0"]
     assert committed_files(job.sink.url, job.sink_id).paths() == []
     assert committer.commit(committable) == Committed()
     assert _seen(job) == list(range(9))
@@ -146,7 +147,7 @@ def test_committed_objects_whose_cleaning_failed_are_not_in_doubt_and_cleaned_by
         committer.prune(CheckpointId(2))
     assert len(_objects(job, "open")) == 3
     assert _objects(job, "committed") == ["1-1-0-0"], "the proof stays while something is staged"
-    assert in_doubt(committer) == []
+    assert committables(committer.in_doubt()) == []
     committer.prune(CheckpointId(2))
     assert _objects(job, "open") == []
     assert _objects(job, "staged") == []
@@ -192,7 +193,7 @@ def test_directories_behind_fsspec_publish_by_rename(
     first, second = job.prepare(1, range(9)), job.prepare(2, range(9, 18))
     assert seen_ids(out) == []
     committer = job.committer()
-    assert in_doubt(committer) == ["job.files/1/1/0/0", "job.files/1/2/0/0"]
+    assert committables(committer.in_doubt()) == ["job.files/1/1/0/0", "job.files/1/2/0/0"]
     assert committer.commit(first) == Committed()
     assert committer.commit(first) == AlreadyCommitted()
     assert committer.abort(second) == Aborted()
