@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote, urlsplit
@@ -15,10 +14,9 @@ from pyarrow import csv
 from typing_extensions import override
 
 from benchmarks.sinks.alone import Clock, Loaded
-from benchmarks.sinks.place import Effect, Place, Way
 from benchmarks.sinks.rows import SCHEMA, Rows
-from benchmarks.stage import BenchmarkError, Stage
-from onceflow.integration.oracle import verify
+from benchmarks.sinks.sql import DatabasePlace
+from benchmarks.stage import Stage
 from onceflow.integration.servers.mysql_admin import MySQLAdmin
 from onceflow.sinks import MySQLSink
 
@@ -32,29 +30,15 @@ _CREATE = """
 _SHARED_MEMORY = Path("/dev/shm")
 
 
-class MySQLPlace(Place):
-    """Databases of one of the stage's servers."""
+class MySQLPlace(DatabasePlace):
+    """Of MySQL or MariaDB."""
 
     bare = "LOAD DATA LOCAL"
+    sink = MySQLSink
 
     def __init__(self, stage: Stage, kind: Literal["mysql", "mariadb"]) -> None:
-        self._stage = stage
-        self._kind: Literal["mysql", "mariadb"] = kind
+        super().__init__(stage, kind)
         self.name = "MySQL" if kind == "mysql" else "MariaDB"
-
-    @property
-    @override
-    def ways(self) -> Mapping[str, Way]:
-        return {
-            "insert, two_phase": Way(_insert_two_phase, ratio_min=0.7, commit_ms_max=50),
-            "insert, ledger": Way(_insert_ledger),
-            "upsert, two_phase": Way(_upsert_two_phase, Effect.LAST_OF_EACH_ACCOUNT),
-            "upsert, ledger": Way(_upsert_ledger, Effect.LAST_OF_EACH_ACCOUNT),
-        }
-
-    @override
-    def empty(self) -> AbstractContextManager[str]:
-        return self._stage.database(self._kind)
 
     @override
     def load_bare(self, address: str, rows: Rows) -> Loaded:
@@ -91,47 +75,7 @@ class MySQLPlace(Place):
         return Loaded(rows.count, clock.seconds, clock.cpu_s)
 
     @override
-    def verify(self, address: str, rows: Rows, effect: Effect) -> None:
-        match effect:
-            case Effect.EVERY_ROW:
-                verdict = verify(address, "ledger", rows.payments)
-                if not verdict.ok:
-                    raise BenchmarkError(f"the table in {self.name} is wrong: {verdict}")
-            case Effect.LAST_OF_EACH_ACCOUNT:
-                with MySQLAdmin.session(address) as session:
-                    (found,) = session.rows("SELECT COUNT(*), SUM(n), SUM(balance) FROM ledger")
-                if tuple(map(int, found)) != rows.latest:
-                    raise BenchmarkError(
-                        f"the table in {self.name} has (rows, n, balance) {found}, "
-                        f"not {rows.latest}"
-                    )
-
-
-def _insert_two_phase(url: str) -> MySQLSink:
-    return MySQLSink(url, table="ledger", create=True, commit_mode="two_phase")
-
-
-def _insert_ledger(url: str) -> MySQLSink:
-    return MySQLSink(url, table="ledger", create=True, commit_mode="ledger")
-
-
-def _upsert_two_phase(url: str) -> MySQLSink:
-    return MySQLSink(
-        url,
-        table="ledger",
-        create=True,
-        commit_mode="two_phase",
-        write_mode="upsert",
-        primary_key=("account",),
-    )
-
-
-def _upsert_ledger(url: str) -> MySQLSink:
-    return MySQLSink(
-        url,
-        table="ledger",
-        create=True,
-        commit_mode="ledger",
-        write_mode="upsert",
-        primary_key=("account",),
-    )
+    def _totals(self, address: str) -> tuple[int, ...]:
+        with MySQLAdmin.session(address) as session:
+            (found,) = session.rows("SELECT COUNT(*), SUM(n), SUM(balance) FROM ledger")
+        return tuple(map(int, found))

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
-
 import pgpq
 import psycopg
 from typing_extensions import override
 
 from benchmarks.sinks.alone import Clock, Loaded
-from benchmarks.sinks.place import Effect, Place, Way
 from benchmarks.sinks.rows import SCHEMA, Rows
-from benchmarks.stage import BenchmarkError, Stage
-from onceflow.integration.oracle import verify
+from benchmarks.sinks.sql import DatabasePlace
+from benchmarks.stage import Stage
 from onceflow.sinks import PostgresSink
 
 _CREATE = """
@@ -24,28 +20,15 @@ _CREATE = """
 """
 
 
-class PostgresPlace(Place):
-    """Databases of the stage's server."""
+class PostgresPlace(DatabasePlace):
+    """Of Postgres."""
 
     name = "Postgres"
     bare = "COPY, binary"
+    sink = PostgresSink
 
     def __init__(self, stage: Stage) -> None:
-        self._stage = stage
-
-    @property
-    @override
-    def ways(self) -> Mapping[str, Way]:
-        return {
-            "insert, two_phase": Way(_insert_two_phase, ratio_min=0.7, commit_ms_max=50),
-            "insert, ledger": Way(_insert_ledger),
-            "upsert, two_phase": Way(_upsert_two_phase, Effect.LAST_OF_EACH_ACCOUNT),
-            "upsert, ledger": Way(_upsert_ledger, Effect.LAST_OF_EACH_ACCOUNT),
-        }
-
-    @override
-    def empty(self) -> AbstractContextManager[str]:
-        return self._stage.database("postgres")
+        super().__init__(stage, "postgres")
 
     @override
     def load_bare(self, address: str, rows: Rows) -> Loaded:
@@ -63,50 +46,9 @@ class PostgresPlace(Place):
         return Loaded(rows.count, clock.seconds, clock.cpu_s)
 
     @override
-    def verify(self, address: str, rows: Rows, effect: Effect) -> None:
-        match effect:
-            case Effect.EVERY_ROW:
-                verdict = verify(address, "ledger", rows.payments)
-                if not verdict.ok:
-                    raise BenchmarkError(f"the table in {self.name} is wrong: {verdict}")
-            case Effect.LAST_OF_EACH_ACCOUNT:
-                with psycopg.connect(address) as connection:
-                    cursor = connection.execute(
-                        "SELECT count(*), sum(n)::bigint, sum(balance)::bigint FROM ledger"
-                    )
-                    found = cursor.fetchone()
-                if found != rows.latest:
-                    raise BenchmarkError(
-                        f"the table in {self.name} has (rows, n, balance) {found}, "
-                        f"not {rows.latest}"
-                    )
-
-
-def _insert_two_phase(url: str) -> PostgresSink:
-    return PostgresSink(url, table="ledger", create=True, commit_mode="two_phase")
-
-
-def _insert_ledger(url: str) -> PostgresSink:
-    return PostgresSink(url, table="ledger", create=True, commit_mode="ledger")
-
-
-def _upsert_two_phase(url: str) -> PostgresSink:
-    return PostgresSink(
-        url,
-        table="ledger",
-        create=True,
-        commit_mode="two_phase",
-        write_mode="upsert",
-        primary_key=("account",),
-    )
-
-
-def _upsert_ledger(url: str) -> PostgresSink:
-    return PostgresSink(
-        url,
-        table="ledger",
-        create=True,
-        commit_mode="ledger",
-        write_mode="upsert",
-        primary_key=("account",),
-    )
+    def _totals(self, address: str) -> tuple[int, ...]:
+        with psycopg.connect(address) as connection:
+            cursor = connection.execute(
+                "SELECT count(*), sum(n)::bigint, sum(balance)::bigint FROM ledger"
+            )
+            return cursor.fetchone() or ()
