@@ -25,7 +25,7 @@ from confluent_kafka.admin._resource import ResourceType
 
 from onceflow.cli.doctor.findings import Area, Finding
 from onceflow.core.errors import ConfigError
-from onceflow.sources.kafka.options import client_options, resolved_options, without_secrets
+from onceflow.sources.kafka.options import RULES
 
 CONNECT_TIMEOUT_S = 5.0
 OFFSETS_RETENTION_MIN_MINUTES = 24 * 60
@@ -78,7 +78,7 @@ def read_options(path: Path) -> dict[str, str]:
         if not separator:
             raise ConfigError(f"--kafka-options {path}, line {number} is not name=value")
         options[name.strip()] = value.strip()
-    return client_options(options)
+    return RULES.accepted(options)
 
 
 def check_kafka(question: KafkaQuestion) -> Sequence[Finding]:
@@ -111,7 +111,7 @@ class _Examination:
         self._deadline = time.monotonic() + question.timeout_s * 0.8
         self._config: dict[str, Any] = {
             "socket.connection.setup.timeout.ms": 5_000,
-            **resolved_options(question.options),
+            **RULES.resolved(question.options),
             "bootstrap.servers": question.servers,
             "error_cb": self._troubles.note,
             "log_level": 0,
@@ -341,7 +341,7 @@ class _Examination:
         )
 
     def _clean(self, text: str) -> str:
-        return without_secrets(text, self._question.options)
+        return RULES.without_secrets(text, self._question.options)
 
 
 def _refusal(server: str) -> str:

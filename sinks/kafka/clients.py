@@ -24,13 +24,9 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.cimpl import NewTopic
 
+from onceflow.core.client_options import OptionValue
 from onceflow.core.errors import ConfigError, SinkError
-from onceflow.sinks.kafka.options import (
-    TUNED_DEFAULTS,
-    OptionValue,
-    resolved_options,
-    without_secrets,
-)
+from onceflow.sinks.kafka.options import RULES, TUNED_DEFAULTS
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
 
 _T = TypeVar("_T")
@@ -115,7 +111,7 @@ class Troubles:
 
     def note(self, error: KafkaError) -> None:
         """Remember `error`, without secrets."""
-        self.last = without_secrets(error.str(), self._settings.options)
+        self.last = RULES.without_secrets(error.str(), self._settings.options)
         if error.code() in _AUTHENTICATION_CODES:
             self.authentication = self.last
 
@@ -226,7 +222,7 @@ def error_of(error: KafkaException) -> KafkaError:
 def described(error: KafkaException, settings: KafkaSinkSettings) -> str:
     """Return what Kafka said, with its code and without secrets."""
     inner = error_of(error)
-    return f"{without_secrets(inner.str(), settings.options)} ({inner.name()})"
+    return f"{RULES.without_secrets(inner.str(), settings.options)} ({inner.name()})"
 
 
 def is_fenced(error: KafkaError) -> bool:
@@ -273,7 +269,7 @@ def _client_config(
         **TUNED_DEFAULTS,
         **_RECOVERY,
         "socket.timeout.ms": int(socket_s * 1000),
-        **resolved_options(settings.options),
+        **RULES.resolved(settings.options),
         "bootstrap.servers": settings.bootstrap_servers,
         "client.id": client_id,
     }

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from onceflow.core.errors import ConfigError
-from onceflow.core.secret_references import followed
-
-OptionValue = str | int | float | bool
+from onceflow.core.client_options import OptionRules, OptionValue
 
 SPARK_PREFIX = "kafka."
 
@@ -62,56 +59,19 @@ _JAVA_ONLY: Mapping[str, str] = {
     "partitioner.class": "give partitioner=murmur2_random, consistent_random or fnv1a instead",
     "request.timeout.ms": "give socket.timeout.ms instead",
 }
+_JAVA_FILES: Mapping[str, str] = {
+    ".jks": "a Java keystore: export PEM files and give"
+    " ssl.ca.location, ssl.certificate.location and ssl.key.location",
+}
 _SECRET_PARTS = ("password", "secret", "key.pem", "token", "assertion", "sasl.oauthbearer.config")
 
-
-def producer_options(options: Mapping[str, OptionValue]) -> dict[str, str]:
-    """Return `options` under librdkafka's names, as text.
-
-    Raises:
-        ConfigError: One is Java's, or belongs to the sink; says what to give instead.
-    """
-    found: dict[str, str] = {}
-    for given, value in options.items():
-        name = given.removeprefix(SPARK_PREFIX)
-        advice = _JAVA_ONLY.get(name) or _OWNED.get(name)
-        if advice is not None:
-            whose = "is the Java client's" if name in _JAVA_ONLY else "is set by the sink"
-            raise ConfigError(f"Kafka option {given!r} {whose}: {advice}")
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        if text.endswith(".jks"):
-            raise ConfigError(
-                f"Kafka option {given!r} names a Java keystore: export PEM files and give"
-                " ssl.ca.location, ssl.certificate.location and ssl.key.location"
-            )
-        if found.setdefault(name, text) != text:
-            raise ConfigError(f"Kafka option {name!r} is given twice, with different values")
-    return found
-
-
-def resolved_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Return `options` with references to secrets followed, for a client about to be opened.
-
-    Raises:
-        ConfigError: One cannot be followed here.
-    """
-    return {
-        name: followed(value, setting=f"Kafka option {name!r}") for name, value in options.items()
-    }
-
-
-def printable(options: Mapping[str, str]) -> dict[str, str]:
-    """Return `options` with every secret value hidden."""
-    return {name: "***" if _is_secret(name) else value for name, value in options.items()}
-
-
-def without_secrets(text: str, options: Mapping[str, str]) -> str:
-    """Return `text` with every secret value of `options` hidden in it."""
-    for name, value in resolved_options(options).items():
-        if _is_secret(name) and value:
-            text = text.replace(value, "***")
-    return text
-
-
-def _is_secret(name: str) -> bool:
-    return any(part in name.lower() for part in _SECRET_PARTS)
+RULES = OptionRules(
+    what="Kafka option",
+    prefix=SPARK_PREFIX,
+    owned=_OWNED,
+    owner="the sink",
+    foreign=_JAVA_ONLY,
+    foreign_client="the Java client",
+    foreign_files=_JAVA_FILES,
+    secret_parts=_SECRET_PARTS,
+)

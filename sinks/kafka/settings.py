@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from onceflow.core.errors import ConfigError
-from onceflow.sinks.kafka.options import MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX_DEFAULT, printable
+from onceflow.sinks.kafka.options import MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX_DEFAULT, RULES
 
 TRANSACTION_TIMEOUT_MIN_S = 1.0
 """Below it librdkafka has no time left for a single request."""
@@ -91,5 +91,5 @@ class KafkaSinkSettings:
         return (
             f"KafkaSink({self.bootstrap_servers!r}, topic={self.topics!r},"
             f" topic_column={self.topic_column!r}, format={self.format.value!r}, key={self.key!r},"
-            f" delivery={self.delivery.value!r}, options={printable(self.options)!r})"
+            f" delivery={self.delivery.value!r}, options={RULES.printable(self.options)!r})"
         )

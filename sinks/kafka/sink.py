@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 
 import pyarrow as pa
 
+from onceflow.core.client_options import OptionValue
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import (
     Committer,
@@ -21,7 +22,7 @@ from onceflow.core.spi import (
 from onceflow.sinks.kafka.committer import KafkaCommitter
 from onceflow.sinks.kafka.encoder import RecordEncoder
 from onceflow.sinks.kafka.idle import IdleCommitter
-from onceflow.sinks.kafka.options import OptionValue, producer_options
+from onceflow.sinks.kafka.options import RULES
 from onceflow.sinks.kafka.ownership import Ownership
 from onceflow.sinks.kafka.preflight import NewTopics, Preflight
 from onceflow.sinks.kafka.settings import Delivery, KafkaSinkSettings, RecordFormat, StaleRows
@@ -159,7 +160,7 @@ class KafkaSink(Sink):
             stale_rows=_choice(StaleRows, "stale_rows", self.stale_rows),
             transaction_timeout_s=self.transaction_timeout_s,
             deadline_s=self.deadline_s,
-            options=producer_options(self.options),
+            options=RULES.accepted(self.options),
         )
 
 

@@ -30,7 +30,7 @@ from onceflow.sinks.kafka.clients import (
     open_producer,
 )
 from onceflow.sinks.kafka.encoder import RecordEncoder
-from onceflow.sinks.kafka.options import without_secrets
+from onceflow.sinks.kafka.options import RULES
 from onceflow.sinks.kafka.records import Produces, produce
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
 from onceflow.sinks.sql.bad_rows import BadRows
@@ -199,7 +199,7 @@ class AtLeastOnceWriter(RecordWriter):
 
     def _delivered(self, error: KafkaError | None, _: Message) -> None:
         if error is not None and not self._failure:
-            reason = without_secrets(error.str(), self._settings.options)
+            reason = RULES.without_secrets(error.str(), self._settings.options)
             self._failure = f"{reason} ({error.name()}) {self._troubles.last}".strip()
 
     def _raise_failure(self, doing: str, kind: type[SinkError]) -> None:

@@ -7,13 +7,9 @@ import threading
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from onceflow.core.client_options import OptionValue
 from onceflow.core.errors import ConfigError
-from onceflow.sources.kafka.options import (
-    TUNED_DEFAULTS,
-    OptionValue,
-    resolved_options,
-    without_secrets,
-)
+from onceflow.sources.kafka.options import RULES, TUNED_DEFAULTS
 from onceflow.sources.kafka.settings import KafkaSettings
 
 logger = logging.getLogger("onceflow.sources.kafka")
@@ -59,7 +55,7 @@ class ClientTroubles:
 
     def note(self, error: KafkaError) -> None:
         """Remember `error`."""
-        text = without_secrets(error.str(), self._settings.options)
+        text = RULES.without_secrets(error.str(), self._settings.options)
         code = error.code()
         with self._lock:
             is_new = code not in self._noted
@@ -87,7 +83,7 @@ def open_consumer(
     """
     config: dict[str, OptionValue | object] = {
         **TUNED_DEFAULTS,
-        **resolved_options(settings.options),
+        **RULES.resolved(settings.options),
         "bootstrap.servers": settings.bootstrap_servers,
         "group.id": group_id,
         "client.id": client_id,
@@ -101,7 +97,7 @@ def open_consumer(
     try:
         return Consumer(config)
     except KafkaException as error:
-        reason = without_secrets(error_of(error).str(), settings.options)
+        reason = RULES.without_secrets(error_of(error).str(), settings.options)
         raise ConfigError(
             f"the Kafka client refuses its settings: {reason}. Options carry librdkafka's names;"
             " see its CONFIGURATION.md"

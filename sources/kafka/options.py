@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from onceflow.core.errors import ConfigError
-from onceflow.core.secret_references import followed
-
-OptionValue = str | int | float | bool
+from onceflow.core.client_options import OptionRules, OptionValue
 
 SPARK_PREFIX = "kafka."
 
@@ -71,58 +68,20 @@ _JAVA_ONLY: Mapping[str, str] = {
     "default.api.timeout.ms": "give deadline_s= instead",
     "request.timeout.ms": "give socket.timeout.ms or deadline_s= instead",
 }
+_JAVA_FILES: Mapping[str, str] = {
+    ".jks": "a Java keystore: convert it with `keytool"
+    " -importkeystore -deststoretype PKCS12`, or export PEM files and give"
+    " ssl.ca.location, ssl.certificate.location and ssl.key.location",
+}
 _SECRET_PARTS = ("password", "secret", "key.pem", "token", "assertion", "sasl.oauthbearer.config")
 
-
-def client_options(options: Mapping[str, OptionValue]) -> dict[str, str]:
-    """Return `options` under librdkafka's names, as text.
-
-    Raises:
-        ConfigError: One is Java's, or belongs to the engine; says what to give instead.
-    """
-    found: dict[str, str] = {}
-    for given, value in options.items():
-        name = given.removeprefix(SPARK_PREFIX)
-        advice = _JAVA_ONLY.get(name) or _OWNED.get(name)
-        if advice is not None:
-            whose = "is the Java client's" if name in _JAVA_ONLY else "is set by the engine"
-            raise ConfigError(f"Kafka option {given!r} {whose}: {advice}")
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        if text.endswith(".jks"):
-            raise ConfigError(
-                f"Kafka option {given!r} names a Java keystore: convert it with `keytool"
-                " -importkeystore -deststoretype PKCS12`, or export PEM files and give"
-                " ssl.ca.location, ssl.certificate.location and ssl.key.location"
-            )
-        if found.setdefault(name, text) != text:
-            raise ConfigError(f"Kafka option {name!r} is given twice, with different values")
-    return found
-
-
-def resolved_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Return `options` with references to secrets followed, for a client about to be opened.
-
-    Raises:
-        ConfigError: One cannot be followed here.
-    """
-    return {
-        name: followed(value, setting=f"Kafka option {name!r}") for name, value in options.items()
-    }
-
-
-def is_secret(name: str) -> bool:
-    """Return whether the value of option `name` must never be printed."""
-    return any(part in name.lower() for part in _SECRET_PARTS)
-
-
-def printable(options: Mapping[str, str]) -> dict[str, str]:
-    """Return `options` with every secret value hidden."""
-    return {name: "***" if is_secret(name) else value for name, value in options.items()}
-
-
-def without_secrets(text: str, options: Mapping[str, str]) -> str:
-    """Return `text` with every secret value of `options` hidden in it."""
-    for name, value in resolved_options(options).items():
-        if is_secret(name) and value:
-            text = text.replace(value, "***")
-    return text
+RULES = OptionRules(
+    what="Kafka option",
+    prefix=SPARK_PREFIX,
+    owned=_OWNED,
+    owner="the engine",
+    foreign=_JAVA_ONLY,
+    foreign_client="the Java client",
+    foreign_files=_JAVA_FILES,
+    secret_parts=_SECRET_PARTS,
+)

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from onceflow.core.errors import ConfigError
 from onceflow.sources.kafka.offsets import Offsets
-from onceflow.sources.kafka.options import printable
+from onceflow.sources.kafka.options import RULES
 
 BATCH_ROWS_MAX = 1_000_000
 
@@ -72,5 +72,5 @@ class KafkaSettings:
     def __repr__(self) -> str:
         shown = {item.name: getattr(self, item.name) for item in fields(self)}
         shown["columns"] = ", ".join(f"{column.name}: {column.type}" for column in self.columns)
-        shown["options"] = printable(self.options)
+        shown["options"] = RULES.printable(self.options)
         return f"KafkaSource({', '.join(f'{name}={value!r}' for name, value in shown.items())})"

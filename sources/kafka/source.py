@@ -8,11 +8,12 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from onceflow.core.client_options import OptionValue
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import ReaderContext, Source, SourceReader, Split
 from onceflow.sources.kafka.catalog import Catalog
 from onceflow.sources.kafka.offsets import OffsetsLike, offsets_of
-from onceflow.sources.kafka.options import OptionValue, client_options
+from onceflow.sources.kafka.options import RULES
 from onceflow.sources.kafka.position import PartitionPosition
 from onceflow.sources.kafka.reader import KafkaReader
 from onceflow.sources.kafka.record_type import record_type
@@ -112,7 +113,7 @@ class KafkaSource(Source):
             batch_rows=batch_rows,
             batch_bytes=batch_bytes,
             deadline_s=deadline_s,
-            options=client_options(options or {}),
+            options=RULES.accepted(options or {}),
         )
         self._schema = schema_of_rows(self._settings)
 

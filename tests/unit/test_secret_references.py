@@ -11,7 +11,7 @@ from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.secret_references import followed, has_reference
 from onceflow.sinks import MySQLSink, PostgresSink
 from onceflow.sources import KafkaSource
-from onceflow.sources.kafka.options import resolved_options, without_secrets
+from onceflow.sources.kafka.options import RULES
 
 
 def test_variables_and_files_are_followed_wherever_they_stand(
@@ -59,8 +59,8 @@ def test_a_kafka_source_pickles_and_prints_without_the_secret_that_it_refers_to(
     assert b"hunter2" not in pickle.dumps(source)
     assert "hunter2" not in repr(source)
     options = source.settings.options
-    assert resolved_options(options)["sasl.password"] == "hunter2"
-    assert without_secrets("refused: hunter2", options) == "refused: ***"
+    assert RULES.resolved(options)["sasl.password"] == "hunter2"
+    assert RULES.without_secrets("refused: hunter2", options) == "refused: ***"
 
 
 @pytest.mark.parametrize(

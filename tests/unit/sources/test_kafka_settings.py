@@ -15,7 +15,7 @@ from onceflow.sources import KafkaSource
 from onceflow.sources.kafka import source_of_spark_options
 from onceflow.sources.kafka.client import ClientTroubles, authentication_refused, group_id_of
 from onceflow.sources.kafka.offsets import AtOffsets, AtTime, Earliest, Latest, offsets_of
-from onceflow.sources.kafka.options import client_options, printable, without_secrets
+from onceflow.sources.kafka.options import RULES
 from onceflow.sources.kafka.position import PartitionPosition
 from onceflow.sources.kafka.texts import gap_text
 from onceflow.sources.schema_text import schema_of
@@ -41,7 +41,7 @@ def test_no_secret_is_printed_and_all_survive_the_way_to_the_executors() -> None
     assert "'sasl.username': 'ann'" in repr(source)
     assert repr(pickle.loads(pickle.dumps(source))) == repr(source)
     assert pickle.dumps(source).count(b"hunter") == len(SECRETS)
-    assert set(printable(client_options(SECRETS)).values()) == {"***"}
+    assert set(RULES.printable(RULES.accepted(SECRETS)).values()) == {"***"}
 
 
 def test_secret_in_a_message_of_the_client_is_hidden(caplog: pytest.LogCaptureFixture) -> None:
@@ -57,7 +57,7 @@ def test_secret_in_a_message_of_the_client_is_hidden(caplog: pytest.LogCaptureFi
     assert "user 'ann'" in refused
     troubles.clear()
     assert (troubles.last, troubles.authentication) == ("", "")
-    assert without_secrets("x", {"sasl.password": ""}) == "x"
+    assert RULES.without_secrets("x", {"sasl.password": ""}) == "x"
 
 
 @pytest.mark.parametrize(
@@ -82,12 +82,12 @@ def test_option_of_java_or_of_the_engine_is_refused_with_what_to_give_instead(
 
 
 def test_options_are_taken_under_both_names_and_never_with_two_values() -> None:
-    assert client_options({"kafka.fetch.min.bytes": 7, "check.crcs": False}) == {
+    assert RULES.accepted({"kafka.fetch.min.bytes": 7, "check.crcs": False}) == {
         "fetch.min.bytes": "7",
         "check.crcs": "false",
     }
     with pytest.raises(ConfigError, match="twice"):
-        client_options({"kafka.fetch.min.bytes": 7, "fetch.min.bytes": 8})
+        RULES.accepted({"kafka.fetch.min.bytes": 7, "fetch.min.bytes": 8})
 
 
 def test_option_unknown_to_librdkafka_is_named_by_the_check() -> None:

@@ -1,0 +1,83 @@
+"""Options that a user gives and a client library gets: which may be given, and which are secret.
+
+A connector says so once, as `OptionRules`; what its client's options are called stays with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.secret_references import followed
+
+OptionValue: TypeAlias = str | int | float | bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionRules:
+    """What becomes of the options of one client."""
+
+    what: str
+    """Of what kind they are, for errors: "Kafka option"."""
+    prefix: str
+    """May stand before any name, and is left away."""
+    owned: Mapping[str, str]
+    """Set by `owner` itself: what to give instead, or why nothing can be given."""
+    owner: str
+    foreign: Mapping[str, str]
+    """Known only to `foreign_client`: what to give instead."""
+    foreign_client: str
+    foreign_files: Mapping[str, str]
+    """Endings of files that the client cannot read: what such a file is, and what to give."""
+    secret_parts: tuple[str, ...]
+    """An option with one of them in its name is never printed."""
+
+    def accepted(self, options: Mapping[str, OptionValue]) -> dict[str, str]:
+        """Return `options` under the client's names, as text.
+
+        Raises:
+            ConfigError: One is another client's, or belongs to the owner; says what to give
+                instead. Or one is given twice.
+        """
+        found: dict[str, str] = {}
+        for given, value in options.items():
+            name = given.removeprefix(self.prefix)
+            shown = f"{self.what} {given!r}"
+            if name in self.foreign:
+                raise ConfigError(f"{shown} is {self.foreign_client}'s: {self.foreign[name]}")
+            if name in self.owned:
+                raise ConfigError(f"{shown} is set by {self.owner}: {self.owned[name]}")
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            for ending, advice in self.foreign_files.items():
+                if text.endswith(ending):
+                    raise ConfigError(f"{shown} names {advice}")
+            if found.setdefault(name, text) != text:
+                raise ConfigError(f"{self.what} {name!r} is given twice, with different values")
+        return found
+
+    def resolved(self, options: Mapping[str, str]) -> dict[str, str]:
+        """Return `options` with references to secrets followed, for a client about to be opened.
+
+        Raises:
+            ConfigError: One cannot be followed here.
+        """
+        return {
+            name: followed(value, setting=f"{self.what} {name!r}")
+            for name, value in options.items()
+        }
+
+    def printable(self, options: Mapping[str, str]) -> dict[str, str]:
+        """Return `options` with every secret value hidden."""
+        return {name: "***" if self._is_secret(name) else value for name, value in options.items()}
+
+    def without_secrets(self, text: str, options: Mapping[str, str]) -> str:
+        """Return `text` with every secret value of `options` hidden in it."""
+        for name, value in self.resolved(options).items():
+            if self._is_secret(name) and value:
+                text = text.replace(value, "***")
+        return text
+
+    def _is_secret(self, name: str) -> bool:
+        return any(part in name.lower() for part in self.secret_parts)
