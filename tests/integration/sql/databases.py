@@ -127,6 +127,10 @@ class Database(ABC):
         """Return what an error says of a row that a named constraint refuses."""
 
     @abstractmethod
+    def said_of_missing(self, table: str) -> str:
+        """Return what an error says when a table is gone."""
+
+    @abstractmethod
     def said_of_duplicate(self, value: object) -> str:
         """Return what an error says of a row whose unique value another row has."""
 
@@ -289,6 +293,10 @@ class Postgres(Database):
         return f"constraint {constraint};"
 
     @override
+    def said_of_missing(self, table: str) -> str:
+        return f'relation "{self.schema}.{table}" does not exist'
+
+    @override
     def said_of_duplicate(self, value: object) -> str:
         return f"=({value}) already exists"
 
@@ -397,6 +405,10 @@ class MySQL(Database):
     @override
     def said_of_violation(self, constraint: str) -> str:
         return f"Check constraint '{constraint}'"
+
+    @override
+    def said_of_missing(self, table: str) -> str:
+        return f"'{self.schema}.{table}' doesn't exist"
 
     @override
     def said_of_duplicate(self, value: object) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.integration.sink_kit import eventually
 from tests.integration.sql.databases import Database, SqlJob
 
 from onceflow.core.errors import BadRow, ConfigError, PreCommitFailed
@@ -19,6 +21,7 @@ from onceflow.core.protocol.committables import Committed, RetryLater
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import SinkWriter
 from onceflow.core.storage import FileStagingArea
+from onceflow.sinks.sql import ChangeBuffer
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("op", pa.string())])
 BY_KEY: dict[str, Any] = {
@@ -417,3 +420,40 @@ def test_pre_commit_that_waits_too_long_says_for_which_transaction(database: Dat
             assert part in str(failure.value)
         assert database.prepared() == [str(first.transaction)]
         assert job.committer(2).commit(first) == Committed()
+
+
+def test_writer_of_changes_that_loses_its_connection_between_barriers_goes_on(
+    two_phase: SqlJob, database: Database
+) -> None:
+    """Nothing of them is at the server before the barrier."""
+    writer = two_phase.writer()
+    writer.write(_rows((1, "a", "c")))
+    lost = database.sessions()
+    assert lost
+    database.end_sessions()
+    eventually(lambda: not set(lost) & set(database.sessions()))
+    writer.write(_rows((2, "b", "c")))
+    _commit(two_phase, writer, 1)
+    assert _table(database) == [(1, "a"), (2, "b")]
+
+
+def test_more_changes_than_fit_into_memory_are_applied_once(
+    two_phase: SqlJob, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files: list[object] = []
+    opened: Any = tempfile.TemporaryFile
+
+    def open_counted(**given: Any) -> Any:
+        files.append(given)
+        return opened(**given)
+
+    defaults: Any = ChangeBuffer.__init__.__kwdefaults__
+    monkeypatch.setitem(defaults, "memory_bytes_max", 50_000)
+    monkeypatch.setattr(tempfile, "TemporaryFile", open_counted)
+    writer = two_phase.writer()
+    for start in range(0, 40_000, 5_000):
+        numbers = range(start, start + 10_000)
+        writer.write(_rows(*((number, f"acct-{number % 7}", "u") for number in numbers)))
+    _commit(two_phase, writer, 1)
+    assert len(files) > 3, "they did not fit"
+    assert database.ids_in("t") == list(range(45_000))

@@ -1,9 +1,8 @@
-"""Ledger mode and changes by key while servers die and hang, and connections break."""
+"""Ledger mode while servers die and hang, and connections break."""
 
 from __future__ import annotations
 
 import itertools
-import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +21,6 @@ from onceflow.core.protocol.committables import (
 )
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.storage import FileStagingArea
-from onceflow.sinks.sql import ChangeBuffer
 
 # As it goes over the wire; what begins a transaction says COMMIT too, in READ COMMITTED.
 COMMIT = {"postgres": "COMMIT\0", "mysql": "\3COMMIT", "mariadb": "\3COMMIT"}
@@ -54,11 +52,6 @@ def proxy(server: SqlServer) -> Iterator[WordProxy]:
 def _ledger(database: Database, staging: FileStagingArea, **settings: Any) -> SqlJob:
     usual: dict[str, Any] = {"create": True, "commit_mode": "ledger", **settings}
     return SqlJob(database.sink(table="ledger", **usual), staging=staging)
-
-
-def _by_key(database: Database, staging: FileStagingArea) -> SqlJob:
-    by_key: dict[str, Any] = {"write_mode": "upsert", "primary_key": ("id",)}
-    return _ledger(database, staging, commit_mode="two_phase", **by_key)
 
 
 # -- connections break -----------------------------------------------------------------------------
@@ -166,45 +159,3 @@ def test_committed_rows_outlive_the_server(
         server.start()
         assert job.committer().commit(committable) == AlreadyCommitted()
     assert database.ids_in() == [1]
-
-
-# -- changes by key --------------------------------------------------------------------------------
-
-
-def test_writer_of_changes_that_loses_its_connection_between_barriers_goes_on(
-    server: SqlServer, database: Database, staging: FileStagingArea
-) -> None:
-    """Nothing of them is at the server before the barrier."""
-    with _by_key(database, staging) as job:
-        writer = job.check().writer()
-        writer.write(rows([1]))
-        server.restart()
-        writer.write(rows([2]))
-        committable = writer.pre_commit(CheckpointId(1))
-        assert committable is not None
-        assert job.committer().commit(committable) == Committed()
-    assert database.ids_in() == [1, 2]
-
-
-def test_more_changes_than_fit_into_memory_are_applied_once(
-    database: Database, staging: FileStagingArea, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files: list[object] = []
-    opened: Any = tempfile.TemporaryFile
-
-    def open_counted(**given: Any) -> Any:
-        files.append(given)
-        return opened(**given)
-
-    defaults: Any = ChangeBuffer.__init__.__kwdefaults__
-    monkeypatch.setitem(defaults, "memory_bytes_max", 50_000)
-    monkeypatch.setattr(tempfile, "TemporaryFile", open_counted)
-    with _by_key(database, staging) as job:
-        writer = job.check().writer()
-        for start in range(0, 40_000, 5_000):
-            writer.write(rows(range(start, start + 10_000)))
-        committable = writer.pre_commit(CheckpointId(1))
-        assert committable is not None
-        assert job.committer().commit(committable) == Committed()
-    assert len(files) > 3, "they did not fit"
-    assert database.ids_in() == list(range(45_000))
