@@ -1,4 +1,4 @@
-"""Rows changed by key in Postgres: privileges by table and by column, names, types of its own."""
+"""What is of Postgres alone in changes by key and in ledger mode: roles, names, its settings."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Literal
 
 import pyarrow as pa
 import pytest
-from tests.integration.postgres_sink_kit import Job, query
+from tests.integration.postgres_sink_kit import Job, ids_in, query
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.committables import Committed
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import SinkWriter
 from onceflow.core.storage import FileStagingArea
+from onceflow.integration.servers import EmbeddedPostgres
 from onceflow.sinks import PostgresSink
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("op", pa.string())])
@@ -98,3 +99,36 @@ def test_column_privileges_are_enough(postgres_database: str) -> None:
         assert query(postgres_database, "SELECT * FROM t") == [(1, "2", None)]
     finally:
         query(postgres_database, "DROP OWNED BY part CASCADE; DROP ROLE part")
+
+
+def test_works_on_a_server_that_prepares_nothing(tmp_path: Path) -> None:
+    staging = FileStagingArea.in_directory(str(tmp_path), "job.ledger")
+    with EmbeddedPostgres({"max_prepared_transactions": "0"}) as server:
+        sink = PostgresSink(server.url, table="ledger", create=True, commit_mode="ledger")
+        with Job(sink, staging=staging) as job:
+            job.check()
+            assert job.committer().commit(job.prepare(1, [1, 2])) == Committed()
+        assert ids_in(server.url) == [1, 2]
+
+
+def test_commit_is_durable_where_the_role_does_not_wait_for_the_disk(
+    postgres_database: str, tmp_path: Path
+) -> None:
+    """The staged rows are deleted after it: what the server forgets then is gone."""
+    query(postgres_database, "CREATE TABLE seen (value text)")
+    query(
+        postgres_database,
+        "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO seen "
+        "VALUES (current_setting('synchronous_commit')); RETURN NEW; END $$",
+    )
+    url = f"{postgres_database}?options=-c%20synchronous_commit%3Doff"
+    sink = PostgresSink(url, table="ledger", create=True, commit_mode="ledger")
+    staging = FileStagingArea.in_directory(str(tmp_path), "job.ledger")
+    with Job(sink, staging=staging) as job:
+        job.check()
+        query(
+            postgres_database,
+            "CREATE TRIGGER note BEFORE INSERT ON ledger FOR EACH ROW EXECUTE FUNCTION note()",
+        )
+        assert job.committer().commit(job.prepare(1, [1])) == Committed()
+    assert query(postgres_database, "SELECT value FROM seen") == [("on",)]
