@@ -8,17 +8,14 @@ knows what a checkpoint means.
 from __future__ import annotations
 
 import contextlib
-import logging
 import queue
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TypeAlias
 
 from onceflow.core import errors
 from onceflow.core.crash_points import reach
-from onceflow.core.errors import ConfigError, OnceflowError, SlotLost, StorageError
+from onceflow.core.errors import SlotLost, StorageError
 from onceflow.core.protocol.alignment import Barrier
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.decisions import (
@@ -33,17 +30,19 @@ from onceflow.core.protocol.decisions import (
     NotifyComplete,
     TriggerCheckpoint,
 )
-from onceflow.core.protocol.ids import GENESIS, CheckpointId, SubtaskRef
+from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.recovery import proofs_needed_from
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
-from onceflow.core.runtime.chain_builder import SlotPlan
-from onceflow.core.runtime.control_plane import (
-    ControlEvent,
-    SlotConnected,
-    SlotGone,
-    SlotLink,
-    SlotSaid,
+from onceflow.core.runtime.attempt_events import (
+    AttemptEvent,
+    CancelRequested,
+    CheckpointRequested,
+    StageEnded,
 )
+from onceflow.core.runtime.attempt_parts import AttemptParts
+from onceflow.core.runtime.clean_up import CleanUp
+from onceflow.core.runtime.control_plane import SlotConnected, SlotGone, SlotLink, SlotSaid
+from onceflow.core.runtime.failures import JobCancelled, slot_error, stage_error
 from onceflow.core.runtime.messages import (
     Abort,
     Acked,
@@ -52,7 +51,6 @@ from onceflow.core.runtime.messages import (
     Complete,
     Declined,
     Deploy,
-    DriverMessage,
     Failed,
     Goodbye,
     Heartbeat,
@@ -62,59 +60,9 @@ from onceflow.core.runtime.messages import (
     Stop,
     Trigger,
 )
-from onceflow.core.runtime.progress import Progress
 from onceflow.core.runtime.restore import restored_operators
-from onceflow.core.runtime.sink_recovery import RecoveryCounts, SinkRecovery
-from onceflow.core.runtime.slot import versions
-from onceflow.core.storage import ClaimedLog, JobStorage
-
-_log = logging.getLogger("onceflow.runtime.attempt")
-
-
-@dataclass(frozen=True, slots=True)
-class StageEnded:
-    """Spark's barrier stage is over."""
-
-    error: BaseException | None
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointRequested:
-    """The user asks for a checkpoint, or to stop with one."""
-
-    kind: CheckpointKind
-
-
-@dataclass(frozen=True, slots=True)
-class CancelRequested:
-    """The user asks to leave at once, without a checkpoint."""
-
-
-AttemptEvent: TypeAlias = ControlEvent | StageEnded | CheckpointRequested | CancelRequested
-
-
-class JobCancelled(OnceflowError):
-    """Raised inside an attempt when the user has cancelled the job."""
-
-    retry = "never"
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptParts:
-    """What an attempt is given by the job driver."""
-
-    plan: SlotPlan
-    log: ClaimedLog
-    storage: JobStorage
-    storage_token: str
-    recovery: SinkRecovery
-    restored: CompletedCheckpoint
-    next_checkpoint: CheckpointId
-    coordinator: Callable[[float], CheckpointCoordinator]
-    """Builds the coordinator as of the time given, once every slot runs."""
-    progress: Progress
-    running: Callable[[], None]
-    """Called once, when every slot runs."""
+from onceflow.core.runtime.sink_recovery import RecoveryCounts
+from onceflow.core.runtime.slot_roster import SlotRoster
 
 
 class Attempt:
@@ -125,16 +73,14 @@ class Attempt:
         self._plan = parts.plan
         self._events = events
         self._coordinator: CheckpointCoordinator | None = None
-        self._links: dict[int, SlotLink] = {}
+        self._slots = SlotRoster(parts.plan, parts.storage, parts.storage_token)
         self._running: set[int] = set()
-        self._heard_at: dict[int, float] = {}
-        self._beat_at = 0.0
         self._finished: FinishJob | None = None
         self._early: list[SlotSaid | CheckpointRequested] = []
         self._stopping: set[CheckpointId] = set()
-        self._swept = False
         self._background = ThreadPoolExecutor(1, thread_name_prefix="driver background")
         self._recovered: Future[RecoveryCounts] | None = None
+        self._clean_up = CleanUp(parts, self._background)
 
     def run(self) -> bool:
         """Run to the end; return True when the job is finished, False when it was stopped.
@@ -153,7 +99,7 @@ class Attempt:
 
     def cancel(self, reason: str) -> None:
         """Tell every slot to leave at once."""
-        self._send_all(Cancel(reason))
+        self._slots.send_all(Cancel(reason))
 
     # --- starting -----------------------------------------------------------------------------
 
@@ -164,9 +110,9 @@ class Attempt:
 
     def _await_slots(self) -> None:
         deadline = time.monotonic() + self._plan.settings.start_timeout_s
-        while len(self._links) < self._plan.parallelism:
+        while len(self._slots) < self._plan.parallelism:
             self._check_recovery(wait=False)
-            self._next_event(deadline, f"{len(self._links)} of {self._plan.parallelism} slots up")
+            self._next_event(deadline, f"{len(self._slots)} of {self._plan.parallelism} slots up")
         self._parts.progress.slots_up()
 
     def _check_recovery(self, *, wait: bool) -> None:
@@ -178,8 +124,8 @@ class Attempt:
     def _deploy(self) -> None:
         self._check_recovery(wait=True)
         plan, restored = self._plan, self._parts.restored
-        addresses = tuple(self._links[slot].hello.data_address for slot in range(plan.parallelism))
-        for slot, link in self._links.items():
+        addresses = tuple(self._slots[slot].hello.data_address for slot in range(plan.parallelism))
+        for slot, link in self._slots:
             link.send(
                 Deploy(
                     plan.attempt,
@@ -221,10 +167,7 @@ class Attempt:
         with contextlib.suppress(queue.Empty):
             self._on_event(self._events.get(timeout=wait_s))
         now = time.monotonic()
-        if now - self._beat_at >= interval_s:
-            self._beat_at = now
-            self._send_all(Heartbeat(self._plan.attempt, -1))
-            self._check_heartbeats(now)
+        self._slots.beat(now)
         if deadline is not None and now > deadline:
             raise SlotLost(
                 f"job {self._plan.job}: after {self._plan.settings.start_timeout_s:.0f} s only"
@@ -232,25 +175,16 @@ class Attempt:
                 " cluster, and can the executors reach the driver?"
             )
 
-    def _check_heartbeats(self, now: float) -> None:
-        timeout_s = self._plan.settings.heartbeat_timeout_s
-        for slot, heard_at in self._heard_at.items():
-            if now - heard_at > timeout_s:
-                raise SlotLost(
-                    f"slot {slot} (process {self._links[slot].hello.pid}) has been silent for"
-                    f" {now - heard_at:.0f} s; heartbeat_timeout_s={timeout_s}"
-                )
-
     def _on_event(self, event: AttemptEvent) -> None:
         match event:
             case SlotConnected(link):
-                self._connected(link)
+                self._admit(link)
             case SlotSaid(slot, message):
                 if message.attempt == self._plan.attempt:  # I7
-                    self._heard_at[slot] = time.monotonic()
+                    self._slots.heard(slot, time.monotonic())
                     self._on_message(slot, message)
             case SlotGone(slot, attempt, reason):
-                if attempt == self._plan.attempt and slot in self._links:
+                if attempt == self._plan.attempt and slot in self._slots:
                     raise SlotLost(f"slot {slot} is lost: {reason}")
             case StageEnded(error):
                 raise stage_error(error)
@@ -262,24 +196,9 @@ class Attempt:
             case CancelRequested():
                 raise JobCancelled(f"job {self._plan.job} was cancelled")
 
-    def _connected(self, link: SlotLink) -> None:
-        hello = link.hello
-        if hello.attempt != self._plan.attempt:
-            link.send(Cancel(f"attempt {hello.attempt} is over; {self._plan.attempt} runs"))
-            return
-        if hello.versions != versions():
-            raise ConfigError(
-                f"slot {hello.slot} on {hello.host} runs {hello.versions} and the driver runs"
-                f" {versions()}; install the same versions on every executor"
-            )
-        if hello.storage_probe != self._parts.storage_token:
-            raise ConfigError(
-                f"slot {hello.slot} on {hello.host} does not see the checkpoint storage of the"
-                f" driver ({self._parts.storage}): use a directory that every executor shares"
-            )
-        self._links[hello.slot] = link
-        self._heard_at[hello.slot] = time.monotonic()
-        self._parts.progress.slot_connected(hello)
+    def _admit(self, link: SlotLink) -> None:
+        if self._slots.admit(link, time.monotonic()):
+            self._parts.progress.slot_connected(link.hello)
 
     def _on_message(self, slot: int, message: SlotMessage) -> None:
         now_s = time.time()
@@ -292,7 +211,7 @@ class Attempt:
             case Heartbeat():
                 self._parts.progress.heartbeat(message)
             case Goodbye():
-                self._links.pop(slot, None)
+                self._slots.remove(slot)
             case _ if coordinator is None:
                 # A slot that was deployed first may speak before the last one runs.
                 self._early.append(SlotSaid(slot, message))
@@ -321,9 +240,9 @@ class Attempt:
                 case NotifyComplete(checkpoint, oldest_retained):
                     self._after_complete(checkpoint, oldest_retained)
                 case NotifyAbort(checkpoint, reason):
-                    self._send_all(Abort(checkpoint, reason))
+                    self._slots.send_all(Abort(checkpoint, reason))
                 case DiscardState(handles):
-                    self._in_background(self._parts.storage.discard, handles)
+                    self._clean_up.discard(handles)
                 case CheckpointFailed(checkpoint, reason):
                     self._parts.progress.checkpoint_failed(checkpoint, reason)
                 case FailAttempt(reason):
@@ -336,7 +255,7 @@ class Attempt:
             self._stopping.add(decision.checkpoint)
         self._parts.progress.triggered(decision.checkpoint)
         barrier = Barrier(decision.checkpoint, decision.kind, decision.triggered_at_ms)
-        self._send_all(Trigger(barrier))
+        self._slots.send_all(Trigger(barrier))
 
     def _append(self, completed: CompletedCheckpoint) -> None:
         """Write the decision: the commit point of the whole job.
@@ -360,43 +279,23 @@ class Attempt:
     def _after_complete(self, checkpoint: CheckpointId, oldest_retained: CheckpointId) -> None:
         assert self._coordinator is not None
         retained = self._coordinator.completed
-        self._send_all(Complete(checkpoint, proofs_needed_from(retained)))
-        # Records go before the files that they name: a crash in between leaves no dangling name.
-        self._in_background(self._parts.log.prune, oldest_retained)
-        if not self._swept and checkpoint > GENESIS:
-            self._swept = True
-            self._in_background(self._sweep_sinks, retained[-1])
-            # A slot of an older attempt may have written after the sweep at the start.
-            self._in_background(self._parts.storage.sweep, self._parts.log.view, self._plan.attempt)
-
-    def _sweep_sinks(self, completed: CompletedCheckpoint) -> None:
-        self._parts.progress.swept(self._parts.recovery.sweep(completed).sinks)
-
-    def _in_background(self, work: Callable[..., object], *arguments: object) -> None:
-        """Do `work`, which correctness does not wait for, on one other thread, in order."""
-
-        def logged() -> None:
-            try:
-                work(*arguments)
-            except Exception:
-                _log.exception("cleaning up after job %s", self._plan.job)
-
-        self._background.submit(logged)
+        self._slots.send_all(Complete(checkpoint, proofs_needed_from(retained)))
+        self._clean_up.completed(checkpoint, oldest_retained, retained[-1])
 
     # --- ending -------------------------------------------------------------------------------
 
     def _say_stop(self) -> None:
         """Let every slot close in good order; a slot that does not is Spark's to kill."""
-        self._send_all(Stop(f"job {self._plan.job} is done"))
+        self._slots.send_all(Stop(f"job {self._plan.job} is done"))
         deadline = time.monotonic() + self._plan.settings.cancel_timeout_s
-        while self._links and time.monotonic() < deadline:
+        while len(self._slots) and time.monotonic() < deadline:
             try:
                 event = self._events.get(timeout=0.1)
             except queue.Empty:
                 continue
             match event:
                 case SlotSaid(slot, Goodbye()) | SlotGone(slot):
-                    self._links.pop(slot, None)
+                    self._slots.remove(slot)
                 case SlotSaid(message=Heartbeat() as last):
                     self._parts.progress.heartbeat(last)
                 case StageEnded():
@@ -404,36 +303,3 @@ class Attempt:
                     return
                 case _:
                     pass
-
-    def _send_all(self, message: DriverMessage) -> None:
-        for link in list(self._links.values()):
-            link.send(message)
-
-
-def subtasks_of(plan: SlotPlan) -> tuple[frozenset[SubtaskRef], frozenset[SubtaskRef]]:
-    """Return (all subtasks, those that read a source) of an attempt."""
-    chains = plan.graph.chains()
-    everyone = frozenset(SubtaskRef(c.id, i) for c in chains for i in range(plan.parallelism))
-    sources = {chain.id for chain in chains if chain.input is None}
-    return everyone, frozenset(ref for ref in everyone if ref.chain in sources)
-
-
-def slot_error(failed: Failed) -> OnceflowError:
-    """Return the error that a slot reported, as its own class where there is one."""
-    text = f"slot {failed.slot}: {failed.message}"
-    known = getattr(errors, failed.error_class, None)
-    if isinstance(known, type) and issubclass(known, OnceflowError):
-        return known(text)
-    return SlotLost(f"{text}\n{failed.trace}")
-
-
-def stage_error(error: BaseException | None) -> OnceflowError:
-    """Return the reason why Spark's stage ended before the job did."""
-    if error is None:
-        return SlotLost("every slot returned before the job was done")
-    text = str(error)
-    if "SPARK-24819" in text or ("barrier execution mode" in text and "slots" in text):
-        return ConfigError(
-            "Spark has too few free task slots for the pipeline's parallelism: " + text[:400]
-        )
-    return SlotLost(f"Spark ended the slots: {text[:2000]}")

@@ -30,17 +30,11 @@ from onceflow.core.runtime.channels import InputGate, LocalChannel, OutputChanne
 from onceflow.core.runtime.commit_worker import CommitWorker
 from onceflow.core.runtime.data_plane import FlightChannel
 from onceflow.core.runtime.keyed_edge import KeyedEdge, SinkEdge
+from onceflow.core.runtime.keyed_operators import AggregateRunner, KeyedProcessor
 from onceflow.core.runtime.keyed_subtask import KeyedSubtask
 from onceflow.core.runtime.messages import Deploy, RestoredOperator
-from onceflow.core.runtime.operators import (
-    AggregateRunner,
-    BatchMapper,
-    Emit,
-    KeyedProcessor,
-    RecordMapper,
-    RunningOperator,
-    SinkOperator,
-)
+from onceflow.core.runtime.operators import BatchMapper, Emit, RecordMapper, RunningOperator
+from onceflow.core.runtime.sink_operator import SinkOperator
 from onceflow.core.runtime.source_subtask import (
     SPLITS,
     SourceOperator,
@@ -65,6 +59,13 @@ class SlotPlan:
     backend: StateBackend
     delivery: Delivery
     settings: RuntimeSettings
+
+    def subtasks(self) -> tuple[frozenset[SubtaskRef], frozenset[SubtaskRef]]:
+        """Return (all subtasks, those that read a source) of the attempt."""
+        chains = self.graph.chains()
+        everyone = frozenset(SubtaskRef(c.id, i) for c in chains for i in range(self.parallelism))
+        sources = {chain.id for chain in chains if chain.input is None}
+        return everyone, frozenset(ref for ref in everyone if ref.chain in sources)
 
 
 @dataclass(frozen=True, slots=True)

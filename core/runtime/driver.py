@@ -26,18 +26,17 @@ from onceflow.core.protocol.restart import (
     RestartStrategy,
     RestartTracker,
 )
-from onceflow.core.runtime.attempt import (
-    Attempt,
+from onceflow.core.runtime.attempt import Attempt
+from onceflow.core.runtime.attempt_events import (
     AttemptEvent,
-    AttemptParts,
     CancelRequested,
     CheckpointRequested,
-    JobCancelled,
     StageEnded,
-    subtasks_of,
 )
+from onceflow.core.runtime.attempt_parts import AttemptParts
 from onceflow.core.runtime.chain_builder import SlotPlan
 from onceflow.core.runtime.control_plane import ControlServer
+from onceflow.core.runtime.failures import JobCancelled
 from onceflow.core.runtime.flight_streams import new_token
 from onceflow.core.runtime.progress import Progress
 from onceflow.core.runtime.restore import check_restorable, genesis_of
@@ -237,7 +236,7 @@ class JobDriver:
     def _coordinator(
         self, slot_plan: SlotPlan, view: LogView, now_s: float
     ) -> CheckpointCoordinator:
-        everyone, sources = subtasks_of(slot_plan)
+        everyone, sources = slot_plan.subtasks()
         return CheckpointCoordinator(
             self._plan.checkpointing.settings(),
             attempt=slot_plan.attempt,

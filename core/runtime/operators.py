@@ -5,17 +5,15 @@ One instance a subtask, used by the chain's thread alone.
 
 from __future__ import annotations
 
-import logging
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 
-from onceflow.core.crash_points import reach
-from onceflow.core.dead_letters import DeadLetter, batch_of_letters, letters_of_rows
+from onceflow.core.dead_letters import DeadLetter, batch_of_letters
 from onceflow.core.errors import OnceflowError, UserFunctionError
 from onceflow.core.functions import Record
 from onceflow.core.graph import (
@@ -23,21 +21,14 @@ from onceflow.core.graph import (
     FlatMapRecords,
     MapBatches,
     MapRecords,
-    ProcessKeyed,
-    RunAggregates,
-    WriteTo,
 )
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.snapshots import OperatorSnapshot
 from onceflow.core.runtime.elements import Batch
-from onceflow.core.runtime.records import batch_of, keys_of, records_of
-from onceflow.core.runtime.sink_meter import SinkMeter
-from onceflow.core.spi import SinkWriter
-from onceflow.core.state import AccumulatorColumn, KeyedStateStore, StateWriter
+from onceflow.core.runtime.records import batch_of, records_of
+from onceflow.core.state import StateWriter
 
 Emit = Callable[[Batch], None]
-
-_logger = logging.getLogger("onceflow.runtime")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,164 +168,3 @@ def _map(function: Callable[[Record], Any], rows: pa.RecordBatch) -> list[Any]:
 
 def _flat_map(function: Callable[[Record], Iterable[Record]], rows: pa.RecordBatch) -> list[Record]:
     return [result for record in records_of(rows) for result in function(record)]
-
-
-class KeyedOperator(RunningOperator):
-    """An operator with keyed state."""
-
-    def __init__(self, uid: str, store: KeyedStateStore) -> None:
-        super().__init__(uid)
-        self.store = store
-
-    def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
-        """Freeze the keyed state as of now."""
-        pending = self.store.snapshot(checkpoint)
-        uid = self.uid
-
-        def upload(writer: StateWriter) -> OperatorSnapshot:
-            return OperatorSnapshot(uid, keyed=pending.upload(writer))
-
-        return PendingSnapshot(uid, upload)
-
-    def completed(self, checkpoint: CheckpointId) -> None:
-        """Let the backend build on the files of `checkpoint`."""
-        self.store.notify_completed(checkpoint)
-
-    def aborted(self, checkpoint: CheckpointId) -> None:
-        """Keep the backend from building on the files of `checkpoint`."""
-        self.store.notify_aborted(checkpoint)
-
-    def close(self) -> None:
-        """Close the state."""
-        self.store.close()
-
-
-class KeyedProcessor(KeyedOperator):
-    """Applies a keyed function, one record at a time."""
-
-    def __init__(
-        self, uid: str, work: ProcessKeyed, store: KeyedStateStore, schema: pa.Schema
-    ) -> None:
-        super().__init__(uid, store)
-        self._key = work.key
-        self._function = work.function
-        self._schema = schema
-        call_user(uid, self._function.open, store)
-
-    def process(self, batch: Batch) -> None:
-        """Emit what the function makes of each record."""
-        self.emit(batch_of(call_user(self.uid, self._apply, batch.rows), self._schema, self.uid))
-
-    def _apply(self, rows: pa.RecordBatch) -> list[Record]:
-        keys = keys_of(rows, self._key)
-        self.store.prefetch(keys)
-        set_key = self.store.set_current_key
-        process = self._function.process
-        results: list[Record] = []
-        append, extend = results.append, results.extend
-        for key, record in zip(keys, records_of(rows), strict=True):
-            set_key(key)
-            result = process(record)
-            if isinstance(result, dict):
-                append(cast("Record", result))
-            elif result is not None:
-                extend(result)
-        return results
-
-    def close(self) -> None:
-        """Close the function, then the state."""
-        try:
-            call_user(self.uid, self._function.close)
-        finally:
-            super().close()
-
-
-class AggregateRunner(KeyedOperator):
-    """Adds running aggregates as columns, a batch at a time."""
-
-    def __init__(
-        self, uid: str, work: RunAggregates, store: KeyedStateStore, input_schema: pa.Schema,
-        schema: pa.Schema,
-    ) -> None:  # fmt: skip
-        super().__init__(uid, store)
-        self._key = work.key
-        self._schema = schema
-        self._columns = {name: aggregate.column for name, aggregate in work.aggregates.items()}
-        self._table = store.accumulators(
-            "running",
-            [input_schema.field(name).type for name in work.key],
-            [
-                AccumulatorColumn(name, aggregate.op, aggregate.result_type(input_schema))
-                for name, aggregate in work.aggregates.items()
-            ],
-        )
-
-    def process(self, batch: Batch) -> None:
-        """Emit the batch with its aggregate columns."""
-        rows = batch.rows
-        values = {
-            name: rows.column(column)
-            for name, column in self._columns.items()
-            if column is not None
-        }
-        keys = [rows.column(name) for name in self._key]
-        running = self._table.update(keys, batch.hashes, values)
-        arrays = [*rows.columns, *(pa.array(running[name]) for name in self._columns)]
-        self.emit(pa.record_batch(arrays, schema=self._schema))
-
-
-class SinkOperator(RunningOperator):
-    """Writes to a sink's writer, and pre-commits at each barrier."""
-
-    def __init__(
-        self,
-        uid: str,
-        work: WriteTo,
-        writer: SinkWriter,
-        pre_committed: Callable[[CheckpointId, Any], tuple[Any, ...]],
-        meter: SinkMeter,
-    ) -> None:
-        super().__init__(uid)
-        self._meter = meter
-        self.takes_dead_letters = work.takes_dead_letters
-        self._writer = writer
-        self._pre_committed = pre_committed
-        self._on_bad_row = work.on_bad_row
-
-    def process(self, batch: Batch) -> None:
-        """Hand the rows to the writer."""
-        self._meter.written()
-        self._writer.write(batch.rows)
-        self._take_rejected()
-        reach("write")
-
-    def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
-        """Pre-commit; the ack will list all that is pending, this checkpoint's included."""
-        committable = self._writer.pre_commit(checkpoint)
-        # Before the sink of dead letters, which comes later in the chain, takes its own snapshot.
-        self._take_rejected()
-        reach("prepared")
-        snapshot = OperatorSnapshot(
-            self.uid, committables=self._pre_committed(checkpoint, committable)
-        )
-        return PendingSnapshot(self.uid, lambda _: snapshot)
-
-    def close(self) -> None:
-        """Roll back what is open."""
-        self._writer.close()
-
-    def _take_rejected(self) -> None:
-        for rejected in self._writer.rejected():
-            before = self.rejected
-            letters = letters_of_rows(rejected.rows, rejected.reasons)
-            self.reject(letters)
-            self._meter.rejected(len(letters))
-            # At 1, 10, 100 …: a stream of bad rows must not fill the disk with log lines.
-            if len(str(before)) < len(str(self.rejected)) or not before:
-                _logger.warning(
-                    "sink %s leaves out bad rows (%s), %d so far; one of them: %s",
-                    self.uid,
-                    self._on_bad_row.value,
-                    self.rejected,
-                    letters[0].reason,
-                )

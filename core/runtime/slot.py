@@ -2,8 +2,7 @@
 
 Threads of a slot: the task's own thread reads the control stream; each chain has one; each sink has
 a committer; two upload snapshots; one beats the heart; Flight's serve the channels. The process
-leaves
-in one of three ways:
+leaves in one of three ways:
     Stop     all is committed: close everything, return from the task
     Cancel   the attempt is over: roll back what is open, commit nothing more, return from the task
     lost     the driver is gone or a close hangs: `os._exit`, for nobody is left to report to
@@ -15,35 +14,24 @@ import contextlib
 import gc
 import logging
 import os
-import platform
-import resource
 import shutil
-import socket
 import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-import numpy as np
-import pyarrow as pa
-
-import onceflow
 from onceflow.core.crash_points import reach
-from onceflow.core.errors import OnceflowError, SlotLost, StorageError
-from onceflow.core.graph import Operator, WriteTo
-from onceflow.core.protocol.commits import CommitQueue, CommitRetryPolicy
+from onceflow.core.errors import SlotLost
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
-from onceflow.core.protocol.snapshots import OperatorSnapshot, SnapshotTimings, SubtaskSnapshot
+from onceflow.core.protocol.snapshots import SnapshotTimings, SubtaskSnapshot
 from onceflow.core.runtime.chain_builder import ChainBuilder, SlotParts, SlotPlan
-from onceflow.core.runtime.commit_worker import CommitWorker
 from onceflow.core.runtime.control_plane import ControlStream
 from onceflow.core.runtime.data_plane import DataServer
+from onceflow.core.runtime.failures import failed_message
 from onceflow.core.runtime.messages import (
     Abort,
     Acked,
@@ -53,7 +41,6 @@ from onceflow.core.runtime.messages import (
     Declined,
     Deploy,
     DriverMessage,
-    Failed,
     Goodbye,
     Heartbeat,
     Hello,
@@ -64,7 +51,9 @@ from onceflow.core.runtime.messages import (
     Trigger,
 )
 from onceflow.core.runtime.operators import PendingSnapshot
-from onceflow.core.runtime.sink_meter import SinkMeter
+from onceflow.core.runtime.process_facts import own_address, rss_bytes, versions
+from onceflow.core.runtime.slot_commits import SlotCommits
+from onceflow.core.runtime.snapshot_uploads import SnapshotUploads
 from onceflow.core.runtime.subtask import (
     CheckpointAborted,
     CheckpointCompleted,
@@ -72,8 +61,7 @@ from onceflow.core.runtime.subtask import (
     Leave,
     Subtask,
 )
-from onceflow.core.spi import CommitterContext
-from onceflow.core.storage import FileStateWriter, FileSystemStorage
+from onceflow.core.storage import FileSystemStorage
 
 _log = logging.getLogger("onceflow.runtime.slot")
 
@@ -108,18 +96,22 @@ class Slot:
         self._storage = task.storage.open(task.plan.job)
         base = task.plan.settings.scratch_dir or tempfile.gettempdir()
         self._scratch = Path(tempfile.mkdtemp(prefix=f"onceflow-{task.plan.job}-{slot}-", dir=base))
-        self._uploader = ThreadPoolExecutor(2, thread_name_prefix="upload")
+        self._uploads = SnapshotUploads(self._storage, self._plan.attempt, self)
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="beside")
         self._subtasks: tuple[Subtask, ...] = ()
-        self._commit_workers: list[CommitWorker] = []
-        self._committed: dict[SubtaskRef, dict[str, CheckpointId]] = {}
-        self._committed_lock = threading.Lock()
+        self._commits = SlotCommits(
+            self._plan,
+            self._storage,
+            task.log_id,
+            committed=self._committed_through,
+            failed=self._report_failure,
+        )
         self._builder: ChainBuilder | None = None
         self._failed = False
         self._deploying = False
         self._leaving = threading.Event()
         self._heard_at = time.monotonic()
-        host = "127.0.0.1" if task.loopback else _own_address()
+        host = "127.0.0.1" if task.loopback else own_address()
         self._data_server = DataServer(
             host,
             task.token,
@@ -180,7 +172,7 @@ class Slot:
             scratch_dir=self._scratch,
             reports=self,
             beside=self._beside.submit,
-            commit_worker=self._commit_worker,
+            commit_worker=self._commits.worker,
         )
         self._deploying = True
         self._builder = ChainBuilder(self._plan, parts, deploy)
@@ -192,40 +184,14 @@ class Slot:
         self._send(Running(self._plan.attempt, self._slot))
 
     def _complete(self, checkpoint: CheckpointId, proofs_needed_from: CheckpointId) -> None:
-        for worker in self._commit_workers:
-            worker.completed(checkpoint, proofs_needed_from)
+        self._commits.completed(checkpoint, proofs_needed_from)
         for subtask in self._subtasks:
             subtask.gate.post(CheckpointCompleted(checkpoint))
-            if subtask.ref not in self._committed:
+            if not self._commits.are_of(subtask.ref):
                 self._send(CommittedThrough(self._plan.attempt, subtask.ref, checkpoint))
 
-    def _commit_worker(self, ref: SubtaskRef, operator: Operator, work: WriteTo) -> CommitWorker:
-        context = CommitterContext(
-            job=self._plan.job,
-            uid=operator.uid,
-            sink_id=work.sink_id,
-            attempt=self._plan.attempt,
-            log_id=self._task.log_id,
-            staging=self._storage.staging(work.sink_id),
-        )
-        self._committed.setdefault(ref, {})[operator.uid] = CheckpointId(0)
-
-        def committed(through: CheckpointId, commit_ms: float) -> None:
-            with self._committed_lock:
-                self._committed[ref][operator.uid] = through
-                lowest = min(self._committed[ref].values())
-            self._send(CommittedThrough(self._plan.attempt, ref, lowest, round(commit_ms, 3)))
-
-        worker = CommitWorker(
-            f"{operator.uid}[{ref.index}]",
-            CommitQueue(CommitRetryPolicy(deadline_s=self._plan.settings.commit_deadline_s)),
-            work.sink.committer(context),
-            committed=committed,
-            failed=self._report_failure,
-            meter=SinkMeter(operator.uid, work.sink_id, ref.index),
-        )
-        self._commit_workers.append(worker)
-        return worker
+    def _committed_through(self, ref: SubtaskRef, through: CheckpointId, commit_ms: float) -> None:
+        self._send(CommittedThrough(self._plan.attempt, ref, through, commit_ms))
 
     # --- what the subtasks report (SlotReports) -----------------------------------------------
 
@@ -237,40 +203,12 @@ class Slot:
         timings: SnapshotTimings,
     ) -> None:
         """Upload and ack on another thread; nothing is acked before it is durable (I4)."""
-        self._uploader.submit(self._upload, subtask, checkpoint, tuple(pending), timings)
+        self._uploads.begin(subtask, checkpoint, tuple(pending), timings)
 
-    def _upload(
-        self,
-        subtask: SubtaskRef,
-        checkpoint: CheckpointId,
-        pending: tuple[PendingSnapshot, ...],
-        timings: SnapshotTimings,
-    ) -> None:
-        began = time.perf_counter()
-        attempt = self._plan.attempt
-        writers: list[FileStateWriter] = []
-        try:
-            operators: list[OperatorSnapshot] = []
-            for snapshot in pending:
-                writer = self._storage.writer(attempt, checkpoint, snapshot.uid, subtask.index)
-                writers.append(writer)
-                operators.append(snapshot.upload(writer))
-        except StorageError as error:
-            for writer in writers:
-                writer.abandon()
-            self.snapshot_declined(subtask, checkpoint, str(error))
-            return
-        except BaseException as error:
-            self._report_failure(error)
-            return
-        timings = replace(
-            timings,
-            async_ms=round((time.perf_counter() - began) * 1000, 3),
-            size_bytes=sum(h.size_bytes for o in operators for h in o.keyed + o.raw),
-        )
-        done = SubtaskSnapshot(subtask, tuple(operators), timings)
-        self._send(Acked(attempt, checkpoint, done))
-        if any(operator.committables for operator in operators):
+    def snapshot_uploaded(self, checkpoint: CheckpointId, snapshot: SubtaskSnapshot) -> None:
+        """Ack a snapshot that is durable."""
+        self._send(Acked(self._plan.attempt, checkpoint, snapshot))
+        if any(operator.committables for operator in snapshot.operators):
             reach("acked")
 
     def snapshot_declined(self, subtask: SubtaskRef, checkpoint: CheckpointId, reason: str) -> None:
@@ -280,6 +218,10 @@ class Slot:
     def source_exhausted(self, subtask: SubtaskRef) -> None:
         """Tell the driver that a source has emitted its last record."""
         self._send(SourceExhausted(self._plan.attempt, subtask))
+
+    def upload_failed(self, error: BaseException) -> None:
+        """End the attempt: what went wrong is not the storage's."""
+        self._report_failure(error)
 
     def subtask_failed(self, subtask: SubtaskRef, error: BaseException) -> None:
         """End the attempt, unless it is ending already."""
@@ -297,16 +239,7 @@ class Slot:
         if self._failed or self._leaving.is_set():
             return
         self._failed = True
-        self._send(
-            Failed(
-                self._plan.attempt,
-                self._slot,
-                type(error).__name__,
-                str(error) or type(error).__name__,
-                "".join(traceback.format_exception(error)),
-                error.retry if isinstance(error, OnceflowError) else "job",
-            )
-        )
+        self._send(failed_message(self._plan.attempt, self._slot, error))
 
     def _send(self, message: SlotMessage) -> None:
         with contextlib.suppress(SlotLost):  # the control loop notices and exits
@@ -323,9 +256,8 @@ class Slot:
             subtask.gate.post(Leave())
         left: Callable[[], float] = lambda: max(0.0, deadline - time.monotonic())  # noqa: E731
         ended = min((subtask.join(left()) for subtask in self._subtasks), default=True)
-        for worker in self._commit_workers:
-            worker.close(left())
-        self._uploader.shutdown(wait=ended, cancel_futures=True)
+        self._commits.close(left)
+        self._uploads.close(wait=ended)
         self._beside.shutdown(wait=False, cancel_futures=True)
         self._data_server.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
@@ -355,8 +287,9 @@ class Slot:
 
     def _heartbeat(self) -> Heartbeat:
         metrics = tuple(subtask.metrics() for subtask in self._subtasks)
-        sinks = tuple(worker.meter.metrics() for worker in self._commit_workers)
-        return Heartbeat(self._plan.attempt, self._slot, metrics, _rss_bytes(), sinks)
+        return Heartbeat(
+            self._plan.attempt, self._slot, metrics, rss_bytes(), self._commits.metrics()
+        )
 
     def _hello(self, host: str) -> Hello:
         return Hello(
@@ -369,27 +302,3 @@ class Slot:
             versions=versions(),
             storage_probe=self._storage.probe_read(self._task.storage_token_path),
         )
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that driver and executors must share."""
-    return {
-        "python": ".".join(platform.python_version_tuple()[:2]),
-        "onceflow": onceflow.__version__,
-        "pyarrow": pa.__version__,
-        "numpy": np.__version__,
-        "msgspec": msgspec.__version__,
-    }
-
-
-def _rss_bytes() -> int:
-    try:
-        with open("/proc/self/statm", encoding="ascii") as statm:  # noqa: PTH123 - hot, tiny
-            return int(statm.read().split()[1]) * resource.getpagesize()
-    except OSError:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if platform.system() == "Darwin" else peak * 1024
-
-
-def _own_address() -> str:
-    return socket.gethostbyname(socket.gethostname())

@@ -1,0 +1,31 @@
+"""What an attempt's thread is told by everybody else: slots, Spark and the user."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from onceflow.core.protocol.decisions import CheckpointKind
+from onceflow.core.runtime.control_plane import ControlEvent
+
+
+@dataclass(frozen=True, slots=True)
+class StageEnded:
+    """Spark's barrier stage is over."""
+
+    error: BaseException | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRequested:
+    """The user asks for a checkpoint, or to stop with one."""
+
+    kind: CheckpointKind
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested:
+    """The user asks to leave at once, without a checkpoint."""
+
+
+AttemptEvent: TypeAlias = ControlEvent | StageEnded | CheckpointRequested | CancelRequested
