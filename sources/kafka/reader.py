@@ -8,55 +8,36 @@ offset is a marker reaches its end. Both are looked at just before a batch is re
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from onceflow.core.dead_letters import DeadLetter
-from onceflow.core.errors import (
-    OffsetOutOfRange,
-    SourceError,
-    SourceUnavailable,
-    StateIncompatible,
-)
+from onceflow.core.errors import SourceError, StateIncompatible
 from onceflow.core.protocol.invariant import InvariantViolation, require
 from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
 from onceflow.sources.kafka.client import (
     ClientTroubles,
     access_denied,
     close_in_time,
-    error_of,
     group_id_of,
     is_denied,
     open_consumer,
 )
+from onceflow.sources.kafka.gaps import DAMAGED_CODES, GAP_CODES, Gaps
 from onceflow.sources.kafka.liveness import LivenessWatch
 from onceflow.sources.kafka.position import PartitionPosition
+from onceflow.sources.kafka.published_offsets import PublishedOffsets
 from onceflow.sources.kafka.rows import CHUNK, rows_of
 from onceflow.sources.kafka.settings import KafkaSettings
-from onceflow.sources.kafka.texts import gap_text
-
-logger = logging.getLogger("onceflow.sources.kafka")
 
 _ERROR: Callable[[Message], KafkaError | None] = Message.error
 _NO_STOP = 2**63 - 1
 _WAIT_S = 0.5
 """How long a `close` on another thread may have to wait for a `poll` that has more time."""
-_LOG_TRUNCATION = -139
-"""librdkafka's code for a log whose end was cut off; confluent-kafka has no name for it."""
-_GAP_CODES = frozenset(
-    {
-        KafkaError._AUTO_OFFSET_RESET,
-        KafkaError.OFFSET_OUT_OF_RANGE,
-        _LOG_TRUNCATION,
-    }
-)
-_DAMAGED_CODES = frozenset({KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION})
 
 _Partition = tuple[str, int]
 
@@ -83,12 +64,10 @@ class KafkaReader(SourceReader):
         self._ends: dict[_Partition, int] = {}
         """Where the broker said that a partition ends for now."""
         self._polling = threading.Lock()
-        self._uncommitted: deque[list[TopicPartition]] = deque(maxlen=1)
-        """The newest offsets to publish; put here by any thread, sent by the one that polls."""
-        self._may_commit = settings.commit_offsets
         self._closed = threading.Event()
         self._troubles = ClientTroubles(settings)
-        self._gaps_met: dict[_Partition, int] = {}
+        self._published = PublishedOffsets(settings, self._troubles)
+        self._gaps = Gaps(settings)
         self._group_id = group_id_of(settings, job=context.job, uid=context.uid)
         self._client_id = f"onceflow-{context.job}-{context.uid}-{context.subtask}"
         self._consumer: Consumer | None = None
@@ -127,8 +106,7 @@ class KafkaReader(SourceReader):
                 return None
             if self._watch.failure is not None:
                 raise self._watch.failure
-            if self._uncommitted:
-                self._send_commit(self._consumer)
+            self._published.send(self._consumer)
             return self._read(timeout_s)
 
     def rejected(self) -> Sequence[DeadLetter]:
@@ -151,15 +129,10 @@ class KafkaReader(SourceReader):
     def commit(self, splits: Sequence[Split]) -> None:
         """Publish the positions of `splits` to the consumer group, for lag tools; never raises.
 
-        Only asks for it: the next `poll` sends them, because a client that one thread polls lets no
-        other thread in. A failure is logged once, and the next checkpoint tries again.
+        Only asks for it: the next `poll` sends them. A failure is logged once, and the next
+        checkpoint tries again.
         """
-        if self._may_commit and splits:
-            offsets = [
-                TopicPartition(position.topic, position.partition, position.next)
-                for position in map(PartitionPosition.of, splits)
-            ]
-            self._uncommitted.append(offsets)
+        self._published.ask(splits)
 
     def close(self) -> None:
         """Close the client; offsets asked to be committed before are sent first."""
@@ -169,8 +142,7 @@ class KafkaReader(SourceReader):
                 self._watch.stop()
                 self._watch = None
             if self._consumer is not None:
-                if self._uncommitted:
-                    self._send_commit(self._consumer)
+                self._published.send(self._consumer)
                 close_in_time(self._consumer)
                 self._consumer = None
 
@@ -199,13 +171,6 @@ class KafkaReader(SourceReader):
         if self._consumer is None:
             raise InvariantViolation("a Kafka reader without open partitions was asked to read")
         return self._consumer
-
-    def _send_commit(self, consumer: Consumer) -> None:
-        offsets = self._uncommitted.popleft()
-        try:
-            consumer.commit(offsets=offsets, asynchronous=True)
-        except KafkaException as error:
-            self._troubles.note(error_of(error))
 
     def _read(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
         deadline = time.monotonic() + timeout_s
@@ -298,11 +263,11 @@ class KafkaReader(SourceReader):
         if code == KafkaError._PARTITION_EOF:
             if partition is not None and offset is not None:
                 self._ends[topic, partition] = offset
-        elif code in _GAP_CODES:
+        elif code in GAP_CODES:
             return True
         elif is_denied(code):
             raise access_denied(self._settings, topic)
-        elif error.fatal() or code in _DAMAGED_CODES:
+        elif error.fatal() or code in DAMAGED_CODES:
             raise SourceError(
                 f"{topic}-{partition} cannot be read on from offset"
                 f" {self._next.get((topic, partition or 0))}: {error.str()}. If the next attempt"
@@ -313,8 +278,7 @@ class KafkaReader(SourceReader):
             self._troubles.note(error)
             if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
                 # Commits would wait for a coordinator that never answers, and `close` for them.
-                self._may_commit = False
-                self._uncommitted.clear()
+                self._published.forbid()
         return False
 
     def _meet_gap(self, event: Message) -> None:
@@ -329,37 +293,10 @@ class KafkaReader(SourceReader):
         wanted = event.offset()
         if wanted is None or wanted < 0:
             wanted = self._next[topic, partition]
-        low, high = self._watermarks(topic, partition, wanted)
-        if low <= wanted <= high:
-            # It has come into range since: a replica that lagged behind has caught up.
-            if self._gaps_met.get((topic, partition)) == wanted:
-                raise SourceUnavailable(
-                    f"{topic}-{partition}: fetching offset {wanted} fails as out of range, though"
-                    f" Kafka says that {low} to {high} are there; check the partition's replicas"
-                )
-            resumed = wanted
-        else:
-            text = gap_text(topic, partition, wanted=wanted, low=low, high=high)
-            if self._settings.fail_on_data_loss:
-                raise OffsetOutOfRange(text)
-            logger.warning("going on at %d: %s", low, text)
-            resumed = low
-        self._gaps_met[topic, partition] = wanted
+        resumed = self._gaps.resume_at(self._client(), topic, partition, wanted)
         self._ends.clear()
         self._next[topic, partition] = min(resumed, self._stop[topic, partition])
         # A new client and not a new assignment: for a while after that the old one would still
         # tell positions from before it, and one of those could leave records out.
         close_in_time(self._client())
         self._consumer = self._opened()
-
-    def _watermarks(self, topic: str, partition: int, wanted: int) -> tuple[int, int]:
-        asked = TopicPartition(topic, partition)
-        try:
-            return self._client().get_watermark_offsets(
-                asked, timeout=self._settings.deadline_s, cached=False
-            )
-        except KafkaException as error:
-            raise SourceUnavailable(
-                f"{topic}-{partition}: offset {wanted} is out of range, and Kafka does not say what"
-                f" is left: {error_of(error).str()}"
-            ) from error
