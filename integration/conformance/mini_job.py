@@ -14,20 +14,15 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import Pipe, wait
 from pathlib import Path
-from typing import Any, TypeAlias
-
-import pyarrow as pa
 
 from onceflow.core.crash_points import VARIABLE, CrashPoint, reach
-from onceflow.core.protocol.commits import CommitQueue, CommitRetryPolicy
 from onceflow.core.protocol.committables import AlreadyCommitted, Committable, Committed
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.log import LogView
@@ -37,31 +32,28 @@ from onceflow.core.protocol.snapshots import (
     OperatorSnapshot,
     SubtaskSnapshot,
 )
-from onceflow.core.runtime.commit_worker import CommitWorker
-from onceflow.core.spi import Committer, CommitterContext, Sink, WriterContext
+from onceflow.core.spi import Committer, CommitterContext, WriterContext
 from onceflow.core.storage import ClaimedLog, FileSystemStorage
 from onceflow.integration.conformance.clause import told
 from onceflow.integration.conformance.link import Link
-from onceflow.integration.conformance.rig import JOB, UID, settled
+from onceflow.integration.conformance.mini_subtask import (
+    ANSWER_S,
+    Ack,
+    Barrier,
+    Complete,
+    Failed,
+    Start,
+    Subtask,
+    SubtaskPipe,
+    Through,
+    Work,
+)
+from onceflow.integration.conformance.rig import settled
+from onceflow.integration.conformance.sink_job import JOB, UID
 
 MAX_PARALLELISM = 128
 RETAINED = 2
-_BATCH_ROWS = 7
 _POSITION = "position"
-_ANSWER_S = 60.0
-_Pipe: TypeAlias = "Connection[Any, Any]"
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What is the same for every attempt of a job."""
-
-    sink: Sink
-    sink_id: str
-    storage: str
-    """Root of checkpoint storage."""
-    rows: pa.RecordBatch
-    rows_a_checkpoint: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,41 +87,6 @@ class SubtaskDied:
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Start:
-    writer: WriterContext
-    committer: CommitterContext
-
-
-@dataclass(frozen=True, slots=True)
-class _Barrier:
-    checkpoint: CheckpointId
-    first: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Complete:
-    checkpoint: CheckpointId
-    proofs_needed_from: CheckpointId
-
-
-@dataclass(frozen=True, slots=True)
-class _Ack:
-    checkpoint: CheckpointId
-    pending: tuple[Committable, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Through:
-    checkpoint: CheckpointId
-
-
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    text: str
-
-
 class _SubtaskGone(Exception):
     def __init__(self, index: int) -> None:
         super().__init__(f"subtask {index} is gone")
@@ -158,7 +115,7 @@ def decided_rows(view: LogView) -> int:
     return _position(view.completed[-1]) if view.decided else 0
 
 
-def _forked(link: Link, work: Work, index: int) -> tuple[int, _Pipe]:
+def _forked(link: Link, work: Work, index: int) -> tuple[int, SubtaskPipe]:
     """Return pid and pipe of a new subtask. It keeps the link open: its end means all are gone."""
     ours, theirs = Pipe()
     pid = os.fork()
@@ -166,9 +123,9 @@ def _forked(link: Link, work: Work, index: int) -> tuple[int, _Pipe]:
         ours.close()
         with suppress(EOFError, OSError):
             try:
-                _Subtask(work, theirs).run()
+                Subtask(work, theirs).run()
             except BaseException as error:
-                theirs.send(_Failed(told(error)))
+                theirs.send(Failed(told(error)))
         os._exit(0)
     theirs.close()
     return pid, ours
@@ -177,7 +134,7 @@ def _forked(link: Link, work: Work, index: int) -> tuple[int, _Pipe]:
 class _Driver:
     """Decides; one thread."""
 
-    def __init__(self, work: Work, plan: AttemptPlan, pipes: Sequence[_Pipe]) -> None:
+    def __init__(self, work: Work, plan: AttemptPlan, pipes: Sequence[SubtaskPipe]) -> None:
         self._work = work
         self._plan = plan
         self._pipes = pipes
@@ -223,7 +180,7 @@ class _Driver:
                 schema=self._work.rows.schema,
                 staging=context.staging,
             )
-            pipe.send(_Start(writer, context))
+            pipe.send(Start(writer, context))
 
     def _checkpoints(
         self, log: ClaimedLog, committer: Committer, context: CommitterContext, position: int
@@ -235,14 +192,14 @@ class _Driver:
             if self._plan.crash is not None and taken == self._plan.crash_at:
                 (Path(os.environ[VARIABLE]) / self._plan.crash).touch()
             end = min(position + self._work.rows_a_checkpoint, self._work.rows.num_rows)
-            acks = self._acks(_Barrier(checkpoint, position, end))
+            acks = self._acks(Barrier(checkpoint, position, end))
             completed = _completed(checkpoint, context.attempt, acks, end)
             log.append(completed)
             reach("logged")
             position = end
             retained = log.view.completed[-RETAINED:]
             for pipe in self._pipes:
-                self._send(pipe, _Complete(checkpoint, proofs_needed_from(retained)))
+                self._send(pipe, Complete(checkpoint, proofs_needed_from(retained)))
             log.prune(retained[0].checkpoint)
             if taken == 1:
                 # What a slot of an older attempt had prepared after the recovery had looked.
@@ -250,26 +207,26 @@ class _Driver:
         # Without one, recovery has committed all that there was.
         return checkpoint if taken else CheckpointId(0)
 
-    def _acks(self, barrier: _Barrier) -> list[_Ack]:
-        acks: dict[int, _Ack] = {}
+    def _acks(self, barrier: Barrier) -> list[Ack]:
+        acks: dict[int, Ack] = {}
         for pipe in self._pipes:
             self._send(pipe, barrier)
         self._await(lambda: len(acks) == len(self._pipes), acks)
         return [acks[index] for index in range(len(self._pipes))]
 
-    def _send(self, pipe: _Pipe, message: object) -> None:
+    def _send(self, pipe: SubtaskPipe, message: object) -> None:
         try:
             pipe.send(message)
         except OSError:
             raise _SubtaskGone(self._pipes.index(pipe)) from None
 
-    def _await(self, done: Callable[[], bool], acks: dict[int, _Ack] | None = None) -> None:
+    def _await(self, done: Callable[[], bool], acks: dict[int, Ack] | None = None) -> None:
         """Take in what subtasks say until `done`."""
-        deadline = time.monotonic() + _ANSWER_S
+        deadline = time.monotonic() + ANSWER_S
         while not done():
             ready = wait(list(self._pipes), timeout=max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise TimeoutError(f"subtasks say nothing for {_ANSWER_S} s")
+                raise TimeoutError(f"subtasks say nothing for {ANSWER_S} s")
             for pipe in ready:
                 index = next(i for i, one in enumerate(self._pipes) if one is pipe)
                 try:
@@ -277,58 +234,15 @@ class _Driver:
                 except (EOFError, OSError):
                     raise _SubtaskGone(index) from None
                 match message:
-                    case _Ack():
+                    case Ack():
                         if acks is not None:
                             acks[index] = message
-                    case _Through(checkpoint):
+                    case Through(checkpoint):
                         self._through[index] = checkpoint
-                    case _Failed(text):
+                    case Failed(text):
                         raise RuntimeError(f"subtask {index} failed: {text}")
                     case _:
                         raise TypeError(f"subtask {index} says {message}")
-
-
-class _Subtask:
-    """Writes and commits: the main thread writes, the commit worker's thread commits."""
-
-    def __init__(self, work: Work, pipe: _Pipe) -> None:
-        self._work = work
-        self._pipe = pipe
-        self._lock = threading.Lock()
-
-    def run(self) -> None:
-        start = self._pipe.recv()
-        writer = self._work.sink.writer(start.writer)
-        worker = CommitWorker(
-            "conformance",
-            CommitQueue(CommitRetryPolicy(deadline_s=_ANSWER_S / 2)),
-            self._work.sink.committer(start.committer),
-            committed=lambda checkpoint, _: self._say(_Through(checkpoint)),
-            failed=lambda error: self._say(_Failed(told(error))),
-        )
-        while True:
-            match self._pipe.recv():
-                case _Barrier(checkpoint, first, end):
-                    share = range(
-                        first + (start.writer.subtask - first) % start.writer.parallelism,
-                        end,
-                        start.writer.parallelism,
-                    )
-                    for at in range(0, len(share), _BATCH_ROWS):
-                        writer.write(self._work.rows.take(pa.array(share[at : at + _BATCH_ROWS])))
-                        reach("write")
-                    committable = writer.pre_commit(checkpoint)
-                    reach("prepared")
-                    self._say(_Ack(checkpoint, worker.pre_committed(checkpoint, committable)))
-                    reach("acked")
-                case _Complete(checkpoint, needed):
-                    worker.completed(checkpoint, needed)
-                case message:
-                    raise TypeError(f"the driver says {message}")
-
-    def _say(self, message: object) -> None:
-        with self._lock:
-            self._pipe.send(message)
 
 
 def _recover(
@@ -357,7 +271,7 @@ def _recover(
 
 
 def _completed(
-    checkpoint: CheckpointId, attempt: AttemptId, acks: Sequence[_Ack], position: int
+    checkpoint: CheckpointId, attempt: AttemptId, acks: Sequence[Ack], position: int
 ) -> CompletedCheckpoint:
     now_ms = int(time.time() * 1000)
     snapshots = tuple(

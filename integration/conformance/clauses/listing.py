@@ -24,7 +24,8 @@ from onceflow.integration.conformance.clauses.deciding import (
     commit_elsewhere,
 )
 from onceflow.integration.conformance.clauses.writing import close_keeps_what_is_pre_committed
-from onceflow.integration.conformance.rig import UID, Prepared, Rig
+from onceflow.integration.conformance.rig import Prepared, Rig
+from onceflow.integration.conformance.sink_job import UID
 
 _PAYLOAD_BYTES_MAX = 64 * 1024
 _SECRET_LENGTH_MIN = 6

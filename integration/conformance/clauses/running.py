@@ -25,12 +25,13 @@ from onceflow.integration.conformance.mini_job import (
     Finished,
     Started,
     SubtaskDied,
-    Work,
     decided_rows,
     run_attempt,
 )
+from onceflow.integration.conformance.mini_subtask import Work
 from onceflow.integration.conformance.processes import ChildFailed, ChildKilled
-from onceflow.integration.conformance.rig import JOB, Rig
+from onceflow.integration.conformance.rig import Rig
+from onceflow.integration.conformance.sink_job import JOB
 from onceflow.integration.conformance.target import NotTestable
 
 _ROWS = 120

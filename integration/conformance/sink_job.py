@@ -1,0 +1,122 @@
+"""A sink as a job has it: under a sink id, attempt by attempt."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from onceflow.core.errors import OnceflowError
+from onceflow.core.protocol.ids import AttemptId, CheckpointId
+from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
+from onceflow.core.storage import JobStorage
+
+JOB = "conformance"
+UID = "sink"
+
+
+@dataclass
+class SinkJob:
+    """A sink under one sink id, with one decision log. Closes every writer and committer it made.
+
+    An attempt is begun (`Sink.check`) when it is first asked for.
+    """
+
+    sink: Sink
+    sink_id: str
+    storage: JobStorage
+    schema: pa.Schema
+    log_id: str = ""
+    _attempt: int = 0
+    _open: ExitStack = field(default_factory=ExitStack)
+
+    def __post_init__(self) -> None:
+        self.log_id = self.log_id or self.storage.log_id
+
+    def committer_context(self, attempt: int = 1) -> CommitterContext:
+        """Return the context of the driver's committer, and of each slot's."""
+        return CommitterContext(
+            JOB,
+            UID,
+            self.sink_id,
+            AttemptId(attempt),
+            log_id=self.log_id,
+            staging=self.storage.staging(self.sink_id),
+        )
+
+    def writer_context(
+        self, attempt: int = 1, subtask: int = 0, parallelism: int = 4
+    ) -> WriterContext:
+        """Return the context of one subtask's writer."""
+        return WriterContext(
+            job=JOB,
+            uid=UID,
+            sink_id=self.sink_id,
+            subtask=subtask,
+            parallelism=parallelism,
+            attempt=AttemptId(attempt),
+            first_checkpoint=CheckpointId(1),
+            schema=self.schema,
+            staging=self.storage.staging(self.sink_id),
+        )
+
+    def check(self, attempt: int) -> None:
+        """Begin `attempt`, whether it was begun before or not."""
+        self.sink.check(self.committer_context(attempt), self.schema)
+        self._attempt = max(self._attempt, attempt)
+
+    def begin(self, attempt: int) -> None:
+        """Begin `attempt` unless this or a later one was."""
+        if attempt > self._attempt:
+            self.check(attempt)
+
+    def writer(self, attempt: int = 1, subtask: int = 0, parallelism: int = 4) -> SinkWriter:
+        """Return a new writer of one subtask."""
+        self.begin(attempt)
+        writer = self.sink.writer(self.writer_context(attempt, subtask, parallelism))
+        self._open.callback(_close, writer)
+        return writer
+
+    def committer(self, attempt: int = 1) -> Committer:
+        """Return a new committer."""
+        self.begin(attempt)
+        committer = self.sink.committer(self.committer_context(attempt))
+        self._open.callback(_close, committer)
+        return committer
+
+    def through(self, sink: Sink) -> SinkJob:
+        """Return the same job with a sink that reaches the target another way."""
+        other = replace(self, sink=sink, _open=ExitStack())
+        self._open.callback(other.close)
+        return other
+
+    def in_doubt(self) -> list[str]:
+        """Return the names that a new committer finds in doubt, sorted."""
+        committer = self.sink.committer(self.committer_context(max(1, self._attempt)))
+        try:
+            return sorted(str(one.transaction) for one in committer.in_doubt())
+        finally:
+            committer.close()
+
+    def close(self) -> None:
+        """Close every writer and committer."""
+        self._open.close()
+
+    def clean_up(self) -> None:
+        """Abort what is in doubt, as far as the sink can: a shared target must not be blocked."""
+        self.close()
+        if not self._attempt:
+            return
+        with suppress(Exception):
+            committer = self.sink.committer(self.committer_context(self._attempt))
+            for committable in committer.in_doubt():
+                if committable.transaction.sink_id == self.sink_id:
+                    committer.abort(committable)
+            committer.close()
+
+
+def _close(one: SinkWriter | Committer) -> None:
+    # What a clause is about is asked before; a connection that died meanwhile is no finding.
+    with suppress(OnceflowError, OSError):
+        one.close()
