@@ -20,7 +20,8 @@ from rich.console import Console
 from onceflow.cli.doctor.databases import CommitMode, DatabaseQuestion
 from onceflow.cli.doctor.findings import Check, Finding, Level, examine
 from onceflow.cli.doctor.java import check_java
-from onceflow.cli.doctor.kafka import KafkaQuestion, check_kafka, read_options
+from onceflow.cli.doctor.kafka import check_kafka
+from onceflow.cli.doctor.kafka_question import KafkaQuestion, read_options
 from onceflow.cli.doctor.mysql import check_mysql
 from onceflow.cli.doctor.postgres import check_postgres
 from onceflow.cli.doctor.python import check_python

@@ -5,10 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 from confluent_kafka import (
@@ -24,12 +22,12 @@ from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
 from onceflow.cli.doctor.findings import Area, Finding
+from onceflow.cli.doctor.kafka_question import KafkaQuestion
+from onceflow.cli.doctor.kafka_settings import settings_findings
 from onceflow.core.errors import ConfigError
 from onceflow.sources.kafka.options import RULES
 
 CONNECT_TIMEOUT_S = 5.0
-OFFSETS_RETENTION_MIN_MINUTES = 24 * 60
-"""The Kafka sink's proof of a commit is a group's offset: it must outlive any downtime."""
 
 _GROUP_TRY_S = 1.0
 _MAY_PASS = (
@@ -45,40 +43,6 @@ _ALLOW = (
     "kafka-acls.sh --bootstrap-server {servers} --add --allow-principal User:<name>"
     " --operation {operation} --{kind} {name}"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class KafkaQuestion:
-    """Which broker is asked, and about what."""
-
-    servers: str
-    topics: tuple[str, ...] = ()
-    group: str | None = None
-    options: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    parallelism: int = 1
-    timeout_s: float = 30.0
-
-
-def read_options(path: Path) -> dict[str, str]:
-    """Return the client options in the properties file `path`: one name=value a line.
-
-    Raises:
-        ConfigError: It cannot be read, or holds something else. Never repeats a value.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"--kafka-options {path}: {reason}") from None
-    options: dict[str, str] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        name, separator, value = line.partition("=")
-        if not separator:
-            raise ConfigError(f"--kafka-options {path}, line {number} is not name=value")
-        options[name.strip()] = value.strip()
-    return RULES.accepted(options)
 
 
 def check_kafka(question: KafkaQuestion) -> Sequence[Finding]:
@@ -275,52 +239,7 @@ class _Examination:
                 )
             ]
         value = {name: entry.value for name, entry in entries.items()}
-        return [*self._replication(value, brokers), *self._limits(value)]
-
-    def _replication(self, value: Mapping[str, str | None], brokers: int) -> list[Finding]:
-        findings: list[Finding] = []
-        for name in (
-            "transaction.state.log.replication.factor",
-            "transaction.state.log.min.isr",
-            "offsets.topic.replication.factor",
-        ):
-            number = int(value.get(name) or 1)
-            if number > brokers:
-                findings.append(
-                    self._area.problem(
-                        f"{name} = {number} with {brokers} broker(s)",
-                        "at most one for each broker, or no transaction and no group begins",
-                        f"set {name}={brokers} in server.properties and restart the brokers",
-                    )
-                )
-        return findings
-
-    def _limits(self, value: Mapping[str, str | None]) -> list[Finding]:
-        timeout_ms = int(value.get("transaction.max.timeout.ms") or 900_000)
-        retention = int(value.get("offsets.retention.minutes") or 10_080)
-        findings: list[Finding] = []
-        if timeout_ms < 60_000:
-            findings.append(
-                self._area.warning(
-                    f"transaction.max.timeout.ms = {timeout_ms}",
-                    "60000 or more: the Kafka sink writes a checkpoint's records in one",
-                    "set transaction.max.timeout.ms=900000 in server.properties",
-                )
-            )
-        if retention < OFFSETS_RETENTION_MIN_MINUTES:
-            findings.append(
-                self._area.warning(
-                    f"offsets.retention.minutes = {retention}",
-                    f"{OFFSETS_RETENTION_MIN_MINUTES} or more, longer than a job is ever down: the"
-                    " Kafka sink's proof of a commit is an offset",
-                    "set offsets.retention.minutes=10080 in server.properties",
-                )
-            )
-        return findings or [
-            self._area.ok(
-                f"transactions up to {timeout_ms // 1000} s, offsets kept for {retention} minutes"
-            )
-        ]
+        return settings_findings(self._area, value, brokers)
 
     def _denied(self, area: Area, operation: str, kind: str, name: str) -> Finding:
         allow = _ALLOW.format(

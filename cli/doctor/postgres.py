@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -17,6 +16,7 @@ from onceflow.cli.doctor.databases import (
 )
 from onceflow.cli.doctor.findings import Area, Finding
 from onceflow.cli.doctor.logins import remedies_of_postgres
+from onceflow.cli.doctor.postgres_privileges import Privileges, one_row, quoted
 from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.sinks.postgres.catalog import SERVER_VERSION_MIN
@@ -56,9 +56,10 @@ class _Examination:
     def findings(self) -> list[Finding]:
         """Return all findings; a question that the server refuses does not end the others."""
         found: list[Finding] = []
+        privileges = Privileges(self._question, self._connection)
         for look in (
-            self._server, self._durability, self._two_phase, self._connections, self._privileges,
-            self._table, self._pooler, self._clock, self._left_behind,
+            self._server, self._durability, self._two_phase, self._connections, privileges.ledger,
+            privileges.table, self._pooler, self._clock, self._left_behind,
         ):  # fmt: skip
             try:
                 found += look()
@@ -70,9 +71,10 @@ class _Examination:
         return found
 
     def _server(self) -> list[Finding]:
-        standby, read_only, role = self._row(
+        standby, read_only, role = one_row(
+            self._connection,
             "SELECT pg_is_in_recovery(), current_setting('transaction_read_only')::bool, "
-            "current_user::text"
+            "current_user::text",
         )
         version, found = self._connection.info.server_version, list[Finding]()
         if version < SERVER_VERSION_MIN:
@@ -92,7 +94,7 @@ class _Examination:
                 self._area.problem(
                     "transactions are read-only",
                     "transactions that write",
-                    f"ALTER ROLE {_quoted(role)} SET default_transaction_read_only = off",
+                    f"ALTER ROLE {quoted(role)} SET default_transaction_read_only = off",
                 )
             )
         if not found:
@@ -147,18 +149,19 @@ class _Examination:
                     remedy,
                 )
             ]
-        (used,) = self._row("SELECT count(*) FROM pg_catalog.pg_prepared_xacts")
+        (used,) = one_row(self._connection, "SELECT count(*) FROM pg_catalog.pg_prepared_xacts")
         text = f"max_prepared_transactions = {slots}, {used} in use"
         if slots - used < needed:
             return [self._area.warning(text, f"{needed} free", remedy)]
         return [self._area.ok(text)]
 
     def _connections(self) -> list[Finding]:
-        total, reserved, used = self._row(
+        total, reserved, used = one_row(
+            self._connection,
             "SELECT current_setting('max_connections')::int, "
             "current_setting('superuser_reserved_connections')::int, "
             "(SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE backend_type = "
-            "'client backend')"
+            "'client backend')",
         )
         free, needed = total - reserved - used, CONNECTIONS_A_SUBTASK * self._question.parallelism
         if free < needed + 2:
@@ -172,104 +175,6 @@ class _Examination:
                 )
             ]
         return [self._area.ok(f"{free} of {total} connections are free")]
-
-    def _privileges(self) -> list[Finding]:
-        schema = self._question.ledger_schema or "onceflow"
-        role, there, in_schema, in_database, database = self._row(
-            "SELECT current_user::text, n.oid IS NOT NULL, "
-            "coalesce(has_schema_privilege(n.oid, 'USAGE, CREATE'), false), "
-            "has_database_privilege(current_database(), 'CREATE'), current_database()::text "
-            "FROM (SELECT 1) AS one LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname = %s",
-            schema,
-        )
-        name, grantee = _quoted(schema), _quoted(role)
-        missing = self._missing_on_bookkeeping(schema) if there else None
-        if missing:
-            tables = ", ".join(missing)
-            grant = (
-                f"GRANT USAGE ON SCHEMA {name} TO {grantee}; "
-                f"GRANT SELECT, INSERT, UPDATE, DELETE ON {tables} TO {grantee}"
-            )
-            text = f"role {role} may not write {tables}"
-            return [self._area.problem(text, "onceflow's own tables", grant)]
-        if missing is not None or in_schema or (in_database and not there):
-            return [self._area.ok(f"role {role} may keep the ledger in schema {schema}")]
-        grant = (
-            f"GRANT USAGE, CREATE ON SCHEMA {name} TO {grantee}"
-            if there
-            else f"CREATE SCHEMA {name} AUTHORIZATION {grantee}"
-        )
-        text = f"role {role} may not keep the ledger in schema {schema} of database {database}"
-        return [self._area.problem(text, "a place for two small tables", grant)]
-
-    def _missing_on_bookkeeping(self, schema: str) -> list[str] | None:
-        """Return the tables of ours that may not be written; None when they are not there yet."""
-        tables = [f"{_quoted(schema)}.{name}" for name in ("onceflow_ledger", "onceflow_sinks")]
-        rows = [
-            (table, *self._row("SELECT c.oid, coalesce("
-            "has_schema_privilege(c.relnamespace, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')"
-            " AND has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'UPDATE')"
-            " AND has_table_privilege(c.oid, 'DELETE'), false) FROM (SELECT 1) AS one LEFT JOIN "
-            "(pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace)"
-            " ON n.nspname = %s AND c.relname = %s", schema, table.split(".")[-1]))
-            for table in tables
-        ]  # fmt: skip
-        if any(oid is None for _, oid, _ in rows):
-            return None
-        return [table for table, _, may in rows if not may]
-
-    def _table(self) -> list[Finding]:
-        given = self._question.table
-        if given is None:
-            return []
-        area, name = Area(f"table {given}"), sql.Identifier(*given.split(".")).as_string(None)
-        refusal = self._hidden_schema(area, given)
-        if refusal is not None:
-            return [refusal]
-        (oid,) = self._row("SELECT pg_catalog.to_regclass(%s)::oid", name)
-        if oid is None:
-            create = f"CREATE TABLE {name} (…), or PostgresSink(…, create=True)"
-            return [area.problem("it does not exist", "the table", create)]
-        return [self._table_there(area, name, oid)]
-
-    def _table_there(self, area: Area, name: str, oid: int) -> Finding:
-        role, persistence, kind, insert, *by_key = self._row(
-            "SELECT current_user::text, relpersistence::text, relkind::text,"
-            " has_table_privilege(oid, 'INSERT') OR has_any_column_privilege(oid, 'INSERT'),"
-            " has_table_privilege(oid, 'SELECT'), has_table_privilege(oid, 'UPDATE'),"
-            " has_table_privilege(oid, 'DELETE') FROM pg_catalog.pg_class WHERE oid = %s",
-            oid,
-        )
-        if not insert:
-            grant = f"GRANT SELECT, INSERT, UPDATE, DELETE ON {name} TO {_quoted(role)}"
-            return area.problem(f"role {role} may not insert", "INSERT", grant)
-        if persistence == "u":
-            needed = "a logged table: a crash of the server empties this one"
-            return area.problem("it is unlogged", needed, f"ALTER TABLE {name} SET LOGGED")
-        if kind not in "rp":
-            return area.problem(f"it is a relation of kind {kind!r}", "a table", "name a table")
-        more = [
-            what for what, may in zip(("select", "update", "delete"), by_key, strict=True) if may
-        ]
-        return area.ok(f"role {role} may {', '.join(['insert', *more])}")
-
-    def _hidden_schema(self, area: Area, table: str) -> Finding | None:
-        """Return the problem with a schema that has `table` and may not be used."""
-        schema, _, bare = table.rpartition(".")
-        # Of a name without a schema: the server passes over those that the role may not use.
-        found = self._connection.execute(
-            b"SELECT n.nspname::text, current_user::text FROM pg_catalog.pg_namespace AS n"
-            b" JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = %s"
-            b" WHERE NOT has_schema_privilege(n.oid, 'USAGE') AND (n.nspname = %s OR %s = '' AND"
-            b" n.nspname = ANY(string_to_array(translate("
-            b"current_setting('search_path'), ' \"', ''), ',')))",
-            (bare, schema, schema),
-        ).fetchone()
-        if found is None:
-            return None
-        schema, role = map(str, found)
-        grant = f"GRANT USAGE ON SCHEMA {_quoted(schema)} TO {_quoted(role)}"
-        return area.problem(f"role {role} may not look into schema {schema}", "USAGE", grant)
 
     def _pooler(self) -> list[Finding]:
         if not is_pooled(self._connection):
@@ -287,7 +192,9 @@ class _Examination:
 
     def _clock(self) -> list[Finding]:
         before = time.time()
-        (theirs,) = self._row("SELECT extract(epoch FROM clock_timestamp())::float8")
+        (theirs,) = one_row(
+            self._connection, "SELECT extract(epoch FROM clock_timestamp())::float8"
+        )
         after = time.time()
         skew_s = max(before - theirs, theirs - after, 0.0)
         if skew_s <= CLOCK_SKEW_MAX_S:
@@ -326,15 +233,5 @@ class _Examination:
         return found or [self._area.ok("nothing is left prepared")]
 
     def _setting(self, name: str) -> str:
-        (value,) = self._row("SELECT current_setting(%s)", name)
+        (value,) = one_row(self._connection, "SELECT current_setting(%s)", name)
         return str(value)
-
-    def _row(self, statement: str, *parameters: object) -> tuple[Any, ...]:
-        row = self._connection.execute(statement.encode(), parameters or None).fetchone()
-        if row is None:
-            raise psycopg.InternalError("the server answered a SELECT of one row with none")
-        return row
-
-
-def _quoted(name: str) -> str:
-    return sql.Identifier(name).as_string(None)

@@ -19,7 +19,7 @@ def main(settings: dict[str, Any], answer: Path) -> None:
     """Write what is found into `answer`."""
     from pyspark.sql import SparkSession
 
-    from onceflow.core.runtime.slot import versions
+    from onceflow.core.runtime.process_facts import versions
     from onceflow.core.runtime.spark_stage import free_slots, use_own_interpreter
 
     builder = SparkSession.builder.appName("onceflow doctor").config("spark.ui.enabled", "false")
