@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
-from tests.support.ledger import assert_exactly_once, ledger
+from tests.support.ledger import assert_exactly_once, ledger, ledger_process
 
 from onceflow import FixedDelay, HeapBackend, JobState, NoRestart
 from onceflow.core.errors import (
@@ -63,23 +62,10 @@ def test_of_two_drivers_of_one_job_the_older_stops_and_no_row_is_doubled(
     pipeline, sink = ledger(spark, tmp_path, endless)
     older = pipeline.start()
     await_checkpoints(older, 2)
-    newer = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "tests.support.ledger_process", str(tmp_path)),
-            *("--records", str(source.records), "--pause-s", "0.01"),
-        ],
-        cwd=REPOSITORY,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
+    with ledger_process(tmp_path, source) as newer:
         with pytest.raises(Fenced, match="Attempt 2 .* owns the job"):
-            older.wait(60)
-        assert newer.wait(90) == 0
-    finally:
-        newer.kill()
-        newer.wait(10)
+            older.wait(120)
+        assert newer.wait(120) == 0
     assert_exactly_once(sink, source)
 
 

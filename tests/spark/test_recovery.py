@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
-from tests.support.ledger import SETTINGS, assert_exactly_once, ledger
+from tests.support.ledger import SETTINGS, assert_exactly_once, ledger, ledger_process
 
 from onceflow import (
     Checkpointing,
@@ -206,22 +204,13 @@ def test_a_driver_killed_with_sigkill_is_followed_by_another_process_that_goes_o
     spark: SparkSession, tmp_path: Path
 ) -> None:
     source = CountingSource(30_000, pause_s=0.002)
-    first = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "tests.support.ledger_process", str(tmp_path)),
-            *("--records", "30000", "--pause-s", "0.002"),
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
     out = tmp_path / "out" / "committed"
-    deadline = time.monotonic() + 60
-    while not out.exists() or len(list(out.iterdir())) < 6:
-        assert first.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    first.kill()
-    first.wait(10)
+    with ledger_process(tmp_path, source) as first:
+        deadline = time.monotonic() + 120
+        while not out.exists() or len(list(out.iterdir())) < 6:
+            assert first.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
     pipeline, sink = ledger(spark, tmp_path, source)
     status = pipeline.run(60)
     assert status.attempt == 2

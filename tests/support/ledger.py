@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter, defaultdict
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -55,6 +60,28 @@ def ledger(
     balances = records.key_by("account").running(balance=sum_("amount"), n=count(), uid="balance")
     balances.write(sink, uid="ledger")
     return pipeline, sink
+
+
+@contextmanager
+def ledger_process(
+    directory: Path, source: CountingSource
+) -> Generator[subprocess.Popen[bytes], None, None]:
+    """Run the same pipeline under `directory` in a process of its own; killed after the block."""
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "tests.support.ledger_process", str(directory)),
+            *("--records", str(source.records), "--pause-s", str(source.pause_s)),
+        ],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(30)
 
 
 def assert_exactly_once(sink: DirectorySink, source: CountingSource) -> None:
