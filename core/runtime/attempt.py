@@ -42,7 +42,7 @@ from onceflow.core.runtime.attempt_events import (
 from onceflow.core.runtime.attempt_parts import AttemptParts
 from onceflow.core.runtime.clean_up import CleanUp
 from onceflow.core.runtime.control_plane import SlotConnected, SlotGone, SlotLink, SlotSaid
-from onceflow.core.runtime.failures import JobCancelled, slot_error, stage_error
+from onceflow.core.runtime.failures import JobCancelled, cause_of, stage_error
 from onceflow.core.runtime.messages import (
     Abort,
     Acked,
@@ -207,7 +207,7 @@ class Attempt:
             case Running():
                 self._running.add(slot)
             case Failed():
-                raise slot_error(message)
+                raise cause_of(message, self._events)
             case Heartbeat():
                 self._parts.progress.heartbeat(message)
             case Goodbye():

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import queue
+import time
 import traceback
 
 from onceflow.core import errors
 from onceflow.core.errors import ConfigError, OnceflowError, SlotLost
 from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.runtime.attempt_events import (
+    AttemptEvent,
+    CancelRequested,
+    CheckpointRequested,
+)
+from onceflow.core.runtime.control_plane import SlotGone
 from onceflow.core.runtime.messages import Failed
+
+_CAUSE_S = 0.3
 
 
 class JobCancelled(OnceflowError):
@@ -35,6 +45,35 @@ def slot_error(failed: Failed) -> OnceflowError:
     if isinstance(known, type) and issubclass(known, OnceflowError):
         return known(text)
     return SlotLost(f"{text}\n{failed.trace}")
+
+
+def cause_of(failed: Failed, events: queue.SimpleQueue[AttemptEvent]) -> OnceflowError:
+    """Return why an attempt fails in which a slot reports `failed`; takes from `events`.
+
+    A slot that loses a channel may say so before the end of the slot at its other side is noticed,
+    which is what happened: a short wait for that. What the user asks for meanwhile stays asked.
+    """
+    error = slot_error(failed)
+    deadline = time.monotonic() + (_CAUSE_S if isinstance(error, SlotLost) else 0.0)
+    asked: list[AttemptEvent] = []
+    while (left_s := deadline - time.monotonic()) > 0:
+        try:
+            event = events.get(timeout=left_s)
+        except queue.Empty:
+            break
+        match event:
+            case SlotGone(slot, attempt, reason) if (
+                attempt == failed.attempt and slot != failed.slot
+            ):
+                error = SlotLost(f"slot {slot} is lost: {reason}. Of it, {error}")
+                break
+            case CheckpointRequested() | CancelRequested():
+                asked.append(event)
+            case _:
+                pass
+    for event in asked:
+        events.put(event)
+    return error
 
 
 def stage_error(error: BaseException | None) -> OnceflowError:

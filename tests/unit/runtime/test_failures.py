@@ -1,0 +1,51 @@
+"""An attempt that fails says what happened, and not only who noticed it first."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+from onceflow.core.errors import BadRecord, SlotLost
+from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.runtime.attempt_events import AttemptEvent, CancelRequested, StageEnded
+from onceflow.core.runtime.control_plane import SlotGone
+from onceflow.core.runtime.failures import cause_of, failed_message
+
+_ATTEMPT = AttemptId(3)
+_CHANNEL = SlotLost("channel balance[0] from 1 broke")
+
+
+def test_the_lost_slot_is_named_before_the_channel_that_broke_with_it() -> None:
+    events: queue.SimpleQueue[AttemptEvent] = queue.SimpleQueue()
+    events.put(SlotGone(0, _ATTEMPT - 1, "of an older attempt"))
+    events.put(SlotGone(1, _ATTEMPT, "its process has ended"))
+    late = threading.Timer(0.05, events.put, [SlotGone(0, _ATTEMPT, "its process has ended")])
+    late.start()
+    error = cause_of(failed_message(_ATTEMPT, 1, _CHANNEL), events)
+    late.join()
+    assert isinstance(error, SlotLost)
+    assert str(error).startswith("slot 0 is lost: its process has ended")
+    assert "slot 1: channel balance[0] from 1 broke" in str(error)
+
+
+def test_a_channel_that_broke_with_no_slot_lost_is_the_cause_itself() -> None:
+    error = cause_of(failed_message(_ATTEMPT, 1, _CHANNEL), queue.SimpleQueue())
+    assert str(error) == "slot 1: channel balance[0] from 1 broke"
+
+
+def test_an_error_of_its_own_is_told_at_once_and_nothing_is_taken() -> None:
+    events: queue.SimpleQueue[AttemptEvent] = queue.SimpleQueue()
+    events.put(SlotGone(0, _ATTEMPT, "its process has ended"))
+    error = cause_of(failed_message(_ATTEMPT, 1, BadRecord("row 7")), events)
+    assert isinstance(error, BadRecord)
+    assert str(error) == "slot 1: row 7"
+    assert events.qsize() == 1
+
+
+def test_what_the_user_asks_for_meanwhile_stays_asked() -> None:
+    events: queue.SimpleQueue[AttemptEvent] = queue.SimpleQueue()
+    for event in (CancelRequested(), StageEnded(None)):
+        events.put(event)
+    cause_of(failed_message(_ATTEMPT, 1, _CHANNEL), events)
+    assert events.get_nowait() == CancelRequested()
+    assert events.empty()
