@@ -19,16 +19,13 @@ from tests.integration.kafka_sink_kit import (
     open_transaction_blocks,
     values_of,
 )
-from typing_extensions import Self
+from tests.integration.killed_jobs import KilledJob, finished
 
-from onceflow.core.crash_points import VARIABLE
 from onceflow.integration.faults import is_paused
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers import EmbeddedKafka
 from onceflow.integration.servers.kinds import KafkaServer
 
-_PROGRAM = Path(__file__).with_name("kafka_sink_job.py")
-_ROOT = _PROGRAM.parents[2]
 _ROWS = 160
 _A_CHECKPOINT = 40
 _MANY_ROWS = 8_000
@@ -38,25 +35,12 @@ _KILLS = 5
 _UNDECIDED = ("flushed", "prepared")
 
 
-class Runs:
-    """The attempts of one job."""
+class Runs(KilledJob):
+    """The attempts of one job that writes to a topic."""
 
     def __init__(self, servers: str, topic: str, directory: Path) -> None:
+        super().__init__(Path(__file__).with_name("kafka_sink_job.py"), directory)
         self.servers, self.topic = servers, topic
-        self.log = directory / "log"
-        self.points = directory / "crash-points"
-        self._started: list[subprocess.Popen[bytes]] = []
-        self.log.mkdir()
-        self.points.mkdir()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        """Leave no process behind, however the test ended."""
-        for process in self._started:
-            process.kill()
-            process.communicate(timeout=30)
 
     def start(
         self,
@@ -65,40 +49,21 @@ class Runs:
         parallelism: int = 2,
         delivery: str = "exactly_once",
     ) -> subprocess.Popen[bytes]:
-        what = [self.servers, self.topic, str(self.log), str(rows), str(parallelism), delivery]
-        process = subprocess.Popen(
-            [sys.executable, str(_PROGRAM), *what, *crash],
-            env={
-                **os.environ,
-                VARIABLE: str(self.points),
-                "PYTHONPATH": os.pathsep.join([str(_ROOT / "src"), str(_ROOT)]),
-            },
-            stderr=subprocess.PIPE,
-        )
-        self._started.append(process)
-        return process
+        what = (self.servers, self.topic, self.log.path, rows, parallelism, delivery)
+        return self.start_with(*what, *crash)
 
     def run(self, *crash: str, parallelism: int = 2, delivery: str = "exactly_once") -> int:
         """Return how the attempt ended: 0, or minus SIGKILL."""
         return finished(self.start(*crash, parallelism=parallelism, delivery=delivery))
 
-    def decided(self) -> int:
-        return len(list(self.log.glob("decision-*")))
-
     def staged(self) -> list[str]:
-        return [path.name for path in self.log.rglob("*-0.arrow")]
+        return [path.name for path in self.log.path.rglob("*-0.arrow")]
 
     def assert_exactly_once(self, rows: int = _ROWS) -> None:
         assert decided_ids_in(self.servers, self.topic) == list(range(rows))
         assert self.staged() == []
         for partition in (0, 1):
             assert not open_transaction_blocks(self.servers, self.topic, partition)
-
-
-def finished(process: subprocess.Popen[bytes], *, timeout_s: float = 90) -> int:
-    _, errors = process.communicate(timeout=timeout_s)
-    assert process.returncode in (0, -signal.SIGKILL), errors.decode()
-    return process.returncode
 
 
 @pytest.fixture
@@ -120,10 +85,10 @@ def runs(onceflow_kafka: KafkaServer, kafka_topic: TopicFactory, tmp_path: Path)
 def test_job_killed_at_a_step_writes_each_record_once(runs: Runs, crash: str) -> None:
     assert runs.run(crash) == -signal.SIGKILL
     point, _, checkpoint = crash.partition("@")
-    assert runs.decided() == int(checkpoint) - (point in _UNDECIDED)
+    assert runs.log.decided() == int(checkpoint) - (point in _UNDECIDED)
     seen = ids_in(runs.servers, runs.topic)
     assert len(seen) == len(set(seen)), "nothing doubled while it was down"
-    assert set(seen) <= set(range(runs.decided() * _A_CHECKPOINT)), "nothing undecided is seen"
+    assert set(seen) <= set(range(runs.log.decided() * _A_CHECKPOINT)), "nothing undecided is seen"
     assert runs.run() == 0
     runs.assert_exactly_once()
 
@@ -240,14 +205,14 @@ def _await_progress(
     runs: Runs, process: subprocess.Popen[bytes], kill: int, extra_s: float
 ) -> None:
     """Wait until this attempt has decided something, and then a little longer."""
-    attempt = runs.log / f"attempt-{kill:06d}"
+    attempt = runs.log.path / f"attempt-{kill:06d}"
     deadline = time.monotonic() + 60
     while not attempt.exists():
         assert process.poll() is None, process.communicate()[1].decode()
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    before = runs.decided()
-    while runs.decided() <= before + 1:
+    before = runs.log.decided()
+    while runs.log.decided() <= before + 1:
         assert process.poll() is None, process.communicate()[1].decode()
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -268,7 +268,7 @@ def test_violated_constraint_names_itself_and_leaves_nothing(
 def test_constraint_violation_in_mid_batch_is_a_bad_row_and_nothing_is_prepared(
     job: SqlJob, database: Database
 ) -> None:
-    """LOAD DATA LOCAL makes a warning of it and goes on without the row."""
+    """MySQL's LOAD DATA LOCAL makes a warning of it and goes on without the row."""
     database.query("ALTER TABLE ledger ADD PRIMARY KEY (id)")
     writer = job.writer()
     writer.write(rows([1, 2, 2, 3]))
