@@ -24,6 +24,7 @@ from onceflow.core.spi import Committer, CommitterContext, OnBadRow, Sink, SinkW
 from onceflow.core.staging import StagingArea
 
 SinkT = TypeVar("SinkT", bound=Sink)
+OutcomeT = TypeVar("OutcomeT", bound=CommitOutcome | AbortOutcome)
 
 SCHEMA = pa.schema(
     [
@@ -127,9 +128,7 @@ def committables(found: Sequence[Committable]) -> list[str]:
     return sorted(str(committable.transaction) for committable in found)
 
 
-def until_settled(
-    ask: Callable[[], CommitOutcome | AbortOutcome], timeout_s: float = 60
-) -> CommitOutcome | AbortOutcome:
+def until_settled(ask: Callable[[], OutcomeT], timeout_s: float = 60) -> OutcomeT:
     """Ask as the engine does, until the outcome is final."""
     deadline = time.monotonic() + timeout_s
     while True:
