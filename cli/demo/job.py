@@ -76,31 +76,27 @@ def build(spec: JobSpec, spark: SparkSession) -> Pipeline:
 
 
 def _sink(spec: SinkSpec, delivery: _Delivery) -> Sink:
-    # At least once: rows are committed as they come, batch by batch.
-    flush_rows = 1
     match spec.kind:
         case SinkKind.POSTGRES:
-            return PostgresSink(
-                spec.address,
-                table=spec.place,
-                create=True,
-                delivery=delivery,
-                commit_mode=_COMMIT_MODES[spec.commit_mode],
-                flush_rows=flush_rows,
-            )
+            return _table(PostgresSink, spec, delivery)
         case SinkKind.MYSQL | SinkKind.MARIADB:
-            return MySQLSink(
-                spec.address,
-                table=spec.place,
-                create=True,
-                delivery=delivery,
-                commit_mode=_COMMIT_MODES[spec.commit_mode],
-                flush_rows=flush_rows,
-            )
+            return _table(MySQLSink, spec, delivery)
         case SinkKind.KAFKA:
             return KafkaSink(spec.address, topic=spec.place, key="account", delivery=delivery)
         case _:
             assert_never(spec.kind)
+
+
+def _table(kind: type[PostgresSink] | type[MySQLSink], spec: SinkSpec, delivery: _Delivery) -> Sink:
+    return kind(
+        spec.address,
+        table=spec.place,
+        create=True,
+        delivery=delivery,
+        commit_mode=_COMMIT_MODES[spec.commit_mode],
+        # At least once: rows are committed as they come, batch by batch.
+        flush_rows=1,
+    )
 
 
 def main(spec_path: str) -> None:

@@ -182,19 +182,11 @@ class Tables(ABC, Generic[ConnectionT, ErrorT, TableT, FitT]):
         """
         self.require_place(connection, name)
         statement = self.creation(name, rules.written(schema), rules.primary_key)
-        failures = self._failures
-        try:
-            with self.one_at_a_time(connection):
-                if self.found(connection, name) is None:
-                    self.execute(connection, statement)
-                    self._log.info("created table %s", name)
-        except failures.errors as error:
-            if not failures.is_denied(error):
-                raise
-            raise ConfigError(
-                f"table {name} cannot be created in {self.settings.endpoint}: "
-                f"{failures.described(error)}. Run as a user who may: {statement}"
-            ) from error
+        cannot = f"table {name} cannot be created in {self.settings.endpoint}"
+        with self.one_at_a_time(connection):
+            if self.found(connection, name) is None:
+                self._execute(connection, statement, cannot, "Run as a user who may")
+                self._log.info("created table %s", name)
         table = self.found(connection, name)
         if table is None:
             raise ConfigError(
@@ -214,21 +206,32 @@ class Tables(ABC, Generic[ConnectionT, ErrorT, TableT, FitT]):
         Raises:
             ConfigError: A field has no type there, or the user may not alter the table.
         """
-        failures, statement = self._failures, ""
+        cannot = (
+            f"table {table.name} in {self.settings.endpoint} cannot be given the columns that it "
+            "lacks"
+        )
+        with self.one_at_a_time(connection):
+            now = self.found(connection, table.name) or table
+            lacking = [one for one in rules.written(schema) if now.column(one.name) is None]
+            if lacking:
+                statement = self.addition(table.name, lacking)
+                self._execute(connection, statement, cannot, "Run as its owner")
+                names = ", ".join(field.name for field in lacking)
+                self._log.info("table %s got the columns %s", table.name, names)
+        return self.found(connection, table.name) or table
+
+    def _execute(self, connection: ConnectionT, statement: str, cannot: str, advice: str) -> None:
+        """Carry out `statement`.
+
+        Raises:
+            ConfigError: The user may not: says what `cannot` be done, and who is to run it.
+        """
+        failures = self._failures
         try:
-            with self.one_at_a_time(connection):
-                now = self.found(connection, table.name) or table
-                lacking = [one for one in rules.written(schema) if now.column(one.name) is None]
-                if lacking:
-                    statement = self.addition(table.name, lacking)
-                    self.execute(connection, statement)
-                    names = ", ".join(field.name for field in lacking)
-                    self._log.info("table %s got the columns %s", table.name, names)
+            self.execute(connection, statement)
         except failures.errors as error:
             if not failures.is_denied(error):
                 raise
             raise ConfigError(
-                f"table {table.name} in {self.settings.endpoint} cannot be given the columns that "
-                f"it lacks: {failures.described(error)}. Run as its owner: {statement}"
+                f"{cannot}: {failures.described(error)}. {advice}: {statement}"
             ) from error
-        return self.found(connection, table.name) or table

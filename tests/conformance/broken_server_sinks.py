@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import ClassVar
 
 import psycopg
 import pyarrow as pa
 from psycopg import sql
+from typing_extensions import LiteralString
 
 from onceflow.core.errors import PreCommitFailed, SinkError
 from onceflow.core.protocol.committables import (
@@ -111,21 +113,37 @@ class FindsNothingWhenAway(BrokenServerSink):
     committer_class = _NothingInDoubt
 
 
+class _NoReply(Exception):
+    """The connection broke while the server was at it."""
+
+
+def _did(url: str, statement: LiteralString, committable: Committable) -> bool:
+    """Return whether the server did it; not when it is away or has no such transaction.
+
+    Raises:
+        _NoReply: Nobody knows.
+    """
+    try:
+        connection = psycopg.connect(url, autocommit=True)
+    except psycopg.OperationalError:
+        return False
+    with closing(connection):
+        try:
+            connection.execute(sql.SQL(statement).format(str(committable.transaction)))
+        except psycopg.errors.UndefinedObject:
+            return False
+        except psycopg.OperationalError as error:
+            raise _NoReply from error
+    return True
+
+
 class _LostReplyIsLost(_Committer):
     def commit(self, committable: Committable) -> CommitOutcome:
-        name = sql.Literal(str(committable.transaction))
         try:
-            connection = psycopg.connect(self.sink.url, autocommit=True)
-        except psycopg.OperationalError as error:
-            return RetryLater(str(error))
-        with connection:
-            try:
-                connection.execute(sql.SQL("COMMIT PREPARED {}").format(name))
-                return Committed()
-            except psycopg.errors.UndefinedObject:
-                return self.inner.commit(committable)
-            except psycopg.OperationalError as error:
-                return Lost(f"the connection broke: {error}")
+            done = _did(self.sink.url, "COMMIT PREPARED {}", committable)
+        except _NoReply as error:
+            return Lost(f"the connection broke: {error.__cause__}")
+        return Committed() if done else self.inner.commit(committable)
 
 
 class TakesLostReplyForLostRows(BrokenServerSink):
@@ -137,18 +155,10 @@ class TakesLostReplyForLostRows(BrokenServerSink):
 
 class _LostReplyIsGone(_Committer):
     def abort(self, committable: Committable) -> AbortOutcome:
-        name = sql.Literal(str(committable.transaction))
         try:
-            connection = psycopg.connect(self.sink.url, autocommit=True)
-        except psycopg.OperationalError as error:
-            return RetryLater(str(error))
-        with connection:
-            try:
-                connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(name))
-            except psycopg.errors.UndefinedObject:
-                return self.inner.abort(committable)
-            except psycopg.OperationalError:
-                return AlreadyCommitted()
+            _did(self.sink.url, "ROLLBACK PREPARED {}", committable)
+        except _NoReply:
+            return AlreadyCommitted()
         return self.inner.abort(committable)
 
 

@@ -1,4 +1,4 @@
-"""A table in MySQL or MariaDB."""
+"""The rows of a table in MySQL or MariaDB."""
 
 from __future__ import annotations
 
@@ -9,51 +9,22 @@ import pymysql
 from typing_extensions import override
 
 from onceflow.cli.demo.observers import ANSWER_TIMEOUT_S, Observer
-from onceflow.cli.demo.targets.target import Target
-from onceflow.integration.oracle import Verdict, verify
 from onceflow.integration.servers import EmbeddedMariaDB, EmbeddedMySQL
 from onceflow.integration.servers.mysql_admin import MySQLAdmin
-from onceflow.integration.workload import Payments
 
 _DATABASE = "demo"
 _NO_SUCH_TABLE = 1146
 
 
-class MySQLTarget(Target):
-    """A table of a database that is made for it; the sink creates the table."""
-
-    def __init__(self, server: EmbeddedMySQL | EmbeddedMariaDB, table: str) -> None:
-        self._server = server
-        self._table = table
-        with MySQLAdmin.session(server.url) as admin:
-            admin.create_database(_DATABASE)
-
-    @property
-    @override
-    def server(self) -> EmbeddedMySQL | EmbeddedMariaDB:
-        return self._server
-
-    @property
-    @override
-    def address(self) -> str:
-        return self._server.database_url(_DATABASE)
-
-    @property
-    @override
-    def place(self) -> str:
-        return self._table
-
-    @override
-    def visible_rows(self) -> Observer:
-        return _Rows(self.address, self._table)
-
-    @override
-    def judge(self, payments: Payments) -> Verdict:
-        return verify(self.address, self._table, payments)
+def new_database(server: EmbeddedMySQL | EmbeddedMariaDB) -> str:
+    """Return the address of a database that is made for the table."""
+    with MySQLAdmin.session(server.url) as admin:
+        admin.create_database(_DATABASE)
+    return server.database_url(_DATABASE)
 
 
-class _Rows(Observer):
-    """0 before there is a table."""
+class MySQLRows(Observer):
+    """How many rows a table has; 0 before there is one."""
 
     def __init__(self, url: str, table: str) -> None:
         super().__init__("rows")

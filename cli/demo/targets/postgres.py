@@ -1,4 +1,4 @@
-"""A table in Postgres."""
+"""The rows of a table in Postgres."""
 
 from __future__ import annotations
 
@@ -10,45 +10,10 @@ from psycopg import sql
 from typing_extensions import override
 
 from onceflow.cli.demo.observers import ANSWER_TIMEOUT_S, Observer
-from onceflow.cli.demo.targets.target import Target
-from onceflow.integration.oracle import Verdict, verify
-from onceflow.integration.servers import EmbeddedPostgres
-from onceflow.integration.workload import Payments
 
 
-class PostgresTarget(Target):
-    """A table of the server's own database; the sink creates it."""
-
-    def __init__(self, server: EmbeddedPostgres, table: str) -> None:
-        self._server = server
-        self._table = table
-
-    @property
-    @override
-    def server(self) -> EmbeddedPostgres:
-        return self._server
-
-    @property
-    @override
-    def address(self) -> str:
-        return self._server.url
-
-    @property
-    @override
-    def place(self) -> str:
-        return self._table
-
-    @override
-    def visible_rows(self) -> Observer:
-        return _Rows(self.address, self._table)
-
-    @override
-    def judge(self, payments: Payments) -> Verdict:
-        return verify(self.address, self._table, payments)
-
-
-class _Rows(Observer):
-    """0 before there is a table."""
+class PostgresRows(Observer):
+    """How many rows a table has; 0 before there is one."""
 
     def __init__(self, url: str, table: str) -> None:
         super().__init__("rows")

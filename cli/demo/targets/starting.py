@@ -9,8 +9,9 @@ from pathlib import Path
 from typing_extensions import assert_never
 
 from onceflow.cli.demo.settings import SinkKind
-from onceflow.cli.demo.targets.mysql import MySQLTarget
-from onceflow.cli.demo.targets.postgres import PostgresTarget
+from onceflow.cli.demo.targets.mysql import MySQLRows, new_database
+from onceflow.cli.demo.targets.postgres import PostgresRows
+from onceflow.cli.demo.targets.table import TableTarget
 from onceflow.cli.demo.targets.target import Target
 from onceflow.cli.demo.targets.topic import TopicTarget
 from onceflow.integration.servers import (
@@ -50,7 +51,7 @@ def started_target(
         case SinkKind.POSTGRES:
             postgres = EmbeddedPostgres()
             at_end(postgres.stop)
-            return PostgresTarget(postgres.start(), NAME)
+            return TableTarget(postgres.start(), postgres.url, NAME, PostgresRows)
         case SinkKind.MYSQL | SinkKind.MARIADB:
             server = EmbeddedMySQL if kind is SinkKind.MYSQL else EmbeddedMariaDB
             # A MariaDB that starts deletes other servers' work from a directory that it shares.
@@ -58,7 +59,7 @@ def started_target(
             temporary.mkdir()
             mysql = server({"tmpdir": str(temporary)}, progress=say)
             at_end(mysql.stop)
-            return MySQLTarget(mysql.start(), NAME)
+            return TableTarget(mysql.start(), new_database(mysql), NAME, MySQLRows)
         case SinkKind.KAFKA:
             return TopicTarget(kafka.result(), NAME, partitions)
         case _:

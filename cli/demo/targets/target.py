@@ -30,7 +30,7 @@ class KillableServer(Protocol):
 class Target(ABC):
     """A running server with a place for the rows; used by the demo's loop alone.
 
-    Closed: `PostgresTarget`, `MySQLTarget` (MySQL and MariaDB) and `TopicTarget`.
+    Closed: `TableTarget` (Postgres, MySQL and MariaDB) and `TopicTarget`.
     """
 
     @property
