@@ -1,0 +1,261 @@
+"""What goes into the columns of Postgres, type by type, and what does not."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import math
+import uuid
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pyarrow as pa
+from hypothesis import strategies as st
+from tests.integration.sql.type_tables import Refused, Samples, TypeTables
+
+UTC = dt.timezone.utc
+D = decimal.Decimal
+
+TYPES = (
+    "CREATE TYPE mood AS ENUM ('good', 'bad')",
+    "CREATE DOMAIN cents AS int CHECK (VALUE >= 0)",
+    "CREATE DOMAIN price AS numeric(6,2)",
+    "CREATE DOMAIN net_price AS price NOT NULL DEFAULT 1",
+)
+"""What a database needs for types that are not built in."""
+
+_SAMPLES: Samples = [
+    ("smallint", pa.int8(), [-128, 127, None]),
+    ("smallint", pa.int64(), [-32768, 32767]),
+    ("smallint", pa.uint64(), [0, 32767]),
+    ("integer", pa.int64(), [-(2**31), 2**31 - 1, None]),
+    ("integer", pa.uint32(), [0, 2**31 - 1]),
+    ("bigint", pa.int64(), [-(2**63), 2**63 - 1, None]),
+    ("bigint", pa.int16(), [-5]),
+    ("bigint", pa.uint64(), [2**63 - 1]),
+    ("cents", pa.int64(), [0, 5, None]),
+    ("real", pa.float32(), [1.5, -0.0, math.inf, None]),
+    ("real", pa.float16(), [0.5]),
+    ("double precision", pa.float64(), [1e308, -math.inf, None]),
+    ("double precision", pa.float32(), [0.1]),
+    ("double precision", pa.int32(), [2**31 - 1]),
+    ("numeric", pa.decimal128(38, 10), [D("1234567890123456789012345678.0123456789"), None]),
+    ("numeric", pa.decimal128(5, -2), [D("-12300")]),
+    ("numeric", pa.uint64(), [2**64 - 1]),
+    ("numeric", pa.int64(), [-(2**63)]),
+    ("numeric", pa.decimal64(10, 3), [D("-1.250")]),
+    ("numeric(10,2)", pa.decimal128(38, 18), [D("12345678.90"), D("-0.01")]),
+    ("numeric(10,2)", pa.int64(), [99_999_999]),
+    ("numeric(3,-2)", pa.decimal128(5, 0), [D("12300")]),
+    ("numeric(3,5)", pa.decimal128(9, 5), [D("0.00123")]),
+    ("price", pa.decimal128(10, 2), [D("9999.99"), None]),
+    ("net_price", pa.int32(), [9999]),
+    ("text", pa.string(), ["", "é€😀", None, "a\\b\tc\nd\"'"]),
+    ("text", pa.large_string(), ["a", None]),
+    ("text", pa.string_view(), ["a", "longer than twelve bytes", None]),
+    ("varchar(3)", pa.string(), ["abc"]),
+    ("char(3)", pa.string(), ["abc"]),
+    ("mood", pa.string(), ["good", None, "bad"]),
+    ("bytea", pa.binary(), [b"", b"\0\xff", None]),
+    ("bytea", pa.large_binary(), [b"a"]),
+    ("bytea", pa.binary_view(), [b"a", None]),
+    ("bytea", pa.binary(3), [b"abc", None]),
+    ("uuid", pa.string(), ["6ba7b810-9dad-11d1-80b4-00c04fd430c8", None]),
+    ("uuid", pa.large_string(), ["6BA7B8109DAD11D180B400C04FD430C8"]),
+    ("uuid", pa.binary(16), [uuid.UUID(int=7).bytes, None]),
+    ("uuid", pa.uuid(), [uuid.UUID(int=2**128 - 1).bytes]),
+    ("boolean", pa.bool_(), [True, False, None]),
+    ("date", pa.date32(), [dt.date(1, 1, 1), dt.date(9999, 12, 31), None]),
+    ("date", pa.date64(), [dt.date(2026, 2, 28)]),
+    (
+        "timestamp",
+        pa.timestamp("us"),
+        [dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31, 1, 2, 3, 4)],
+    ),
+    ("timestamp", pa.timestamp("s"), [dt.datetime(2026, 1, 1), None]),
+    ("timestamp", pa.timestamp("ns"), [dt.datetime(2026, 1, 1, 0, 0, 0, 1)]),
+    ("timestamptz", pa.timestamp("ms", "UTC"), [dt.datetime(1969, 12, 31, 23, tzinfo=UTC), None]),
+    ("timestamptz", pa.timestamp("us", "Asia/Tokyo"), [dt.datetime(2026, 1, 1, tzinfo=UTC)]),
+    ("time", pa.time64("us"), [dt.time(23, 59, 59, 999_999), None]),
+    ("time", pa.time32("s"), [dt.time(1, 2, 3)]),
+    ("time", pa.time64("ns"), [dt.time(1, 2, 3, 4)]),
+    ("interval", pa.duration("us"), [dt.timedelta(days=3, microseconds=1), None]),
+    ("interval", pa.duration("s"), [dt.timedelta(seconds=-5)]),
+    ("integer[]", pa.list_(pa.int64()), [[1, None], [], None]),
+    ("text[]", pa.list_(pa.string()), [["a", None, ""], None]),
+    ("double precision[]", pa.large_list(pa.float64()), [[1.5], [2.5]]),
+    ("smallint[]", pa.list_(pa.int16(), 2), [[1, 2], [3, None]]),
+    ("date[]", pa.list_(pa.date32()), [[dt.date(2026, 1, 1)]]),
+    ("bigint", pa.null(), [None, None]),
+    ("text", pa.null(), [None]),
+]
+
+_MISFITS: Refused = [
+    ("integer", pa.array([1, 2**31, 5], pa.int64()), "2147483648"),
+    ("smallint", pa.array([None, -40_000], pa.int64()), "-40000"),
+    ("bigint", pa.array([2**63], pa.uint64()), "9223372036854775808"),
+    ("numeric(5,2)", pa.array([D("1.005")], pa.decimal128(10, 3)), "1.005"),
+    ("numeric(5,2)", pa.array([D("1000.00")], pa.decimal128(10, 2)), "1000.00"),
+    ("numeric(5,2)", pa.array([1, 1000], pa.int64()), "1000"),
+    ("price", pa.array([D("10000.00")], pa.decimal128(10, 2)), "10000.00"),
+    ("text", pa.array(["ok", "a\0b"]), r"a\\x00b"),
+    ("text", pa.array(["ok", "a\0b"], pa.string_view()), r"a\\x00b"),
+    ("json", pa.array(['{"a": "\0"}'], pa.large_string()), r"\\x00"),
+    ("text", pa.array(["ok", "a\0b", "c"]).dictionary_encode(), r"a\\x00b"),
+    ("text[]", pa.array([["ok"], ["a\0b"]]), r"a\\x00b"),
+    ("uuid", pa.array(["6ba7b810-9dad-11d1-80b4-00c04fd430c8", "no-uuid"]), "no-uuid"),
+    ("uuid", pa.array(["6ba7b810 9dad 11d1 80b4 00c04fd430c"]), "6ba7b810 9dad"),
+    ("date", pa.array([0, 2**31 - 1], pa.int32()).cast(pa.date32()), "2147483647"),
+    ("date", pa.array([-(2**31)], pa.int32()).cast(pa.date32()), "-2147483648"),
+    ("timestamp", pa.array([-(2**63)], pa.int64()).cast(pa.timestamp("us")), str(-(2**63))),
+    (
+        "timestamptz",
+        # Would be the bits of -infinity.
+        pa.array([-(2**63) + 946_684_800_000_000]).cast(pa.timestamp("us", "UTC")),
+        "-9222425352054775808",
+    ),
+    ("timestamp", pa.array([1], pa.int64()).cast(pa.timestamp("ns")), "00:00:00.000000001"),
+    ("timestamp", pa.array([2**62], pa.int64()).cast(pa.timestamp("s")), "4611686018427387904"),
+    ("timestamp[]", pa.array([[-(2**63)]], pa.list_(pa.timestamp("us"))), str(-(2**63))),
+    ("integer[]", pa.array([[1], [2**40]]), str(2**40)),
+]
+
+_REFUSED_BY_SERVER: Sequence[tuple[str, pa.Array, str, str]] = [
+    ("varchar(3)", pa.array(["abcd"]), r"character varying\(3\).*column v", "column 'v'.*'abcd'"),
+    ("char(3)", pa.array(["abcd"]), r"character\(3\).*column v", "column 'v'.*'abcd'"),
+    ("mood", pa.array(["angry"]), "enum mood.*angry.*column v", "enum mood.*angry"),
+    ("jsonb", pa.array(["{"]), "json.*column v", "json"),
+    ("cents", pa.array([-1]), "domain cents.*cents_check", "domain cents.*cents_check"),
+    (
+        "text NOT NULL DEFAULT ''",
+        pa.array([None], pa.string()),
+        'null value in column "v"',
+        "column 'v' of type text is NOT NULL",
+    ),
+]
+
+_FORBIDDEN: Sequence[tuple[str, pa.DataType]] = [
+    ("integer", pa.float64()),
+    ("integer", pa.string()),
+    ("text", pa.int64()),
+    ("real", pa.float64()),
+    ("real", pa.int32()),
+    ("double precision", pa.int64()),
+    ("numeric", pa.float64()),
+    ("numeric", pa.decimal256(50, 5)),
+    ("boolean", pa.int8()),
+    ("timestamp", pa.timestamp("us", "UTC")),
+    ("timestamptz", pa.timestamp("us")),
+    ("date", pa.timestamp("us")),
+    ("timetz", pa.time64("us")),
+    ("uuid", pa.binary()),
+    ("bytea", pa.string()),
+    ("jsonb", pa.struct([("a", pa.int64())])),
+    ("jsonb", pa.map_(pa.string(), pa.string())),
+    ("varchar[]", pa.list_(pa.string())),
+    ("timestamptz[]", pa.list_(pa.timestamp("us", "UTC"))),
+    ("integer[]", pa.int32()),
+    ("integer", pa.list_(pa.int32())),
+    ("point", pa.string()),
+    ("inet", pa.string()),
+    ("xml", pa.string()),
+]
+
+_CREATED: Sequence[tuple[pa.DataType, str]] = [
+    (pa.int8(), "smallint"),
+    (pa.int16(), "smallint"),
+    (pa.int32(), "integer"),
+    (pa.int64(), "bigint"),
+    (pa.uint8(), "smallint"),
+    (pa.uint16(), "integer"),
+    (pa.uint32(), "bigint"),
+    (pa.uint64(), "numeric(20,0)"),
+    (pa.float16(), "real"),
+    (pa.float32(), "real"),
+    (pa.float64(), "double precision"),
+    (pa.decimal128(12, 3), "numeric(12,3)"),
+    (pa.decimal128(5, -2), "numeric(7,0)"),
+    (pa.bool_(), "boolean"),
+    (pa.string(), "text"),
+    (pa.large_string(), "text"),
+    (pa.string_view(), "text"),
+    (pa.dictionary(pa.int32(), pa.string()), "text"),
+    (pa.binary(), "bytea"),
+    (pa.binary(16), "bytea"),
+    (pa.uuid(), "uuid"),
+    (pa.date32(), "date"),
+    (pa.timestamp("us"), "timestamp without time zone"),
+    (pa.timestamp("ns", "UTC"), "timestamp with time zone"),
+    (pa.time64("us"), "time without time zone"),
+    (pa.duration("us"), "interval"),
+    (pa.list_(pa.int32()), "integer[]"),
+    (pa.list_(pa.string()), "text[]"),
+]
+
+_KEYS: Sequence[tuple[str, pa.Array]] = [
+    ("smallint", pa.array([2, 1, 2], pa.int64())),
+    ("text", pa.array(["é", "", "é"])),
+    ("varchar(5)", pa.array(["b", "a", "b"], pa.string_view())),
+    ("char(5)", pa.array(["b", "a", "b"])),
+    ("mood", pa.array(["good", "bad", "good"], pa.dictionary(pa.int8(), pa.string()))),
+    ("uuid", pa.array(["6ba7b810-9dad-11d1-80b4-00c04fd430c8"] * 3)),
+    ("bytea", pa.array([b"b", b"a", b"b"])),
+    ("numeric(9,3)", pa.array(["2.5", "1", "2.5"]).cast(pa.decimal128(9, 2))),
+    ("date", pa.array([2, 1, 2], pa.date32())),
+    ("timestamptz", pa.array([2, 1, 2], pa.timestamp("s", "UTC"))),
+    ("boolean", pa.array([True, False, True])),
+    ("time", pa.array([2, 1, 2], pa.time64("us"))),
+    ("cents", pa.array([2, 1, 2], pa.uint8())),
+]
+
+
+def _comparable(value: Any) -> object:
+    """Make what psycopg and Arrow return alike, where they differ in form alone."""
+    match value:
+        case str():
+            return value.replace("-", "").lower() if len(value) in (32, 36) else value
+        case uuid.UUID():
+            return value.hex
+        case bytes() if len(value) == 16:
+            return value.hex()
+        case dt.datetime():
+            return value if value.tzinfo is None else value.astimezone(UTC)
+        case _:
+            return cast("object", value)
+
+
+POSTGRES = TypeTables(
+    samples=_SAMPLES,
+    # COPY carries inserts, arrays carry changes by key, and each has its own encoding.
+    modes=("insert", "upsert", "ignore", "update"),
+    comparable=_comparable,
+    misfits=_MISFITS,
+    refused_by_server=_REFUSED_BY_SERVER,
+    forbidden=_FORBIDDEN,
+    created=_CREATED,
+    uncreated=[pa.struct([("a", pa.int64())]), pa.map_(pa.string(), pa.string())],
+    said_of_uncreated="no Postgres type is made from",
+    keys=_KEYS,
+    fuzzed={
+        "i8": ("bigint", st.integers(-(2**63), 2**63 - 1), pa.int64()),
+        "i2": ("smallint", st.integers(-(2**15), 2**15 - 1), pa.int32()),
+        "t": (
+            "text",
+            st.text(st.characters(codec="utf-8", exclude_characters="\0")),
+            pa.string(),
+        ),
+        "b": ("bytea", st.binary(), pa.binary()),
+        "f": ("double precision", st.floats(), pa.float64()),
+        "d": ("numeric", st.decimals(-99999, 99999, places=3), pa.decimal128(20, 3)),
+        "day": ("date", st.dates(), pa.date32()),
+        "ts": ("timestamp", st.datetimes(), pa.timestamp("us")),
+        "a": ("int[]", st.lists(st.none() | st.integers(0, 9)), pa.list_(pa.int64())),
+        "tz": ("timestamptz", st.none(), pa.timestamp("us", "UTC")),
+    },
+    fuzzes=40,
+    shown_types=(
+        "SELECT format_type(atttypid, atttypmod) FROM pg_attribute "
+        "WHERE attrelid = '{table}'::regclass AND attnum > 0 ORDER BY attnum"
+    ),
+    setup=TYPES,
+)
