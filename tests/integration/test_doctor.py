@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,35 +14,13 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionType
 from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
+from tests.integration.doctor_kit import PASSWORD, examine, worst
 from tests.integration.pgbouncer import PgBouncer, find_pgbouncer
 from tests.integration.postgres_sink_kit import prepared, query
-from typer.testing import CliRunner
 
-from onceflow.cli.main import app
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers import EmbeddedKafka, EmbeddedPostgres
 from onceflow.integration.servers.kinds import KafkaServer
-
-PASSWORD = "hunter2-correct-horse"
-
-Findings = list[dict[str, str]]
-
-
-def examine(*arguments: str, spark: bool = False) -> tuple[int, Findings]:
-    flags = [] if spark else ["--no-spark"]
-    outcome = CliRunner().invoke(app, ["doctor", "--json", *flags, *arguments])
-    assert PASSWORD not in outcome.output
-    assert outcome.stdout, outcome.stderr
-    printed: Any = json.loads(outcome.stdout)
-    assert printed["ok"] == (outcome.exit_code == 0)
-    return outcome.exit_code, [
-        one for one in printed["findings"] if spark or one["area"] not in ("java", "python")
-    ]
-
-
-def worst(findings: Findings) -> Findings:
-    return [finding for finding in findings if finding["level"] != "ok"]
-
 
 # --- Postgres -------------------------------------------------------------------------------------
 
@@ -63,19 +40,8 @@ def misconfigured() -> Iterator[EmbeddedPostgres]:
         yield server
 
 
-def url_of(server: EmbeddedPostgres, role: str, password: str = PASSWORD) -> str:
-    return f"postgresql://{role}:{password}@127.0.0.1:{urlsplit(server.url).port}/postgres"
-
-
-def test_a_database_that_is_set_up_right_has_nothing_to_mend(postgres_database: str) -> None:
-    query(postgres_database, "CREATE TABLE payments (id bigint)")
-    status, findings = examine("--url", postgres_database, "--table", "payments")
-    assert (status, worst(findings)) == (0, [])
-    said = " ".join(finding["found"] for finding in findings)
-    for part in ("PostgreSQL", "max_prepared_transactions = 64", "no pooler", "clock agrees",
-                 "may insert", "nothing is left prepared", "connections are free"):  # fmt: skip
-        assert part in said
-    assert query(postgres_database, "SELECT to_regnamespace('onceflow')") == [(None,)]
+def url_of(server: EmbeddedPostgres, role: str) -> str:
+    return f"postgresql://{role}:{PASSWORD}@127.0.0.1:{urlsplit(server.url).port}/postgres"
 
 
 def test_what_two_phase_commit_lacks_is_named_with_the_statement(
@@ -161,20 +127,6 @@ def test_roles_tables_and_connections_that_will_not_do(misconfigured: EmbeddedPo
     assert ("table nowhere", "it does not exist") in [
         (one["area"], one["found"]) for one in worst(findings)
     ]
-
-
-def test_a_wrong_password_and_a_closed_port_are_told_apart(
-    misconfigured: EmbeddedPostgres,
-) -> None:
-    wrong = url_of(misconfigured, "writer", "not-" + PASSWORD)
-    for url, said in (
-        (wrong, "password authentication failed"),
-        ("postgresql://u:hunter2-correct-horse@127.0.0.1:1/db", "Connection refused"),
-    ):
-        status, findings = examine("--url", url, "--timeout", "10")
-        (finding,) = worst(findings)
-        assert (status, finding["level"], said in finding["found"]) == (1, "problem", True)
-        assert finding["remedy"]
 
 
 @pytest.mark.skipif(find_pgbouncer() is None, reason="pgbouncer is not installed")

@@ -1,37 +1,17 @@
-"""`onceflow doctor` on a real MySQL and a real MariaDB: set up right, and set up wrong."""
+"""`onceflow doctor` on real MySQL and MariaDB: privileges that lack, a server set up wrong."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
+from tests.integration.doctor_kit import PASSWORD, examine, worst
 from tests.integration.mysql_sink_kit import FLAVORS, query
-from typer.testing import CliRunner
 
-from onceflow.cli.main import app
 from onceflow.integration.servers import EmbeddedMySQL
-
-PASSWORD = "hunter2-Correct-horse"
-
-Findings = list[dict[str, str]]
-
-
-def examine(*arguments: str) -> tuple[int, Findings]:
-    outcome = CliRunner().invoke(app, ["doctor", "--json", "--no-spark", *arguments])
-    assert PASSWORD not in outcome.output
-    assert outcome.stdout, outcome.stderr
-    printed: Any = json.loads(outcome.stdout)
-    found: Findings = printed["findings"]
-    return outcome.exit_code, [one for one in found if one["area"] not in ("java", "python")]
-
-
-def worst(findings: Findings) -> Findings:
-    return [finding for finding in findings if finding["level"] != "ok"]
 
 
 @pytest.fixture(params=FLAVORS)
@@ -51,20 +31,6 @@ def user_of(url: str, *grants: str) -> Generator[str, None, None]:
         yield urlunsplit(parts._replace(netloc=f"{name}:{PASSWORD}@{parts.hostname}:{parts.port}"))
     finally:
         query(url, f"DROP USER {name}")
-
-
-def test_a_database_that_is_set_up_right_has_no_problem(url: str) -> None:
-    query(url, "CREATE TABLE payments (id bigint PRIMARY KEY)")
-    status, findings = examine("--url", url, "--table", "payments")
-    assert status == 0
-    # How the server flushes is its owner's affair and only warned of.
-    about_disks = ("innodb_flush_log", "sync_binlog", "local_infile", "of others", "connections")
-    others = [one for one in worst(findings) if not any(w in one["found"] for w in about_disks)]
-    assert others == []
-    said = " ".join(finding["found"] for finding in findings)
-    for part in ("XA transactions can be prepared", "may keep the ledger", "may insert", "clock"):
-        assert part in said
-    assert query(url, "SHOW TABLES") == [("payments",)]
 
 
 def test_what_a_user_lacks_is_named_and_the_grants_mend_it(url: str) -> None:
@@ -92,29 +58,6 @@ def test_what_a_user_lacks_is_named_and_the_grants_mend_it(url: str) -> None:
             "--url", limited, "--table", "payments", "--commit-mode", "two_phase"
         )
         assert (status, [one for one in worst(findings) if "GRANT" in one["remedy"]]) == (0, [])
-
-
-def test_a_wrong_password_and_a_closed_port_are_told_apart(url: str) -> None:
-    with user_of(url) as limited:
-        wrong = limited.replace(PASSWORD, "not-" + PASSWORD)
-        status, findings = examine("--url", wrong, "--timeout", "10")
-        (finding,) = worst(findings)
-        assert (status, "Access denied" in finding["found"]) == (1, True)
-        assert f"ALTER USER '{urlsplit(limited).username}'@'%'" in finding["remedy"]
-    nowhere = urlunsplit(urlsplit(url)._replace(path="/nowhere"))
-    assert worst(examine("--url", nowhere)[1])[0]["remedy"].endswith("CREATE DATABASE `nowhere`")
-    status, findings = examine("--url", f"mysql://u:{PASSWORD}@127.0.0.1:1/db", "--timeout", "10")
-    (finding,) = worst(findings)
-    assert (status, "start it" in finding["remedy"]) == (1, True)
-
-
-def test_a_table_without_transactions_is_a_problem(url: str) -> None:
-    query(url, "CREATE TABLE payments (id bigint) ENGINE = MyISAM")
-    status, findings = examine("--url", url, "--table", "payments")
-    (finding,) = [one for one in findings if one["area"] == "table payments"]
-    assert (status, finding["found"]) == (1, "its engine is MyISAM")
-    query(url, finding["remedy"])
-    assert examine("--url", url, "--table", "payments")[0] == 0
 
 
 def test_a_server_that_is_set_up_wrong_and_then_paused() -> None:
