@@ -28,6 +28,11 @@ def identifier(name: TableName) -> sql.Identifier:
     return sql.Identifier(*([name.schema] if name.schema else []), name.name)
 
 
+def quoted(column: str) -> str:
+    """Return the name of a column as statements take it."""
+    return sql.Identifier(column).as_string(None)
+
+
 @dataclass(frozen=True, slots=True)
 class PostgresType:
     """A type as its wire format sees it: the base type under any domains."""

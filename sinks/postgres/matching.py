@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from onceflow.core.errors import ConfigError
-from onceflow.sinks.postgres.catalog import TargetTable
+from onceflow.sinks.postgres.catalog import TargetTable, quoted
 from onceflow.sinks.postgres.fitting import ColumnFit
 from onceflow.sinks.postgres.types import plain, wire_of
 from onceflow.sinks.sql import ChangeRules, WriteMode
@@ -74,7 +74,7 @@ def require_durable_table(table: TargetTable) -> None:
     if table.persistence == "u":
         raise ConfigError(
             f"table {table.name} is unlogged: a crash of the server empties it, committed rows "
-            f"too. Run: ALTER TABLE {table.name} SET LOGGED"
+            f"too. Run: ALTER TABLE {table.quoted} SET LOGGED"
         )
     if table.persistence == "t":
         raise ConfigError(f"table {table.name} is temporary; prepared transactions cannot use it")
@@ -121,8 +121,8 @@ def _key_faults(table: TargetTable, fits: list[ColumnFit], rules: ChangeRules) -
     if frozenset(rules.primary_key) not in table.unique_keys:
         faults.append(
             f"it has no unique index over exactly ({key}), by which write_mode="
-            f"{rules.mode.value!r} finds rows. Run: ALTER TABLE {table.name} ADD PRIMARY KEY "
-            f"({key})"
+            f"{rules.mode.value!r} finds rows. Run: ALTER TABLE {table.quoted} ADD PRIMARY KEY "
+            f"({', '.join(quoted(name) for name in rules.primary_key)})"
         )
     for name in rules.primary_key:
         column = table.column(name)

@@ -69,7 +69,7 @@ _MYSQL = Dialect(
 DIALECTS = {
     "postgres": Dialect(
         drop_key="ALTER TABLE t DROP CONSTRAINT t_pkey",
-        add_key=r"ALTER TABLE public\.t ADD PRIMARY KEY \(id\)",
+        add_key=r'ALTER TABLE "public"\."t" ADD PRIMARY KEY \("id"\)',
         partial_index="CREATE UNIQUE INDEX partly ON t (id) WHERE id > 0",
         unique_index="CREATE UNIQUE INDEX exact ON t (id) INCLUDE (name)",
         many_keys=(

@@ -65,7 +65,7 @@ _POSTGRES = _Dialect(
     driver="psycopg",
     key_text="text",
     loose_table="CREATE UNLOGGED TABLE ledger (id bigint)",
-    said_of_loose="ALTER TABLE public.ledger SET LOGGED",
+    said_of_loose='ALTER TABLE "public"."ledger" SET LOGGED',
     read_only=("ALTER DATABASE {database} SET default_transaction_read_only = on", "SELECT 1"),
     said_of_read_only="default_transaction_read_only",
     grants={"insert": 2, "upsert": 3},
