@@ -63,6 +63,8 @@ class Targets(Generic[ConnectionT, TableT, FitT]):
     def _found(self, name: TableName) -> Target[TableT, FitT]:
         tables, settings = self._tables, self._tables.settings
         table = tables.found(self._connected(), name)
+        if table is None:
+            table = self._found_at_rest(name)
         if table is None and settings.create:
             own = settings.endpoint.connect("onceflow creates a table")
             try:
@@ -79,6 +81,16 @@ class Targets(Generic[ConnectionT, TableT, FitT]):
             raise tables.missing(name, self._schema)
         tables.require_writable(table)
         return Target(table, tables.matched(table, self._schema, self._rules))
+
+    def _found_at_rest(self, name: TableName) -> TableT | None:
+        """Return the table as it is while nobody alters it: MariaDB hides one that is altered."""
+        tables = self._tables
+        own = tables.settings.endpoint.connect("onceflow looks for a table")
+        try:
+            with tables.one_at_a_time(own):
+                return tables.found(own, name)
+        finally:
+            own.close()
 
     def _lacks_columns(self, table: TableT) -> bool:
         return any(table.column(field.name) is None for field in self._rules.written(self._schema))
