@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -29,13 +31,24 @@ _MODES = ("insert", "upsert")
 
 
 @pytest.fixture(scope="module")
-def database(kind: type[Database], request: pytest.FixtureRequest) -> Iterator[Database]:
-    """One database for the module: each test replaces its table."""
-    server = request.getfixturevalue(f"onceflow_{kind.name}")
-    database = kind.create(server, f"types_{uuid.uuid4().hex[:16]}")
-    database.query(*_TABLES[kind.name].setup, "SELECT 1")
-    yield database
-    database.drop(server)
+def of_kind(request: pytest.FixtureRequest) -> Iterator[Callable[[type[Database]], Database]]:
+    """One database of each kind for the module: each test replaces its table."""
+    with ExitStack() as made:
+
+        @cache
+        def of_kind(kind: type[Database]) -> Database:
+            server = request.getfixturevalue(f"onceflow_{kind.name}")
+            database = kind.create(server, f"types_{uuid.uuid4().hex[:16]}")
+            made.callback(database.drop, server)
+            database.query(*_TABLES[kind.name].setup, "SELECT 1")
+            return database
+
+        yield of_kind
+
+
+@pytest.fixture
+def database(kind: type[Database], of_kind: Callable[[type[Database]], Database]) -> Database:
+    return of_kind(kind)
 
 
 @pytest.fixture
