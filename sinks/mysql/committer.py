@@ -6,6 +6,9 @@ transaction (measured over 80,000 looks, MySQL 9.7 and MariaDB 10.11). So whoeve
 the prepared transaction and then for the ledger row cannot miss one that is committed in between;
 in the other order it would look lost.
 
+Nor does an OK of MariaDB's prove a commit: while the session that prepared is ending, there is a
+moment in which XA COMMIT finds the name and not the rows, and answers OK. The ledger row proves it.
+
 "Unknown XID" alone proves nothing. It is also what MariaDB answers about a transaction that it
 lists, while the session that prepared it is connected, and both servers while another session is
 committing it.
@@ -118,7 +121,9 @@ class MySQLCommitter(SqlCommitter[Session, MySQLError, TargetTable, ColumnFit]):
         session = self._connected()
         try:
             session.execute(f"XA {verb} {self._names.xid(transaction)}")
-            return done
+            if verb == "ROLLBACK" or not session.is_mariadb or self._in_ledger(transaction):
+                return done
+            return RetryLater(_nothing_done(transaction))
         except MySQLError as error:
             if code(error) == UNKNOWN_XID:
                 return self._answered(lambda: gone(transaction))
@@ -175,3 +180,10 @@ class MySQLCommitter(SqlCommitter[Session, MySQLError, TargetTable, ColumnFit]):
             f"transaction {transaction} was held by session {owner}, which prepared it and was "
             "connected still; it is being ended"
         )
+
+
+def _nothing_done(transaction: TransactionId) -> str:
+    return (
+        f"MariaDB answered XA COMMIT {transaction} with OK and committed nothing. Its rows are in "
+        "the server, prepared, and are listed by XA RECOVER again after it is restarted"
+    )
