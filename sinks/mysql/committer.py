@@ -7,7 +7,9 @@ the prepared transaction and then for the ledger row cannot miss one that is com
 in the other order it would look lost.
 
 Nor does an OK of MariaDB's prove a commit: while the session that prepared is ending, there is a
-moment in which XA COMMIT finds the name and not the rows, and answers OK. The ledger row proves it.
+moment in which XA COMMIT finds the name and not the rows, and answers OK (10.11: 4 of 1,260 commits
+that were sent then; 0 of 2,708 once the lock of that session was free). So nothing is sent before
+that lock is free, and the ledger row is looked at after each commit.
 
 "Unknown XID" alone proves nothing. It is also what MariaDB answers about a transaction that it
 lists, while the session that prepared it is connected, and both servers while another session is
@@ -64,6 +66,7 @@ class MySQLCommitter(SqlCommitter[Session, MySQLError, TargetTable, ColumnFit]):
         super().__init__(MySQLDatabase(settings), context)
         self._names = settings.names
         self._ledger = settings.ledger
+        self._only_answered: set[TransactionId] = set()
 
     @override
     def prepared_at(self, committable: Committable) -> datetime | None:
@@ -120,10 +123,13 @@ class MySQLCommitter(SqlCommitter[Session, MySQLError, TargetTable, ColumnFit]):
         """Return how it ended; None when a session holds the transaction now."""
         session = self._connected()
         try:
+            if session.is_mariadb and self._owner(session, transaction) is not None:
+                return None
             session.execute(f"XA {verb} {self._names.xid(transaction)}")
             if verb == "ROLLBACK" or not session.is_mariadb or self._in_ledger(transaction):
                 return done
-            return RetryLater(_nothing_done(transaction))
+            self._only_answered.add(transaction)
+            return _nothing_done(transaction)
         except MySQLError as error:
             if code(error) == UNKNOWN_XID:
                 return self._answered(lambda: gone(transaction))
@@ -131,7 +137,9 @@ class MySQLCommitter(SqlCommitter[Session, MySQLError, TargetTable, ColumnFit]):
                 raise self._no_reply(error) from error
             return RetryLater(f"XA {verb} {transaction}: {described(error)}")
 
-    def _gone_at_commit(self, transaction: TransactionId) -> AlreadyCommitted | Lost | None:
+    def _gone_at_commit(
+        self, transaction: TransactionId
+    ) -> AlreadyCommitted | Lost | RetryLater | None:
         """Tell committed from rolled back, after the server knew no prepared transaction.
 
         That answer was the look for the prepared transaction; the ledger is looked at after it. A
@@ -144,6 +152,8 @@ class MySQLCommitter(SqlCommitter[Session, MySQLError, TargetTable, ColumnFit]):
             return None
         if self._in_ledger(transaction):
             return AlreadyCommitted()
+        if transaction in self._only_answered:
+            return _nothing_done(transaction)
         return Lost(
             f"prepared transaction {transaction} of checkpoint {transaction.checkpoint} is gone "
             f"from {self._endpoint} and its row is not in the ledger: it was rolled back "
@@ -164,12 +174,11 @@ class MySQLCommitter(SqlCommitter[Session, MySQLError, TargetTable, ColumnFit]):
         Only a machine that vanished without a word, or a process that hangs, stays connected.
         """
         session = self._connected()
-        lock = literal(self._names.owner_lock(transaction))
-        ((owner,),) = session.query(f"SELECT IS_USED_LOCK({lock})")
+        owner = self._owner(session, transaction)
         if owner is None:
             return RetryLater(f"transaction {transaction} is being prepared, committed or aborted")
         try:
-            session.execute(f"KILL {int(owner)}")
+            session.execute(f"KILL {owner}")
         except MySQLError as error:
             if code(error) != NO_SUCH_SESSION:
                 return RetryLater(
@@ -181,9 +190,15 @@ class MySQLCommitter(SqlCommitter[Session, MySQLError, TargetTable, ColumnFit]):
             "connected still; it is being ended"
         )
 
+    def _owner(self, session: Session, transaction: TransactionId) -> int | None:
+        """Return the session that prepared `transaction`, while it is there."""
+        lock = literal(self._names.owner_lock(transaction))
+        ((owner,),) = session.query(f"SELECT IS_USED_LOCK({lock})")
+        return None if owner is None else int(owner)
 
-def _nothing_done(transaction: TransactionId) -> str:
-    return (
-        f"MariaDB answered XA COMMIT {transaction} with OK and committed nothing. Its rows are in "
-        "the server, prepared, and are listed by XA RECOVER again after it is restarted"
+
+def _nothing_done(transaction: TransactionId) -> RetryLater:
+    return RetryLater(
+        f"MariaDB answered XA COMMIT {transaction} with OK and committed nothing. Its rows are in"
+        " the server, prepared: XA RECOVER lists them again after a restart of the server"
     )

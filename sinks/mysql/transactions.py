@@ -7,8 +7,6 @@ each begins with a higher number than the last.
 
 from __future__ import annotations
 
-import contextlib
-import time
 from abc import ABC, abstractmethod
 
 from pymysql.err import MySQLError
@@ -25,9 +23,6 @@ from onceflow.sinks.sql import session_name
 
 # A server that hangs is left alone after it; the end of the connection rolls back too.
 _CLOSE_TIMEOUT_S = 2.0
-# How long a session of MariaDB that was closed may take to be gone from the server.
-_LEAVES_S = 1.0
-_PAUSE_S = 0.001
 
 
 class Transactions(ABC):
@@ -125,7 +120,6 @@ class XaTransactions(Transactions):
         """
         self._next = context.first_checkpoint
         self._transaction: TransactionId | None = None
-        self._leaving: int | None = None
         super().__init__(settings, context)
 
     def expect(self, checkpoint: CheckpointId) -> None:
@@ -142,9 +136,7 @@ class XaTransactions(Transactions):
     def prepare(self) -> None:
         """Prepare the open transaction, which survives everything from then on.
 
-        MySQL's session goes on. MariaDB's owns what it has prepared until it ends: it is closed,
-        and gone before anybody hears of the transaction. While it ends there is a moment in which
-        XA COMMIT by another is answered with OK and commits nothing (10.11).
+        MySQL's session goes on. MariaDB's owns what it has prepared until it ends: it is closed.
         """
         session, transaction = self.connection, self.transaction
         if session.is_mariadb:
@@ -156,11 +148,7 @@ class XaTransactions(Transactions):
         session.execute(f"XA PREPARE {xid}")
         self._open = False
         if session.is_mariadb:
-            self._leaving = int(session.session_id)
             self.close()
-            # What is prepared is so whether or not the next session can be had now.
-            with contextlib.suppress(MySQLError, SinkError):
-                _ = self.connection
 
     def name_in_use(self, transaction: TransactionId) -> str:
         """Return what to say, and to do, when something is prepared under the name already."""
@@ -174,18 +162,9 @@ class XaTransactions(Transactions):
     @override
     def _enter(self, session: Session) -> None:
         """Hold the lock by which the next attempt's check finds and ends this session."""
-        self._await_leaving(session)
         context = self._context
         lock = f"{self._settings.names.writers_lock(context.sink_id)}{context.subtask}"
         session.query(f"SELECT GET_LOCK({literal(lock)}, 0)")
-
-    def _await_leaving(self, session: Session) -> None:
-        """Return once the last session is gone, or does not go."""
-        leaving, self._leaving = self._leaving, None
-        deadline = time.monotonic() + _LEAVES_S
-        there = f"SELECT 1 FROM information_schema.processlist WHERE id = {leaving}"
-        while leaving is not None and session.query(there) and time.monotonic() < deadline:
-            time.sleep(_PAUSE_S)
 
     @override
     def _begin(self, session: Session) -> None:

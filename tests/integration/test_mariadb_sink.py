@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.integration.mysql_sink_kit import Job, ids_in, prepared, sessions
-from tests.integration.sink_kit import eventually, rows
+from tests.integration.mysql_sink_kit import Job, ids_in, prepared, query, xid
+from tests.integration.sink_kit import until_settled
 
 from onceflow.core.protocol.committables import Committed, RetryLater
-from onceflow.core.protocol.ids import CheckpointId
 from onceflow.sinks import MySQLSink
 from onceflow.sinks.mysql.connection import Session
 from onceflow.sinks.mysql.wire import Reply
@@ -22,21 +21,19 @@ def job(mariadb_database: str) -> Iterator[Job]:
         yield job.check()
 
 
-def test_session_that_prepared_is_gone_before_anybody_hears_of_the_transaction(
+def test_nothing_is_sent_while_the_session_that_prepared_is_ending(
     job: Job, mariadb_database: str
 ) -> None:
-    writer = job.writer()
-    # The server ends the check's sessions a moment after they were closed.
-    eventually(lambda: len(sessions(mariadb_database)) == 1)
-    for checkpoint in range(1, 20):
-        before = sessions(mariadb_database)
-        writer.write(rows([checkpoint]))
-        committable = writer.pre_commit(CheckpointId(checkpoint))
-        (left,) = sessions(mariadb_database)
-        assert left not in before
-        assert committable is not None
-    assert ids_in(mariadb_database) == []
-    assert len(prepared(mariadb_database)) == 19
+    """Its lock says that it is there; the name was free before, and the rows were not."""
+    committable, committer = job.prepare(1, [1]), job.committer()
+    lock = job.sink.settings.names.owner_lock(committable.transaction)
+    with job.sink.settings.endpoint.connect("is ending") as ending:
+        ending.query(f"SELECT GET_LOCK('{lock}', 0)")
+        assert isinstance(committer.commit(committable), RetryLater)
+        assert ids_in(mariadb_database) == []
+        assert prepared(mariadb_database) == [str(committable.transaction)]
+    assert until_settled(lambda: committer.commit(committable)) == Committed()
+    assert ids_in(mariadb_database) == [1]
 
 
 def test_commit_that_is_answered_and_not_done_is_never_called_done(
@@ -57,3 +54,23 @@ def test_commit_that_is_answered_and_not_done_is_never_called_done(
     assert "committed nothing" in outcome.reason
     assert committer.commit(committable) == Committed()
     assert ids_in(mariadb_database) == [1]
+
+
+def test_what_was_only_answered_is_waited_for_and_not_called_lost(
+    job: Job, mariadb_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is listed no more, as one that somebody rolled back; here somebody does."""
+    committable, committer = job.prepare(1, [1]), job.committer()
+    execute = Session.execute
+
+    def answered(self: Session, statement: str | bytes) -> Reply:
+        only_answered = str(statement).startswith("XA COMMIT")
+        return execute(self, "DO 0" if only_answered else statement)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "execute", answered)
+        assert isinstance(committer.commit(committable), RetryLater)
+    query(mariadb_database, f"XA ROLLBACK {xid(mariadb_database, committable.transaction)}")
+    outcome = committer.commit(committable)
+    assert isinstance(outcome, RetryLater)
+    assert "after a restart of the server" in outcome.reason
