@@ -208,14 +208,14 @@ def test_marker_behind_a_transaction_that_never_ends_is_waited_for_and_named(
 ) -> None:
     """As a broker leaves it that forgets to end one; here another producer keeps it open."""
     lane = f"onceflow/{job.sink_id}/0"
-    servers = {"bootstrap.servers": broker.bootstrap_servers}
-    other = Producer({**servers, "transactional.id": "keeps-it-open"})
+    quiet = {"bootstrap.servers": broker.bootstrap_servers, "log_level": 2}
+    reader: Any = Consumer({**quiet, "group.id": lane})
+    group = reader.consumer_group_metadata()
+    reader.close()
+    other = Producer({**quiet, "transactional.id": "keeps-it-open"})
     other.init_transactions(20)
     other.begin_transaction()
-    group: Any = Consumer({**servers, "group.id": lane})
-    other.send_offsets_to_transaction(
-        [TopicPartition(topic, 0, 9)], group.consumer_group_metadata(), 20
-    )
+    other.send_offsets_to_transaction([TopicPartition(topic, 0, 9)], group, 20)
     sink = KafkaSink(broker.bootstrap_servers, topic=topic, deadline_s=2)
     with KafkaJob(sink, directory=tmp_path, sink_id=job.sink_id) as impatient:
         committable = impatient.prepare(1, range(10))
