@@ -101,8 +101,6 @@ class Attempt:
         """Tell every slot to leave at once."""
         self._slots.send_all(Cancel(reason))
 
-    # --- starting -----------------------------------------------------------------------------
-
     def _recover(self) -> RecoveryCounts:
         """Runs beside the slots' start: neither needs the other before deployment."""
         self._parts.recovery.check()
@@ -143,8 +141,6 @@ class Attempt:
             self._next_event(deadline, f"{len(self._running)} of {self._plan.parallelism} running")
         self._parts.progress.running()
         self._parts.running()
-
-    # --- running ------------------------------------------------------------------------------
 
     def _coordinate(self) -> bool:
         self._coordinator = self._parts.coordinator(time.time())
@@ -228,8 +224,6 @@ class Attempt:
             case _:
                 pass
 
-    # --- carrying decisions out ---------------------------------------------------------------
-
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
             match decision:
@@ -281,8 +275,6 @@ class Attempt:
         retained = self._coordinator.completed
         self._slots.send_all(Complete(checkpoint, proofs_needed_from(retained)))
         self._clean_up.completed(checkpoint, oldest_retained, retained[-1])
-
-    # --- ending -------------------------------------------------------------------------------
 
     def _say_stop(self) -> None:
         """Let every slot close in good order; a slot that does not is Spark's to kill."""

@@ -143,8 +143,6 @@ class Slot:
         self._exit_hard(ended)
         return ended
 
-    # --- what the driver says -----------------------------------------------------------------
-
     def _on_message(self, message: DriverMessage) -> None:
         match message:
             case Deploy():
@@ -193,8 +191,6 @@ class Slot:
     def _committed_through(self, ref: SubtaskRef, through: CheckpointId, commit_ms: float) -> None:
         self._send(CommittedThrough(self._plan.attempt, ref, through, commit_ms))
 
-    # --- what the subtasks report (SlotReports) -----------------------------------------------
-
     def snapshot_taken(
         self,
         subtask: SubtaskRef,
@@ -227,8 +223,6 @@ class Slot:
         """End the attempt, unless it is ending already."""
         if not self._leaving.is_set():
             self._report_failure(error)
-
-    # --- the end ------------------------------------------------------------------------------
 
     def _channel_lost(self, reason: str) -> None:
         if not self._leaving.is_set():

@@ -116,13 +116,9 @@ class KafkaReader(SourceReader):
 
     def snapshot(self) -> Sequence[Split]:
         """Return every split, with what `poll` has returned counted as read."""
+        stops = {one: None if stop == _NO_STOP else stop for one, stop in self._stop.items()}
         return [
-            PartitionPosition(
-                topic,
-                partition,
-                following,
-                None if self._stop[topic, partition] == _NO_STOP else self._stop[topic, partition],
-            ).split()
+            PartitionPosition(topic, partition, following, stops[topic, partition]).split()
             for (topic, partition), following in self._next.items()
         ]
 
