@@ -8,7 +8,7 @@ import logging
 import pytest
 from tests.integration.sql.databases import Database, SqlJob
 
-from onceflow.core.errors import ConfigError
+from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.protocol.committables import Committed
 from onceflow.core.staging import is_staged
 from onceflow.core.storage import FileStagingArea
@@ -50,6 +50,18 @@ def test_writers_do_what_the_check_recorded_and_not_what_they_find(
         assert is_staged(job.prepare(1, [1]))
         database.query(f"UPDATE {database.fence} SET commit_mode = 'paxos'")
         with pytest.raises(ConfigError, match="'paxos'"):
+            job.writer()
+
+
+def test_recorded_mode_that_may_not_be_read_is_not_guessed(
+    database: Database, staging: FileStagingArea
+) -> None:
+    with _auto(database, staging) as job:
+        job.check()
+    refused = pytest.raises(SinkError, match="the commit mode is not told.*denied")
+    with database.user("SELECT ON ledger") as limited:
+        job = SqlJob(limited.sink(table="ledger"), staging=staging)
+        with job, refused:
             job.writer()
 
 

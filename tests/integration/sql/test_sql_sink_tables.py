@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -30,12 +30,24 @@ class Dialect:
     text: str
     timestamp: str
     said_of_locked_table: str
+    writes: tuple[str, ...]
+    """What a user needs who writes to what is there, and makes nothing."""
 
 
-_MYSQL = Dialect("longtext", "datetime", "Lock wait timeout exceeded")
+_WRITES = "SELECT, INSERT, UPDATE, DELETE ON *"
+_MYSQL = Dialect("longtext", "datetime", "Lock wait timeout exceeded", (_WRITES,))
 DIALECTS = {
-    "postgres": Dialect("text", "timestamp without time zone", "lock timeout"),
-    "mysql": _MYSQL,
+    "postgres": Dialect(
+        "text",
+        "timestamp without time zone",
+        "lock timeout",
+        (
+            "ALL ON SCHEMA onceflow",
+            "ALL ON ALL TABLES IN SCHEMA onceflow",
+            "ALL ON ALL TABLES IN SCHEMA public",
+        ),
+    ),
+    "mysql": replace(_MYSQL, writes=(_WRITES, "XA_RECOVER_ADMIN ON *.*")),
     "mariadb": _MYSQL,
 }
 
@@ -285,3 +297,42 @@ def test_type_that_has_no_column_is_refused_by_name(database: Database) -> None:
     refused = _evolving(database, nested)
     with refused, pytest.raises(ConfigError, match="column 'deep'"):
         refused.check(2)
+
+
+@pytest.mark.parametrize("wish", ["create", "evolve"])
+def test_user_who_may_not_make_what_is_missing_is_told_the_statement(
+    database: Database, wish: str
+) -> None:
+    with database.job(table="made_ready", create=True) as ready:
+        ready.check()
+    if wish == "evolve":
+        database.query("CREATE TABLE ledger (id bigint)")
+    with database.user(*DIALECTS[database.name].writes) as limited:
+        sink = limited.sink(table="ledger", **{wish: True})
+        with SqlJob(sink, sink_id="limited") as job, pytest.raises(ConfigError) as failure:
+            job.check()
+    said = str(failure.value)
+    statement = said[said.rindex("CREATE TABLE" if wish == "create" else "ALTER TABLE") :]
+    database.query(statement)
+    assert database.query("SELECT id, account, amount FROM ledger") == []
+
+
+def test_columns_are_added_beside_an_operation_that_has_none(
+    database: Database, staging: FileStagingArea, mode: str
+) -> None:
+    database.query("CREATE TABLE ledger (id bigint PRIMARY KEY, account varchar(9))")
+    sink = database.sink(
+        table="ledger", evolve=True, write_mode="upsert", primary_key=("id",),
+        operation_column="op", commit_mode=mode,
+    )  # fmt: skip
+    schema = SCHEMA.append(pa.field("op", pa.string()))
+    with SqlJob(sink, schema=schema, staging=staging) as job:
+        writer, committer = job.check().writer(), job.committer()
+        for checkpoint, (operation, wanted) in enumerate((("c", [(1, 10)]), ("d", [])), 1):
+            changes = rows([1]).append_column(schema.field("op"), pa.array([operation]))
+            writer.write(changes)
+            committable = writer.pre_commit(CheckpointId(checkpoint))
+            assert committable is not None
+            assert committer.commit(committable) == Committed()
+            assert database.query("SELECT id, amount FROM ledger") == wanted
+    assert [name for name, *_ in database.columns()] == ["id", "account", "amount"]
