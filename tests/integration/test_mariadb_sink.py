@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 
 import pytest
 from tests.integration.mysql_sink_kit import Job, ids_in, prepared, query, xid
@@ -19,6 +20,20 @@ def job(mariadb_database: str) -> Iterator[Job]:
     sink = MySQLSink(mariadb_database, table="ledger", create=True, commit_mode="two_phase")
     with Job(sink) as job:
         yield job.check()
+
+
+@contextmanager
+def _commits_only_answered(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
+    """Let the server answer each XA COMMIT with OK, and do nothing."""
+    execute = Session.execute
+
+    def answered(self: Session, statement: str | bytes) -> Reply:
+        only_answered = str(statement).startswith("XA COMMIT")
+        return execute(self, "DO 0" if only_answered else statement)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "execute", answered)
+        yield
 
 
 def test_nothing_is_sent_while_the_session_that_prepared_is_ending(
@@ -41,14 +56,7 @@ def test_commit_that_is_answered_and_not_done_is_never_called_done(
 ) -> None:
     """10.11 does so when the session that prepared is ending: XA COMMIT finds only the name."""
     committable, committer = job.prepare(1, [1]), job.committer()
-    execute = Session.execute
-
-    def answered(self: Session, statement: str | bytes) -> Reply:
-        only_answered = str(statement).startswith("XA COMMIT")
-        return execute(self, "DO 0" if only_answered else statement)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Session, "execute", answered)
+    with _commits_only_answered(monkeypatch):
         outcome = committer.commit(committable)
     assert isinstance(outcome, RetryLater)
     assert "committed nothing" in outcome.reason
@@ -61,14 +69,7 @@ def test_what_was_only_answered_is_waited_for_and_not_called_lost(
 ) -> None:
     """It is listed no more, as one that somebody rolled back; here somebody does."""
     committable, committer = job.prepare(1, [1]), job.committer()
-    execute = Session.execute
-
-    def answered(self: Session, statement: str | bytes) -> Reply:
-        only_answered = str(statement).startswith("XA COMMIT")
-        return execute(self, "DO 0" if only_answered else statement)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Session, "execute", answered)
+    with _commits_only_answered(monkeypatch):
         assert isinstance(committer.commit(committable), RetryLater)
     query(mariadb_database, f"XA ROLLBACK {xid(mariadb_database, committable.transaction)}")
     outcome = committer.commit(committable)

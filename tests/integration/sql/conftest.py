@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.sql.databases import DATABASES, Database, Postgres, SqlJob
+from tests.integration.sql.databases import DATABASES, Database, Postgres, SqlJob, SqlServer
+from tests.integration.word_proxy import WordProxy
 
 from onceflow.core.storage import FileStagingArea
 from onceflow.integration.servers import EmbeddedPostgres
@@ -67,3 +68,18 @@ def mode(request: pytest.FixtureRequest) -> str:
 def staging(tmp_path: Path) -> FileStagingArea:
     """Where rows wait for their commit in ledger mode."""
     return FileStagingArea.in_directory(str(tmp_path / "storage"), "job.ledger")
+
+
+@pytest.fixture(scope="module")
+def server(kind: type[Database]) -> Iterator[SqlServer]:
+    """A server of the module's own, for modules that kill it."""
+    with kind.server() as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(server: SqlServer) -> Iterator[WordProxy]:
+    """A way to that server which breaks where a test says."""
+    proxy = WordProxy(("127.0.0.1", server.port))
+    yield proxy
+    proxy.close()

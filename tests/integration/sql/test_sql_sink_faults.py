@@ -26,26 +26,12 @@ from onceflow.core.protocol.ids import CheckpointId
 _NUMBERS = itertools.count()
 
 
-@pytest.fixture(scope="module")
-def server(kind: type[Database]) -> Iterator[SqlServer]:
-    """A server of this module's own, which may be killed."""
-    with kind.server() as server:
-        yield server
-
-
 @pytest.fixture
 def database(kind: type[Database], server: SqlServer) -> Iterator[Database]:
     """A new database on that server."""
     database = kind.create(server, f"f{next(_NUMBERS)}")
     yield database
     database.drop(server)
-
-
-@pytest.fixture
-def proxy(server: SqlServer) -> Iterator[WordProxy]:
-    proxy = WordProxy(("127.0.0.1", server.port))
-    yield proxy
-    proxy.close()
 
 
 def _through(proxy: WordProxy, database: Database, **settings: float) -> SqlJob:
