@@ -5,6 +5,7 @@ every operator that follows without another exchange; its subtask i runs on one 
 
 Invariants:
     uid is unique in a graph; a chain's id is the uid of its first operator
+    a sink id is unique in a graph: it says whose a transaction is, and whose staged rows are
     an operator stands after its input in `Graph.operators` and in `Chain.operators`
 """
 
@@ -147,6 +148,15 @@ class Graph:
                     f"uid {operator.uid!r} is used twice; each operator needs one of its own"
                 )
             seen.add(operator.uid)
+        writers: dict[str, str] = {}
+        for operator, work in self.sinks():
+            other = writers.setdefault(work.sink_id, operator.uid)
+            if other != operator.uid:
+                raise ConfigError(
+                    f"{other!r} and {operator.uid!r} write under one sink id, {work.sink_id!r}:"
+                    " each would commit, roll back and delete the other's rows; give each its own"
+                    " (write(…, sink_id=…))"
+                )
 
     def operator(self, uid: str) -> Operator:
         """Return the operator named `uid`."""
