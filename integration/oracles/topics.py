@@ -8,7 +8,7 @@ them in no other order.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import msgspec
@@ -163,33 +163,35 @@ def _partitions_of(consumer: Consumer, topic: str) -> Sequence[TopicPartition]:
 
 
 def _records(consumer: Consumer, partitions: Sequence[TopicPartition]) -> Iterator[Message]:
-    """Yield every committed record, each partition's in their order, until all are at their end."""
-    consumer.assign(list(partitions))
-    left = {partition.partition for partition in partitions}
+    """Yield every committed record, one partition after the other, each in its order.
+
+    Read at once they would come in another order each time, and with it another verdict on an
+    account that stands in two of them.
+    """
+    for partition in partitions:
+        consumer.assign([partition])
+        yield from _to_the_end(consumer, partition)
+
+
+def _to_the_end(consumer: Consumer, partition: TopicPartition) -> Iterator[Message]:
     heard_at = time.monotonic()
-    while left:
+    while True:
         messages = consumer.consume(_BATCH_RECORDS, 1.0)
         if messages:
             heard_at = time.monotonic()
         elif time.monotonic() - heard_at > _SILENCE_S:
             raise NoVerdict(
-                f"the broker was silent for {_SILENCE_S:g} s before the end of partitions "
-                f"{sorted(left)} of {partitions[0].topic}"
+                f"the broker was silent for {_SILENCE_S:g} s before the end of {partition}"
             )
-        yield from _without_ends(messages, left)
-
-
-def _without_ends(messages: Iterable[Message], left: set[int]) -> Iterator[Message]:
-    """Yield the records among `messages`, and take the partitions at their end out of `left`."""
-    for message in messages:
-        error = message.error()
-        if error is None:
-            yield message
-        # A number of librdkafka's own, which its stubs do not have as a class attribute.
-        elif error.code() == KafkaError._PARTITION_EOF:
-            left.discard(message.partition() or 0)
-        elif not error.retriable():
-            raise KafkaException(error)
+        for message in messages:
+            error = message.error()
+            if error is None:
+                yield message
+            # A number of librdkafka's own, which its stubs do not have as a class attribute.
+            elif error.code() == KafkaError._PARTITION_EOF:
+                return
+            elif not error.retriable():
+                raise KafkaException(error)
 
 
 def _ends(consumer: Consumer, partitions: Sequence[TopicPartition]) -> list[int]:
