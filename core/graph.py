@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.functions import Aggregate, KeyedFunction, Record
+from onceflow.core.protocol.ids import SubtaskRef
 from onceflow.core.spi import OnBadRow, Sink, Source
 
 
@@ -196,6 +197,13 @@ class Graph:
             )
             for chain, operators in members.items()
         )
+
+    def subtasks(self, parallelism: int) -> tuple[frozenset[SubtaskRef], frozenset[SubtaskRef]]:
+        """Return (all subtasks, those that read a source) of a run with `parallelism` slots."""
+        chains = self.chains()
+        everyone = frozenset(SubtaskRef(c.id, i) for c in chains for i in range(parallelism))
+        sources = {chain.id for chain in chains if chain.input is None}
+        return everyone, frozenset(ref for ref in everyone if ref.chain in sources)
 
     def _exchange_key(self, operator: Operator) -> tuple[str, ...]:
         """Return by what rows meet before `operator`; empty when they stay where they are."""

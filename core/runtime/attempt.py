@@ -130,7 +130,8 @@ class Attempt:
                     addresses,
                     restored.checkpoint,
                     self._parts.next_checkpoint,
-                    restored_operators(plan.graph, restored, plan.parallelism, slot),
+                    restored_operators(self._parts.graph, restored, plan.parallelism, slot),
+                    self._parts.program,
                 )
             )
         self._parts.progress.deployed()

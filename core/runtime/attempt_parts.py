@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from onceflow.core.graph import Graph
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
@@ -19,6 +20,9 @@ class AttemptParts:
     """What an attempt is given by the job driver."""
 
     plan: SlotPlan
+    graph: Graph
+    program: bytes = field(repr=False)
+    """What slots are deployed with; see `program`."""
     log: ClaimedLog
     storage: JobStorage
     storage_token: str

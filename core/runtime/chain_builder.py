@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +14,6 @@ from onceflow.core.graph import (
     Chain,
     FilterRecords,
     FlatMapRecords,
-    Graph,
     MapBatches,
     MapRecords,
     Operator,
@@ -34,6 +33,7 @@ from onceflow.core.runtime.keyed_operators import AggregateRunner, KeyedProcesso
 from onceflow.core.runtime.keyed_subtask import KeyedSubtask
 from onceflow.core.runtime.messages import Deploy, RestoredOperator
 from onceflow.core.runtime.operators import BatchMapper, Emit, RecordMapper, RunningOperator
+from onceflow.core.runtime.program import Program
 from onceflow.core.runtime.sink_operator import SinkOperator
 from onceflow.core.runtime.source_subtask import (
     SPLITS,
@@ -43,29 +43,20 @@ from onceflow.core.runtime.source_subtask import (
 )
 from onceflow.core.runtime.subtask import SlotReports, Subtask
 from onceflow.core.spi import ReaderContext, WriterContext
-from onceflow.core.state import KeyedStateStore, StateBackend, StateContext
+from onceflow.core.state import KeyedStateStore, StateContext
 from onceflow.core.storage import JobStorage
 
 
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
-    """What is the same for every slot of an attempt. Pickled to the executors."""
+    """What is the same for every slot of an attempt, and no secret. Spark carries it."""
 
     job: str
     attempt: AttemptId
     parallelism: int
     max_parallelism: int
-    graph: Graph
-    backend: StateBackend
     delivery: Delivery
     settings: RuntimeSettings
-
-    def subtasks(self) -> tuple[frozenset[SubtaskRef], frozenset[SubtaskRef]]:
-        """Return (all subtasks, those that read a source) of the attempt."""
-        chains = self.graph.chains()
-        everyone = frozenset(SubtaskRef(c.id, i) for c in chains for i in range(self.parallelism))
-        sources = {chain.id for chain in chains if chain.input is None}
-        return everyone, frozenset(ref for ref in everyone if ref.chain in sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +64,7 @@ class SlotParts:
     """What a slot lends to the chains that are built in it."""
 
     slot: int
-    token: str
+    token: str = field(repr=False)
     storage: JobStorage
     scratch_dir: Path
     reports: SlotReports
@@ -82,13 +73,14 @@ class SlotParts:
 
 
 class ChainBuilder:
-    """Builds every subtask of one slot from the plan and the state that `deploy` brings."""
+    """Builds every subtask of one slot from the program and the state that `deploy` brings."""
 
-    def __init__(self, plan: SlotPlan, parts: SlotParts, deploy: Deploy) -> None:
+    def __init__(self, plan: SlotPlan, program: Program, parts: SlotParts, deploy: Deploy) -> None:
         self._plan = plan
+        self._backend = program.backend
         self._parts = parts
         self._deploy = deploy
-        self._chains = plan.graph.chains()
+        self._chains = program.graph.chains()
         self._clients: dict[int, flight.FlightClient] = {}
         self.channels: list[OutputChannel] = []
         self.gates: dict[str, InputGate] = {
@@ -199,7 +191,7 @@ class ChainBuilder:
             max_parallelism=plan.max_parallelism,
             scratch_dir=self._parts.scratch_dir,
         )
-        return plan.backend.open(context, self._restored(uid).keyed, self._parts.storage.reader())
+        return self._backend.open(context, self._restored(uid).keyed, self._parts.storage.reader())
 
     def _sink(self, operator: Operator, work: WriteTo, ref: SubtaskRef) -> SinkOperator:
         context = WriterContext(

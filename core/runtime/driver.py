@@ -38,6 +38,7 @@ from onceflow.core.runtime.chain_builder import SlotPlan
 from onceflow.core.runtime.control_plane import ControlServer
 from onceflow.core.runtime.failures import JobCancelled
 from onceflow.core.runtime.flight_streams import new_token
+from onceflow.core.runtime.program import Program, pickled_program
 from onceflow.core.runtime.progress import Progress
 from onceflow.core.runtime.restore import check_restorable, genesis_of
 from onceflow.core.runtime.sink_recovery import SinkRecovery
@@ -77,6 +78,7 @@ class JobDriver:
     def __init__(self, spark: SparkSession, plan: JobPlan) -> None:
         self._context = spark.sparkContext
         self._plan = plan
+        self._program = pickled_program(Program(plan.graph, plan.backend))
         check_cluster(spark, plan.parallelism)
         use_own_interpreter(self._context)
         self._file_system = plan.checkpointing.file_system()
@@ -170,8 +172,6 @@ class JobDriver:
             attempt=log.attempt,
             parallelism=plan.parallelism,
             max_parallelism=max_parallelism,
-            graph=plan.graph,
-            backend=plan.backend,
             delivery=plan.checkpointing.delivery(),
             settings=plan.settings,
         )
@@ -189,6 +189,8 @@ class JobDriver:
         )
         parts = AttemptParts(
             plan=slot_plan,
+            graph=plan.graph,
+            program=self._program,
             log=log,
             storage=storage,
             storage_token=probe.token,
@@ -236,7 +238,7 @@ class JobDriver:
     def _coordinator(
         self, slot_plan: SlotPlan, view: LogView, now_s: float
     ) -> CheckpointCoordinator:
-        everyone, sources = slot_plan.subtasks()
+        everyone, sources = self._plan.graph.subtasks(slot_plan.parallelism)
         return CheckpointCoordinator(
             self._plan.checkpointing.settings(),
             attempt=slot_plan.attempt,

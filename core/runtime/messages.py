@@ -172,13 +172,15 @@ class RestoredOperator:
 
 @dataclass(frozen=True, slots=True)
 class Deploy:
-    """Begin: where the other slots are, and the state of every operator of this one."""
+    """Begin: what to run, where the other slots are, and this one's state of every operator."""
 
     attempt: AttemptId
     data_addresses: tuple[str, ...]
     restored_checkpoint: CheckpointId
     next_checkpoint: CheckpointId
     operators: tuple[RestoredOperator, ...]
+    program: bytes = field(repr=False)
+    """See `program`: holds whatever secrets the user's sources and sinks hold."""
 
     def operator(self, uid: str) -> RestoredOperator:
         """Return the state of operator `uid`; empty when the checkpoint holds none."""

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from onceflow.core.crash_points import reach
@@ -52,6 +52,7 @@ from onceflow.core.runtime.messages import (
 )
 from onceflow.core.runtime.operators import PendingSnapshot
 from onceflow.core.runtime.process_facts import own_address, rss_bytes, versions
+from onceflow.core.runtime.program import unpickled_program
 from onceflow.core.runtime.slot_commits import SlotCommits
 from onceflow.core.runtime.snapshot_uploads import SnapshotUploads
 from onceflow.core.runtime.subtask import (
@@ -71,11 +72,14 @@ CLOSE_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class SlotTask:
-    """Everything that Spark carries to a slot."""
+    """Everything that Spark carries to a slot: how to reach the driver, and no more.
+
+    Spark keeps it on executors' disks, so nothing that outlives the attempt may be secret here.
+    """
 
     plan: SlotPlan
     driver_address: str
-    token: str
+    token: str = field(repr=False)
     storage: FileSystemStorage
     storage_token_path: str
     log_id: str
@@ -99,6 +103,7 @@ class Slot:
         self._uploads = SnapshotUploads(self._storage, self._plan.attempt, self)
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="beside")
         self._subtasks: tuple[Subtask, ...] = ()
+        self._sources: frozenset[str] = frozenset()
         self._commits = SlotCommits(
             self._plan,
             self._storage,
@@ -149,7 +154,7 @@ class Slot:
                 self._deploy(message)
             case Trigger(barrier):
                 for subtask in self._subtasks:
-                    if subtask.ref.chain in self._source_chains():
+                    if subtask.ref.chain in self._sources:
                         subtask.gate.post(CheckpointTriggered(barrier))
             case Complete(checkpoint, needed_from):
                 self._complete(checkpoint, needed_from)
@@ -159,10 +164,10 @@ class Slot:
             case Heartbeat() | Stop() | Cancel():
                 pass
 
-    def _source_chains(self) -> set[str]:
-        return {uid for uid, _ in self._plan.graph.sources()}
-
     def _deploy(self, deploy: Deploy) -> None:
+        self._deploying = True
+        program = unpickled_program(deploy.program)
+        self._sources = frozenset(uid for uid, _ in program.graph.sources())
         parts = SlotParts(
             slot=self._slot,
             token=self._task.token,
@@ -172,8 +177,7 @@ class Slot:
             beside=self._beside.submit,
             commit_worker=self._commits.worker,
         )
-        self._deploying = True
-        self._builder = ChainBuilder(self._plan, parts, deploy)
+        self._builder = ChainBuilder(self._plan, program, parts, deploy)
         self._data_server.serve_gates(self._builder.gates)
         self._subtasks = self._builder.build()
         for subtask in self._subtasks:

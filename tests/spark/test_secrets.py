@@ -1,0 +1,82 @@
+"""What is secret reaches the slots over the control stream, and nothing else that Spark keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from pyspark.serializers import CloudPickleSerializer
+from pyspark.sql import SparkSession
+from tests.support.counting_source import CountingSource
+from tests.support.directory_sink import DirectorySink
+from tests.support.ledger import SETTINGS
+
+from onceflow import Checkpointing, JobState, Pipeline
+
+pytestmark = pytest.mark.spark
+
+PASSWORD = "correct horse battery staple"
+
+
+@dataclass(frozen=True)
+class SecretSource(CountingSource):
+    password: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class SecretSink(DirectorySink):
+    password: str = field(default="", repr=False)
+
+
+@pytest.fixture
+def sent_by_spark(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Everything that is pickled for Spark's executors while the test runs."""
+    sent: list[bytes] = []
+    dumps = cast("Any", CloudPickleSerializer).dumps
+
+    def recording(self: CloudPickleSerializer, value: Any) -> bytes:
+        sent.append(dumps(self, value))
+        return sent[-1]
+
+    monkeypatch.setattr(CloudPickleSerializer, "dumps", recording)
+    return sent
+
+
+def test_no_password_of_a_source_sink_or_function_is_in_what_spark_carries(
+    spark: SparkSession, tmp_path: Path, sent_by_spark: list[bytes]
+) -> None:
+    sink = SecretSink(str(tmp_path / "out"), password=PASSWORD)
+    password = PASSWORD
+    pipeline = Pipeline(
+        spark,
+        name="secrets",
+        parallelism=2,
+        checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"), interval=0.1),
+        settings=SETTINGS,
+    )
+    records = pipeline.read(SecretSource(500, password=PASSWORD), uid="records")
+    records.filter(lambda record: password == PASSWORD).write(sink, uid="out")
+    assert pipeline.run(60).state is JobState.FINISHED
+    assert len(sink.rows()) == 500
+    assert any(b"SlotTask" in data for data in sent_by_spark)
+    assert not any(PASSWORD.encode() in data for data in sent_by_spark)
+
+
+def test_a_program_of_many_megabytes_reaches_every_slot(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    table = bytes(range(256)) * 100_000
+    sink = DirectorySink(str(tmp_path / "out"))
+    pipeline = Pipeline(
+        spark,
+        name="large",
+        parallelism=2,
+        checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"), interval=0.1),
+        settings=SETTINGS,
+    )
+    records = pipeline.read(CountingSource(500), uid="records")
+    records.filter(lambda record: table[int(record["id"])] < 100).write(sink, uid="out")
+    assert pipeline.run(60).state is JobState.FINISHED
+    assert len(sink.rows()) == 2 * 100
