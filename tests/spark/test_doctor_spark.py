@@ -54,7 +54,7 @@ def test_executors_without_our_packages_are_told_what_to_install(tmp_path: Path)
     assert executor["level"] == "problem"
     assert bare in executor["found"]
     assert "pyarrow missing (ModuleNotFoundError" in executor["found"]
-    assert executor["remedy"].startswith(f"{bare} -m pip install onceflow==")
+    assert executor["remedy"].startswith(f"{bare} -m pip install 'onceflow @ file://")
     (slots,) = [one for one in findings if "task slots" in one["found"]]
     assert (slots["level"], slots["found"]) == ("problem", "2 task slots")
     assert slots["remedy"] == "--master 'local[3]'"

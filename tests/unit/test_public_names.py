@@ -16,7 +16,13 @@ import pytest
 
 import onceflow
 
-FACES = ("onceflow", "onceflow.sources", "onceflow.sinks", "onceflow.core.state")
+FACES = (
+    "onceflow",
+    "onceflow.connectors",
+    "onceflow.sources",
+    "onceflow.sinks",
+    "onceflow.core.state",
+)
 
 
 def packages() -> list[str]:
@@ -50,6 +56,20 @@ def test_what_a_package_imports_of_ours_it_exports(name: str) -> None:
         for alias in node.names
     }
     assert imported - set(getattr(module, "__all__", ())) == set()
+
+
+def test_a_sink_or_a_source_is_written_with_names_of_one_package() -> None:
+    """All that the contracts speak of, and all that our example sinks use of onceflow."""
+    root = Path(__file__).parents[2]
+    needed = set[str]()
+    for path in (root / "core/spi.py", *root.glob("examples/*_sink.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("onceflow."):
+                needed |= {alias.name for alias in node.names}
+            if isinstance(node, ast.ClassDef) and path.name == "spi.py":
+                needed.add(node.name)
+    assert {"Source", "StagedSink", "TransactionId"} <= needed
+    assert needed - set(exported(importlib.import_module("onceflow.connectors"))) == set()
 
 
 @pytest.mark.parametrize("name", FACES)

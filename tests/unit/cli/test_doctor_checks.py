@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 import onceflow
 from onceflow.cli.doctor.findings import Area, Check, Finding, Level, examine
 from onceflow.cli.doctor.java import check_java
-from onceflow.cli.doctor.python import check_python
+from onceflow.cli.doctor.python import check_python, install_command
 from onceflow.cli.doctor.storage import check_storage, missing_directories
 from onceflow.cli.main import app
 
@@ -94,6 +94,35 @@ def test_a_java_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_python_has_what_a_job_needs() -> None:
     assert levels(check_python()) == [Level.OK]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "wanted"),
+    [
+        (None, "ours==1.0"),
+        ({"url": "file:///src/ours", "dir_info": {}}, "'ours @ file:///src/ours'"),
+        (
+            {"url": "https://host/ours.git", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}},
+            "'ours @ git+https://host/ours.git@c0ffee'",
+        ),
+    ],
+    ids=["index", "clone", "repository"],
+)
+def test_executors_are_told_to_install_from_where_the_driver_did(
+    recorded: dict[str, Any] | None,
+    wanted: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    installed = tmp_path / "ours-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Name: ours\nVersion: 1.0\n")
+    if recorded is not None:
+        (installed / "direct_url.json").write_text(json.dumps(recorded))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    versions = {"python": "3.11", "ours": "1.0", "on-no-disk": "2.0"}
+    command = install_command("/env/bin/python", versions)
+    assert command == f"/env/bin/python -m pip install {wanted} on-no-disk==2.0"
 
 
 def test_a_good_directory_is_used_and_left_as_it_was(tmp_path: Path) -> None:
