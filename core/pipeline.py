@@ -42,14 +42,14 @@ class Job:
         return self._driver.status()
 
     def checkpoint(self) -> None:
-        """Ask for a checkpoint now; returns at once."""
+        """Ask for a checkpoint now; returns at once. One that fails is followed by another."""
         self._driver.request(CheckpointKind.MANUAL)
 
     def stop(self, timeout_s: float | None = 60.0) -> JobStatus:
         """Stop reading, take a last checkpoint, commit everything, and end.
 
         When it returns, every record that was read is committed, and a later start goes on with the
-        next one.
+        next one. A last checkpoint that fails is followed by another, also after a restart.
 
         Raises:
             TimeoutError: The job had not ended after `timeout_s`; it is still stopping.

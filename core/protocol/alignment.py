@@ -28,6 +28,7 @@ class Barrier:
     checkpoint: CheckpointId
     kind: CheckpointKind
     triggered_at_ms: int
+    """By the wall clock of the driver's machine: for people and metrics, never to decide by."""
 
 
 class AlignmentMode(Enum):
@@ -60,8 +61,6 @@ class TakeSnapshot:
     barrier: Barrier
     alignment_ms: float
     """From the first channel's barrier to the last one's."""
-    start_delay_ms: float
-    """From the trigger to the first channel's barrier; 0 if the clocks disagree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +119,7 @@ class BarrierAlignment:
     def on_barrier(
         self, channel: int, barrier: Barrier, now_s: float
     ) -> tuple[AlignmentAction, ...]:
-        """Take in that `channel` brought `barrier`.
+        """Take in that `channel` brought `barrier`; `now_s` is of a clock that is never set.
 
         Raises:
             InvariantViolation: The channel is blocked, or brought a barrier twice or an older one:
@@ -160,16 +159,14 @@ class BarrierAlignment:
         alignment = self._open.pop(checkpoint, None)
         return () if alignment is None else tuple(self._unblock(alignment.arrived))
 
-    def on_end_of_input(self, channel: int, now_s: float) -> tuple[AlignmentAction, ...]:
+    def on_end_of_input(self, channel: int) -> None:
         """Take in that `channel` has no more records.
 
         Changes no alignment: a finished source goes on emitting barriers, so a checkpoint still
-        waits for this channel's. (`now_s` is for modes that time alignments out.)
+        waits for this channel's.
         """
-        del now_s
         require(not self.is_blocked(channel), f"read from blocked channel {channel}")
         self._ended.add(channel)
-        return ()
 
     def _give_up_skipped(self, channel: int, checkpoint: CheckpointId) -> list[AlignmentAction]:
         """A channel that goes on to `checkpoint` will never bring the open older ones it lacks."""
@@ -189,8 +186,7 @@ class BarrierAlignment:
         self._floor = barrier.checkpoint
         snapshot = TakeSnapshot(
             barrier,
-            alignment_ms=max(0.0, (now_s - alignment.first_at_s) * 1000),
-            start_delay_ms=max(0.0, alignment.first_at_s * 1000 - barrier.triggered_at_ms),
+            alignment_ms=(now_s - alignment.first_at_s) * 1000,
         )
         # The last channel brought its barrier just now and was never blocked.
         return [snapshot, *self._unblock(alignment.arrived - {channel})]

@@ -17,7 +17,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from onceflow.core.protocol.decisions import (
@@ -66,7 +66,8 @@ class CheckpointCoordinator:
 
     `retained` are the completed checkpoints in the log, oldest first, the restored one last;
     `sources` are the subtasks whose end, when all have reported it, calls for a final checkpoint.
-    `now_s` is in seconds since the epoch everywhere and never runs backwards.
+    `now_s` is of a clock that is never set (`time.monotonic`): all waiting goes by it. `wall_ms`
+    says what time it is for people, and nothing is decided by it.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class CheckpointCoordinator:
         retained: Sequence[CompletedCheckpoint],
         next_checkpoint: CheckpointId,
         now_s: float,
+        wall_ms: Callable[[], int],
     ) -> None:
         if not subtasks or not sources <= subtasks:
             raise ValueError("subtasks must not be empty and must include the sources")
@@ -91,6 +93,7 @@ class CheckpointCoordinator:
         self._max_parallelism = max_parallelism
         self._retained = list(retained)
         self._next_checkpoint = next_checkpoint
+        self._wall_ms = wall_ms
         self._decided_last = self._retained[-1].checkpoint if self._retained else GENESIS
         require(next_checkpoint > self._decided_last, f"checkpoint {next_checkpoint} is decided")
         self._pending: dict[CheckpointId, _Pending] = {}
@@ -131,6 +134,11 @@ class CheckpointCoordinator:
         return self._consecutive
 
     @property
+    def requested(self) -> frozenset[CheckpointKind]:
+        """What was asked for (MANUAL, STOP) and is not fulfilled: for the next attempt to ask."""
+        return self._schedule.requested
+
+    @property
     def live_paths(self) -> frozenset[str]:
         """Every file of the job that must not be swept, except those of uploads under way."""
         return self._named() | self._files.waiting_paths
@@ -140,9 +148,9 @@ class CheckpointCoordinator:
         if self._over:
             return None
         wakes = [p.deadline_s for p in self._pending.values() if not p.complete]
-        wake_s = self._schedule.wake_s()
-        if wake_s is not None and self._may_trigger():
-            wakes.append(wake_s)
+        due = self._due()
+        if due is not None:
+            wakes.append(due[1])
         return min(wakes, default=None)
 
     def tick(self, now_s: float) -> tuple[Decision, ...]:
@@ -162,11 +170,12 @@ class CheckpointCoordinator:
 
         It is triggered at once, or when fewer than `max_concurrent` are pending. Requests that wait
         at the same time are fulfilled by one checkpoint, and a FINAL or STOP one fulfills all.
-        If the one that was triggered is aborted, any later completed one fulfills the request.
+        If the one that was triggered fails, another follows after a pause; `requested` says what
+        this attempt has left unfulfilled.
         """
         match kind:
             case CheckpointKind.MANUAL:
-                self._schedule.request_manual()
+                self._schedule.request_manual(self._next_checkpoint)
             case CheckpointKind.STOP:
                 self._schedule.request_stop()
             case _:
@@ -235,7 +244,7 @@ class CheckpointCoordinator:
         require(checkpoint > self._decided_last, f"{checkpoint} after {self._decided_last}")
         self._decided_last = checkpoint
         self._consecutive = 0
-        self._schedule.ended(now_s)
+        self._schedule.decided(checkpoint, now_s)
         self._retained.append(decided)
         subsumed = self._retained[: -self._settings.retained]
         self._retained = self._retained[-self._settings.retained :]
@@ -301,41 +310,37 @@ class CheckpointCoordinator:
         decisions: list[Decision] = []
         complete = [c for c, pending in self._pending.items() if pending.complete]
         if self._appended is None and complete:
-            self._appended = self._completed_of(self._pending[min(complete)], now_s)
+            self._appended = self._completed_of(self._pending[min(complete)])
             decisions.append(AppendDecision(self._appended))
-        kind = self._schedule.kind_due(now_s) if self._may_trigger() else None
-        if kind is not None:
-            decisions.append(self._trigger(kind, now_s))
+        due = self._due()
+        if due is not None and now_s >= due[1]:
+            decisions.append(self._trigger(due[0], now_s))
         return decisions
 
-    def _may_trigger(self) -> bool:
-        return len(self._pending) < self._settings.concurrent and not (
-            self._last is not None or any(p.trigger.kind.ends_job for p in self._pending.values())
-        )
+    def _due(self) -> tuple[CheckpointKind, float] | None:
+        """Return what is to be triggered next and when, if anything may be by then."""
+        ending = any(p.trigger.kind.ends_job for p in self._pending.values())
+        if ending or self._last is not None or len(self._pending) >= self._settings.concurrent:
+            return None
+        return self._schedule.due(max(self._pending, default=GENESIS))
 
     def _trigger(self, kind: CheckpointKind, now_s: float) -> TriggerCheckpoint:
-        trigger = TriggerCheckpoint(self._next_checkpoint, kind, int(now_s * 1000))
+        trigger = TriggerCheckpoint(self._next_checkpoint, kind, self._wall_ms())
         self._next_checkpoint = CheckpointId(self._next_checkpoint + 1)
         self._pending[trigger.checkpoint] = _Pending(trigger, now_s + self._settings.timeout_s)
-        self._schedule.triggered(kind, now_s)
+        self._schedule.triggered(now_s)
         return trigger
 
     def _fail(self, pending: _Pending, reason: str, now_s: float) -> list[Decision]:
         """Abort one checkpoint, count it, and end the attempt if that was one too many."""
-        trigger = pending.trigger
-        checkpoint = trigger.checkpoint
+        checkpoint = pending.trigger.checkpoint
         del self._pending[checkpoint]
-        self._schedule.failed(trigger.kind, now_s)
+        self._schedule.failed(now_s)
         self._consecutive += 1
         decisions: list[Decision] = [NotifyAbort(checkpoint, reason)]
         decisions += self._discard(handles_of(pending.snapshots.values()))
         decisions.append(CheckpointFailed(checkpoint, reason, self._consecutive))
-        if trigger.kind is CheckpointKind.STOP:
-            # Its sources read nothing more, so the attempt cannot go on.
-            self._over = True
-            text = f"checkpoint {checkpoint}, after which the job was to stop, failed: {reason}"
-            decisions.append(FailAttempt(text, checkpoint))
-        elif self._consecutive > self._settings.tolerable_failures:
+        if self._consecutive > self._settings.tolerable_failures:
             self._over = True
             text = (
                 f"checkpoint {checkpoint} failed: {reason} ({self._consecutive} in a row,"
@@ -350,7 +355,7 @@ class CheckpointCoordinator:
             raise InvariantViolation(f"append of {checkpoint} ended, but {appended} was under way")
         return appended
 
-    def _completed_of(self, pending: _Pending, now_s: float) -> CompletedCheckpoint:
+    def _completed_of(self, pending: _Pending) -> CompletedCheckpoint:
         trigger = pending.trigger
         return CompletedCheckpoint(
             checkpoint=trigger.checkpoint,
@@ -359,7 +364,7 @@ class CheckpointCoordinator:
             max_parallelism=self._max_parallelism,
             snapshots=tuple(pending.snapshots[subtask] for subtask in sorted(pending.snapshots)),
             triggered_at_ms=trigger.triggered_at_ms,
-            completed_at_ms=int(now_s * 1000),
+            completed_at_ms=self._wall_ms(),
             final=trigger.kind.ends_job,
         )
 

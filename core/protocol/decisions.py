@@ -16,7 +16,8 @@ class CheckpointKind(Enum):
     PERIODIC = "periodic"
     MANUAL = "manual"
     STOP = "stop"
-    """Sources read nothing after this barrier; once it is committed, the job finishes."""
+    """Sources read nothing after this barrier, also if it fails and another one follows; once it
+    is committed, the job finishes."""
     FINAL = "final"
     """All sources had reached their end before this barrier; once it is committed, the job ends."""
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onceflow.core.protocol.decisions import CheckpointKind
-from onceflow.core.protocol.ids import SubtaskRef
+from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
 
-FINAL_RETRY_PAUSE_S = 1.0
-"""From a failed final checkpoint to the next: a sink that always declines must not spin."""
+RETRY_PAUSE_S = 1.0
+"""From a failed checkpoint to one that does not wait for the interval: a sink that always declines
+must not spin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,10 @@ class CheckpointSettings:
 class TriggerSchedule:
     """Remembers what was asked for and when the last checkpoint began and ended.
 
-    Precedence: FINAL (all sources at their end), STOP, MANUAL, PERIODIC. A request waits for
-    nothing; the interval and the pause bind PERIODIC alone. After STOP or FINAL comes nothing,
-    unless it is aborted.
+    Precedence: FINAL (all sources at their end), STOP, MANUAL, PERIODIC. The interval binds
+    PERIODIC alone; the others wait for a pause after a failed checkpoint and for nothing else.
+    What was asked for stays asked until a checkpoint triggered after it is decided: a STOP or FINAL
+    one for a stop, any for MANUAL. Times are of a clock that is never set.
     """
 
     def __init__(
@@ -59,61 +61,61 @@ class TriggerSchedule:
         self._settings = settings
         self._reading = set(sources)
         self._bounded = bool(sources)
-        self._wants_manual = False
+        self._manual_from: CheckpointId | None = None
+        """The lowest checkpoint that fulfills every MANUAL request; None: nobody waits."""
         self._wants_stop = False
         self._due_at_s = None if settings.interval_s is None else now_s + settings.interval_s
         self._periodic_not_before_s = now_s
-        self._final_not_before_s = now_s
+        self._others_not_before_s = now_s
 
-    def request_manual(self) -> None:
-        """Have a MANUAL checkpoint triggered next."""
-        self._wants_manual = True
+    @property
+    def requested(self) -> frozenset[CheckpointKind]:
+        """What was asked for and is not fulfilled."""
+        kinds = {
+            CheckpointKind.MANUAL: self._manual_from is not None,
+            CheckpointKind.STOP: self._wants_stop,
+        }
+        return frozenset(kind for kind, wanted in kinds.items() if wanted)
+
+    def request_manual(self, next_checkpoint: CheckpointId) -> None:
+        """Have a MANUAL checkpoint triggered next, which is `next_checkpoint` at the lowest."""
+        self._manual_from = next_checkpoint
 
     def request_stop(self) -> None:
-        """Have a STOP checkpoint triggered next."""
+        """Have STOP checkpoints triggered until the job has ended."""
         self._wants_stop = True
 
     def exhausted(self, subtask: SubtaskRef) -> None:
         """Take in that a source is at its end; when all are, FINAL is due."""
         self._reading.discard(subtask)
 
-    def kind_due(self, now_s: float) -> CheckpointKind | None:
-        """Return the kind to trigger now, if one may be; None when nothing is due."""
-        if self._all_exhausted():
-            return CheckpointKind.FINAL if now_s >= self._final_not_before_s else None
+    def due(self, newest_pending: CheckpointId) -> tuple[CheckpointKind, float] | None:
+        """Return what to trigger next and when; None when nothing is to be triggered.
+
+        `newest_pending` is GENESIS when no checkpoint is under way.
+        """
+        if self._bounded and not self._reading:
+            return CheckpointKind.FINAL, self._others_not_before_s
         if self._wants_stop:
-            return CheckpointKind.STOP
-        if self._wants_manual:
-            return CheckpointKind.MANUAL
-        wake_s = self._periodic_at_s()
-        return CheckpointKind.PERIODIC if wake_s is not None and now_s >= wake_s else None
-
-    def wake_s(self) -> float | None:
-        """Return when `kind_due` says more than now, by time alone; None: never."""
-        return self._final_not_before_s if self._all_exhausted() else self._periodic_at_s()
-
-    def triggered(self, kind: CheckpointKind, now_s: float) -> None:
-        """Take in that a checkpoint began: what was requested before is fulfilled by it."""
-        if self._settings.interval_s is not None:
-            self._due_at_s = now_s + self._settings.interval_s
-        self._wants_manual = False
-        self._wants_stop = self._wants_stop and not kind.ends_job
-
-    def ended(self, now_s: float) -> None:
-        """Take in that a checkpoint was decided or aborted."""
-        self._periodic_not_before_s = now_s + self._settings.min_pause_s
-
-    def failed(self, kind: CheckpointKind, now_s: float) -> None:
-        """Take in that a checkpoint failed."""
-        self.ended(now_s)
-        if kind is CheckpointKind.FINAL:
-            pause_s = max(FINAL_RETRY_PAUSE_S, self._settings.min_pause_s)
-            self._final_not_before_s = now_s + pause_s
-
-    def _all_exhausted(self) -> bool:
-        return self._bounded and not self._reading
-
-    def _periodic_at_s(self) -> float | None:
+            return CheckpointKind.STOP, self._others_not_before_s
+        if self._manual_from is not None and newest_pending < self._manual_from:
+            return CheckpointKind.MANUAL, self._others_not_before_s
         if self._due_at_s is None:
             return None
-        return max(self._due_at_s, self._periodic_not_before_s)
+        return CheckpointKind.PERIODIC, max(self._due_at_s, self._periodic_not_before_s)
+
+    def triggered(self, now_s: float) -> None:
+        """Take in that a checkpoint began."""
+        if self._settings.interval_s is not None:
+            self._due_at_s = now_s + self._settings.interval_s
+
+    def decided(self, checkpoint: CheckpointId, now_s: float) -> None:
+        """Take in that a checkpoint was decided, and so fulfills what was asked before it."""
+        self._periodic_not_before_s = now_s + self._settings.min_pause_s
+        if self._manual_from is not None and checkpoint >= self._manual_from:
+            self._manual_from = None
+
+    def failed(self, now_s: float) -> None:
+        """Take in that a checkpoint failed."""
+        self._periodic_not_before_s = now_s + self._settings.min_pause_s
+        self._others_not_before_s = now_s + max(RETRY_PAUSE_S, self._settings.min_pause_s)

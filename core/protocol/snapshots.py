@@ -55,6 +55,7 @@ class SnapshotTimings:
     sync_ms: float = 0.0
     async_ms: float = 0.0
     start_delay_ms: float = 0.0
+    """From the trigger to the first barrier, by two machines' clocks: 0 where they disagree."""
     size_bytes: int = 0
 
 

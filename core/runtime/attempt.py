@@ -101,6 +101,11 @@ class Attempt:
         """Tell every slot to leave at once."""
         self._slots.send_all(Cancel(reason))
 
+    def unfulfilled(self) -> frozenset[CheckpointKind]:
+        """Return what the user asked for and this attempt, now ended, has not brought about."""
+        early = frozenset(e.kind for e in self._early if isinstance(e, CheckpointRequested))
+        return early | self._coordinator.requested if self._coordinator else early
+
     def _recover(self) -> RecoveryCounts:
         """Runs beside the slots' start: neither needs the other before deployment."""
         self._parts.recovery.check()
@@ -144,11 +149,11 @@ class Attempt:
         self._parts.running()
 
     def _coordinate(self) -> bool:
-        self._coordinator = self._parts.coordinator(time.time())
-        for event in self._early:
-            self._on_event(event)
+        self._coordinator = self._parts.coordinator(time.monotonic())
+        while self._early:
+            self._on_event(self._early.pop(0))
         while self._finished is None:
-            self._carry_out(self._coordinator.tick(time.time()))
+            self._carry_out(self._coordinator.tick(time.monotonic()))
             if self._finished is None:
                 self._next_event(None, "")
         self._say_stop()
@@ -160,7 +165,7 @@ class Attempt:
         wait_s = interval_s / 2
         wake_s = self._coordinator.next_wake_s() if self._coordinator else None
         if wake_s is not None:
-            wait_s = max(0.0, min(wait_s, wake_s - time.time()))
+            wait_s = max(0.0, min(wait_s, wake_s - time.monotonic()))
         with contextlib.suppress(queue.Empty):
             self._on_event(self._events.get(timeout=wait_s))
         now = time.monotonic()
@@ -189,7 +194,7 @@ class Attempt:
                 if self._coordinator is None:
                     self._early.append(event)
                 else:
-                    self._carry_out(self._coordinator.request(event.kind, time.time()))
+                    self._carry_out(self._coordinator.request(event.kind, time.monotonic()))
             case CancelRequested():
                 raise JobCancelled(f"job {self._plan.job} was cancelled")
 
@@ -198,7 +203,7 @@ class Attempt:
             self._parts.progress.slot_connected(link.hello)
 
     def _on_message(self, slot: int, message: SlotMessage) -> None:
-        now_s = time.time()
+        now_s = time.monotonic()
         coordinator = self._coordinator
         match message:
             case Running():
@@ -263,12 +268,14 @@ class Attempt:
         try:
             self._parts.log.append(completed)
         except StorageError as error:
-            more = self._coordinator.append_failed(completed.checkpoint, str(error), time.time())
+            more = self._coordinator.append_failed(
+                completed.checkpoint, str(error), time.monotonic()
+            )
         else:
             reach("logged")
             append_ms = (time.perf_counter() - began) * 1000
             self._parts.progress.decided(completed, append_ms)
-            more = self._coordinator.logged(completed.checkpoint, time.time())
+            more = self._coordinator.logged(completed.checkpoint, time.monotonic())
         self._carry_out(more)
 
     def _after_complete(self, checkpoint: CheckpointId, oldest_retained: CheckpointId) -> None:

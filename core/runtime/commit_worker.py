@@ -86,7 +86,7 @@ class CommitWorker:
                 reach("commit")
                 outcome = self._committer.commit(committable)
                 reach("committed")
-                now_s = time.time()
+                now_s = time.monotonic()
                 with self._condition:
                     step = self._queue.outcome(committable, outcome, now_s)
                 match step:
@@ -107,12 +107,12 @@ class CommitWorker:
             with self._condition:
                 if self._closing:
                     return None
-                step = self._queue.next_commit(time.time())
+                step = self._queue.next_commit(time.monotonic())
                 if isinstance(step, Committable):
                     return step
                 prune_before, self._prune_before = self._prune_before, None
                 if prune_before is None and not self._unreported():
-                    wait_s = step.at_s - time.time() if isinstance(step, WaitUntil) else 1.0
+                    wait_s = step.at_s - time.monotonic() if isinstance(step, WaitUntil) else 1.0
                     self._condition.wait(max(0.001, min(wait_s, 1.0)))
                     continue
             self._report(0.0)

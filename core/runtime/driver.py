@@ -143,7 +143,7 @@ class JobDriver:
             except OnceflowError as error:
                 if error.retry == "never":
                     raise
-                match tracker.on_failure(time.time()):
+                match tracker.on_failure(time.monotonic()):
                     case GiveUp(reason):
                         raise type(error)(f"{error} (no further restart: {reason})") from error
                     case RestartAfter(delay_s):
@@ -199,7 +199,7 @@ class JobDriver:
             coordinator=lambda now_s: self._coordinator(slot_plan, view, now_s),
             next_checkpoint=view.next_checkpoint,
             progress=self._progress,
-            running=lambda: self._tracker.on_running(time.time()),
+            running=lambda: self._tracker.on_running(time.monotonic()),
         )
         return self._run_on_spark(parts, task, server)
 
@@ -219,7 +219,7 @@ class JobDriver:
             self._end_stage(stage)
             parts.recovery.close()
             server.close()
-            self._drain()
+            self._drain(attempt.unfulfilled())
 
     def _restore_point(self, log: ClaimedLog) -> tuple[LogView, int]:
         """Return the log's view and the number of key groups.
@@ -231,8 +231,9 @@ class JobDriver:
             recorded = log.view.completed[-1].max_parallelism
             return log.view, plan.max_parallelism or recorded
         max_parallelism = plan.max_parallelism or default_max_parallelism(plan.parallelism)
-        now_ms = int(time.time() * 1000)
-        log.append(genesis_of(plan.graph, log.attempt, plan.parallelism, max_parallelism, now_ms))
+        log.append(
+            genesis_of(plan.graph, log.attempt, plan.parallelism, max_parallelism, _wall_ms())
+        )
         return log.view, max_parallelism
 
     def _coordinator(
@@ -249,6 +250,7 @@ class JobDriver:
             retained=view.completed,
             next_checkpoint=view.next_checkpoint,
             now_s=now_s,
+            wall_ms=_wall_ms,
         )
 
     def _end_stage(self, stage: SparkStage) -> None:
@@ -258,9 +260,9 @@ class JobDriver:
             if not stage.join(self._plan.settings.cancel_timeout_s):
                 _log.error("Spark did not end the slots of job %s", self._plan.name)
 
-    def _drain(self) -> None:
-        """Drop what the ended attempt has left; keep what the user asked for."""
-        kept: list[AttemptEvent] = []
+    def _drain(self, unfulfilled: frozenset[CheckpointKind]) -> None:
+        """Drop what the ended attempt has left; ask the next one for what the user asked for."""
+        kept: list[AttemptEvent] = [CheckpointRequested(kind) for kind in unfulfilled]
         while True:
             try:
                 event = self._events.get_nowait()
@@ -276,3 +278,7 @@ class JobDriver:
         if is_local(self._context):
             return "127.0.0.1"
         return str(self._context.getConf().get("spark.driver.host", socket.gethostname()))
+
+
+def _wall_ms() -> int:
+    return int(time.time() * 1000)

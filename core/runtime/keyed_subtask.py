@@ -37,7 +37,6 @@ class KeyedSubtask(Subtask):
     ) -> None:
         super().__init__(ref, gate, operators, edges, reports)
         self._alignment = BarrierAlignment(gate.channels, mode)
-        self._ended: set[int] = set()
 
     def _step(self) -> None:
         item = self.gate.take(1.0)
@@ -51,11 +50,10 @@ class KeyedSubtask(Subtask):
             case Batch():
                 self._timed(lambda: self._operators[0].receive(element))
             case Barrier():
-                self._carry_out(self._alignment.on_barrier(channel, element, time.time()))
+                self._carry_out(self._alignment.on_barrier(channel, element, time.monotonic()))
             case EndOfStream():
-                self._carry_out(self._alignment.on_end_of_input(channel, time.time()))
-                self._ended.add(channel)
-                if len(self._ended) == self.gate.channels:
+                self._alignment.on_end_of_input(channel)
+                if self._alignment.all_ended:
                     self._end_of_stream()
 
     def _on_triggered(self, barrier: Barrier) -> None:
@@ -72,6 +70,6 @@ class KeyedSubtask(Subtask):
                 case Unblock(channels):
                     self.gate.unblock(channels)
                 case TakeSnapshot():
-                    self._snapshot(action.barrier, action.alignment_ms, action.start_delay_ms)
+                    self._snapshot(action.barrier, action.alignment_ms)
                 case AlignmentAborted(checkpoint, reason):
                     self._reports.snapshot_declined(self.ref, checkpoint, reason)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -118,8 +117,7 @@ class SourceSubtask(Subtask):
         self._last_checkpoint = barrier.checkpoint
         if barrier.kind is CheckpointKind.STOP:
             self._reading = False
-        start_delay_ms = max(0.0, time.time() * 1000 - barrier.triggered_at_ms)
-        self._snapshot(barrier, 0.0, start_delay_ms)
+        self._snapshot(barrier, alignment_ms=0.0)
 
     def _on_aborted(self, checkpoint: CheckpointId) -> None:
         self._last_checkpoint = max(self._last_checkpoint, checkpoint)

@@ -166,8 +166,10 @@ class Subtask(ABC):
             case _:
                 raise TypeError(f"subtask {self.ref} cannot read mail {mail!r}")
 
-    def _snapshot(self, barrier: Barrier, alignment_ms: float, start_delay_ms: float) -> None:
+    def _snapshot(self, barrier: Barrier, alignment_ms: float) -> None:
         """Take the synchronous part, forward the barrier, hand the rest to the uploader."""
+        # Of two machines' clocks, for metrics alone.
+        start_delay_ms = max(0.0, time.time() * 1000 - alignment_ms - barrier.triggered_at_ms)
         began = time.perf_counter()
         taken = [operator.snapshot(barrier.checkpoint) for operator in self._operators]
         sync_ms = (time.perf_counter() - began) * 1000

@@ -143,6 +143,7 @@ class Driver:
             retained=self.view.completed,
             next_checkpoint=self.view.next_checkpoint,
             now_s=world.clock.now_s,
+            wall_ms=lambda: int(world.clock.now_s * 1000),
         )  # fmt: skip
         self.swept = False
         self.last_complete: CheckpointId | None = None

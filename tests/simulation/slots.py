@@ -159,7 +159,7 @@ class Slot:
             if isinstance(element, Barrier):
                 self._align(self.alignment.on_barrier(channel, element, now_s))
             elif isinstance(element, str):
-                self._align(self.alignment.on_end_of_input(channel, now_s))
+                self.alignment.on_end_of_input(channel)
             else:
                 partition, offset, key, _ = element
                 self.state[key] = self.state.get(key, 0) + 1

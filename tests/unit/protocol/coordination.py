@@ -22,6 +22,7 @@ from onceflow.core.protocol.snapshots import (
 
 ATTEMPT = AttemptId(3)
 START_S = 1000.0
+WALL_S = 1_700_000_000.0
 SOURCES = tuple(SubtaskRef("source", index) for index in range(2))
 SINKS = tuple(SubtaskRef("sink", index) for index in range(2))
 SUBTASKS = (*SOURCES, *SINKS)
@@ -63,6 +64,7 @@ class Coordination:
     ) -> None:
         last = retained[-1].checkpoint if retained else 0
         self.now_s = START_S
+        self.wall_s = WALL_S
         self.coordinator = CheckpointCoordinator(
             settings,
             attempt=ATTEMPT,
@@ -73,6 +75,7 @@ class Coordination:
             retained=retained,
             next_checkpoint=CheckpointId(last + 1),
             now_s=self.now_s,
+            wall_ms=lambda: int(self.wall_s * 1000),
         )
         self.decisions: list[Decision] = []
         self.deleted: list[str] = []

@@ -25,8 +25,8 @@ from onceflow.core.protocol.invariant import InvariantViolation
 ALIGNED, AT_LEAST_ONCE = AlignmentMode.ALIGNED, AlignmentMode.AT_LEAST_ONCE
 
 
-def barrier(number: int, triggered_at_ms: int = 0) -> Barrier:
-    return Barrier(CheckpointId(number), CheckpointKind.PERIODIC, triggered_at_ms)
+def barrier(number: int) -> Barrier:
+    return Barrier(CheckpointId(number), CheckpointKind.PERIODIC, triggered_at_ms=0)
 
 
 def taken(actions: tuple[AlignmentAction, ...]) -> list[int]:
@@ -53,19 +53,12 @@ def test_one_channel_never_waits() -> None:
     assert isinstance(action, TakeSnapshot)
 
 
-def test_times_are_from_trigger_to_first_barrier_and_from_first_to_last() -> None:
+def test_alignment_takes_from_the_first_barrier_to_the_last() -> None:
     gate = BarrierAlignment(2, ALIGNED)
-    gate.on_barrier(0, barrier(1, triggered_at_ms=1_000), 1.25)
-    snapshot = gate.on_barrier(1, barrier(1, triggered_at_ms=1_000), 1.75)[0]
+    gate.on_barrier(0, barrier(1), 1.25)
+    snapshot = gate.on_barrier(1, barrier(1), 1.75)[0]
     assert isinstance(snapshot, TakeSnapshot)
-    assert (snapshot.start_delay_ms, snapshot.alignment_ms) == (250.0, 500.0)
-
-
-def test_clocks_that_disagree_give_no_negative_delay() -> None:
-    gate = BarrierAlignment(1, ALIGNED)
-    (snapshot,) = gate.on_barrier(0, barrier(1, triggered_at_ms=9_000), 1.0)
-    assert isinstance(snapshot, TakeSnapshot)
-    assert snapshot.start_delay_ms == 0.0
+    assert snapshot.alignment_ms == 500.0
 
 
 def test_abort_releases_the_waiting_channels_and_later_barriers_are_ignored() -> None:
@@ -131,12 +124,12 @@ def test_aborted_barrier_also_shows_that_an_older_one_was_skipped() -> None:
 def test_finished_input_is_still_waited_for() -> None:
     """S9, S10: a source at its end goes on emitting barriers; end of input completes nothing."""
     gate = BarrierAlignment(2, ALIGNED)
-    assert gate.on_end_of_input(0, 0.0) == ()
+    gate.on_end_of_input(0)
     assert not gate.all_ended
     assert taken(gate.on_barrier(1, barrier(1), 0.0)) == []
     assert taken(gate.on_barrier(0, barrier(1), 0.0)) == [1]
-    gate.on_end_of_input(1, 0.0)
-    gate.on_end_of_input(1, 0.0)
+    gate.on_end_of_input(1)
+    gate.on_end_of_input(1)
     assert gate.all_ended
 
 
@@ -184,7 +177,7 @@ def test_reading_a_blocked_channel_is_a_bug() -> None:
     with pytest.raises(InvariantViolation, match="blocked"):
         gate.on_barrier(0, barrier(2), 0.0)
     with pytest.raises(InvariantViolation, match="blocked"):
-        gate.on_end_of_input(0, 0.0)
+        gate.on_end_of_input(0)
 
 
 def test_subtask_without_input_has_no_alignment() -> None:

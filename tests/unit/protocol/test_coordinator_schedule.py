@@ -9,6 +9,7 @@ from tests.unit.protocol.coordination import SOURCES, START_S, Coordination, of_
 
 from onceflow.core.protocol.coordinator import CheckpointSettings
 from onceflow.core.protocol.decisions import (
+    AppendDecision,
     CheckpointKind,
     Decision,
     FailAttempt,
@@ -148,6 +149,65 @@ def test_failed_final_checkpoint_is_tried_again_after_a_pause() -> None:
     assert job.coordinator.next_wake_s() == job.now_s + 1.0
     assert kinds(job.tick(after_s=1.0)) == [FINAL]
     assert of_type(FailAttempt, job.decline(2))
+
+
+@pytest.mark.parametrize("kind", [MANUAL, STOP])
+@pytest.mark.parametrize("how", ["decline", "timeout", "append"])
+def test_request_holds_until_a_checkpoint_is_decided_and_not_until_one_is_triggered(
+    kind: CheckpointKind, how: str
+) -> None:
+    """S59: after a STOP that failed the sources read nothing, so another STOP follows, no other."""
+    job = Coordination(CheckpointSettings(interval_s=60.0, timeout_s=10.0, tolerable_failures=1))
+    assert kinds(job.coordinator.request(kind, job.now_s)) == [kind]
+    match how:
+        case "decline":
+            failed = job.decline(1)
+        case "timeout":
+            failed = job.tick(after_s=10.0)
+        case _:
+            job.ack_all(1)
+            failed = job.append_failed(1)
+    assert kinds(failed) == []
+    assert job.coordinator.requested == {kind}
+    assert job.coordinator.next_wake_s() == job.now_s + 1.0
+    assert kinds(job.tick(after_s=1.0)) == [kind]
+    job.complete(2)
+    assert kinds(job.tick(after_s=5.0)) == []
+    assert job.coordinator.requested == ({STOP} if kind is STOP else set())
+
+
+def test_attempt_that_fails_says_what_it_has_left_unfulfilled() -> None:
+    job = Coordination(CheckpointSettings(interval_s=1.0))
+    assert job.coordinator.requested == frozenset()
+    job.coordinator.request(MANUAL, job.now_s)
+    job.coordinator.request(STOP, job.now_s)
+    assert of_type(FailAttempt, job.decline(1))
+    assert job.coordinator.requested == {MANUAL, STOP}
+
+
+def test_checkpoint_that_was_triggered_before_a_request_does_not_fulfill_it() -> None:
+    job = Coordination(CheckpointSettings(interval_s=1.0, max_concurrent=3, tolerable_failures=9))
+    job.trigger()
+    assert kinds(job.coordinator.request(MANUAL, job.now_s)) == [MANUAL]
+    job.complete(1)
+    assert job.coordinator.requested == {MANUAL}
+    # One triggered after the request's own covers it while it is under way, whatever its kind.
+    assert job.trigger() == 3
+    assert kinds(job.decline(2)) == []
+    assert kinds(job.tick(after_s=0.5)) == []
+    job.complete(3)
+    assert job.coordinator.requested == frozenset()
+
+
+def test_wall_clock_that_is_set_back_delays_no_checkpoint_and_only_stamps_it() -> None:
+    job = Coordination(CheckpointSettings(interval_s=1.0, timeout_s=5.0, min_pause_s=0.5))
+    job.complete(job.trigger())
+    job.wall_s -= 3600.0
+    assert kinds(job.tick(after_s=1.0)) == [CheckpointKind.PERIODIC]
+    job.complete(2)
+    first, second = (a.completed for a in of_type(AppendDecision, job.decisions))
+    assert second.triggered_at_ms == first.triggered_at_ms - 3_600_000
+    assert second.completed_at_ms == first.completed_at_ms - 3_600_000
 
 
 def test_final_checkpoint_fulfills_a_stop() -> None:
