@@ -35,12 +35,14 @@ def read_log(storage: JobStorage) -> LogFacts:
         CheckpointCorrupt: The log is damaged.
     """
     log = storage.log
-    view, owner = log.newest_owner()
+    view = log.read()
     if view.attempt == 0:
         # Asking a job that never ran for its identity would make one.
         return LogFacts(log.job, "", view)
-    signs = tuple(filter(None, (_recently_written(view, log.written_at()), _owner_lives(owner))))
-    return LogFacts(log.job, storage.log_id, view, () if _has_ended(view, owner) else signs)
+    signs = tuple(
+        filter(None, (_recently_written(view, log.written_at()), _owner_lives(view.owner)))
+    )
+    return LogFacts(log.job, storage.log_id, view, () if _has_ended(view) else signs)
 
 
 def fence(storage: JobStorage) -> LogFacts:
@@ -60,8 +62,8 @@ def attempt_of(log: LogFacts | None) -> AttemptId:
     return AttemptId(max(1, log.view.attempt if log else 1))
 
 
-def _has_ended(view: LogView, owner: str) -> bool:
-    if owner.startswith(_BY_HAND):
+def _has_ended(view: LogView) -> bool:
+    if view.owner.startswith(_BY_HAND):
         return True  # an attempt that only fences and runs nothing
     last = view.decided[-1] if view.decided else None
     return last is not None and last.sequence == view.last_sequence and last.completed.final

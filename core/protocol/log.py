@@ -19,7 +19,7 @@ Reading, writing, digests and encodings are the storage's.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from onceflow.core.errors import CheckpointCorrupt, Fenced
@@ -34,7 +34,7 @@ class AttemptClaimed:
     sequence: int
     attempt: AttemptId
     owner: str
-    """Who claimed, for people: host, process, start time. Makes two claims of one number differ."""
+    """Which driver claimed: host, process and a random part, so that two drivers never share it."""
     previous: str
 
 
@@ -68,6 +68,8 @@ class LogView:
     last_sequence: int = 0
     last_digest: str = ""
     attempt: AttemptId = NO_ATTEMPT
+    owner: str = field(default="", compare=False)
+    """Who claimed `attempt`; a reader finds it empty when that record is pruned."""
     decided: tuple[CheckpointDecided, ...] = ()
     """Every decision still in the log, oldest first."""
     first_sequence: int = 1
@@ -133,9 +135,9 @@ def extend(view: LogView, entry: LogEntry) -> LogView:
             f"decision log: record {record.sequence} follows {record.previous or 'nothing'}, "
             f"but record {view.last_sequence} is {view.last_digest or 'nothing'}"
         )
-    decided = view.decided
+    decided, owner = view.decided, view.owner
     if isinstance(record, AttemptClaimed):
-        attempt_expected = view.attempt + 1
+        attempt_expected, owner = view.attempt + 1, record.owner
     else:
         attempt_expected = view.attempt
         last = decided[-1].completed.checkpoint if decided else -1
@@ -156,18 +158,45 @@ def extend(view: LogView, entry: LogEntry) -> LogView:
         last_sequence=record.sequence,
         last_digest=entry.digest,
         attempt=record.attempt,
+        owner=owner,
         decided=decided,
     )
 
 
 def next_claim(view: LogView, owner: str) -> AttemptClaimed:
-    """Return the record that makes `owner` the next attempt, if it can be created."""
+    """Return the record that makes `owner` the next attempt, if it can be created.
+
+    It takes the job over from whoever has it: for a driver's first claim.
+    """
     return AttemptClaimed(
         sequence=view.last_sequence + 1,
         attempt=AttemptId(view.attempt + 1),
         owner=owner,
         previous=view.last_digest,
     )
+
+
+def claim_again(view: LogView, *, owner: str, attempt: AttemptId) -> AttemptClaimed:
+    """Return the record that makes `owner`, which claimed `attempt`, the next attempt as well.
+
+    A driver whose attempt has failed may claim again only while nobody else has claimed since: of
+    two drivers the one that was started last goes on. A claim of its own whose outcome it was not
+    told may stand above `attempt`. `owner` differs from that of every other driver.
+
+    Raises:
+        Fenced: Somebody else has claimed the job since.
+    """
+    if view.attempt == attempt or view.owner == owner:
+        return next_claim(view, owner)
+    raise Fenced(
+        f"attempt {attempt} is fenced: attempt {view.attempt} ({owner_of(view)}) has claimed the"
+        " job since"
+    )
+
+
+def owner_of(view: LogView) -> str:
+    """Return who claimed the newest attempt, for people."""
+    return view.owner or "owner pruned"
 
 
 def next_decision(view: LogView, completed: CompletedCheckpoint) -> CheckpointDecided:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 
 from onceflow.core.config import Checkpointing, RuntimeSettings
-from onceflow.core.errors import OnceflowError
+from onceflow.core.errors import OnceflowError, StorageError
 from onceflow.core.graph import Graph
 from onceflow.core.protocol.assignment import default_max_parallelism
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
@@ -88,6 +89,7 @@ class JobDriver:
         self._events: queue.SimpleQueue[AttemptEvent] = queue.SimpleQueue()
         self._asked_to_leave = threading.Event()
         self._failed_at = time.monotonic()
+        self._log: ClaimedLog | None = None
         self._tracker: RestartTracker = plan.restart.tracker(random.Random())  # noqa: S311 - jitter
         self._error: BaseException | None = None
         self._ended = threading.Event()
@@ -143,6 +145,7 @@ class JobDriver:
             except OnceflowError as error:
                 if error.retry == "never":
                     raise
+                self._check_owned()
                 match tracker.on_failure(time.monotonic()):
                     case GiveUp(reason):
                         raise type(error)(f"{error} (no further restart: {reason})") from error
@@ -156,7 +159,7 @@ class JobDriver:
 
     def _attempt(self, slots_ended_s: float) -> bool:
         plan, storage = self._plan, self._storage
-        log = storage.log.claim(f"{socket.gethostname()}:{os.getpid()}")
+        log = self._log = self._claim()
         for _, source in plan.graph.sources():
             source.check()
         view, max_parallelism = self._restore_point(log)
@@ -166,7 +169,7 @@ class JobDriver:
         self._progress.attempt(log.attempt, restored.checkpoint, slots_ended_s)
         token = new_token()
         server = ControlServer(self._host(), token, self._events.put)
-        probe = storage.probe_write()
+        probe = storage.probe_write(log.attempt)
         slot_plan = SlotPlan(
             job=plan.name,
             attempt=log.attempt,
@@ -202,6 +205,18 @@ class JobDriver:
             running=lambda: self._tracker.on_running(time.monotonic()),
         )
         return self._run_on_spark(parts, task, server)
+
+    def _claim(self) -> ClaimedLog:
+        """The first claim takes the job over; later ones only while no other driver has done so."""
+        if self._log is None:
+            return self._storage.log.claim(f"{socket.gethostname()}:{os.getpid()}")
+        return self._log.claim_again()
+
+    def _check_owned(self) -> None:
+        """Say why, when the attempt failed because another driver has taken the job over."""
+        if self._log is not None:
+            with contextlib.suppress(StorageError):
+                self._log.check_owned()
 
     def _run_on_spark(self, parts: AttemptParts, task: SlotTask, server: ControlServer) -> bool:
         group = f"onceflow-{parts.plan.job}-{parts.plan.attempt}"

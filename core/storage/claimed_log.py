@@ -11,17 +11,22 @@ from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.protocol.log import (
     AppendFenced,
     AppendStands,
+    AttemptClaimed,
     CheckpointDecided,
     LogEntry,
     LogView,
+    claim_again,
     extend,
     next_decision,
+    owner_of,
     prunable,
 )
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 
 if TYPE_CHECKING:
     from onceflow.core.storage.decision_log import DecisionLog
+
+_TWO_DRIVERS = "Two drivers ran one job: stop the one that is not wanted"
 
 
 class ClaimedLog:
@@ -43,6 +48,25 @@ class ClaimedLog:
         """The log as the owner knows it: as of the claim, and its own appends and prunes since."""
         with self._lock:
             return self._view
+
+    def claim_again(self) -> ClaimedLog:
+        """Return the log claimed anew by the same driver, after an attempt of its own has failed.
+
+        Raises:
+            Fenced: Another driver has claimed the job since, and goes on.
+            StorageError: The log cannot be read or written.
+            DecisionUnknown: The claim may or may not be in the log; claiming again is safe.
+        """
+        return self._log.claim_by(self._next_claim)
+
+    def check_owned(self) -> None:
+        """Return while no other driver has claimed the job since; changes nothing.
+
+        Raises:
+            Fenced: Another has, and goes on.
+            StorageError: The log cannot be read.
+        """
+        self._next_claim(self._log.read())
 
     def append(self, completed: CompletedCheckpoint) -> None:
         """Make `completed` the log's last decision, durably: the commit point of the whole job.
@@ -95,11 +119,18 @@ class ClaimedLog:
                 ghosts=(),
             )
 
+    def _next_claim(self, view: LogView) -> AttemptClaimed:
+        mine = self.view
+        try:
+            return claim_again(view, owner=mine.owner, attempt=mine.attempt)
+        except Fenced as error:
+            raise Fenced(f"job {self._log.job}: {error}. {_TWO_DRIVERS}") from None
+
     def _explain(self, record: CheckpointDecided, reason: str) -> str:
         """Say who owns the job now, and remove the record if it is a ghost."""
         said = f"job {self._log.job}: attempt {record.attempt} is fenced: {reason}"
         try:
-            view, owner = self._log.newest_owner()
+            view = self._log.read()
             if record.sequence in view.ghosts:
                 # Below a chain that only grows upwards: it can never count, whoever deletes it.
                 self._log.remove(view, (record.sequence,))
@@ -107,7 +138,7 @@ class ClaimedLog:
             return f"{said}. Who owns the job cannot be read: {error}"
         counts = record in view.decided
         return (
-            f"{said}. Attempt {view.attempt} ({owner}) owns the job; its decision log ends at"
-            f" record {view.last_sequence}, and this decision is {'' if counts else 'not '}part of"
-            " it. Two drivers ran one job: stop the one that is not wanted"
+            f"{said}. Attempt {view.attempt} ({owner_of(view)}) owns the job; its decision log ends"
+            f" at record {view.last_sequence}, and this decision is {'' if counts else 'not '}part"
+            f" of it. {_TWO_DRIVERS}"
         )

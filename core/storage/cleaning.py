@@ -36,17 +36,17 @@ def discard(fs: CheckpointFileSystem, paths: JobPaths, handles: Iterable[StateHa
 
 
 def sweep(
-    fs: CheckpointFileSystem, paths: JobPaths, view: LogView, attempt: AttemptId, probe: str
+    fs: CheckpointFileSystem, paths: JobPaths, view: LogView, attempt: AttemptId
 ) -> tuple[str, ...]:
     """Delete every state file that no checkpoint of `view` names and that nobody will name.
 
     Runs on the driver, at the start of `attempt` and at any time during it; `view` is the log as of
     then. Safe beside writers of `attempt` itself and of newer ones: it touches only
 
-        files of older attempts, and
+        files of older attempts, probes too, and
         directories of checkpoints of this attempt below its last decided one.
 
-    Shared files of `attempt` itself are the coordinator's to discard. Probes but `probe` go, too.
+    Shared files of `attempt` itself are the coordinator's to discard.
     Returns what it deleted.
 
     Raises:
@@ -64,9 +64,8 @@ def sweep(
                 fs.delete_tree(directory)
                 fs.delete_directory_if_empty(directory.rpartition("/")[0])
                 deleted.append(directory)
-    stray = [f"{paths.shared}/{name}" for name in _dead_shared(fs, paths, attempt)]
+    stray = [*_dead(fs, paths.shared, attempt), *_dead(fs, paths.probes, attempt)]
     stray = [path for path in stray if path.removeprefix(f"{paths.job}/") not in named]
-    stray += [path for path in map(paths.probe, fs.list(paths.probes)) if path != probe]
     for path in stray:
         with _noted(failures):
             fs.delete(path)
@@ -91,14 +90,14 @@ def _dead_directories(
                 yield f"{directory}/{inner}"
 
 
-def _dead_shared(fs: CheckpointFileSystem, paths: JobPaths, attempt: AttemptId) -> Iterable[str]:
-    unfinished = fs.list_unfinished(paths.shared)
-    names = {name: name for name in fs.list(paths.shared)}
+def _dead(fs: CheckpointFileSystem, directory: str, attempt: AttemptId) -> Iterable[str]:
+    unfinished = fs.list_unfinished(directory)
+    names = {name: name for name in fs.list(directory)}
     names.update({item.name: item.target for item in unfinished})
     for name, target in names.items():
-        writer = paths.attempt_of_shared(target)
+        writer = JobPaths.writer_of(target)
         if writer is not None and writer < attempt:
-            yield name
+            yield f"{directory}/{name}"
 
 
 @contextmanager

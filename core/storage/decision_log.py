@@ -12,6 +12,7 @@ an hour from being right by accident, after its sequence number has been pruned 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from datetime import datetime
 
 from onceflow.core.errors import CheckpointCorrupt, CheckpointError, Fenced, StorageError
@@ -72,13 +73,33 @@ class DecisionLog:
             CheckpointCorrupt: A record is damaged or the chain is broken; names the file.
             StateIncompatible: A later version of onceflow wrote a record.
         """
-        return self._read()[1]
+        for _ in range(READ_TRIES_MAX):
+            sequences = self.sequences()
+            # The highest first: what is deleted meanwhile is at the other end.
+            found = [self._entry(sequence) for sequence in reversed(sequences)]
+            entries = tuple(entry for entry in reversed(found) if entry is not None)
+            if len(entries) < len(found):
+                continue
+            try:
+                view = self._view_of(entries)
+            except CheckpointCorrupt:
+                if self.sequences() == sequences:
+                    raise
+                continue
+            # A listing during which the last record was replaced can show ghosts alone: look twice.
+            highest = max(self.sequences(), default=0)
+            if highest == view.last_sequence and not self._listing_missed_below(view):
+                return view
+        raise StorageError(
+            f"{self._fs.location(self._paths.log)} changed {READ_TRIES_MAX} times while it was read"
+        )
 
     def claim(self, owner: str) -> ClaimedLog:
         """Return the log with the caller as its only appender; fences every earlier one.
 
-        `owner` is for people: host and process, say. Runs on the driver, once an attempt. A crash
-        during it leaves at most an attempt number that nobody uses.
+        `owner` is for people: host and process, say. Runs on the driver, once for its first
+        attempt; for the next ones see `ClaimedLog.claim_again`. A crash during it leaves at most an
+        attempt number that nobody uses.
 
         Raises:
             Fenced: Other drivers of the job keep claiming it.
@@ -88,9 +109,20 @@ class DecisionLog:
         self._fs.make_directory(self._paths.shared)
         log_id(self._fs, self._paths)
         owner = f"{owner} {uuid.uuid4().hex[:12]}"  # two containers can share host name and pid
+        return self.claim_by(lambda view: next_claim(view, owner))
+
+    # --- for the owner ------------------------------------------------------------------------
+
+    def claim_by(self, claim: Callable[[LogView], AttemptClaimed]) -> ClaimedLog:
+        """Return the log with the record appended that `claim` makes of what the log says by then.
+
+        Raises:
+            Fenced: Other drivers of the job keep claiming it, or `claim` raises it.
+            DecisionUnknown: The claim may or may not be in the log.
+        """
         for _ in range(CLAIM_TRIES_MAX):
             view = self.read()
-            record = next_claim(view, owner)
+            record = claim(view)
             digest, verdict = self.put(record)
             if isinstance(verdict, AppendStands):
                 return ClaimedLog(self, extend(view, LogEntry(record, digest)))
@@ -98,8 +130,6 @@ class DecisionLog:
             f"job {self._paths.job}: {CLAIM_TRIES_MAX} times another driver claimed the job first;"
             " stop all but one"
         )
-
-    # --- for the owner ------------------------------------------------------------------------
 
     def put(self, record: LogRecord) -> tuple[str, AppendVerdict]:
         """Try to make `record` the log's last one; return its digest and what became of it.
@@ -118,14 +148,6 @@ class DecisionLog:
             raise self._unknown(record, error) from error
         verdict = judge_append(record, digest, standing_digest=standing, highest_sequence=highest)
         return digest, verdict
-
-    def newest_owner(self) -> tuple[LogView, str]:
-        """Return the log as of now, and who owns it, as far as that is still to be read."""
-        entries, view = self._read()
-        for entry in reversed(entries):
-            if isinstance(entry.record, AttemptClaimed) and entry.record.attempt == view.attempt:
-                return view, entry.record.owner
-        return view, "owner pruned"
 
     def written_at(self) -> datetime | None:
         """Return when the last record was written; None: there is none, or nobody tells."""
@@ -158,29 +180,6 @@ class DecisionLog:
         return self._paths.job
 
     # --- steps --------------------------------------------------------------------------------
-
-    def _read(self) -> tuple[tuple[LogEntry, ...], LogView]:
-        """Return every record in storage, ghosts too, oldest first, and what the chain says."""
-        for _ in range(READ_TRIES_MAX):
-            sequences = self.sequences()
-            # The highest first: what is deleted meanwhile is at the other end.
-            found = [self._entry(sequence) for sequence in reversed(sequences)]
-            entries = tuple(entry for entry in reversed(found) if entry is not None)
-            if len(entries) < len(found):
-                continue
-            try:
-                view = self._view_of(entries)
-            except CheckpointCorrupt:
-                if self.sequences() == sequences:
-                    raise
-                continue
-            # A listing during which the last record was replaced can show ghosts alone: look twice.
-            highest = max(self.sequences(), default=0)
-            if highest == view.last_sequence and not self._listing_missed_below(view):
-                return entries, view
-        raise StorageError(
-            f"{self._fs.location(self._paths.log)} changed {READ_TRIES_MAX} times while it was read"
-        )
 
     def _view_of(self, entries: tuple[LogEntry, ...]) -> LogView:
         if not entries and self._fs.read(self._paths.pruned) is not None:

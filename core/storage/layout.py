@@ -6,7 +6,7 @@
     <root>/<job>/chk-<n>/a<attempt>/<uid>@<subtask>@<name>          state of one checkpoint
     <root>/<job>/shared/a<attempt>@<uid>@<subtask>@<unique>@<name>  state of several checkpoints
     <root>/<job>/staged/<sink id>/<transaction>.arrow               see `staging`
-    <root>/<job>/probe/<token>                                      see `JobStorage.probe_write`
+    <root>/<job>/probe/a<attempt>@<token>                           see `JobStorage.probe_write`
 
 A uid and a name keep their letters when those are safe everywhere, also where case is ignored;
 else they get a digest, so two different ones never share a file. "@" is in neither.
@@ -31,7 +31,7 @@ _SAFE = re.compile(r"[a-z0-9_-][a-z0-9_.-]*")
 _RECORD = re.compile(r"(\d{12})\.json")
 _CHECKPOINT = re.compile(r"chk-(\d+)")
 _ATTEMPT = re.compile(r"a(\d+)")
-_SHARED = re.compile(r"a(\d+)@.+")
+_WRITTEN_BY = re.compile(r"a(\d+)@.+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +100,9 @@ class JobPaths:
         return AttemptId(int(match[1])) if match else None
 
     @staticmethod
-    def attempt_of_shared(name: str) -> AttemptId | None:
-        """Return the attempt that wrote shared file `name`; None: it is not ours."""
-        match = _SHARED.fullmatch(name)
+    def writer_of(name: str) -> AttemptId | None:
+        """Return the attempt that wrote the shared file or the probe `name`; None: nobody knows."""
+        match = _WRITTEN_BY.fullmatch(name)
         return AttemptId(int(match[1])) if match else None
 
     @property
@@ -124,9 +124,9 @@ class JobPaths:
         """The directory of files that show whether storage is shared."""
         return f"{self.job}/probe"
 
-    def probe(self, token: str) -> str:
-        """The file that holds `token`."""
-        return f"{self.probes}/{token}"
+    def probe(self, attempt: AttemptId, token: str) -> str:
+        """The file that holds `token` of an attempt."""
+        return f"{self.probes}/a{attempt}@{token}"
 
     def in_job(self, path: str) -> str:
         """Return the path of what a state handle calls `path`.

@@ -45,7 +45,6 @@ class JobStorage:
         self._fs = fs
         self._paths = JobPaths(job)
         self._inline_threshold_bytes = inline_threshold_bytes
-        self._probe = ""
 
     def __str__(self) -> str:
         return self._fs.location(self._paths.job)
@@ -107,18 +106,20 @@ class JobStorage:
         Raises:
             StorageError: Some are still there, after everything was tried.
         """
-        return cleaning.sweep(self._fs, self._paths, view, attempt, self._probe)
+        return cleaning.sweep(self._fs, self._paths, view, attempt)
 
-    def probe_write(self) -> Probe:
-        """Write a file for slots to read back; also shows that storage can be written at all.
+    def probe_write(self, attempt: AttemptId) -> Probe:
+        """Write a file for the slots of `attempt` to read back; shows that storage can be written.
+
+        It stays until a newer attempt sweeps: slots may come and look at any time.
 
         Raises:
             StorageError: Storage cannot be written here.
         """
         token = secrets.token_hex(16)
-        self._probe = self._paths.probe(token)
-        self._fs.write(self._probe, (token.encode(),))
-        return Probe(self._probe, token)
+        path = self._paths.probe(attempt, token)
+        self._fs.write(path, (token.encode(),))
+        return Probe(path, token)
 
     def probe_read(self, path: str) -> str:
         """Return the token of the probe at `path`; empty when it is not there.

@@ -61,6 +61,8 @@ class LedgerSpec:
     storage: str
     released: str
     """The stream trickles until this file exists, so that no fault comes too late."""
+    trickle_s: float = 0.02
+    """What each batch of 200 records takes until then."""
     backend: Backend = "heap"
     mode: Mode = "exactly_once"
     commit_mode: CommitMode = "two_phase"
@@ -114,7 +116,7 @@ def build(spec: LedgerSpec, spark: SparkSession) -> Pipeline:
         ),
         uid="payments",
     )
-    trickle = payments.map_batches(_trickling(spec.released), uid="trickle")
+    trickle = payments.map_batches(_trickling(spec.released, spec.trickle_s), uid="trickle")
     balances = trickle.key_by("account").running(balance=sum_("amount"), n=count(), uid="balance")
     balances.write(
         PostgresSink(
@@ -129,10 +131,10 @@ def build(spec: LedgerSpec, spark: SparkSession) -> Pipeline:
     return pipeline
 
 
-def _trickling(released: str) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+def _trickling(released: str, trickle_s: float) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
     def trickle(rows: pa.RecordBatch) -> pa.RecordBatch:
         if not os.path.exists(released):  # noqa: PTH110 - once a batch
-            time.sleep(0.02)
+            time.sleep(trickle_s)
         return rows
 
     return trickle

@@ -20,6 +20,7 @@ from onceflow.core.protocol.log import (
     LogEntry,
     LogRecord,
     LogView,
+    claim_again,
     extend,
     fold,
     judge_append,
@@ -68,6 +69,29 @@ def test_older_attempt_cannot_decide() -> None:
     view = fold(chain("a", 0, "b"))
     with pytest.raises(Fenced, match="attempt 2 owns"):
         next_decision(view, completed(1, attempt=1))
+
+
+def test_a_driver_claims_again_while_nobody_else_has() -> None:
+    entries = chain("a", 0, "b", 1, 2)
+    again = claim_again(fold(entries), owner="b", attempt=AttemptId(2))
+    assert again == next_claim(fold(entries), "b")
+    pruned = fold(entries[4:])
+    assert pruned.owner == ""
+    assert claim_again(pruned, owner="b", attempt=AttemptId(2)).attempt == 3
+
+
+def test_a_driver_whose_job_was_taken_over_never_takes_it_back() -> None:
+    view = fold(chain("older", 0, "newer"))
+    with pytest.raises(Fenced, match=r"attempt 1 is fenced: attempt 2 \(newer\) has claimed"):
+        claim_again(view, owner="older", attempt=AttemptId(1))
+    assert claim_again(view, owner="newer", attempt=AttemptId(2)).attempt == 3
+
+
+def test_an_own_claim_that_nobody_confirmed_does_not_fence_its_driver() -> None:
+    view = fold(chain("a", 0, "a"))
+    assert claim_again(view, owner="a", attempt=AttemptId(1)).attempt == 3
+    with pytest.raises(Fenced, match="attempt 3"):
+        claim_again(fold(chain("a", 0, "a", "b")), owner="a", attempt=AttemptId(1))
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -60,6 +60,21 @@ def test_the_next_attempt_goes_on_from_the_last_decision(storage: JobStorage) ->
     assert storage.log.read().completed == (decision(0, 1), decision(1, 2))
 
 
+def test_of_two_drivers_the_older_never_claims_again(storage: JobStorage, tmp_path: Path) -> None:
+    """Also from one process: what tells drivers apart is drawn at their first claim."""
+    older = storage.log.claim("driver")
+    older.append(decision(0, 1))
+    older = older.claim_again()
+    older.check_owned()
+    newer = storage.log.claim("driver")
+    before = records(tmp_path)
+    for ask in (older.check_owned, older.claim_again):
+        with pytest.raises(Fenced, match=r"attempt 2 is fenced: attempt 3 \(driver [0-9a-f]{12}\)"):
+            ask()
+    assert records(tmp_path) == before
+    assert newer.claim_again().attempt == 4
+
+
 def test_an_append_that_is_repeated_changes_nothing(storage: JobStorage, tmp_path: Path) -> None:
     log = storage.log.claim("driver")
     log.append(decision(0, 1))
@@ -325,6 +340,22 @@ def test_a_decision_that_cannot_be_found_out_is_an_error_that_is_neither_yes_nor
     fs.losses = []
     log.append(decision(0, 1))  # asked again when storage is back, it is found or made
     assert DecisionLog.open(fs, JobPaths("ledger")).read().completed == (decision(0, 1),)
+
+
+@pytest.mark.parametrize("reached", ["done", "not done"])
+def test_a_driver_claims_again_after_a_claim_whose_reply_was_lost(
+    tmp_path: Path, reached: str
+) -> None:
+    fs = Unreliable(str(tmp_path))
+    log = DecisionLog.open(fs, JobPaths("ledger")).claim("driver")
+    fs.losses = [reached, "full", "full"]
+    with pytest.raises(DecisionUnknown):
+        log.claim_again()
+    fs.losses = []
+    assert log.claim_again().attempt == (3 if reached == "done" else 2)
+    with pytest.raises(Fenced):
+        DecisionLog.open(fs, JobPaths("ledger")).claim("another")
+        log.claim_again()
 
 
 def test_a_decision_that_surely_was_not_appended_is_a_storage_error(tmp_path: Path) -> None:

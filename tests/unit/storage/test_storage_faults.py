@@ -136,6 +136,8 @@ def test_records_that_grow_against_a_full_disk_never_leave_a_part(small_disk: Pa
     assert not {name for name in files_in(small_disk) if "/chk-" in name or ".tmp" in name}
 
 
+ONE = AttemptId(1)
+
 LIMITED = """
 import resource, sys
 from onceflow.core.errors import StorageError
@@ -181,7 +183,7 @@ def test_a_read_only_disk_is_named_and_still_readable(small_disk: Path) -> None:
         log.append(decision(1, log.attempt))
     assert str(small_disk) in str(raised.value)
     with pytest.raises(StorageError, match="Read-only file system"):
-        storage.probe_write()
+        storage.probe_write(ONE)
     with pytest.raises(StorageError, match="Read-only file system"):
         FileSystemStorage(str(small_disk)).open("other").log.claim("test")
     assert storage.log.read() == log.view
@@ -200,7 +202,7 @@ if os.getuid() == 0:
 else:
     os.chmod(sys.argv[1] + "/ledger", 0o500)
     os.chmod(sys.argv[1] + "/ledger/log", 0o500)
-for call in (storage.probe_write, lambda: storage.log.claim("other user")):
+for call in (lambda: storage.probe_write(1), lambda: storage.log.claim("other user")):
     try:
         call()
     except StorageError as error:
@@ -224,13 +226,13 @@ def test_a_file_where_the_root_should_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     storage = FileSystemStorage(str(tmp_path / "file")).open("ledger")
     with pytest.raises(StorageError, match="a file stands where a directory must be"):
-        storage.probe_write()
+        storage.probe_write(ONE)
 
 
 def test_a_slot_that_sees_another_directory_reads_no_token(tmp_path: Path) -> None:
     driver = FileSystemStorage(str(tmp_path / "driver")).open("ledger")
     slot = FileSystemStorage(str(tmp_path / "slot")).open("ledger")
-    probe = driver.probe_write()
+    probe = driver.probe_write(ONE)
     assert slot.probe_read(probe.path) == ""
     assert FileSystemStorage(str(tmp_path / "driver")).open("ledger").probe_read(probe.path) == (
         probe.token
@@ -238,14 +240,13 @@ def test_a_slot_that_sees_another_directory_reads_no_token(tmp_path: Path) -> No
     assert not (tmp_path / "slot").exists()
 
 
-def test_probes_of_earlier_attempts_are_swept(tmp_path: Path) -> None:
-    first = FileSystemStorage(str(tmp_path)).open("ledger")
-    old = first.probe_write()
-    second = FileSystemStorage(str(tmp_path)).open("ledger")
-    new = second.probe_write()
-    second.sweep(second.log.read(), AttemptId(2))
-    assert second.probe_read(new.path) == new.token
-    assert second.probe_read(old.path) == ""
+def test_probes_of_earlier_attempts_are_swept_and_those_of_later_ones_stay(tmp_path: Path) -> None:
+    """An older driver may still clean up when the slots of a newer one come to look."""
+    storage = FileSystemStorage(str(tmp_path)).open("ledger")
+    old, own, newer = (storage.probe_write(AttemptId(attempt)) for attempt in (1, 2, 3))
+    storage.sweep(storage.log.read(), AttemptId(2))
+    assert storage.probe_read(old.path) == ""
+    assert [storage.probe_read(one.path) for one in (own, newer)] == [own.token, newer.token]
 
 
 @pytest.mark.parametrize(
