@@ -63,9 +63,10 @@ class Transactions(ABC):
         return self.connection
 
     def roll_back(self) -> None:
-        """End the open transaction, of which nothing is kept."""
-        self._roll_back(self.connection)
-        self._open = False
+        """End the transaction, if one is open, of which nothing is kept."""
+        if self._open:
+            self._roll_back(self.connection)
+            self._open = False
 
     def hasten(self) -> None:
         """From now on wait for the server only as long as leaving it may take."""

@@ -69,6 +69,12 @@ class Transactions:
         self._open = True
         return self._connection
 
+    def roll_back(self) -> None:
+        """End the transaction, if one is open, of which nothing is kept."""
+        if self._open:
+            self._connection.execute("ROLLBACK")
+            self._open = False
+
     def hasten(self) -> None:
         """From now on wait for the server only as long as leaving it may take."""
         connection = self._connection
@@ -141,11 +147,6 @@ class PreparedTransactions(Transactions):
                 f"PREPARE TRANSACTION '{transaction}' was answered with {cursor.statusmessage}: "
                 "the transaction had failed and is rolled back"
             )
-        self._open = False
-
-    def roll_back(self) -> None:
-        """End the open transaction, of which nothing is kept."""
-        self._connection.execute("ROLLBACK")
         self._open = False
 
     def name_in_use(self, transaction: TransactionId) -> str:

@@ -24,6 +24,10 @@ class Transactions(Protocol[ConnectionT_co]):
         """
         ...
 
+    def roll_back(self) -> None:
+        """End the transaction, if one is open, of which nothing is kept."""
+        ...
+
     def hasten(self) -> None:
         """From now on wait for the server only as long as leaving it may take."""
         ...
@@ -59,10 +63,6 @@ class PreparedTransactions(Transactions[ConnectionT_co], Protocol[ConnectionT_co
         Raises:
             SinkError: The name is in use, or the transaction had failed.
         """
-        ...
-
-    def roll_back(self) -> None:
-        """End the open one, of which nothing is kept."""
         ...
 
     def name_in_use(self, transaction: TransactionId) -> str:

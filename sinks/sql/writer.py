@@ -95,6 +95,9 @@ class TransactionWriter(SinkWriter, Generic[ConnectionT, ErrorT, TableT, FitT]):
         doing = f"checkpoint {checkpoint} was not pre-committed"
         with self._or_close(doing, PreCommitFailed):
             if not self._placement.rows:
+                # Open all the same if rows were sent and every one was refused. Its name may be
+                # that of this checkpoint, and the next one's rows must not go in under it.
+                self._all_transactions.roll_back()
                 return None
             return self._end_transaction(checkpoint)
 

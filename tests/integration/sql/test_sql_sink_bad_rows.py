@@ -13,6 +13,7 @@ from tests.integration.sink_kit import SCHEMA, rows
 from tests.integration.sql.databases import Database, SqlJob
 
 from onceflow.core.errors import BadRow, PreCommitFailed, SinkError
+from onceflow.core.protocol.commits import CommitQueue, CommitRetryPolicy
 from onceflow.core.protocol.committables import Committed
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import OnBadRow, RejectedRows, SinkWriter
@@ -198,6 +199,28 @@ def test_checkpoint_of_bad_rows_alone_prepares_nothing(database: Database) -> No
         committable = writer.pre_commit(CheckpointId(2))
         assert committable is not None
         assert committable.rows == 1
+
+
+def test_rows_all_refused_before_a_barrier_leave_nothing_open_under_its_name(
+    database: Database,
+) -> None:
+    """Many rows are sent before the barrier; what they opened must not outlive it."""
+    with _job(database, OnBadRow.DROP) as job:
+        database.query("ALTER TABLE ledger ADD CONSTRAINT never CHECK (id < 0)")
+        writer, queue = job.writer(), CommitQueue(CommitRetryPolicy())
+        for number in range(16):
+            writer.write(_row(number, "x" * 2**20))
+        assert len(_reasons(writer)) == 16, "they are sent before the barrier"
+        queue.pre_committed(CheckpointId(1), writer.pre_commit(CheckpointId(1)))
+        queue.completed(CheckpointId(1))
+        database.query("ALTER TABLE ledger DROP CONSTRAINT never")
+        writer.write(rows([1, 2]))
+        committable = writer.pre_commit(CheckpointId(2))
+        queue.pre_committed(CheckpointId(2), committable)
+        assert committable is not None
+        assert job.committer().commit(committable) == Committed()
+    assert database.ids_in() == [1, 2]
+    assert database.prepared() == []
 
 
 def test_rows_between_rejected_ones_survive_the_crash_that_follows(database: Database) -> None:
