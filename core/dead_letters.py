@@ -56,9 +56,9 @@ def letters_of_rows(rows: pa.RecordBatch, reasons: Sequence[str]) -> list[DeadLe
     Raises:
         ValueError: There is not one reason a row.
     """
-    origin = _origin_columns(rows.schema)
+    origin = origin_columns(rows.schema)
     letters: list[DeadLetter] = []
-    for row, reason in zip(_printable(rows), reasons, strict=True):
+    for row, reason in zip(printable_rows(rows), reasons, strict=True):
         topic, partition, offset = (row[name] for name in origin) if origin else (None, None, None)
         value = msgspec.json.encode(row, enc_hook=str)
         letters.append(DeadLetter(reason, topic, partition, offset, value=value))
@@ -85,7 +85,8 @@ def batch_of_letters(operator: str, letters: Sequence[DeadLetter]) -> pa.RecordB
     return pa.RecordBatch.from_arrays(arrays, schema=DEAD_LETTERS)
 
 
-def _origin_columns(schema: pa.Schema) -> tuple[str, ...]:
+def origin_columns(schema: pa.Schema) -> tuple[str, ...]:
+    """Return the columns that hold topic, partition and offset; none when it has no such."""
     for topic, partition, offset in _ORIGINS:
         if all(schema.get_field_index(name) >= 0 for name in (topic, partition, offset)) and (
             arrow.is_string(schema.field(topic).type)
@@ -96,7 +97,7 @@ def _origin_columns(schema: pa.Schema) -> tuple[str, ...]:
     return ()
 
 
-def _printable(rows: pa.RecordBatch) -> list[dict[str, Any]]:
+def printable_rows(rows: pa.RecordBatch) -> list[dict[str, Any]]:
     """Return the rows as Python values; what Python cannot hold becomes Arrow's own text."""
     try:
         return rows.to_pylist()

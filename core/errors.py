@@ -19,7 +19,8 @@
     │   └── PreparedTransactionLost     external, never: rows lost behind our back
     ├── StateError
     │   ├── StateCorrupt                external, never
-    │   └── StateIncompatible           user, never: restored with another type or max parallelism
+    │   ├── StateIncompatible           user, never: restored with another type or max parallelism
+    │   └── BadStateValue               user, job: a key or value does not fit the state
     ├── MessageCorrupt                  internal, never: driver and slots run different versions
     ├── SlotLost                        external, job
     └── UserFunctionError               user, job: a function of the pipeline raised
@@ -165,6 +166,19 @@ class SlotLost(OnceflowError):
     domain = "external"
 
 
+class BadStateValue(StateError):
+    """Raised when a key or a value is not what the state was declared to hold.
+
+    `row` is its place in the batch, where that is known.
+    """
+
+    domain = "user"
+
+    def __init__(self, message: str, *, row: int | None = None) -> None:
+        super().__init__(message)
+        self.row = row
+
+
 class MessageCorrupt(OnceflowError):
     """Raised when driver and slots do not understand each other: they run different versions."""
 
@@ -172,14 +186,23 @@ class MessageCorrupt(OnceflowError):
 
 
 class UserFunctionError(OnceflowError):
-    """Raised when a function of the pipeline raised; names the operator and keeps the traceback."""
+    """Raised when a function of the pipeline raised; names operator and record, has the traceback.
+
+    `fingerprint` is equal when the same record fails in the same way again; empty when the failure
+    may go away by itself, as an unreachable server's does.
+    """
 
     domain = "user"
+
+    def __init__(self, message: str, *, fingerprint: str = "") -> None:
+        super().__init__(message)
+        self.fingerprint = fingerprint
 
 
 __all__ = [
     "BadRecord",
     "BadRow",
+    "BadStateValue",
     "CheckpointAborted",
     "CheckpointCorrupt",
     "CheckpointError",

@@ -92,7 +92,8 @@ class Pipeline:
     `name` is the job's identity: its checkpoints and its transactions go by it. `parallelism` is
     the number of slots, each one Spark task for as long as the job runs. `max_parallelism` (the
     number of key groups) is fixed with the first checkpoint. `restart` says how often and how soon
-    a failed attempt is followed by another; default: for ever, after 0.1 s at first, 5 s at most.
+    a failed attempt is followed by another; default: for ever, after 0.1 s at first, 5 s at most,
+    but not when a function fails on the same record in the same way for the third time.
     """
 
     def __init__(

@@ -11,6 +11,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+_MISTAKES_KEPT = 100
+"""Several slots may each have a record that fails: their failures alternate."""
+
 
 @dataclass(frozen=True, slots=True)
 class RestartAfter:
@@ -35,8 +38,12 @@ class RestartTracker(Protocol):
     def on_running(self, now_s: float) -> None:
         """Take in that an attempt now runs on all slots."""
 
-    def on_failure(self, now_s: float) -> RestartDecision:
-        """Take in that the attempt failed and return what to do."""
+    def on_failure(self, now_s: float, mistake: str = "") -> RestartDecision:
+        """Take in that the attempt failed and return what to do.
+
+        `mistake` is equal for equal mistakes of the program: the same record failing the same way.
+        It is empty for all other failures.
+        """
         ...
 
 
@@ -79,8 +86,10 @@ class FixedDelay:
 class ExponentialDelay:
     """Wait longer after each failure; begin anew after `reset_after_s` of running without one.
 
-    `attempts` bounds the restarts since the last such reset; None: no bound. `jitter` is the share
-    of the delay that is drawn at random, both ways, so that many jobs do not return all at once.
+    `attempts` bounds the restarts since the last such reset; None: no bound. `same_mistakes` is how
+    often the same record may fail in the same way before the job is given up, whatever else fails
+    in between; None: for ever. `jitter` is the share of the delay that is drawn at random, both
+    ways, so that many jobs do not return all at once.
     """
 
     initial_delay_s: float = 1.0
@@ -89,6 +98,7 @@ class ExponentialDelay:
     jitter: float = 0.1
     reset_after_s: float = 3600.0
     attempts: int | None = None
+    same_mistakes: int | None = 3
 
     def __post_init__(self) -> None:
         _require(self.initial_delay_s > 0, "initial_delay_s", self.initial_delay_s, "over 0")
@@ -103,6 +113,10 @@ class ExponentialDelay:
         _require(self.reset_after_s > 0, "reset_after_s", self.reset_after_s, "over 0")
         if self.attempts is not None:
             _require(self.attempts >= 0, "attempts", self.attempts, "0 or more, or None")
+        if self.same_mistakes is not None:
+            _require(
+                self.same_mistakes >= 1, "same_mistakes", self.same_mistakes, "1 or more, or None"
+            )
 
     def tracker(self, rng: random.Random) -> RestartTracker:
         """Return a tracker that starts at `initial_delay_s`."""
@@ -136,8 +150,8 @@ class _FixedDelayTracker:
     def on_running(self, now_s: float) -> None:
         """Nothing is reset: the bound is over the run."""
 
-    def on_failure(self, now_s: float) -> RestartDecision:
-        del now_s
+    def on_failure(self, now_s: float, mistake: str = "") -> RestartDecision:
+        del now_s, mistake
         self._failures += 1
         if self._failures > self._settings.attempts:
             return GiveUp(f"failure {self._failures}, {self._settings.attempts} restarts allowed")
@@ -151,17 +165,26 @@ class _ExponentialDelayTracker:
         self._delay_s = settings.initial_delay_s
         self._failures = 0
         self._running_since_s: float | None = None
+        self._mistakes: deque[str] = deque(maxlen=_MISTAKES_KEPT)
 
     def on_running(self, now_s: float) -> None:
         self._running_since_s = now_s
 
-    def on_failure(self, now_s: float) -> RestartDecision:
+    def on_failure(self, now_s: float, mistake: str = "") -> RestartDecision:
         settings = self._settings
         since_s, self._running_since_s = self._running_since_s, None
         if since_s is not None and now_s - since_s >= settings.reset_after_s:
             self._delay_s = settings.initial_delay_s
             self._failures = 0
+            self._mistakes.clear()
         self._failures += 1
+        if mistake and settings.same_mistakes is not None:
+            self._mistakes.append(mistake)
+            if self._mistakes.count(mistake) >= settings.same_mistakes:
+                return GiveUp(
+                    f"it has failed in the same way {settings.same_mistakes} times,"
+                    f" same_mistakes={settings.same_mistakes}"
+                )
         if settings.attempts is not None and self._failures > settings.attempts:
             return GiveUp(
                 f"failure {self._failures} without {settings.reset_after_s} s of running in "
@@ -180,7 +203,8 @@ class _FailureRateTracker:
     def on_running(self, now_s: float) -> None:
         """Nothing is reset: failures leave the window by age alone."""
 
-    def on_failure(self, now_s: float) -> RestartDecision:
+    def on_failure(self, now_s: float, mistake: str = "") -> RestartDecision:
+        del mistake
         settings = self._settings
         self._failed_at_s.append(now_s)
         over = len(self._failed_at_s) > settings.failures

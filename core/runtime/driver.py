@@ -37,7 +37,7 @@ from onceflow.core.runtime.attempt_events import (
 from onceflow.core.runtime.attempt_parts import AttemptParts
 from onceflow.core.runtime.chain_builder import SlotPlan
 from onceflow.core.runtime.control_plane import ControlServer
-from onceflow.core.runtime.failures import JobCancelled
+from onceflow.core.runtime.failures import JobCancelled, fingerprint_of
 from onceflow.core.runtime.flight_streams import new_token
 from onceflow.core.runtime.program import Program, pickled_program
 from onceflow.core.runtime.progress import Progress
@@ -146,12 +146,13 @@ class JobDriver:
                 if error.retry == "never":
                     raise
                 self._check_owned()
-                match tracker.on_failure(time.monotonic()):
+                match tracker.on_failure(time.monotonic(), fingerprint_of(error)):
                     case GiveUp(reason):
                         raise type(error)(f"{error} (no further restart: {reason})") from error
                     case RestartAfter(delay_s):
                         text = f"{type(error).__name__}: {error}"
-                        _log.warning("restart in %.2f s: %s", delay_s, text)
+                        # The rest is a traceback, and the same one as often as it fails.
+                        _log.warning("restart in %.2f s: %s", delay_s, text.partition("\n")[0])
                         self._progress.state(JobState.RESTARTING, text)
                         slots_ended_s = time.monotonic() - self._failed_at
                         if self._asked_to_leave.wait(delay_s):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import queue
+import re
 import time
 import traceback
 
 from onceflow.core import errors
-from onceflow.core.errors import ConfigError, OnceflowError, SlotLost
+from onceflow.core.errors import ConfigError, OnceflowError, SlotLost, UserFunctionError
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.runtime.attempt_events import (
     AttemptEvent,
@@ -16,8 +18,10 @@ from onceflow.core.runtime.attempt_events import (
 )
 from onceflow.core.runtime.control_plane import SlotGone
 from onceflow.core.runtime.messages import Failed
+from onceflow.core.runtime.program import MODULES_ON_EXECUTORS
 
 _CAUSE_S = 0.3
+_MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
 
 class JobCancelled(OnceflowError):
@@ -35,13 +39,29 @@ def failed_message(attempt: AttemptId, slot: int, error: BaseException) -> Faile
         str(error) or type(error).__name__,
         "".join(traceback.format_exception(error)),
         error.retry if isinstance(error, OnceflowError) else "job",
+        fingerprint_of(error),
     )
+
+
+def fingerprint_of(error: BaseException) -> str:
+    """Return what is equal for equal mistakes of the program or its data; empty for all else."""
+    match error:
+        case UserFunctionError():
+            return error.fingerprint
+        case OnceflowError(domain="user"):
+            return hashlib.sha256(
+                f"{type(error).__name__}: {error}".encode("utf-8", "replace")
+            ).hexdigest()[:16]
+        case _:
+            return ""
 
 
 def slot_error(failed: Failed) -> OnceflowError:
     """Return the error that a slot reported, as its own class where there is one."""
     text = f"slot {failed.slot}: {failed.message}"
     known = getattr(errors, failed.error_class, None)
+    if known is UserFunctionError:
+        return UserFunctionError(text, fingerprint=failed.fingerprint)
     if isinstance(known, type) and issubclass(known, OnceflowError):
         return known(text)
     return SlotLost(f"{text}\n{failed.trace}")
@@ -81,6 +101,10 @@ def stage_error(error: BaseException | None) -> OnceflowError:
     if error is None:
         return SlotLost("every slot returned before the job was done")
     text = str(error)
+    if missing := _MISSING_MODULE.search(text):
+        return ConfigError(
+            f"the executors do not have the module {missing[1]!r}: {MODULES_ON_EXECUTORS}"
+        )
     if "SPARK-24819" in text or ("barrier execution mode" in text and "slots" in text):
         return ConfigError(
             "Spark has too few free task slots for the pipeline's parallelism: " + text[:400]

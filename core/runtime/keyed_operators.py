@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, cast
 
 import pyarrow as pa
 
+from onceflow.core.errors import BadStateValue
 from onceflow.core.functions import Record
 from onceflow.core.graph import ProcessKeyed, RunAggregates
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.snapshots import OperatorSnapshot
 from onceflow.core.runtime.elements import Batch
-from onceflow.core.runtime.operators import PendingSnapshot, RunningOperator, call_user
-from onceflow.core.runtime.records import batch_of, keys_of, records_of
+from onceflow.core.runtime.operators import PendingSnapshot, RunningOperator
+from onceflow.core.runtime.records import keys_of
+from onceflow.core.runtime.user_functions import (
+    batch_of,
+    call_user,
+    call_user_on_records,
+    user_error,
+)
 from onceflow.core.state import AccumulatorColumn, KeyedStateStore, StateWriter
 
 
@@ -60,16 +69,17 @@ class KeyedProcessor(KeyedOperator):
 
     def process(self, batch: Batch) -> None:
         """Emit what the function makes of each record."""
-        self.emit(batch_of(call_user(self.uid, self._apply, batch.rows), self._schema, self.uid))
-
-    def _apply(self, rows: pa.RecordBatch) -> list[Record]:
-        keys = keys_of(rows, self._key)
+        keys = keys_of(batch.rows, self._key)
         self.store.prefetch(keys)
+        results = call_user_on_records(self.uid, partial(self._apply, keys), batch.rows)
+        self.emit(batch_of(results, self._schema, self.uid))
+
+    def _apply(self, keys: Sequence[Any], records: Iterator[Record]) -> list[Record]:
         set_key = self.store.set_current_key
         process = self._function.process
         results: list[Record] = []
         append, extend = results.append, results.extend
-        for key, record in zip(keys, records_of(rows), strict=True):
+        for key, record in zip(keys, records, strict=True):
             set_key(key)
             result = process(record)
             if isinstance(result, dict):
@@ -115,6 +125,9 @@ class AggregateRunner(KeyedOperator):
             if column is not None
         }
         keys = [rows.column(name) for name in self._key]
-        running = self._table.update(keys, batch.hashes, values)
+        try:
+            running = self._table.update(keys, batch.hashes, values)
+        except BadStateValue as error:
+            raise user_error(self.uid, error, rows, error.row) from error
         arrays = [*rows.columns, *(pa.array(running[name]) for name in self._columns)]
         self.emit(pa.record_batch(arrays, schema=self._schema))

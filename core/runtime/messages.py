@@ -94,6 +94,8 @@ class Failed:
     message: str
     trace: str
     retry: str
+    fingerprint: str = ""
+    """Equal for equal mistakes of the program; empty for what is none."""
 
 
 @dataclass(frozen=True, slots=True)

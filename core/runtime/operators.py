@@ -5,16 +5,15 @@ One instance a subtask, used by the chain's thread alone.
 
 from __future__ import annotations
 
-import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from onceflow.core.dead_letters import DeadLetter, batch_of_letters
-from onceflow.core.errors import OnceflowError, UserFunctionError
+from onceflow.core.errors import UserFunctionError
 from onceflow.core.functions import Record
 from onceflow.core.graph import (
     FilterRecords,
@@ -25,7 +24,7 @@ from onceflow.core.graph import (
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.snapshots import OperatorSnapshot
 from onceflow.core.runtime.elements import Batch
-from onceflow.core.runtime.records import batch_of, records_of
+from onceflow.core.runtime.user_functions import batch_of, call_user, call_user_on_records
 from onceflow.core.state import StateWriter
 
 Emit = Callable[[Batch], None]
@@ -92,24 +91,6 @@ class RunningOperator(ABC):
         """Release everything. Safe to call twice."""
 
 
-def call_user(uid: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return `function(*arguments)`, naming the operator when it raises.
-
-    Raises:
-        UserFunctionError: It raised something that is not onceflow's own; the traceback is in the
-            message, because the original class may not exist on the driver.
-    """
-    try:
-        return function(*arguments)
-    except OnceflowError:
-        raise
-    except Exception as error:
-        trace = "".join(traceback.format_exception(error)[-3:])
-        raise UserFunctionError(
-            f"the function of operator {uid!r} raised {type(error).__name__}: {error}\n{trace}"
-        ) from error
-
-
 class BatchMapper(RunningOperator):
     """Applies a function to whole batches."""
 
@@ -146,25 +127,25 @@ class RecordMapper(RunningOperator):
     ) -> None:
         super().__init__(uid)
         self._work = work
+        self._step = _step_of(work)
         self._schema = schema
 
     def process(self, batch: Batch) -> None:
         """Emit what the function makes of the batch's records."""
-        match self._work:
-            case FilterRecords(function):
-                keep = [bool(kept) for kept in call_user(self.uid, _map, function, batch.rows)]
-                self.emit(batch.rows.filter(pa.array(keep, pa.bool_())))
-            case MapRecords(function):
-                records = call_user(self.uid, _map, function, batch.rows)
-                self.emit(batch_of(records, self._schema, self.uid))
-            case FlatMapRecords(function):
-                records = call_user(self.uid, _flat_map, function, batch.rows)
-                self.emit(batch_of(records, self._schema, self.uid))
+        made = call_user_on_records(self.uid, self._step, batch.rows)
+        if isinstance(self._work, FilterRecords):
+            self.emit(batch.rows.filter(pa.array(made, pa.bool_())))
+        else:
+            self.emit(batch_of(made, self._schema, self.uid))
 
 
-def _map(function: Callable[[Record], Any], rows: pa.RecordBatch) -> list[Any]:
-    return [function(record) for record in records_of(rows)]
-
-
-def _flat_map(function: Callable[[Record], Iterable[Record]], rows: pa.RecordBatch) -> list[Record]:
-    return [result for record in records_of(rows) for result in function(record)]
+def _step_of(
+    work: MapRecords | FlatMapRecords | FilterRecords,
+) -> Callable[[Iterator[Record]], list[Any]]:
+    match work:
+        case FilterRecords(keeps):
+            return lambda records: [bool(keeps(record)) for record in records]
+        case MapRecords(function):
+            return lambda records: [function(record) for record in records]
+        case FlatMapRecords(expand):
+            return lambda records: [result for record in records for result in expand(record)]

@@ -7,15 +7,24 @@ its `Deploy` message, over the authenticated control stream.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import inspect
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
 from pyspark import cloudpickle
 
+from onceflow.core.errors import ConfigError
 from onceflow.core.graph import Graph
 from onceflow.core.state import StateBackend
 
 _pickle = cast("Any", cloudpickle)  # Spark's own copy has no types
+
+MODULES_ON_EXECUTORS = (
+    "send it with spark-submit --py-files, spark.submit.pyFiles or SparkContext.addPyFile, or"
+    " install it in the Python environment of every executor (spark.archives for a packed one)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +36,69 @@ class Program:
 
 
 def pickled_program(program: Program) -> bytes:
-    """Return `program` as bytes; closures and what `__main__` defines go by value."""
-    return cast("bytes", _pickle.dumps(program))
+    """Return `program` as bytes; closures and what `__main__` defines go by value.
+
+    Raises:
+        ConfigError: Something in it cannot be pickled; names the operator, and the variable of its
+            function where that is to blame.
+    """
+    try:
+        return cast("bytes", _pickle.dumps(program))
+    except Exception as error:
+        raise ConfigError(
+            f"{_culprit(program)} cannot be sent to the slots: {type(error).__name__}: {error};"
+            " make locks, connections, sessions and the like where they are used: in a"
+            " KeyedFunction's open(), in a sink's writer(), or inside the function"
+        ) from error
 
 
 def unpickled_program(data: bytes) -> Program:
-    """Return the program that `data` holds. Runs in a slot."""
-    return cast("Program", _pickle.loads(data))
+    """Return the program that `data` holds. Runs in a slot.
+
+    Raises:
+        ConfigError: This executor lacks a module that it needs, or has another one of that name.
+    """
+    try:
+        return cast("Program", _pickle.loads(data))
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the pipeline needs the module {error.name!r}, which the executor on"
+            f" {socket.gethostname()} does not have: {MODULES_ON_EXECUTORS}"
+        ) from error
+    except Exception as error:
+        raise ConfigError(
+            f"the executor on {socket.gethostname()} cannot load the pipeline:"
+            f" {type(error).__name__}: {error}; its modules must be those of the driver:"
+            f" {MODULES_ON_EXECUTORS}"
+        ) from error
+
+
+def _culprit(program: Program) -> str:
+    """Return what of `program` cannot be pickled, as closely as can be told."""
+    for operator in program.graph.operators:
+        for field in fields(operator.work):
+            value = getattr(operator.work, field.name)
+            if not _pickles(value):
+                named = getattr(value, "__qualname__", type(value).__qualname__)
+                held = "".join(f", which holds {name!r}," for name in _unpicklable_names(value))
+                return f"{field.name} {named} of operator {operator.uid!r}{held}"
+    return "the state backend" if not _pickles(program.backend) else "the pipeline"
+
+
+def _unpicklable_names(value: object) -> Iterator[str]:
+    """Yield the name of the first variable that a function takes along and that does not pickle."""
+    if not inspect.isfunction(value):
+        return
+    found = inspect.getclosurevars(value)
+    for name, held in (*found.nonlocals.items(), *found.globals.items()):
+        if not _pickles(held):
+            yield name
+            return
+
+
+def _pickles(value: object) -> bool:
+    try:
+        _pickle.dumps(value)
+    except Exception:
+        return False
+    return True

@@ -6,12 +6,11 @@ times as fast for the types that carry most data, so they are used wherever they
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pyarrow as pa
 
-from onceflow.core.errors import UserFunctionError
 from onceflow.core.functions import Record
 
 
@@ -38,29 +37,3 @@ def keys_of(rows: pa.RecordBatch, key: Sequence[str]) -> list[Any]:
     """Return each row's key: the value of one key column, or a tuple of several."""
     columns = [values_of(rows.column(name)) for name in key]
     return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-
-
-def batch_of(records: Iterable[Record], schema: pa.Schema, uid: str) -> pa.RecordBatch:
-    """Return `records` as a batch of `schema`.
-
-    Raises:
-        UserFunctionError: A record lacks a column or holds a value of another type; names both.
-    """
-    listed = list(records)
-    arrays: list[pa.Array] = []
-    for field in schema:
-        try:
-            values = [record[field.name] for record in listed]
-            arrays.append(pa.array(values, field.type))
-        except KeyError:
-            missing = next(record for record in listed if field.name not in record)
-            raise UserFunctionError(
-                f"operator {uid!r} returned a record without column {field.name!r}; it has"
-                f" {sorted(missing)}; return every column of the schema or declare another schema"
-            ) from None
-        except (TypeError, pa.ArrowException, OverflowError) as error:
-            raise UserFunctionError(
-                f"operator {uid!r} returned a value for column {field.name!r} that is no"
-                f" {field.type}: {error}"
-            ) from error
-    return pa.record_batch(arrays, schema=schema)

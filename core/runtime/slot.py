@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from onceflow.core.crash_points import reach
-from onceflow.core.errors import SlotLost
+from onceflow.core.errors import ConfigError, SlotLost
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
 from onceflow.core.protocol.snapshots import SnapshotTimings, SubtaskSnapshot
 from onceflow.core.runtime.chain_builder import ChainBuilder, SlotParts, SlotPlan
@@ -52,7 +52,7 @@ from onceflow.core.runtime.messages import (
 )
 from onceflow.core.runtime.operators import PendingSnapshot
 from onceflow.core.runtime.process_facts import own_address, rss_bytes, versions
-from onceflow.core.runtime.program import unpickled_program
+from onceflow.core.runtime.program import Program, unpickled_program
 from onceflow.core.runtime.slot_commits import SlotCommits
 from onceflow.core.runtime.snapshot_uploads import SnapshotUploads
 from onceflow.core.runtime.subtask import (
@@ -151,7 +151,7 @@ class Slot:
     def _on_message(self, message: DriverMessage) -> None:
         match message:
             case Deploy():
-                self._deploy(message)
+                self._load_and_deploy(message)
             case Trigger(barrier):
                 for subtask in self._subtasks:
                     if subtask.ref.chain in self._sources:
@@ -164,9 +164,17 @@ class Slot:
             case Heartbeat() | Stop() | Cancel():
                 pass
 
-    def _deploy(self, deploy: Deploy) -> None:
+    def _load_and_deploy(self, deploy: Deploy) -> None:
         self._deploying = True
-        program = unpickled_program(deploy.program)
+        try:
+            program = unpickled_program(deploy.program)
+        except ConfigError as error:
+            self._report_failure(error)  # nothing is built yet: leave in good order when told to
+        else:
+            self._deploy(deploy, program)
+        self._heard_at, self._deploying = time.monotonic(), False
+
+    def _deploy(self, deploy: Deploy, program: Program) -> None:
         self._sources = frozenset(uid for uid, _ in program.graph.sources())
         parts = SlotParts(
             slot=self._slot,
@@ -182,7 +190,6 @@ class Slot:
         self._subtasks = self._builder.build()
         for subtask in self._subtasks:
             subtask.start()
-        self._heard_at, self._deploying = time.monotonic(), False
         self._send(Running(self._plan.attempt, self._slot))
 
     def _complete(self, checkpoint: CheckpointId, proofs_needed_from: CheckpointId) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from onceflow.core.errors import ConfigError, StateError
+from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.state.canonical import StateMeta
 from onceflow.core.state.descriptors import AccumulatorColumn, check_state_name
 from onceflow.core.state.key_arena import grown
@@ -175,7 +175,7 @@ class Totals:
             if array.type != self.column.type:
                 array = array.cast(self.column.type)
         except pa.ArrowException as error:
-            raise StateError(
+            raise BadStateValue(
                 f"aggregate {self.column.name!r} cannot take its values as {self.column.type}:"
                 f" {error}; cast the column first"
             ) from error

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from onceflow.core.errors import StateError
+from onceflow.core.errors import BadStateValue
 from onceflow.core.protocol.invariant import require
 from onceflow.core.state.accumulator_columns import AccumulatorShape, Totals
 from onceflow.core.state.canonical import StateRows
@@ -57,7 +57,7 @@ class AccumulatorTable:
         Results are in row order; a minimum or maximum that has seen no value yet is masked.
 
         Raises:
-            StateError: A sum left 64 bits (names table, aggregate and key), a key is null, or
+            BadStateValue: A sum left 64 bits (names table, aggregate and key), a key is null, or
                 values cannot be cast to the aggregate's type. No total has changed.
         """
         columns = self._read(keys)
@@ -138,11 +138,12 @@ class AccumulatorTable:
     def _updated(self, slots: Ints) -> None:
         """Hear which slots have new totals."""
 
-    def _overflow(self, column: str, keys: Sequence[pa.Array], row: int) -> StateError:
+    def _overflow(self, column: str, keys: Sequence[pa.Array], row: int) -> BadStateValue:
         key = tuple(array[row].as_py() for array in keys)
-        return StateError(
+        return BadStateValue(
             f"the running sum {column!r} in state {self.shape.name!r} of {self._label} leaves 64"
-            f" bits at key {key[0] if len(key) == 1 else key!r}; sum as float64 or in larger units"
+            f" bits at key {key[0] if len(key) == 1 else key!r}; sum as float64 or in larger units",
+            row=row,
         )
 
 

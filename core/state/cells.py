@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from onceflow.core.errors import StateError, StateIncompatible
+from onceflow.core.errors import BadStateValue, StateIncompatible
 from onceflow.core.state.serializers import Serializer
 
 Stored: TypeAlias = Any
@@ -58,7 +58,7 @@ class Cells:
         """Return what to store for `value`.
 
         Raises:
-            StateError: It is not of the state's type.
+            BadStateValue: It is not of the state's type.
         """
         if value.__class__ in self._direct:
             return value
@@ -66,7 +66,7 @@ class Cells:
             data = self.encode(value)
             read_back = self.decode(data)
         except (TypeError, ValueError, OverflowError) as error:
-            raise StateError(
+            raise BadStateValue(
                 f"state {self._name!r} holds {self._serializer.signature} and cannot hold"
                 f" {value!r:.80} ({type(value).__name__}): {error}"
             ) from error

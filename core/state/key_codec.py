@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from onceflow.core.errors import StateCorrupt, StateError
+from onceflow.core.errors import BadStateValue, StateCorrupt
 from onceflow.core.state.key_arena import fixed_binary
 from onceflow.core.state.key_groups import (
     Hashes,
@@ -46,7 +46,7 @@ def encode_key(key: Any) -> bytes:
     """Return the bytes of `key`.
 
     Raises:
-        StateError: It is None or of a type that cannot be a key.
+        BadStateValue: It is None or of a type that cannot be a key.
     """
     encode = _ENCODERS.get(key.__class__)
     if encode is None:
@@ -70,13 +70,17 @@ def _encode_decimal(key: Decimal) -> bytes:
 
 
 def _refuse(key: Any) -> bytes:
-    raise StateError(f"a key of type {type(key).__name__} cannot be hashed or stored: {key!r:.60}")
+    raise BadStateValue(
+        f"a key of type {type(key).__name__} cannot be hashed or stored: {key!r:.60}"
+    )
 
 
 def _encode_instant(key: datetime) -> bytes:
     microseconds, rest = divmod(nanoseconds_of(key), 1000)
     if rest:
-        raise StateError(f"timestamp key {key} has nanoseconds: cast the column to timestamp[us]")
+        raise BadStateValue(
+            f"timestamp key {key} has nanoseconds: cast the column to timestamp[us]"
+        )
     return (b"n" if key.tzinfo is None else b"z") + _pack_u64(microseconds + _SIGN)
 
 
@@ -156,7 +160,7 @@ def hash_python_keys(keys: Sequence[Any]) -> Hashes:
     """Return `hash_key` of each key; vectorised when they are of one type, as a stream's are.
 
     Raises:
-        StateError: See `hash_key`.
+        BadStateValue: See `hash_key`.
     """
     kind = _only_class(keys)
     try:
@@ -177,7 +181,7 @@ def encode_python_keys(keys: Sequence[Any]) -> pa.Array:
     """Return `encode_key` of each key as a large_binary array; vectorised as `hash_python_keys` is.
 
     Raises:
-        StateError: See `encode_key`.
+        BadStateValue: See `encode_key`.
     """
     kind = _only_class(keys)
     if kind in (str, bytes):

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from onceflow.core.errors import ConfigError, StateError
+from onceflow.core.errors import BadStateValue, ConfigError
 
 Words: TypeAlias = npt.NDArray[np.uint64]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -87,7 +87,7 @@ def read_key_columns(
     """Return `arrays` as words; `names` are for the error messages.
 
     Raises:
-        StateError: A key is null.
+        BadStateValue: A key is null.
         ConfigError: There is no column, or one has a type that cannot be a key.
     """
     if not arrays:
@@ -108,7 +108,7 @@ def check_key_type(key_type: pa.DataType, label: str) -> None:
 def _read(array: pa.Array, label: str) -> KeyColumn:
     if array.null_count:
         row = array.is_null().to_pylist().index(True)
-        raise StateError(
+        raise BadStateValue(
             f"key column {label!r} is null in row {row} of its batch: a record without a key has no"
             " state; filter such records or give them a key before key_by()"
         )
@@ -139,7 +139,9 @@ def _plain(array: pa.Array, label: str) -> pa.Array:
         return array
     decoded = array.cast(kind)
     if decoded.null_count:
-        raise StateError(f"key column {label!r} holds a null in its dictionary; drop such records")
+        raise BadStateValue(
+            f"key column {label!r} holds a null in its dictionary; drop such records"
+        )
     return decoded
 
 

@@ -39,7 +39,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from onceflow.core.errors import ConfigError, StateError
+from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.protocol.ids import PARALLELISM_MAX
 from onceflow.core.state.key_columns import (
     BytesKeys,
@@ -63,7 +63,7 @@ def hash_keys(arrays: Sequence[pa.Array], names: Sequence[str] | None = None) ->
     """Return the 64-bit hash of each row's key, over one or more key columns of one length.
 
     Raises:
-        StateError: A key is null; names the column, by `names` if given, else by its position.
+        BadStateValue: A key is null; names the column, by `names` if given, else by its position.
         ConfigError: A column has a type that cannot be a key.
     """
     return hash_key_columns(read_key_columns(arrays, names))
@@ -112,11 +112,11 @@ def hash_key(key: Any) -> int:
     Equals `hash_keys` of the column that the value came from.
 
     Raises:
-        StateError: The key is None or of a type that no key column has.
+        BadStateValue: The key is None or of a type that no key column has.
     """
     if issubclass(type(key), tuple):
         if not key:
-            raise StateError("the empty tuple is no key")
+            raise BadStateValue("the empty tuple is no key")
         hashed = hash_key(key[0])
         for part in key[1:]:
             hashed = _mix_one((hashed * _GOLDEN + hash_key(part)) & _2_64)
@@ -134,7 +134,7 @@ def key_group_of(key: Any, max_parallelism: int) -> int:
     """Return the key group of one key.
 
     Raises:
-        StateError: See `hash_key`.
+        BadStateValue: See `hash_key`.
         ConfigError: See `key_groups`.
     """
     check_max_parallelism(max_parallelism)
@@ -156,7 +156,7 @@ def _key_bytes(key: Any) -> bytes:
         case Decimal():
             return (unscaled_of(key) & ((1 << 128) - 1)).to_bytes(16, "little")
         case _:
-            raise StateError(
+            raise BadStateValue(
                 f"a key of type {type(key).__name__} ({key!r:.60}) cannot be hashed; key by a"
                 " string, an integer, a boolean, a date, a timestamp, a decimal or a tuple of them"
             )
@@ -178,10 +178,10 @@ def unscaled_of(number: Decimal) -> int:
     """Return the digits of `number` as a signed integer, whatever its exponent.
 
     Raises:
-        StateError: It is infinite or not a number.
+        BadStateValue: It is infinite or not a number.
     """
     if not number.is_finite():
-        raise StateError(f"a decimal key must be finite, got {number}")
+        raise BadStateValue(f"a decimal key must be finite, got {number}")
     sign, digits, _ = number.as_tuple()
     unscaled = int("".join(map(str, digits)) or "0")
     return -unscaled if sign else unscaled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onceflow.core.errors import StateError
+from onceflow.core.errors import BadStateValue
 from onceflow.core.state.cells import Cells
 from onceflow.core.state.key_codec import encode_key
 from onceflow.core.state.serializers import serializer_of
@@ -22,13 +22,13 @@ class MapKeys:
         """Return when `key` can be a key of the map.
 
         Raises:
-            StateError: It is None, cannot be hashed for ever, or is not of the declared type.
+            BadStateValue: It is None, cannot be hashed for ever, or is not of the declared type.
         """
         if key.__class__ is self._cells.direct:
             return
         frozen = self._cells.freeze(key)
         if frozen.__class__ is not key.__class__ and not isinstance(key, tuple):
-            raise StateError(
+            raise BadStateValue(
                 f"map state {self._name!r} has keys of {self.signature}, not"
                 f" {type(key).__name__}: {key!r:.80}"
             )

@@ -123,3 +123,27 @@ def test_settings_out_of_range_are_refused_by_name(
     (name,) = wrong
     with pytest.raises(ValueError, match=name):
         kind(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_same_mistake_is_tried_as_often_as_told_whatever_fails_in_between() -> None:
+    tracker = ExponentialDelay(jitter=0.0, same_mistakes=3).tracker(RNG)
+    for mistake in ("a", "b", "", "a", "b", ""):
+        assert isinstance(tracker.on_failure(0.0, mistake), RestartAfter), mistake
+    given_up = tracker.on_failure(0.0, "a")
+    assert isinstance(given_up, GiveUp)
+    assert "in the same way 3 times" in given_up.reason
+
+
+def test_other_failures_and_mistakes_that_may_repeat_are_tried_for_ever() -> None:
+    tracker = ExponentialDelay().tracker(RNG)
+    assert all(isinstance(tracker.on_failure(0.0), RestartAfter) for _ in range(1000))
+    tracker = ExponentialDelay(same_mistakes=None).tracker(RNG)
+    assert all(isinstance(tracker.on_failure(0.0, "a"), RestartAfter) for _ in range(1000))
+
+
+def test_mistakes_are_forgotten_after_running_long_enough() -> None:
+    tracker = ExponentialDelay(reset_after_s=100.0, same_mistakes=2).tracker(RNG)
+    tracker.on_failure(0.0, "a")
+    tracker.on_running(1.0)
+    assert isinstance(tracker.on_failure(101.0, "a"), RestartAfter)
+    assert isinstance(tracker.on_failure(101.0, "a"), GiveUp)

@@ -1,0 +1,222 @@
+"""Mistakes of the user's program end the job soon, by an error that says what and where."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from tests.support.counting_source import CountingSource
+from tests.support.directory_sink import DirectorySink
+from tests.support.ledger import SETTINGS
+
+from onceflow import Checkpointing, JobState, KeyedFunction, Pipeline, sum_
+from onceflow.core.errors import ConfigError, UserFunctionError
+from onceflow.core.functions import Record
+from onceflow.core.stream import Stream
+
+pytestmark = pytest.mark.spark
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def begin(spark: SparkSession, directory: Path, records: int = 500) -> tuple[Pipeline, Stream]:
+    """A pipeline with the default restart strategy, and its source."""
+    pipeline = Pipeline(
+        spark,
+        name="mistakes",
+        parallelism=2,
+        checkpointing=Checkpointing(storage=str(directory / "checkpoints"), interval=0.1),
+        settings=SETTINGS,
+    )
+    return pipeline, pipeline.read(CountingSource(records), uid="records")
+
+
+def fail_at_77(record: Record) -> Record:
+    if record["id"] == 77:
+        raise ZeroDivisionError("no such amount")
+    return record
+
+
+class FailingKeyed(KeyedFunction):
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        return input_schema
+
+    def process(self, record: Record) -> Record:
+        return fail_at_77(record)
+
+
+def fail_batch_of_77(batch: pa.RecordBatch) -> pa.RecordBatch:
+    for record in batch.to_pylist():
+        fail_at_77(record)
+    return batch
+
+
+def with_step(stream: Stream, kind: str) -> Stream:
+    match kind:
+        case "map":
+            return stream.map(fail_at_77, uid="step")
+        case "flat_map":
+            return stream.flat_map(lambda record: [fail_at_77(record)], uid="step")
+        case "filter":
+            return stream.filter(lambda record: bool(fail_at_77(record)), uid="step")
+        case _:
+            return stream.key_by("account").process(FailingKeyed(), uid="step")
+
+
+@pytest.mark.parametrize("kind", ["map", "flat_map", "filter", "process"])
+def test_a_record_that_fails_three_times_ends_the_job_by_its_name(
+    spark: SparkSession, tmp_path: Path, kind: str
+) -> None:
+    pipeline, stream = begin(spark, tmp_path)
+    sink = DirectorySink(str(tmp_path / "out"))
+    with_step(stream, kind).write(sink, uid="out")
+    job = pipeline.start()
+    with pytest.raises(UserFunctionError) as raised:
+        job.wait(60)
+    text = str(raised.value)
+    assert "operator 'step' failed: ZeroDivisionError: no such amount" in text
+    assert "record {'id': 77, 'account': '77', 'amount': 39}" in text
+    assert "in fail_at_77" in text
+    assert "call_user" not in text
+    assert "failed in the same way 3 times" in text
+    assert job.status().restores == 2
+
+
+def test_a_function_of_batches_that_fails_three_times_ends_the_job_by_its_line(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    pipeline, stream = begin(spark, tmp_path)
+    stream.map_batches(fail_batch_of_77, uid="step").write(
+        DirectorySink(str(tmp_path / "out")), uid="out"
+    )
+    job = pipeline.start()
+    with pytest.raises(UserFunctionError, match=r"'step' failed: ZeroDivisionError.*test_program"):
+        job.wait(60)
+    assert job.status().restores == 2
+
+
+def test_a_running_sum_that_overflows_ends_the_job_by_its_record(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    pipeline, stream = begin(spark, tmp_path)
+    large = stream.map(lambda record: record | {"amount": 2**62}, uid="large")
+    large.key_by("account").running(total=sum_("amount"), uid="totals").write(
+        DirectorySink(str(tmp_path / "out")), uid="out"
+    )
+    with pytest.raises(UserFunctionError, match=r"'totals' failed: .*64 bits.*record \{'id': "):
+        pipeline.run(60)
+
+
+def test_a_failure_of_the_network_is_tried_again_for_as_long_as_it_lasts(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    mark = tmp_path / "tries"
+
+    def ask(record: Record) -> Record:
+        if record["id"] == 77:
+            with mark.open("a") as file:
+                file.write("x")
+            if len(mark.read_text()) < 6:
+                raise ConnectionRefusedError("nobody listens")
+        return record
+
+    pipeline, stream = begin(spark, tmp_path)
+    sink = DirectorySink(str(tmp_path / "out"))
+    stream.map(ask, uid="step").write(sink, uid="out")
+    assert pipeline.run(60).state is JobState.FINISHED
+    assert sorted(row["id"] for row in sink.rows()) == list(range(500))
+
+
+def test_a_function_that_cannot_be_pickled_is_refused_at_the_start_by_operator_and_variable(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lock = threading.Lock()
+
+    def guarded(record: Record) -> Record:
+        with lock:
+            return record
+
+    pipeline, stream = begin(spark, tmp_path)
+    stream.map(guarded, uid="guarded").write(DirectorySink(str(tmp_path)), uid="out")
+    with pytest.raises(ConfigError, match=r"guarded of operator 'guarded', which holds 'lock'"):
+        pipeline.start()
+    assert not (tmp_path / "checkpoints").exists()
+
+
+DRIVER = """
+    import sys
+    from pathlib import Path
+    from pyspark.sql import SparkSession
+    from onceflow import Checkpointing, Pipeline
+    from tests.support.counting_source import CountingSource
+    from tests.support.directory_sink import DirectorySink
+
+    directory = Path(sys.argv[1])
+    sys.path.insert(0, str(directory / "only_here"))
+    import of_the_driver
+
+    spark = (
+        SparkSession.builder.master("local-cluster[2,1,1024]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.executorEnv.PYTHONPATH", sys.argv[2])
+        .getOrCreate()
+    )
+    pipeline = Pipeline(
+        spark, name="modules", parallelism=2,
+        checkpointing=Checkpointing(storage=str(directory / "checkpoints"), interval=0.1),
+    )
+    if sys.argv[3] == "sent":
+        spark.sparkContext.addPyFile(str(directory / "only_here" / "of_the_driver.py"))
+    records = pipeline.read(CountingSource(100), uid="records")
+    records.map(of_the_driver.double, uid="step").write(
+        DirectorySink(str(directory / "out")), uid="out"
+    )
+    try:
+        print("RESULT", pipeline.run(90).state.value)
+    except Exception as error:
+        print("RESULT", type(error).__name__, error)
+    print("ENDED", file=sys.stderr, flush=True)
+    spark.stop()
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_module_that_executors_lack_ends_the_job_at_once_and_says_how_to_send_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "only_here").mkdir()
+    (tmp_path / "only_here" / "of_the_driver.py").write_text(
+        "def double(record):\n    return record | {'amount': 2 * record['amount']}\n"
+    )
+    lacking = run_driver(tmp_path, "lacking")
+    result = next(line for line in lacking.stdout.splitlines() if line.startswith("RESULT"))
+    assert result.startswith("RESULT ConfigError")
+    assert "the module 'of_the_driver'" in result
+    assert "--py-files" in result
+    assert "addPyFile" in result
+    said = lacking.stderr.partition("ENDED")[0]
+    assert len(said.splitlines()) < 20, said
+    sent = run_driver(tmp_path, "sent")
+    assert "RESULT finished" in sent.stdout, sent.stderr[-2000:]
+    assert len(DirectorySink(str(tmp_path / "out")).rows()) == 100
+
+
+def run_driver(directory: Path, how: str) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join(filter(None, sys.path))
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(DRIVER), str(directory), paths, how],
+        cwd=REPOSITORY,
+        env=os.environ | {"PYTHONPATH": paths, "PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=140,
+        check=False,
+    )
