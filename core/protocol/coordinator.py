@@ -201,9 +201,10 @@ class CheckpointCoordinator:
         """Take in that one subtask's part of `checkpoint` is durable. Never raises.
 
         An ack of another attempt is ignored. One that is late, unknown or doubled has the files
-        discarded that nothing else names.
+        discarded that nothing else names, also when the job has finished meanwhile.
         """
-        if self._over or attempt != self._attempt:
+        failed = self._over and self._last is None
+        if failed or attempt != self._attempt:
             return ()
         pending = self._pending.get(checkpoint)
         subtask = snapshot.subtask

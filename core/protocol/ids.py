@@ -28,6 +28,12 @@ TRANSACTION_ID_LENGTH_MAX = 63
 PARALLELISM_MAX = 32_768
 
 _SINK_ID = re.compile(r"[A-Za-z0-9_.-]{1,32}")
+_MOST = {
+    "attempt": 10**8 - 1,
+    "checkpoint": 10**10 - 1,
+    "subtask": 10**5 - 1,
+    "sequence": 10**4 - 1,
+}
 _TRANSACTION_ID = re.compile(r"([A-Za-z0-9_.-]{1,32})/(\d{1,8})/(\d{1,10})/(\d{1,5})/(\d{1,4})")
 
 
@@ -58,12 +64,18 @@ class TransactionId:
     sequence: int = 0
 
     def __post_init__(self) -> None:
-        if not _TRANSACTION_ID.fullmatch(str(self)):
+        if _TRANSACTION_ID.fullmatch(str(self)):
+            return
+        if not _SINK_ID.fullmatch(self.sink_id):
             raise ValueError(
-                f"transaction id {str(self)!r} is not <sink id>/<attempt>/<checkpoint>/<subtask>/"
-                f"<sequence> with a sink id of 1-{SINK_ID_LENGTH_MAX} letters, digits,"
-                " '_', '.', '-'"
+                f"transaction id {str(self)!r} has sink id {self.sink_id!r}, which is not"
+                f" 1-{SINK_ID_LENGTH_MAX} letters, digits, '_', '.', '-'"
             )
+        number = next(name for name, most in _MOST.items() if not 0 <= getattr(self, name) <= most)
+        raise ValueError(
+            f"transaction id {str(self)!r} has {number} {getattr(self, number)}, which is not"
+            f" within 0..{_MOST[number]}"
+        )
 
     def __str__(self) -> str:
         return f"{self.sink_id}/{self.attempt}/{self.checkpoint}/{self.subtask}/{self.sequence}"

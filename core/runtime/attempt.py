@@ -8,14 +8,15 @@ knows what a checkpoint means.
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import time
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 from onceflow.core import errors
 from onceflow.core.crash_points import reach
-from onceflow.core.errors import SlotLost, StorageError
+from onceflow.core.errors import CommitFailed, SlotLost, StorageError
 from onceflow.core.protocol.alignment import Barrier
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.decisions import (
@@ -37,9 +38,11 @@ from onceflow.core.runtime.attempt_events import (
     AttemptEvent,
     CancelRequested,
     CheckpointRequested,
+    RecoveryEnded,
     StageEnded,
 )
 from onceflow.core.runtime.attempt_parts import AttemptParts
+from onceflow.core.runtime.background import Background
 from onceflow.core.runtime.clean_up import CleanUp
 from onceflow.core.runtime.control_plane import SlotConnected, SlotGone, SlotLink, SlotSaid
 from onceflow.core.runtime.failures import JobCancelled, cause_of, stage_error
@@ -64,6 +67,8 @@ from onceflow.core.runtime.restore import restored_operators
 from onceflow.core.runtime.sink_recovery import RecoveryCounts
 from onceflow.core.runtime.slot_roster import SlotRoster
 
+_log = logging.getLogger("onceflow.runtime.attempt")
+
 
 class Attempt:
     """Runs one attempt from the first slot's hello to its end."""
@@ -78,7 +83,7 @@ class Attempt:
         self._finished: FinishJob | None = None
         self._early: list[SlotSaid | CheckpointRequested] = []
         self._stopping: set[CheckpointId] = set()
-        self._background = ThreadPoolExecutor(1, thread_name_prefix="driver background")
+        self._background = Background("driver background")
         self._recovered: Future[RecoveryCounts] | None = None
         self._clean_up = CleanUp(parts, self._background)
 
@@ -88,14 +93,13 @@ class Attempt:
         Raises:
             OnceflowError: The attempt failed; `.retry` says whether another may be tried.
         """
-        try:
-            self._recovered = self._background.submit(self._recover)
-            self._await_slots()
-            self._deploy()
-            self._await_running()
-            return self._coordinate()
-        finally:
-            self._background.shutdown(wait=True, cancel_futures=True)
+        self._recovered = self._background.submit(self._recover)
+        self._recovered.add_done_callback(lambda _: self._events.put(RecoveryEnded()))
+        self._await_slots()
+        self._await_recovery()
+        self._deploy()
+        self._await_running()
+        return self._coordinate()
 
     def cancel(self, reason: str) -> None:
         """Tell every slot to leave at once."""
@@ -106,6 +110,18 @@ class Attempt:
         early = frozenset(e.kind for e in self._early if isinstance(e, CheckpointRequested))
         return early | self._coordinator.requested if self._coordinator else early
 
+    def close(self) -> None:
+        """End what runs beside the attempt, and its committers.
+
+        A committer that hangs is left to itself: this attempt commits and aborts nothing that the
+        next one would not.
+        """
+        if not self._background.end(
+            self._parts.recovery.close, self._plan.settings.cancel_timeout_s
+        ):
+            step = self._parts.recovery.step.text
+            _log.warning("attempt %d is over and waits for %s", self._plan.attempt, step)
+
     def _recover(self) -> RecoveryCounts:
         """Runs beside the slots' start: neither needs the other before deployment."""
         self._parts.recovery.check()
@@ -114,18 +130,33 @@ class Attempt:
     def _await_slots(self) -> None:
         deadline = time.monotonic() + self._plan.settings.start_timeout_s
         while len(self._slots) < self._plan.parallelism:
-            self._check_recovery(wait=False)
+            self._check_recovery()
             self._next_event(deadline, f"{len(self._slots)} of {self._plan.parallelism} slots up")
         self._parts.progress.slots_up()
 
-    def _check_recovery(self, *, wait: bool) -> None:
+    def _await_recovery(self) -> None:
+        """Wait for the sinks, with heartbeats: they may take longer than slots stay in silence."""
+        # Of these the tries of one transaction have the first half.
+        limit_s = 2 * self._plan.settings.commit_deadline_s
+        while not self._check_recovery():
+            self._next_event(None, "")
+            step = self._parts.recovery.step
+            if (taken_s := time.monotonic() - step.began_at) > limit_s:
+                raise CommitFailed(
+                    f"recovery of job {self._plan.job} has waited {taken_s:.0f} s for {step.text};"
+                    " see why the target does not answer, or raise commit_deadline_s"
+                    f" ({self._plan.settings.commit_deadline_s:.0f})"
+                )
+
+    def _check_recovery(self) -> bool:
+        """Return whether every sink agrees with the log; raises why one does not."""
         assert self._recovered is not None
-        if wait or self._recovered.done():
-            counts = self._recovered.result()
-            self._parts.progress.recovered(counts.sinks)
+        if not self._recovered.done():
+            return False
+        self._parts.progress.recovered(self._recovered.result().sinks)
+        return True
 
     def _deploy(self) -> None:
-        self._check_recovery(wait=True)
         plan, restored = self._plan, self._parts.restored
         addresses = tuple(self._slots[slot].hello.data_address for slot in range(plan.parallelism))
         for slot, link in self._slots:
@@ -157,6 +188,7 @@ class Attempt:
             if self._finished is None:
                 self._next_event(None, "")
         self._say_stop()
+        self._background.finish(self._plan.settings.cancel_timeout_s)
         return self._finished.checkpoint not in self._stopping
 
     def _next_event(self, deadline: float | None, waiting_for: str) -> None:
@@ -190,13 +222,18 @@ class Attempt:
                     raise SlotLost(f"slot {slot} is lost: {reason}")
             case StageEnded(error):
                 raise stage_error(error)
-            case CheckpointRequested():
-                if self._coordinator is None:
-                    self._early.append(event)
-                else:
-                    self._carry_out(self._coordinator.request(event.kind, time.monotonic()))
-            case CancelRequested():
-                raise JobCancelled(f"job {self._plan.job} was cancelled")
+            case CheckpointRequested() | CancelRequested():
+                self._on_request(event)
+            case RecoveryEnded():
+                pass  # it has woken whoever waits for it
+
+    def _on_request(self, request: CheckpointRequested | CancelRequested) -> None:
+        if isinstance(request, CancelRequested):
+            raise JobCancelled(f"job {self._plan.job} was cancelled")
+        if self._coordinator is None:
+            self._early.append(request)
+        else:
+            self._carry_out(self._coordinator.request(request.kind, time.monotonic()))
 
     def _admit(self, link: SlotLink) -> None:
         if self._slots.admit(link, time.monotonic()):
@@ -285,7 +322,10 @@ class Attempt:
         self._clean_up.completed(checkpoint, oldest_retained, retained[-1])
 
     def _say_stop(self) -> None:
-        """Let every slot close in good order; a slot that does not is Spark's to kill."""
+        """Let every slot close in good order; a slot that does not is Spark's to kill.
+
+        Acks still come of checkpoints that were given up: their files are deleted (I9).
+        """
         self._slots.send_all(Stop(f"job {self._plan.job} is done"))
         deadline = time.monotonic() + self._plan.settings.cancel_timeout_s
         while len(self._slots) and time.monotonic() < deadline:
@@ -298,6 +338,8 @@ class Attempt:
                     self._slots.remove(slot)
                 case SlotSaid(message=Heartbeat() as last):
                     self._parts.progress.heartbeat(last)
+                case SlotSaid(message=Acked() as late):
+                    self._on_message(event.slot, late)
                 case StageEnded():
                     self._events.put(event)
                     return

@@ -28,4 +28,11 @@ class CancelRequested:
     """The user asks to leave at once, without a checkpoint."""
 
 
-AttemptEvent: TypeAlias = ControlEvent | StageEnded | CheckpointRequested | CancelRequested
+@dataclass(frozen=True, slots=True)
+class RecoveryEnded:
+    """Every sink agrees with the log, or one of them does not."""
+
+
+AttemptEvent: TypeAlias = (
+    ControlEvent | StageEnded | CheckpointRequested | CancelRequested | RecoveryEnded
+)

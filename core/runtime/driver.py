@@ -233,7 +233,7 @@ class JobDriver:
             raise
         finally:
             self._end_stage(stage)
-            parts.recovery.close()
+            attempt.close()
             server.close()
             self._drain(attempt.unfulfilled())
 

@@ -31,12 +31,16 @@ class JobCancelled(OnceflowError):
 
 
 def failed_message(attempt: AttemptId, slot: int, error: BaseException) -> Failed:
-    """Return what a slot tells the driver of `error`."""
+    """Return what a slot tells the driver of `error`, whatever its class does when asked."""
+    try:
+        text = str(error)
+    except Exception as unspoken:
+        text = f"{type(error).__name__}, whose text cannot be had: {type(unspoken).__name__}"
     return Failed(
         attempt,
         slot,
         type(error).__name__,
-        str(error) or type(error).__name__,
+        text or type(error).__name__,
         "".join(traceback.format_exception(error)),
         error.retry if isinstance(error, OnceflowError) else "job",
         fingerprint_of(error),

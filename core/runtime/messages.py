@@ -7,7 +7,7 @@ attempt; the driver drops those of another attempt, and a slot that hears of a n
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
 import msgspec
@@ -249,11 +249,33 @@ _CLASSES: dict[str, type[Any]] = {
     )
 }  # fmt: skip
 _ENCODER = msgspec.msgpack.Encoder()
+_PROSE = ("message", "trace", "reason")
+"""The fields that people read and nothing is looked up by."""
 
 
 def encode_message(message: SlotMessage | DriverMessage) -> bytes:
-    """Return the bytes of `message`."""
-    return _ENCODER.encode([type(message).__name__, message])
+    """Return the bytes of `message`; what of its prose UTF-8 cannot spell is escaped.
+
+    Prose may quote a user's record, which may hold half a surrogate pair. Names and paths are never
+    changed.
+
+    Raises:
+        UnicodeEncodeError: A name or a path in it cannot be spelled.
+    """
+    name = type(message).__name__
+    try:
+        return _ENCODER.encode([name, message])
+    except UnicodeEncodeError:
+        return _ENCODER.encode([name, _escaped(message)])
+
+
+def _escaped(message: SlotMessage | DriverMessage) -> SlotMessage | DriverMessage:
+    prose: dict[str, Any] = {
+        name: getattr(message, name).encode("utf-8", "backslashreplace").decode()
+        for name in _PROSE
+        if hasattr(message, name)
+    }
+    return replace(message, **prose)
 
 
 def decode_message(data: bytes | memoryview) -> SlotMessage | DriverMessage:

@@ -211,7 +211,7 @@ class Progress:
         """A subtask has nothing left to commit up to `checkpoint`."""
         now = time.monotonic()
         with self._lock:
-            self._committed[subtask] = checkpoint
+            self._committed[subtask] = max(checkpoint, self._committed.get(subtask, checkpoint))
             if len(self._committed) < self._subtask_count:
                 return
             lowest = min(self._committed.values())

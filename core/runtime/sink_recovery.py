@@ -48,6 +48,15 @@ class RecoveryCounts:
         return sum(sink.aborted for sink in self.sinks)
 
 
+@dataclass(frozen=True, slots=True)
+class RecoveryStep:
+    """What recovery waits for."""
+
+    text: str
+    began_at: float
+    """As of `time.monotonic`."""
+
+
 class SinkRecovery:
     """The driver's committers for one attempt, one a sink, kept for the sweep that follows."""
 
@@ -56,6 +65,7 @@ class SinkRecovery:
     ) -> None:
         self._attempt = attempt
         self._deadline_s = deadline_s
+        self.step = RecoveryStep("its turn", time.monotonic())
         self._sinks: list[tuple[Operator, WriteTo, CommitterContext]] = [
             (
                 operator,
@@ -81,6 +91,7 @@ class SinkRecovery:
             Fenced: A newer attempt, or another job, owns a sink id.
         """
         for operator, work, context in self._sinks:
+            self._begin(f"the check of sink {operator.uid}")
             work.sink.check(context, operator.schema)
 
     def recover(self, restored: CompletedCheckpoint) -> RecoveryCounts:
@@ -134,6 +145,7 @@ class SinkRecovery:
         checkpoint: CompletedCheckpoint,
     ) -> tuple[RecoveryPlan, Committer]:
         committer = self._committers.get(uid)
+        self._begin(f"what sink {uid} holds in doubt")
         if committer is None:
             committer = self._committers[uid] = work.sink.committer(context)
         decided = [
@@ -147,6 +159,7 @@ class SinkRecovery:
         return plan, committer
 
     def _commit(self, committer: Committer, committable: Committable) -> bool:
+        self._begin(f"the commit of transaction {committable.transaction}")
         outcome = self._until_settled(lambda: committer.commit(committable))
         name = f"transaction {committable.transaction} ({committable.rows} rows)"
         more = (
@@ -166,6 +179,7 @@ class SinkRecovery:
                 raise CommitFailed(f"{name} is decided and could not be committed: {outcome}{more}")
 
     def _abort(self, committer: Committer, committable: Committable) -> None:
+        self._begin(f"the rollback of transaction {committable.transaction}")
         outcome = self._until_settled(lambda: committer.abort(committable))
         match outcome:
             case Aborted():
@@ -180,6 +194,9 @@ class SinkRecovery:
                     f"transaction {committable.transaction} of an older attempt could not be rolled"
                     f" back: {outcome}"
                 )
+
+    def _begin(self, text: str) -> None:
+        self.step = RecoveryStep(text, time.monotonic())
 
     def _until_settled(self, call: Callable[[], object]) -> object:
         """Repeat `call` while nobody can tell or it says "later", up to the deadline."""

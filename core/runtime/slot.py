@@ -193,11 +193,13 @@ class Slot:
         self._send(Running(self._plan.attempt, self._slot))
 
     def _complete(self, checkpoint: CheckpointId, proofs_needed_from: CheckpointId) -> None:
-        self._commits.completed(checkpoint, proofs_needed_from)
         for subtask in self._subtasks:
             subtask.gate.post(CheckpointCompleted(checkpoint))
-            if not self._commits.are_of(subtask.ref):
-                self._send(CommittedThrough(self._plan.attempt, subtask.ref, checkpoint))
+        self._commits.completed(checkpoint, proofs_needed_from)
+
+    def completion_heard(self, subtask: SubtaskRef, checkpoint: CheckpointId) -> None:
+        """Confirm the checkpoint as soon as all sinks of the subtask have committed it too."""
+        self._commits.heard(subtask, checkpoint)
 
     def _committed_through(self, ref: SubtaskRef, through: CheckpointId, commit_ms: float) -> None:
         self._send(CommittedThrough(self._plan.attempt, ref, through, commit_ms))
@@ -240,11 +242,17 @@ class Slot:
             self._report_failure(SlotLost(reason))
 
     def _report_failure(self, error: BaseException) -> None:
-        """Tell the driver once; it answers with Cancel, or its silence ends the process."""
+        """Tell the driver once; it answers with Cancel, or its silence ends the process.
+
+        A slot that cannot say what went wrong must not go on as if nothing had: it exits.
+        """
         if self._failed or self._leaving.is_set():
             return
         self._failed = True
-        self._send(failed_message(self._plan.attempt, self._slot, error))
+        try:
+            self._send(failed_message(self._plan.attempt, self._slot, error))
+        except BaseException as unsaid:
+            self._exit_hard(f"{type(error).__name__} could not be reported: {unsaid!a}")
 
     def _send(self, message: SlotMessage) -> None:
         with contextlib.suppress(SlotLost):  # the control loop notices and exits
@@ -262,7 +270,7 @@ class Slot:
         left: Callable[[], float] = lambda: max(0.0, deadline - time.monotonic())  # noqa: E731
         ended = min((subtask.join(left()) for subtask in self._subtasks), default=True)
         self._commits.close(left)
-        self._uploads.close(wait=ended)
+        ended = self._uploads.close(left()) and ended
         self._beside.shutdown(wait=False, cancel_futures=True)
         self._data_server.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
@@ -270,7 +278,7 @@ class Slot:
         self._send(self._heartbeat())
         self._send(Goodbye(self._plan.attempt, self._slot))
         if not ended:
-            self._exit_hard(f"{reason}; a subtask did not end within {CLOSE_TIMEOUT_S} s")
+            self._exit_hard(f"{reason}; not all has ended within {CLOSE_TIMEOUT_S} s")
         self._control.close()
         gc.unfreeze()
 

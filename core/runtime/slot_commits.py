@@ -1,4 +1,4 @@
-"""The sinks of one slot: a committer each, and how far all of a subtask's have come."""
+"""The sinks of one slot: a committer each, and how far each subtask has come with all its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 from onceflow.core.graph import Operator, WriteTo
 from onceflow.core.protocol.commits import CommitQueue, CommitRetryPolicy
-from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
+from onceflow.core.protocol.ids import GENESIS, CheckpointId, SubtaskRef
 from onceflow.core.runtime.chain_builder import SlotPlan
 from onceflow.core.runtime.commit_worker import CommitWorker
 from onceflow.core.runtime.messages import SinkMetrics
@@ -16,12 +16,15 @@ from onceflow.core.runtime.sink_meter import SinkMeter
 from onceflow.core.spi import CommitterContext
 from onceflow.core.storage import JobStorage
 
+_HEARD = ""
+"""Beside the uids of a subtask's sinks: the subtask itself."""
+
 
 class Committed(Protocol):
-    """Hears, on a committer's thread, how far every sink of a subtask has come."""
+    """Hears how far a subtask has come, on its thread or that of one of its committers."""
 
     def __call__(self, ref: SubtaskRef, through: CheckpointId, commit_ms: float) -> None:
-        """All checkpoints up to `through` are committed in all sinks of `ref`."""
+        """`ref` has heard of all decisions up to `through`, and all its sinks have committed."""
         ...
 
 
@@ -56,13 +59,11 @@ class SlotCommits:
             log_id=self._log_id,
             staging=self._storage.staging(work.sink_id),
         )
-        self._through.setdefault(ref, {})[operator.uid] = CheckpointId(0)
+        with self._lock:
+            self._through.setdefault(ref, {_HEARD: GENESIS})[operator.uid] = GENESIS
 
         def committed(through: CheckpointId, commit_ms: float) -> None:
-            with self._lock:
-                self._through[ref][operator.uid] = through
-                lowest = min(self._through[ref].values())
-            self._report(ref, lowest, round(commit_ms, 3))
+            self._come(ref, operator.uid, through, commit_ms)
 
         worker = CommitWorker(
             f"{operator.uid}[{ref.index}]",
@@ -75,9 +76,22 @@ class SlotCommits:
         self._workers.append(worker)
         return worker
 
-    def are_of(self, ref: SubtaskRef) -> bool:
-        """Return whether subtask `ref` has a sink, and so reports what it has committed."""
-        return ref in self._through
+    def heard(self, ref: SubtaskRef, checkpoint: CheckpointId) -> None:
+        """Take in that subtask `ref` knows `checkpoint` to be decided. Its own thread.
+
+        Shared state files may go when all have confirmed a later decision, so a committer must not
+        confirm one that the subtask's state has not heard of.
+        """
+        self._come(ref, _HEARD, checkpoint, 0.0)
+
+    def _come(self, ref: SubtaskRef, who: str, through: CheckpointId, commit_ms: float) -> None:
+        with self._lock:
+            known = self._through.setdefault(ref, {_HEARD: GENESIS})
+            before = min(known.values())
+            known[who] = max(known[who], through)
+            lowest = min(known.values())
+        if lowest > before:
+            self._report(ref, lowest, round(commit_ms, 3))
 
     def completed(self, checkpoint: CheckpointId, proofs_needed_from: CheckpointId) -> None:
         """Let every committer commit what `checkpoint` decided."""

@@ -125,7 +125,10 @@ class JobStatus:
     attempts: tuple[AttemptStats, ...] = ()
     last_error: str = ""
     records_in: int = 0
-    """Records read by all sources in this attempt."""
+    """Records read by all sources in this attempt.
+
+    It is 0 again after a restart; what is read once more from the restored checkpoint counts again.
+    """
     rejected: int = 0
     """Bad records left out in this attempt: dropped, or sent to the dead letters."""
     subtasks: tuple[SubtaskMetrics, ...] = field(default=())

@@ -68,6 +68,10 @@ class SlotReports(Protocol):
         """Decline the checkpoint."""
         ...
 
+    def completion_heard(self, subtask: SubtaskRef, checkpoint: CheckpointId) -> None:
+        """Take note that every operator of the subtask knows the checkpoint to be decided."""
+        ...
+
     def source_exhausted(self, subtask: SubtaskRef) -> None:
         """Tell the driver that a source has emitted its last record."""
         ...
@@ -157,6 +161,7 @@ class Subtask(ABC):
             case CheckpointCompleted(checkpoint):
                 for operator in self._operators:
                     operator.completed(checkpoint)
+                self._reports.completion_heard(self.ref, checkpoint)
             case CheckpointAborted(checkpoint):
                 for operator in self._operators:
                     operator.aborted(checkpoint)

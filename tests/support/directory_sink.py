@@ -44,7 +44,7 @@ class DirectorySink(Sink):
         return _Writer(Path(self.directory), context)
 
     def committer(self, context: CommitterContext) -> Committer:
-        return _Committer(Path(self.directory), context.sink_id)
+        return DirectoryCommitter(Path(self.directory), context.sink_id)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return every committed row."""
@@ -87,16 +87,18 @@ class _Writer(SinkWriter):
         self._batches.clear()
 
 
-class _Committer(Committer):
+class DirectoryCommitter(Committer):
+    """Commits and lists what is prepared in the directory, for the sink with `sink_id`."""
+
     def __init__(self, directory: Path, sink_id: str) -> None:
-        self._prepared = directory / "prepared"
+        self.prepared = directory / "prepared"
         self._committed = directory / "committed"
-        self._sink_id = sink_id
+        self.sink_id = sink_id
 
     def commit(self, committable: Committable) -> CommitOutcome:
         name = _file(committable.transaction)
         try:
-            (self._prepared / name).rename(self._committed / name)
+            (self.prepared / name).rename(self._committed / name)
         except FileNotFoundError:
             if (self._committed / name).exists():
                 return AlreadyCommitted()
@@ -107,12 +109,12 @@ class _Committer(Committer):
         name = _file(committable.transaction)
         if (self._committed / name).exists():
             return AlreadyCommitted()
-        (self._prepared / name).unlink(missing_ok=True)
+        (self.prepared / name).unlink(missing_ok=True)
         return Aborted()
 
     def in_doubt(self) -> Sequence[Committable]:
-        found = (TransactionId.parse(p.name.replace("~", "/")) for p in self._prepared.iterdir())
-        return [Committable(t) for t in found if t is not None and t.sink_id == self._sink_id]
+        found = (TransactionId.parse(p.name.replace("~", "/")) for p in self.prepared.iterdir())
+        return [Committable(t) for t in found if t is not None and t.sink_id == self.sink_id]
 
     def close(self) -> None:
         pass

@@ -9,11 +9,13 @@ from tests.unit.protocol.coordination import (
     SUBTASKS,
     Coordination,
     completed,
+    of_type,
     private,
     shared,
 )
 
 from onceflow.core.protocol.coordinator import CheckpointSettings
+from onceflow.core.protocol.decisions import CheckpointKind, FinishJob, TriggerCheckpoint
 
 ONE = CheckpointSettings(interval_s=1.0, tolerable_failures=99)
 TWO = CheckpointSettings(interval_s=1.0, max_concurrent=2, tolerable_failures=99)
@@ -119,6 +121,20 @@ def test_late_ack_never_deletes_a_file_that_a_live_checkpoint_names() -> None:
     job.committed(second)
     assert sorted(job.deleted) == ["p", "u"]
     assert job.coordinator.live_paths == {"s", "t"}
+
+
+def test_late_ack_after_the_job_has_finished_leaves_no_file() -> None:
+    """I9: a checkpoint timed out, its upload went on, and the job ended before it was through."""
+    job = Coordination(ONE, [completed(0, shared("s"))])
+    first = job.trigger()
+    job.decline(first)
+    stop = job.coordinator.request(CheckpointKind.STOP, job.now_s)
+    (last,) = of_type(TriggerCheckpoint, stop or job.tick(10.0))
+    job.complete(last.checkpoint, shared("s"))
+    assert of_type(FinishJob, job.decisions)
+    job.ack(first, SINKS[1], shared("s"), shared("t"), private("p"))
+    assert sorted(job.deleted) == ["p", "t"]
+    assert job.coordinator.live_paths == {"s"}
 
 
 def test_waiting_files_are_not_for_the_sweep() -> None:

@@ -52,6 +52,23 @@ def test_sink_id_that_cannot_be_read_back_is_refused(sink_id: str) -> None:
         TransactionId(sink_id, 1, 1, 0)
 
 
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ((100_000_000, 1, 0), r"attempt 100000000, which is not within 0\.\.99999999"),
+        ((1, -1, 0), r"checkpoint -1, which is not within 0\.\.9999999999"),
+        ((1, 1, 100_000), r"subtask 100000, which is not within 0\.\.99999"),
+        ((1, 1, 0, 10_000), r"sequence 10000, which is not within 0\.\.9999"),
+    ],
+)
+def test_number_that_does_not_fit_a_transaction_id_is_named(
+    numbers: tuple[int, ...], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said) as raised:
+        TransactionId("job.sink", *numbers)
+    assert "sink id" not in str(raised.value)
+
+
 @given(names, names, names, names)
 def test_two_sinks_never_share_an_id(job: str, uid: str, other_job: str, other_uid: str) -> None:
     """L16: neither by truncation nor by where the dot stands."""

@@ -1,0 +1,89 @@
+"""What a job could not tidy up at once is tidied up while it runs, not at its next start."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.support.counting_source import CountingSource
+from tests.support.directory_sink import DirectoryCommitter, DirectorySink
+from tests.support.ledger import assert_exactly_once
+
+from onceflow import Checkpointing, HeapBackend, JobState, NoRestart, Pipeline, count, sum_
+from onceflow.core.errors import SinkError
+from onceflow.core.pipeline import Job
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.spi import Committer, CommitterContext
+
+pytestmark = pytest.mark.spark
+
+
+@dataclass(frozen=True)
+class UnlistableOnce(DirectorySink):
+    """Fails when it is listed for the second time; after the first, an old slot prepares more."""
+
+    def committer(self, context: CommitterContext) -> Committer:
+        return _UnlistableOnce(Path(self.directory), context.sink_id)
+
+
+class _UnlistableOnce(DirectoryCommitter):
+    listed = 0
+
+    def in_doubt(self) -> Sequence[Committable]:
+        self.listed += 1
+        if self.listed == 2:
+            raise SinkError("the directory cannot be listed just now")
+        found = super().in_doubt()
+        if self.listed == 1:
+            (self.prepared / f"{self.sink_id}~1~99~0~0").touch()
+        return found
+
+
+def started(
+    spark: SparkSession, directory: Path, source: CountingSource, sink: DirectorySink
+) -> Job:
+    pipeline = Pipeline(
+        spark,
+        name="ledger",
+        parallelism=2,
+        checkpointing=Checkpointing(
+            storage=str(directory / "checkpoints"), interval=0.1, tolerable_failures=1000
+        ),
+        state_backend=HeapBackend(),
+        restart=NoRestart(),
+    )
+    records = pipeline.read(source, uid="records").key_by("account")
+    records.running(balance=sum_("amount"), n=count(), uid="balance").write(sink, uid="ledger")
+    return pipeline.start()
+
+
+def await_checkpoints(job: Job, more: int) -> None:
+    wanted = job.status().checkpoints_completed + more
+    deadline = time.monotonic() + 30
+    while job.status().checkpoints_completed < wanted:
+        assert not job.state.ended, job.status().last_error
+        assert time.monotonic() < deadline, job.status()
+        time.sleep(0.02)
+
+
+def test_sweep_of_a_sink_that_fails_is_tried_again_at_the_next_checkpoint(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """I3: a transaction that a dead attempt prepared after recovery had looked."""
+    first = DirectorySink(str(tmp_path / "out"))
+    source = CountingSource(2_000, ends_with=str(tmp_path / "end"))
+    job = started(spark, tmp_path, source, first)
+    await_checkpoints(job, 2)
+    job.stop()
+    sink = UnlistableOnce(first.directory)
+    job = started(spark, tmp_path, source, sink)
+    await_checkpoints(job, 4)
+    prepared = sink.prepared()
+    (tmp_path / "end").touch()
+    assert job.wait(30).state is JobState.FINISHED
+    assert [name for name in prepared if "~99~" in name] == []
+    assert_exactly_once(sink, source)

@@ -1,0 +1,49 @@
+"""A subtask confirms a checkpoint when it has heard of it and all its sinks have committed it."""
+
+from __future__ import annotations
+
+import queue
+from pathlib import Path
+
+import pytest
+from tests.support.counting_source import SCHEMA
+from tests.support.directory_sink import DirectorySink
+
+from onceflow import RuntimeSettings
+from onceflow.core.config import Delivery
+from onceflow.core.graph import Operator, WriteTo
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
+from onceflow.core.runtime.chain_builder import SlotPlan
+from onceflow.core.runtime.slot_commits import SlotCommits
+from onceflow.core.storage import FileSystemStorage
+
+SUBTASK, SINKLESS = SubtaskRef("balance", 0), SubtaskRef("records", 0)
+FIRST, SECOND = CheckpointId(1), CheckpointId(2)
+
+
+def test_nothing_is_confirmed_that_the_subtask_has_not_heard_of(tmp_path: Path) -> None:
+    """Shared state files are deleted on the strength of it; see `protocol.state_files`."""
+    confirmed: queue.SimpleQueue[tuple[SubtaskRef, CheckpointId]] = queue.SimpleQueue()
+    failures: list[BaseException] = []
+    commits = SlotCommits(
+        SlotPlan("ledger", AttemptId(1), 1, 128, Delivery.EXACTLY_ONCE, RuntimeSettings()),
+        FileSystemStorage(str(tmp_path / "checkpoints")).open("ledger"),
+        "log",
+        committed=lambda ref, through, commit_ms: confirmed.put((ref, through)),
+        failed=failures.append,
+    )
+    for uid in ("ledger", "audit"):
+        sink = DirectorySink(str(tmp_path / uid))
+        commits.worker(SUBTASK, Operator(uid, WriteTo(sink, uid), None, SCHEMA), WriteTo(sink, uid))
+    commits.completed(FIRST, FIRST)
+    commits.heard(SINKLESS, FIRST)
+    assert confirmed.get(timeout=5) == (SINKLESS, FIRST)
+    with pytest.raises(queue.Empty):
+        confirmed.get(timeout=0.5)  # the sinks have nothing to commit, and say so by now
+    commits.heard(SUBTASK, FIRST)
+    assert confirmed.get(timeout=5) == (SUBTASK, FIRST)
+    commits.heard(SUBTASK, SECOND)
+    commits.completed(SECOND, FIRST)
+    assert confirmed.get(timeout=5) == (SUBTASK, SECOND)
+    commits.close(lambda: 5.0)
+    assert failures == []
