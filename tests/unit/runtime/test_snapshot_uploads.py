@@ -64,7 +64,6 @@ def test_a_checkpoint_is_declined_at_once_when_its_files_can_be_neither_written_
     """And what it had written goes with the next snapshot that storage takes."""
     reports = Reports()
     storage = FileSystemStorage(str(disk)).open("ledger")
-    storage.probe_write()
     before = files_in(disk)
     uploads = SnapshotUploads(storage, AttemptId(1), reports)
 
