@@ -36,7 +36,13 @@ V = TypeVar("V")
 
 
 class ValueState(ABC, Generic[T]):
-    """One value of the current key."""
+    """One value of the current key.
+
+    A value of a type that can be changed in place (a list, a dataclass) is encoded by every `set`
+    and decoded by every `get`; a number or a text is kept as it is. On the heap that is all. In
+    RocksDB a value that is not among the `cache_entries` in memory is read from disk, those of a
+    batch together before its first record, and a changed one is written once a checkpoint.
+    """
 
     @abstractmethod
     def get(self) -> T:
@@ -47,7 +53,7 @@ class ValueState(ABC, Generic[T]):
         """Make `value` the value; None clears it.
 
         Raises:
-            StateError: It is not of the descriptor's type, so it could never be restored.
+            BadStateValue: It is not of the descriptor's type, so it could never be restored.
         """
 
     @abstractmethod
@@ -56,7 +62,12 @@ class ValueState(ABC, Generic[T]):
 
 
 class ListState(ABC, Generic[T]):
-    """A list of the current key."""
+    """A list of the current key, kept and snapshotted as a whole.
+
+    `get` decodes all of it. The first `add` to a key after each checkpoint copies its list, later
+    ones do not; RocksDB besides reads and writes it as one row. A list that grows without a bound
+    is better a map state with a number as key.
+    """
 
     @abstractmethod
     def get(self) -> list[T]:
@@ -67,7 +78,7 @@ class ListState(ABC, Generic[T]):
         """Put `value` at the end.
 
         Raises:
-            StateError: It is not of the descriptor's type.
+            BadStateValue: It is not of the descriptor's type.
         """
 
     @abstractmethod
@@ -75,7 +86,7 @@ class ListState(ABC, Generic[T]):
         """Put all of `values` at the end, or none of them when one is not of the type.
 
         Raises:
-            StateError: One is not of the descriptor's type.
+            BadStateValue: One is not of the descriptor's type.
         """
 
     @abstractmethod
@@ -84,18 +95,29 @@ class ListState(ABC, Generic[T]):
 
 
 class MapState(ABC, Generic[K, V]):
-    """A mapping of the current key, read and written one entry at a time."""
+    """A mapping of the current key, read and written one entry at a time.
+
+    A key is a str, bytes, int, bool, date, datetime or Decimal, or a tuple of them, and never None;
+    a value is whatever the descriptor's type says.
+
+    What a call costs, where n is the number of entries under the current key:
+        heap      `get`, `put`, `remove`, `contains`: one dict look-up; besides, the first change of
+                  a key after each checkpoint copies its n entries. `keys`, `items`: n. `clear`: 1.
+        RocksDB   each entry is a row. `get`, `put`, `remove`, `contains`: one row, from memory or,
+                  when it is not among the `cache_entries` there, from disk (`put` only writes, with
+                  the next checkpoint). `keys`, `items`, `clear` read all n rows.
+    """
 
     @abstractmethod
     def get(self, key: K) -> V | None:
-        """Return the value under `key`, or None."""
+        """Return the value under `key`, or None when there is none."""
 
     @abstractmethod
     def put(self, key: K, value: V) -> None:
         """Put `value` under `key`, in place of what was there.
 
         Raises:
-            StateError: Key or value is not of the descriptor's type.
+            BadStateValue: Key or value is not of the descriptor's type; nothing has changed.
         """
 
     @abstractmethod
@@ -104,19 +126,24 @@ class MapState(ABC, Generic[K, V]):
 
     @abstractmethod
     def contains(self, key: K) -> bool:
-        """Tell whether `key` is there."""
+        """Tell whether `key` is there; also when its value is None."""
 
     @abstractmethod
     def keys(self) -> Iterator[K]:
-        """Return the keys as of now, in any order; the mapping may be changed meanwhile."""
+        """Return the keys as of this call, each once.
+
+        In no order that may be relied on: it differs between backends and after a restart. The
+        keys are collected first, so the mapping may be changed while they are gone through, and
+        the loop does not see it.
+        """
 
     @abstractmethod
     def items(self) -> Iterator[tuple[K, V]]:
-        """Return the entries as of now, in any order; the mapping may be changed meanwhile."""
+        """Return the entries as of this call, each once; order and changes as with `keys`."""
 
     @abstractmethod
     def clear(self) -> None:
-        """Forget every entry."""
+        """Forget every entry of the current key, and of no other."""
 
 
 class PendingSnapshot(ABC):

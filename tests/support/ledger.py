@@ -41,6 +41,7 @@ def ledger(
     restart: RestartStrategy | None = None,
     max_parallelism: int | None = None,
     mode: str = "exactly_once",
+    sink_id: str | None = None,
 ) -> tuple[Pipeline, DirectorySink]:
     """Build source -> running balance -> directory, all under `directory`."""
     sink = DirectorySink(str(directory / "out"))
@@ -58,7 +59,7 @@ def ledger(
     )
     records = pipeline.read(source, uid="records")
     balances = records.key_by("account").running(balance=sum_("amount"), n=count(), uid="balance")
-    balances.write(sink, uid="ledger")
+    balances.write(sink, uid="ledger", sink_id=sink_id)
     return pipeline, sink
 
 

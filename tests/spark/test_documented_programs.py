@@ -1,0 +1,101 @@
+"""The programs in docs/operators.md, docs/state.md and docs/sources.md run as shown."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.dataset as ds
+import pytest
+from pyspark.sql import SparkSession
+
+from onceflow import Checkpointing, JobState, Pipeline
+from onceflow.sinks import FileSink
+from onceflow.sources.datagen.payments import Payments
+
+pytestmark = pytest.mark.spark
+
+DOCUMENTS = Path(__file__).parents[2] / "docs"
+
+
+def run_programs(document: str, **names: Any) -> dict[str, Any]:
+    """Run the document's Python blocks, one after the other, and return what they have defined."""
+    text = (DOCUMENTS / document).read_text(encoding="utf-8")
+    # As a program of the user's: its classes travel to the slots by value.
+    names["__name__"] = "__main__"
+    for block in re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
+        exec(compile(block, document, "exec"), names)
+    return names
+
+
+def rows_in(directory: Path) -> list[dict[str, Any]]:
+    return ds.dataset(str(directory)).to_table().to_pylist()
+
+
+def payments() -> list[dict[str, Any]]:
+    """The payments that `DatagenSource(rows=10_000, accounts=100)` generates."""
+    return Payments(seed=0, accounts=100).batch(np.arange(10_000)).to_pylist()
+
+
+def test_program_of_the_operators_page_runs_as_shown(spark: SparkSession, tmp_path: Path) -> None:
+    checkpoints, target = str(tmp_path / "checkpoints"), str(tmp_path / "target")
+    run_programs("operators.md", spark=spark, checkpoints=checkpoints, target=target)
+    large = [one for one in payments() if one["amount"] > 1_000]
+    assert sorted(one["id"] for one in rows_in(tmp_path / "target/large")) == [
+        one["id"] for one in large
+    ]
+    last = {one["account"]: one for one in sorted(rows_in(tmp_path / "target/totals"), key=_count)}
+    sums = Counter[str]()
+    for one in large:
+        sums[one["account"]] += one["amount"]
+    assert {account: one["total"] for account, one in last.items()} == sums
+    assert all(one["euros"] == one["amount"] / 100 for one in last.values())
+
+
+def _count(row: dict[str, Any]) -> int:
+    count: int = row["payments"]
+    return count
+
+
+def test_program_of_the_state_page_runs_as_shown(spark: SparkSession, tmp_path: Path) -> None:
+    checkpoints, target = str(tmp_path / "checkpoints"), str(tmp_path / "target")
+    run_programs("state.md", spark=spark, checkpoints=checkpoints, target=target)
+    rows = rows_in(tmp_path / "target")
+    assert len(rows) == 10_000
+    assert sum(one["first"] for one in rows) == len({one["account"] for one in rows}) == 100
+    reached = defaultdict[tuple[str, date], set[int]](set)
+    for one in rows:
+        reached[one["account"], date.fromtimestamp(one["ts"] / 1000)].add(one["today"])
+    sums = Counter[tuple[str, date]]()
+    for one in payments():
+        sums[one["account"], date.fromtimestamp(one["ts"] / 1000)] += one["amount"]
+    assert all(total in reached[key] for key, total in sums.items())
+
+
+def test_source_of_the_sources_page_is_read_once_and_goes_on_where_it_stood(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lines = [f"line {number} of a file" for number in range(100_000)]
+    paths = (str(tmp_path / "a"), str(tmp_path / "b"))
+    for path in paths:
+        Path(path).write_text("\n".join(lines) + "\n")
+    names = run_programs("sources.md")
+    source = names["LinesSource"](paths)
+
+    whole = source.reader(source.splits(), None)
+    first = whole.poll(0.0)
+    goes_on = source.reader(whole.snapshot(), None)
+    assert goes_on.poll(0.0).equals(whole.poll(0.0))
+
+    pipeline = Pipeline(
+        spark, name="lines", parallelism=2, checkpointing=Checkpointing(str(tmp_path / "log"))
+    )
+    pipeline.read(source, uid="lines").write(FileSink(str(tmp_path / "target")), uid="out")
+    assert pipeline.run(60).state is JobState.FINISHED
+    written = Counter(one["line"] for one in rows_in(tmp_path / "target"))
+    assert first.num_rows < len(lines)
+    assert written == Counter(lines + lines)
