@@ -5,7 +5,7 @@ hard link (which fails if the target exists) or a rename shows them whole; then 
 synced. A killed writer leaves at most that temporary file, which readers never look at.
 """
 # Names stay text: a checkpoint opens, lists and deletes too many to wrap each in a Path.
-# ruff: noqa: PTH100, PTH105, PTH106, PTH108, PTH120, PTH123, PTH208
+# ruff: noqa: PTH100, PTH101, PTH105, PTH106, PTH108, PTH120, PTH123, PTH208
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from onceflow.core.errors import StorageError
 from onceflow.core.storage.filesystem import CheckpointFileSystem, CreateOutcome, Unfinished
 from onceflow.core.storage.posix import (
     LINK_DID_NOTHING,
+    OWNER_ONLY,
     TRIES_MAX,
+    Modes,
     chunks_of,
     make_durable_directory,
     named,
@@ -44,8 +46,11 @@ _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{32}\.tmp")
 class LocalFileSystem(CheckpointFileSystem):
     """A directory of this machine. Holds no open resource; any thread, any process."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, modes: Modes | None = None) -> None:
+        """Describe the directory `root`; None: what is made gets the modes of the umask."""
         self._root = os.path.abspath(root).rstrip("/")
+        self._modes = modes
+        self._directory_mode = modes.directories if modes else None
         self._known: set[str] = set()
         """Directories that this process has seen durable, and that may be gone again."""
 
@@ -57,7 +62,7 @@ class LocalFileSystem(CheckpointFileSystem):
     def make_directory(self, path: str) -> None:
         full = self.location(path)
         with named("make directory", full):
-            make_durable_directory(full, self._root)
+            make_durable_directory(full, self._root, self._directory_mode)
 
     @override
     def create_if_absent(self, path: str, data: bytes) -> CreateOutcome:
@@ -86,6 +91,8 @@ class LocalFileSystem(CheckpointFileSystem):
         full = self.location(path)
         with named("write", full):
             self._make_parent(path)
+            if self._modes:
+                os.chmod(source, self._modes.files)
             sync_file(source)
             try:
                 os.link(os.path.realpath(source), full)
@@ -173,7 +180,7 @@ class LocalFileSystem(CheckpointFileSystem):
     def _make_parent(self, path: str) -> None:
         parent = os.path.dirname(self.location(path))
         if parent not in self._known:
-            make_durable_directory(parent, self._root)
+            make_durable_directory(parent, self._root, self._directory_mode)
             if len(self._known) >= DIRECTORIES_KNOWN_MAX:
                 self._known.clear()
             self._known.add(parent)
@@ -208,9 +215,7 @@ class LocalFileSystem(CheckpointFileSystem):
         while True:
             try:
                 self._make_parent(path)
-                return os.open(
-                    temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666
-                )
+                return self._open_private(temporary)
             except (FileNotFoundError, FileExistsError):
                 # A directory on the way was empty for a moment, and a `discard` has taken it away
                 # (makedirs answers "exists" when that happens between its own two steps).
@@ -218,6 +223,14 @@ class LocalFileSystem(CheckpointFileSystem):
                 tries += 1
                 if tries >= TRIES_MAX:
                     raise
+
+    def _open_private(self, temporary: str) -> int:
+        mode = self._modes.files if self._modes else 0o666
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(temporary, flags, mode)
+        if self._modes and mode & ~OWNER_ONLY:  # which the umask may have taken away
+            os.fchmod(descriptor, mode)
+        return descriptor
 
 
 def _sync_name(full: str) -> None:

@@ -4,7 +4,7 @@ Source: POSIX.1-2017 link(), rename(), fsync(): link fails with EEXIST; both are
 new name survives a crash only once its directory is synced. NFS (RFC 1813): a repeated LINK may
 answer EEXIST to the client that made it; so callers compare the bytes.
 """
-# ruff: noqa: PTH103, PTH108, PTH112, PTH120, PTH123
+# ruff: noqa: PTH101, PTH102, PTH103, PTH108, PTH112, PTH120, PTH123
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import os
 import shutil
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from onceflow.core.errors import StorageError
@@ -23,6 +24,8 @@ from onceflow.core.storage.filesystem import (
     CreateOutcome,
     PublicationUnknown,
 )
+
+OWNER_ONLY = 0o700
 
 CHUNK_BYTES = 1 << 20
 """Of one read: large enough that calls cost nothing, small enough for the processor's cache."""
@@ -40,12 +43,16 @@ LINK_DID_NOTHING = _NO_HARD_LINKS | {
 }
 """Answers of link() that say for certain that it did nothing; after any other, nobody knows."""
 
+_ANOTHER_USER = (
+    "let the user of this process read and write there; where driver and executors are different"
+    " users of one group: FileSystemStorage(…, directory_mode=0o2770, file_mode=0o660)"
+)
 _REMEDIES = {
     errno.ENOSPC: "disk full: free space",
     errno.EDQUOT: "disk quota used up: free space or raise the quota",
     errno.EFBIG: "over the largest file allowed here: raise the limit (ulimit -f)",
-    errno.EACCES: "let the user of this process write there",
-    errno.EPERM: "let the user of this process write there",
+    errno.EACCES: _ANOTHER_USER,
+    errno.EPERM: _ANOTHER_USER,
     errno.EROFS: "mount it writable, or choose another directory",
     errno.EEXIST: "a file stands where a directory must be: move it away",
     errno.ENOTDIR: "a file stands where a directory must be: move it away",
@@ -101,20 +108,48 @@ def _sync_published(full: str) -> None:
         raise PublicationUnknown(message_of("make durable", full, error)) from error
 
 
-def make_durable_directory(full: str, root: str) -> None:
+@dataclass(frozen=True, slots=True)
+class Modes:
+    """Who may do what with what is made, whatever the process's umask says."""
+
+    files: int = 0o600
+    directories: int = 0o700
+
+
+def make_durable_directory(full: str, root: str, mode: int | None = None) -> None:
     """Make `full` and sync every directory that names it, from its parent up to the root.
 
-    Also those that were there: whoever made them may have died before syncing.
+    Also those that were there: whoever made them may have died before syncing. Directories that are
+    made get `mode`; None: what the umask leaves.
     """
     top = full
     while not os.path.isdir(os.path.dirname(top)):
         top = os.path.dirname(top)
     last = min(os.path.dirname(top), root, key=len)
-    os.makedirs(full, exist_ok=True)
+    if mode is None:
+        os.makedirs(full, exist_ok=True)
+    else:
+        _make_directories(full, mode)
     directory = full
     while len(directory) > len(last):
         directory = os.path.dirname(directory)
         sync_directory(directory)
+
+
+def _make_directories(full: str, mode: int) -> None:
+    missing: list[str] = []
+    while not os.path.isdir(full):
+        missing.append(full)
+        full = os.path.dirname(full)
+    for directory in reversed(missing):
+        try:
+            os.mkdir(directory, mode)
+        except FileExistsError:
+            if not os.path.isdir(directory):
+                raise
+        else:
+            if mode != OWNER_ONLY:  # which no umask takes away
+                os.chmod(directory, mode)
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> int:

@@ -29,6 +29,7 @@ from onceflow.core.staging import StagedRows, StagingArea, staged_committable
 from onceflow.core.storage.filesystem import CheckpointFileSystem
 from onceflow.core.storage.layout import safe_name
 from onceflow.core.storage.local import LocalFileSystem
+from onceflow.core.storage.posix import Modes
 
 MEMORY_BYTES_MAX = 32 * 1024 * 1024
 """What one transaction may hold in memory before it goes on in a local temporary file."""
@@ -50,7 +51,7 @@ class FileStagingArea(StagingArea):
     @classmethod
     def in_directory(cls, root: str, sink_id: str) -> FileStagingArea:
         """Return the area of `sink_id` in the local directory `root`, without a job around it."""
-        return cls(LocalFileSystem(root), f"staged/{safe_name(sink_id)}", sink_id)
+        return cls(LocalFileSystem(root, Modes()), f"staged/{safe_name(sink_id)}", sink_id)
 
     @override
     def open(self) -> StagedRows:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-from onceflow.core.errors import ConfigError
+from onceflow.core.errors import ConfigError, StorageError
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.snapshots import StateHandle
@@ -19,6 +19,7 @@ from onceflow.core.storage.filesystem import CheckpointFileSystem
 from onceflow.core.storage.layout import JobPaths, StateNames, safe_name
 from onceflow.core.storage.local import LocalFileSystem
 from onceflow.core.storage.log_identity import log_id
+from onceflow.core.storage.posix import Modes
 from onceflow.core.storage.staging import FileStagingArea
 from onceflow.core.storage.state_files import FileStateReader, FileStateWriter
 
@@ -125,9 +126,15 @@ class JobStorage:
         """Return the token of the probe at `path`; empty when it is not there.
 
         Raises:
-            StorageError: Storage cannot be read here.
+            ConfigError: This process's user may not read it.
+            StorageError: Storage cannot be read here for another reason.
         """
-        data = self._fs.read(path)
+        try:
+            data = self._fs.read(path)
+        except StorageError as error:
+            if isinstance(error.__cause__, PermissionError):
+                raise ConfigError(str(error)) from error
+            raise
         return "" if data is None else data.decode("ascii", "replace")
 
 
@@ -150,12 +157,16 @@ class FileSystemStorage(CheckpointStorage):
     `root` is a path or a `file:` URL, made absolute where the description is built (the driver).
 
     Raises:
-        ConfigError: `root` is something else, or `inline_threshold_bytes` is out of range.
+        ConfigError: `root` is something else, or a number is out of range.
     """
 
     root: str
     inline_threshold_bytes: int = INLINE_THRESHOLD_BYTES
     """State smaller than this is kept in the decision log's record, and not in a file."""
+    file_mode: int = 0o600
+    directory_mode: int = 0o700
+    """Of what is made, whatever the umask. Executors that run as another user than the driver need
+    0o660 and 0o2770, and a group that both are in."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "root", _directory_of(self.root))
@@ -164,10 +175,19 @@ class FileSystemStorage(CheckpointStorage):
                 f"inline_threshold_bytes={self.inline_threshold_bytes} must be in"
                 f" 0-{INLINE_THRESHOLD_BYTES_MAX}"
             )
+        if self.file_mode & 0o600 != 0o600 or not 0 <= self.file_mode <= 0o777:
+            raise ConfigError(
+                f"file_mode={self.file_mode:#o} must let the owner read and write: 0o600, 0o660, …"
+            )
+        if self.directory_mode & 0o700 != 0o700 or not 0 <= self.directory_mode <= 0o7777:
+            raise ConfigError(
+                f"directory_mode={self.directory_mode:#o} must let the owner do all: 0o700, 0o2770"
+            )
 
     def open(self, job: str) -> JobStorage:
         """Return the storage of job `job` in this process; touches nothing yet."""
-        return JobStorage(LocalFileSystem(self.root), job, self.inline_threshold_bytes)
+        modes = Modes(self.file_mode, self.directory_mode)
+        return JobStorage(LocalFileSystem(self.root, modes), job, self.inline_threshold_bytes)
 
 
 def _directory_of(root: str) -> str:

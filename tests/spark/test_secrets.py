@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -11,9 +12,9 @@ from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import SparkSession
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
-from tests.support.ledger import SETTINGS
+from tests.support.ledger import SETTINGS, ledger
 
-from onceflow import Checkpointing, JobState, Pipeline
+from onceflow import Checkpointing, JobState, Pipeline, RocksDBBackend
 
 pytestmark = pytest.mark.spark
 
@@ -62,6 +63,22 @@ def test_no_password_of_a_source_sink_or_function_is_in_what_spark_carries(
     assert len(sink.rows()) == 500
     assert any(b"SlotTask" in data for data in sent_by_spark)
     assert not any(PASSWORD.encode() in data for data in sent_by_spark)
+
+
+def test_files_of_a_running_job_are_its_owners_alone(spark: SparkSession, tmp_path: Path) -> None:
+    endless = CountingSource(10_000, pause_s=0.005, ends_with=str(tmp_path / "never"))
+    pipeline, _ = ledger(spark, tmp_path, endless, backend=RocksDBBackend(incremental=True))
+    job = pipeline.start()
+    try:
+        while job.status().checkpoints_completed < 3:
+            assert not job.state.ended, job.status().last_error
+            time.sleep(0.01)
+        storage = tmp_path / "checkpoints"
+        kept = [path for path in (storage, *storage.rglob("*")) if path.exists()]
+        assert len(kept) > 10
+        assert [path for path in kept if path.exists() and path.stat().st_mode & 0o077] == []
+    finally:
+        job.cancel()
 
 
 def test_a_program_of_many_megabytes_reaches_every_slot(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -440,12 +439,3 @@ def test_a_driver_killed_at_any_step_of_append_and_prune_leaves_a_log_to_go_on_f
         pytest.fail("the driver never got to its end")
     assert ends == {1, 2}
     assert step > 20, "the driver was hardly ever killed"
-
-
-def test_the_umask_decides_who_may_read(tmp_path: Path) -> None:
-    before = os.umask(0o077)
-    try:
-        FileSystemStorage(str(tmp_path)).open("ledger").log.claim("driver")
-    finally:
-        os.umask(before)
-    assert record(tmp_path, 1).stat().st_mode & 0o777 == 0o600
