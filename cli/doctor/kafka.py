@@ -23,7 +23,7 @@ from confluent_kafka.admin._resource import ResourceType
 
 from onceflow.cli.doctor.findings import Area, Finding
 from onceflow.cli.doctor.kafka_question import KafkaQuestion
-from onceflow.cli.doctor.kafka_settings import settings_findings
+from onceflow.cli.doctor.kafka_settings import Settings, settings_findings, topic_findings
 from onceflow.core.errors import ConfigError
 from onceflow.sources.kafka.options import RULES
 
@@ -114,12 +114,12 @@ class _Examination:
         brokers: dict[int, Any] = cluster.brokers
         findings = [area.ok(f"{len(brokers)} broker(s), cluster {cluster.cluster_id}")]
         for topic in self._question.topics:
-            findings += self._topic(topic, cluster.topics.get(topic))
+            findings += self._topic(topic, cluster.topics.get(topic), len(brokers))
         if self._question.group is not None:
             findings += self._group(self._question.group)
         return [*findings, *self._settings(next(iter(brokers)), len(brokers))]
 
-    def _topic(self, topic: str, found: Any) -> list[Finding]:
+    def _topic(self, topic: str, found: Any, brokers: int) -> list[Finding]:
         servers, parallelism = self._question.servers, self._question.parallelism
         area = Area(f"topic {topic}")
         if found is None or found.error is not None:
@@ -150,6 +150,11 @@ class _Examination:
                     f" --partitions {parallelism}",
                 )
             )
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        try:
+            findings += topic_findings(area, self._told(resource), replicas, brokers)
+        except (KafkaException, TimeoutError) as error:
+            findings.append(area.warning(f"its settings are not told: {self._text(error)}", "", ""))
         return [*findings, *self._allowed(area, topic)]
 
     def _allowed(self, area: Area, topic: str) -> list[Finding]:
@@ -223,8 +228,7 @@ class _Examination:
     def _settings(self, broker: int, brokers: int) -> list[Finding]:
         resource = ConfigResource(ResourceType.BROKER, str(broker))
         try:
-            futures = self._admin.describe_configs([resource], request_timeout=self._left_s())
-            entries: dict[str, Any] = self._answer(futures[resource])
+            value = self._told(resource)
         except (KafkaException, TimeoutError) as error:
             return [
                 self._area.warning(
@@ -238,8 +242,12 @@ class _Examination:
                     ).strip(),
                 )
             ]
-        value = {name: entry.value for name, entry in entries.items()}
         return settings_findings(self._area, value, brokers)
+
+    def _told(self, resource: ConfigResource) -> Settings:
+        futures = self._admin.describe_configs([resource], request_timeout=self._left_s())
+        entries: dict[str, Any] = self._answer(futures[resource])
+        return {name: entry.value for name, entry in entries.items()}
 
     def _denied(self, area: Area, operation: str, kind: str, name: str) -> Finding:
         allow = _ALLOW.format(

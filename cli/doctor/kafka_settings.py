@@ -20,6 +20,35 @@ def settings_findings(area: Area, value: Settings, brokers: int) -> list[Finding
     return [*_version(area, value), *_replication(area, value, brokers), *_limits(area, value)]
 
 
+def topic_findings(area: Area, value: Settings, replicas: int, brokers: int) -> list[Finding]:
+    """Return which failures make a topic with these settings forget what it acknowledged.
+
+    A broker acknowledges before the disk has a record: its own process may die, and other brokers
+    must have the record when its machine does.
+    """
+    outlives = "what is acknowledged outlives a broker's process"
+    if replicas == 1 and brokers == 1 and value.get("flush.messages") != "1":
+        return [area.ok(f"{outlives}, and not its machine: there is one broker")]
+    more = "min.insync.replicas = 2 and three replicas, or it is gone with a broker's machine"
+    alter = "kafka-configs.sh --alter --entity-type topics --entity-name <topic> --add-config"
+    findings: list[Finding] = []
+    if replicas == 1 and value.get("flush.messages") != "1":
+        remedy = "kafka-reassign-partitions.sh with three replicas for each partition"
+        findings.append(area.warning("1 replica", more, remedy))
+    elif replicas > 1 and int(value.get("min.insync.replicas") or 1) < 2:
+        remedy = f"{alter} min.insync.replicas=2"
+        findings.append(area.warning("min.insync.replicas = 1", more, remedy))
+    if value.get("unclean.leader.election.enable") == "true":
+        findings.append(
+            area.warning(
+                "unclean.leader.election.enable = true",
+                "false, or a replica that lacks acknowledged records may become the leader",
+                f"{alter} unclean.leader.election.enable=false",
+            )
+        )
+    return findings or [area.ok(f"{outlives} and its machine")]
+
+
 def _version(area: Area, value: Settings) -> list[Finding]:
     """Source: KAFKA-20734."""
     if _NEW_IN_4_3 not in value:

@@ -20,6 +20,7 @@ from onceflow.core.errors import OnceflowError
 from onceflow.sinks import MySQLSink
 from onceflow.sinks.mysql.catalog import ServerFacts, may_recover, server_facts, target_table
 from onceflow.sinks.mysql.connection import Session
+from onceflow.sinks.mysql.durability import Crash, weaknesses
 from onceflow.sinks.mysql.failures import described
 from onceflow.sinks.mysql.names import identifier, quoted
 from onceflow.sinks.mysql.settings import SinkSettings
@@ -92,24 +93,14 @@ class _Examination:
         return [self._area.ok(f"{facts.shown}, {self._settings.endpoint}")]
 
     def _durability(self, facts: ServerFacts) -> list[Finding]:
+        covered = "what is committed outlives the server's process and its machine"
         found: list[Finding] = []
-        if not facts.flushes_commits:
-            found.append(
-                self._area.warning(
-                    "innodb_flush_log_at_trx_commit is not 1",
-                    "1, or a crash of the machine loses what is committed",
-                    "SET GLOBAL innodb_flush_log_at_trx_commit = 1",
-                )
-            )
-        if facts.binlog_format and self._variable("sync_binlog") != "1":
-            found.append(
-                self._area.warning(
-                    f"sync_binlog = {self._variable('sync_binlog')}",
-                    "1, or a crash of the machine loses prepared transactions",
-                    "SET GLOBAL sync_binlog = 1",
-                )
-            )
-        return found
+        for one in weaknesses(facts):
+            process = one.forgets_when is Crash.PROCESS
+            says = self._area.problem if process else self._area.warning
+            needed = f"{covered}: this forgets it when {one.forgets_when.value}"
+            found.append(says(one.setting, needed, one.remedy))
+        return found or [self._area.ok(covered)]
 
     def _two_phase(self, facts: ServerFacts) -> list[Finding]:
         if self._question.commit_mode == "ledger":

@@ -22,6 +22,7 @@ SLOW_SYNC_S = 0.1
 """A decision syncs a few times; above this the disk is what checkpoints wait for."""
 
 _MIB = 1 << 20
+_MOUNTS = Path("/proc/self/mounts")
 
 
 def missing_directories(root: str) -> tuple[Path, ...]:
@@ -68,7 +69,8 @@ def check_storage(root: str, missing: Sequence[Path]) -> Sequence[Finding]:
         ]
     scratch = f".onceflow-doctor-{uuid.uuid4().hex}"
     try:
-        return [*_exercise(area, LocalFileSystem(str(directory)), scratch), *_space(area, there)]
+        used = _exercise(area, LocalFileSystem(str(directory)), scratch)
+        return [*used, *_durability(area, there), *_space(area, there)]
     except StorageError as error:
         return [
             area.problem(
@@ -119,6 +121,26 @@ def _exercise(area: Area, fs: LocalFileSystem, scratch: str) -> list[Finding]:
             )
         )
     return found
+
+
+def _durability(area: Area, directory: Path) -> list[Finding]:
+    """Say when what is synced is in memory alone, or may be in the disk's cache."""
+    place = str(_mount_point(directory))
+    mounts = [line.split() for line in _MOUNTS.read_text().splitlines()] if _MOUNTS.exists() else []
+    here = [(one[2], one[3].split(",")) for one in mounts if one[1] == place]
+    kind, options = here[-1] if here else ("", [""])
+    covered = "a disk: here it outlives processes and is gone when the machine ends"
+    if kind in {"tmpfs", "ramfs"}:
+        return [area.warning(f"{place} is in memory ({kind})", covered, "use a directory on disk")]
+    if {"nobarrier", "barrier=0"} & set(options):
+        return [
+            area.warning(
+                f"{place} is mounted without barriers",
+                "barriers, or a power cut takes what the disk's cache holds",
+                f"sudo mount -o remount,barrier {place}",
+            )
+        ]
+    return []
 
 
 def _space(area: Area, directory: Path) -> list[Finding]:

@@ -34,8 +34,11 @@ class ServerFacts:
     binlog_format: str
     """Empty when there is no binary log."""
     galera: bool
-    flushes_commits: bool
-    """Whether a commit waits for the disk."""
+    flush_at_commit: str
+    """innodb_flush_log_at_trx_commit."""
+    sync_binlog: str
+    doublewrite: str
+    redo_log: bool
     local_infile: bool
     user: str
     """As GRANT takes it."""
@@ -56,11 +59,15 @@ def server_facts(session: Session) -> ServerFacts:
         "binlog_format",
         "wsrep_on",
         "innodb_flush_log_at_trx_commit",
+        "sync_binlog",
+        "innodb_doublewrite",
         "local_infile",
     )
     listed = ", ".join(map(literal, names))
     found = session.query(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({listed})")
     values = {str(name).lower(): str(value) for name, value in found}
+    # Of MySQL alone, and no variable.
+    redo_log = session.query("SHOW GLOBAL STATUS LIKE 'Innodb_redo_log_enabled'")
     match = _VERSION.match(session.version_text)
     major, minor, patch = map(int, match.groups()) if match else (0, 0, 0)
     ((user,),) = session.query("SELECT CURRENT_USER()")
@@ -71,7 +78,10 @@ def server_facts(session: Session) -> ServerFacts:
         detaches=session.is_mariadb or values.get("xa_detach_on_prepare") == "ON",
         binlog_format=values.get("binlog_format", "") if values.get("log_bin") == "ON" else "",
         galera=values.get("wsrep_on") == "ON",
-        flushes_commits=values.get("innodb_flush_log_at_trx_commit") == "1",
+        flush_at_commit=values.get("innodb_flush_log_at_trx_commit", ""),
+        sync_binlog=values.get("sync_binlog", ""),
+        doublewrite=values.get("innodb_doublewrite", ""),
+        redo_log=not redo_log or redo_log[0][1] == "ON",
         local_infile=values.get("local_infile") == "ON",
         user=_grantee(str(user)),
     )

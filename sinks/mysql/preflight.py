@@ -22,6 +22,7 @@ from onceflow.sinks.mysql.commit_mode import two_phase_prospects
 from onceflow.sinks.mysql.connection import Session
 from onceflow.sinks.mysql.database import MySQLDatabase
 from onceflow.sinks.mysql.ddl import bookkeeping_statements, create_database
+from onceflow.sinks.mysql.durability import Crash, weaknesses
 from onceflow.sinks.mysql.failures import DENIED, NO_SUCH_SESSION, code, described
 from onceflow.sinks.mysql.names import identifier, literal, quoted
 from onceflow.sinks.mysql.refusals import FAILURES
@@ -59,7 +60,7 @@ class Preflight:
         """Return what the server is, when it can be written to.
 
         Raises:
-            ConfigError: It is too old, or read-only.
+            ConfigError: It is too old, read-only, or forgets what it committed when it is killed.
         """
         endpoint = self._settings.endpoint
         facts = server_facts(self._session)
@@ -74,13 +75,20 @@ class Preflight:
                 f"{endpoint} is read-only, as replicas are; name the primary in the url, or run: "
                 "SET GLOBAL read_only = OFF"
             )
-        if not facts.flushes_commits:
+        for weakness in weaknesses(facts):
+            if weakness.forgets_when is Crash.PROCESS:
+                raise ConfigError(
+                    f"sink {self._context.sink_id}: {endpoint} has {weakness}. Run:"
+                    f" {weakness.remedy} (on a managed server it is set in the provider's parameter"
+                    " group; a server on which it cannot be changed cannot be written to exactly"
+                    " once)"
+                )
             _logger.warning(
-                "sink %s: %s has innodb_flush_log_at_trx_commit other than 1: when its machine "
-                "loses power, it forgets rows that it said are committed. Run: SET GLOBAL "
-                "innodb_flush_log_at_trx_commit = 1",
+                "sink %s: %s has %s. Run: %s",
                 self._context.sink_id,
                 endpoint,
+                weakness,
+                weakness.remedy,
             )
         if not facts.local_infile:
             _logger.info(

@@ -26,12 +26,6 @@ from onceflow.sinks.sql.transactions import Transactions
 
 _IDLE = TransactionStatus.IDLE
 
-# A commit whose rows are discarded must not depend on the server's memory.
-_DURABLE = """
-    SELECT pg_catalog.set_config('synchronous_commit', 'on', true)
-    WHERE pg_catalog.current_setting('synchronous_commit') = 'off'
-"""
-
 
 class PostgresDatabase(Database[BoundedConnection, psycopg.Error, TargetTable, ColumnFit]):
     """Keeps no session state, so that a pooler may stand in between."""
@@ -75,7 +69,6 @@ class PostgresDatabase(Database[BoundedConnection, psycopg.Error, TargetTable, C
     @override
     def begin(self, connection: BoundedConnection) -> None:
         connection.execute(self._begin)
-        connection.execute(_DURABLE)
 
     @override
     def commit(self, connection: BoundedConnection) -> str:

@@ -16,6 +16,7 @@ from onceflow.sinks.postgres.settings import SinkSettings, writer_name
 # Limits of the role's own would end a COPY that lasts as long as a checkpoint interval; the wait
 # for each reply has its deadline in the client. Keepalives: should this machine vanish without a
 # word, the server rolls back within a minute, and a new attempt finds no lock of ours in its way.
+# A commit after which nobody has the rows any more must not be in the server's memory alone.
 _BEGIN = """
     BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
     SET LOCAL lock_timeout = {lock_timeout_ms};
@@ -24,6 +25,8 @@ _BEGIN = """
     SET LOCAL tcp_keepalives_idle = 20;
     SET LOCAL tcp_keepalives_interval = 10;
     SET LOCAL tcp_keepalives_count = 3;
+    SELECT pg_catalog.set_config('synchronous_commit', 'on', true)
+    WHERE pg_catalog.current_setting('synchronous_commit') = 'off';
 """
 # A server that hangs is left alone after it; the end of the connection rolls back too.
 _CLOSE_TIMEOUT_S = 2.0

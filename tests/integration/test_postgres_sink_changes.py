@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
 from tests.integration.postgres_sink_kit import Job, ids_in, query
+from tests.integration.sink_kit import rows
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.committables import Committed
@@ -111,8 +112,11 @@ def test_works_on_a_server_that_prepares_nothing(tmp_path: Path) -> None:
         assert ids_in(server.url) == [1, 2]
 
 
+@pytest.mark.parametrize(
+    "settings", [{"commit_mode": "ledger"}, {"delivery": "at_least_once"}], ids=str
+)
 def test_commit_is_durable_where_the_role_does_not_wait_for_the_disk(
-    postgres_database: str, tmp_path: Path
+    postgres_database: str, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     """The staged rows are deleted after it: what the server forgets then is gone."""
     query(postgres_database, "CREATE TABLE seen (value text)")
@@ -122,7 +126,7 @@ def test_commit_is_durable_where_the_role_does_not_wait_for_the_disk(
         "VALUES (current_setting('synchronous_commit')); RETURN NEW; END $$",
     )
     url = f"{postgres_database}?options=-c%20synchronous_commit%3Doff"
-    sink = PostgresSink(url, table="ledger", create=True, commit_mode="ledger")
+    sink = PostgresSink(url, table="ledger", create=True, **settings)
     staging = FileStagingArea.in_directory(str(tmp_path), "job.ledger")
     with Job(sink, staging=staging) as job:
         job.check()
@@ -130,5 +134,8 @@ def test_commit_is_durable_where_the_role_does_not_wait_for_the_disk(
             postgres_database,
             "CREATE TRIGGER note BEFORE INSERT ON ledger FOR EACH ROW EXECUTE FUNCTION note()",
         )
-        assert job.committer().commit(job.prepare(1, [1])) == Committed()
+        writer = job.writer()
+        writer.write(rows([1]))
+        if (committable := writer.pre_commit(CheckpointId(1))) is not None:
+            assert job.committer().commit(committable) == Committed()
     assert query(postgres_database, "SELECT value FROM seen") == [("on",)]

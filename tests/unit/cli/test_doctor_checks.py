@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -22,6 +23,7 @@ from typer.testing import CliRunner
 import onceflow
 from onceflow.cli.doctor.findings import Area, Check, Finding, Level, examine
 from onceflow.cli.doctor.java import check_java
+from onceflow.cli.doctor.kafka_settings import topic_findings
 from onceflow.cli.doctor.python import check_python, install_command
 from onceflow.cli.doctor.storage import check_storage, missing_directories
 from onceflow.cli.main import app
@@ -130,6 +132,30 @@ def test_a_good_directory_is_used_and_left_as_it_was(tmp_path: Path) -> None:
     assert Level.PROBLEM not in levels(found)
     assert "is writable" in found[0].found
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_in_memory_is_said_to_end_with_its_machine() -> None:
+    memory = Path("/dev/shm")
+    if not memory.is_mount():
+        pytest.skip("there is no /dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory) as root:
+        found = {one.found: one for one in check_storage(root, ())}
+    assert found["/dev/shm is in memory (tmpfs)"].level is Level.WARNING
+
+
+def test_topics_that_one_machine_takes_with_it_are_told_apart() -> None:
+    area, safe = Area("topic t"), {"min.insync.replicas": "2"}
+    for settings, replicas, brokers, expected in (
+        (safe, 3, 3, "outlives a broker's process and its machine"),
+        ({"flush.messages": "1"}, 1, 1, "and its machine"),
+        ({}, 1, 1, "and not its machine"),
+        (safe, 1, 3, "1 replica"),
+        ({"min.insync.replicas": "1"}, 3, 3, "min.insync.replicas = 1"),
+        (safe | {"unclean.leader.election.enable": "true"}, 3, 3, "unclean.leader"),
+    ):
+        (finding,) = topic_findings(area, settings, replicas, brokers)
+        assert expected in finding.found
+        assert (finding.level is Level.OK) == ("machine" in expected)
 
 
 def test_two_checks_at_once_leave_no_directory_that_was_not_there(tmp_path: Path) -> None:
