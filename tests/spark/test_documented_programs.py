@@ -1,4 +1,4 @@
-"""The programs in docs/operators.md, docs/state.md and docs/sources.md run as shown."""
+"""The programs in the pages on operators, state, sources and deployment run as shown."""
 
 from __future__ import annotations
 
@@ -74,6 +74,10 @@ def test_program_of_the_state_page_runs_as_shown(spark: SparkSession, tmp_path: 
     for one in payments():
         sums[one["account"], date.fromtimestamp(one["ts"] / 1000)] += one["amount"]
     assert all(total in reached[key] for key, total in sums.items())
+
+
+def test_settings_of_the_deployment_page_are_taken(spark: SparkSession) -> None:
+    assert run_programs("deployment.md", spark=spark)["pipeline"].name == "ledger"
 
 
 def test_source_of_the_sources_page_is_read_once_and_goes_on_where_it_stood(
