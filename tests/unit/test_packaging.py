@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -152,3 +153,20 @@ def test_bare_names_of_the_folders_are_not_installed(fresh_python: Path, tmp_pat
         + [f"assert find_spec({name!r}) is None, {name!r}" for name in FOLDERS]
     )
     run([str(fresh_python), "-c", looked_up], cwd=tmp_path)
+
+
+def test_no_document_or_message_installs_onceflow_by_its_name_alone() -> None:
+    """It is in no index: a path or a repository has to be named, and an extra that there is."""
+    names = run(["git", "ls-files", "*.md", *FOLDERS], cwd=ROOT).split()
+    lines = [
+        (f"{name}:{number}", line)
+        for name in names
+        for number, line in enumerate((ROOT / name).read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(r"pip install .*onceflow", line)
+    ]
+    assert len(lines) > 3
+    alone = re.compile(r"(?<![\w/])onceflow(?:\[[\w,]*\])?(?! @ |[\w/.\[])")
+    assert [place for place, line in lines if alone.search(line.partition("#")[0])] == []
+    extras = set(re.findall(r"onceflow\[(\w+)\]", "\n".join(line for _, line in lines)))
+    described = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert [extra for extra in extras if f"\n{extra} = [" not in described] == []
