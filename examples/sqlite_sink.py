@@ -1,9 +1,7 @@
 """A SQLite file as a serving store: the newest row of each key, exactly once, through any crash.
 
-SQLite cannot prepare a transaction, so rows wait in checkpoint storage until their checkpoint is
-decided. Then one transaction writes them, with a row in `ledger` that proves it.
-
-    python examples/sqlite_sink.py      kills a slot of a small job, twice, and proves the table
+SQLite cannot prepare a transaction, so rows wait in checkpoint storage until they are decided. Then
+one writes them, with a row in `ledger` that proves it. `python examples/sqlite_sink.py` shows it.
 """
 
 from __future__ import annotations
@@ -45,8 +43,8 @@ class SqliteSink(StagedSink):
         with self._locked() as db:
             db.execute(f"CREATE TABLE IF NOT EXISTS {table}")
             db.execute("CREATE TABLE IF NOT EXISTS ledger (id PRIMARY KEY, sink, checkpoint_id)")
-            db.execute("CREATE TABLE IF NOT EXISTS owners (sink PRIMARY KEY, log, attempt)")
-            db.execute("INSERT OR IGNORE INTO owners VALUES (?, ?, 0)", me[:2])
+            db.execute("CREATE TABLE IF NOT EXISTS owners (sink PRIMARY KEY, log, attempt, floor)")
+            db.execute("INSERT OR IGNORE INTO owners VALUES (?, ?, 0, 0)", me[:2])
             claim = "UPDATE owners SET attempt = ?3 WHERE sink = ?1 AND log = ?2 AND attempt < ?3"
             if not db.execute(claim, me).rowcount:
                 raise Fenced(f"{me}: the sink id is another job's, or a newer attempt's")
@@ -57,10 +55,11 @@ class SqliteSink(StagedSink):
         return {row: f"{self.key!r} is the key, and null" for row, known in keys if not known}
 
     def apply(self, transaction: TransactionId, rows: Iterator[pa.RecordBatch]) -> bool:
-        """Write rows and ledger row, unless it is there; the lock keeps others out meanwhile."""
+        """Write rows and ledger row, unless it is there or was; the lock keeps others out."""
         proof = (str(transaction), transaction.sink_id, transaction.checkpoint)
+        unless_below = "SELECT ?1, ?2, ?3 FROM owners WHERE sink = ?2 AND floor <= ?3"
         with self._locked() as db:
-            if not db.execute("INSERT OR IGNORE INTO ledger VALUES (?, ?, ?)", proof).rowcount:
+            if not db.execute(f"INSERT OR IGNORE INTO ledger {unless_below}", proof).rowcount:
                 return False
             for batch in rows:
                 marks = ", ".join("?" * batch.num_columns)
@@ -75,10 +74,11 @@ class SqliteSink(StagedSink):
             return bool(list(db.execute("SELECT 1 FROM ledger WHERE id = ?", (str(transaction),))))
 
     def forget(self, sink_id: str, before: CheckpointId) -> None:
-        """Delete old ledger rows."""
+        """Raise the floor, and delete the ledger rows below it."""
+        raise_it = "UPDATE owners SET floor = max(floor, ?2) WHERE sink = ?1"
         with self._locked() as db:
-            old = "DELETE FROM ledger WHERE sink = ? AND checkpoint_id < ?"
-            db.execute(old, (sink_id, before))
+            db.execute(raise_it, (sink_id, before))
+            db.execute("DELETE FROM ledger WHERE sink = ? AND checkpoint_id < ?", (sink_id, before))
 
     @contextmanager
     def _locked(self) -> Generator[sqlite3.Connection]:
