@@ -16,11 +16,14 @@ from urllib.parse import quote, urlsplit
 import msgspec
 import pyarrow as pa
 
-from onceflow.core.errors import ConfigError, SinkError
-from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.secret_references import followed
-from onceflow.core.spi import CommitterContext
-from onceflow.sinks.staged import StagedSink
+from onceflow.connectors import (
+    CommitterContext,
+    ConfigError,
+    SinkError,
+    StagedSink,
+    TransactionId,
+    followed,
+)
 
 
 @dataclass(frozen=True)
