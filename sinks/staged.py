@@ -9,8 +9,8 @@ The proof is a row, record or key that holds the transaction's name and becomes 
 if the rows do. A target that takes an idempotency key keeps the proof itself.
 
 A committer may be held up at any moment, while another one commits the same transaction, discards
-its rows and prunes; what it sends then arrives without a proof in its way. The floor is: nothing
-of a checkpoint below it is applied any more. It is below everything that is still to be committed.
+its rows and prunes; what it sends arrives when no proof is in its way any more. The floor is:
+nothing below it is applied. What is still to be committed is not below it.
 """
 
 from __future__ import annotations
@@ -61,13 +61,10 @@ class StagedSink(Sink):
         """Make `rows` and the proof of `transaction` visible and durable at once; return True.
 
         Returns False, and changes nothing, when the proof is there already, also when another
-        process applies the same transaction at this moment; and when the transaction's checkpoint
-        is below the floor that `forget` has stored. The target looks for both in the same atomic
-        step that writes rows and proof. A crash in it leaves all or nothing.
-
-        `rows` are opened when the first one is asked for. Where the target has transactions, ask
-        inside the one that holds the proof already; where it takes all in one request, look for
-        proof and floor before, too: it spares the rows.
+        process applies the same transaction at this moment, and when the checkpoint is below the
+        floor that `forget` has stored. Looking for both, writing rows and proof are one atomic
+        step; a crash in it leaves all or nothing. `rows` are opened when the first is asked for:
+        ask inside the transaction that holds the proof, where the target has one.
 
         Raises:
             SinkError: The target refused, or did not answer; it is asked again later.
@@ -224,7 +221,7 @@ class StagedCommitter(Committer):
                 if self._sink.is_applied(transaction):
                     self._staging.discard(transaction)
                 else:
-                    before = transaction.checkpoint
+                    before = CheckpointId(transaction.checkpoint)
             self._sink.forget(self._sink_id, before)
         except (SinkError, StorageError) as error:
             _logger.warning("sink %s: old proofs are not deleted: %s", self._sink_id, error)
