@@ -13,6 +13,11 @@ one comparison.
     commit      a committer is about to commit
     committed   the database has committed, nobody has heard
     replied     the slot has reported that all is committed
+
+Every job passes these, except the two of a source that is told of new splits:
+
+    offered     they are offered to a subtask, and in no checkpoint
+    decided     a decision holds them, and nothing of them is read
 """
 
 from __future__ import annotations
@@ -23,8 +28,9 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 CrashPoint: TypeAlias = Literal[
-    "write", "flushed", "prepared", "acked", "logged", "commit", "committed", "replied"
-]
+    "write", "flushed", "prepared", "acked", "logged", "commit", "committed", "replied",
+    "offered", "decided",
+]  # fmt: skip
 
 CRASH_POINTS: tuple[CrashPoint, ...] = (
     "write", "flushed", "prepared", "acked", "logged", "commit", "committed", "replied",

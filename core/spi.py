@@ -22,19 +22,8 @@ import pyarrow as pa
 from onceflow.core.dead_letters import DeadLetter
 from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome, Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
+from onceflow.core.protocol.splits import Split as Split  # noqa: PLC0414 - part of the contract
 from onceflow.core.staging import StagingArea
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """A part of a source that one reader reads alone, and where to go on in it.
-
-    `id` is stable over the life of the source (`payments-0`); `position` is the source's own
-    encoding of the *next* record to read, never of the last one read.
-    """
-
-    id: str
-    position: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +70,14 @@ class SourceReader(ABC):
         """
         return ()
 
+    def add_splits(self, splits: Sequence[Split]) -> None:
+        """Read `splits`, too, from where they stand; `snapshot` holds them from now on.
+
+        Called between two `poll`s, once the decision log holds `splits`. Only a reader whose source
+        has a `discovery_interval_s` is asked.
+        """
+        raise NotImplementedError(f"{type(self).__name__} takes no splits while it reads")
+
     def commit(self, splits: Sequence[Split]) -> None:  # noqa: B027 - optional hook
         """Tell the source that everything before `splits` is done for ever.
 
@@ -122,10 +119,32 @@ class Source(ABC):
     def splits(self) -> Sequence[Split]:
         """Return every split with its resolved start position.
 
-        Runs on the driver, once in a job's life. The result goes into the decision log before the
-        first record is read, so that a crash
-        before the first checkpoint starts from the same place.
+        Runs on the driver, once in the source's life in a job. The result goes into the decision
+        log before the first record is read, so that a crash before the first checkpoint starts from
+        the same place.
         """
+
+    @property
+    def discovery_interval_s(self) -> float | None:
+        """How often a running job calls `discover`; None: only when an attempt starts."""
+        return None
+
+    def discover(self, known: Sequence[Split]) -> Sequence[Split]:
+        """Return every split that is to be read: `known`, and what has appeared since.
+
+        Runs on the driver before each attempt, with the splits of the checkpoint that is restored,
+        and while the job runs every `discovery_interval_s`, on a thread of its own, with those of
+        the last checkpoint. A new split stands at its first record: nobody has read any of it. None
+        is read before the decision log holds it.
+
+        A known split may stand elsewhere or be left out where it must, with a warning: a running
+        job then starts anew, and goes on from there.
+
+        Raises:
+            SourceError: What is known cannot be read on. One that is never to be retried ends a
+                running job, too; any other error there is logged, and asked about again.
+        """
+        return known
 
     @abstractmethod
     def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:

@@ -39,6 +39,7 @@ from onceflow.core.runtime.attempt_events import (
     CancelRequested,
     CheckpointRequested,
     RecoveryEnded,
+    SplitsDiscovered,
     StageEnded,
 )
 from onceflow.core.runtime.attempt_parts import AttemptParts
@@ -66,6 +67,7 @@ from onceflow.core.runtime.messages import (
 from onceflow.core.runtime.restore import restored_operators
 from onceflow.core.runtime.sink_recovery import RecoveryCounts
 from onceflow.core.runtime.slot_roster import SlotRoster
+from onceflow.core.runtime.split_discovery import SplitDiscovery
 
 _log = logging.getLogger("onceflow.runtime.attempt")
 
@@ -86,6 +88,7 @@ class Attempt:
         self._background = Background("driver background")
         self._recovered: Future[RecoveryCounts] | None = None
         self._clean_up = CleanUp(parts, self._background)
+        self._discovery = SplitDiscovery(parts, events.put, time.monotonic())
 
     def run(self) -> bool:
         """Run to the end; return True when the job is finished, False when it was stopped.
@@ -185,6 +188,7 @@ class Attempt:
             self._on_event(self._early.pop(0))
         while self._finished is None:
             self._carry_out(self._coordinator.tick(time.monotonic()))
+            self._discovery.ask(self._coordinator.completed[-1], time.monotonic())
             if self._finished is None:
                 self._next_event(None, "")
         self._say_stop()
@@ -224,6 +228,8 @@ class Attempt:
                 raise stage_error(error)
             case CheckpointRequested() | CancelRequested():
                 self._on_request(event)
+            case SplitsDiscovered():
+                self._on_discovered(event)
             case RecoveryEnded():
                 pass  # it has woken whoever waits for it
 
@@ -234,6 +240,14 @@ class Attempt:
             self._early.append(request)
         else:
             self._carry_out(self._coordinator.request(request.kind, time.monotonic()))
+
+    def _on_discovered(self, answer: SplitsDiscovered) -> None:
+        offers = self._discovery.answered(answer)
+        for slot, offer in offers.items():
+            self._slots[slot].send(offer)
+        if offers:
+            # They are read once a checkpoint holds them: it does not wait its turn.
+            self._on_request(CheckpointRequested(CheckpointKind.MANUAL))
 
     def _admit(self, link: SlotLink) -> None:
         if self._slots.admit(link, time.monotonic()):

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from onceflow.core.errors import SourceError
 from onceflow.core.protocol.decisions import CheckpointKind
+from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.protocol.splits import Split
 from onceflow.core.runtime.control_plane import ControlEvent
 
 
@@ -33,6 +36,21 @@ class RecoveryEnded:
     """Every sink agrees with the log, or one of them does not."""
 
 
+@dataclass(frozen=True, slots=True)
+class SplitsDiscovered:
+    """What source `uid` has answered: splits that are new, or why it cannot be read on."""
+
+    attempt: AttemptId
+    uid: str
+    splits: tuple[Split, ...] = ()
+    error: SourceError | None = None
+
+
 AttemptEvent: TypeAlias = (
-    ControlEvent | StageEnded | CheckpointRequested | CancelRequested | RecoveryEnded
+    ControlEvent
+    | StageEnded
+    | CheckpointRequested
+    | CancelRequested
+    | RecoveryEnded
+    | SplitsDiscovered
 )

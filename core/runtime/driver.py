@@ -41,7 +41,7 @@ from onceflow.core.runtime.failures import JobCancelled, fingerprint_of
 from onceflow.core.runtime.flight_streams import new_token
 from onceflow.core.runtime.program import Program, pickled_program
 from onceflow.core.runtime.progress import Progress
-from onceflow.core.runtime.restore import check_restorable, genesis_of
+from onceflow.core.runtime.restore import check_restorable, genesis_of, with_discovered_splits
 from onceflow.core.runtime.sink_recovery import SinkRecovery
 from onceflow.core.runtime.slot import SlotTask
 from onceflow.core.runtime.spark_stage import (
@@ -165,7 +165,6 @@ class JobDriver:
             source.check()
         view, max_parallelism = self._restore_point(log)
         restored = view.completed[-1]
-        check_restorable(plan.graph, restored, max_parallelism)
         storage.sweep(view, log.attempt)
         self._progress.attempt(log.attempt, restored.checkpoint, slots_ended_s)
         token = new_token()
@@ -240,16 +239,21 @@ class JobDriver:
     def _restore_point(self, log: ClaimedLog) -> tuple[LogView, int]:
         """Return the log's view and the number of key groups.
 
-        Checkpoint 0 is decided if need be.
+        Its last decision holds every split that there is now: checkpoint 0 is decided if need be,
+        or one that takes in the splits that have appeared since the last one.
         """
         plan = self._plan
+        now_ms = _wall_ms()
         if log.view.completed:
-            recorded = log.view.completed[-1].max_parallelism
-            return log.view, plan.max_parallelism or recorded
+            restored = log.view.completed[-1]
+            max_parallelism = plan.max_parallelism or restored.max_parallelism
+            check_restorable(plan.graph, restored, max_parallelism)
+            grown = with_discovered_splits(plan.graph, restored, log.attempt, now_ms)
+            if grown is not None:
+                log.append(grown)
+            return log.view, max_parallelism
         max_parallelism = plan.max_parallelism or default_max_parallelism(plan.parallelism)
-        log.append(
-            genesis_of(plan.graph, log.attempt, plan.parallelism, max_parallelism, _wall_ms())
-        )
+        log.append(genesis_of(plan.graph, log.attempt, plan.parallelism, max_parallelism, now_ms))
         return log.view, max_parallelism
 
     def _coordinator(

@@ -16,6 +16,7 @@ from onceflow.core.errors import MessageCorrupt
 from onceflow.core.protocol.alignment import Barrier
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.snapshots import StateHandle, SubtaskSnapshot
+from onceflow.core.protocol.splits import Split
 
 # --- slot to driver ---------------------------------------------------------------------------
 
@@ -198,6 +199,14 @@ class Trigger:
 
 
 @dataclass(frozen=True, slots=True)
+class OfferSplits:
+    """Splits of source `uid` that have appeared: to be read once a decision holds them."""
+
+    uid: str
+    splits: tuple[Split, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Complete:
     """The checkpoint is in the decision log: commit everything up to it."""
 
@@ -239,13 +248,15 @@ SlotMessage: TypeAlias = (
     | Heartbeat
     | Goodbye
 )
-DriverMessage: TypeAlias = Deploy | Trigger | Complete | Abort | Stop | Cancel | Heartbeat
+DriverMessage: TypeAlias = (
+    Deploy | Trigger | OfferSplits | Complete | Abort | Stop | Cancel | Heartbeat
+)
 
 _CLASSES: dict[str, type[Any]] = {
     message.__name__: message
     for message in (
         Hello, Running, Acked, Declined, CommittedThrough, SourceExhausted, Failed, Heartbeat,
-        Goodbye, Deploy, Trigger, Complete, Abort, Stop, Cancel,
+        Goodbye, Deploy, Trigger, OfferSplits, Complete, Abort, Stop, Cancel,
     )
 }  # fmt: skip
 _ENCODER = msgspec.msgpack.Encoder()

@@ -14,6 +14,7 @@ from onceflow.core.protocol.snapshots import (
     StateHandle,
     SubtaskSnapshot,
 )
+from onceflow.core.protocol.splits import Split, with_lists
 from onceflow.core.runtime.messages import RestoredOperator
 from onceflow.core.runtime.source_subtask import SPLITS, decode_split, encode_split
 
@@ -28,8 +29,7 @@ def genesis_of(
     """
     snapshots = tuple(
         SubtaskSnapshot(
-            SubtaskRef(uid, 0),
-            (OperatorSnapshot(uid, lists={SPLITS: tuple(map(encode_split, source.splits()))}),),
+            SubtaskRef(uid, 0), (OperatorSnapshot(uid, lists={SPLITS: _encoded(source.splits())}),)
         )
         for uid, source in graph.sources()
     )
@@ -42,6 +42,37 @@ def genesis_of(
         triggered_at_ms=now_ms,
         completed_at_ms=now_ms,
     )
+
+
+def with_discovered_splits(
+    graph: Graph, restored: CompletedCheckpoint, attempt: AttemptId, now_ms: int
+) -> CompletedCheckpoint | None:
+    """Return the decision with which the attempt begins instead of `restored`, if any is needed.
+
+    It is when a source has splits that `restored` does not hold: one that is new in the job, or one
+    that has grown since. In the decision log before any slot begins, it lets a new source resolve
+    where it starts once only, and no split be read that a crash would forget.
+
+    Raises:
+        SourceError: What is known of a source cannot be read on.
+    """
+    lists: dict[str, tuple[bytes, ...]] = {}
+    for uid, source in graph.sources():
+        known = splits_of(restored, uid)
+        now = source.splits() if known is None else source.discover(known)
+        if known is None or set(now) != set(known):
+            lists[uid] = _encoded(now)
+    if not lists:
+        return None
+    return with_lists(restored, SPLITS, lists, attempt=attempt, now_ms=now_ms)
+
+
+def splits_of(completed: CompletedCheckpoint, uid: str) -> tuple[Split, ...] | None:
+    """Return the splits of source `uid` in `completed`; None: it does not know the source."""
+    lists = [operator.lists for _, operator in completed.operator(uid)]
+    if not any(SPLITS in one for one in lists):
+        return None
+    return tuple(decode_split(element) for one in lists for element in one.get(SPLITS, ()))
 
 
 def check_restorable(graph: Graph, restored: CompletedCheckpoint, max_parallelism: int) -> None:
@@ -82,7 +113,7 @@ def restored_operators(
         match operator.work:
             case ReadFrom():
                 elements = [e for _, o in old for e in o.lists.get(SPLITS, ())]
-                mine = _splits_of(elements, parallelism, slot)
+                mine = _dealt_to(elements, parallelism, slot)
                 operators.append(RestoredOperator(operator.uid, lists={SPLITS: mine}))
             case ProcessKeyed() | RunAggregates():
                 groups = key_group_range(restored.max_parallelism, parallelism, slot)
@@ -93,7 +124,11 @@ def restored_operators(
     return tuple(operators)
 
 
-def _splits_of(elements: Sequence[bytes], parallelism: int, slot: int) -> tuple[bytes, ...]:
+def _encoded(splits: Sequence[Split]) -> tuple[bytes, ...]:
+    return tuple(map(encode_split, splits))
+
+
+def _dealt_to(elements: Sequence[bytes], parallelism: int, slot: int) -> tuple[bytes, ...]:
     by_id = {decode_split(element).id: element for element in elements}
     return tuple(by_id[split] for split in assign_splits(sorted(by_id), parallelism)[slot])
 

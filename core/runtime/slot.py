@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +44,7 @@ from onceflow.core.runtime.messages import (
     Goodbye,
     Heartbeat,
     Hello,
+    OfferSplits,
     Running,
     SlotMessage,
     SourceExhausted,
@@ -55,6 +56,7 @@ from onceflow.core.runtime.process_facts import own_address, rss_bytes, versions
 from onceflow.core.runtime.program import Program, unpickled_program
 from onceflow.core.runtime.slot_commits import SlotCommits
 from onceflow.core.runtime.snapshot_uploads import SnapshotUploads
+from onceflow.core.runtime.source_subtask import SplitsOffered
 from onceflow.core.runtime.subtask import (
     CheckpointAborted,
     CheckpointCompleted,
@@ -153,9 +155,9 @@ class Slot:
             case Deploy():
                 self._load_and_deploy(message)
             case Trigger(barrier):
-                for subtask in self._subtasks:
-                    if subtask.ref.chain in self._sources:
-                        subtask.gate.post(CheckpointTriggered(barrier))
+                self._post(self._sources, CheckpointTriggered(barrier))
+            case OfferSplits(uid, splits):
+                self._post({uid}, SplitsOffered(splits))
             case Complete(checkpoint, needed_from):
                 self._complete(checkpoint, needed_from)
             case Abort(checkpoint, reason):
@@ -163,6 +165,11 @@ class Slot:
                     subtask.gate.post(CheckpointAborted(checkpoint, reason))
             case Heartbeat() | Stop() | Cancel():
                 pass
+
+    def _post(self, chains: Set[str], mail: object) -> None:
+        for subtask in self._subtasks:
+            if subtask.ref.chain in chains:
+                subtask.gate.post(mail)
 
     def _load_and_deploy(self, deploy: Deploy) -> None:
         self._deploying = True
@@ -269,7 +276,7 @@ class Slot:
             subtask.gate.post(Leave())
         left: Callable[[], float] = lambda: max(0.0, deadline - time.monotonic())  # noqa: E731
         ended = min((subtask.join(left()) for subtask in self._subtasks), default=True)
-        ended = self._commits.close(left) and ended
+        self._commits.close(left)
         ended = self._uploads.close(left()) and ended
         self._beside.shutdown(wait=False, cancel_futures=True)
         self._data_server.close()

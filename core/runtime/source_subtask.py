@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
+from onceflow.core.crash_points import reach
 from onceflow.core.protocol.alignment import Barrier
 from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
 from onceflow.core.protocol.snapshots import OperatorSnapshot
+from onceflow.core.protocol.splits import AwaitedSplits, Split
 from onceflow.core.runtime.channels import InputGate
 from onceflow.core.runtime.elements import Batch
 from onceflow.core.runtime.keyed_edge import KeyedEdge
 from onceflow.core.runtime.operators import PendingSnapshot, RunningOperator
 from onceflow.core.runtime.subtask import SlotReports, Subtask
-from onceflow.core.spi import EndOfInput, SourceReader, Split
+from onceflow.core.spi import EndOfInput, SourceReader
 
 SPLITS = "splits"
 """The name of a source's operator list state."""
@@ -31,6 +34,13 @@ def decode_split(element: bytes) -> Split:
     return msgspec.msgpack.decode(element, type=Split)
 
 
+@dataclass(frozen=True, slots=True)
+class SplitsOffered:
+    """Mail to a source: these splits have appeared, and are its own."""
+
+    splits: tuple[Split, ...]
+
+
 class SourceOperator(RunningOperator):
     """The head of a source chain: its state is where its splits stand."""
 
@@ -41,14 +51,20 @@ class SourceOperator(RunningOperator):
         self.reader = reader
         self._beside = beside
         self._positions: dict[CheckpointId, Sequence[Split]] = {}
+        self._awaited = AwaitedSplits()
 
     def process(self, batch: Batch) -> None:
         """Pass on what was read."""
         self.emit(batch.rows)
 
+    def offered(self, splits: Sequence[Split]) -> None:
+        """Take in splits that are read once a checkpoint that holds them is decided."""
+        self._awaited.offered(splits)
+        reach("offered")
+
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
         """Record the position of every split."""
-        splits = tuple(self.reader.snapshot())
+        splits = (*self.reader.snapshot(), *self._awaited.snapshot(checkpoint))
         self._positions[checkpoint] = splits
         snapshot = OperatorSnapshot(
             self.uid, lists={SPLITS: tuple(encode_split(split) for split in splits)}
@@ -56,7 +72,10 @@ class SourceOperator(RunningOperator):
         return PendingSnapshot(self.uid, lambda _: snapshot)
 
     def completed(self, checkpoint: CheckpointId) -> None:
-        """Tell the source how far its records are done for ever: for its lag tools."""
+        """Begin with the splits that are decided; tell the source how far it is, for lag tools."""
+        if decided := self._awaited.completed(checkpoint):
+            reach("decided")
+            self.reader.add_splits(decided)
         splits = self._positions.get(checkpoint)
         self._positions = {n: kept for n, kept in self._positions.items() if n > checkpoint}
         if splits:
@@ -65,6 +84,7 @@ class SourceOperator(RunningOperator):
     def aborted(self, checkpoint: CheckpointId) -> None:
         """Forget the positions of a checkpoint that will never be."""
         self._positions.pop(checkpoint, None)
+        self._awaited.aborted(checkpoint)
 
     def close(self) -> None:
         """Close the reader."""
@@ -110,6 +130,12 @@ class SourceSubtask(Subtask):
                 self._reports.source_exhausted(self.ref)
             case rows:
                 self._timed(lambda: self._source.receive(Batch(rows)))
+
+    def _handle(self, mail: object) -> None:
+        if isinstance(mail, SplitsOffered):
+            self._source.offered(mail.splits)
+        else:
+            super()._handle(mail)
 
     def _on_triggered(self, barrier: Barrier) -> None:
         if barrier.checkpoint <= self._last_checkpoint:

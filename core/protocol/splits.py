@@ -1,0 +1,128 @@
+"""Splits that appear while a job exists: who reads them, and from when on.
+
+    discovered -> offered to one subtask -> in its snapshots -> decided -> read
+
+A crash before the decision leaves a split that is discovered again, at its first record; after it,
+one that is restored. At the start of an attempt nothing runs yet: a decision of its own takes in
+what has appeared (`with_lists`), and every subtask begins with splits that are decided.
+
+Invariants:
+    a split is read only while the log holds a decision with it
+    in one attempt a split is offered once, to one subtask
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from onceflow.core.protocol.assignment import assign_splits
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
+from onceflow.core.protocol.snapshots import CompletedCheckpoint, OperatorSnapshot, SubtaskSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A part of a source that one reader reads alone, and where to go on in it.
+
+    `id` is stable over the life of the source (`payments-0`); `position` is the source's own
+    encoding of the *next* record to read, never of the last one read.
+    """
+
+    id: str
+    position: bytes
+
+
+def with_lists(
+    restored: CompletedCheckpoint,
+    name: str,
+    lists: Mapping[str, tuple[bytes, ...]],
+    *,
+    attempt: AttemptId,
+    now_ms: int,
+) -> CompletedCheckpoint:
+    """Return the decision after `restored` in which the operators of `lists` have that list state.
+
+    Everything else is `restored`'s: what it decides to commit, whose files it names, how often it
+    may be restored. So a crash before or after the append restores the same state. The list of an
+    operator, known or new, is all with its subtask 0: list state is dealt out at every restore.
+    """
+    snapshots = {
+        snapshot.subtask: replace(
+            snapshot,
+            operators=tuple(
+                replace(operator, lists={**operator.lists, name: ()})
+                if operator.uid in lists
+                else operator
+                for operator in snapshot.operators
+            ),
+        )
+        for snapshot in restored.snapshots
+    }
+    for uid, elements in lists.items():
+        first = SubtaskRef(uid, 0)
+        old = snapshots.get(first, SubtaskSnapshot(first))
+        known = next((o for o in old.operators if o.uid == uid), OperatorSnapshot(uid))
+        others = tuple(operator for operator in old.operators if operator.uid != uid)
+        held = replace(known, lists={**known.lists, name: elements})
+        snapshots[first] = replace(old, operators=(held, *others))
+    return replace(
+        restored,
+        checkpoint=CheckpointId(restored.checkpoint + 1),
+        attempt=attempt,
+        snapshots=tuple(snapshots[subtask] for subtask in sorted(snapshots)),
+        triggered_at_ms=now_ms,
+        completed_at_ms=now_ms,
+        final=False,
+    )
+
+
+class SplitOffers:
+    """The driver's side, for one source in one attempt: which subtask has which split."""
+
+    def __init__(self, restored: Iterable[str], parallelism: int) -> None:
+        self._splits = [set(splits) for splits in assign_splits(sorted(restored), parallelism)]
+
+    def offer(self, found: Sequence[Split]) -> dict[int, tuple[Split, ...]]:
+        """Return whom to offer those of `found` that nobody has: the subtask with the fewest."""
+        offers: dict[int, tuple[Split, ...]] = {}
+        for split in sorted(found, key=lambda split: split.id):
+            if any(split.id in splits for splits in self._splits):
+                continue
+            loads = [len(splits) for splits in self._splits]
+            subtask = loads.index(min(loads))
+            self._splits[subtask].add(split.id)
+            offers[subtask] = (*offers.get(subtask, ()), split)
+        return offers
+
+
+class AwaitedSplits:
+    """The subtask's side: splits that it was offered and may not read yet. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._awaited: dict[str, Split] = {}
+        self._snapshots: dict[CheckpointId, tuple[Split, ...]] = {}
+
+    def offered(self, splits: Sequence[Split]) -> None:
+        """Take in an offer: the next snapshot holds `splits`."""
+        self._awaited.update({split.id: split for split in splits})
+
+    def snapshot(self, checkpoint: CheckpointId) -> tuple[Split, ...]:
+        """Return what the snapshot for `checkpoint` holds besides the splits that are read."""
+        awaited = tuple(self._awaited.values())
+        if awaited:
+            self._snapshots[checkpoint] = awaited
+        return awaited
+
+    def completed(self, checkpoint: CheckpointId) -> tuple[Split, ...]:
+        """Return the splits that `checkpoint` decides, each once: they are to be read from now."""
+        decided = self._snapshots.get(checkpoint, ())
+        self._snapshots = {n: kept for n, kept in self._snapshots.items() if n > checkpoint}
+        return tuple(split for split in decided if self._awaited.pop(split.id, None) is not None)
+
+    def aborted(self, checkpoint: CheckpointId) -> None:
+        """Take in that `checkpoint` will never be: what it held is awaited still."""
+        self._snapshots.pop(checkpoint, None)
+
+
+__all__ = ["AwaitedSplits", "Split", "SplitOffers", "with_lists"]

@@ -1,0 +1,149 @@
+"""Sources and splits that a job did not have when it began."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from tests.support.counting_source import SCHEMA, CountingSource
+from tests.support.directory_sink import DirectorySink
+from tests.support.ledger import SETTINGS, ledger
+
+from onceflow import Checkpointing, JobState, NoRestart, Pipeline
+from onceflow.core.errors import OffsetOutOfRange, SourceUnavailable
+from onceflow.core.pipeline import Job
+from onceflow.core.spi import EndOfInput, ReaderContext, Source, SourceReader, Split
+
+pytestmark = pytest.mark.spark
+
+ROWS_A_SPLIT = 10
+
+
+@dataclass(frozen=True)
+class GrowingSource(Source):
+    """Has the splits that are named in a directory, ten rows each, and fails while told to."""
+
+    directory: Path
+
+    @property
+    def schema(self) -> pa.Schema:
+        return SCHEMA
+
+    @property
+    def bounded(self) -> bool:
+        return False
+
+    @property
+    def discovery_interval_s(self) -> float | None:
+        return 0.05
+
+    def splits(self) -> Sequence[Split]:
+        return [Split(path.name, b"0") for path in sorted(self.directory.glob("[0-9]*"))]
+
+    def discover(self, known: Sequence[Split]) -> Sequence[Split]:
+        if (self.directory / "away").exists():
+            (self.directory / "asked").touch()
+            raise SourceUnavailable("nobody answers")
+        if (self.directory / "lost").exists():
+            raise OffsetOutOfRange("split 0 is gone for good")
+        names = {split.id for split in known}
+        return [*known, *(split for split in self.splits() if split.id not in names)]
+
+    def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
+        return _Reader(splits)
+
+
+class _Reader(SourceReader):
+    def __init__(self, splits: Sequence[Split]) -> None:
+        self._next = {split.id: int(split.position) for split in splits}
+
+    def poll(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
+        for split, following in self._next.items():
+            if following < ROWS_A_SPLIT:
+                self._next[split] = following + 1
+                number = int(split) * ROWS_A_SPLIT + following
+                return pa.record_batch([[number], ["a"], [0]], schema=SCHEMA)
+        time.sleep(timeout_s)
+        return None
+
+    def add_splits(self, splits: Sequence[Split]) -> None:
+        self._next |= {split.id: int(split.position) for split in splits}
+
+    def snapshot(self) -> Sequence[Split]:
+        return [Split(split, str(following).encode()) for split, following in self._next.items()]
+
+    def close(self) -> None:
+        pass
+
+
+def _await(condition: Callable[[], bool], job: Job) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert not job.state.ended, job.status().last_error
+        assert time.monotonic() < deadline, job.status()
+        time.sleep(0.02)
+
+
+def _copy(spark: SparkSession, tmp_path: Path) -> tuple[Pipeline, DirectorySink, Path]:
+    """Build the growing source, with one split, -> directory."""
+    splits = tmp_path / "splits"
+    splits.mkdir()
+    (splits / "0").touch()
+    sink = DirectorySink(str(tmp_path / "out"))
+    pipeline = Pipeline(
+        spark,
+        name="copy",
+        parallelism=2,
+        checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"), interval=0.1),
+        restart=NoRestart(),
+        settings=SETTINGS,
+    )
+    pipeline.read(GrowingSource(splits), uid="records").write(sink, uid="copy")
+    return pipeline, sink, splits
+
+
+def test_source_that_is_new_in_an_existing_job_is_read_exactly_once(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    pipeline, sink = ledger(spark, tmp_path, CountingSource(300))
+    pipeline.run(60)
+    more = DirectorySink(str(tmp_path / "more"))
+    for _ in range(2):
+        pipeline, _ = ledger(spark, tmp_path, CountingSource(300))
+        pipeline.read(CountingSource(500), uid="more").write(more, uid="more-out")
+        assert pipeline.run(60).state is JobState.FINISHED
+    assert Counter(row["id"] for row in sink.rows()) == Counter(range(300))
+    assert Counter(row["id"] for row in more.rows()) == Counter(range(500))
+
+
+def test_source_that_cannot_be_asked_for_new_splits_is_asked_again_and_ends_no_job(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipeline, sink, splits = _copy(spark, tmp_path)
+    job = pipeline.start()
+    _await(lambda: job.state is JobState.RUNNING, job)
+    (splits / "away").touch()
+    _await((splits / "asked").exists, job)
+    (splits / "1").touch()
+    (splits / "away").unlink()
+    _await(lambda: len(sink.rows()) == 2 * ROWS_A_SPLIT, job)
+    assert job.stop().restores == 0
+    assert Counter(row["id"] for row in sink.rows()) == Counter(range(2 * ROWS_A_SPLIT))
+    assert "source records cannot be asked for new splits at the moment" in caplog.text
+
+
+def test_source_that_can_never_be_read_on_ends_the_job_with_its_own_error(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    pipeline, _, splits = _copy(spark, tmp_path)
+    job = pipeline.start()
+    _await(lambda: job.state is JobState.RUNNING, job)
+    (splits / "lost").touch()
+    with pytest.raises(OffsetOutOfRange, match="split 0 is gone for good"):
+        job.wait(60)
