@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from functools import partial
 from types import TracebackType
+from typing import TypeVar
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from onceflow.core.errors import ConfigError, OffsetOutOfRange, SourceUnavailable
 from onceflow.sources.kafka.client import (
@@ -33,9 +36,14 @@ from onceflow.sources.kafka.offsets import (
 from onceflow.sources.kafka.position import PartitionPosition
 from onceflow.sources.kafka.settings import KafkaSettings
 from onceflow.sources.kafka.texts import gap_text
+from onceflow.sources.kafka.topics import TopicFacts, TopicsClient
+
+_Answer = TypeVar("_Answer")
 
 _ATTEMPT_S = 2.0
 """One question to the broker; short, so that a refused password is noticed between two of them."""
+_GONE_S = 3.0
+"""A broker that has just started may not have heard of every topic yet."""
 
 
 class Catalog:
@@ -44,12 +52,8 @@ class Catalog:
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
         self._troubles = ClientTroubles(settings)
-        self._consumer = open_consumer(
-            settings,
-            self._troubles,
-            group_id=settings.group_id or "onceflow-catalog",
-            client_id="onceflow-catalog",
-        )
+        self._client = TopicsClient(settings, self._troubles)
+        self._consumer: Consumer | None = None
         self._deadline = time.monotonic() + settings.deadline_s
 
     def __enter__(self) -> Catalog:
@@ -61,30 +65,55 @@ class Catalog:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._consumer.close()
+        if self._consumer is not None:
+            self._consumer.close()
 
-    def partitions(self, topic: str) -> Sequence[int]:
-        """Return the partitions of `topic`, ascending.
+    def topics(self, known: AbstractSet[str] = frozenset()) -> dict[str, TopicFacts]:
+        """Return every topic that the settings name, or that their pattern matches, by name.
+
+        A pattern matches no topic of Kafka's own, such as __consumer_offsets. One that is `known`
+        to have been there is missing only when it has been so for a while.
 
         Raises:
-            ConfigError: It does not exist, may not be read, or we are refused altogether.
+            ConfigError: One that is named does not exist, or we may not see it.
             SourceUnavailable: No broker answered before the deadline.
         """
+        settings = self._settings
+        if settings.topic_pattern is None:
+            found = self.described(settings.topics)
+            missing = [topic for topic in settings.topics if topic not in found]
+            if missing:
+                raise self._missing(missing[0])
+            return found
+        gone_at = time.monotonic() + _GONE_S
         while True:
-            try:
-                metadata = self._consumer.list_topics(topic, timeout=self._attempt_s()).topics[
-                    topic
-                ]
-            except KafkaException as error:
-                self._wait_after(error_of(error))
-                continue
-            if metadata.error is None:
-                return sorted(metadata.partitions)
-            if is_denied(metadata.error.code()):
-                raise access_denied(self._settings, topic)
-            if metadata.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise self._missing(topic)
-            self._wait_after(metadata.error)
+            names = filter(settings.reads, self._answer(self._client.names))
+            found = self.described(tuple(names))
+            if known <= found.keys() or time.monotonic() > gone_at:
+                return {name: facts for name, facts in found.items() if not facts.is_internal}
+            self._client.serve(_ATTEMPT_S / 10)
+
+    def described(self, topics: Sequence[str]) -> dict[str, TopicFacts]:
+        """Return those of `topics` that exist.
+
+        Raises:
+            ConfigError: We may not see one, or are refused altogether.
+            SourceUnavailable: No broker answered before the deadline.
+        """
+        found: dict[str, TopicFacts] = {}
+        left = list(topics)
+        while left:
+            answers = self._answer(partial(self._client.describe, left))
+            left.clear()
+            for topic, answer in answers.items():
+                if isinstance(answer, TopicFacts):
+                    found[topic] = answer
+                elif is_denied(answer.code()):
+                    raise access_denied(self._settings, topic)
+                elif answer.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    left.append(topic)
+                    self._wait_after(answer)
+        return found
 
     def watermarks(self, topic: str, partition: int) -> tuple[int, int]:
         """Return the first offset that is left and the end, exclusive, of what may be read.
@@ -93,35 +122,31 @@ class Catalog:
         everything behind it, is not counted.
         """
         asked = TopicPartition(topic, partition)
-        while True:
-            try:
-                return self._consumer.get_watermark_offsets(
-                    asked, timeout=self._attempt_s(), cached=False
-                )
-            except KafkaException as error:
-                self._wait_after(error_of(error))
+        return self._answer(
+            lambda timeout_s: self._offsets_client().get_watermark_offsets(
+                asked, timeout=timeout_s, cached=False
+            )
+        )
 
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         """Return the first offset at or after `timestamp_ms`; the end where there is none."""
         asked = [TopicPartition(topic, partition, timestamp_ms)]
         while True:
-            try:
-                found = self._consumer.offsets_for_times(asked, timeout=self._attempt_s())[0]
-            except KafkaException as error:
-                self._wait_after(error_of(error))
-                continue
+            found = self._answer(
+                lambda timeout_s: self._offsets_client().offsets_for_times(asked, timeout=timeout_s)
+            )[0]
             if found.error is None:
                 return found.offset if found.offset >= 0 else self.watermarks(topic, partition)[1]
             self._wait_after(found.error)
 
-    def positions(self, topic: str, *, partitions: Sequence[int]) -> list[PartitionPosition]:
-        """Return the resolved start, and stop if bounded, of each of `partitions`.
+    def positions(self, facts: TopicFacts) -> list[PartitionPosition]:
+        """Return the resolved start, and stop if bounded, of each partition of a topic.
 
         Raises:
             ConfigError: An explicit offset is missing, or lies beyond the end.
             OffsetOutOfRange: An explicit start was deleted, and data loss is an error.
         """
-        settings = self._settings
+        settings, topic, partitions = self._settings, facts.name, facts.partitions
         _check_named(settings.starting, topic, partitions, setting="starting_offsets")
         if settings.ending is not None:
             _check_named(settings.ending, topic, partitions, setting="ending_offsets")
@@ -139,16 +164,18 @@ class Catalog:
                     f"ending_offsets says {topic}-{partition} ends at {stop}, but only the offsets"
                     f" before {high} are there to be read"
                 )
-            found.append(PartitionPosition(topic, partition, start, stop))
+            found.append(_position(facts, partition, start, stop))
         return found
 
-    def added_positions(self, topic: str, *, partitions: Sequence[int]) -> list[PartitionPosition]:
-        """Return positions from the earliest record of `partitions`, which were added lately."""
+    def added_positions(
+        self, facts: TopicFacts, *, partitions: Sequence[int]
+    ) -> list[PartitionPosition]:
+        """Return positions from the first record of `partitions`, of which none has been read."""
         found: list[PartitionPosition] = []
         for partition in partitions:
-            low, high = self.watermarks(topic, partition)
+            low, high = self.watermarks(facts.name, partition)
             stop = None if self._settings.ending is None else high
-            found.append(PartitionPosition(topic, partition, low, stop))
+            found.append(_position(facts, partition, low, stop))
         return found
 
     def _start(self, topic: str, partition: int, low: int, high: int) -> int:
@@ -176,6 +203,24 @@ class Catalog:
                 offset = explicit[topic][partition]
                 return {EARLIEST: low, LATEST: high}.get(offset, offset)
 
+    def _offsets_client(self) -> Consumer:
+        if self._consumer is None:
+            self._consumer = open_consumer(
+                self._settings,
+                self._troubles,
+                group_id=self._settings.group_id or "onceflow-catalog",
+                client_id="onceflow-catalog",
+            )
+        return self._consumer
+
+    def _answer(self, ask: Callable[[float], _Answer]) -> _Answer:
+        """Return what the brokers answer to `ask`, which is given a timeout and may be repeated."""
+        while True:
+            try:
+                return ask(self._attempt_s())
+            except KafkaException as error:
+                self._wait_after(error_of(error))
+
     def _attempt_s(self) -> float:
         return max(0.1, min(_ATTEMPT_S, self._deadline - time.monotonic()))
 
@@ -183,29 +228,34 @@ class Catalog:
         """Return when the question may be asked again."""
         if is_denied(error.code()):
             raise access_denied(self._settings, ", ".join(self._settings.topics))
-        # Serves the error callback, which alone hears of a refused password.
-        self._consumer.poll(0.05)
+        self._client.serve(0.05)
+        if self._consumer is not None:
+            self._consumer.poll(0)
         if self._troubles.authentication:
             raise authentication_refused(self._settings, self._troubles.authentication)
         if time.monotonic() >= self._deadline:
             raise SourceUnavailable(
-                f"Kafka at {self._settings.bootstrap_servers} did not answer for topic"
-                f" {', '.join(self._settings.topics)} in {self._settings.deadline_s:g} s:"
+                f"Kafka at {self._settings.bootstrap_servers} did not answer for"
+                f" {self._settings.what} in {self._settings.deadline_s:g} s:"
                 f" {self._troubles.last or error.str()}. Check the address, the network and"
                 " security.protocol"
             )
 
     def _missing(self, topic: str) -> ConfigError:
         try:
-            known = list(self._consumer.list_topics(timeout=self._attempt_s()).topics)
+            known = self._client.names(self._attempt_s())
         except KafkaException:
-            known = []
+            known = ()
         close = difflib.get_close_matches(topic, known, n=3)
         hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
         return ConfigError(
             f"topic {topic!r} does not exist on Kafka at {self._settings.bootstrap_servers}.{hint}"
             " Create it, or correct topic="
         )
+
+
+def _position(facts: TopicFacts, partition: int, start: int, stop: int | None) -> PartitionPosition:
+    return PartitionPosition(facts.name, partition, start, stop, facts.topic_id, facts.cluster_id)
 
 
 def _check_named(offsets: Offsets, topic: str, partitions: Sequence[int], *, setting: str) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
 
-from onceflow.core.client_options import OptionValue
 from onceflow.core.errors import ConfigError
 from onceflow.sources.kafka.options import RULES, TUNED_DEFAULTS
 from onceflow.sources.kafka.settings import KafkaSettings
@@ -64,7 +65,7 @@ class ClientTroubles:
             if code in _AUTHENTICATION_CODES:
                 self._authentication = text
         if is_new:
-            logger.warning("Kafka client of %s: %s", ",".join(self._settings.topics), text)
+            logger.warning("Kafka client of %s: %s", self._settings.what, text)
 
     def clear(self) -> None:
         """Forget everything: the client works again."""
@@ -81,27 +82,51 @@ def open_consumer(
     Raises:
         ConfigError: librdkafka refuses a setting; names it.
     """
-    config: dict[str, OptionValue | object] = {
-        **TUNED_DEFAULTS,
-        **RULES.resolved(settings.options),
-        "bootstrap.servers": settings.bootstrap_servers,
+    config = {
+        **_common_config(settings, troubles, client_id),
         "group.id": group_id,
-        "client.id": client_id,
         "auto.offset.reset": "error",
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "enable.partition.eof": True,
-        "error_cb": troubles.note,
         "on_commit": _OffsetCommits(group_id),
     }
     try:
         return Consumer(config)
     except KafkaException as error:
-        reason = RULES.without_secrets(error_of(error).str(), settings.options)
-        raise ConfigError(
-            f"the Kafka client refuses its settings: {reason}. Options carry librdkafka's names;"
-            " see its CONFIGURATION.md"
-        ) from None
+        raise _refused_settings(settings, error) from None
+
+
+def open_admin(settings: KafkaSettings, troubles: ClientTroubles, *, client_id: str) -> AdminClient:
+    """Return a client that asks about topics. Does not wait for any broker.
+
+    Raises:
+        ConfigError: librdkafka refuses a setting; names it.
+    """
+    try:
+        return AdminClient(_common_config(settings, troubles, client_id))
+    except KafkaException as error:
+        raise _refused_settings(settings, error) from None
+
+
+def _common_config(
+    settings: KafkaSettings, troubles: ClientTroubles, client_id: str
+) -> dict[str, Any]:
+    return {
+        **TUNED_DEFAULTS,
+        **RULES.resolved(settings.options),
+        "bootstrap.servers": settings.bootstrap_servers,
+        "client.id": client_id,
+        "error_cb": troubles.note,
+    }
+
+
+def _refused_settings(settings: KafkaSettings, error: KafkaException) -> ConfigError:
+    reason = RULES.without_secrets(error_of(error).str(), settings.options)
+    return ConfigError(
+        f"the Kafka client refuses its settings: {reason}. Options carry librdkafka's names;"
+        " see its CONFIGURATION.md"
+    )
 
 
 def close_in_time(consumer: Consumer) -> None:

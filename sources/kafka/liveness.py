@@ -123,8 +123,8 @@ class LivenessWatch:
             return authentication_refused(self._settings, self._troubles.authentication)
         last = self._troubles.last
         return SourceUnavailable(
-            f"Kafka at {self._settings.bootstrap_servers} has not served topic"
-            f" {', '.join(self._settings.topics)} for {down_s:.0f} s (deadline_s="
+            f"Kafka at {self._settings.bootstrap_servers} has not served"
+            f" {self._settings.what} for {down_s:.0f} s (deadline_s="
             f"{self._settings.deadline_s:g}): {reason}{f'; {last}' if last else ''}. Nothing is"
             " lost: the next attempt goes on from the last checkpoint"
         )

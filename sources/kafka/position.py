@@ -1,13 +1,15 @@
 """Where a reader is in one partition, and its encoding in a split.
 
 next <= stop where there is a stop; `next` is read next, `stop` and what follows never.
-{"topic":"payments","partition":0,"next":42,"stop":null}      as UTF-8 JSON, in Split.position
+{"topic":"payments","partition":0,"next":42,"stop":null,"topic_id":"…","cluster_id":"…"}
+as UTF-8 JSON, in Split.position. The ids say which topic of that name is meant; empty, or absent,
+where the brokers gave none.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 from onceflow.core.errors import StateIncompatible
@@ -22,18 +24,11 @@ class PartitionPosition:
     partition: int
     next: int
     stop: int | None = None
+    topic_id: str = ""
+    cluster_id: str = ""
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
-
-    @property
-    def done(self) -> bool:
-        """Whether everything before `stop` has been read."""
-        return self.stop is not None and self.next >= self.stop
-
-    def at(self, offset: int) -> PartitionPosition:
-        """Return this position moved to `offset`, never past its stop."""
-        return replace(self, next=offset if self.stop is None else min(offset, self.stop))
 
     def split(self) -> Split:
         """Return the split that holds this position."""
@@ -43,6 +38,8 @@ class PartitionPosition:
                 "partition": self.partition,
                 "next": self.next,
                 "stop": self.stop,
+                "topic_id": self.topic_id,
+                "cluster_id": self.cluster_id,
             },
             separators=(",", ":"),
         )
@@ -59,6 +56,7 @@ class PartitionPosition:
             fields = cast("dict[str, object]", json.loads(split.position))
             topic, partition = fields["topic"], fields["partition"]
             following, stop = fields["next"], fields["stop"]
+            topic_id, cluster_id = fields.get("topic_id", ""), fields.get("cluster_id", "")
         except (ValueError, KeyError, TypeError) as error:
             raise StateIncompatible(_not_ours(split)) from error
         if (
@@ -66,8 +64,10 @@ class PartitionPosition:
             and isinstance(partition, int)
             and isinstance(following, int)
             and (stop is None or isinstance(stop, int))
+            and isinstance(topic_id, str)
+            and isinstance(cluster_id, str)
         ):
-            return cls(topic, partition, following, stop)
+            return cls(topic, partition, following, stop, topic_id, cluster_id)
         raise StateIncompatible(_not_ours(split))
 
 

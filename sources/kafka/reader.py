@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
@@ -19,6 +20,7 @@ from onceflow.core.dead_letters import DeadLetter
 from onceflow.core.errors import SourceError, StateIncompatible
 from onceflow.core.protocol.invariant import InvariantViolation, require
 from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
+from onceflow.sources.kafka.catalog import Catalog
 from onceflow.sources.kafka.client import (
     ClientTroubles,
     access_denied,
@@ -27,6 +29,7 @@ from onceflow.sources.kafka.client import (
     is_denied,
     open_consumer,
 )
+from onceflow.sources.kafka.discovery import with_ids
 from onceflow.sources.kafka.gaps import DAMAGED_CODES, GAP_CODES, Gaps
 from onceflow.sources.kafka.liveness import LivenessWatch
 from onceflow.sources.kafka.position import PartitionPosition
@@ -51,15 +54,10 @@ class KafkaReader(SourceReader):
         self._settings = settings
         self._rows = rows_of(settings)
         self._bounded = settings.ending is not None
-        positions = [PartitionPosition.of(split) for split in splits]
+        self._began: dict[_Partition, PartitionPosition] = {}
         self._next: dict[_Partition, int] = {}
         self._stop: dict[_Partition, int] = {}
-        for position in positions:
-            partition = (position.topic, position.partition)
-            self._next[partition] = position.next
-            self._stop[partition] = self._stop_of(position)
-        require(len(self._next) == len(splits), f"a partition is in two splits: {splits}")
-        self._open = [item for item in self._next if self._next[item] < self._stop[item]]
+        self._open = self._taken_in(splits)
         self._asked = [TopicPartition(*partition) for partition in self._open]
         self._ends: dict[_Partition, int] = {}
         """Where the broker said that a partition ends for now."""
@@ -73,14 +71,7 @@ class KafkaReader(SourceReader):
         self._consumer: Consumer | None = None
         self._watch: LivenessWatch | None = None
         if self._open:
-            self._consumer = self._opened()
-            self._watch = LivenessWatch(
-                settings,
-                lambda: tuple(self._open),
-                group_id=self._group_id,
-                client_id=f"{self._client_id}-watch",
-            )
-            self._watch.start()
+            self._begin()
 
     @property
     def dropped_count(self) -> int:
@@ -118,9 +109,20 @@ class KafkaReader(SourceReader):
         """Return every split, with what `poll` has returned counted as read."""
         stops = {one: None if stop == _NO_STOP else stop for one, stop in self._stop.items()}
         return [
-            PartitionPosition(topic, partition, following, stops[topic, partition]).split()
-            for (topic, partition), following in self._next.items()
+            replace(self._began[one], next=following, stop=stops[one]).split()
+            for one, following in self._next.items()
         ]
+
+    def add_splits(self, splits: Sequence[Split]) -> None:
+        """Read `splits`, too; what is fetched of the others already is not fetched again."""
+        with self._polling:
+            added = self._taken_in(splits)
+            self._open = self._open + added
+            self._asked += [TopicPartition(*partition) for partition in added]
+            if self._consumer is not None:
+                self._consumer.incremental_assign(self._places(added))
+            elif added and not self._closed.is_set():
+                self._begin()
 
     def commit(self, splits: Sequence[Split]) -> None:
         """Publish the positions of `splits` to the consumer group, for lag tools; never raises.
@@ -153,15 +155,39 @@ class KafkaReader(SourceReader):
             )
         return position.stop
 
+    def _taken_in(self, splits: Sequence[Split]) -> list[_Partition]:
+        """Take note of `splits`; return the partitions of which something is to be read."""
+        taken: list[_Partition] = []
+        for position in map(PartitionPosition.of, splits):
+            partition = (position.topic, position.partition)
+            require(partition not in self._next, f"{position} is in two splits")
+            self._began[partition] = position
+            self._next[partition] = position.next
+            self._stop[partition] = self._stop_of(position)
+            if self._next[partition] < self._stop[partition]:
+                taken.append(partition)
+        return taken
+
+    def _begin(self) -> None:
+        self._consumer = self._opened()
+        self._watch = LivenessWatch(
+            self._settings,
+            lambda: tuple(self._open),
+            group_id=self._group_id,
+            client_id=f"{self._client_id}-watch",
+        )
+        self._watch.start()
+
     def _opened(self) -> Consumer:
         """Return a client that reads the open partitions from where they stand."""
         consumer = open_consumer(
             self._settings, self._troubles, group_id=self._group_id, client_id=self._client_id
         )
-        consumer.assign(
-            [TopicPartition(*partition, self._next[partition]) for partition in self._open]
-        )
+        consumer.assign(self._places(self._open))
         return consumer
+
+    def _places(self, partitions: Sequence[_Partition]) -> list[TopicPartition]:
+        return [TopicPartition(*partition, self._next[partition]) for partition in partitions]
 
     def _client(self) -> Consumer:
         if self._consumer is None:
@@ -292,6 +318,13 @@ class KafkaReader(SourceReader):
         resumed = self._gaps.resume_at(self._client(), topic, partition, wanted)
         self._ends.clear()
         self._next[topic, partition] = min(resumed, self._stop[topic, partition])
+        if resumed < wanted:
+            # The topic's end was cut off, or it is another topic: the position is in what is there.
+            with Catalog(self._settings) as catalog:
+                facts = catalog.described([topic]).get(topic)
+            if facts is not None:
+                began = self._began[topic, partition]
+                self._began[topic, partition] = with_ids(began, facts)
         # A new client and not a new assignment: for a while after that the old one would still
         # tell positions from before it, and one of those could leave records out.
         close_in_time(self._client())

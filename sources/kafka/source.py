@@ -9,9 +9,11 @@ from typing import TypeVar
 import pyarrow as pa
 
 from onceflow.core.client_options import OptionValue
+from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import ReaderContext, Source, SourceReader, Split
 from onceflow.sources.kafka.catalog import Catalog
+from onceflow.sources.kafka.discovery import positions_now
 from onceflow.sources.kafka.offsets import OffsetsLike, offsets_of
 from onceflow.sources.kafka.options import RULES
 from onceflow.sources.kafka.position import PartitionPosition
@@ -36,7 +38,8 @@ class KafkaSource(Source):
         self,
         bootstrap_servers: str,
         *,
-        topic: str | Sequence[str],
+        topic: str | Sequence[str] | None = None,
+        topic_pattern: str | None = None,
         format: ValueFormat | str = ValueFormat.JSON,  # noqa: A002 - Spark's word
         schema: SchemaLike | None = None,
         starting_offsets: OffsetsLike = "earliest",
@@ -49,6 +52,7 @@ class KafkaSource(Source):
         batch_rows: int = 10_000,
         batch_bytes: int = 16 * 1024 * 1024,
         deadline_s: float = 60.0,
+        partition_discovery_interval: float | str | None = "1 min",
         options: Mapping[str, OptionValue] | None = None,
     ) -> None:
         """Describe the source; connects to nothing.
@@ -56,6 +60,9 @@ class KafkaSource(Source):
         Args:
             bootstrap_servers: host:port[,host:port].
             topic: One topic or several.
+            topic_pattern: Instead of `topic`, a regular expression: every topic whose whole name it
+                matches is read, those created later from their first record. Topics of Kafka's own
+                (__consumer_offsets) are left out.
             format: "json" (one object a value) or "raw" (key and value as bytes, Spark's columns).
             schema: The columns of a JSON value: an Arrow schema, Spark DDL text, or a mapping from
                 name to type. A column that is not nullable must be in every record. Timestamps are
@@ -64,7 +71,8 @@ class KafkaSource(Source):
                 decimals are numbers or text, taken exactly.
             starting_offsets: "earliest", "latest", a datetime, {"topic": {partition: offset}} with
                 -2 for earliest and -1 for latest, or Spark's JSON text of that. Used once in a
-                job's life: afterwards its checkpoints say where it goes on.
+                job's life: afterwards its checkpoints say where it goes on, and partitions that are
+                added are read from their first record.
             ending_offsets: The same for the end, exclusive, which makes the source bounded; None
                 for a stream. Resolved when the job starts.
             on_bad_record: "fail", "drop" (counted and logged), or "dead_letter": to the sink that
@@ -72,11 +80,14 @@ class KafkaSource(Source):
             include_metadata: Adds _topic, _partition, _offset and _timestamp to JSON's columns.
             group_id: Where offsets are published; default onceflow-<job>-<uid>.
             commit_offsets: Whether they are.
-            fail_on_data_loss: Whether an offset that is gone is an error, or a warning and a jump.
+            fail_on_data_loss: Whether an offset that is gone, or a topic that was deleted, also if
+                it was created again, is an error, or a warning and a jump to the first record.
             batch_rows: Rows of a batch at most. A batch is returned at once, however small, when
                 nothing more is waiting.
             batch_bytes: Bytes of values, about, after which a batch is returned.
             deadline_s: How long the brokers may be silent, here and in the reader.
+            partition_discovery_interval: How often a running stream looks for partitions and topics
+                that were added; seconds or text. None: only when the job starts.
             options: Settings of librdkafka; Spark's `kafka.` before a name is taken off. A value
                 may refer to a secret: `${env:NAME}` or `${file:/path}`, followed where it connects.
 
@@ -98,7 +109,8 @@ class KafkaSource(Source):
             record_type(columns)
         self._settings = KafkaSettings(
             bootstrap_servers=bootstrap_servers,
-            topics=(topic,) if isinstance(topic, str) else tuple(topic),
+            topics=(topic,) if isinstance(topic, str) else tuple(topic or ()),
+            topic_pattern=topic_pattern,
             format=value_format,
             columns=columns,
             starting=offsets_of(starting_offsets, setting="starting_offsets"),
@@ -113,6 +125,9 @@ class KafkaSource(Source):
             batch_rows=batch_rows,
             batch_bytes=batch_bytes,
             deadline_s=deadline_s,
+            partition_discovery_interval_s=None
+            if partition_discovery_interval is None
+            else seconds_of(partition_discovery_interval, setting="partition_discovery_interval"),
             options=RULES.accepted(options or {}),
         )
         self._schema = schema_of_rows(self._settings)
@@ -148,8 +163,7 @@ class KafkaSource(Source):
             SourceUnavailable: No broker answered within `deadline_s`.
         """
         with Catalog(self._settings) as catalog:
-            for topic in self._settings.topics:
-                catalog.partitions(topic)
+            catalog.topics()
 
     def splits(self) -> Sequence[Split]:
         """Return one split a partition, its start (and stop, if bounded) resolved by the brokers.
@@ -159,25 +173,30 @@ class KafkaSource(Source):
             OffsetOutOfRange: An explicit start was deleted already, and data loss is an error.
             SourceUnavailable: The brokers did not answer within `deadline_s`.
         """
-        return self.new_splits(())
-
-    def new_splits(self, known: Sequence[Split]) -> Sequence[Split]:
-        """Return splits for partitions that are not among `known`.
-
-        For topics that grew while the job was down. With `known` given the new partitions start at
-        their earliest record, whatever `starting_offsets` says: nothing of them has been read.
-        """
-        taken = {(item.topic, item.partition) for item in map(PartitionPosition.of, known)}
-        found: list[PartitionPosition] = []
         with Catalog(self._settings) as catalog:
-            for topic in self._settings.topics:
-                partitions = catalog.partitions(topic)
-                if taken:
-                    added = [item for item in partitions if (topic, item) not in taken]
-                    found += catalog.added_positions(topic, partitions=added)
-                else:
-                    found += catalog.positions(topic, partitions=partitions)
-        return [position.split() for position in found]
+            topics = catalog.topics().values()
+            return [position.split() for topic in topics for position in catalog.positions(topic)]
+
+    @property
+    def discovery_interval_s(self) -> float | None:
+        """How often a running job asks for new partitions and topics."""
+        return self._settings.partition_discovery_interval_s
+
+    def discover(self, known: Sequence[Split]) -> Sequence[Split]:
+        """Return `known` and a split for each partition that has been added, at its first record.
+
+        A topic that was deleted and created again is known by its id: it is refused, or, where
+        data loss is accepted, read from its first record.
+
+        Raises:
+            OffsetOutOfRange: A topic is gone or another one, and data loss is an error.
+            StateIncompatible: `known` has a topic that this source does not name.
+            ConfigError: A topic does not exist.
+            SourceUnavailable: The brokers did not answer within `deadline_s`.
+        """
+        with Catalog(self._settings) as catalog:
+            now = positions_now(self._settings, catalog, list(map(PartitionPosition.of, known)))
+        return [position.split() for position in now]
 
     def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
         """Return a reader of `splits`; connects in the background."""

@@ -25,7 +25,6 @@ _GROUP = "kafka.group.id"
 _IGNORED = frozenset({"minpartitions", "maxrecordsperpartition", "kafkaconsumer.polltimeoutms"})
 """How Spark cuts its own batches; it changes nothing of what is read."""
 _REFUSED: Mapping[str, str] = {
-    "subscribepattern": "name the topics: subscribe=a,b",
     "assign": "name the topics: subscribe=a,b; all partitions of a topic are read",
     "includeheaders": "headers are not read yet; leave it away",
     "maxoffsetspertrigger": "batches are bounded by batch_rows and by backpressure; leave it away",
@@ -54,7 +53,7 @@ def source_of_spark_options(
         left.discard(name.lower())
         return given.get(name.lower())
 
-    servers, topics = given.get(_BOOTSTRAP), take("subscribe")
+    servers, topics, pattern = given.get(_BOOTSTRAP), take("subscribe"), take("subscribePattern")
     ending = _offsets(take("endingOffsets"), take("endingTimestamp"), "ending")
     starting = _offsets(take("startingOffsets"), take("startingTimestamp"), "starting")
     fail_on_data_loss = _flag(take("failOnDataLoss"), "failOnDataLoss", default=True)
@@ -62,11 +61,15 @@ def source_of_spark_options(
     for name in sorted(left):
         advice = _REFUSED.get(name, "it is no option of a Kafka source")
         raise ConfigError(f"Kafka option {name!r}: {advice}")
-    if servers is None or topics is None:
-        raise ConfigError(f"a Kafka source needs the options {_BOOTSTRAP} and subscribe")
+    if servers is None or (topics is None) == (pattern is None):
+        raise ConfigError(
+            f"a Kafka source needs the options {_BOOTSTRAP} and subscribe or subscribePattern, one"
+            " of the two"
+        )
     return KafkaSource(
         servers,
-        topic=[topic.strip() for topic in topics.split(",")],
+        topic=None if topics is None else [topic.strip() for topic in topics.split(",")],
+        topic_pattern=pattern,
         format=ValueFormat.RAW if schema is None else ValueFormat.JSON,
         schema=schema,
         starting_offsets="earliest" if starting is None else starting,

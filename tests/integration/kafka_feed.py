@@ -15,6 +15,8 @@ from confluent_kafka.cimpl import NewPartitions
 
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
+from onceflow.integration.servers.kinds import KafkaServer
+from onceflow.integration.servers.process import ServerError
 from onceflow.sources import KafkaSource
 
 SCHEMA = "id BIGINT NOT NULL, account STRING NOT NULL"
@@ -96,6 +98,21 @@ def add_partitions(servers: str, topic: str, total: int) -> None:
 def delete_topic(servers: str, topic: str) -> None:
     admin = _admin(servers)
     admin.delete_topics([topic])[topic].result(20)
+
+
+def recreate_topic(server: KafkaServer, topic: str, partitions: int) -> None:
+    """Return when there is another, empty topic of the name."""
+    delete_topic(server.bootstrap_servers, topic)
+    until = time.monotonic() + 20.0
+    while True:
+        try:
+            server.create_topic(topic, partitions)
+        except ServerError:
+            # The deletion goes on behind the answer.
+            assert time.monotonic() < until, f"topic {topic} is still there"
+            time.sleep(0.05)
+        else:
+            return
 
 
 def group_offsets(servers: str, group: str, topic: str, partitions: int) -> list[int]:

@@ -14,7 +14,6 @@ import pytest
 from tests.integration.kafka_feed import (
     CONTEXT,
     Transactions,
-    add_partitions,
     delete_before,
     group_offsets,
     ids,
@@ -323,23 +322,6 @@ def test_missing_topic_is_named_together_with_the_nearest_one(
     assert f"topic '{topic}s' does not exist" in str(caught.value)
     assert f"Did you mean '{topic}'" in str(caught.value)
     source(servers, topic).check()
-
-
-def test_partitions_added_later_are_found_and_start_at_their_first_record(
-    servers: str, kafka_topic: TopicFactory
-) -> None:
-    topic = kafka_topic(1)
-    described = source(servers, topic, starting_offsets="latest")
-    known = described.splits()
-    add_partitions(servers, topic, 3)
-    produce(servers, topic, map(record, range(4)), partition=2)
-    added = described.new_splits(known)
-    assert [(split.id, _position(split)["next"]) for split in added] == [
-        (f"{topic}-1", 0),
-        (f"{topic}-2", 0),
-    ]
-    with reading(described, [*known, *added]) as reader:
-        assert ids(read_rows(reader, 4)) == [0, 1, 2, 3]
 
 
 # Waiting, publishing, closing

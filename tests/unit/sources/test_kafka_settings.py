@@ -166,7 +166,7 @@ def test_spark_s_options_describe_the_same_source() -> None:
         ({}, "kafka.bootstrap.servers and subscribe"),
         ({"subscribe": "a"}, "kafka.bootstrap.servers and subscribe"),
         ({"assign": "{}"}, "subscribe=a,b"),
-        ({"subscribePattern": "a.*"}, "name the topics"),
+        ({"subscribe": "a", "subscribePattern": "a.*"}, "one of the two"),
         ({"subscribe": "a", "includeHeaders": "true"}, "headers"),
         ({"subscribe": "a", "maxOffsetsPerTrigger": "5"}, "batch_rows"),
         ({"subscribe": "a", "nonsense": "5"}, "'nonsense': it is no option"),
@@ -191,12 +191,50 @@ def test_group_is_named_after_the_job_unless_the_user_names_it() -> None:
     assert group_id_of(_source(group_id="mine").settings, job="ledger", uid="in") == "mine"
 
 
-def test_position_survives_its_split_and_never_passes_its_stop() -> None:
-    for position in (PartitionPosition("a-b", 7, 42), PartitionPosition("zażółć", 0, 5, 9)):
+def test_position_survives_its_split() -> None:
+    for position in (
+        PartitionPosition("a-b", 7, 42),
+        PartitionPosition("zażółć", 0, 5, 9, topic_id="uKAYaXP6S", cluster_id="phfLa288R"),
+    ):
         assert PartitionPosition.of(position.split()) == position
     assert PartitionPosition("payments", 0, 1).split().id == "payments-0"
-    assert PartitionPosition("t", 0, 9, 9).done
-    assert not PartitionPosition("t", 0, 9).done
+
+
+def test_position_of_a_checkpoint_that_is_older_than_ids_is_read() -> None:
+    old = Split("payments-3", b'{"topic":"payments","partition":3,"next":42,"stop":null}')
+    assert PartitionPosition.of(old) == PartitionPosition("payments", 3, 42)
+
+
+@pytest.mark.parametrize(
+    ("given", "fragment"),
+    [
+        ({"topic": None}, "at least one topic, or topic_pattern="),
+        ({"topic_pattern": "a.*"}, "one of the two"),
+        ({"topic": None, "topic_pattern": "a("}, r"'a\(' is no regular expression"),
+        ({"partition_discovery_interval": 0}, "not positive"),
+        ({"partition_discovery_interval": "soon"}, "partition_discovery_interval='soon'"),
+    ],
+)
+def test_what_is_to_be_discovered_is_checked_at_once(given: dict[str, Any], fragment: str) -> None:
+    with pytest.raises(ConfigError, match=fragment):
+        _source(**given)
+
+
+def test_pattern_matches_the_whole_name() -> None:
+    settings = _source(topic=None, topic_pattern="pay.*s").settings
+    assert [settings.reads(name) for name in ("payments", "pays", "payment", "repays")] == [
+        *(True, True, False, False)
+    ]
+    spark = source_of_spark_options(
+        {"kafka.bootstrap.servers": "b:1", "subscribePattern": "pay.*s"}
+    ).settings
+    assert (spark.topics, spark.topic_pattern) == ((), "pay.*s")
+
+
+def test_new_partitions_are_looked_for_every_minute_unless_told_otherwise() -> None:
+    assert _source().discovery_interval_s == 60
+    assert _source(partition_discovery_interval="500 ms").discovery_interval_s == 0.5
+    assert _source(partition_discovery_interval=None).discovery_interval_s is None
 
 
 @pytest.mark.parametrize(
