@@ -11,7 +11,6 @@ from onceflow.integration.conformance.clauses import (
     deciding,
     killing,
     listing,
-    overtaking,
     recovering,
     running,
     writing,
@@ -24,7 +23,6 @@ CLAUSES: tuple[Clause, ...] = (
     *recovering.CLAUSES,
     *breaking.CLAUSES,
     *killing.CLAUSES,
-    *overtaking.CLAUSES,
     *running.CLAUSES,
 )
 
