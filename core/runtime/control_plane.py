@@ -30,6 +30,7 @@ from onceflow.core.runtime.messages import (
     decode_message,
     encode_message,
 )
+from onceflow.core.runtime.outbox import Outbox
 
 _PATH = flight.FlightDescriptor.for_path(b"control")
 
@@ -39,20 +40,22 @@ class SlotLink:
 
     def __init__(self, hello: Hello, writer: Any) -> None:
         self.hello = hello
-        self._writer = writer
-        self._lock = threading.Lock()
-        self._closed = threading.Event()
+        self._outbox = Outbox(f"to slot {hello.slot}", writer.write_metadata)
 
     def send(self, message: DriverMessage) -> None:
-        """Send `message`; a slot that is gone needs none, and its loss is reported elsewhere."""
-        with self._lock, contextlib.suppress(pa.ArrowException, OSError):
-            if not self._closed.is_set():
-                self._writer.write_metadata(encode_message(message))
+        """Send `message`, without waiting for the slot to take it.
+
+        A slot that is gone needs none, and its loss is reported elsewhere.
+        """
+        self._outbox.put(encode_message(message))
+
+    def waiting_s(self, now: float) -> float:
+        """Return for how long the slot has not taken what was sent; 0 when it has all."""
+        return self._outbox.waiting_s(now)
 
     def close(self) -> None:
-        """Send nothing more."""
-        with self._lock:
-            self._closed.set()
+        """Send nothing more. The stream has ended."""
+        self._outbox.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +113,9 @@ class ControlServer(flight.FlightServerBase):
             pass
         except (pa.ArrowException, OSError, MessageCorrupt) as error:
             reason = f"{reason} ({error})"
-        link.close()
-        self._post(SlotGone(hello.slot, hello.attempt, reason))
+        finally:
+            self._post(SlotGone(hello.slot, hello.attempt, reason))
+            link.close()
 
 
 class ControlStream:
@@ -123,25 +127,22 @@ class ControlStream:
         Raises:
             SlotLost: The driver cannot be reached or refuses.
         """
-        self._lock = threading.Lock()
         try:
             self._client = flight.FlightClient(address)
             self._writer, self._reader = self._client.do_exchange(_PATH, call_options(token))
         except (pa.ArrowException, OSError) as error:
             raise SlotLost(f"the job driver at {address} cannot be reached: {error}") from error
+        self._outbox = Outbox("to the driver", self._writer.write_metadata)
         self.send(hello)
 
     def send(self, message: SlotMessage) -> None:
-        """Send `message` to the driver. Any thread.
+        """Send `message` to the driver, without waiting for it to be taken. Any thread.
 
         Raises:
             SlotLost: The driver is gone.
         """
-        try:
-            with self._lock:
-                self._writer.write_metadata(encode_message(message))
-        except (pa.ArrowException, OSError) as error:
-            raise SlotLost(f"the job driver is gone: {error}") from error
+        if not self._outbox.put(encode_message(message)):
+            raise SlotLost("the job driver is gone")
 
     def messages(self) -> Iterator[DriverMessage]:
         """Yield what the driver says, for as long as it is there."""
@@ -152,11 +153,18 @@ class ControlStream:
                 return
             yield cast("DriverMessage", decode_message(data))
 
-    def close(self) -> None:
-        """End the stream in good order: the driver's end returns, and with it the stream."""
+    def close(self, timeout_s: float) -> None:
+        """End the stream in good order, or break it after `timeout_s`.
+
+        In good order the driver's end returns, and with it the stream.
+        """
+        deadline = threading.Timer(timeout_s, self._reader.cancel)
+        deadline.daemon = True
+        deadline.start()
         with contextlib.suppress(pa.ArrowException, OSError):
-            with self._lock:
+            if self._outbox.finish(timeout_s):
                 self._writer.done_writing()
             for _ in self.messages():
                 pass
             self._client.close()
+        deadline.cancel()

@@ -4,8 +4,9 @@ Downstream messages, by the first byte of their metadata:
     D   the message's record batch is data; its last column is the key hash
     B   a barrier, as msgpack
     E   end of stream: no more rows
+    A   a question: is anybody there?
     Z   the sender closes in good order
-Upstream: each message's metadata is one little-endian u32, the credits given back.
+Upstream: each message's metadata is one little-endian u32, the credits given back; 0 answers A.
 
 A stream that ends without Z is a lost peer. gRPC does not survive a fork, so both ends are opened
 inside the slot's own process and never in the executor's daemon.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import struct
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +38,9 @@ from onceflow.core.runtime.flight_streams import (
 
 HASH_COLUMN = "__onceflow_key_hash"
 _CREDIT = struct.Struct("<I")
-_DATA, _BARRIER, _END, _CLOSE = b"D", b"B", b"E", b"Z"
+_DATA, _BARRIER, _END, _ASK, _CLOSE = b"D", b"B", b"E", b"A", b"Z"
+CHANNEL_CLOSE_TIMEOUT_S = 1.0
+"""How long a peer may take to be told of the end of a channel."""
 
 
 class DataServer(flight.FlightServerBase):
@@ -58,10 +62,16 @@ class DataServer(flight.FlightServerBase):
         self._gates = gates
         self._gates_set.set()
 
-    def close(self) -> None:
-        """Accept nothing more; streams that end now are no losses."""
+    def close(self, timeout_s: float) -> bool:
+        """Accept nothing more; return whether all streams end within `timeout_s`.
+
+        Streams that end now are no losses. One whose sender is cut off does not end.
+        """
         self._closing = True
-        self.shutdown()
+        ending = threading.Thread(target=self.shutdown, name="data shutdown", daemon=True)
+        ending.start()
+        ending.join(timeout_s)
+        return not ending.is_alive()
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Serve one channel until its sender closes it. Runs on a thread of Flight's."""
@@ -78,7 +88,7 @@ class DataServer(flight.FlightServerBase):
         gate.attach(channel, credit.give)
         closed = False
         try:
-            closed = _receive(reader, gate, channel)
+            closed = _receive(reader, gate, channel, credit)
         except (pa.ArrowException, OSError) as error:
             if not self._closing:
                 self._on_lost(f"slot {channel} is lost: its channel to {chain} broke: {error}")
@@ -102,10 +112,17 @@ class _CreditLine:
 
     def give(self) -> None:
         """Tell it, on whatever thread took the batch."""
+        self._write(1)
+
+    def answer(self) -> None:
+        """Tell it that somebody is there."""
+        self._write(0)
+
+    def _write(self, count: int) -> None:
         # A sender that is gone needs no credit; its loss is noticed by the reading side.
         with self._lock, contextlib.suppress(pa.ArrowException, OSError):
             if not self._ended:
-                self._writer.write_metadata(_CREDIT.pack(1))
+                self._writer.write_metadata(_CREDIT.pack(count))
 
     def end(self) -> None:
         """Return when nothing is being written, and nothing will be."""
@@ -113,7 +130,7 @@ class _CreditLine:
             self._ended = True
 
 
-def _receive(reader: Any, gate: InputGate, channel: int) -> bool:
+def _receive(reader: Any, gate: InputGate, channel: int, credit: _CreditLine) -> bool:
     """Feed `gate` until the stream ends; return whether it was closed in good order."""
     while True:
         try:
@@ -131,6 +148,8 @@ def _receive(reader: Any, gate: InputGate, channel: int) -> bool:
             gate.put(channel, msgspec.msgpack.decode(metadata[1:], type=Barrier))
         elif kind == _END:
             gate.put(channel, EndOfStream())
+        elif kind == _ASK:
+            credit.answer()
         else:
             return True
 
@@ -151,7 +170,11 @@ class FlightChannel(OutputChannel):
         credits_count: int,
     ) -> None:
         path = [part.encode() for part in (chain, str(attempt), str(source), str(target))]
-        self._name = f"{chain}[{target}] from {source}"
+        self.name = f"{chain}[{target}] from {source}"
+        self.target = target
+        self.heard_at = time.monotonic()
+        """When the peer last gave a sign of life, or else when the channel was opened."""
+        self.answered = False
         self._credits = Credits(credits_count)
         self._schema = schema.append(pa.field(HASH_COLUMN, pa.uint64()))
         try:
@@ -160,11 +183,11 @@ class FlightChannel(OutputChannel):
             )
             self._writer.begin(self._schema)
         except (pa.ArrowException, OSError) as error:
-            raise SlotLost(f"channel {self._name} cannot be opened: {error}") from error
+            raise SlotLost(f"channel {self.name} cannot be opened: {error}") from error
         self._closed = False
         self._write_lock = threading.Lock()
         threading.Thread(
-            target=self._take_credits, name=f"credits {self._name}", daemon=True
+            target=self._take_credits, name=f"credits {self.name}", daemon=True
         ).start()
 
     def send(self, element: Element) -> None:
@@ -185,7 +208,7 @@ class FlightChannel(OutputChannel):
                     with self._write_lock:
                         self._writer.write_metadata(_END)
         except (pa.ArrowException, OSError) as error:
-            raise SlotLost(f"channel {self._name} broke: {error}") from error
+            raise SlotLost(f"channel {self.name} broke: {error}") from error
 
     @property
     def waited_s(self) -> float:
@@ -193,22 +216,46 @@ class FlightChannel(OutputChannel):
         return self._credits.waited_s
 
     def close(self, reason: str) -> None:
-        """Tell the peer that this is the end in good order, and wake the sender."""
+        """Tell the peer that this is the end in good order, and wake the sender.
+
+        Returns within `CHANNEL_CLOSE_TIMEOUT_S`. When the peer takes nothing any more the call is
+        broken; a sender that is in the middle of a write may still be held up after that.
+        """
         if self._closed:
             return
         self._closed = True
         self._credits.close(reason)
+        # A peer that takes nothing holds up whoever writes to it.
+        closing = threading.Thread(target=self._say_close, name=f"close {self.name}", daemon=True)
+        closing.start()
+        closing.join(CHANNEL_CLOSE_TIMEOUT_S)
+        if closing.is_alive():
+            self._reader.cancel()
+
+    def _say_close(self) -> None:
         # gRPC aborts the process when two threads write to one stream at once, or both end it. The
         # peer answers this by ending its side, and the thread that reads then ends ours.
         with self._write_lock, contextlib.suppress(pa.ArrowException, OSError):
             self._writer.write_metadata(_CLOSE)
 
+    def ask(self) -> None:
+        """Ask the peer for a sign of life, unless something is just being written to it."""
+        if not self._write_lock.acquire(blocking=False):
+            return
+        try:
+            if not self._closed:
+                with contextlib.suppress(pa.ArrowException, OSError):
+                    self._writer.write_metadata(_ASK)
+        finally:
+            self._write_lock.release()
+
     def _take_credits(self) -> None:
         try:
             while True:
                 metadata = metadata_of(self._reader.read_chunk())
+                self.heard_at, self.answered = time.monotonic(), True
                 self._credits.release(_CREDIT.unpack(metadata)[0])
         except StopIteration:
-            self._credits.close(f"channel {self._name}: its reader is gone")
+            self._credits.close(f"channel {self.name}: its reader is gone")
         except (pa.ArrowException, OSError) as error:
-            self._credits.close(f"channel {self._name} broke: {error}")
+            self._credits.close(f"channel {self.name} broke: {error}")

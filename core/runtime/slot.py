@@ -1,8 +1,9 @@
 """A slot: one Spark barrier task, one Python worker process, subtask i of every chain.
 
-Threads of a slot: the task's own thread reads the control stream; each chain has one; each sink has
-a committer; two upload snapshots; one beats the heart; Flight's serve the channels. The process
-leaves in one of three ways:
+Threads of a slot: the task's own thread reads the control stream and another one writes to it; each
+chain has one; each sink has a committer; two upload snapshots; one beats the heart, and one asks
+the peers of channels for theirs; Flight's serve the channels. The process leaves in one of three
+ways:
     Stop     all is committed: close everything, return from the task
     Cancel   the attempt is over: roll back what is open, commit nothing more, return from the task
     lost     the driver is gone or a close hangs: `os._exit`, for nobody is left to report to
@@ -30,8 +31,9 @@ from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
 from onceflow.core.protocol.snapshots import SnapshotTimings, SubtaskSnapshot
 from onceflow.core.runtime.chain_builder import ChainBuilder, SlotParts, SlotPlan
 from onceflow.core.runtime.control_plane import ControlStream
-from onceflow.core.runtime.data_plane import DataServer
+from onceflow.core.runtime.data_plane import DataServer, FlightChannel
 from onceflow.core.runtime.failures import failed_message
+from onceflow.core.runtime.keep_alive import KeepAlive
 from onceflow.core.runtime.messages import (
     Abort,
     Acked,
@@ -114,6 +116,7 @@ class Slot:
             failed=self._report_failure,
         )
         self._builder: ChainBuilder | None = None
+        self._keep_alive: KeepAlive | None = None
         self._failed = False
         self._deploying = False
         self._leaving = threading.Event()
@@ -195,6 +198,13 @@ class Slot:
         self._builder = ChainBuilder(self._plan, program, parts, deploy)
         self._data_server.serve_gates(self._builder.gates)
         self._subtasks = self._builder.build()
+        settings = self._plan.settings
+        self._keep_alive = KeepAlive(
+            [one for one in self._builder.channels if isinstance(one, FlightChannel)],
+            self._channel_lost,
+            timeout_s=settings.heartbeat_timeout_s,
+            start_timeout_s=settings.start_timeout_s,
+        )
         for subtask in self._subtasks:
             subtask.start()
         self._send(Running(self._plan.attempt, self._slot))
@@ -270,6 +280,8 @@ class Slot:
         self._leaving.set()
         reason = message.reason
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        if self._keep_alive:
+            self._keep_alive.end()
         for channel in self._builder.channels if self._builder else ():
             channel.close(reason)
         for subtask in self._subtasks:
@@ -279,14 +291,14 @@ class Slot:
         self._commits.close(left)
         ended = self._uploads.close(left()) and ended
         self._beside.shutdown(wait=False, cancel_futures=True)
-        self._data_server.close()
+        ended = self._data_server.close(left()) and ended
         shutil.rmtree(self._scratch, ignore_errors=True)
         # The counters of a short job must not end with whatever the last beat happened to see.
         self._send(self._heartbeat())
         self._send(Goodbye(self._plan.attempt, self._slot))
+        self._control.close(max(1.0, left()))
         if not ended:
             self._exit_hard(f"{reason}; not all has ended within {CLOSE_TIMEOUT_S} s")
-        self._control.close()
         gc.unfreeze()
 
     def _exit_hard(self, reason: str) -> None:
@@ -297,13 +309,23 @@ class Slot:
         os._exit(1)
 
     def _beat(self) -> None:
+        """Tell the driver once an interval that the slot lives, and look who else does.
+
+        Nothing here may wait for a peer.
+        """
         settings = self._plan.settings
         while not self._leaving.wait(settings.heartbeat_interval_s):
-            silent_s = time.monotonic() - self._heard_at
+            now = time.monotonic()
+            silent_s = now - self._heard_at
             # While state is restored nobody reads the control stream; the driver has a deadline.
             if silent_s > settings.heartbeat_timeout_s and not self._deploying:
                 self._exit_hard(f"nothing heard from the driver for {silent_s:.0f} s")
-            self._send(self._heartbeat())
+            try:
+                self._send(self._heartbeat())
+                if self._keep_alive:
+                    self._keep_alive.check(now)
+            except BaseException as error:
+                self._report_failure(error)
 
     def _heartbeat(self) -> Heartbeat:
         metrics = tuple(subtask.metrics() for subtask in self._subtasks)

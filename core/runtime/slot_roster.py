@@ -69,7 +69,7 @@ class SlotRoster:
         self._heard_at.pop(slot, None)
 
     def send_all(self, message: DriverMessage) -> None:
-        """Send `message` to every slot that is there."""
+        """Send `message` to every slot that is there; waits for none of them."""
         for link in list(self._links.values()):
             link.send(message)
 
@@ -77,7 +77,7 @@ class SlotRoster:
         """Once an interval, tell every slot that the driver lives, and ask the same of them.
 
         Raises:
-            SlotLost: One has been silent for too long.
+            SlotLost: One has been silent, or has taken nothing that was sent to it, for too long.
         """
         settings = self._plan.settings
         if now - self._beat_at < settings.heartbeat_interval_s:
@@ -90,4 +90,10 @@ class SlotRoster:
                     f"slot {slot} (process {self._links[slot].hello.pid}) has been silent for"
                     f" {now - heard_at:.0f} s;"
                     f" heartbeat_timeout_s={settings.heartbeat_timeout_s}"
+                )
+            waiting_s = self._links[slot].waiting_s(now)
+            if waiting_s > settings.heartbeat_timeout_s:
+                raise SlotLost(
+                    f"slot {slot} (process {self._links[slot].hello.pid}) has taken no message for"
+                    f" {waiting_s:.0f} s; heartbeat_timeout_s={settings.heartbeat_timeout_s}"
                 )

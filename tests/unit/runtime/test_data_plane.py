@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import numpy as np
@@ -19,6 +20,8 @@ from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.runtime.channels import InputGate
 from onceflow.core.runtime.data_plane import DataServer, FlightChannel
 from onceflow.core.runtime.elements import Batch, Element, EndOfStream, Received
+from onceflow.core.runtime.keep_alive import KeepAlive
+from onceflow.integration.faults.network import TcpProxy
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
@@ -30,11 +33,11 @@ def batch(first: int, count: int) -> Batch:
 
 
 class Receiver:
-    def __init__(self) -> None:
+    def __init__(self, network: Callable[[int], int] = lambda port: port) -> None:
         self.losses: list[str] = []
         self.gate = InputGate(2)
         self.server = DataServer("127.0.0.1", "secret", 7, self.losses.append, 5.0)
-        self.client = flight.FlightClient(f"grpc://127.0.0.1:{self.server.port}")
+        self.client = flight.FlightClient(f"grpc://127.0.0.1:{network(self.server.port)}")
 
     def channel(
         self, *, token: str = "secret", attempt: int = 7, credits_count: int = 4
@@ -62,7 +65,7 @@ def receiver() -> Iterator[Receiver]:
     receiver = Receiver()
     receiver.server.serve_gates({"balance": receiver.gate})
     yield receiver
-    receiver.server.close()
+    receiver.server.close(5.0)
 
 
 def test_batches_barriers_and_the_end_arrive_whole_and_in_order(receiver: Receiver) -> None:
@@ -159,3 +162,88 @@ def test_a_call_without_the_token_or_of_another_attempt_is_refused(
             channel.send(batch(0, 1))
             time.sleep(0.005)
     assert receiver.gate.waiting() == 0
+
+
+@contextmanager
+def network() -> Generator[tuple[Receiver, TcpProxy], None, None]:
+    """A receiver and the network before it: what that holds is neither lost nor refused."""
+    proxies: list[TcpProxy] = []
+
+    def through(port: int) -> int:
+        proxies.append(TcpProxy("127.0.0.1", port))
+        return proxies[0].port
+
+    receiver = Receiver(through)
+    receiver.server.serve_gates({"balance": receiver.gate})
+    try:
+        yield receiver, proxies[0]
+    finally:
+        proxies[0].close()
+        receiver.server.close(5.0)
+
+
+@contextmanager
+def kept_alive(channel: FlightChannel, lost: list[str]) -> Generator[KeepAlive, None, None]:
+    keep_alive = KeepAlive([channel], lost.append, timeout_s=0.8, start_timeout_s=20.0)
+    try:
+        yield keep_alive
+    finally:
+        keep_alive.end()
+        channel.close("the test is over")
+
+
+def watch(keep_alive: KeepAlive, lost: list[str], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not lost and (now := time.monotonic()) < deadline:
+        keep_alive.check(now)
+        time.sleep(0.02)
+
+
+def test_a_peer_that_is_cut_off_is_lost_by_name_although_its_connection_stands() -> None:
+    lost: list[str] = []
+    with network() as (receiver, proxy):
+        channel = receiver.channel()
+        with kept_alive(channel, lost) as keep_alive:
+            watch(keep_alive, lost, 2.0)
+            assert lost == []
+            assert channel.answered
+            proxy.pause()
+            watch(keep_alive, lost, 5.0)
+    assert len(lost) == 1
+    assert lost[0].startswith("slot 0 is lost: channel balance[0] from 1 has had no answer for 1 s")
+
+
+def test_a_slow_reader_is_no_lost_peer(receiver: Receiver) -> None:
+    """Its operators take nothing, and no credit comes back; its transport answers."""
+    lost: list[str] = []
+    channel = receiver.channel(credits_count=1)
+    channel.send(batch(0, 1))
+    waits = threading.Thread(target=lambda: channel.send(batch(1, 1)))
+    waits.start()
+    with kept_alive(channel, lost) as keep_alive:
+        watch(keep_alive, lost, 2.5)
+        assert lost == []
+        receiver.take()
+        waits.join(5)
+        assert not waits.is_alive()
+
+
+def test_a_peer_that_takes_nothing_does_not_hold_up_the_close() -> None:
+    with network() as (receiver, proxy):
+        channel = receiver.channel(credits_count=1000)
+        proxy.pause()
+        ended = threading.Event()
+
+        def send() -> None:
+            with suppress(SlotLost):
+                while True:
+                    channel.send(batch(0, 50_000))
+            ended.set()
+
+        threading.Thread(target=send, daemon=True).start()
+        assert not ended.wait(0.5)
+        began = time.monotonic()
+        channel.close("the attempt is over")
+        assert time.monotonic() - began < 3.0
+        proxy.refuse()
+        assert ended.wait(5.0)

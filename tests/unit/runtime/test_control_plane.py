@@ -1,0 +1,118 @@
+"""The control stream when the process at its other end stands still: nobody waits for it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import time
+from collections.abc import Generator
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from tests.unit.storage.storage_samples import start_python
+
+from onceflow import RuntimeSettings
+from onceflow.core.config import Delivery
+from onceflow.core.errors import SlotLost
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
+from onceflow.core.runtime.chain_builder import SlotPlan
+from onceflow.core.runtime.control_plane import (
+    ControlEvent,
+    ControlServer,
+    ControlStream,
+    SlotConnected,
+)
+from onceflow.core.runtime.messages import Abort, Declined, Heartbeat, Hello
+from onceflow.core.runtime.process_facts import versions
+from onceflow.core.runtime.slot_roster import SlotRoster
+from onceflow.core.storage import JobStorage
+
+ATTEMPT = AttemptId(1)
+MEGABYTE = "x" * (1 << 20)
+
+SLOT = """
+import json, os, sys
+from onceflow.core.runtime.control_plane import ControlStream
+from onceflow.core.runtime.messages import Hello
+hello = Hello(1, 0, os.getpid(), os.getppid(), "here", "", json.loads(sys.argv[2]))
+for message in ControlStream(sys.argv[1], "secret", hello).messages():
+    print(type(message).__name__, flush=True)
+"""
+DRIVER = """
+import sys
+from onceflow.core.runtime.control_plane import ControlServer
+server = ControlServer("127.0.0.1", "secret", lambda event: None)
+print(server.address, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def running(script: str, *arguments: str) -> Generator[subprocess.Popen[str], None, None]:
+    process = start_python(script, *arguments)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_frozen_slot_holds_nobody_up_and_is_lost_by_name_when_it_takes_nothing() -> None:
+    events: queue.SimpleQueue[ControlEvent] = queue.SimpleQueue()
+    server = ControlServer("127.0.0.1", "secret", events.put)
+    settings = RuntimeSettings(heartbeat_interval_s=0.1, heartbeat_timeout_s=1.0)
+    plan = SlotPlan("ledger", ATTEMPT, 1, 128, Delivery.EXACTLY_ONCE, settings)
+    roster = SlotRoster(plan, cast("JobStorage", SimpleNamespace()), "")
+    with running(SLOT, server.address, json.dumps(versions())) as slot:
+        connected = events.get(timeout=20)
+        assert isinstance(connected, SlotConnected)
+        assert roster.admit(connected.link, time.monotonic())
+        os.kill(slot.pid, signal.SIGSTOP)
+        began = time.monotonic()
+        for _ in range(32):
+            roster.send_all(Abort(CheckpointId(1), MEGABYTE))
+        assert time.monotonic() - began < 1.0
+        with pytest.raises(SlotLost, match=rf"slot 0 \(process {slot.pid}\) has taken no message"):
+            while (now := time.monotonic()) < began + 10:
+                roster.heard(0, now)  # as if it still spoke
+                roster.beat(now)
+                time.sleep(0.05)
+    server.close()
+
+
+def test_what_waits_for_a_frozen_slot_arrives_when_it_goes_on() -> None:
+    events: queue.SimpleQueue[ControlEvent] = queue.SimpleQueue()
+    server = ControlServer("127.0.0.1", "secret", events.put)
+    with running(SLOT, server.address, json.dumps(versions())) as slot:
+        connected = events.get(timeout=20)
+        assert isinstance(connected, SlotConnected)
+        os.kill(slot.pid, signal.SIGSTOP)
+        for _ in range(32):
+            connected.link.send(Abort(CheckpointId(1), MEGABYTE))
+        connected.link.send(Heartbeat(ATTEMPT, -1))
+        os.kill(slot.pid, signal.SIGCONT)
+        assert slot.stdout is not None
+        heard = [slot.stdout.readline().strip() for _ in range(33)]
+        assert heard == ["Abort"] * 32 + ["Heartbeat"]
+        assert connected.link.waiting_s(time.monotonic()) == 0.0
+    server.close()
+
+
+def test_a_frozen_driver_holds_no_thread_of_a_slot_up() -> None:
+    with running(DRIVER) as driver:
+        assert driver.stdout is not None
+        address = driver.stdout.readline().strip()
+        hello = Hello(ATTEMPT, 0, os.getpid(), os.getppid(), "here", "", versions())
+        stream = ControlStream(address, "secret", hello)
+        os.kill(driver.pid, signal.SIGSTOP)
+        began = time.monotonic()
+        for _ in range(32):
+            stream.send(Declined(ATTEMPT, CheckpointId(1), SubtaskRef("balance", 0), MEGABYTE))
+        assert time.monotonic() - began < 1.0
+        stream.close(0.5)
+        assert time.monotonic() - began < 5.0
