@@ -3,10 +3,12 @@
 `PUT <url>/<transaction>` with `If-None-Match: *` creates it, or is refused as it is there (412);
 `HEAD` tells whether it is (404 if not). Object and document stores can do this, and your own
 service with a unique key. Without it nobody knows what became of a request whose reply was lost.
+Documents are the proofs, and are kept: a request may arrive long after another one did the same.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -16,11 +18,15 @@ from urllib.parse import quote, urlsplit
 import msgspec
 import pyarrow as pa
 
-from onceflow.core.errors import ConfigError, SinkError
-from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.secret_references import followed
-from onceflow.core.spi import CommitterContext
-from onceflow.sinks.staged import StagedSink
+from onceflow.connectors import (
+    CommitterContext,
+    ConfigError,
+    Fenced,
+    SinkError,
+    StagedSink,
+    TransactionId,
+    followed,
+)
 
 
 @dataclass(frozen=True)
@@ -35,10 +41,26 @@ class HttpSink(StagedSink):
     timeout_s: float = 30.0
 
     def check(self, context: CommitterContext, schema: pa.Schema) -> None:
-        """Claim the sink id for the job's decision log: the first one to create it has it."""
-        name, mine = f"owner/{context.sink_id}", context.log_id.encode()
-        if self._ask("PUT", name, mine)[0] == 412 and self._ask("GET", name)[1] != mine:
+        """Claim the sink id: claims are numbered documents, and the last one is who may write."""
+        claims = f"owner/{context.sink_id}"
+
+        def is_free(number: int) -> bool:
+            return self._ask("HEAD", f"{claims}/{number}")[0] == 404
+
+        top = 1
+        while not is_free(top):
+            top *= 2
+        last = bisect_left(range(1, top), True, key=is_free)
+        held = self._ask("GET", f"{claims}/{last}")[1] if last else b" 0"
+        log_id, _, attempt = held.decode().partition(" ")
+        if log_id not in ("", context.log_id):
             raise ConfigError(f"sink id {context.sink_id} belongs to another job at {self.url}")
+        mine = f"{context.log_id} {context.attempt}".encode()
+        if (
+            int(attempt) >= context.attempt
+            or self._ask("PUT", f"{claims}/{last + 1}", mine)[0] == 412
+        ):
+            raise Fenced(f"attempt {context.attempt} of {context.sink_id} is not newer: {held!r}")
 
     def apply(self, transaction: TransactionId, rows: Iterator[pa.RecordBatch]) -> bool:
         """Create the document; the service decides who of several is the first."""

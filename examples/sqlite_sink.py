@@ -1,9 +1,7 @@
 """A SQLite file as a serving store: the newest row of each key, exactly once, through any crash.
 
-SQLite cannot prepare a transaction, so rows wait in checkpoint storage until their checkpoint is
-decided. Then one transaction writes them, with a row in `ledger` that proves it.
-
-    python examples/sqlite_sink.py      kills a slot of a small job, twice, and proves the table
+SQLite cannot prepare a transaction, so rows wait in checkpoint storage until they are decided. Then
+one writes them, with a row in `ledger` that proves it. `python examples/sqlite_sink.py` shows it.
 """
 
 from __future__ import annotations
@@ -16,16 +14,13 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from onceflow.core.errors import ConfigError, Fenced, SinkError
-from onceflow.core.protocol.ids import CheckpointId, TransactionId
-from onceflow.core.spi import CommitterContext
-from onceflow.sinks.staged import StagedSink
+from onceflow import connectors as spi
 
 STORED = (pa.int64(), pa.int32(), pa.float64(), pa.string(), pa.binary())
 
 
 @dataclass(frozen=True)
-class SqliteSink(StagedSink):
+class SqliteSink(spi.StagedSink):
     """Keeps the newest row of each `key` in `table` of the SQLite file `path`."""
 
     path: str
@@ -36,31 +31,34 @@ class SqliteSink(StagedSink):
         """Bring every row of a key to one writer, so that they stay in order."""
         return (self.key,)
 
-    def check(self, context: CommitterContext, schema: pa.Schema) -> None:
+    def check(self, context: spi.CommitterContext, schema: pa.Schema) -> None:
         """Make the tables; keep other jobs and older attempts out."""
         if not all(one in STORED for one in schema.types):
-            raise ConfigError(f"SQLite takes {', '.join(map(str, STORED))}; cast before the sink")
+            raise spi.ConfigError(
+                f"SQLite takes {', '.join(map(str, STORED))}; cast before the sink"
+            )
         table = f'"{self.table}" ("{_joined(schema)}", PRIMARY KEY ("{self.key}"))'
         me = (context.sink_id, context.log_id, context.attempt)
         with self._locked() as db:
             db.execute(f"CREATE TABLE IF NOT EXISTS {table}")
             db.execute("CREATE TABLE IF NOT EXISTS ledger (id PRIMARY KEY, sink, checkpoint_id)")
-            db.execute("CREATE TABLE IF NOT EXISTS owners (sink PRIMARY KEY, log, attempt)")
-            db.execute("INSERT OR IGNORE INTO owners VALUES (?, ?, 0)", me[:2])
+            db.execute("CREATE TABLE IF NOT EXISTS owners (sink PRIMARY KEY, log, attempt, floor)")
+            db.execute("INSERT OR IGNORE INTO owners VALUES (?, ?, 0, 0)", me[:2])
             claim = "UPDATE owners SET attempt = ?3 WHERE sink = ?1 AND log = ?2 AND attempt < ?3"
             if not db.execute(claim, me).rowcount:
-                raise Fenced(f"{me}: the sink id is another job's, or a newer attempt's")
+                raise spi.Fenced(f"{me}: the sink id is another job's, or a newer attempt's")
 
     def refusals(self, rows: pa.RecordBatch) -> Mapping[int, str]:
         """Refuse rows without a key, while there is time."""
         keys = enumerate(rows[self.key].is_valid().to_pylist())
         return {row: f"{self.key!r} is the key, and null" for row, known in keys if not known}
 
-    def apply(self, transaction: TransactionId, rows: Iterator[pa.RecordBatch]) -> bool:
-        """Write rows and ledger row, unless it is there; the lock keeps others out meanwhile."""
+    def apply(self, transaction: spi.TransactionId, rows: Iterator[pa.RecordBatch]) -> bool:
+        """Write rows and ledger row, unless it is there or was; the lock keeps others out."""
         proof = (str(transaction), transaction.sink_id, transaction.checkpoint)
+        unless_below = "SELECT ?1, ?2, ?3 FROM owners WHERE sink = ?2 AND floor <= ?3"
         with self._locked() as db:
-            if not db.execute("INSERT OR IGNORE INTO ledger VALUES (?, ?, ?)", proof).rowcount:
+            if not db.execute(f"INSERT OR IGNORE INTO ledger {unless_below}", proof).rowcount:
                 return False
             for batch in rows:
                 marks = ", ".join("?" * batch.num_columns)
@@ -69,16 +67,17 @@ class SqliteSink(StagedSink):
                 db.executemany(f"REPLACE INTO {into}", values)
         return True
 
-    def is_applied(self, transaction: TransactionId) -> bool:
+    def is_applied(self, transaction: spi.TransactionId) -> bool:
         """Look for the ledger row."""
         with self._locked() as db:
             return bool(list(db.execute("SELECT 1 FROM ledger WHERE id = ?", (str(transaction),))))
 
-    def forget(self, sink_id: str, before: CheckpointId) -> None:
-        """Delete old ledger rows."""
+    def forget(self, sink_id: str, before: spi.CheckpointId) -> None:
+        """Raise the floor, and delete the ledger rows below it."""
+        raise_it = "UPDATE owners SET floor = max(floor, ?2) WHERE sink = ?1"
         with self._locked() as db:
-            old = "DELETE FROM ledger WHERE sink = ? AND checkpoint_id < ?"
-            db.execute(old, (sink_id, before))
+            db.execute(raise_it, (sink_id, before))
+            db.execute("DELETE FROM ledger WHERE sink = ? AND checkpoint_id < ?", (sink_id, before))
 
     @contextmanager
     def _locked(self) -> Generator[sqlite3.Connection]:
@@ -88,7 +87,7 @@ class SqliteSink(StagedSink):
                 db.execute("BEGIN IMMEDIATE")
                 yield db
         except sqlite3.Error as error:
-            raise SinkError(f"SQLite file {self.path}: {error}") from error
+            raise spi.SinkError(f"SQLite file {self.path}: {error}") from error
 
 
 def _joined(schema: pa.Schema) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 from examples.sqlite_sink import SqliteSink
 
-from onceflow.core.spi import Sink
+from onceflow.connectors import Sink
 from onceflow.integration.conformance import SinkTarget
 
 

@@ -2,18 +2,22 @@
 
     pre_commit   rows → checkpoint storage, durable under the transaction's name
     commit       rows + proof → target, in one transaction of the target's own; then the rows go
+    prune        floor → target, and the proofs below it go, in one transaction
 
 What is left to write is how the target takes rows with a proof, and how it is asked for the proof.
 The proof is a row, record or key that holds the transaction's name and becomes visible if and only
 if the rows do. A target that takes an idempotency key keeps the proof itself.
+
+A committer may be held up at any moment, while another one commits the same transaction, discards
+its rows and prunes; what it sends arrives when no proof is in its way any more. The floor is:
+nothing below it is applied. What is still to be committed is not below it.
 """
 
 from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 from typing_extensions import override
@@ -56,8 +60,11 @@ class StagedSink(Sink):
     def apply(self, transaction: TransactionId, rows: Iterator[pa.RecordBatch]) -> bool:
         """Make `rows` and the proof of `transaction` visible and durable at once; return True.
 
-        Returns False, and changes nothing, when the proof is there already: also when another
-        process applies the same transaction at this moment. A crash in it leaves all or nothing.
+        Returns False, and changes nothing, when the proof is there already, also when another
+        process applies the same transaction at this moment, and when the checkpoint is below the
+        floor that `forget` has stored. Looking for both, writing rows and proof are one atomic
+        step; a crash in it leaves all or nothing. `rows` are opened when the first is asked for:
+        ask inside the transaction that holds the proof, where the target has one.
 
         Raises:
             SinkError: The target refused, or did not answer; it is asked again later.
@@ -72,10 +79,14 @@ class StagedSink(Sink):
         """
 
     def forget(self, sink_id: str, before: CheckpointId) -> None:
-        """Delete the proofs of a sink id's checkpoints before `before`; nobody asks for them.
+        """Make `before` the sink id's floor and delete the proofs below it, in one atomic step.
+
+        A floor never falls: when it is higher already, it stays. Nothing below it is decided and
+        not applied, but requests for it may be under way. A target that keeps its proofs for ever
+        needs no floor, and does nothing here.
 
         Raises:
-            SinkError: They are still there, which does no harm.
+            SinkError: The proofs are still there, which does no harm.
         """
 
     def refusals(self, rows: pa.RecordBatch) -> Mapping[int, str]:
@@ -165,21 +176,21 @@ class StagedCommitter(Committer):
     @override
     def commit(self, committable: Committable) -> CommitOutcome:
         transaction = committable.transaction
+        staged = _Staged(self._staging, transaction)
+        rows = staged.rows()
+        applied = False
         try:
-            # Staged rows first, then the proof: rows go only after the proof has come.
-            rows = self._staging.read(transaction)
-            if rows is None:
-                applied = self._sink.is_applied(transaction)
-                return AlreadyCommitted() if applied else _lost(transaction)
-            try:
-                applied = self._sink.apply(transaction, (batch for _, batch in rows))
-            finally:
-                # Only at its end is the file closed that they are read from.
-                deque(rows, maxlen=0)
+            applied = self._sink.apply(transaction, rows)
         except (SinkError, StorageError) as error:
-            return RetryLater(str(error))
-        self._discard_quietly(transaction)
-        return Committed() if applied else AlreadyCommitted()
+            if not staged.are_gone:
+                return RetryLater(str(error))
+        finally:
+            # Only at its end is the file closed that they are read from.
+            rows.close()
+        if applied and not staged.are_gone:
+            self._discard_quietly(transaction)
+            return Committed()
+        return self._not_applied(transaction, asked_for_rows=staged.are_gone)
 
     @override
     def abort(self, committable: Committable) -> AbortOutcome:
@@ -203,10 +214,14 @@ class StagedCommitter(Committer):
     @override
     def prune(self, before: CheckpointId) -> None:
         try:
-            # Whoever applied a transaction may have died before it discarded what was staged.
             for transaction in self._staging.transactions():
-                if transaction.checkpoint < before and self._sink.is_applied(transaction):
+                if transaction.checkpoint >= before:
+                    continue
+                # Whoever applied it may have died before it discarded what was staged.
+                if self._sink.is_applied(transaction):
                     self._staging.discard(transaction)
+                else:
+                    before = CheckpointId(transaction.checkpoint)
             self._sink.forget(self._sink_id, before)
         except (SinkError, StorageError) as error:
             _logger.warning("sink %s: old proofs are not deleted: %s", self._sink_id, error)
@@ -215,12 +230,65 @@ class StagedCommitter(Committer):
     def close(self) -> None:
         """Release nothing: no connection outlives a call."""
 
+    def _not_applied(
+        self, transaction: TransactionId, *, asked_for_rows: bool
+    ) -> AlreadyCommitted | Lost | RetryLater:
+        """Tell a transaction that is applied from one below the floor, and from one that is lost.
+
+        A target that asked for rows, which are gone, has found neither proof nor floor before.
+        """
+        try:
+            if self._sink.is_applied(transaction):
+                self._discard_quietly(transaction)
+                return AlreadyCommitted()
+            if asked_for_rows:
+                return _lost(transaction)
+            if not self._staging.contains(transaction):
+                # Another committer has applied and discarded it, and forgotten the proof.
+                return AlreadyCommitted()
+        except (SinkError, StorageError) as error:
+            return RetryLater(str(error))
+        # Never so while one log counts the checkpoints: the floor is below all that is staged.
+        return RetryLater(
+            f"{transaction} is staged, and the target takes nothing of checkpoint"
+            f" {transaction.checkpoint} any more: it remembers more of sink id {self._sink_id} than"
+            " this decision log; give the sink another id, or the job its own log again"
+        )
+
     def _discard_quietly(self, transaction: TransactionId) -> None:
         try:
             self._staging.discard(transaction)
         except StorageError as error:
             # `prune` does it, before it deletes the proof.
             _logger.warning("transaction %s is committed and still staged: %s", transaction, error)
+
+
+class _Staged:
+    """The rows of one transaction, read when they are asked for, and not before.
+
+    Then a target that holds its proof while it asks cannot get rows that another committer has
+    applied and discarded.
+    """
+
+    def __init__(self, staging: StagingArea, transaction: TransactionId) -> None:
+        self._staging = staging
+        self._transaction = transaction
+        self.are_gone = False
+        """Whether they were asked for and are not there."""
+
+    def rows(self) -> Generator[pa.RecordBatch, None, None]:
+        """Yield them.
+
+        Raises:
+            SinkError: They are gone; so the target rolls back what it has begun.
+            StorageError: They cannot be read.
+        """
+        staged = self._staging.read(self._transaction)
+        if staged is None:
+            self.are_gone = True
+            raise SinkError(f"the rows of transaction {self._transaction} are not staged any more")
+        for _, batch in staged:
+            yield batch
 
 
 def _lost(transaction: TransactionId) -> Lost:

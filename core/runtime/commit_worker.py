@@ -67,14 +67,20 @@ class CommitWorker:
             self._prune_before = proofs_needed_from
             self._condition.notify()
 
-    def close(self, timeout_s: float) -> None:
-        """Stop after the commit under way, waiting up to `timeout_s` for it."""
+    def close(self, timeout_s: float) -> bool:
+        """Stop after the commit under way; return whether it ended within `timeout_s`.
+
+        If not, its thread goes on, and so the process must not: what it sends may arrive when the
+        next attempt has committed the same transaction and forgotten the proof.
+        """
         with self._condition:
             self._closing = True
             self._condition.notify()
         self._thread.join(timeout_s)
-        if not self._thread.is_alive():
-            self._committer.close()
+        if self._thread.is_alive():
+            return False
+        self._committer.close()
+        return True
 
     def _run(self) -> None:
         try:

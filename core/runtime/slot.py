@@ -288,7 +288,7 @@ class Slot:
             subtask.gate.post(Leave())
         left: Callable[[], float] = lambda: max(0.0, deadline - time.monotonic())  # noqa: E731
         ended = min((subtask.join(left()) for subtask in self._subtasks), default=True)
-        self._commits.close(left)
+        ended = self._commits.close(left) and ended
         ended = self._uploads.close(left()) and ended
         self._beside.shutdown(wait=False, cancel_futures=True)
         ended = self._data_server.close(left()) and ended

@@ -102,7 +102,6 @@ class SlotCommits:
         """Return what each sink's transactions have gone through."""
         return tuple(worker.meter.metrics() for worker in self._workers)
 
-    def close(self, left_s: Callable[[], float]) -> None:
-        """End every committer, within the seconds that are left."""
-        for worker in self._workers:
-            worker.close(left_s())
+    def close(self, left_s: Callable[[], float]) -> bool:
+        """End every committer; return whether all ended within the seconds that are left."""
+        return min([worker.close(left_s()) for worker in self._workers], default=True)

@@ -11,6 +11,7 @@ from onceflow.integration.conformance.clauses import (
     deciding,
     killing,
     listing,
+    overtaking,
     recovering,
     running,
     writing,
@@ -23,6 +24,7 @@ CLAUSES: tuple[Clause, ...] = (
     *recovering.CLAUSES,
     *breaking.CLAUSES,
     *killing.CLAUSES,
+    *overtaking.CLAUSES,
     *running.CLAUSES,
 )
 

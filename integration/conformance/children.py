@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-from abc import ABC
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from types import FrameType
-from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome, Committable
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import CommitterContext, Sink, WriterContext
+from onceflow.integration.conformance.clause import told
+from onceflow.integration.conformance.lines import LineTracer
 from onceflow.integration.conformance.link import Link
 from onceflow.integration.conformance.rig import settled
 
-_Trace: TypeAlias = Callable[[FrameType, str, Any], Any]
+HELD = "held"
+"""What a process says that waits to be told to go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldCommit:
+    """How a commit ended that may have been held up, and which lines it ran."""
+
+    outcome: CommitOutcome | str
+    """What was raised, as text, where nothing was returned."""
+    lines: int
+    own: tuple[int, ...]
+    """Those in the module of the sink's class."""
 
 
 def write_and_wait(link: Link, sink: Sink, context: WriterContext, batch: pa.RecordBatch) -> None:
@@ -72,7 +84,7 @@ def commit_until_line(
     link: Link, sink: Sink, context: CommitterContext, committable: Committable, line: int
 ) -> int:
     """Commit, and be killed at the sink's `line`-th line; return how many there were."""
-    with_kill = _KillAt(sink, line)
+    with_kill = LineTracer(sink, line, _kill_self)
     with_kill.run(lambda: sink.committer(context).commit(committable))
     return with_kill.lines
 
@@ -81,7 +93,7 @@ def abort_until_line(
     link: Link, sink: Sink, context: CommitterContext, committable: Committable, line: int
 ) -> int:
     """Abort, and be killed at the sink's `line`-th line; return how many there were."""
-    with_kill = _KillAt(sink, line)
+    with_kill = LineTracer(sink, line, _kill_self)
     with_kill.run(lambda: sink.committer(context).abort(committable))
     return with_kill.lines
 
@@ -97,38 +109,40 @@ def pre_commit_until_line(
     """Write and pre-commit, and be killed at the sink's `line`-th line of the latter."""
     writer = sink.writer(context)
     writer.write(batch)
-    with_kill = _KillAt(sink, line)
+    with_kill = LineTracer(sink, line, _kill_self)
     with_kill.run(lambda: writer.pre_commit(CheckpointId(checkpoint)))
     return with_kill.lines
 
 
-class _KillAt:
-    """Counts the lines that run in the sink's own code, and kills this process at one of them."""
+def commit_held_at_line(
+    link: Link, sink: Sink, context: CommitterContext, committable: Committable, line: int
+) -> HeldCommit:
+    """Commit, say so at the sink's `line`-th line and wait there to be told to go on."""
 
-    def __init__(self, sink: Sink, line: int) -> None:
-        self.lines = 0
-        self._kill_at = line
-        # What a sink inherits is its own code too; the contract itself has none.
-        self._packages = {
-            kind.__module__.partition(".")[0]
-            for kind in type(sink).__mro__
-            if kind not in (Sink, ABC, object)
-        }
+    def hold() -> None:
+        link.send(HELD)
+        link.recv()
 
-    def run(self, call: Callable[[], object]) -> None:
-        sys.settrace(self._enter)
+    return held_commit(sink, context, committable, LineTracer(sink, line, hold))
+
+
+def held_commit(
+    sink: Sink, context: CommitterContext, committable: Committable, tracer: LineTracer
+) -> HeldCommit:
+    """Commit once under `tracer`, with a committer of its own."""
+    outcomes: list[CommitOutcome | str] = []
+
+    def commit() -> None:
+        committer = sink.committer(context)
         try:
-            call()
-        finally:
-            sys.settrace(None)
+            outcomes.append(committer.commit(committable))
+            committer.close()
+        except OnceflowError as error:
+            outcomes.append(told(error))
 
-    def _enter(self, frame: FrameType, event: str, argument: Any) -> _Trace | None:
-        module = str(frame.f_globals.get("__name__", ""))
-        return self._line if module.partition(".")[0] in self._packages else None
+    tracer.run(commit)
+    return HeldCommit(outcomes[0], tracer.lines, tuple(tracer.own))
 
-    def _line(self, frame: FrameType, event: str, argument: Any) -> _Trace:
-        if event == "line":
-            self.lines += 1
-            if self.lines == self._kill_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-        return self._line
+
+def _kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)

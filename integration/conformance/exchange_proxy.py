@@ -1,5 +1,7 @@
 """A network that breaks at an exact place: at the n-th exchange, before or after the request.
 
+Or that only keeps the request back, until it is told to deliver it.
+
 An *exchange* is what a client sends until the server answers. Counting them makes a lost reply
 exact for any protocol in which the client asks and the server answers, without knowing it: a test
 loses the reply of the first exchange, then of the second, until the work is done in fewer.
@@ -18,6 +20,7 @@ from typing_extensions import Self
 
 _CONNECT_TIMEOUT_S = 10.0
 _CHUNK_BYTES = 65536
+_HELD_S_MAX = 120.0
 
 
 class Lose(Enum):
@@ -29,10 +32,20 @@ class Lose(Enum):
     """The server gets all of it, in however many pieces, and answers into nothing."""
 
 
+@dataclass(frozen=True)
+class Hold:
+    """One request that the network keeps back: nobody knows of it, and it arrives in the end."""
+
+    held: threading.Event = field(default_factory=threading.Event)
+    """Set when the request has been met."""
+    released: threading.Event = field(default_factory=threading.Event)
+    """Set it to let the request go on to the server."""
+
+
 @dataclass
 class _Armed:
     left: int
-    lose: Lose
+    fault: Lose | Hold
 
 
 @dataclass(frozen=True)
@@ -51,6 +64,7 @@ class ExchangeProxy:
         self._target = target
         self._lock = threading.Lock()
         self._armed: _Armed | None = None
+        self._holds: list[Hold] = []
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -63,6 +77,14 @@ class ExchangeProxy:
         """Break the connection at the `exchange`-th exchange from now, counted from 1, over all."""
         with self._lock:
             self._armed = _Armed(exchange, what)
+
+    def hold(self, exchange: int) -> Hold:
+        """Keep back the request of the `exchange`-th exchange from now, until it is released."""
+        hold = Hold()
+        with self._lock:
+            self._armed = _Armed(exchange, hold)
+            self._holds.append(hold)
+        return hold
 
     def heal(self) -> None:
         """Break nothing more."""
@@ -78,6 +100,8 @@ class ExchangeProxy:
             sockets, threads = list(self._sockets), list(self._threads)
         for one in sockets:
             _end(one)
+        for hold in self._holds:
+            hold.released.set()
         for thread in threads:
             thread.join(10)
 
@@ -126,13 +150,18 @@ class ExchangeProxy:
             while chunk := client.recv(_CHUNK_BYTES):
                 if not state.asking.is_set():
                     state.asking.set()
-                    lose = self._counted()
-                    if lose is Lose.REQUEST:
-                        _end(client)
-                        break
-                    if lose is Lose.REPLY:
-                        # A server that got half a request would wait for the rest, locks in hand.
-                        state.reply_lost.set()
+                    match self._counted():
+                        case Lose.REQUEST:
+                            _end(client)
+                            break
+                        case Lose.REPLY:
+                            # A server with half a request would wait for the rest, locks in hand.
+                            state.reply_lost.set()
+                        case Hold() as hold:
+                            hold.held.set()
+                            hold.released.wait(_HELD_S_MAX)
+                        case None:
+                            pass
                 server.sendall(chunk)
         _end(server)
 
@@ -146,8 +175,8 @@ class ExchangeProxy:
         _end(client)
         _end(server)
 
-    def _counted(self) -> Lose | None:
-        """Count one exchange; return what to lose of it."""
+    def _counted(self) -> Lose | Hold | None:
+        """Count one exchange; return what is to happen to it."""
         with self._lock:
             armed = self._armed
             if armed is None:
@@ -156,8 +185,9 @@ class ExchangeProxy:
             if armed.left:
                 return None
             self._armed = None
-            self.breaks += 1
-            return armed.lose
+            if isinstance(armed.fault, Lose):
+                self.breaks += 1
+            return armed.fault
 
 
 def _end(one: socket.socket) -> None:

@@ -48,7 +48,7 @@ from onceflow.integration.conformance.mini_subtask import (
     Through,
     Work,
 )
-from onceflow.integration.conformance.rig import settled
+from onceflow.integration.conformance.rig import SERVER_PATIENCE_S, settled
 from onceflow.integration.conformance.sink_job import JOB, UID
 
 MAX_PARALLELISM = 128
@@ -261,11 +261,11 @@ def _recover(
     for committable in plan.commit:
         if committable in spare:
             continue
-        outcome = settled(partial(committer.commit, committable))
+        outcome = settled(partial(committer.commit, committable), SERVER_PATIENCE_S)
         if not isinstance(outcome, (Committed, AlreadyCommitted)):
             raise RuntimeError(f"{committable.transaction} is decided, and commit says {outcome}")
     for committable in plan.abort:
-        aborted = settled(partial(committer.abort, committable))
+        aborted = settled(partial(committer.abort, committable), SERVER_PATIENCE_S)
         if isinstance(aborted, AlreadyCommitted):
             raise RuntimeError(f"{committable.transaction} is not decided, and was committed")
 

@@ -56,6 +56,7 @@ class Child:
 
         Raises:
             ChildFailed: It raised.
+            Violation: That was what it raised.
             ChildKilled: The process was killed before it was done.
             TimeoutError: It is not done yet.
         """
@@ -66,6 +67,8 @@ class Child:
                     return value
                 case Raised() as raised:
                     self._link.close()
+                    if raised.kind == Violation.__name__:
+                        raise Violation(raised.text)
                     raise ChildFailed(raised)
                 case _:
                     continue
@@ -82,6 +85,15 @@ class Child:
         if isinstance(value, Raised):
             raise ChildFailed(value)
         return value
+
+    def freeze(self) -> None:
+        """SIGSTOP it: none of its threads runs until `go_on`."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let it run again, and tell its function, which waits for that."""
+        os.kill(self.pid, signal.SIGCONT)
+        self._link.send(None)
 
     def kill(self) -> None:
         """SIGKILL it; return when it is gone. Not to be called after its last word."""

@@ -30,7 +30,11 @@ from onceflow.integration.conformance.processes import Processes
 from onceflow.integration.conformance.sink_job import JOB, SinkJob
 from onceflow.integration.conformance.target import SinkTarget
 
-_SETTLE_S = 60.0
+PATIENCE_S = 10.0
+"""How long a sink may answer "later" or "unknown" where nothing is in its way."""
+SERVER_PATIENCE_S = 60.0
+"""The same, where its server has been away or frozen, or the network has lost something."""
+
 _IDS_A_CLAUSE_BITS = 14
 _T = TypeVar("_T")
 
@@ -70,6 +74,8 @@ class Rig:
         # Not from the seed: a target that is used again still has the rows of the run before.
         self._ids = range(*_block(secrets.randbelow(1 << 38)))
         self._given = 0
+        self._values: dict[int, int] = {}
+        self.patience_s = PATIENCE_S
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -78,6 +84,20 @@ class Rig:
         found = tuple(self._ids[self._given : self._given + count])
         self._given += count
         return found
+
+    def batch(self, ids: Sequence[int]) -> pa.RecordBatch:
+        """Return the rows of `ids` as they are to be written and seen now."""
+        first, *others = self.target.batch([self._values.get(one, one) for one in ids]).columns
+        return pa.RecordBatch.from_arrays(
+            [pa.array(ids, first.type), *others], schema=self.target.schema
+        )
+
+    def change(self, ids: Sequence[int]) -> bool:
+        """Give the rows of `ids` other values from now on; return False when the sink cannot."""
+        if tuple(self.sink.routing_key()) != (self.target.schema.names[0],):
+            return False
+        self._values.update(zip(ids, self.ids(len(ids)), strict=True))
+        return True
 
     def another_job(self, sink_id: str, *, log: str = "log") -> SinkJob:
         """Return a job under another sink id, or with another decision log."""
@@ -100,7 +120,7 @@ class Rig:
         job = job or self.job
         found = tuple(ids) or self.ids()
         own = writer or job.writer(attempt, subtask)
-        own.write(self.target.batch(found))
+        own.write(self.batch(found))
         committable = own.pre_commit(CheckpointId(checkpoint))
         if writer is None:
             own.close()
@@ -111,9 +131,13 @@ class Rig:
     # --- deciding -----------------------------------------------------------------------------
 
     def commit(self, prepared: Prepared, committer: Committer | None = None) -> CommitOutcome:
-        """Commit it, asking again while nobody can tell; return how it ended."""
+        """Commit it, asking again while nobody can tell; return how it ended.
+
+        Raises:
+            Violation: Nobody can tell for `patience_s`.
+        """
         own = committer or self.job.committer(prepared.committable.transaction.attempt)
-        return settled(lambda: own.commit(prepared.committable))
+        return settled(lambda: own.commit(prepared.committable), self.patience_s)
 
     def commit_all(self, *prepared: Prepared) -> None:
         """Commit all, in this order, each of which must succeed."""
@@ -125,9 +149,13 @@ class Rig:
             )
 
     def abort(self, prepared: Prepared, committer: Committer | None = None) -> AbortOutcome:
-        """Abort it, asking again while nobody can tell; return how it ended."""
+        """Abort it, asking again while nobody can tell; return how it ended.
+
+        Raises:
+            Violation: Nobody can tell for `patience_s`.
+        """
         own = committer or self.job.committer(prepared.committable.transaction.attempt)
-        return settled(lambda: own.abort(prepared.committable))
+        return settled(lambda: own.abort(prepared.committable), self.patience_s)
 
     # --- looking ------------------------------------------------------------------------------
 
@@ -146,7 +174,7 @@ class Rig:
         expect(not early, f"{when}: {_some(early)} seen, and should not be")
         expect(not doubled, f"{when}: {_some(doubled)} seen more than once")
         expect(not missing, f"{when}: {_some(missing)} not seen")
-        written = dict(zip(ids, self.target.batch(ids).to_pylist(), strict=True)) if ids else {}
+        written = dict(zip(ids, self.batch(ids).to_pylist(), strict=True)) if ids else {}
         for one, row in rows:
             expect(row == written[one], f"{when}: written was {written[one]}, seen is {row}")
 
@@ -186,16 +214,20 @@ class Rig:
         return own
 
 
-def settled(ask: Callable[[], _T], timeout_s: float = _SETTLE_S) -> _T:
-    """Return what `ask` says when it is neither "later" nor "unknown", or its last word in time."""
-    deadline = time.monotonic() + timeout_s
+def settled(ask: Callable[[], _T], patience_s: float = PATIENCE_S) -> _T:
+    """Return what `ask` says when it is neither "later" nor "unknown".
+
+    Raises:
+        Violation: It says nothing else for `patience_s`.
+    """
+    deadline = time.monotonic() + patience_s
     pause_s = 0.01
-    while True:
-        outcome = ask()
-        if not isinstance(outcome, (RetryLater, Unknown)) or time.monotonic() > deadline:
-            return outcome
+    while isinstance(outcome := ask(), (RetryLater, Unknown)):
+        if time.monotonic() > deadline:
+            raise Violation(f"asked for {patience_s:g} s, the sink kept answering {outcome}")
         time.sleep(pause_s)
         pause_s = min(pause_s * 2, 0.5)
+    return outcome
 
 
 def _block(number: int) -> tuple[int, int]:

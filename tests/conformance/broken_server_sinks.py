@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import psycopg
 import pyarrow as pa
@@ -26,6 +26,7 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from onceflow.sinks import PostgresSink
+from onceflow.sinks.staged import StagedSink
 
 
 class _Committer(Committer):
@@ -188,10 +189,70 @@ class AcksWhatItCouldNotPrepare(BrokenServerSink):
     writer_class = _AcksWhatFailed
 
 
-GALLERY: tuple[type[BrokenServerSink], ...] = (
+_APPLY = """
+    WITH proof AS (INSERT INTO proofs VALUES (%s, %s) ON CONFLICT DO NOTHING RETURNING 1)
+    INSERT INTO kept_rows SELECT given.* FROM proof, unnest(%s::bigint[], %s::text[], %s::int[])
+    AS given (id, account, amount) ON CONFLICT (id)
+    DO UPDATE SET (account, amount) = (excluded.account, excluded.amount)
+"""
+
+
+@dataclass(frozen=True)
+class AsksForTheFloorInAnotherRequest(StagedSink):
+    """Looks at the floor right before it sends what writes rows and proof, and not in it."""
+
+    sink: PostgresSink
+
+    breaks: ClassVar[str] = "overtaken-on-the-way"
+
+    def routing_key(self) -> tuple[str, ...]:
+        return ("id",)
+
+    def check(self, context: CommitterContext, schema: pa.Schema) -> None:
+        with psycopg.connect(self.sink.url) as connection:
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS proofs (name text PRIMARY KEY, checkpoint_id bigint);"
+                "CREATE TABLE IF NOT EXISTS floors (name text PRIMARY KEY, floor bigint)"
+            )
+
+    def apply(self, transaction: TransactionId, rows: Iterator[pa.RecordBatch]) -> bool:
+        columns = [one.to_pylist() for one in pa.Table.from_batches(list(rows)).columns]
+        sent = [str(transaction), transaction.checkpoint, *columns]
+        asked = [transaction.sink_id, transaction.checkpoint]
+        below = "SELECT 1 FROM floors WHERE name = %s AND floor > %s"
+        try:
+            with psycopg.connect(self.sink.url, autocommit=True) as on:
+                # In one line, so that no committer is held up between the two, but on the way.
+                done = on.execute(below, asked).rowcount < 1 and on.execute(_APPLY, sent).rowcount
+        except psycopg.Error as error:
+            raise SinkError(str(error)) from error
+        return bool(done)
+
+    def is_applied(self, transaction: TransactionId) -> bool:
+        with psycopg.connect(self.sink.url, autocommit=True) as connection:
+            found = connection.execute("SELECT 1 FROM proofs WHERE name = %s", (str(transaction),))
+            return found.rowcount > 0
+
+    def forget(self, sink_id: str, before: CheckpointId) -> None:
+        with psycopg.connect(self.sink.url) as connection:
+            connection.execute(
+                "INSERT INTO floors VALUES (%s, %s) ON CONFLICT (name)"
+                " DO UPDATE SET floor = greatest(floors.floor, excluded.floor)",
+                (sink_id, before),
+            )
+            connection.execute(
+                "DELETE FROM proofs WHERE starts_with(name, %s) AND checkpoint_id < %s",
+                (f"{sink_id}/", before),
+            )
+
+
+BrokenKind: TypeAlias = type[BrokenServerSink] | type[AsksForTheFloorInAnotherRequest]
+
+GALLERY: tuple[BrokenKind, ...] = (
     TakesSilenceForSuccess,
     FindsNothingWhenAway,
     TakesLostReplyForLostRows,
     TakesLostReplyForCommitted,
     AcksWhatItCouldNotPrepare,
+    AsksForTheFloorInAnotherRequest,
 )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.conformance.broken_server_sinks import GALLERY, BrokenServerSink
+from tests.conformance.broken_server_sinks import GALLERY, BrokenKind
 from tests.conformance.sink_targets import PostgresTarget
 
 from onceflow.core.spi import Sink
 from onceflow.integration.conformance import Verdict, run_clauses
-from onceflow.integration.conformance.clauses import breaking
+from onceflow.integration.conformance.clauses import breaking, overtaking
 from onceflow.integration.conformance.processes import Processes
 from onceflow.integration.servers.kinds import OwnDatabase, make_postgres
 from onceflow.sinks import PostgresSink
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 class BrokenTarget(PostgresTarget):
     """The Postgres target with a broken sink around the good one."""
 
-    def __init__(self, server: OwnDatabase, broken: type[BrokenServerSink]) -> None:
+    def __init__(self, server: OwnDatabase, broken: BrokenKind) -> None:
         super().__init__(server, {"commit_mode": "two_phase", "connect_timeout_s": 3.0})
         self._broken = broken
 
@@ -40,10 +40,10 @@ def postgres() -> Iterator[OwnDatabase]:
 
 @pytest.mark.parametrize("broken", GALLERY, ids=lambda sink: sink.__name__)
 def test_broken_sink_fails_on_the_clause_that_it_breaks(
-    broken: type[BrokenServerSink], postgres: OwnDatabase, onceflow_processes: Processes
+    broken: BrokenKind, postgres: OwnDatabase, onceflow_processes: Processes
 ) -> None:
-    results = list(
-        run_clauses(lambda: BrokenTarget(postgres, broken), breaking.CLAUSES, onceflow_processes)
-    )
+    late = broken.breaks in [clause.id for clause in overtaking.CLAUSES]
+    clauses = overtaking.CLAUSES if late else breaking.CLAUSES
+    results = list(run_clauses(lambda: BrokenTarget(postgres, broken), clauses, onceflow_processes))
     failed = {one.clause.id: one.reason for one in results if one.verdict is Verdict.FAILED}
     assert set(failed) == {broken.breaks}, failed

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from tests.conformance import broken_latecomers
 from tests.conformance.broken_sink import BrokenSink
 from tests.conformance.broken_sinks import GALLERY
 from tests.conformance.reference_sink import ReferenceTarget
@@ -14,12 +16,12 @@ from tests.conformance.reference_sink import ReferenceTarget
 from onceflow.integration.conformance import Verdict, run_clauses
 from onceflow.integration.conformance.catalogue import CLAUSES
 from onceflow.integration.conformance.clause import Clause
-from onceflow.integration.conformance.clauses import killing, running
+from onceflow.integration.conformance.clauses import killing, overtaking, running
 from onceflow.integration.conformance.processes import Processes
 from onceflow.integration.conformance.rig import Effort
 
-LONG = (*killing.CLAUSES, *running.CLAUSES)
-"""They kill a process at every line, or a job at every step; all others together take seconds."""
+LONG = (*killing.CLAUSES, *overtaking.CLAUSES, *running.CLAUSES)
+"""They kill or hold up a process at every line, or a job at every step; all others take seconds."""
 
 
 @pytest.mark.parametrize("broken", GALLERY, ids=lambda sink: sink.__name__)
@@ -41,6 +43,16 @@ def test_broken_sink_fails_on_no_other_clause(
 ) -> None:
     failed = _failed(broken, CLAUSES, tmp_path, onceflow_processes)
     assert set(failed) == {broken.breaks}, failed
+
+
+def test_sink_that_always_answers_later_costs_seconds_and_is_quoted(
+    tmp_path: Path, onceflow_processes: Processes
+) -> None:
+    began = time.monotonic()
+    failed = _failed(broken_latecomers.IsNeverReady, CLAUSES, tmp_path, onceflow_processes)
+    (reason,) = failed.values()
+    assert "the sink kept answering RetryLater(reason='the target is busy')" in reason
+    assert time.monotonic() - began < 45
 
 
 def test_gallery_is_large_and_breaks_many_clauses() -> None:

@@ -7,8 +7,9 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,7 +25,7 @@ from onceflow.core.protocol.committables import (
     Lost,
     RetryLater,
 )
-from onceflow.core.protocol.ids import AttemptId, CheckpointId
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 from onceflow.core.spi import Committer, CommitterContext, OnBadRow, SinkWriter, WriterContext
 from onceflow.core.storage.staging import FileStagingArea
 
@@ -155,6 +156,50 @@ def test_pruning_discards_what_was_left_staged_before_it_forgets_the_proof(job: 
     committer.prune(CheckpointId(5))
     assert job.staging.transactions() == [pending.transaction], "in doubt, however old"
     assert not job.sink.is_applied(committable.transaction)
+
+
+@pytest.mark.parametrize("reads_first", [False, True], ids=["before-reading", "after-reading"])
+def test_committer_that_was_overtaken_and_whose_proof_is_pruned_changes_nothing(
+    job: _Job, *, reads_first: bool
+) -> None:
+    first, second = job.prepare(1, [("a", 1)]), job.prepare(2, [("a", 2)])
+
+    @dataclass(frozen=True)
+    class HeldUp(SqliteSink):
+        """Another committer commits everything, and prunes, before this one applies."""
+
+        def apply(self, transaction: TransactionId, rows: Iterator[pa.RecordBatch]) -> bool:
+            taken = iter(list(rows)) if reads_first else rows
+            other = job.committer()
+            assert [other.commit(first), other.commit(second)] == [Committed(), Committed()]
+            other.prune(CheckpointId(2))
+            return super().apply(transaction, taken)
+
+    held_up = HeldUp(job.sink.path, job.sink.table, job.sink.key).committer(job.context())
+    assert held_up.commit(first) == AlreadyCommitted()
+    assert job.rows() == {"a": 2}
+    assert job.sink.is_applied(second.transaction), "its proof is asked for still"
+
+
+def test_floor_never_falls_when_an_older_committer_prunes_late(job: _Job) -> None:
+    todo = [job.prepare(checkpoint, [("a", checkpoint)]) for checkpoint in (1, 2, 3)]
+    committer = job.committer()
+    assert [committer.commit(one) for one in todo] == [Committed()] * 3
+    committer.prune(CheckpointId(3))
+    committer.prune(CheckpointId(2))
+    assert not job.sink.apply(todo[1].transaction, iter([_batch([("a", 2)])]))
+    assert job.rows() == {"a": 3}
+
+
+def test_what_is_staged_below_the_floor_is_neither_applied_nor_called_committed(job: _Job) -> None:
+    """As when checkpoints are counted from 1 again, over a target that remembers more."""
+    job.committer().prune(CheckpointId(9))
+    committable = job.prepare(1, [("a", 1)])
+    outcome = job.committer().commit(committable)
+    assert isinstance(outcome, RetryLater)
+    assert "checkpoint 1" in outcome.reason
+    assert job.staging.contains(committable.transaction)
+    assert job.rows() == {}
 
 
 def test_rows_that_vanished_are_lost_and_aborted_ones_never_seen(job: _Job) -> None:

@@ -22,7 +22,7 @@ from onceflow.integration.conformance.clause import Violation, clause, expect
 from onceflow.integration.conformance.clauses.deciding import abort_leaves_nothing, commit_elsewhere
 from onceflow.integration.conformance.clauses.recovering import orphans_are_rolled_back_on_start
 from onceflow.integration.conformance.exchange_proxy import ExchangeProxy, Lose
-from onceflow.integration.conformance.rig import Prepared, Rig
+from onceflow.integration.conformance.rig import SERVER_PATIENCE_S, Prepared, Rig
 from onceflow.integration.conformance.target import NotTestable
 
 _SERVER = ["kill", "start"]
@@ -33,6 +33,7 @@ _EXCHANGES_MAX = 60
 @clause(scenarios=[14, 23], needs=_SERVER, rests_on=[commit_elsewhere])
 def server_killed_before_commit(rig: Rig) -> None:
     """What is pre-committed outlives its server: hidden, in doubt, and committed once."""
+    rig.patience_s = SERVER_PATIENCE_S
     writer, committer = rig.job.writer(), rig.job.committer()
     first = rig.prepare(1, writer=writer)
     open_ids = rig.ids(50)
@@ -53,6 +54,7 @@ def server_killed_before_commit(rig: Rig) -> None:
 @clause(scenarios=[43], needs=_SERVER, rests_on=[commit_elsewhere, abort_leaves_nothing])
 def server_away_changes_nothing(rig: Rig) -> None:
     """While the server is away nothing is called committed, aborted, lost or not in doubt."""
+    rig.patience_s = SERVER_PATIENCE_S
     prepared, committer = rig.prepare(1), rig.job.committer()
     writer = rig.job.writer()
     later_ids = rig.ids()
@@ -78,6 +80,7 @@ def server_away_changes_nothing(rig: Rig) -> None:
 @clause(scenarios=[37], needs=["pause", "unpause"], rests_on=[commit_elsewhere])
 def frozen_server_commits_once(rig: Rig) -> None:
     """A commit that the server answers only after a long pause is applied once."""
+    rig.patience_s = SERVER_PATIENCE_S
     prepared, committer = rig.prepare(1), rig.job.committer()
     expect(len(committer.in_doubt()) == 1, "in_doubt does not list what is pre-committed")
     outcomes: list[CommitOutcome | OnceflowError] = []
@@ -206,6 +209,7 @@ class _Remote:
 
 def _each_exchange(rig: Rig, once: Callable[[_Remote, Lose, int], None]) -> None:
     """Run `once` with a loss at the first exchange, the second … until no loss is met."""
+    rig.patience_s = SERVER_PATIENCE_S
     with ExchangeProxy(rig.target.address()) as proxy:
         for lose in Lose:
             for exchange in range(1, _EXCHANGES_MAX):

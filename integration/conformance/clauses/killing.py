@@ -162,13 +162,13 @@ def _each_line(rig: Rig, attempt: Callable[[int], int | None]) -> None:
     """Run whole once, then be killed at the first line, the last, and some in between."""
     lines = attempt(0)
     expect(lines, "no line of the sink's own code ran")
-    for line in _spread(rig, lines or 1, 2 * rig.effort.rounds):
+    for line in spread(rig, lines or 1, 2 * rig.effort.rounds):
         # Other paths may be shorter (a connection that is there): then it was not killed at all.
         attempt(line)
 
 
-def _spread(rig: Rig, lines: int, count: int) -> Sequence[int]:
-    """Return `count` lines of 1 … lines: the ends, and one drawn from each part between."""
+def spread(rig: Rig, lines: int, count: int) -> Sequence[int]:
+    """Return `count` lines of 1 … `lines`: the ends, and one drawn from each part between."""
     if lines <= count:
         return range(1, lines + 1)
     bounds = [1 + lines * part // count for part in range(count + 1)]

@@ -1,0 +1,266 @@
+"""Clauses about a committer that is held up while another one commits, goes on and prunes.
+
+A thread of a closed attempt, a driver that was frozen, a request on its way: what they do then is
+done when nothing in the target tells any more that the transaction was committed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import count, repeat
+from typing import Generic, TypeVar
+
+from onceflow.core.errors import OnceflowError
+from onceflow.core.protocol.committables import (
+    AlreadyCommitted,
+    CommitOutcome,
+    Committable,
+    Committed,
+)
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.spi import Committer
+from onceflow.integration.conformance import children
+from onceflow.integration.conformance.children import HeldCommit
+from onceflow.integration.conformance.clause import Violation, clause, expect, told
+from onceflow.integration.conformance.clauses.killing import commit_race, spread
+from onceflow.integration.conformance.clauses.listing import prune_keeps_what_is_asked_for
+from onceflow.integration.conformance.exchange_proxy import ExchangeProxy
+from onceflow.integration.conformance.lines import LineTracer
+from onceflow.integration.conformance.link import Returned
+from onceflow.integration.conformance.rig import Prepared, Rig
+from onceflow.integration.conformance.target import NotTestable
+
+_BLOCKED_S_MIN, _BLOCKED_S_MAX = 0.2, 2.0
+"""After this long the one that is held up has what the other one waits for, and goes on first."""
+_ENDS_S = 120.0
+_EXCHANGES_MAX = 60
+_T = TypeVar("_T")
+
+
+@clause(rests_on=[prune_keeps_what_is_asked_for, commit_race])
+def commit_after_pruning(rig: Rig) -> None:
+    """Commit of what was committed and pruned long ago applies nothing, and says so."""
+    committer = rig.job.committer()
+    pair = _Series(rig).pair()
+    pair.overtake()
+    for asked in (committer, rig.job.committer(), rig.job.committer(2)):
+        pair.expect_harmless(_answer(asked, pair), "commit of what was committed and pruned")
+    rig.expect_in_doubt(when="after commits of what was committed and pruned")
+
+
+@clause(rests_on=[commit_after_pruning])
+def overtaken_in_a_thread(rig: Rig) -> None:
+    """A commit held up at any line, in a thread, while another commits and prunes is harmless."""
+
+    def run(pair: _Pair, line: int) -> HeldCommit:
+        held, released = threading.Event(), threading.Event()
+        context = rig.job.committer_context()
+
+        def hold() -> None:
+            held.set()
+            released.wait(_ENDS_S)
+
+        tracer = LineTracer(rig.sink, line, hold)
+        thread = _Thread(lambda: children.held_commit(rig.sink, context, pair.committable, tracer))
+        thread.wait_for(held)
+        pair.overtake(released.set)
+        return thread.result(f"a commit that was held up at line {line} of its run does not end")
+
+    _at_each_line(rig, run, attempts=repeat(1))
+
+
+@clause(rests_on=[overtaken_in_a_thread])
+def overtaken_in_another_process(rig: Rig) -> None:
+    """A process frozen at any line of commit while the next attempt goes on does no harm."""
+
+    def run(pair: _Pair, line: int) -> HeldCommit:
+        context = rig.job.committer_context(pair.attempt)
+        arguments = (rig.sink, context, pair.committable, line)
+        child = rig.processes.start(children.commit_held_at_line, *arguments)
+        ended: HeldCommit
+        match child.said():
+            case Returned(ended):
+                pair.overtake(attempt=pair.attempt + 1)
+            case _:
+                child.freeze()
+                try:
+                    pair.overtake(child.go_on, attempt=pair.attempt + 1)
+                    ended = child.result()
+                except BaseException:
+                    child.kill()
+                    raise
+        return ended
+
+    _at_each_line(rig, run, attempts=count(1))
+
+
+@clause(needs=["address", "sink_at"], rests_on=[overtaken_in_a_thread])
+def overtaken_on_the_way(rig: Rig) -> None:
+    """A request of commit that arrives after another has committed and pruned does no harm."""
+    series = _Series(rig)
+    with ExchangeProxy(rig.target.address()) as proxy:
+        rig.job.begin(1)
+        remote = rig.job.through(rig.target.sink_at("127.0.0.1", proxy.port))
+        for exchange in range(1, _EXCHANGES_MAX):
+            pair = series.pair()
+            hold = proxy.hold(exchange)
+            thread = _Thread(partial(_answer, remote.committer(), pair))
+            thread.wait_for(hold.held)
+            proxy.heal()
+            pair.overtake(hold.released.set)
+            outcome = thread.result(f"a commit of which request {exchange} came late does not end")
+            pair.expect_harmless(outcome, f"commit of which request {exchange} came late")
+            if not hold.held.is_set():
+                break
+        else:
+            raise Violation(f"{_EXCHANGES_MAX} exchanges, and still not done")
+    if exchange == 1:
+        raise NotTestable("the sink asks no server for this, at least not by the address")
+    rig.expect_in_doubt(when="after commits of which a request came late")
+
+
+class _Series:
+    """Transactions one after the other, each of which is overtaken; all are seen at the end."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.seen: list[Sequence[int]] = []
+        self.blocked_s = _BLOCKED_S_MAX
+        self._checkpoints = count(1, 2)
+
+    def pair(self, attempt: int = 1) -> _Pair:
+        """Return the next one, pre-committed by `attempt`."""
+        first = self.rig.prepare(next(self._checkpoints), attempt=attempt)
+        self.seen.append(first.ids)
+        return _Pair(self, first)
+
+
+class _Pair:
+    """A transaction, and a later one: of the same rows with other values, where the sink can."""
+
+    def __init__(self, series: _Series, first: Prepared) -> None:
+        self._series = series
+        self._first = first
+        self._overtaking: CommitOutcome | None = None
+
+    @property
+    def committable(self) -> Committable:
+        """The one that two commit."""
+        return self._first.committable
+
+    @property
+    def attempt(self) -> int:
+        """Who has pre-committed it."""
+        return self.committable.transaction.attempt
+
+    def overtake(self, release: Callable[[], None] = lambda: None, attempt: int = 1) -> None:
+        """Commit both and prune, as `attempt`; then release who is held up in the first commit.
+
+        When that one has what this one waits for, it is released before.
+        """
+        began = time.monotonic()
+        thread = _Thread(lambda: self._go_on(attempt))
+        thread.join(self._series.blocked_s)
+        if not thread.is_alive():
+            took_s = time.monotonic() - began
+            self._series.blocked_s = min(max(_BLOCKED_S_MIN, 5 * took_s), _BLOCKED_S_MAX)
+        release()
+        thread.result("a commit does not end that has overtaken another one")
+
+    def expect_harmless(self, outcome: CommitOutcome | str, what: str) -> None:
+        """Return when both are there once, though another committer came late with `outcome`."""
+        when = f"after a {what}; it answered {outcome}, and the one before it {self._overtaking}"
+        self._series.rig.expect_seen(*self._series.seen, when=when)
+        expect([outcome, self._overtaking] != [Committed(), Committed()], when)
+
+    def _go_on(self, attempt: int) -> None:
+        rig, first = self._series.rig, self._first
+        committer = rig.job.committer(attempt)
+        self._overtaking = rig.commit(first, committer)
+        expect(
+            isinstance(self._overtaking, (Committed, AlreadyCommitted)),
+            f"commit of {self.committable.transaction} said {self._overtaking}",
+        )
+        ids = first.ids
+        if not rig.change(ids):
+            ids = rig.ids()
+            self._series.seen.append(ids)
+        later = self.committable.transaction.checkpoint + 1
+        rig.commit_all(rig.prepare(later, attempt=attempt, ids=ids))
+        committer.prune(CheckpointId(later))
+
+
+class _Thread(Generic[_T]):
+    """A thread with a result."""
+
+    def __init__(self, run: Callable[[], _T]) -> None:
+        self._run = run
+        self._results: list[_T] = []
+        self._errors: list[BaseException] = []
+        self._thread = threading.Thread(target=self._to_the_end, daemon=True)
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+
+    def wait_for(self, event: threading.Event) -> None:
+        """Return when `event` is set, or the thread has ended without it."""
+        while self.is_alive() and not event.wait(0.005):
+            pass
+
+    def result(self, if_none: str) -> _T:
+        """Return what it returned, or raise what it raised, or that there is nothing in time."""
+        self._thread.join(_ENDS_S)
+        if self._errors:
+            raise self._errors[0]
+        expect(self._results, if_none)
+        return self._results[0]
+
+    def _to_the_end(self) -> None:
+        try:
+            self._results.append(self._run())
+        except BaseException as error:
+            self._errors.append(error)
+
+
+def _answer(committer: Committer, pair: _Pair) -> CommitOutcome | str:
+    """Return how a commit ended; who was overtaken may also be told so by an error."""
+    try:
+        return committer.commit(pair.committable)
+    except OnceflowError as error:
+        return told(error)
+
+
+def _at_each_line(
+    rig: Rig, run: Callable[[_Pair, int], HeldCommit], attempts: Iterator[int]
+) -> None:
+    """Run whole once, then be held up at lines of the sink's own, and some of what it inherits."""
+    series = _Series(rig)
+
+    def held(line: int) -> HeldCommit:
+        pair = series.pair(next(attempts))
+        ended = run(pair, line)
+        pair.expect_harmless(ended.outcome, f"commit that was held up at line {line} of its run")
+        return ended
+
+    whole = held(0)
+    expect(whole.lines, "no line of the sink's own code ran")
+    rounds = rig.effort.rounds
+    lines = {whole.own[at - 1] for at in spread(rig, len(whole.own), 2 * rounds)}
+    for line in sorted(lines.union(spread(rig, whole.lines, rounds))):
+        held(line)
+    rig.expect_in_doubt(when="after commits that were held up, and others that overtook them")
+
+
+CLAUSES = (
+    commit_after_pruning,
+    overtaken_in_a_thread,
+    overtaken_in_another_process,
+    overtaken_on_the_way,
+)

@@ -1,0 +1,53 @@
+"""Lines of a sink's own code as places: count them, and do something at one of them."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, TypeAlias
+
+from onceflow.core.spi import Sink
+
+_Trace: TypeAlias = Callable[[FrameType, str, Any], Any]
+
+
+class LineTracer:
+    """Counts the lines that run in the sink's own code, on one thread; acts before one of them."""
+
+    def __init__(self, sink: Sink, line: int, reached: Callable[[], None]) -> None:
+        """Call `reached` right before the `line`-th line runs, counted from 1; 0 is never."""
+        self.lines = 0
+        self.own: list[int] = []
+        """Which of them are in the module of the sink's class, where its author wrote."""
+        self._line = line
+        self._reached = reached
+        self._module = type(sink).__module__
+        # What a sink inherits is its own code too; the contract itself has none.
+        self._packages = {
+            kind.__module__.partition(".")[0]
+            for kind in type(sink).__mro__
+            if kind not in (Sink, ABC, object)
+        }
+
+    def run(self, call: Callable[[], object]) -> None:
+        """Run `call` to its end."""
+        sys.settrace(self._enter)
+        try:
+            call()
+        finally:
+            sys.settrace(None)
+
+    def _enter(self, frame: FrameType, event: str, argument: Any) -> _Trace | None:
+        module = str(frame.f_globals.get("__name__", ""))
+        return self._at if module.partition(".")[0] in self._packages else None
+
+    def _at(self, frame: FrameType, event: str, argument: Any) -> _Trace:
+        if event == "line":
+            self.lines += 1
+            if frame.f_globals.get("__name__") == self._module:
+                self.own.append(self.lines)
+            if self.lines == self._line:
+                self._reached()
+        return self._at
