@@ -277,9 +277,10 @@ class Committer(ABC):
         return None
 
     def prune(self, before: CheckpointId) -> None:  # noqa: B027 - optional hook
-        """Forget proofs of commits of checkpoints before `before`.
+        """Forget proofs of commits of checkpoints before `before`; no retained one asks for them.
 
-        No retained one asks for them.
+        Commits of these may still be under way in processes that were overtaken: what such a one
+        does later must change nothing.
         """
 
     @abstractmethod

@@ -40,7 +40,10 @@ class ByCopy(Publication):
 
     @override
     def commit(self, transaction: TransactionId) -> CommitOutcome:
-        """Steps: 1. look for proof and files, 2. copy, 3. leave the proof, 4. clean up."""
+        """Steps: 1. look for proof and files, 2. copy, 3. leave the proof, 4. clean up.
+
+        Who is overtaken leaves a proof that another one has pruned; the next pruning takes it.
+        """
         # 1. The manifest first: it goes only after the proof has come.
         manifest = self._manifest(self._paths.staged, transaction)
         if self._has_proof(transaction):
@@ -57,6 +60,9 @@ class ByCopy(Publication):
                 return self._gone(transaction, missing)
             # 3.
             self._store.write(self._at(self._paths.committed, transaction), manifest.encode())
+            if self._manifest(self._paths.staged, transaction) is None:
+                # Only what has its proof is cleaned up: another committer has overtaken this one.
+                return AlreadyCommitted()
         except (SinkError, ConfigError) as error:
             raise PublicationBegun(str(error)) from error
         # 4.
