@@ -16,7 +16,8 @@
     │   ├── PreCommitFailed             external, job: nothing of this checkpoint is durable
     │   ├── CommitFailed                external, job: still prepared
     │   ├── CommitOutcomeUnknown        external, job: the target must be asked again
-    │   └── PreparedTransactionLost     external, never: rows lost behind our back
+    │   ├── PreparedTransactionLost     external, never: rows lost behind our back
+    │   └── DecisionForgotten           external, never: in doubt, and older than the log's memory
     ├── StateError
     │   ├── StateCorrupt                external, never
     │   ├── StateIncompatible           user, never: restored with another type or max parallelism
@@ -142,6 +143,12 @@ class PreparedTransactionLost(SinkError):
     retry = "never"
 
 
+class DecisionForgotten(SinkError):
+    """Raised when something is in doubt of an attempt that the decision log no longer remembers."""
+
+    retry = "never"
+
+
 class StateError(OnceflowError):
     """Raised when state cannot be read, written or restored."""
 
@@ -209,6 +216,7 @@ __all__ = [
     "CommitFailed",
     "CommitOutcomeUnknown",
     "ConfigError",
+    "DecisionForgotten",
     "Fenced",
     "InvariantViolation",
     "MessageCorrupt",

@@ -54,7 +54,11 @@ class KeyedFunction(ABC):
         """Return the schema of the records that `process` returns. Runs on the driver."""
 
     def open(self, state: StateAccess) -> None:  # noqa: B027 - optional hook
-        """Take hold of the state. Called once, after restore, before the first record."""
+        """Take hold of every state. Called once, after restore, before the first record.
+
+        A restored state that is not asked for here is refused by name, and so is one that is asked
+        for later.
+        """
 
     @abstractmethod
     def process(self, record: Record) -> Record | Iterable[Record] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -94,6 +95,16 @@ class Pipeline:
     number of key groups) is fixed with the first checkpoint. `restart` says how often and how soon
     a failed attempt is followed by another; default: for ever, after 0.1 s at first, 5 s at most,
     but not when a function fails on the same record in the same way for the third time.
+
+    `retired_sinks` are sinks that the job once wrote to and writes to no more, by sink id: at the
+    start everything that was decided for them is committed and the rest rolled back. A job that has
+    written under a sink id and is started without it is refused otherwise. None in place of a sink
+    leaves what is in doubt as it is: for a target that is gone, or after `onceflow txn` has settled
+    all. An id that the job no longer remembers is ignored, so an entry may stay.
+
+    With `allow_non_restored_state` what the restored checkpoint holds and the pipeline does not
+    take (a state of another name or type, an aggregate, an operator) is dropped, logged and listed
+    in `JobStatus.dropped_state`; all else is kept. A job that would drop any is refused otherwise.
     """
 
     def __init__(
@@ -107,6 +118,8 @@ class Pipeline:
         state_backend: StateBackend | None = None,
         restart: RestartStrategy | None = None,
         settings: RuntimeSettings | None = None,
+        retired_sinks: Mapping[str, Sink | None] | None = None,
+        allow_non_restored_state: bool = False,
     ) -> None:
         if not _NAME.fullmatch(name):
             raise ConfigError(
@@ -127,6 +140,8 @@ class Pipeline:
         self._backend = state_backend or HeapBackend()
         self._restart = restart or RESTART
         self._settings = settings or RuntimeSettings()
+        self._retired_sinks = dict(retired_sinks or {})
+        self._allow_non_restored_state = allow_non_restored_state
         self._operators: list[Operator] = []
 
     def read(self, source: Source, *, uid: str, dead_letters: Sink | None = None) -> Stream:
@@ -179,6 +194,12 @@ class Pipeline:
         """
         graph = Graph(tuple(self._operators))
         graph.check_complete()
+        for operator, work in graph.sinks():
+            if work.sink_id in self._retired_sinks:
+                raise ConfigError(
+                    f"{operator.uid!r} writes under sink id {work.sink_id!r}, which is in"
+                    " retired_sinks: leave it away there"
+                )
         plan = JobPlan(
             name=self.name,
             graph=graph,
@@ -188,6 +209,8 @@ class Pipeline:
             backend=self._backend,
             restart=self._restart,
             settings=self._settings,
+            retired_sinks=self._retired_sinks,
+            allow_non_restored_state=self._allow_non_restored_state,
         )
         driver = JobDriver(self._spark, plan)
         driver.start()

@@ -108,9 +108,10 @@ class Stream:
         """Write every record to `sink`, exactly once.
 
         `uid` names the operator and, with the job's name, the sink id under which transactions are
-        prepared; keep both, or give `sink_id`, when a job is renamed. Rows that the target can
-        never take fail the job (`on_bad_row="fail"`), are left out, counted and logged (`"drop"`),
-        or go to the sink `dead_letters` as rows of `DEAD_LETTERS`, in the same checkpoint.
+        prepared, unless `sink_id` does. A job that is started without a sink id that it has written
+        under is refused: see `Pipeline(retired_sinks=…)`. Rows that the target can never take fail
+        the job (`on_bad_row="fail"`), are left out, counted and logged (`"drop"`), or go to the
+        sink `dead_letters` as rows of `DEAD_LETTERS`, in the same checkpoint.
 
         Raises:
             ConfigError: The uid is in use, a column that the sink routes by is missing, or

@@ -38,6 +38,7 @@ _NEXT_START = {
     NextStart.COMMIT: "commits it",
     NextStart.ABORT: "rolls it back",
     NextStart.KEEP: "leaves it",
+    NextStart.STOP: "stops and says so",
     NextStart.UNKNOWN: "unknown",
 }
 

@@ -3,9 +3,9 @@
 decided     the last checkpoint lists it                     the next start commits it
 undecided   its attempt is over and decided nothing of it    the next start rolls it back
 pending     its attempt may live and decide it yet           nobody but that attempt may
-settled     the log knows it committed, the target does not  one of the two is an older copy
+settled     the log knows it committed, the target does not  the next start commits it again
 foreign     the log is not its own                           nothing is known
-unknown     there is no log to ask                           nothing is known
+unknown     there is no log to ask, or it has forgotten      nothing is known
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from enum import Enum
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import GENESIS, AttemptId, TransactionId, sink_id_of
 from onceflow.core.protocol.log import LogView
+from onceflow.core.protocol.log_memory import Coverage
 from onceflow.core.protocol.recovery import committables_of, plan_recovery
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 
@@ -38,6 +39,8 @@ class NextStart(Enum):
     ABORT = "abort"
     KEEP = "keep"
     """It leaves it alone."""
+    STOP = "stop"
+    """It stops and names it: a person must decide."""
     UNKNOWN = "unknown"
 
 
@@ -74,9 +77,9 @@ class LogFacts:
 
     @property
     def decided(self) -> dict[TransactionId, Committable]:
-        """What the next start commits."""
-        last = self.last
-        return {c.transaction: c for c in committables_of(last)} if last else {}
+        """What the next start commits, if it is not committed yet."""
+        listed = committables_of(self.last) if self.last else ()
+        return {c.transaction: c for c in (*self.view.memory.committed, *listed)}
 
     @property
     def sink_ids(self) -> frozenset[str]:
@@ -86,7 +89,8 @@ class LogFacts:
         }
         last = self.last
         operators = {o.uid for s in last.snapshots for o in s.operators} if last else set[str]()
-        return frozenset(listed | {sink_id_of(self.job, uid) for uid in operators})
+        named = {sink_id_of(self.job, uid) for uid in operators}
+        return frozenset(listed | named) | self.view.sinks
 
 
 def judge(
@@ -149,23 +153,24 @@ def _why_foreign(transaction: TransactionId, log: LogFacts, claimed_by: str | No
 
 def _own(transaction: TransactionId, log: LogFacts) -> tuple[Verdict, str]:
     last = log.last
-    if transaction in log.decided:
-        assert last is not None
+    if last and transaction in {c.transaction for c in committables_of(last)}:
         return Verdict.DECIDED, f"completed checkpoint {last.checkpoint} lists it"
-    for completed in log.view.completed:
-        listed = any(c.transaction == transaction for c in committables_of(completed))
-        # Its attempt acked a later barrier and no longer listed it: it knew of the commit.
-        passed = (
-            completed.attempt == transaction.attempt
-            and completed.checkpoint >= transaction.checkpoint
-        )
-        if listed or passed:
-            return Verdict.SETTLED, (
-                f"by checkpoint {last.checkpoint if last else completed.checkpoint} the job knew it"
-                " to be committed, and the target holds it still: the target has gone back to an"
-                " older copy, or these are leftovers of a commit"
-            )
     decided_through = last.checkpoint if last else GENESIS
+    match log.view.memory.coverage(transaction):
+        case Coverage.DECIDED:
+            return Verdict.SETTLED, (
+                f"attempt {transaction.attempt} decided it, by checkpoint {decided_through} the job"
+                " knew it to be committed, and the target holds it still: the target has gone back"
+                " to an older copy, or these are leftovers of a commit"
+            )
+        case Coverage.FORGOTTEN:
+            return Verdict.UNKNOWN, (
+                f"attempt {transaction.attempt} is older than what the decision log remembers"
+                f" (from attempt {log.view.memory.since} on): nobody can tell whether it decided"
+                f" checkpoint {transaction.checkpoint}"
+            )
+        case Coverage.UNDECIDED:
+            pass
     if transaction.attempt == log.view.attempt and log.signs_of_life:
         return Verdict.PENDING, (
             f"attempt {transaction.attempt}, the newest, seems to be running and may decide"
@@ -180,11 +185,14 @@ def _own(transaction: TransactionId, log: LogFacts) -> tuple[Verdict, str]:
 def _next_start(committable: Committable, log: LogFacts) -> NextStart:
     """Ask the very rule by which the next attempt goes."""
     plan = plan_recovery(
-        tuple(log.decided.values()),
+        committables_of(log.last) if log.last else (),
         (committable,),
         sink_id=committable.transaction.sink_id,
         attempt=AttemptId(log.view.attempt + 1),
+        memory=log.view.memory,
     )
     if any(c.transaction == committable.transaction for c in plan.commit):
         return NextStart.COMMIT
+    if plan.forgotten:
+        return NextStart.STOP
     return NextStart.ABORT if committable in plan.abort else NextStart.KEEP

@@ -23,7 +23,10 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from onceflow.core.errors import CheckpointCorrupt, Fenced
+from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId
+from onceflow.core.protocol.log_memory import NOTHING_REMEMBERED, LogMemory
+from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 
 
@@ -36,6 +39,8 @@ class AttemptClaimed:
     owner: str
     """Which driver claimed: host, process and a random part, so that two drivers never share it."""
     previous: str
+    sinks: tuple[str, ...] = ()
+    """The sink ids under which it may write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,8 @@ class CheckpointDecided:
     attempt: AttemptId
     completed: CompletedCheckpoint
     previous: str
+    memory: LogMemory | None = None
+    """None in a log of a version that remembered nothing."""
 
 
 LogRecord: TypeAlias = AttemptClaimed | CheckpointDecided
@@ -76,11 +83,27 @@ class LogView:
     """Of the oldest record still in the chain; lower ones are pruned."""
     ghosts: tuple[int, ...] = ()
     """Sequence numbers of records that are not in the chain: leftovers to delete."""
+    memory: LogMemory = NOTHING_REMEMBERED
+    """What the chain says of more than its records."""
 
     @property
     def completed(self) -> tuple[CompletedCheckpoint, ...]:
         """Every completed checkpoint still in the log, oldest first; empty before genesis."""
         return tuple(record.completed for record in self.decided)
+
+    @property
+    def sinks(self) -> frozenset[str]:
+        """Every sink id under which something may be in doubt."""
+        last = committables_of(self.decided[-1].completed) if self.decided else ()
+        return frozenset({*self.memory.sinks, *(c.transaction.sink_id for c in last)})
+
+    def committed_last(self, sink_id: str) -> tuple[Committable, ...]:
+        """Return what `sink_id` had committed last, as of each decision still in the log.
+
+        A start from any of them asks for the proof.
+        """
+        remembered = (record.memory or NOTHING_REMEMBERED for record in self.decided)
+        return tuple(one for memory in remembered for one in memory.of_sink(sink_id))
 
     @property
     def next_checkpoint(self) -> CheckpointId:
@@ -138,6 +161,7 @@ def extend(view: LogView, entry: LogEntry) -> LogView:
     decided, owner = view.decided, view.owner
     if isinstance(record, AttemptClaimed):
         attempt_expected, owner = view.attempt + 1, record.owner
+        memory = view.memory.claimed(record.sinks)
     else:
         attempt_expected = view.attempt
         last = decided[-1].completed.checkpoint if decided else -1
@@ -147,6 +171,7 @@ def extend(view: LogView, entry: LogEntry) -> LogView:
                 f"checkpoint {record.completed.checkpoint} of attempt {record.completed.attempt} "
                 f"after checkpoint {last}"
             )
+        memory = record.memory or _memory_after(view, record.completed)
         decided = (*decided, record)
     if record.attempt != attempt_expected or record.attempt < 1:
         raise CheckpointCorrupt(
@@ -160,19 +185,22 @@ def extend(view: LogView, entry: LogEntry) -> LogView:
         attempt=record.attempt,
         owner=owner,
         decided=decided,
+        memory=memory,
     )
 
 
-def next_claim(view: LogView, owner: str) -> AttemptClaimed:
+def next_claim(view: LogView, owner: str, sinks: Iterable[str] = ()) -> AttemptClaimed:
     """Return the record that makes `owner` the next attempt, if it can be created.
 
-    It takes the job over from whoever has it: for a driver's first claim.
+    It takes the job over from whoever has it: for a driver's first claim. From then on it may write
+    under `sinks`.
     """
     return AttemptClaimed(
         sequence=view.last_sequence + 1,
         attempt=AttemptId(view.attempt + 1),
         owner=owner,
         previous=view.last_digest,
+        sinks=tuple(sorted(sinks)),
     )
 
 
@@ -216,6 +244,7 @@ def next_decision(view: LogView, completed: CompletedCheckpoint) -> CheckpointDe
         attempt=completed.attempt,
         completed=completed,
         previous=view.last_digest,
+        memory=_memory_after(view, completed),
     )
     extend(view, LogEntry(record, digest="not yet known"))
     return record
@@ -287,4 +316,16 @@ def _before(first: LogRecord) -> LogView:
     """The view that must have stood before the oldest record of a chain; its past is pruned."""
     claims = isinstance(first, AttemptClaimed)
     attempt = AttemptId(first.attempt - 1) if claims else first.attempt
-    return LogView(first.sequence - 1, first.previous, attempt, first_sequence=first.sequence)
+    memory = LogMemory(since=first.attempt)
+    return LogView(
+        first.sequence - 1, first.previous, attempt, first_sequence=first.sequence, memory=memory
+    )
+
+
+def _memory_after(view: LogView, completed: CompletedCheckpoint) -> LogMemory:
+    return view.memory.advanced(
+        completed.attempt,
+        completed.checkpoint,
+        listed_before=committables_of(view.decided[-1].completed) if view.decided else (),
+        listed=committables_of(completed),
+    )

@@ -257,8 +257,9 @@ class Attempt:
         now_s = time.monotonic()
         coordinator = self._coordinator
         match message:
-            case Running():
+            case Running(dropped=dropped):
                 self._running.add(slot)
+                self._parts.progress.dropped(dropped)
             case Failed():
                 raise cause_of(message, self._events)
             case Heartbeat():
@@ -332,7 +333,12 @@ class Attempt:
     def _after_complete(self, checkpoint: CheckpointId, oldest_retained: CheckpointId) -> None:
         assert self._coordinator is not None
         retained = self._coordinator.completed
-        self._slots.send_all(Complete(checkpoint, proofs_needed_from(retained)))
+        log = self._parts.log.view
+        needed = {
+            sink_id: proofs_needed_from(retained, log.committed_last(sink_id))
+            for sink_id in log.memory.sinks
+        }
+        self._slots.send_all(Complete(checkpoint, needed))
         self._clean_up.completed(checkpoint, oldest_retained, retained[-1])
 
     def _say_stop(self) -> None:

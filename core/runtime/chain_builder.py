@@ -29,7 +29,7 @@ from onceflow.core.runtime.channels import InputGate, LocalChannel, OutputChanne
 from onceflow.core.runtime.commit_worker import CommitWorker
 from onceflow.core.runtime.data_plane import FlightChannel
 from onceflow.core.runtime.keyed_edge import KeyedEdge, SinkEdge
-from onceflow.core.runtime.keyed_operators import AggregateRunner, KeyedProcessor
+from onceflow.core.runtime.keyed_operators import AggregateRunner, KeyedOperator, KeyedProcessor
 from onceflow.core.runtime.keyed_subtask import KeyedSubtask
 from onceflow.core.runtime.messages import Deploy, RestoredOperator
 from onceflow.core.runtime.operators import BatchMapper, Emit, RecordMapper, RunningOperator
@@ -57,6 +57,7 @@ class SlotPlan:
     max_parallelism: int
     delivery: Delivery
     settings: RuntimeSettings
+    allow_non_restored_state: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,8 @@ class ChainBuilder:
         self._chains = program.graph.chains()
         self._clients: dict[int, flight.FlightClient] = {}
         self.channels: list[OutputChannel] = []
+        self.dropped: list[str] = []
+        """What the restored checkpoint held and no operator takes, for people."""
         self.gates: dict[str, InputGate] = {
             chain.id: InputGate(plan.parallelism) for chain in self._chains if chain.input
         }
@@ -131,6 +134,8 @@ class ChainBuilder:
         running: dict[str, RunningOperator] = {}
         for operator in chain.operators:
             running[operator.uid] = built = self._operator(chain, operator, ref)
+            if isinstance(built, KeyedOperator):
+                self.dropped += built.dropped
             if operator is not chain.head:
                 _outputs(running, operator).append(built.receive)
         leaving: list[KeyedEdge] = []
@@ -190,6 +195,7 @@ class ChainBuilder:
             key_groups=groups,
             max_parallelism=plan.max_parallelism,
             scratch_dir=self._parts.scratch_dir,
+            allow_non_restored_state=plan.allow_non_restored_state,
         )
         return self._backend.open(context, self._restored(uid).keyed, self._parts.storage.reader())
 

@@ -10,6 +10,7 @@ import random
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
@@ -36,12 +37,19 @@ from onceflow.core.runtime.attempt_events import (
 )
 from onceflow.core.runtime.attempt_parts import AttemptParts
 from onceflow.core.runtime.chain_builder import SlotPlan
+from onceflow.core.runtime.compatibility import (
+    check_max_parallelism,
+    check_operators,
+    check_others,
+    check_sinks,
+    operators_left,
+)
 from onceflow.core.runtime.control_plane import ControlServer
 from onceflow.core.runtime.failures import JobCancelled, fingerprint_of
 from onceflow.core.runtime.flight_streams import new_token
 from onceflow.core.runtime.program import Program, pickled_program
 from onceflow.core.runtime.progress import Progress
-from onceflow.core.runtime.restore import check_restorable, genesis_of, with_discovered_splits
+from onceflow.core.runtime.restore import genesis_of, with_discovered_splits
 from onceflow.core.runtime.sink_recovery import SinkRecovery
 from onceflow.core.runtime.slot import SlotTask
 from onceflow.core.runtime.spark_stage import (
@@ -52,6 +60,7 @@ from onceflow.core.runtime.spark_stage import (
     use_own_interpreter,
 )
 from onceflow.core.runtime.status import JobState, JobStatus
+from onceflow.core.spi import Sink
 from onceflow.core.state import StateBackend
 from onceflow.core.storage import ClaimedLog, JobStorage
 
@@ -71,6 +80,10 @@ class JobPlan:
     backend: StateBackend
     restart: RestartStrategy
     settings: RuntimeSettings
+    retired_sinks: Mapping[str, Sink | None]
+    """Sinks that write no more, by sink id; None where transactions are left as they are."""
+    allow_non_restored_state: bool
+    """Whether restored state that nobody takes is dropped; else refused."""
 
 
 class JobDriver:
@@ -167,6 +180,8 @@ class JobDriver:
         restored = view.completed[-1]
         storage.sweep(view, log.attempt)
         self._progress.attempt(log.attempt, restored.checkpoint, slots_ended_s)
+        left = operators_left(plan.graph, restored)
+        self._progress.dropped(f"the state of operator {uid!r}" for uid in left)
         token = new_token()
         server = ControlServer(self._host(), token, self._events.put)
         probe = storage.probe_write(log.attempt)
@@ -177,6 +192,7 @@ class JobDriver:
             max_parallelism=max_parallelism,
             delivery=plan.checkpointing.delivery(),
             settings=plan.settings,
+            allow_non_restored_state=plan.allow_non_restored_state,
         )
         task = SlotTask(
             plan=slot_plan,
@@ -188,7 +204,12 @@ class JobDriver:
             loopback=is_local(self._context),
         )
         recovery = SinkRecovery(
-            plan.graph, plan.name, log.attempt, storage, plan.settings.commit_deadline_s
+            plan.graph,
+            plan.retired_sinks,
+            plan.name,
+            log,
+            storage,
+            plan.settings.commit_deadline_s,
         )
         parts = AttemptParts(
             plan=slot_plan,
@@ -208,9 +229,16 @@ class JobDriver:
 
     def _claim(self) -> ClaimedLog:
         """The first claim takes the job over; later ones only while no other driver has done so."""
-        if self._log is None:
-            return self._storage.log.claim(f"{socket.gethostname()}:{os.getpid()}")
-        return self._log.claim_again()
+        if self._log is not None:
+            return self._log.claim_again()
+        graph, storage = self._plan.graph, self._storage
+        # Before the claim, which says that the job writes under the sink ids of this graph.
+        view = storage.log.read()
+        check_sinks(graph, view, self._plan.retired_sinks)
+        if not view.decided:
+            check_others(self._plan.name, graph, storage.others())
+        sinks = [work.sink_id for _, work in graph.sinks()]
+        return storage.log.claim(f"{socket.gethostname()}:{os.getpid()}", sinks)
 
     def _check_owned(self) -> None:
         """Say why, when the attempt failed because another driver has taken the job over."""
@@ -247,7 +275,9 @@ class JobDriver:
         if log.view.completed:
             restored = log.view.completed[-1]
             max_parallelism = plan.max_parallelism or restored.max_parallelism
-            check_restorable(plan.graph, restored, max_parallelism)
+            check_max_parallelism(restored, max_parallelism)
+            if not plan.allow_non_restored_state:
+                check_operators(plan.graph, restored)
             grown = with_discovered_splits(plan.graph, restored, log.attempt, now_ms)
             if grown is not None:
                 log.append(grown)

@@ -31,6 +31,8 @@ class KeyedOperator(RunningOperator):
     def __init__(self, uid: str, store: KeyedStateStore) -> None:
         super().__init__(uid)
         self.store = store
+        self.dropped: tuple[str, ...] = ()
+        """What the restored snapshot held and this operator does not take, for people."""
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
         """Freeze the keyed state as of now."""
@@ -66,6 +68,7 @@ class KeyedProcessor(KeyedOperator):
         self._function = work.function
         self._schema = schema
         call_user(uid, self._function.open, store)
+        self.dropped = store.opened()
 
     def process(self, batch: Batch) -> None:
         """Emit what the function makes of each record."""
@@ -115,6 +118,7 @@ class AggregateRunner(KeyedOperator):
                 for name, aggregate in work.aggregates.items()
             ],
         )
+        self.dropped = store.opened()
 
     def process(self, batch: Batch) -> None:
         """Emit the batch with its aggregate columns."""

@@ -43,6 +43,8 @@ class Running:
 
     attempt: AttemptId
     slot: int
+    dropped: tuple[str, ...] = ()
+    """State that the checkpoint held and no operator takes, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +213,8 @@ class Complete:
     """The checkpoint is in the decision log: commit everything up to it."""
 
     checkpoint: CheckpointId
-    proofs_needed_from: CheckpointId
-    """Proofs of commits of older checkpoints may be forgotten."""
+    proofs_needed_from: dict[str, CheckpointId]
+    """By sink id: proofs of commits of older checkpoints may be forgotten."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
@@ -19,6 +20,8 @@ from onceflow.core.runtime.status import (
     SinkStatus,
     SlotStatus,
 )
+
+_log = logging.getLogger("onceflow.runtime.progress")
 
 HISTORY_LENGTH = 100
 """Completed checkpoints whose numbers are kept; enough for a page, bounded for a long run."""
@@ -139,6 +142,15 @@ class Progress:
         """Every slot runs."""
         self._attempts[-1] = replace(self._attempts[-1], running_s=self._since())
         self.state(JobState.RUNNING)
+
+    def dropped(self, state: Iterable[str]) -> None:
+        """The restored checkpoint holds `state`, and the pipeline goes on without it."""
+        with self._lock:
+            known = self._status.dropped_state
+            new = tuple(sorted(set(state) - set(known)))
+            self._status = replace(self._status, dropped_state=known + new)
+        for one in new:
+            _log.warning("job %s: %s was restored and is dropped", self._status.job, one)
 
     def heartbeat(self, beat: Heartbeat) -> None:
         """A slot is alive and tells its counters."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onceflow.core.errors import StateIncompatible
 from onceflow.core.graph import Graph, ProcessKeyed, ReadFrom, RunAggregates
 from onceflow.core.protocol.assignment import assign_splits, key_group_range
 from onceflow.core.protocol.ids import GENESIS, AttemptId, SubtaskRef
@@ -73,34 +72,6 @@ def splits_of(completed: CompletedCheckpoint, uid: str) -> tuple[Split, ...] | N
     if not any(SPLITS in one for one in lists):
         return None
     return tuple(decode_split(element) for one in lists for element in one.get(SPLITS, ()))
-
-
-def check_restorable(graph: Graph, restored: CompletedCheckpoint, max_parallelism: int) -> None:
-    """Return when `graph` can go on from `restored`.
-
-    Raises:
-        StateIncompatible: The number of key groups differs, or state would be left behind.
-    """
-    if restored.max_parallelism != max_parallelism:
-        raise StateIncompatible(
-            f"checkpoint {restored.checkpoint} was taken with max_parallelism"
-            f" {restored.max_parallelism}, and the pipeline asks for {max_parallelism}: keys would"
-            f" change owners; set max_parallelism={restored.max_parallelism}"
-        )
-    known = {operator.uid for operator in graph.operators}
-    stateful = {
-        operator.uid
-        for snapshot in restored.snapshots
-        for operator in snapshot.operators
-        if operator.keyed or operator.raw or operator.lists or operator.committables
-    }
-    lost = sorted(stateful - known)
-    if lost:
-        raise StateIncompatible(
-            f"checkpoint {restored.checkpoint} holds state of {', '.join(lost)}, and the pipeline"
-            f" has no such operator (it has {', '.join(sorted(known))}); give the operator its old"
-            " uid, or run under another job name to begin anew"
-        )
 
 
 def restored_operators(

@@ -18,7 +18,7 @@ class SinkMeter:
 
     def __init__(self, uid: str, sink_id: str, subtask: int) -> None:
         self._uid = uid
-        self._sink_id = sink_id
+        self.sink_id = sink_id
         self._subtask = subtask
         self._lock = threading.Lock()
         self._open = False
@@ -74,7 +74,7 @@ class SinkMeter:
             oldest = min(self._prepared_at.values(), default=None)
             return SinkMetrics(
                 uid=self._uid,
-                sink_id=self._sink_id,
+                sink_id=self.sink_id,
                 subtask=self._subtask,
                 open=int(self._open),
                 prepared=len(self._prepared_at),

@@ -7,12 +7,20 @@ nothing. Which to commit and which to abort is decided by `protocol.recovery.pla
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from onceflow.core.errors import CommitFailed, CommitOutcomeUnknown, PreparedTransactionLost
-from onceflow.core.graph import Graph, Operator, WriteTo
+import pyarrow as pa
+
+from onceflow.core.errors import (
+    CommitFailed,
+    CommitOutcomeUnknown,
+    DecisionForgotten,
+    PreparedTransactionLost,
+)
+from onceflow.core.graph import Graph
 from onceflow.core.protocol.committables import (
     Aborted,
     AlreadyCommitted,
@@ -22,12 +30,13 @@ from onceflow.core.protocol.committables import (
     RetryLater,
     Unknown,
 )
-from onceflow.core.protocol.ids import AttemptId
-from onceflow.core.protocol.recovery import RecoveryPlan, plan_recovery
+from onceflow.core.protocol.recovery import RecoveryPlan, committables_of, plan_recovery
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.runtime.status import SinkStatus
-from onceflow.core.spi import Committer, CommitterContext
-from onceflow.core.storage import JobStorage
+from onceflow.core.spi import Committer, CommitterContext, Sink
+from onceflow.core.storage import ClaimedLog, JobStorage
+
+_log = logging.getLogger("onceflow.runtime.recovery")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,30 +66,56 @@ class RecoveryStep:
     """As of `time.monotonic`."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """One sink id, and what settles its transactions."""
+
+    sink: Sink
+    context: CommitterContext
+    schema: pa.Schema | None
+    """Of the rows that are written; None when none are, because the sink is retired."""
+
+
 class SinkRecovery:
-    """The driver's committers for one attempt, one a sink, kept for the sweep that follows."""
+    """The driver's committers for one attempt, one a sink, kept for the sweep that follows.
+
+    `retired` are sinks that write no more, by sink id: settled like the others if the log knows
+    their ids, and then forgotten by it. None leaves what is in doubt as it is.
+    """
 
     def __init__(
-        self, graph: Graph, job: str, attempt: AttemptId, storage: JobStorage, deadline_s: float
+        self,
+        graph: Graph,
+        retired: Mapping[str, Sink | None],
+        job: str,
+        log: ClaimedLog,
+        storage: JobStorage,
+        deadline_s: float,
     ) -> None:
-        self._attempt = attempt
+        self._log = log
         self._deadline_s = deadline_s
         self.step = RecoveryStep("its turn", time.monotonic())
-        self._sinks: list[tuple[Operator, WriteTo, CommitterContext]] = [
-            (
-                operator,
-                work,
-                CommitterContext(
-                    job,
-                    operator.uid,
-                    work.sink_id,
-                    attempt,
-                    log_id=storage.log_id,
-                    staging=storage.staging(work.sink_id),
-                ),
+        self._retired = log.view.sinks & retired.keys()
+
+        def target(sink: Sink, uid: str, sink_id: str, schema: pa.Schema | None) -> _Target:
+            context = CommitterContext(
+                job,
+                uid,
+                sink_id,
+                log.attempt,
+                log_id=storage.log_id,
+                staging=storage.staging(sink_id),
             )
+            return _Target(sink, context, schema)
+
+        self._targets = [
+            target(work.sink, operator.uid, work.sink_id, operator.schema)
             for operator, work in graph.sinks()
         ]
+        for sink_id in sorted(self._retired):
+            sink = retired[sink_id]
+            if sink is not None:
+                self._targets.append(target(sink, sink_id, sink_id, None))
         self._committers: dict[str, Committer] = {}
 
     def check(self) -> None:
@@ -90,45 +125,55 @@ class SinkRecovery:
             ConfigError: A sink cannot be written; the message says what to do.
             Fenced: A newer attempt, or another job, owns a sink id.
         """
-        for operator, work, context in self._sinks:
-            self._begin(f"the check of sink {operator.uid}")
-            work.sink.check(context, operator.schema)
+        for target in self._targets:
+            if target.schema is not None:
+                self._begin(f"the check of sink {target.context.uid}")
+                target.sink.check(target.context, target.schema)
 
     def recover(self, restored: CompletedCheckpoint) -> RecoveryCounts:
-        """Commit all that `restored` lists and abort what older attempts left besides. Idempotent.
+        """Commit all that the log decided and abort what older attempts left besides. Idempotent.
+
+        What was committed before and is in doubt again is committed again: the target has gone back
+        to an older copy. So it has, too, when it cannot prove what each sink committed last.
 
         Raises:
             PreparedTransactionLost: A decided transaction is gone without having been committed.
             CommitFailed: A sink did not answer in time; the next attempt tries again.
+            DecisionForgotten: Something is in doubt of which the log knows nothing any more.
         """
         counts: list[SinkStatus] = []
-        for operator, work, context in self._sinks:
-            plan, committer = self._plan(operator.uid, work, context, restored)
+        for target in self._targets:
+            plan, committer = self._plan(target, restored)
             committed = [c.rows for c in plan.commit if self._commit(committer, c)]
             for committable in plan.abort:
                 self._abort(committer, committable)
             counts.append(
                 SinkStatus(
-                    operator.uid,
-                    work.sink_id,
+                    target.context.uid,
+                    target.context.sink_id,
                     committed=len(committed),
                     rows_committed=sum(committed),
                     aborted=len(plan.abort),
                 )
             )
+        self._log.settle(self._retired)
         return RecoveryCounts(tuple(counts))
 
     def sweep(self, completed: CompletedCheckpoint) -> RecoveryCounts:
         """Abort what a slot of an older attempt prepared after `recover` had looked (I3).
 
-        Commits nothing: what `completed` lists is its own slots' to commit.
+        Commits what has returned meanwhile with an older copy of the target, and nothing else: what
+        `completed` lists is its own slots' to commit.
         """
         counts: list[SinkStatus] = []
-        for operator, work, context in self._sinks:
-            plan, committer = self._plan(operator.uid, work, context, completed)
+        for target in self._targets:
+            plan, committer = self._plan(target, completed)
+            for committable in plan.returned:
+                self._commit(committer, committable)
             for committable in plan.abort:
                 self._abort(committer, committable)
-            counts.append(SinkStatus(operator.uid, work.sink_id, aborted=len(plan.abort)))
+            uid, sink_id = target.context.uid, target.context.sink_id
+            counts.append(SinkStatus(uid, sink_id, aborted=len(plan.abort)))
         return RecoveryCounts(tuple(counts))
 
     def close(self) -> None:
@@ -138,24 +183,36 @@ class SinkRecovery:
         self._committers.clear()
 
     def _plan(
-        self,
-        uid: str,
-        work: WriteTo,
-        context: CommitterContext,
-        checkpoint: CompletedCheckpoint,
+        self, target: _Target, checkpoint: CompletedCheckpoint
     ) -> tuple[RecoveryPlan, Committer]:
-        committer = self._committers.get(uid)
-        self._begin(f"what sink {uid} holds in doubt")
+        sink_id = target.context.sink_id
+        self._begin(f"what sink {target.context.uid} holds in doubt")
+        committer = self._committers.get(sink_id)
         if committer is None:
-            committer = self._committers[uid] = work.sink.committer(context)
-        decided = [
-            committable
-            for _, snapshot in checkpoint.operator(uid)
-            for committable in snapshot.committables
-        ]
+            committer = self._committers[sink_id] = target.sink.committer(target.context)
         plan = plan_recovery(
-            decided, committer.in_doubt(), sink_id=work.sink_id, attempt=self._attempt
+            committables_of(checkpoint),
+            committer.in_doubt(),
+            sink_id=sink_id,
+            attempt=self._log.attempt,
+            memory=self._log.view.memory,
         )
+        if plan.forgotten:
+            first = plan.forgotten[0].transaction
+            raise DecisionForgotten(
+                f"{len(plan.forgotten)} transactions are in doubt, the first {first}, of attempts"
+                " that the decision log no longer remembers: the target is an old copy of itself,"
+                f" or of another job. `onceflow txn show {first}` tells more; nothing is rolled"
+                " back or committed before a person has settled them by `onceflow txn … --force`"
+            )
+        if plan.returned:
+            _log.warning(
+                "sink %s: %d transactions that were committed are in doubt again, the first %s: the"
+                " target has gone back to an older copy; they are committed again",
+                sink_id,
+                len(plan.returned),
+                plan.returned[0].transaction,
+            )
         return plan, committer
 
     def _commit(self, committer: Committer, committable: Committable) -> bool:

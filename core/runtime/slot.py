@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -207,9 +207,12 @@ class Slot:
         )
         for subtask in self._subtasks:
             subtask.start()
-        self._send(Running(self._plan.attempt, self._slot))
+        dropped = tuple(self._builder.dropped)
+        self._send(Running(self._plan.attempt, self._slot, dropped))
 
-    def _complete(self, checkpoint: CheckpointId, proofs_needed_from: CheckpointId) -> None:
+    def _complete(
+        self, checkpoint: CheckpointId, proofs_needed_from: Mapping[str, CheckpointId]
+    ) -> None:
         for subtask in self._subtasks:
             subtask.gate.post(CheckpointCompleted(checkpoint))
         self._commits.completed(checkpoint, proofs_needed_from)

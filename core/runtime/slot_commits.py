@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from onceflow.core.graph import Operator, WriteTo
@@ -93,10 +93,12 @@ class SlotCommits:
         if lowest > before:
             self._report(ref, lowest, round(commit_ms, 3))
 
-    def completed(self, checkpoint: CheckpointId, proofs_needed_from: CheckpointId) -> None:
+    def completed(
+        self, checkpoint: CheckpointId, proofs_needed_from: Mapping[str, CheckpointId]
+    ) -> None:
         """Let every committer commit what `checkpoint` decided."""
         for worker in self._workers:
-            worker.completed(checkpoint, proofs_needed_from)
+            worker.completed(checkpoint, proofs_needed_from[worker.meter.sink_id])
 
     def metrics(self) -> tuple[SinkMetrics, ...]:
         """Return what each sink's transactions have gone through."""

@@ -132,5 +132,7 @@ class JobStatus:
     rejected: int = 0
     """Bad records left out in this attempt: dropped, or sent to the dead letters."""
     subtasks: tuple[SubtaskMetrics, ...] = field(default=())
+    dropped_state: tuple[str, ...] = ()
+    """What restored checkpoints held and `allow_non_restored_state` has dropped, for people."""
     sinks: tuple[SinkStatus, ...] = ()
     """By uid; a sink is here from the attempt's recovery on."""

@@ -22,6 +22,7 @@ from onceflow.core.state.canonical import StateMeta
 from onceflow.core.state.descriptors import AccumulatorColumn, check_state_name
 from onceflow.core.state.key_arena import grown
 from onceflow.core.state.key_columns import Ints, KeyColumn, check_key_type, read_key_columns
+from onceflow.core.state.restored_states import aggregates_of
 from onceflow.core.state.running import Grouping, accumulate, running_count, running_sum
 
 
@@ -58,6 +59,28 @@ class AccumulatorShape:
         """The layout of a key's encoded totals."""
         totals = [(f"t{i}", _dtype(c).newbyteorder("<")) for i, c in enumerate(self.columns)]
         return np.dtype([*totals, *((f"s{i}", np.uint8) for i in range(len(totals)))])
+
+    def carried(self, found: StateMeta, values: pa.Array) -> pa.Array:
+        """Return encoded totals for this shape from `values`, which are those of `found`.
+
+        An aggregate that `found` has is taken over; one that it has not is as before any record.
+        """
+        old_names = list(aggregates_of(found)[1].items())
+        flags = [(f"s{i}", np.uint8) for i in range(len(old_names))]
+        layout = np.dtype([*((f"t{i}", "V8") for i in range(len(old_names))), *flags])
+        before = np.frombuffer(b"".join(values.to_pylist()), layout)
+        after = np.zeros(len(before), self.totals_type)
+        mine = aggregates_of(self.meta)[1].items()
+        for index, (column, one) in enumerate(zip(self.columns, mine, strict=True)):
+            total = after[f"t{index}"]
+            if one in old_names:
+                place = old_names.index(one)
+                total[:] = np.ascontiguousarray(before[f"t{place}"]).view(total.dtype)
+                after[f"s{index}"] = before[f"s{place}"]
+            else:
+                total[:] = start_of(column)
+        kind = pa.binary(after.dtype.itemsize)
+        return pa.Array.from_buffers(kind, len(after), [None, pa.py_buffer(after.tobytes())])
 
     def empty_keys(self) -> tuple[KeyColumn, ...]:
         """Return key columns of these types, without a row."""
@@ -100,19 +123,26 @@ def _dtype(column: AccumulatorColumn) -> np.dtype[Any]:
     return np.dtype(np.float64 if pa.types.is_floating(column.type) else np.int64)
 
 
+def start_of(column: AccumulatorColumn) -> float | int:
+    """Return the total of an aggregate that has seen no value."""
+    floating = pa.types.is_floating(column.type)
+    limits = np.iinfo(np.int64)
+    starts: dict[str, float | int] = {
+        "sum": 0,
+        "count": 0,
+        "min": np.nan if floating else limits.max,
+        "max": -np.inf if floating else limits.min,
+    }
+    return starts[column.op]
+
+
 class Totals:
     """One aggregate's total in every slot, and whether it has seen a value."""
 
     def __init__(self, column: AccumulatorColumn) -> None:
         self.column = column
         self._floating = pa.types.is_floating(column.type)
-        limits = np.iinfo(np.int64)
-        self._start: float | int = {
-            "sum": 0,
-            "count": 0,
-            "min": np.nan if self._floating else limits.max,
-            "max": -np.inf if self._floating else limits.min,
-        }[column.op]
+        self._start = start_of(column)
         self.totals = np.full(1024, self._start, _dtype(column))
         self.seen = np.zeros(1024, np.uint8)
 

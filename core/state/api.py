@@ -192,6 +192,7 @@ class KeyedStateStore(ABC):
 
         Raises:
             StateIncompatible: The snapshot holds the name as another kind or type.
+            ConfigError: The operator has opened without asking for it.
         """
 
     @abstractmethod
@@ -212,6 +213,17 @@ class KeyedStateStore(ABC):
             ConfigError: A key or column type cannot be aggregated by or over.
             StateIncompatible: The snapshot holds the name with other types, columns or operations.
         """
+
+    def opened(self) -> tuple[str, ...]:
+        """Hear that the operator has asked for all its states; return what was dropped, for people.
+
+        From here on no other state can be asked for. A store that does not override it drops
+        nothing and refuses nothing.
+
+        Raises:
+            StateIncompatible: The snapshot holds a state that nobody has asked for.
+        """
+        return ()
 
     @abstractmethod
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
@@ -246,6 +258,8 @@ class StateContext:
     key_groups: range
     max_parallelism: int
     scratch_dir: Path
+    allow_non_restored_state: bool = False
+    """Whether what a snapshot holds and the operator does not take is dropped; else refused."""
 
     def __post_init__(self) -> None:
         require(

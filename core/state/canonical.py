@@ -52,17 +52,17 @@ class StateMeta:
     kind: StateKind
     signature: str
 
-    def check(self, asked: StateMeta, label: str) -> None:
-        """Return when this, found in a snapshot, is what is `asked` for.
+    def check(self, other: StateMeta, label: str) -> None:
+        """Return when this and `other`, of two parts of one snapshot, agree.
 
         Raises:
-            StateIncompatible: It is another kind or type; names both.
+            StateIncompatible: They are of another kind or type; names both.
         """
-        if self.kind != asked.kind or self.signature != asked.signature:
+        if self != other:
             raise StateIncompatible(
-                f"state {self.name!r} of {label} was written as {self.kind} {self.signature} and is"
-                f" now asked for as {asked.kind} {asked.signature}; restore it with its old type,"
-                " or give the new state another name"
+                f"the parts of one snapshot hold state {self.name!r} of {label} as {self.kind}"
+                f" {self.signature} and as {other.kind} {other.signature}: they were not written"
+                " together; restore another checkpoint"
             )
 
 

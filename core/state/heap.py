@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -39,6 +40,7 @@ from onceflow.core.state.handles import StateHandle, StateReader, StateWriter
 from onceflow.core.state.heap_entries import HeapEntries, HeapMapState
 from onceflow.core.state.map_keys import MapKeys
 from onceflow.core.state.registry import Registry, list_meta, map_meta, shape_of, value_meta
+from onceflow.core.state.restored_states import RestoredStates
 from onceflow.core.state.serializers import serializer_of
 
 T = TypeVar("T")
@@ -77,7 +79,8 @@ class HeapStore(KeyedStateStore):
         self._registry = Registry(context)
         self._entries: dict[StateMeta, HeapEntries] = {}
         self._tables: dict[StateMeta, AccumulatorTable] = {}
-        self._unclaimed: dict[str, tuple[StateMeta, list[StateRows]]] = {}
+        self._restored = RestoredStates(context)
+        self._rows: dict[str, list[StateRows]] = {}
         self._pending: list[HeapSnapshot] = []
 
     @classmethod
@@ -97,10 +100,9 @@ class HeapStore(KeyedStateStore):
                 " that backend, or from a savepoint, which every backend reads"
             )
         for meta, rows in read_canonical(reader, restored, context):
-            known, kept = store._unclaimed.setdefault(meta.name, (meta, []))
-            known.check(meta, str(context))
+            store._restored.add(meta)
             if len(rows):
-                kept.append(rows)
+                store._rows.setdefault(meta.name, []).append(rows)
         return store
 
     def set_current_key(self, key: Any) -> None:
@@ -139,7 +141,7 @@ class HeapStore(KeyedStateStore):
         state: T | None = self._registry.find(meta)
         if state is None:
             table = HeapEntries(self._current, codec.cells, codec)
-            for rows in self._claim(meta):
+            for rows in self._claim(meta)[1]:
                 table.load(rows)
             self._entries[meta] = table
             state = make(table)
@@ -154,20 +156,27 @@ class HeapStore(KeyedStateStore):
         table: AccumulatorTable | None = self._registry.find(shape.meta)
         if table is None:
             table = AccumulatorTable(shape, str(self._context), self._context.max_parallelism)
-            for rows in self._claim(shape.meta):
+            found, chunks = self._claim(shape.meta)
+            if found is not None and found != shape.meta:
+                chunks = [replace(c, values=shape.carried(found, c.values)) for c in chunks]
+            for rows in chunks:
                 table.load(rows)
             self._tables[shape.meta] = table
             self._registry.add(shape.meta, table)
         return table
 
-    def _claim(self, meta: StateMeta) -> list[StateRows]:
+    def _claim(self, meta: StateMeta) -> tuple[StateMeta | None, list[StateRows]]:
         """Return the restored rows of a state that is asked for, which forgets them here."""
-        if meta.name not in self._unclaimed:
-            return []
-        found, rows = self._unclaimed[meta.name]
-        found.check(meta, str(self._context))
-        del self._unclaimed[meta.name]
-        return rows
+        found = self._restored.claim(meta)
+        rows = self._rows.pop(meta.name, [])
+        return found, rows if found is not None else []
+
+    def opened(self) -> tuple[str, ...]:
+        """Refuse or drop what nobody has asked for."""
+        for meta in self._restored.opened():
+            self._rows.pop(meta.name, None)
+        self._registry.complete()
+        return tuple(self._restored.dropped)
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
         """Freeze every state."""
@@ -176,7 +185,8 @@ class HeapStore(KeyedStateStore):
         states: list[StateContent] = []
         states += [(meta, table.freeze(groups)) for meta, table in self._entries.items()]
         states += [(meta, table.view().rows()) for meta, table in self._tables.items()]
-        states += [(meta, list(rows)) for meta, rows in self._unclaimed.values()]
+        left = self._restored.left()
+        states += [(meta, list(self._rows.get(meta.name, ()))) for meta in left]
         pending = HeapSnapshot(self._context, states)
         self._pending.append(pending)
         return pending
@@ -203,4 +213,4 @@ class HeapStore(KeyedStateStore):
         """Let go of the state."""
         self._entries.clear()
         self._tables.clear()
-        self._unclaimed.clear()
+        self._rows.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
@@ -10,6 +11,7 @@ from uuid import uuid4
 import pyarrow as pa
 
 from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.state.accumulator_columns import AccumulatorShape
 from onceflow.core.state.accumulators import AccumulatorTable
 from onceflow.core.state.api import (
     KeyedStateStore,
@@ -31,7 +33,8 @@ from onceflow.core.state.entries import CurrentKey, EntryListState, EntryValueSt
 from onceflow.core.state.handles import StateHandle, StateReader, StateWriter
 from onceflow.core.state.map_keys import MapKeys
 from onceflow.core.state.registry import Registry, list_meta, map_meta, shape_of, value_meta
-from onceflow.core.state.rocksdb_accumulators import RocksAccumulators
+from onceflow.core.state.restored_states import RestoredStates
+from onceflow.core.state.rocksdb_accumulators import PRELOAD_BATCH, RocksAccumulators
 from onceflow.core.state.rocksdb_database import Database, DatabaseOptions
 from onceflow.core.state.rocksdb_entries import (
     ListFormat,
@@ -42,7 +45,7 @@ from onceflow.core.state.rocksdb_entries import (
 )
 from onceflow.core.state.rocksdb_files import file_prefix, upload_copy
 from onceflow.core.state.rocksdb_restore import Restored, restore
-from onceflow.core.state.rocksdb_rows import Pair, merged
+from onceflow.core.state.rocksdb_rows import Pair, after, group_prefix, merged, state_prefix
 from onceflow.core.state.rocksdb_snapshots import (
     Frozen,
     KnownFiles,
@@ -71,7 +74,7 @@ class RocksDBStore(KeyedStateStore):
         self._context = context
         self._id = database_id
         self._database = restored.database
-        self._restored = dict(restored.metas)
+        self._restored = RestoredStates(context, restored.metas.values())
         self._metas = dict(restored.metas)
         self._files = KnownFiles(restored.files)
         self._writes = WriteQueue(restored.database)
@@ -158,7 +161,9 @@ class RocksDBStore(KeyedStateStore):
         shape = shape_of(name, key_types, columns)
         table: RocksAccumulators | None = self._registry.find(shape.meta)
         if table is None:
-            self._claim(shape.meta)
+            found = self._claim(shape.meta)
+            if found is not None and found != shape.meta:
+                self._carry_over(found, shape)
             table = RocksAccumulators(
                 shape,
                 str(self._context),
@@ -167,14 +172,14 @@ class RocksDBStore(KeyedStateStore):
                 self._database,
                 self._backend.cache_entries,
             )
-            if name in self._restored:
+            if found is not None:
                 table.preload(self._context.key_groups)
             self._freezers.append(table.freeze)
             self._registry.add(shape.meta, table)
         return table
 
     def _entries(self, meta: StateMeta, row_format: RowFormat) -> RocksEntries:
-        self._claim(meta)
+        found = self._claim(meta)
         table = RocksEntries(
             self._current,
             meta.name,
@@ -183,15 +188,44 @@ class RocksDBStore(KeyedStateStore):
             self._database,
             self._backend.cache_entries,
             self._context.max_parallelism,
-            complete=meta.name not in self._restored,
+            complete=found is None,
         )
         self._freezers.append(table.freeze)
         return table
 
-    def _claim(self, meta: StateMeta) -> None:
-        if meta.name in self._restored:
-            self._restored[meta.name].check(meta, str(self._context))
+    def _claim(self, meta: StateMeta) -> StateMeta | None:
+        """Return what is restored of a state; what is not taken of it is deleted."""
+        was_there = meta.name in self._metas
+        found = self._restored.claim(meta)
+        if was_there and found is None:
+            self._delete(meta.name)
         self._metas[meta.name] = meta
+        return found
+
+    def opened(self) -> tuple[str, ...]:
+        """Refuse or delete what nobody has asked for."""
+        for meta in self._restored.opened():
+            self._delete(meta.name)
+            del self._metas[meta.name]
+        self._registry.complete()
+        return tuple(self._restored.dropped)
+
+    def _delete(self, name: str) -> None:
+        for group in self._context.key_groups:
+            start = group_prefix(group) + state_prefix(name)
+            self._database.delete_range(start, after(start))
+
+    def _carry_over(self, found: StateMeta, shape: AccumulatorShape) -> None:
+        """Write the totals anew, in the layout of `shape`."""
+        for group in self._context.key_groups:
+            start = group_prefix(group) + state_prefix(shape.name)
+            rows = self._database.scan(start, after(start))
+            while batch := list(islice(rows, PRELOAD_BATCH)):
+                values = pa.array([value for _, value in batch], pa.large_binary())
+                carried = shape.carried(found, values).to_pylist()
+                self._database.write(
+                    (key, value) for (key, _), value in zip(batch, carried, strict=True)
+                )
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
         """Take the dirty entries of every state; they are written by the thread that uploads."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -94,6 +95,11 @@ class ClaimedLog:
             case AppendStands():
                 with self._lock:
                     self._view = extend(self._view, LogEntry(record, digest))
+
+    def settle(self, sinks: Iterable[str]) -> None:
+        """Forget `sinks`, under which nothing is or will be in doubt, from the next decision on."""
+        with self._lock:
+            self._view = replace(self._view, memory=self._view.memory.settled(sinks))
 
     def prune(self, keep_from: CheckpointId) -> None:
         """Delete every record older than the decision of checkpoint `keep_from`. Idempotent.

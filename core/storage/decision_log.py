@@ -12,7 +12,7 @@ an hour from being right by accident, after its sequence number has been pruned 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 
 from onceflow.core.errors import CheckpointCorrupt, CheckpointError, Fenced, StorageError
@@ -94,12 +94,13 @@ class DecisionLog:
             f"{self._fs.location(self._paths.log)} changed {READ_TRIES_MAX} times while it was read"
         )
 
-    def claim(self, owner: str) -> ClaimedLog:
+    def claim(self, owner: str, sinks: Iterable[str] = ()) -> ClaimedLog:
         """Return the log with the caller as its only appender; fences every earlier one.
 
-        `owner` is for people: host and process, say. Runs on the driver, once for its first
-        attempt; for the next ones see `ClaimedLog.claim_again`. A crash during it leaves at most an
-        attempt number that nobody uses.
+        `owner` is for people: host and process, say. `sinks` are the sink ids under which it may
+        write from then on. Runs on the driver, once for its first attempt; for the next ones see
+        `ClaimedLog.claim_again`. A crash during it leaves at most an attempt number that nobody
+        uses.
 
         Raises:
             Fenced: Other drivers of the job keep claiming it.
@@ -109,7 +110,8 @@ class DecisionLog:
         self._fs.make_directory(self._paths.shared)
         log_id(self._fs, self._paths)
         owner = f"{owner} {uuid.uuid4().hex[:12]}"  # two containers can share host name and pid
-        return self.claim_by(lambda view: next_claim(view, owner))
+        known = tuple(sinks)
+        return self.claim_by(lambda view: next_claim(view, owner, known))
 
     # --- for the owner ------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -9,7 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-from onceflow.core.errors import ConfigError, StorageError
+from onceflow.core.errors import (
+    CheckpointError,
+    ConfigError,
+    StateIncompatible,
+    StorageError,
+)
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.snapshots import StateHandle
@@ -89,6 +95,19 @@ class JobStorage:
         told = {sink_id for name in names if (sink_id := self._paths.staged_sink_of(name))}
         compared = {sink_id for sink_id in known if safe_name(sink_id) in names}
         return tuple(sorted(told | compared))
+
+    def others(self) -> dict[str, LogView]:
+        """Return what the logs of the other jobs in the same storage say, by job.
+
+        One that cannot be read is left out.
+        """
+        found: dict[str, LogView] = {}
+        for name in self._fs.list(""):
+            if name == self._paths.job or not self._fs.list(f"{name}/log"):
+                continue
+            with contextlib.suppress(ConfigError, CheckpointError, StateIncompatible, StorageError):
+                found[name] = DecisionLog.open(self._fs, JobPaths(name)).read()
+        return found
 
     def discard(self, handles: Iterable[StateHandle]) -> None:
         """Delete the files of `handles`: no checkpoint names them or ever will. Idempotent.

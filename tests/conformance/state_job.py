@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +75,12 @@ class Job:
         parallelism: int = 1,
         max_parallelism: int = MAX_PARALLELISM,
         backend: StateBackend | None = None,
+        allow_non_restored_state: bool = False,
     ) -> KeyedStateStore:
-        context = self.context(index, parallelism, max_parallelism)
+        context = replace(
+            self.context(index, parallelism, max_parallelism),
+            allow_non_restored_state=allow_non_restored_state,
+        )
         mine = [handle for handle in handles if self.overlaps(handle, context.key_groups)]
         return self.adopt((backend or self.backend).open(context, mine, self.storage))
 

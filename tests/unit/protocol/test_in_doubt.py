@@ -120,7 +120,7 @@ def test_what_the_job_knew_to_be_committed_is_not_called_undecided() -> None:
         log_of(claim(1), completed(1, 6)),
     ):
         judged = verdict_of(one, log)
-        assert (judged.verdict, judged.next_start) == (Verdict.SETTLED, NextStart.ABORT)
+        assert (judged.verdict, judged.next_start) == (Verdict.SETTLED, NextStart.COMMIT)
         assert objection(Action.COMMIT, judged, log) is None
         assert "loses its rows" in str(objection(Action.ABORT, judged, log))
 

@@ -32,10 +32,11 @@ def test_nothing_is_confirmed_that_the_subtask_has_not_heard_of(tmp_path: Path) 
         committed=lambda ref, through, commit_ms: confirmed.put((ref, through)),
         failed=failures.append,
     )
-    for uid in ("ledger", "audit"):
+    needed = {"ledger": FIRST, "audit": FIRST}
+    for uid in needed:
         sink = DirectorySink(str(tmp_path / uid))
         commits.worker(SUBTASK, Operator(uid, WriteTo(sink, uid), None, SCHEMA), WriteTo(sink, uid))
-    commits.completed(FIRST, FIRST)
+    commits.completed(FIRST, needed)
     commits.heard(SINKLESS, FIRST)
     assert confirmed.get(timeout=5) == (SINKLESS, FIRST)
     with pytest.raises(queue.Empty):
@@ -43,7 +44,7 @@ def test_nothing_is_confirmed_that_the_subtask_has_not_heard_of(tmp_path: Path) 
     commits.heard(SUBTASK, FIRST)
     assert confirmed.get(timeout=5) == (SUBTASK, FIRST)
     commits.heard(SUBTASK, SECOND)
-    commits.completed(SECOND, FIRST)
+    commits.completed(SECOND, needed)
     assert confirmed.get(timeout=5) == (SUBTASK, SECOND)
     commits.close(lambda: 5.0)
     assert failures == []

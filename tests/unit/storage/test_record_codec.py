@@ -13,6 +13,7 @@ from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
 from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.core.protocol.log import AttemptClaimed, CheckpointDecided, LogRecord
+from onceflow.core.protocol.log_memory import Decided, LogMemory
 from onceflow.core.protocol.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
@@ -85,9 +86,16 @@ completed = st.builds(
     completed_at_ms=counts,
     final=st.booleans(),
 )
+memories = st.none() | st.builds(
+    LogMemory,
+    since=counts,
+    decided=tuples_of(st.builds(Decided, counts, counts)),
+    sinks=tuples_of(texts),
+    committed=tuples_of(committables),
+)
 records: st.SearchStrategy[LogRecord] = st.one_of(
-    st.builds(AttemptClaimed, counts, counts.map(AttemptId), texts, texts),
-    st.builds(CheckpointDecided, counts, counts.map(AttemptId), completed, texts),
+    st.builds(AttemptClaimed, counts, counts.map(AttemptId), texts, texts, tuples_of(texts)),
+    st.builds(CheckpointDecided, counts, counts.map(AttemptId), completed, texts, memories),
 )
 
 
@@ -112,7 +120,7 @@ def test_a_record_is_two_lines_of_json_that_people_can_read() -> None:
 def test_format_1_is_these_very_bytes() -> None:
     """Fails when a field of the protocol's values changes: then FORMAT must change with it."""
     data, digest = encode_record(DECIDED)
-    assert data.splitlines()[0] == (
+    written = (
         b'{"format":1,"kind":"checkpoint_decided","record":{"sequence":2,"attempt":1,"completed":'
         b'{"checkpoint":5,"attempt":1,"parallelism":1,"max_parallelism":128,"snapshots":['
         b'{"subtask":{"chain":"balance","index":0},"operators":[{"uid":"balance","keyed":[],'
@@ -120,8 +128,11 @@ def test_format_1_is_these_very_bytes() -> None:
         b'"attempt":1,"checkpoint":5,"subtask":0,"sequence":0},"rows":7,"payload":"AP4="}]}],'
         b'"timings":{"alignment_ms":0.1,"sync_ms":2.5,"async_ms":1e-9,"start_delay_ms":3.0,'
         b'"size_bytes":10}}],"triggered_at_ms":1,"completed_at_ms":2,"final":false},'
-        b'"previous":"previous"}}'
+        b'"previous":"previous"'
     )
+    assert data.splitlines()[0] == written + b',"memory":null}}'
+    # As versions wrote it that remembered nothing.
+    assert decode_record(seal(written + b"}}")[0], WHERE).record == DECIDED
     assert decode_record(data, WHERE).digest == digest
     handle = StateHandle("k", "p", 1, "c", 2, 3, True, b"i")
     data, _ = encode_record(CheckpointDecided(2, AttemptId(1), decision(5, 1, (handle,)), ""))
@@ -132,7 +143,7 @@ def test_format_1_is_these_very_bytes() -> None:
     claimed, _ = encode_record(AttemptClaimed(1, AttemptId(1), "host:1", ""))
     assert claimed.splitlines()[0] == (
         b'{"format":1,"kind":"attempt_claimed","record":'
-        b'{"sequence":1,"attempt":1,"owner":"host:1","previous":""}}'
+        b'{"sequence":1,"attempt":1,"owner":"host:1","previous":"","sinks":[]}}'
     )
 
 

@@ -1,0 +1,113 @@
+"""What the decision log remembers of records that it has pruned.
+
+decided     how far each attempt decided: what it left in doubt up to there was committed once,
+            so finding it in doubt means that the target has gone back to an older copy
+sinks       under which sink ids something may be in doubt; one leaves when it has been settled
+committed   the last transactions of each sink that are known to be committed: a target that
+            cannot prove them has lost them, also when the last checkpoint lists nothing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, TransactionId
+
+ATTEMPTS_MAX = 128
+"""Attempts remembered, of those that decided anything: some 2 KB a record."""
+
+
+class Coverage(Enum):
+    """Whether the attempt of a transaction decided its checkpoint, or a later one."""
+
+    DECIDED = "decided"
+    UNDECIDED = "undecided"
+    FORGOTTEN = "forgotten"
+    """The attempt is older than what the log remembers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """`checkpoint` is the last one that `attempt` decided."""
+
+    attempt: int
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogMemory:
+    """As of one record, that record included."""
+
+    since: int = 1
+    """Attempts before this one are forgotten."""
+    decided: tuple[Decided, ...] = ()
+    """By attempt, rising, no more than `ATTEMPTS_MAX`; one that is missing decided nothing."""
+    sinks: tuple[str, ...] = ()
+    committed: tuple[Committable, ...] = ()
+    """Of each of `sinks`, those of the last checkpoint in which it had rows."""
+
+    def coverage(self, transaction: TransactionId) -> Coverage:
+        """Return what the log knows of a transaction that no retained checkpoint lists."""
+        if transaction.attempt < self.since:
+            return Coverage.FORGOTTEN
+        through = {one.attempt: one.checkpoint for one in self.decided}.get(transaction.attempt, -1)
+        return Coverage.DECIDED if transaction.checkpoint <= through else Coverage.UNDECIDED
+
+    def of_sink(self, sink_id: str) -> tuple[Committable, ...]:
+        """Return the last transactions of `sink_id` that are known to be committed."""
+        return tuple(one for one in self.committed if one.transaction.sink_id == sink_id)
+
+    def claimed(self, sinks: Iterable[str]) -> LogMemory:
+        """Return the memory once an attempt may write under `sinks`, too."""
+        return replace(self, sinks=tuple(sorted({*self.sinks, *sinks})))
+
+    def settled(self, sinks: Iterable[str]) -> LogMemory:
+        """Return the memory once nothing is, or ever will be, in doubt under `sinks`."""
+        left = tuple(sorted(set(self.sinks) - set(sinks)))
+        return replace(self, sinks=left, committed=_last_of(self.committed, left))
+
+    def advanced(
+        self,
+        attempt: AttemptId,
+        checkpoint: CheckpointId,
+        *,
+        listed_before: Iterable[Committable],
+        listed: Iterable[Committable],
+    ) -> LogMemory:
+        """Return the memory once `attempt` has decided `checkpoint`, which lists `listed`.
+
+        What the decision before listed and this one does not is committed: its own attempt knew it,
+        or a later one's recovery did it before anything else.
+        """
+        still = {committable.transaction for committable in listed}
+        done = (one for one in listed_before if one.transaction not in still)
+        decided = self.decided
+        if checkpoint > GENESIS:
+            earlier = (one for one in decided if one.attempt != attempt)
+            decided = (*earlier, Decided(attempt, checkpoint))
+        forgotten, decided = decided[:-ATTEMPTS_MAX], decided[-ATTEMPTS_MAX:]
+        return replace(
+            self,
+            since=forgotten[-1].attempt + 1 if forgotten else self.since,
+            decided=decided,
+            committed=_last_of((*self.committed, *done), self.sinks),
+        )
+
+
+NOTHING_REMEMBERED = LogMemory()
+"""That of a job that never ran."""
+
+
+def _last_of(committed: Iterable[Committable], sinks: Iterable[str]) -> tuple[Committable, ...]:
+    by_sink: dict[str, list[Committable]] = {sink_id: [] for sink_id in sinks}
+    for one in committed:
+        last = by_sink.get(one.transaction.sink_id)
+        if last is None or (last and one.transaction.checkpoint < last[0].transaction.checkpoint):
+            continue
+        if last and one.transaction.checkpoint > last[0].transaction.checkpoint:
+            last.clear()
+        last.append(one)
+    return tuple(one for last in by_sink.values() for one in last)

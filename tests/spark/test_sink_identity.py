@@ -1,0 +1,189 @@
+"""A job that is started without a sink id that it has written under leaves nothing behind."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.support.counting_source import CountingSource
+from tests.support.directory_sink import DirectorySink
+from tests.support.ledger import SETTINGS
+from tests.support.reluctant_sink import ReluctantSink
+from typer.testing import CliRunner
+
+from onceflow import Checkpointing, FixedDelay, Job, JobState, Pipeline
+from onceflow.cli.main import app
+from onceflow.core.errors import ConfigError
+from onceflow.core.spi import Sink
+
+pytestmark = pytest.mark.spark
+
+SOURCE = CountingSource(8_000, batch_rows=10, pause_s=0.01)
+
+
+def job_in(
+    spark: SparkSession,
+    directory: Path,
+    sinks: Mapping[str, tuple[str | None, Sink]],
+    *,
+    name: str = "names",
+    retired: Mapping[str, Sink | None] | None = None,
+) -> Pipeline:
+    """Build records -> every one of `sinks`, which are (sink id, sink) by uid."""
+    pipeline = Pipeline(
+        spark,
+        name=name,
+        parallelism=2,
+        checkpointing=Checkpointing(storage=str(directory / "checkpoints"), interval=0.1),
+        restart=FixedDelay(attempts=3, delay_s=0.01),
+        settings=SETTINGS,
+        retired_sinks=retired,
+    )
+    records = pipeline.read(SOURCE, uid="records")
+    for uid, (sink_id, sink) in sinks.items():
+        records.write(sink, uid=uid, sink_id=sink_id)
+    return pipeline
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> ReluctantSink:
+    return ReluctantSink(str(tmp_path / "out"))
+
+
+def leave_decided_and_uncommitted(pipeline: Pipeline, sink: ReluctantSink) -> None:
+    """Run the job until its target has taken rows and then refused some that were decided."""
+    job = pipeline.start()
+    await_checkpoints(job, 2)
+    sink.shut()
+    await_checkpoints(job, job.status().checkpoints_completed + 2)
+    assert job.cancel(60).state is JobState.CANCELLED
+    assert sink.prepared()
+    sink.reopen()
+
+
+def await_checkpoints(job: Job, completed: int) -> None:
+    deadline = time.monotonic() + 60
+    while job.status().checkpoints_completed < completed:
+        assert time.monotonic() < deadline, job.status()
+        assert not job.status().state.ended, job.status()
+        time.sleep(0.01)
+
+
+def ids_of(sink: DirectorySink) -> list[int]:
+    return sorted(row["id"] for row in sink.rows())
+
+
+def test_changed_sink_id_is_refused_by_what_it_would_leave_behind(
+    spark: SparkSession, tmp_path: Path, out: ReluctantSink
+) -> None:
+    leave_decided_and_uncommitted(job_in(spark, tmp_path, {"out": ("old", out)}), out)
+    changed = job_in(spark, tmp_path, {"out": ("new", out)})
+    said = r"decided \d+ transactions \(\d+ rows\) under sink id 'old', the first old/1/"
+    with pytest.raises(ConfigError, match=said) as refused:
+        changed.run(60)
+    assert "write(…, sink_id='old')" in str(refused.value)
+    # A refused start leaves no trace: under its old id the job goes on.
+    assert job_in(spark, tmp_path, {"out": ("old", out)}).run(60).state is JobState.FINISHED
+    assert ids_of(out) == list(range(SOURCE.records))
+    assert out.prepared() == []
+
+
+def test_renamed_uid_of_a_sink_is_refused_too_and_needs_no_more_than_the_old_id(
+    spark: SparkSession, tmp_path: Path, out: ReluctantSink
+) -> None:
+    leave_decided_and_uncommitted(job_in(spark, tmp_path, {"out": (None, out)}), out)
+    with pytest.raises(ConfigError, match=r"write\(…, sink_id='names\.out'\)"):
+        job_in(spark, tmp_path, {"renamed": (None, out)}).run(60)
+    renamed = job_in(spark, tmp_path, {"renamed": ("names.out", out)})
+    assert renamed.run(60).state is JobState.FINISHED
+    assert ids_of(out) == list(range(SOURCE.records))
+    assert out.prepared() == []
+
+
+def test_retired_sink_is_settled_and_the_job_goes_on_without_it(
+    spark: SparkSession, tmp_path: Path, out: ReluctantSink
+) -> None:
+    leave_decided_and_uncommitted(job_in(spark, tmp_path, {"out": ("old", out)}), out)
+    sinks: dict[str, tuple[str | None, Sink]] = {"out": ("new", out)}
+    changed = job_in(spark, tmp_path, sinks, retired={"old": out})
+    assert changed.run(60).state is JobState.FINISHED
+    assert ids_of(out) == list(range(SOURCE.records))
+    assert out.prepared() == []
+    # Once a checkpoint without it is decided, nothing asks for it any more.
+    assert job_in(spark, tmp_path, sinks).run(60).state is JobState.FINISHED
+    assert ids_of(out) == list(range(SOURCE.records))
+
+
+def test_removed_sink_is_refused_though_it_has_nothing_decided(
+    spark: SparkSession, tmp_path: Path, out: ReluctantSink
+) -> None:
+    """What its older attempts prepared and nobody decided would stay prepared for ever."""
+    second = DirectorySink(str(tmp_path / "second"))
+    sinks: dict[str, tuple[str | None, Sink]] = {"out": (None, out), "second": (None, second)}
+    leave_decided_and_uncommitted(job_in(spark, tmp_path, sinks), out)
+    remaining: dict[str, tuple[str | None, Sink]] = {"out": (None, out)}
+    with pytest.raises(ConfigError, match="sink id 'names.second'"):
+        job_in(spark, tmp_path, remaining).run(60)
+    without = job_in(spark, tmp_path, remaining, retired={"names.second": second})
+    assert without.run(60).state is JobState.FINISHED
+    assert ids_of(out) == list(range(SOURCE.records))
+    assert (out.prepared(), second.prepared()) == ([], [])
+    seen = ids_of(second)
+    assert seen == sorted(set(seen)), "no row of the retired sink came twice"
+
+
+def test_sink_that_was_settled_by_hand_is_retired_without_asking_its_target(
+    spark: SparkSession, tmp_path: Path, out: ReluctantSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_decided_and_uncommitted(job_in(spark, tmp_path, {"out": ("old", out)}), out)
+    (tmp_path / "my_job.py").write_text(
+        "from tests.support.directory_sink import DirectorySink\n\n"
+        f"old = DirectorySink({out.directory!r})\n"
+    )
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "my_job", raising=False)
+    for verb in ("commit", "abort"):
+        done = CliRunner().invoke(
+            app,
+            [
+                *("txn", verb, "--all", "--yes", "--fence", "--sink", "my_job:old"),
+                *("--sink-id", "old", "--storage", str(tmp_path / "checkpoints")),
+            ],
+        )
+        assert done.exit_code == 0, done.output
+    assert out.prepared() == []
+    retired: dict[str, Sink | None] = {"old": None}
+    assert job_in(spark, tmp_path, {"out": ("new", out)}, retired=retired).run(60)
+    assert ids_of(out) == list(range(SOURCE.records))
+
+
+def test_job_under_another_name_is_refused_where_its_sink_id_tells(
+    spark: SparkSession, tmp_path: Path, out: ReluctantSink
+) -> None:
+    leave_decided_and_uncommitted(job_in(spark, tmp_path, {"out": ("ledger", out)}), out)
+    renamed = job_in(spark, tmp_path, {"out": ("ledger", out)}, name="renamed")
+    with pytest.raises(ConfigError, match=r"'ledger' is in use by job 'names'.*rename its direct"):
+        renamed.run(60)
+    storage = tmp_path / "checkpoints"
+    (storage / "names").rename(storage / "renamed")
+    renamed = job_in(spark, tmp_path, {"out": ("ledger", out)}, name="renamed")
+    assert renamed.run(60).state is JobState.FINISHED
+    assert ids_of(out) == list(range(SOURCE.records))
+    assert out.prepared() == []
+
+
+def test_job_that_may_be_an_older_one_under_another_name_is_told_so(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = DirectorySink(str(tmp_path / "out"))
+    job_in(spark, tmp_path, {"out": (None, sink)}).run(60)
+    elsewhere = DirectorySink(str(tmp_path / "elsewhere"))
+    with caplog.at_level(logging.WARNING, "onceflow.runtime.driver"):
+        job_in(spark, tmp_path, {"out": (None, elsewhere)}, name="other").run(60)
+    assert "job 'names' in the same checkpoint storage has its operators" in caplog.text
+    assert ids_of(elsewhere) == list(range(SOURCE.records))

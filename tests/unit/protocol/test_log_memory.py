@@ -1,0 +1,202 @@
+"""What the log knows of transactions whose decisions are pruned, and what recovery makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
+from onceflow.core.protocol.log import (
+    AttemptClaimed,
+    LogEntry,
+    LogView,
+    extend,
+    fold,
+    next_claim,
+    next_decision,
+    prunable,
+)
+from onceflow.core.protocol.log_memory import ATTEMPTS_MAX, Coverage, LogMemory
+from onceflow.core.protocol.recovery import plan_recovery, proofs_needed_from
+from onceflow.core.protocol.snapshots import (
+    CompletedCheckpoint,
+    OperatorSnapshot,
+    SubtaskSnapshot,
+)
+
+SINK = "job.sink"
+
+
+def tx(attempt: int, checkpoint: int, sink_id: str = SINK) -> Committable:
+    return Committable(TransactionId(sink_id, attempt, checkpoint, 0), rows=5)
+
+
+class Log:
+    """A log in memory that keeps no more than its last decision."""
+
+    def __init__(self, retained: int = 1) -> None:
+        self.retained = retained
+        self.entries: list[LogEntry] = []
+
+    @property
+    def view(self) -> LogView:
+        """As somebody reads it who has only what is not pruned."""
+        return fold(self.entries)
+
+    def claim(self, *sinks: str) -> AttemptId:
+        record = next_claim(self.view, "driver", sinks or (SINK,))
+        self.entries.append(LogEntry(record, f"digest {record.sequence}"))
+        return record.attempt
+
+    def decide(self, checkpoint: int, *listed: Committable) -> None:
+        view = self.view
+        operators = (OperatorSnapshot("out", committables=listed),)
+        completed = CompletedCheckpoint(
+            checkpoint=CheckpointId(checkpoint),
+            attempt=view.attempt,
+            parallelism=1,
+            max_parallelism=1,
+            snapshots=(SubtaskSnapshot(SubtaskRef("out", 0), operators),),
+            triggered_at_ms=0,
+            completed_at_ms=0,
+        )
+        record = next_decision(view, completed)
+        entry = LogEntry(record, f"digest {record.sequence}")
+        gone = prunable(extend(view, entry), self.retained)
+        self.entries = [e for e in (*self.entries, entry) if e.record.sequence not in gone]
+
+
+def test_what_a_pruned_decision_covers_is_committed_again_and_never_rolled_back() -> None:
+    log = Log()
+    log.claim()
+    log.decide(1, tx(1, 1))
+    log.decide(2, tx(1, 2))
+    log.claim()
+    log.decide(3, tx(2, 3))
+    log.claim()
+    view = log.view
+    assert len(view.decided) == 1
+    in_doubt = [tx(1, 1), tx(1, 2), tx(1, 3), tx(2, 3), tx(2, 4)]
+    listed = [tx(2, 3)]
+    plan = plan_recovery(listed, in_doubt, sink_id=SINK, attempt=view.attempt, memory=view.memory)
+    assert plan.commit == (tx(1, 1), tx(1, 2), tx(2, 3))
+    assert plan.returned == (tx(1, 1), tx(1, 2))
+    assert plan.abort == (tx(1, 3), tx(2, 4))
+
+
+def test_an_attempt_that_decided_nothing_leaves_only_what_is_rolled_back() -> None:
+    log = Log()
+    log.claim()
+    log.decide(1, tx(1, 1))
+    log.claim()  # dies before its first checkpoint
+    log.claim()
+    view = log.view
+    plan = plan_recovery(
+        [tx(1, 1)], [tx(2, 2)], sink_id=SINK, attempt=view.attempt, memory=view.memory
+    )
+    assert (plan.commit, plan.abort) == ((tx(1, 1),), (tx(2, 2),))
+
+
+def test_the_proof_of_the_last_commit_is_asked_for_when_the_last_checkpoint_lists_nothing() -> None:
+    log = Log()
+    log.claim()
+    log.decide(1, tx(1, 1))
+    log.decide(2, tx(1, 2))
+    for checkpoint in range(3, 9):
+        log.decide(checkpoint)  # no rows come
+    log.claim()
+    view = log.view
+    plan = plan_recovery([], [], sink_id=SINK, attempt=view.attempt, memory=view.memory)
+    assert plan.commit == (tx(1, 2),)
+    assert proofs_needed_from(view.completed, view.committed_last(SINK)) == 2
+    assert proofs_needed_from(view.completed, view.committed_last("job.other")) == 8
+
+
+def test_what_the_last_decision_still_lists_is_not_yet_called_committed() -> None:
+    log = Log()
+    log.claim()
+    log.decide(1, tx(1, 1))
+    log.decide(2, tx(1, 1), tx(1, 2))
+    assert log.view.memory.of_sink(SINK) == ()
+    log.decide(3, tx(1, 3))
+    assert log.view.memory.of_sink(SINK) == (tx(1, 2),)
+
+
+def test_thousands_of_attempts_leave_a_bounded_memory_that_says_where_it_ends() -> None:
+    log = Log()
+    for checkpoint in range(1, ATTEMPTS_MAX * 3):
+        log.claim()
+        log.decide(checkpoint, tx(checkpoint, checkpoint))
+    log.claim()
+    view = log.view
+    memory = view.memory
+    assert len(memory.decided) == ATTEMPTS_MAX
+    oldest = memory.since
+    plan = plan_recovery(
+        [],
+        [tx(oldest - 1, oldest - 1), tx(oldest, oldest), tx(oldest, oldest + 1)],
+        sink_id=SINK,
+        attempt=view.attempt,
+        memory=memory,
+    )
+    assert plan.forgotten == (tx(oldest - 1, oldest - 1),)
+    assert plan.returned == (tx(oldest, oldest),)
+    assert plan.abort == (tx(oldest, oldest + 1),)
+
+
+def test_a_log_of_a_version_that_remembered_nothing_forgets_what_is_older_than_it() -> None:
+    log = Log()
+    log.claim()
+    log.decide(4, tx(1, 4))
+    log.claim()
+    log.decide(5, tx(2, 5))
+    log.entries = [_without_memory(entry) for entry in log.entries]
+    memory = log.view.memory
+    assert memory.coverage(tx(2, 5).transaction) is Coverage.DECIDED
+    assert memory.coverage(tx(2, 6).transaction) is Coverage.UNDECIDED
+    assert memory.coverage(tx(1, 4).transaction) is Coverage.FORGOTTEN
+    assert log.view.sinks == {SINK}, "what the last decision lists tells the sink id"
+
+
+def _without_memory(entry: LogEntry) -> LogEntry:
+    if isinstance(entry.record, AttemptClaimed):
+        return entry
+    return replace(entry, record=replace(entry.record, memory=None))
+
+
+def test_a_sink_id_is_remembered_until_it_is_settled() -> None:
+    log = Log()
+    log.claim("a", "b")
+    log.decide(1, tx(1, 1, "a"))
+    log.decide(2)
+    log.claim("a")
+    assert log.view.sinks == {"a", "b"}
+    log.decide(3)
+    assert log.view.sinks == {"a", "b"}, "nobody has said that b is settled"
+    memory = log.view.memory.settled(["b"])
+    assert (memory.sinks, memory.of_sink("a")) == (("a",), (tx(1, 1, "a"),))
+    assert memory.settled(["a"]) == LogMemory(memory.since, memory.decided)
+
+
+@given(
+    st.lists(
+        st.one_of(st.just("claim"), st.booleans()),
+        min_size=1,
+        max_size=30,
+    ),
+    st.integers(1, 3),
+)
+def test_pruning_changes_nothing_that_is_remembered(steps: list[object], retained: int) -> None:
+    pruned, whole = Log(retained), Log(retained=1000)
+    for log in (pruned, whole):
+        log.claim()
+        for checkpoint, step in enumerate(steps, start=1):
+            if step == "claim":
+                log.claim()
+            else:
+                listed = [tx(log.view.attempt, checkpoint)] if step else []
+                log.decide(checkpoint, *listed)
+    assert pruned.view.memory == whole.view.memory
