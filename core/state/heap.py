@@ -97,7 +97,7 @@ class HeapStore(KeyedStateStore):
         if foreign:
             raise StateIncompatible(
                 f"state of {context} was written by another backend ({foreign[0]}); restore it with"
-                " that backend, or from a savepoint, which every backend reads"
+                " that backend"
             )
         for meta, rows in read_canonical(reader, restored, context):
             store._restored.add(meta)

@@ -99,7 +99,7 @@ def _check_kinds(
     if foreign:
         raise StateIncompatible(
             f"state of {context} was written by another backend ({foreign[0]}); restore it with"
-            " that backend, or from a savepoint, which every backend reads"
+            " that backend"
         )
 
 

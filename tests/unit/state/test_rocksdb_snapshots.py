@@ -312,7 +312,7 @@ def test_an_unwritable_disk_is_a_state_error_that_names_the_place(job: Job) -> N
 def test_the_heap_refuses_a_native_snapshot_and_says_what_to_do(job: Job, tmp_path: Path) -> None:
     handles = job.snapshot(job.open(), 1)
     context = StateContext("op", 0, range(128), 128, tmp_path)
-    with pytest.raises(StateIncompatible, match=r"another backend.*savepoint"):
+    with pytest.raises(StateIncompatible, match=r"another backend.*restore it with that backend"):
         HeapBackend().open(context, handles, job.storage)
     foreign = StateHandle("other-backend", "p", 1, "c", 0, 127)
     with pytest.raises(StateIncompatible, match="another backend"):
