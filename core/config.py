@@ -89,6 +89,11 @@ class RuntimeSettings:
     """Silence after which a slot is lost to the driver, and the driver to a slot."""
     cancel_timeout_s: float = 10.0
     """How long a cancelled slot may take before Spark is told to kill it."""
+    stop_on_signals: bool = True
+    """Whether SIGINT and SIGTERM stop the job while it is waited for; see `Job.wait`."""
+    stop_timeout_s: float = 30.0
+    """How long a stop by a signal may take before the job is cancelled: less than whoever sends it
+    waits until SIGKILL (Docker 10 s, Kubernetes 30 s, systemd 90 s), or that comes first."""
     channel_batches: int = 8
     """Credits of a channel: batches that may be under way or waiting in it."""
     poll_timeout_s: float = 0.01

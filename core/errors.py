@@ -24,6 +24,7 @@
     │   └── BadStateValue               user, job: a key or value does not fit the state
     ├── MessageCorrupt                  internal, never: driver and slots run different versions
     ├── SlotLost                        external, job
+    ├── SparkStopped                    external, never: the session is gone; another must be made
     └── UserFunctionError               user, job: a function of the pipeline raised
 InvariantViolation                      our bug; see protocol.invariant
 
@@ -186,6 +187,13 @@ class BadStateValue(StateError):
         self.row = row
 
 
+class SparkStopped(OnceflowError):
+    """Raised when Spark was stopped under a running job: the next start goes on, exactly once."""
+
+    domain = "external"
+    retry = "never"
+
+
 class MessageCorrupt(OnceflowError):
     """Raised when driver and slots do not understand each other: they run different versions."""
 
@@ -228,6 +236,7 @@ __all__ = [
     "SlotLost",
     "SourceError",
     "SourceUnavailable",
+    "SparkStopped",
     "StateCorrupt",
     "StateError",
     "StateIncompatible",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -56,7 +57,7 @@ class Job:
             TimeoutError: The job had not ended after `timeout_s`; it is still stopping.
             OnceflowError: The job failed instead.
         """
-        self._driver.request(CheckpointKind.STOP)
+        self._driver.stop()
         return self.wait(timeout_s)
 
     def cancel(self, timeout_s: float | None = 60.0) -> JobStatus:
@@ -67,11 +68,16 @@ class Job:
     def wait(self, timeout_s: float | None = None) -> JobStatus:
         """Return when the job has ended: all input committed, stopped or cancelled.
 
+        While the main thread waits here, SIGINT and SIGTERM stop the job as `stop` does, and the
+        call returns its status; see `stopping_on_signals`.
+
         Raises:
             TimeoutError: It had not after `timeout_s`.
             OnceflowError: It failed, and its restart strategy allows no further attempt.
         """
-        if not self._driver.wait(timeout_s):
+        with self.stopping_on_signals():
+            ended = self._driver.wait(timeout_s)
+        if not ended:
             status = self.status()
             raise TimeoutError(
                 f"job {status.job!r} is {status.state.value} after {timeout_s} s; last error:"
@@ -80,6 +86,17 @@ class Job:
         if self._driver.error is not None:
             raise self._driver.error
         return self.status()
+
+    def stopping_on_signals(self) -> AbstractContextManager[None]:
+        """Return what makes SIGINT and SIGTERM stop all jobs of this process while it is entered.
+
+        `wait`, `stop` and `cancel` do it by themselves; this is for a program that does something
+        else while its job runs. The first signal asks for a last checkpoint, and cancels what has
+        not stopped after `RuntimeSettings.stop_timeout_s`. Another one, a second or more later,
+        cancels. Does nothing off the main thread, where the program has set a handler of its own,
+        or with `RuntimeSettings(stop_on_signals=False)`.
+        """
+        return self._driver.stopping_on_signals()
 
     @property
     def state(self) -> JobState:

@@ -39,11 +39,8 @@ def main(servers: str, url: str, storage: str) -> None:
     payments = pipeline.read(KafkaSource(servers, topic="payments", schema=PAYMENT), uid="payments")
     balances = payments.key_by("account").running(balance=sum_("amount"), n=count(), uid="balance")
     balances.write(PostgresSink(url, table="ledger", create=True), uid="ledger")
-    job = pipeline.start()
     try:
-        job.wait()
-    except KeyboardInterrupt:
-        print(job.stop())
+        print(pipeline.run())  # ^C and SIGTERM stop it with a last checkpoint
     finally:
         spark.stop()
 

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
@@ -57,9 +58,11 @@ from onceflow.core.runtime.spark_stage import (
     await_slots,
     check_cluster,
     is_local,
+    require_spark,
     use_own_interpreter,
 )
 from onceflow.core.runtime.status import JobState, JobStatus
+from onceflow.core.runtime.stop_signals import STOP_SIGNALS
 from onceflow.core.spi import Sink
 from onceflow.core.state import StateBackend
 from onceflow.core.storage import ClaimedLog, JobStorage
@@ -110,7 +113,25 @@ class JobDriver:
 
     def start(self) -> None:
         """Begin the first attempt."""
+        if self._plan.settings.stop_on_signals:
+            STOP_SIGNALS.add(self)
         self._thread.start()
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self._plan.name
+
+    @property
+    def stop_timeout_s(self) -> float:
+        """How long a stop by a signal may take."""
+        return self._plan.settings.stop_timeout_s
+
+    def stopping_on_signals(self) -> AbstractContextManager[None]:
+        """Have SIGINT and SIGTERM stop the job meanwhile, unless it is set to leave them alone."""
+        if self._plan.settings.stop_on_signals:
+            return STOP_SIGNALS.handled()
+        return contextlib.nullcontext()
 
     def status(self) -> JobStatus:
         """Return the job as of now. Any thread."""
@@ -119,6 +140,10 @@ class JobDriver:
     def request(self, kind: CheckpointKind) -> None:
         """Ask for a checkpoint of `kind`. Any thread; returns at once."""
         self._events.put(CheckpointRequested(kind))
+
+    def stop(self) -> None:
+        """Ask to stop with a last checkpoint. Any thread; returns at once."""
+        self.request(CheckpointKind.STOP)
 
     def cancel(self) -> None:
         """Ask to leave without a checkpoint. Any thread; returns at once."""
@@ -147,6 +172,7 @@ class JobDriver:
             self._progress.state(JobState.FAILED, f"{type(error).__name__}: {error}")
             _log.error("job %s failed: %s", self._plan.name, error)
         finally:
+            STOP_SIGNALS.remove(self)
             self._ended.set()
 
     def _attempts(self) -> bool:
@@ -158,6 +184,7 @@ class JobDriver:
             except OnceflowError as error:
                 if error.retry == "never":
                     raise
+                require_spark(self._context)
                 self._check_owned()
                 match tracker.on_failure(time.monotonic(), fingerprint_of(error)):
                     case GiveUp(reason):
@@ -170,8 +197,12 @@ class JobDriver:
                         slots_ended_s = time.monotonic() - self._failed_at
                         if self._asked_to_leave.wait(delay_s):
                             raise JobCancelled("cancelled while restarting") from error
+            except Exception:
+                require_spark(self._context)
+                raise
 
     def _attempt(self, slots_ended_s: float) -> bool:
+        require_spark(self._context)
         plan, storage = self._plan, self._storage
         log = self._log = self._claim()
         for _, source in plan.graph.sources():

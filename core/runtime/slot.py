@@ -59,6 +59,7 @@ from onceflow.core.runtime.program import Program, unpickled_program
 from onceflow.core.runtime.slot_commits import SlotCommits
 from onceflow.core.runtime.snapshot_uploads import SnapshotUploads
 from onceflow.core.runtime.source_subtask import SplitsOffered
+from onceflow.core.runtime.stop_signals import interrupts_ignored
 from onceflow.core.runtime.subtask import (
     CheckpointAborted,
     CheckpointCompleted,
@@ -91,7 +92,8 @@ class SlotTask:
 
     def run(self, slot: int) -> str:
         """Run slot number `slot` to its end; return how it ended. The body of the Spark task."""
-        return Slot(self, slot).run()
+        with interrupts_ignored():
+            return Slot(self, slot).run()
 
 
 class Slot:

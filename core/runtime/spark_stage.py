@@ -6,16 +6,18 @@ Measured on Spark 4.3: a barrier stage gang-schedules long tasks; Spark does not
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
+from py4j.protocol import Py4JError
 from pyspark import BarrierTaskContext, InheritableThread, SparkContext
 from pyspark.sql import SparkSession
 
-from onceflow.core.errors import ConfigError
+from onceflow.core.errors import ConfigError, SparkStopped
 from onceflow.core.runtime.slot import SlotTask
 
 
@@ -51,11 +53,37 @@ def check_cluster(spark: SparkSession, parallelism: int) -> None:
 
 
 def free_slots(context: SparkContext) -> int:
-    """Return how many tasks the session can run at once, as registered now."""
-    # There is no public way from Python.
-    scala = cast("Any", context)._jsc.sc()
-    profile = scala.resourceProfileManager().defaultResourceProfile()
-    return int(scala.maxNumConcurrentTasks(profile))
+    """Return how many tasks the session can run at once, as registered now.
+
+    Raises:
+        SparkStopped: There is no session any more.
+    """
+    try:
+        # There is no public way from Python.
+        scala = cast("Any", context)._jsc.sc()
+        profile = scala.resourceProfileManager().defaultResourceProfile()
+        return int(scala.maxNumConcurrentTasks(profile))
+    except (Py4JError, AttributeError, OSError):
+        require_spark(context)
+        raise
+
+
+def require_spark(context: SparkContext) -> None:
+    """Return while the session of `context` is there.
+
+    Raises:
+        SparkStopped: `stop` was called, or its JVM has ended.
+    """
+    try:
+        if cast("Any", context)._jsc is not None and not cast("Any", context)._jsc.sc().isStopped():
+            return
+        how = "its session was stopped"
+    except (Py4JError, OSError) as error:
+        how = f"its JVM does not answer ({type(error).__name__})"
+    raise SparkStopped(
+        f"Spark is gone: {how}. Start the job again in a new session: it goes on from its last"
+        " checkpoint, exactly once. To end a job before Spark, call job.stop()"
+    )
 
 
 def await_slots(context: SparkContext, parallelism: int, timeout_s: float) -> None:
@@ -74,6 +102,7 @@ def await_slots(context: SparkContext, parallelism: int, timeout_s: float) -> No
                 f" {context.master!r} has had {slots} for {timeout_s:.0f} s; add executors"
                 " or cores, or lower the parallelism"
             )
+        require_spark(context)
         time.sleep(0.05)
 
 
@@ -115,8 +144,9 @@ class SparkStage:
         self._thread.start()
 
     def kill(self) -> None:
-        """Have Spark kill the tasks and their Python processes."""
-        self._context.cancelJobGroup(self._group)
+        """Have Spark kill the tasks and their Python processes; without Spark they leave anyway."""
+        with contextlib.suppress(Py4JError, AttributeError, OSError):
+            self._context.cancelJobGroup(self._group)
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the stage to end; return whether it did. At once if it was never submitted."""

@@ -42,6 +42,7 @@ def ledger(
     max_parallelism: int | None = None,
     mode: str = "exactly_once",
     sink_id: str | None = None,
+    settings: RuntimeSettings = SETTINGS,
 ) -> tuple[Pipeline, DirectorySink]:
     """Build source -> running balance -> directory, all under `directory`."""
     sink = DirectorySink(str(directory / "out"))
@@ -55,7 +56,7 @@ def ledger(
         ),
         state_backend=backend or HeapBackend(),
         restart=restart or FixedDelay(attempts=20, delay_s=0.01),
-        settings=SETTINGS,
+        settings=settings,
     )
     records = pipeline.read(source, uid="records")
     balances = records.key_by("account").running(balance=sum_("amount"), n=count(), uid="balance")

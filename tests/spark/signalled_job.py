@@ -1,0 +1,71 @@
+"""A driver program as users write one: starts a job, waits for it, says how it ended.
+
+    signalled_job.py DIRECTORY [WAY]
+
+DIRECTORY/slots holds the slots' pids once some checkpoints are completed; the input ends when
+DIRECTORY/end is there. WAY is how it waits: `wait` (the default), `poll` (looks at the job's state,
+in a block that stops on signals), or `spark_stop` (stops Spark under the job).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from tests.support.counting_source import CountingSource
+from tests.support.ledger import SETTINGS, ledger
+
+from onceflow.core.pipeline import Job
+
+_LOOK_S = 0.05
+
+
+def source_in(directory: Path) -> CountingSource:
+    """What the job reads."""
+    return CountingSource(20_000, pause_s=0.01, ends_with=str(directory / "end"))
+
+
+def main(directory: Path, way: str = "wait") -> None:
+    """Run until the job ends."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    spark = (
+        SparkSession.Builder()
+        .master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .getOrCreate()
+    )
+    settings = replace(SETTINGS, stop_timeout_s=5.0, cancel_timeout_s=1.0)
+    job = ledger(spark, directory, source_in(directory), settings=settings)[0].start()
+    telling = threading.Thread(target=_tell_slots, args=(job, directory / "slots"), daemon=True)
+    telling.start()
+    try:
+        if way == "poll":
+            with job.stopping_on_signals():
+                while not job.state.ended:
+                    time.sleep(_LOOK_S)
+        elif way == "spark_stop":
+            telling.join()
+            spark.stop()
+        print("ended:", job.wait().state.value, flush=True)  # noqa: T201 - the test reads it
+    finally:
+        spark.stop()
+    print("closed", flush=True)  # noqa: T201
+
+
+def _tell_slots(job: Job, path: Path) -> None:
+    while (status := job.status()).checkpoints_completed < 3 or len(status.slots) < 2:
+        time.sleep(_LOOK_S)
+    fresh = path.with_suffix(".fresh")
+    fresh.write_text(" ".join(str(slot.pid) for slot in status.slots))
+    fresh.rename(path)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])
