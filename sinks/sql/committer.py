@@ -13,11 +13,13 @@ from typing import ClassVar, Generic, TypeVar
 
 from typing_extensions import override
 
-from onceflow.core.errors import ConfigError, SinkError
+from onceflow.core.errors import CommitOutcomeUnknown, ConfigError, SinkError
 from onceflow.core.protocol.committables import (
     AbortOutcome,
+    AlreadyCommitted,
     CommitOutcome,
     Committable,
+    Committed,
     RetryLater,
     Unknown,
 )
@@ -53,6 +55,9 @@ class SqlCommitter(Committer, Generic[ConnectionT, ErrorT, TableT, FitT]):
         self._failures = database.failures
         self._context = context
         self._connection: ConnectionT | None = None
+        self._committed_last: TransactionId | None = None
+        self._proven_on: ConnectionT | None = None
+        """The connection on which that one is known to be in the ledger."""
         self._staged = StagedCommits(database, context, self._connected)
 
     @override
@@ -63,16 +68,22 @@ class SqlCommitter(Committer, Generic[ConnectionT, ErrorT, TableT, FitT]):
 
         Raises:
             StateCorrupt: Staged rows are not what was staged; they are not applied.
+            CommitOutcomeUnknown: It is committed, and the server has forgotten the one before.
         """
         transaction = committable.transaction
         if is_staged(committable):
-            return self._settled(
+            outcome = self._settled(
                 lambda: self._answered(lambda: self._staged.commit(committable)),
                 f"COMMIT of the staged rows of {transaction}",
             )
-        return self._settled(
-            lambda: self._commit_prepared(transaction), f"{self.commit_words} {transaction}"
-        )
+        else:
+            outcome = self._settled(
+                lambda: self._commit_prepared(transaction), f"{self.commit_words} {transaction}"
+            )
+        if isinstance(outcome, (Committed, AlreadyCommitted)):
+            self._require_not_set_back()
+            self._committed_last, self._proven_on = transaction, self._connection
+        return outcome
 
     @override
     def abort(self, committable: Committable) -> AbortOutcome:
@@ -126,6 +137,8 @@ class SqlCommitter(Committer, Generic[ConnectionT, ErrorT, TableT, FitT]):
 
         A failure is logged and nothing else: the rows do no harm, and the next call comes soon.
         """
+        if self._committed_last is not None and self._committed_last.checkpoint < before:
+            self._committed_last = None
         ledger = self._database.settings.ledger
         try:
             for _ in range(_PRUNE_ROUNDS_MAX):
@@ -180,6 +193,26 @@ class SqlCommitter(Committer, Generic[ConnectionT, ErrorT, TableT, FitT]):
         except self._failures.errors:
             return False
         return recorded == CommitMode.LEDGER.value
+
+    def _require_not_set_back(self) -> None:
+        """Return unless a new connection led to an older copy of the database.
+
+        Raises:
+            CommitOutcomeUnknown: What was committed last is not there; the next attempt finds out
+                what else is missing.
+        """
+        last = self._committed_last
+        if last is None or self._connection is self._proven_on:
+            return
+        proven = self._settled(
+            lambda: self._answered(lambda: self._in_ledger(last)), f"the question for {last}"
+        )
+        if proven is False:
+            raise CommitOutcomeUnknown(
+                f"{last} was committed at {self._endpoint}, and since the connection was opened"
+                " anew its row is not in the ledger: the database has gone back to an older copy of"
+                " itself (a fail-over, or a restored backup)"
+            )
 
     def _in_ledger(self, transaction: TransactionId) -> bool:
         return self._database.settings.ledger.has(self._connected(), transaction)
