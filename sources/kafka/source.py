@@ -13,6 +13,7 @@ from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import ReaderContext, Source, SourceReader, Split
 from onceflow.sources.kafka.catalog import Catalog
+from onceflow.sources.kafka.client import logger
 from onceflow.sources.kafka.discovery import positions_now
 from onceflow.sources.kafka.offsets import OffsetsLike, offsets_of
 from onceflow.sources.kafka.options import RULES
@@ -175,6 +176,12 @@ class KafkaSource(Source):
         """
         with Catalog(self._settings) as catalog:
             topics = catalog.topics().values()
+            if not topics:
+                logger.warning(
+                    "Kafka at %s has no %s yet; those that are created later are read",
+                    self._settings.bootstrap_servers,
+                    self._settings.what,
+                )
             return [position.split() for topic in topics for position in catalog.positions(topic)]
 
     @property

@@ -129,13 +129,17 @@ def test_reader_without_splits_begins_with_those_that_it_is_given(
 
 
 def test_pattern_takes_new_topics_from_their_first_record_and_none_of_kafkas_own(
-    servers: str, onceflow_kafka: KafkaServer, topics_to_be: Callable[[str], str]
+    servers: str,
+    onceflow_kafka: KafkaServer,
+    topics_to_be: Callable[[str], str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     Transactions(servers)  # so that __transaction_state is there
     stem = f"orders-{uuid.uuid4().hex[:8]}"
     described = _pattern(servers, f"(?:{stem}|__transaction).*", starting_offsets="latest")
     described.check()
     assert described.splits() == []
+    assert f"has no topics matching '(?:{stem}|__transaction).*' yet" in caplog.text
     for name, count in ((f"{stem}-a", 2), (f"{stem}-b", 3), (f"x{stem}", 4)):
         onceflow_kafka.create_topic(topics_to_be(name), 1)
         produce(servers, name, map(record, range(count)))
