@@ -22,13 +22,18 @@ pytestmark = pytest.mark.spark
 DOCUMENTS = Path(__file__).parents[2] / "docs"
 
 
-def run_programs(document: str, **names: Any) -> dict[str, Any]:
-    """Run the document's Python blocks, one after the other, and return what they have defined."""
+def programs(document: str) -> list[str]:
+    """The document's Python blocks."""
     text = (DOCUMENTS / document).read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def run(blocks: list[str], **names: Any) -> dict[str, Any]:
+    """Run `blocks`, one after the other, and return what they have defined."""
     # As a program of the user's: its classes travel to the slots by value.
     names["__name__"] = "__main__"
-    for block in re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
-        exec(compile(block, document, "exec"), names)
+    for block in blocks:
+        exec(compile(block, "document", "exec"), names)
     return names
 
 
@@ -43,7 +48,7 @@ def payments() -> list[dict[str, Any]]:
 
 def test_program_of_the_operators_page_runs_as_shown(spark: SparkSession, tmp_path: Path) -> None:
     checkpoints, target = str(tmp_path / "checkpoints"), str(tmp_path / "target")
-    run_programs("operators.md", spark=spark, checkpoints=checkpoints, target=target)
+    run(programs("operators.md"), spark=spark, checkpoints=checkpoints, target=target)
     large = [one for one in payments() if one["amount"] > 1_000]
     assert sorted(one["id"] for one in rows_in(tmp_path / "target/large")) == [
         one["id"] for one in large
@@ -63,7 +68,7 @@ def _count(row: dict[str, Any]) -> int:
 
 def test_program_of_the_state_page_runs_as_shown(spark: SparkSession, tmp_path: Path) -> None:
     checkpoints, target = str(tmp_path / "checkpoints"), str(tmp_path / "target")
-    run_programs("state.md", spark=spark, checkpoints=checkpoints, target=target)
+    run(programs("state.md"), spark=spark, checkpoints=checkpoints, target=target)
     rows = rows_in(tmp_path / "target")
     assert len(rows) == 10_000
     assert sum(one["first"] for one in rows) == len({one["account"] for one in rows}) == 100
@@ -77,7 +82,7 @@ def test_program_of_the_state_page_runs_as_shown(spark: SparkSession, tmp_path: 
 
 
 def test_settings_of_the_deployment_page_are_taken(spark: SparkSession) -> None:
-    assert run_programs("deployment.md", spark=spark)["pipeline"].name == "ledger"
+    assert run(programs("deployment.md")[:1], spark=spark)["pipeline"].name == "ledger"
 
 
 def test_source_of_the_sources_page_is_read_once_and_goes_on_where_it_stood(
@@ -87,7 +92,7 @@ def test_source_of_the_sources_page_is_read_once_and_goes_on_where_it_stood(
     paths = (str(tmp_path / "a"), str(tmp_path / "b"))
     for path in paths:
         Path(path).write_text("\n".join(lines) + "\n")
-    names = run_programs("sources.md")
+    names = run(programs("sources.md"))
     source = names["LinesSource"](paths)
 
     whole = source.reader(source.splits(), None)
