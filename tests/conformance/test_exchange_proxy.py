@@ -80,3 +80,28 @@ def test_reply_is_lost_only_after_the_server_has_all_of_a_request_in_pieces() ->
         assert _answer(client) == b""
         assert server.gone.wait(10)
         assert server.lines == [b"half a request\n"]
+
+
+def test_request_that_is_held_back_arrives_when_it_is_released() -> None:
+    with _network() as (server, proxy, client):
+        hold = proxy.hold(2)
+        client.sendall(b"one\n")
+        assert _answer(client) == b"OK\n"
+        client.sendall(b"two\n")
+        assert hold.held.wait(10)
+        assert server.lines == [b"one\n"]
+        hold.released.set()
+        assert _answer(client) == b"OK\n"
+        assert server.lines == [b"one\n", b"two\n"]
+        assert proxy.breaks == 0
+
+
+def test_request_that_is_held_back_arrives_although_its_client_is_gone() -> None:
+    with _network() as (server, proxy, client):
+        hold = proxy.hold(1)
+        client.sendall(b"late\n")
+        assert hold.held.wait(10)
+        client.close()
+        hold.released.set()
+        assert server.gone.wait(10)
+        assert server.lines == [b"late\n"]

@@ -181,6 +181,28 @@ def test_committer_that_was_overtaken_and_whose_proof_is_pruned_changes_nothing(
     assert job.sink.is_applied(second.transaction), "its proof is asked for still"
 
 
+def test_rows_are_gone_for_who_asks_in_the_targets_transaction_also_without_a_floor(
+    job: _Job,
+) -> None:
+    first, second = job.prepare(1, [("a", 1)]), job.prepare(2, [("a", 2)])
+
+    @dataclass(frozen=True)
+    class WithoutFloor(SqliteSink):
+        """Is overtaken before it applies, and its proof is deleted and nothing stored."""
+
+        def apply(self, transaction: TransactionId, rows: Iterator[pa.RecordBatch]) -> bool:
+            other = job.committer()
+            assert [other.commit(first), other.commit(second)] == [Committed(), Committed()]
+            with closing(sqlite3.connect(job.path)) as db, db:
+                db.execute("DELETE FROM ledger WHERE checkpoint_id < 2")
+            return super().apply(transaction, rows)
+
+    overtaken = WithoutFloor(job.sink.path, job.sink.table, job.sink.key).committer(job.context())
+    assert isinstance(overtaken.commit(first), Lost)
+    assert job.rows() == {"a": 2}
+    assert not job.sink.is_applied(first.transaction), "a proof without rows"
+
+
 def test_floor_never_falls_when_an_older_committer_prunes_late(job: _Job) -> None:
     todo = [job.prepare(checkpoint, [("a", checkpoint)]) for checkpoint in (1, 2, 3)]
     committer = job.committer()
