@@ -159,9 +159,9 @@ def _own(transaction: TransactionId, log: LogFacts) -> tuple[Verdict, str]:
     match log.view.memory.coverage(transaction):
         case Coverage.DECIDED:
             return Verdict.SETTLED, (
-                f"attempt {transaction.attempt} decided it, by checkpoint {decided_through} the job"
-                " knew it to be committed, and the target holds it still: the target has gone back"
-                " to an older copy, or these are leftovers of a commit"
+                f"attempt {transaction.attempt} decided it, and by checkpoint {decided_through} the"
+                " job knew it to be committed: a target that holds it in doubt, or cannot prove it,"
+                " has gone back to an older copy, or these are leftovers of a commit"
             )
         case Coverage.FORGOTTEN:
             return Verdict.UNKNOWN, (

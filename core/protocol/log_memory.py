@@ -17,7 +17,7 @@ from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, TransactionId
 
 ATTEMPTS_MAX = 128
-"""Attempts remembered, of those that decided anything: some 2 KB a record."""
+"""Attempts remembered, of those that decided anything: some 4 KB a record."""
 
 
 class Coverage(Enum):
