@@ -63,7 +63,9 @@ def build(spec: JobSpec, spark: SparkSession) -> Pipeline:
         # A restart nobody asked for would hide in the figure.
         restart=FixedDelay(1, 0.1) if spec.task == "kill_slot" else NoRestart(),
         # Counters every 0.1 s instead of every second: what is reported of them is that fresh.
-        settings=RuntimeSettings(heartbeat_interval_s=0.1, scratch_dir=spec.directory),
+        settings=RuntimeSettings(
+            heartbeat_interval_s=0.1, scratch_dir=spec.directory, tls=spec.tls
+        ),
     )
     keyed = pipeline.read(ClockedSource(_source(spec), spec.directory), uid="payments").key_by(
         "account"

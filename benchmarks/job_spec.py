@@ -27,6 +27,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     interval_s: float = 1.0
     parallelism: int = 2
     commit_mode: CommitMode = "two_phase"
+    tls: Literal["on", "off"] = "off"
     accounts: int = 100_000
     checkpoints: int = 100
     """Task idle_checkpoints: how many to take."""

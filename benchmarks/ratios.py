@@ -19,6 +19,12 @@ _JOB_PAIRS = (
     ("MySQL / Postgres, {}", "ledger into MySQL, {}", "ledger, {}"),
     ("MariaDB / Postgres, {}", "ledger into MariaDB, {}", "ledger, {}"),
     ("function a record / whole batches, {}", "Python function a record, {}", "ledger, {}"),
+    ("with / without TLS, {}", "ledger with TLS, {}", "ledger, {}"),
+    (
+        "with / without TLS, to nowhere, {}",
+        "generated to nowhere with TLS, {}",
+        "generated to nowhere, {}",
+    ),
     ("with / without Kafka, {}", "Kafka to nowhere, {}", "generated to nowhere, {}"),
 )
 _LIMIT_PAIRS = (

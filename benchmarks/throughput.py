@@ -101,8 +101,17 @@ def variants(
     spec = JobSpec(records=records, topic=topic, backend=backends[0])
     of = _replacing(spec)
     if "ledger" not in scenarios:
-        compared = "delivery" if "delivery" in scenarios else "databases"
+        compared = next((one for one in ("delivery", "databases") if one in scenarios), "tls")
         add(compared, f"ledger, {backends[0]}", spec)
+    if "no-database" not in scenarios:
+        nowhere = of(sink="discard", source="generated")
+        add("tls", f"generated to nowhere, {backends[0]}", nowhere)
+    add("tls", f"ledger with TLS, {backends[0]}", of(tls="on"))
+    add(
+        "tls",
+        f"generated to nowhere with TLS, {backends[0]}",
+        of(sink="discard", source="generated", tls="on"),
+    )
     add("delivery", f"ledger at least once, {backends[0]}", of(delivery="at_least_once"))
     add("databases", f"ledger by staged rows, {backends[0]}", of(commit_mode="ledger"))
     add("databases", f"ledger into MySQL, {backends[0]}", of(sink="mysql"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
 
 from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
@@ -79,6 +80,23 @@ class Checkpointing:
 
 
 @dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files of certificates of your own, under the same paths on every machine of the job.
+
+    A slot is a client of the driver and both client and server to other slots, so `certificate`
+    must be good for both uses.
+    """
+
+    certificate: str
+    """Of the process that reads it, with whatever leads up to the authority."""
+    key: str
+    authority: str
+    """Who has signed the certificates of all others."""
+    server_name: str | None = None
+    """What every certificate is for; None: each for the host or address at which it is dialled."""
+
+
+@dataclass(frozen=True, slots=True)
 class RuntimeSettings:
     """Deadlines and bounds of the runtime; the defaults suit one machine and a small cluster."""
 
@@ -100,8 +118,13 @@ class RuntimeSettings:
     commit_deadline_s: float = 120.0
     scratch_dir: str | None = None
     """Where slots keep working files; default: a temporary directory, deleted with the slot."""
+    tls: Literal["auto", "on", "off"] | TlsFiles = "auto"
+    """Mutual TLS between driver and slots. On: with certificates that each attempt draws; auto: so
+    unless the master is local, where all of it stays on one machine."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.tls, TlsFiles) and self.tls not in {"auto", "on", "off"}:
+            raise ConfigError(f"tls={self.tls!r} must be 'auto', 'on', 'off' or TlsFiles(…)")
         if self.channel_batches < 1:
             raise ConfigError(f"channel_batches={self.channel_batches} must be 1 or more")
         if self.heartbeat_timeout_s <= 2 * self.heartbeat_interval_s:

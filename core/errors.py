@@ -25,6 +25,7 @@
     ├── MessageCorrupt                  internal, never: driver and slots run different versions
     ├── SlotLost                        external, job
     ├── SparkStopped                    external, never: the session is gone; another must be made
+    ├── SlotFailed                      internal, job: something raised what is none of these
     └── UserFunctionError               user, job: a function of the pipeline raised
 InvariantViolation                      our bug; see protocol.invariant
 
@@ -49,8 +50,10 @@ class OnceflowError(Exception):
     retry: ClassVar[Retry] = "job"
     """What may be tried again: nothing, the next checkpoint, or a new attempt of the job."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, fingerprint: str = "") -> None:
+        """Keep `fingerprint`: equal when the same mistake is made again, empty for no mistake."""
         super().__init__(message)
+        self.fingerprint = fingerprint
 
 
 class ConfigError(OnceflowError):
@@ -182,8 +185,8 @@ class BadStateValue(StateError):
 
     domain = "user"
 
-    def __init__(self, message: str, *, row: int | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, fingerprint: str = "", row: int | None = None) -> None:
+        super().__init__(message, fingerprint=fingerprint)
         self.row = row
 
 
@@ -192,6 +195,10 @@ class SparkStopped(OnceflowError):
 
     domain = "external"
     retry = "never"
+
+
+class SlotFailed(OnceflowError):
+    """Raised when a source, a sink or the runtime raised in a slot what is none of these errors."""
 
 
 class MessageCorrupt(OnceflowError):
@@ -203,15 +210,10 @@ class MessageCorrupt(OnceflowError):
 class UserFunctionError(OnceflowError):
     """Raised when a function of the pipeline raised; names operator and record, has the traceback.
 
-    `fingerprint` is equal when the same record fails in the same way again; empty when the failure
-    may go away by itself, as an unreachable server's does.
+    Its fingerprint is that of the record and the error's class; empty for what the network does.
     """
 
     domain = "user"
-
-    def __init__(self, message: str, *, fingerprint: str = "") -> None:
-        super().__init__(message)
-        self.fingerprint = fingerprint
 
 
 __all__ = [
@@ -233,6 +235,7 @@ __all__ = [
     "PreCommitFailed",
     "PreparedTransactionLost",
     "SinkError",
+    "SlotFailed",
     "SlotLost",
     "SourceError",
     "SourceUnavailable",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,6 +28,7 @@ from onceflow.core.protocol.ids import AttemptId, SubtaskRef
 from onceflow.core.runtime.channels import InputGate, LocalChannel, OutputChannel
 from onceflow.core.runtime.commit_worker import CommitWorker
 from onceflow.core.runtime.data_plane import FlightChannel
+from onceflow.core.runtime.flight_streams import Credentials
 from onceflow.core.runtime.keyed_edge import KeyedEdge, SinkEdge
 from onceflow.core.runtime.keyed_operators import AggregateRunner, KeyedOperator, KeyedProcessor
 from onceflow.core.runtime.keyed_subtask import KeyedSubtask
@@ -65,7 +66,7 @@ class SlotParts:
     """What a slot lends to the chains that are built in it."""
 
     slot: int
-    token: str = field(repr=False)
+    credentials: Credentials
     storage: JobStorage
     scratch_dir: Path
     reports: SlotReports
@@ -111,7 +112,7 @@ class ChainBuilder:
                 channels.append(
                     FlightChannel(
                         self._client(target),
-                        self._parts.token,
+                        self._parts.credentials,
                         chain=chain.id,
                         attempt=self._plan.attempt,
                         source=me,
@@ -126,7 +127,8 @@ class ChainBuilder:
 
     def _client(self, target: int) -> flight.FlightClient:
         if target not in self._clients:
-            self._clients[target] = flight.FlightClient(self._deploy.data_addresses[target])
+            address = self._deploy.data_addresses[target]
+            self._clients[target] = self._parts.credentials.slot_client(address)
         return self._clients[target]
 
     def _subtask(self, chain: Chain, edges: Mapping[str, KeyedEdge]) -> Subtask:

@@ -17,12 +17,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from onceflow.core.errors import MessageCorrupt, SlotLost
-from onceflow.core.runtime.flight_streams import (
-    MIDDLEWARE,
-    TokenCheck,
-    call_options,
-    metadata_of,
-)
+from onceflow.core.runtime.flight_streams import Credentials, metadata_of
 from onceflow.core.runtime.messages import (
     DriverMessage,
     Hello,
@@ -88,9 +83,11 @@ ControlEvent: TypeAlias = SlotConnected | SlotSaid | SlotGone
 class ControlServer(flight.FlightServerBase):
     """Accepts the slots of one attempt and turns what they say into events."""
 
-    def __init__(self, host: str, token: str, post: Callable[[ControlEvent], None]) -> None:
-        super().__init__(f"grpc://{host}:0", middleware={MIDDLEWARE: TokenCheck(token)})
-        self.address = f"grpc://{host}:{self.port}"
+    def __init__(
+        self, host: str, credentials: Credentials, post: Callable[[ControlEvent], None]
+    ) -> None:
+        super().__init__(f"{credentials.scheme}://{host}:0", **credentials.of_server())
+        self.address = f"{credentials.scheme}://{host}:{self.port}"
         self._post = post
 
     def close(self) -> None:
@@ -121,15 +118,15 @@ class ControlServer(flight.FlightServerBase):
 class ControlStream:
     """A slot's end of its control stream."""
 
-    def __init__(self, address: str, token: str, hello: Hello) -> None:
+    def __init__(self, address: str, credentials: Credentials, hello: Hello) -> None:
         """Dial the driver and say hello.
 
         Raises:
             SlotLost: The driver cannot be reached or refuses.
         """
         try:
-            self._client = flight.FlightClient(address)
-            self._writer, self._reader = self._client.do_exchange(_PATH, call_options(token))
+            self._client = credentials.driver_client(address)
+            self._writer, self._reader = self._client.do_exchange(_PATH, credentials.of_call())
         except (pa.ArrowException, OSError) as error:
             raise SlotLost(f"the job driver at {address} cannot be reached: {error}") from error
         self._outbox = Outbox("to the driver", self._writer.write_metadata)

@@ -29,12 +29,7 @@ from onceflow.core.errors import SlotLost
 from onceflow.core.protocol.alignment import Barrier
 from onceflow.core.runtime.channels import Credits, InputGate, OutputChannel
 from onceflow.core.runtime.elements import Batch, Element, EndOfStream
-from onceflow.core.runtime.flight_streams import (
-    MIDDLEWARE,
-    TokenCheck,
-    call_options,
-    metadata_of,
-)
+from onceflow.core.runtime.flight_streams import Credentials, metadata_of
 
 HASH_COLUMN = "__onceflow_key_hash"
 _CREDIT = struct.Struct("<I")
@@ -47,9 +42,15 @@ class DataServer(flight.FlightServerBase):
     """Receives the channels that end in this slot and feeds them to their gates."""
 
     def __init__(
-        self, host: str, token: str, attempt: int, on_lost: Callable[[str], None], timeout_s: float
+        self,
+        host: str,
+        credentials: Credentials,
+        attempt: int,
+        on_lost: Callable[[str], None],
+        timeout_s: float,
     ) -> None:
-        super().__init__(f"grpc://{host}:0", middleware={MIDDLEWARE: TokenCheck(token)})
+        super().__init__(f"{credentials.scheme}://{host}:0", **credentials.of_server())
+        self.address = f"{credentials.scheme}://{host}:{self.port}"
         self._attempt = attempt
         self._on_lost = on_lost
         self._timeout_s = timeout_s
@@ -160,7 +161,7 @@ class FlightChannel(OutputChannel):
     def __init__(
         self,
         client: flight.FlightClient,
-        token: str,
+        credentials: Credentials,
         *,
         chain: str,
         attempt: int,
@@ -179,7 +180,7 @@ class FlightChannel(OutputChannel):
         self._schema = schema.append(pa.field(HASH_COLUMN, pa.uint64()))
         try:
             self._writer, self._reader = client.do_exchange(
-                flight.FlightDescriptor.for_path(*path), call_options(token)
+                flight.FlightDescriptor.for_path(*path), credentials.of_call()
             )
             self._writer.begin(self._schema)
         except (pa.ArrowException, OSError) as error:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
-from onceflow.core.config import Checkpointing, RuntimeSettings
+from onceflow.core.config import Checkpointing, RuntimeSettings, TlsFiles
 from onceflow.core.errors import OnceflowError, StorageError
 from onceflow.core.graph import Graph
 from onceflow.core.protocol.assignment import default_max_parallelism
@@ -47,7 +47,7 @@ from onceflow.core.runtime.compatibility import (
 )
 from onceflow.core.runtime.control_plane import ControlServer
 from onceflow.core.runtime.failures import JobCancelled, fingerprint_of
-from onceflow.core.runtime.flight_streams import new_token
+from onceflow.core.runtime.flight_streams import Credentials, new_token
 from onceflow.core.runtime.program import Program, pickled_program
 from onceflow.core.runtime.progress import Progress
 from onceflow.core.runtime.restore import genesis_of, with_discovered_splits
@@ -63,6 +63,7 @@ from onceflow.core.runtime.spark_stage import (
 )
 from onceflow.core.runtime.status import JobState, JobStatus
 from onceflow.core.runtime.stop_signals import STOP_SIGNALS
+from onceflow.core.runtime.tls import TlsIdentity, drawn_identities, identity_in
 from onceflow.core.spi import Sink
 from onceflow.core.state import StateBackend
 from onceflow.core.storage import ClaimedLog, JobStorage
@@ -213,8 +214,8 @@ class JobDriver:
         self._progress.attempt(log.attempt, restored.checkpoint, slots_ended_s)
         left = operators_left(plan.graph, restored)
         self._progress.dropped(f"the state of operator {uid!r}" for uid in left)
-        token = new_token()
-        server = ControlServer(self._host(), token, self._events.put)
+        token, (own_tls, slot_tls) = new_token(), self._tls()
+        server = ControlServer(self._host(), Credentials(token, own_tls), self._events.put)
         probe = storage.probe_write(log.attempt)
         slot_plan = SlotPlan(
             job=plan.name,
@@ -229,6 +230,7 @@ class JobDriver:
             plan=slot_plan,
             driver_address=server.address,
             token=token,
+            tls=slot_tls,
             storage=self._file_system,
             storage_token_path=probe.path,
             log_id=storage.log_id,
@@ -353,6 +355,18 @@ class JobDriver:
                 kept.append(event)
         for event in kept:
             self._events.put(event)
+
+    def _tls(self) -> tuple[TlsIdentity | None, TlsIdentity | TlsFiles | None]:
+        """Return what the driver shows, and what its slots are to show."""
+        match self._plan.settings.tls:
+            case TlsFiles() as files:
+                return identity_in(files), files
+            case "on":
+                return drawn_identities()
+            case "auto" if not is_local(self._context):
+                return drawn_identities()
+            case _:
+                return None, None
 
     def _host(self) -> str:
         """Return the address at which slots reach this driver."""

@@ -9,7 +9,7 @@ import time
 import traceback
 
 from onceflow.core import errors
-from onceflow.core.errors import ConfigError, OnceflowError, SlotLost, UserFunctionError
+from onceflow.core.errors import ConfigError, OnceflowError, SlotFailed, SlotLost, UserFunctionError
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.runtime.attempt_events import (
     AttemptEvent,
@@ -21,6 +21,7 @@ from onceflow.core.runtime.messages import Failed
 from onceflow.core.runtime.program import MODULES_ON_EXECUTORS
 
 _CAUSE_S = 0.3
+_CONFIG_ERROR = re.compile(r"^onceflow\.core\.errors\.ConfigError: (.*)$", re.MULTILINE)
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
 
@@ -52,23 +53,27 @@ def fingerprint_of(error: BaseException) -> str:
     match error:
         case UserFunctionError():
             return error.fingerprint
-        case OnceflowError(domain="user"):
-            return hashlib.sha256(
-                f"{type(error).__name__}: {error}".encode("utf-8", "replace")
-            ).hexdigest()[:16]
+        case OnceflowError(domain=domain, fingerprint=fingerprint):
+            return fingerprint or (_digest(error) if domain == "user" else "")
+        case TypeError() | AttributeError() | NameError() | ImportError() | NotImplementedError():
+            return _digest(error)
         case _:
             return ""
+
+
+def _digest(error: BaseException) -> str:
+    text = "".join(traceback.format_exception_only(error))
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def slot_error(failed: Failed) -> OnceflowError:
     """Return the error that a slot reported, as its own class where there is one."""
     text = f"slot {failed.slot}: {failed.message}"
     known = getattr(errors, failed.error_class, None)
-    if known is UserFunctionError:
-        return UserFunctionError(text, fingerprint=failed.fingerprint)
     if isinstance(known, type) and issubclass(known, OnceflowError):
-        return known(text)
-    return SlotLost(f"{text}\n{failed.trace}")
+        return known(text, fingerprint=failed.fingerprint)
+    text = f"slot {failed.slot}: {failed.error_class}: {failed.message}\n{failed.trace}"
+    return SlotFailed(text, fingerprint=failed.fingerprint)
 
 
 def cause_of(failed: Failed, events: queue.SimpleQueue[AttemptEvent]) -> OnceflowError:
@@ -105,6 +110,8 @@ def stage_error(error: BaseException | None) -> OnceflowError:
     if error is None:
         return SlotLost("every slot returned before the job was done")
     text = str(error)
+    if told := _CONFIG_ERROR.search(text):
+        return ConfigError(told[1])
     if missing := _MISSING_MODULE.search(text):
         return ConfigError(
             f"the executors do not have the module {missing[1]!r}: {MODULES_ON_EXECUTORS}"

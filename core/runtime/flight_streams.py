@@ -1,20 +1,22 @@
-"""What both planes share on their Flight streams: the attempt's secret and message metadata.
+"""What both planes share on their Flight streams: who may speak, and the metadata of messages.
 
-One secret an attempt authenticates the control plane and the data plane.
-
-The driver draws it, Spark carries it to the slots inside the task, and every Flight call presents
-it. It is never logged and never stored.
+One secret an attempt authenticates the control plane and the data plane. The driver draws it, Spark
+carries it to the slots inside the task, and every Flight call presents it. It is never logged and
+never stored. With TLS each end shows a certificate besides.
 """
 
 from __future__ import annotations
 
 import hmac
 import secrets
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyarrow import flight
 
-MIDDLEWARE = "authentication"
+from onceflow.core.runtime.tls import TlsIdentity
+
+_MIDDLEWARE = "authentication"
 _HEADER = "authorization"
 
 
@@ -23,9 +25,53 @@ def new_token() -> str:
     return secrets.token_hex(32)
 
 
-def call_options(token: str) -> flight.FlightCallOptions:
-    """Return the options with which a call presents `token`."""
-    return flight.FlightCallOptions(headers=[(_HEADER.encode(), f"Bearer {token}".encode())])
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """With what a process of the attempt shows who it is and tells who others are."""
+
+    token: str = field(repr=False)
+    tls: TlsIdentity | None = None
+
+    @property
+    def scheme(self) -> str:
+        """How addresses of the attempt begin."""
+        return "grpc+tls" if self.tls else "grpc"
+
+    def of_server(self) -> dict[str, Any]:
+        """Return the arguments of a Flight server that serves nobody else."""
+        options: dict[str, Any] = {"middleware": {_MIDDLEWARE: TokenCheck(self.token)}}
+        if self.tls:
+            options |= {
+                "tls_certificates": [(self.tls.certificate, self.tls.key)],
+                "verify_client": True,
+                "root_certificates": self.tls.authority,
+            }
+        return options
+
+    def of_call(self) -> flight.FlightCallOptions:
+        """Return the options with which a call presents the token."""
+        return flight.FlightCallOptions(
+            headers=[(_HEADER.encode(), f"Bearer {self.token}".encode())]
+        )
+
+    def driver_client(self, address: str) -> flight.FlightClient:
+        """Return a client of the driver at `address`."""
+        return self._client(address, self.tls.driver_name if self.tls else None)
+
+    def slot_client(self, address: str) -> flight.FlightClient:
+        """Return a client of the slot at `address`."""
+        return self._client(address, self.tls.slot_name if self.tls else None)
+
+    def _client(self, address: str, name: str | None) -> flight.FlightClient:
+        if self.tls is None:
+            return flight.FlightClient(address)
+        return flight.FlightClient(
+            address,
+            tls_root_certs=self.tls.authority,
+            cert_chain=self.tls.certificate,
+            private_key=self.tls.key,
+            override_hostname=name,
+        )
 
 
 class TokenCheck(flight.ServerMiddlewareFactory):

@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from onceflow.core.config import TlsFiles
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import ConfigError, SlotLost
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
@@ -33,6 +34,7 @@ from onceflow.core.runtime.chain_builder import ChainBuilder, SlotParts, SlotPla
 from onceflow.core.runtime.control_plane import ControlStream
 from onceflow.core.runtime.data_plane import DataServer, FlightChannel
 from onceflow.core.runtime.failures import failed_message
+from onceflow.core.runtime.flight_streams import Credentials
 from onceflow.core.runtime.keep_alive import KeepAlive
 from onceflow.core.runtime.messages import (
     Abort,
@@ -67,6 +69,7 @@ from onceflow.core.runtime.subtask import (
     Leave,
     Subtask,
 )
+from onceflow.core.runtime.tls import TlsIdentity, identity_in
 from onceflow.core.storage import FileSystemStorage
 
 _log = logging.getLogger("onceflow.runtime.slot")
@@ -85,6 +88,7 @@ class SlotTask:
     plan: SlotPlan
     driver_address: str
     token: str = field(repr=False)
+    tls: TlsIdentity | TlsFiles | None
     storage: FileSystemStorage
     storage_token_path: str
     log_id: str
@@ -123,15 +127,17 @@ class Slot:
         self._deploying = False
         self._leaving = threading.Event()
         self._heard_at = time.monotonic()
+        tls = identity_in(task.tls) if isinstance(task.tls, TlsFiles) else task.tls
+        self._credentials = Credentials(task.token, tls)
         host = "127.0.0.1" if task.loopback else own_address()
         self._data_server = DataServer(
             host,
-            task.token,
+            self._credentials,
             task.plan.attempt,
             self._channel_lost,
             task.plan.settings.start_timeout_s,
         )
-        self._control = ControlStream(task.driver_address, task.token, self._hello(host))
+        self._control = ControlStream(task.driver_address, self._credentials, self._hello(host))
 
     def run(self) -> str:
         """Follow the driver until it says stop or cancel, or is gone."""
@@ -190,7 +196,7 @@ class Slot:
         self._sources = frozenset(uid for uid, _ in program.graph.sources())
         parts = SlotParts(
             slot=self._slot,
-            token=self._task.token,
+            credentials=self._credentials,
             storage=self._storage,
             scratch_dir=self._scratch,
             reports=self,
@@ -345,7 +351,7 @@ class Slot:
             pid=os.getpid(),
             parent_pid=os.getppid(),
             host=host,
-            data_address=f"grpc://{host}:{self._data_server.port}",
+            data_address=self._data_server.address,
             versions=versions(),
             storage_probe=self._storage.probe_read(self._task.storage_token_path),
         )

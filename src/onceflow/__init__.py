@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onceflow.core.config import Checkpointing, Delivery, RuntimeSettings
+from onceflow.core.config import Checkpointing, Delivery, RuntimeSettings, TlsFiles
 from onceflow.core.dead_letters import DEAD_LETTERS
 from onceflow.core.errors import OnceflowError
 from onceflow.core.functions import (
@@ -62,6 +62,7 @@ __all__ = [
     "SinkStatus",
     "StateAccess",
     "Stream",
+    "TlsFiles",
     "ValueStateDescriptor",
     "__version__",
     "count",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -15,6 +18,8 @@ from typing import Any
 
 import pyspark
 import pytest
+from cryptography import x509
+from pyarrow import flight
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import assert_exactly_once
@@ -26,11 +31,12 @@ REPOSITORY = Path(__file__).parents[2]
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 
 
-def start_ledger(directory: Path, master: str) -> subprocess.Popen[bytes]:
+def start_ledger(directory: Path, master: str, *, tls: str = "auto") -> subprocess.Popen[bytes]:
     command = [
         *(sys.executable, "-m", "tests.support.ledger_process", str(directory)),
         *("--records", str(SOURCE.records), "--pause-s", str(SOURCE.pause_s)),
         *("--master", master),
+        *("--tls", tls),
     ]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return spawn(command, directory / "driver.log", environment)
@@ -62,6 +68,38 @@ def running(checkpoints: int, restores: int = 0) -> Callable[[dict[str, Any]], b
         and status["checkpoints"] >= checkpoints
         and status["restores"] >= restores
     )
+
+
+def issuers_at(pid: int) -> list[str]:
+    """Who has signed the certificate at each port on which process `pid` listens; "" without TLS.
+
+    Also sees that who only speaks gRPC, without TLS, is not answered there.
+    """
+    psutil: Any = importlib.import_module("psutil")  # it has no types
+    listening = [
+        connection.laddr.port
+        for connection in psutil.Process(pid).net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    return [_issuer_at(port) for port in listening]
+
+
+def _issuer_at(port: int) -> str:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        with (
+            socket.create_connection(("127.0.0.1", port), 5) as plain,
+            context.wrap_socket(plain) as wrapped,
+        ):
+            certificate = wrapped.getpeercert(binary_form=True)
+    except OSError:
+        return ""
+    assert certificate is not None
+    with pytest.raises(flight.FlightUnavailableError):
+        list(flight.FlightClient(f"grpc://127.0.0.1:{port}").list_flights())
+    return x509.load_der_x509_certificate(certificate).issuer.rfc4514_string()
 
 
 def parent_of(pid: int) -> int:
@@ -124,12 +162,29 @@ def test_an_executor_killed_in_local_cluster_mode_neither_loses_nor_doubles_a_ro
         process.wait(10)
 
 
+def test_with_tls_driver_and_slots_serve_nobody_without_a_certificate_of_the_attempt(
+    tmp_path: Path,
+) -> None:
+    process = start_ledger(tmp_path, "local-cluster[2,1,1024]", tls="on")
+    try:
+        status = await_status(tmp_path, running(checkpoints=3))
+        for pid, _ in status["slots"]:
+            assert issuers_at(pid) == ["CN=onceflow attempt"]
+        assert "CN=onceflow attempt" in issuers_at(process.pid)
+        finish(process, tmp_path)
+    finally:
+        process.kill()
+        process.wait(10)
+
+
 def test_on_a_standalone_cluster_executors_and_the_driver_may_be_killed(
     tmp_path: Path, standalone: str
 ) -> None:
     process = start_ledger(tmp_path, standalone)
     try:
         status = await_status(tmp_path, running(checkpoints=3))
+        # TLS is on by itself where slots may be on other machines.
+        assert [issuers_at(pid) for pid, _ in status["slots"]] == [["CN=onceflow attempt"]] * 2
         os.kill(parent_of(status["slots"][1][1]), signal.SIGKILL)
         status = await_status(tmp_path, running(checkpoints=5, restores=1))
         process.kill()

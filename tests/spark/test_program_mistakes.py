@@ -7,7 +7,9 @@ import subprocess
 import sys
 import textwrap
 import threading
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -17,8 +19,9 @@ from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS
 
 from onceflow import Checkpointing, JobState, KeyedFunction, Pipeline, sum_
-from onceflow.core.errors import ConfigError, UserFunctionError
+from onceflow.core.errors import ConfigError, SlotFailed, UserFunctionError
 from onceflow.core.functions import Record
+from onceflow.core.spi import SinkWriter, WriterContext
 from onceflow.core.stream import Stream
 
 pytestmark = pytest.mark.spark
@@ -112,6 +115,31 @@ def test_a_running_sum_that_overflows_ends_the_job_by_its_record(
     )
     with pytest.raises(UserFunctionError, match=r"'totals' failed: .*64 bits.*record \{'id': "):
         pipeline.run(60)
+
+
+def write_wrongly(batch: Any) -> None:
+    batch.no_such_method()
+
+
+@dataclass(frozen=True)
+class MistakenSink(DirectorySink):
+    """Its writer calls something that is not there."""
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        writer: Any = super().writer(context)
+        writer.write = write_wrongly
+        return cast("SinkWriter", writer)
+
+
+def test_a_sink_with_a_mistake_ends_the_job_by_the_error_that_it_raised(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    pipeline, stream = begin(spark, tmp_path)
+    stream.write(MistakenSink(str(tmp_path / "out")), uid="out")
+    job = pipeline.start()
+    with pytest.raises(SlotFailed, match="AttributeError: .*no_such_method"):
+        job.wait(60)
+    assert job.status().restores == 2
 
 
 def test_a_failure_of_the_network_is_tried_again_for_as_long_as_it_lasts(

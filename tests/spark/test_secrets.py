@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +16,11 @@ from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS, ledger
 
 from onceflow import Checkpointing, JobState, Pipeline, RocksDBBackend
+from onceflow.core.errors import UserFunctionError
+from onceflow.core.functions import Record
+from onceflow.core.runtime import driver, spark_stage
+from onceflow.core.runtime.flight_streams import new_token
+from onceflow.core.runtime.slot import SlotTask
 
 pytestmark = pytest.mark.spark
 
@@ -79,6 +85,59 @@ def test_files_of_a_running_job_are_its_owners_alone(spark: SparkSession, tmp_pa
         assert [path for path in kept if path.exists() and path.stat().st_mode & 0o077] == []
     finally:
         job.cancel()
+
+
+def test_the_attempts_token_and_key_are_in_no_log_line_status_or_stage(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="onceflow")
+    tokens: list[str] = []
+    tasks: list[SlotTask] = []
+
+    def recording_token() -> str:
+        tokens.append(new_token())
+        return tokens[-1]
+
+    def recording_body(task: SlotTask) -> Any:
+        tasks.append(task)
+        return slot_body(task)
+
+    slot_body = cast("Any", spark_stage)._slot_body
+    monkeypatch.setattr(driver, "new_token", recording_token)
+    monkeypatch.setattr(spark_stage, "_slot_body", recording_body)
+
+    def fail(record: Record) -> Record:
+        if record["id"] == 77:
+            raise ValueError("no such record")
+        return record
+
+    pipeline = Pipeline(
+        spark,
+        name="quiet",
+        parallelism=2,
+        checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"), interval=0.1),
+        settings=replace(SETTINGS, tls="on"),
+    )
+    records = pipeline.read(CountingSource(500), uid="records").map(fail)
+    records.write(DirectorySink(str(tmp_path / "out")), uid="out")
+    job = pipeline.start()
+    with pytest.raises(UserFunctionError) as raised:
+        job.wait(60)
+    tracker: Any = spark.sparkContext.statusTracker()
+    jobs = [tracker.getJobInfo(one) for one in tracker.getJobIdsForGroup("onceflow-quiet-3")]
+    stages = [tracker.getStageInfo(stage) for one in jobs if one for stage in one.stageIds]
+    assert stages
+    assert len(tokens) == len(tasks) == 3
+    captured = capfd.readouterr()
+    said = repr((tasks, stages, job.status(), raised.value, caplog.text, captured))
+    assert "SlotTask(" in said
+    assert "restart in" in said
+    for secret in (*tokens, "PRIVATE KEY", "BEGIN CERTIFICATE"):
+        assert secret not in said
 
 
 def test_a_program_of_many_megabytes_reaches_every_slot(

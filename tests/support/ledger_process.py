@@ -1,6 +1,7 @@
 """Runs the ledger in a driver process of its own, to be killed or to use another master.
 
     python -m tests.support.ledger_process DIRECTORY --records N [--pause-s S] [--master M]
+        [--tls T]
 
 While it runs, DIRECTORY/status.json holds the job's status as of a moment ago.
 """
@@ -11,11 +12,12 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 from tests.support.counting_source import CountingSource
-from tests.support.ledger import ledger
+from tests.support.ledger import SETTINGS, ledger
 
 from onceflow import JobStatus
 
@@ -27,6 +29,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, required=True)
     parser.add_argument("--pause-s", type=float, default=0.0)
     parser.add_argument("--master", default="local[2]")
+    parser.add_argument("--tls", default="auto")
     arguments = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -40,7 +43,9 @@ def main() -> None:
     )
     spark = builder.getOrCreate()
     source = CountingSource(arguments.records, pause_s=arguments.pause_s)
-    job = ledger(spark, arguments.directory, source)[0].start()
+    job = ledger(spark, arguments.directory, source, settings=replace(SETTINGS, tls=arguments.tls))[
+        0
+    ].start()
     while not job.state.ended:
         _publish(job.status(), arguments.directory / "status.json")
         try:

@@ -27,6 +27,7 @@ from onceflow.core.runtime.control_plane import (
     ControlStream,
     SlotConnected,
 )
+from onceflow.core.runtime.flight_streams import Credentials
 from onceflow.core.runtime.messages import Abort, Declined, Heartbeat, Hello
 from onceflow.core.runtime.process_facts import versions
 from onceflow.core.runtime.slot_roster import SlotRoster
@@ -38,15 +39,17 @@ MEGABYTE = "x" * (1 << 20)
 SLOT = """
 import json, os, sys
 from onceflow.core.runtime.control_plane import ControlStream
+from onceflow.core.runtime.flight_streams import Credentials
 from onceflow.core.runtime.messages import Hello
 hello = Hello(1, 0, os.getpid(), os.getppid(), "here", "", json.loads(sys.argv[2]))
-for message in ControlStream(sys.argv[1], "secret", hello).messages():
+for message in ControlStream(sys.argv[1], Credentials("secret"), hello).messages():
     print(type(message).__name__, flush=True)
 """
 DRIVER = """
 import sys
 from onceflow.core.runtime.control_plane import ControlServer
-server = ControlServer("127.0.0.1", "secret", lambda event: None)
+from onceflow.core.runtime.flight_streams import Credentials
+server = ControlServer("127.0.0.1", Credentials("secret"), lambda event: None)
 print(server.address, flush=True)
 sys.stdin.read()
 """
@@ -64,7 +67,7 @@ def running(script: str, *arguments: str) -> Generator[subprocess.Popen[str], No
 
 def test_a_frozen_slot_holds_nobody_up_and_is_lost_by_name_when_it_takes_nothing() -> None:
     events: queue.SimpleQueue[ControlEvent] = queue.SimpleQueue()
-    server = ControlServer("127.0.0.1", "secret", events.put)
+    server = ControlServer("127.0.0.1", Credentials("secret"), events.put)
     settings = RuntimeSettings(heartbeat_interval_s=0.1, heartbeat_timeout_s=1.0)
     plan = SlotPlan("ledger", ATTEMPT, 1, 128, Delivery.EXACTLY_ONCE, settings)
     roster = SlotRoster(plan, cast("JobStorage", SimpleNamespace()), "")
@@ -87,7 +90,7 @@ def test_a_frozen_slot_holds_nobody_up_and_is_lost_by_name_when_it_takes_nothing
 
 def test_what_waits_for_a_frozen_slot_arrives_when_it_goes_on() -> None:
     events: queue.SimpleQueue[ControlEvent] = queue.SimpleQueue()
-    server = ControlServer("127.0.0.1", "secret", events.put)
+    server = ControlServer("127.0.0.1", Credentials("secret"), events.put)
     with running(SLOT, server.address, json.dumps(versions())) as slot:
         connected = events.get(timeout=20)
         assert isinstance(connected, SlotConnected)
@@ -108,7 +111,7 @@ def test_a_frozen_driver_holds_no_thread_of_a_slot_up() -> None:
         assert driver.stdout is not None
         address = driver.stdout.readline().strip()
         hello = Hello(ATTEMPT, 0, os.getpid(), os.getppid(), "here", "", versions())
-        stream = ControlStream(address, "secret", hello)
+        stream = ControlStream(address, Credentials("secret"), hello)
         os.kill(driver.pid, signal.SIGSTOP)
         began = time.monotonic()
         for _ in range(32):

@@ -20,6 +20,7 @@ from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.runtime.channels import InputGate
 from onceflow.core.runtime.data_plane import DataServer, FlightChannel
 from onceflow.core.runtime.elements import Batch, Element, EndOfStream, Received
+from onceflow.core.runtime.flight_streams import Credentials
 from onceflow.core.runtime.keep_alive import KeepAlive
 from onceflow.integration.faults.network import TcpProxy
 
@@ -36,7 +37,7 @@ class Receiver:
     def __init__(self, network: Callable[[int], int] = lambda port: port) -> None:
         self.losses: list[str] = []
         self.gate = InputGate(2)
-        self.server = DataServer("127.0.0.1", "secret", 7, self.losses.append, 5.0)
+        self.server = DataServer("127.0.0.1", Credentials("secret"), 7, self.losses.append, 5.0)
         self.client = flight.FlightClient(f"grpc://127.0.0.1:{network(self.server.port)}")
 
     def channel(
@@ -44,7 +45,7 @@ class Receiver:
     ) -> FlightChannel:
         return FlightChannel(
             self.client,
-            token,
+            Credentials(token),
             chain="balance",
             attempt=attempt,
             source=1,

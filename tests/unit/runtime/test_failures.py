@@ -5,11 +5,17 @@ from __future__ import annotations
 import queue
 import threading
 
-from onceflow.core.errors import BadRecord, SlotLost
+from onceflow.core.errors import BadRecord, ConfigError, SlotFailed, SlotLost
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.runtime.attempt_events import AttemptEvent, CancelRequested, StageEnded
 from onceflow.core.runtime.control_plane import SlotGone
-from onceflow.core.runtime.failures import cause_of, failed_message
+from onceflow.core.runtime.failures import (
+    cause_of,
+    failed_message,
+    fingerprint_of,
+    slot_error,
+    stage_error,
+)
 
 _ATTEMPT = AttemptId(3)
 _CHANNEL = SlotLost("channel balance[0] from 1 broke")
@@ -49,3 +55,23 @@ def test_what_the_user_asks_for_meanwhile_stays_asked() -> None:
     cause_of(failed_message(_ATTEMPT, 1, _CHANNEL), events)
     assert events.get_nowait() == CancelRequested()
     assert events.empty()
+
+
+def test_an_unknown_error_is_told_by_its_name_and_counts_if_it_is_a_mistake() -> None:
+    for error, counts in ((KeyError("id"), False), (TypeError("no such argument"), True)):
+        told = slot_error(failed_message(_ATTEMPT, 1, error))
+        assert isinstance(told, SlotFailed)
+        assert str(told).startswith(f"slot 1: {type(error).__name__}: ")
+        assert bool(told.fingerprint) == counts
+        assert fingerprint_of(told) == told.fingerprint
+
+
+def test_what_a_slot_could_not_start_for_is_told_as_the_mistake_that_it_is() -> None:
+    spark = "Job aborted\nTraceback (most recent call last):\n  File ...\n"
+    told = stage_error(RuntimeError(f"{spark}onceflow.core.errors.ConfigError: no such file\n\tat"))
+    assert isinstance(told, ConfigError)
+    assert str(told) == "no such file"
+    told = stage_error(RuntimeError(f"{spark}ModuleNotFoundError: No module named 'onceflow'\n"))
+    assert isinstance(told, ConfigError)
+    assert "'onceflow'" in str(told)
+    assert "--py-files" in str(told)
