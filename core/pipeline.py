@@ -30,7 +30,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 class Job:
-    """A started pipeline. Losing the handle does not end the job; losing the process does.
+    """A started pipeline. Losing the handle does not end the job; the end of the process does.
+
+    When the main thread ends while the job runs, it is cancelled as by `cancel`: wait for it.
 
     A job that lost its process goes on, exactly once, when the same pipeline is started again under
     the same name and checkpoint storage, in this or any other process.

@@ -90,9 +90,15 @@ class ControlServer(flight.FlightServerBase):
         self.address = f"{credentials.scheme}://{host}:{self.port}"
         self._post = post
 
-    def close(self) -> None:
-        """Accept nothing more and end every stream."""
-        threading.Thread(target=self.shutdown, name="control shutdown", daemon=True).start()
+    def close(self, timeout_s: float) -> bool:
+        """Accept nothing more; return whether all streams end within `timeout_s`.
+
+        That of a slot that is cut off does not, until the network gives it up.
+        """
+        ending = threading.Thread(target=self.shutdown, name="control shutdown", daemon=True)
+        ending.start()
+        ending.join(timeout_s)
+        return not ending.is_alive()
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Serve one slot until its stream ends. Runs on a thread of Flight's."""

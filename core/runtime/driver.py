@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -176,6 +177,16 @@ class JobDriver:
             STOP_SIGNALS.remove(self)
             self._ended.set()
 
+    def _end_with_process(self) -> None:
+        """Cancel the job: it needs this process, whose main thread is at its end.
+
+        Flight's threads that still called into the interpreter afterwards would abort the process,
+        and Flight waits for the slots at the interpreter's end.
+        """
+        _log.warning("the process ends, and job %s with it: it is cancelled", self._plan.name)
+        self.cancel()
+        self._ended.wait(3 * self._plan.settings.cancel_timeout_s)
+
     def _attempts(self) -> bool:
         tracker = self._tracker
         slots_ended_s = 0.0
@@ -294,7 +305,7 @@ class JobDriver:
         finally:
             self._end_stage(stage)
             attempt.close()
-            server.close()
+            server.close(self._plan.settings.cancel_timeout_s)
             self._drain(attempt.unfulfilled())
 
     def _restore_point(self, log: ClaimedLog) -> tuple[LogView, int]:

@@ -85,7 +85,7 @@ def test_a_frozen_slot_holds_nobody_up_and_is_lost_by_name_when_it_takes_nothing
                 roster.heard(0, now)  # as if it still spoke
                 roster.beat(now)
                 time.sleep(0.05)
-    server.close()
+    server.close(5.0)
 
 
 def test_what_waits_for_a_frozen_slot_arrives_when_it_goes_on() -> None:
@@ -103,7 +103,7 @@ def test_what_waits_for_a_frozen_slot_arrives_when_it_goes_on() -> None:
         heard = [slot.stdout.readline().strip() for _ in range(33)]
         assert heard == ["Abort"] * 32 + ["Heartbeat"]
         assert connected.link.waiting_s(time.monotonic()) == 0.0
-    server.close()
+    server.close(5.0)
 
 
 def test_a_frozen_driver_holds_no_thread_of_a_slot_up() -> None:

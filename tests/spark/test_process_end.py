@@ -1,0 +1,62 @@
+"""The end of a driver's process while its job runs: it comes soon, and aborts nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.spark
+
+REPOSITORY = Path(__file__).parents[2]
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+from pyspark.sql import SparkSession
+from tests.support.counting_source import CountingSource
+from tests.support.ledger import ledger
+
+os.environ["PYSPARK_PYTHON"] = sys.executable
+builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+spark = builder.config("spark.log.level", "OFF").getOrCreate()
+source = CountingSource(1000, pause_s=0.01, endless=True)
+job = ledger(spark, Path(sys.argv[1]), source)[0].start()
+while job.status().checkpoints_completed < 2:
+    assert not job.state.ended, job.status().last_error
+    time.sleep(0.05)
+print("running", flush=True)
+raise LookupError("a mistake in the main thread")
+"""
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_main_thread_that_fails_ends_the_process_and_the_job_in_good_order(
+    tmp_path: Path, interrupted: bool
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(tmp_path)],
+        cwd=REPOSITORY,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "running\n"
+        if interrupted:
+            time.sleep(0.1)
+            process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 1, err
+    assert "LookupError: a mistake in the main thread" in err
+    assert "Fatal Python error" not in err
+    assert "terminate called" not in err
