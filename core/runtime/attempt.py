@@ -274,8 +274,8 @@ class Attempt:
                 self._carry_out(coordinator.acked(attempt, checkpoint, snapshot, now_s))
             case Declined(attempt, checkpoint, subtask, reason):
                 self._carry_out(coordinator.declined(attempt, checkpoint, subtask, reason, now_s))
-            case CommittedThrough(_, subtask, checkpoint, _):
-                self._parts.progress.committed(subtask, checkpoint)
+            case CommittedThrough(_, subtask, checkpoint, _, committed):
+                self._parts.progress.committed(subtask, committed)
                 self._carry_out(coordinator.committed(subtask, checkpoint, now_s))
             case SourceExhausted(_, subtask):
                 self._carry_out(coordinator.source_exhausted(subtask, now_s))

@@ -294,6 +294,8 @@ class JobDriver:
         group = f"onceflow-{parts.plan.job}-{parts.plan.attempt}"
         stage = SparkStage(self._context, task, group, lambda e: self._events.put(StageEnded(e)))
         attempt = Attempt(parts, self._events)
+        # Hooks run last registered first, and this one must run before those of Flight's servers.
+        atexit.register(self._end_with_process)
         try:
             await_slots(self._context, parts.plan.parallelism, parts.plan.settings.start_timeout_s)
             stage.submit()
@@ -306,6 +308,7 @@ class JobDriver:
             self._end_stage(stage)
             attempt.close()
             server.close(self._plan.settings.cancel_timeout_s)
+            atexit.unregister(self._end_with_process)
             self._drain(attempt.unfulfilled())
 
     def _restore_point(self, log: ClaimedLog) -> tuple[LogView, int]:

@@ -14,7 +14,7 @@ import msgspec
 
 from onceflow.core.errors import MessageCorrupt
 from onceflow.core.protocol.alignment import Barrier
-from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
+from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.snapshots import StateHandle, SubtaskSnapshot
 from onceflow.core.protocol.splits import Split
 
@@ -68,12 +68,14 @@ class Declined:
 
 @dataclass(frozen=True, slots=True)
 class CommittedThrough:
-    """A subtask has nothing left to commit up to `checkpoint`."""
+    """A subtask has heard of `checkpoint`, and has nothing left to commit up to it."""
 
     attempt: AttemptId
     subtask: SubtaskRef
     checkpoint: CheckpointId
     commit_ms: float = 0.0
+    committed: CheckpointId = GENESIS
+    """What its sinks have committed, whether or not the subtask has had time to hear of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,14 +223,17 @@ class Slot:
     ) -> None:
         for subtask in self._subtasks:
             subtask.gate.post(CheckpointCompleted(checkpoint))
-        self._commits.completed(checkpoint, proofs_needed_from)
+        refs = [subtask.ref for subtask in self._subtasks]
+        self._commits.completed(checkpoint, proofs_needed_from, refs)
 
     def completion_heard(self, subtask: SubtaskRef, checkpoint: CheckpointId) -> None:
         """Confirm the checkpoint as soon as all sinks of the subtask have committed it too."""
         self._commits.heard(subtask, checkpoint)
 
-    def _committed_through(self, ref: SubtaskRef, through: CheckpointId, commit_ms: float) -> None:
-        self._send(CommittedThrough(self._plan.attempt, ref, through, commit_ms))
+    def _committed_through(
+        self, ref: SubtaskRef, confirmed: CheckpointId, committed: CheckpointId, commit_ms: float
+    ) -> None:
+        self._send(CommittedThrough(self._plan.attempt, ref, confirmed, commit_ms, committed))
 
     def snapshot_taken(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from onceflow.core.graph import Operator, WriteTo
@@ -16,15 +16,17 @@ from onceflow.core.runtime.sink_meter import SinkMeter
 from onceflow.core.spi import CommitterContext
 from onceflow.core.storage import JobStorage
 
-_HEARD = ""
-"""Beside the uids of a subtask's sinks: the subtask itself."""
+_HEARD, _NO_SINK = "", "no sink"
+"""Beside the uids of a subtask's sinks: the subtask itself, and what stands for none."""
 
 
 class Committed(Protocol):
-    """Hears how far a subtask has come, on its thread or that of one of its committers."""
+    """Hears how far a subtask has come, on the thread that has brought it there."""
 
-    def __call__(self, ref: SubtaskRef, through: CheckpointId, commit_ms: float) -> None:
-        """`ref` has heard of all decisions up to `through`, and all its sinks have committed."""
+    def __call__(
+        self, ref: SubtaskRef, confirmed: CheckpointId, committed: CheckpointId, commit_ms: float
+    ) -> None:
+        """All sinks of `ref` have committed up to `committed`; up to `confirmed` it knows, too."""
         ...
 
 
@@ -86,19 +88,25 @@ class SlotCommits:
 
     def _come(self, ref: SubtaskRef, who: str, through: CheckpointId, commit_ms: float) -> None:
         with self._lock:
-            known = self._through.setdefault(ref, {_HEARD: GENESIS})
-            before = min(known.values())
+            known = self._through.setdefault(ref, {_HEARD: GENESIS, _NO_SINK: GENESIS})
+            before = _lowest(known)
             known[who] = max(known[who], through)
-            lowest = min(known.values())
-        if lowest > before:
-            self._report(ref, lowest, round(commit_ms, 3))
+            confirmed, committed = _lowest(known)
+        if (confirmed, committed) != before:
+            self._report(ref, confirmed, committed, round(commit_ms, 3))
 
     def completed(
-        self, checkpoint: CheckpointId, proofs_needed_from: Mapping[str, CheckpointId]
+        self,
+        checkpoint: CheckpointId,
+        proofs_needed_from: Mapping[str, CheckpointId],
+        subtasks: Iterable[SubtaskRef],
     ) -> None:
-        """Let every committer commit what `checkpoint` decided."""
+        """Let every committer commit what `checkpoint` decided; `subtasks` are all of the slot."""
         for worker in self._workers:
             worker.completed(checkpoint, proofs_needed_from[worker.meter.sink_id])
+        for ref in subtasks:
+            if _NO_SINK in self._through.get(ref, {_NO_SINK: GENESIS}):
+                self._come(ref, _NO_SINK, checkpoint, 0.0)
 
     def metrics(self) -> tuple[SinkMetrics, ...]:
         """Return what each sink's transactions have gone through."""
@@ -107,3 +115,9 @@ class SlotCommits:
     def close(self, left_s: Callable[[], float]) -> bool:
         """End every committer; return whether all ended within the seconds that are left."""
         return min([worker.close(left_s()) for worker in self._workers], default=True)
+
+
+def _lowest(known: dict[str, CheckpointId]) -> tuple[CheckpointId, CheckpointId]:
+    """Return (what the subtask and its sinks have come to, what its sinks have)."""
+    committed = min(through for who, through in known.items() if who != _HEARD)
+    return min(known[_HEARD], committed), committed
