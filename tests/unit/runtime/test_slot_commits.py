@@ -28,7 +28,9 @@ def test_nothing_is_confirmed_that_the_subtask_has_not_heard_of(tmp_path: Path) 
         SlotPlan("ledger", AttemptId(1), 1, 128, Delivery.EXACTLY_ONCE, RuntimeSettings()),
         FileSystemStorage(str(tmp_path / "checkpoints")).open("ledger"),
         "log",
-        committed=lambda ref, through, committed, commit_ms: told.put((ref, through, committed)),
+        committed=lambda ref, confirmed, committed, commit_ms: told.put(
+            (ref, confirmed, committed)
+        ),
         failed=failures.append,
     )
     needed = {"ledger": FIRST, "audit": FIRST}
