@@ -52,7 +52,7 @@ def test_a_main_thread_that_fails_ends_the_process_and_the_job_in_good_order(
         if interrupted:
             time.sleep(0.1)
             process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=60)
     finally:
         process.kill()
         process.wait()
