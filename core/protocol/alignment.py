@@ -106,6 +106,11 @@ class BarrierAlignment:
         return tuple(sorted(self._open))
 
     @property
+    def aborted(self) -> frozenset[CheckpointId]:
+        """The checkpoints given up of which some channel may still bring a barrier."""
+        return frozenset(self._aborted)
+
+    @property
     def all_ended(self) -> bool:
         """Whether every channel has brought its end of input. Barriers still come."""
         return len(self._ended) == self._channels

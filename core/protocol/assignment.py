@@ -70,14 +70,6 @@ def redistribute_list(
     return tuple(tuple(items[index::parallelism]) for index in range(parallelism))
 
 
-def union_list(parts: Sequence[Sequence[_Item]], parallelism: int) -> tuple[tuple[_Item, ...], ...]:
-    """Return list state for which every new subtask gets every item, in the order of `parts`."""
-    if parallelism < 1:
-        raise ValueError(f"parallelism={parallelism} must be 1 or more")
-    items = tuple(item for part in parts for item in part)
-    return (items,) * parallelism
-
-
 def _check(max_parallelism: int, parallelism: int) -> None:
     if not 1 <= parallelism <= max_parallelism <= PARALLELISM_MAX:
         raise ValueError(

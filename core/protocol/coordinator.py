@@ -3,14 +3,15 @@
 One coordinator serves one attempt, on the driver's thread. Facts go in by method, decisions come
 out as a tuple, to be carried out in order. A checkpoint goes through
 
-    collecting --all acked--> complete --append issued--> appending --logged--> retained -> subsumed
-         |                                                    |
-         +--declined, timed out, subsumed--> aborted <--------+ append failed
+    collecting --all acked--> appending --logged--> retained -> subsumed
+         |                        |
+         +--declined, timed out,  +--append failed--> aborted
+            subsumed--> aborted
 
 Invariants:
-    at most one checkpoint is appending; decisions are appended in rising order
+    while a checkpoint is appending, nothing is told but how that ended: the thread that tells
+    appends, and waits for it
     pending checkpoint > last decided checkpoint
-    a checkpoint that is appending is never aborted by timeout, decline or subsumption
     a file is discarded only if no retained or pending checkpoint names it (see state_files)
     after FailAttempt and after FinishJob nothing is decided any more
 """
@@ -39,18 +40,6 @@ from onceflow.core.protocol.snapshots import CompletedCheckpoint, StateHandle, S
 from onceflow.core.protocol.state_files import StateFiles, handles_of, paths_of
 
 
-@dataclass(frozen=True, slots=True)
-class PendingCheckpoint:
-    """For status: a checkpoint that is neither decided nor aborted."""
-
-    checkpoint: CheckpointId
-    kind: CheckpointKind
-    triggered_at_ms: int
-    acked: frozenset[SubtaskRef]
-    missing: frozenset[SubtaskRef]
-    appending: bool
-
-
 @dataclass(slots=True)
 class _Pending:
     trigger: TriggerCheckpoint
@@ -58,7 +47,6 @@ class _Pending:
     snapshots: dict[SubtaskRef, SubtaskSnapshot] = field(
         default_factory=dict[SubtaskRef, SubtaskSnapshot]
     )
-    complete: bool = False
 
 
 class CheckpointCoordinator:
@@ -108,20 +96,9 @@ class CheckpointCoordinator:
         self._over = False
 
     @property
-    def pending(self) -> tuple[PendingCheckpoint, ...]:
-        """Checkpoints under way, oldest first."""
-        appending = None if self._appended is None else self._appended.checkpoint
-        return tuple(
-            PendingCheckpoint(
-                checkpoint=checkpoint,
-                kind=pending.trigger.kind,
-                triggered_at_ms=pending.trigger.triggered_at_ms,
-                acked=frozenset(pending.snapshots),
-                missing=self._subtasks - pending.snapshots.keys(),
-                appending=checkpoint == appending,
-            )
-            for checkpoint, pending in sorted(self._pending.items())
-        )
+    def pending(self) -> tuple[CheckpointId, ...]:
+        """The checkpoints that are neither decided nor given up, oldest first."""
+        return tuple(sorted(self._pending))
 
     @property
     def completed(self) -> tuple[CompletedCheckpoint, ...]:
@@ -129,25 +106,15 @@ class CheckpointCoordinator:
         return tuple(self._retained)
 
     @property
-    def consecutive_failures(self) -> int:
-        """How many checkpoints have failed since the last one that was decided."""
-        return self._consecutive
-
-    @property
     def requested(self) -> frozenset[CheckpointKind]:
         """What was asked for (MANUAL, STOP) and is not fulfilled: for the next attempt to ask."""
         return self._schedule.requested
-
-    @property
-    def live_paths(self) -> frozenset[str]:
-        """Every file of the job that must not be swept, except those of uploads under way."""
-        return self._named() | self._files.waiting_paths
 
     def next_wake_s(self) -> float | None:
         """Return when `tick` has something to do if no other fact comes; None: never."""
         if self._over:
             return None
-        wakes = [p.deadline_s for p in self._pending.values() if not p.complete]
+        wakes = [pending.deadline_s for pending in self._pending.values()]
         due = self._due()
         if due is not None:
             wakes.append(due[1])
@@ -156,7 +123,7 @@ class CheckpointCoordinator:
     def tick(self, now_s: float) -> tuple[Decision, ...]:
         """Abort what is late and trigger what is due."""
         decisions: list[Decision] = []
-        for pending in [p for p in self._pending.values() if not p.complete]:
+        for pending in list(self._pending.values()):
             if now_s >= pending.deadline_s and not self._over:
                 missing = sorted(self._subtasks - pending.snapshots.keys())
                 reason = (
@@ -211,7 +178,9 @@ class CheckpointCoordinator:
         if pending is None or subtask not in self._subtasks or subtask in pending.snapshots:
             return tuple(self._discard(handles_of([snapshot])))
         pending.snapshots[subtask] = snapshot
-        pending.complete = pending.snapshots.keys() == self._subtasks
+        if pending.snapshots.keys() == self._subtasks:
+            self._appended = self._completed_of(pending)
+            return (AppendDecision(self._appended),)
         return tuple(self._proceed(now_s))
 
     def declined(
@@ -224,10 +193,10 @@ class CheckpointCoordinator:
     ) -> tuple[Decision, ...]:
         """Take in that a subtask cannot take part: the checkpoint is aborted. Never raises.
 
-        Ignored when late, unknown, of another attempt, or when the checkpoint has all its acks.
+        Ignored when late, unknown or of another attempt.
         """
         pending = self._pending.get(checkpoint)
-        if self._over or attempt != self._attempt or pending is None or pending.complete:
+        if self._over or attempt != self._attempt or pending is None:
             return ()
         decisions = self._fail(pending, f"{subtask} declined: {reason}", now_s)
         return (*decisions, *self._proceed(now_s))
@@ -252,8 +221,8 @@ class CheckpointCoordinator:
         decisions: list[Decision] = [NotifyComplete(checkpoint, self._retained[0].checkpoint)]
         dropped: list[SubtaskSnapshot] = [s for old in subsumed for s in old.snapshots]
         for older in sorted(c for c in self._pending if c < checkpoint):
+            # Nobody needs to be told: who hears of `checkpoint` waits for no older one.
             dropped += self._pending.pop(older).snapshots.values()
-            decisions.append(NotifyAbort(older, f"checkpoint {checkpoint} completed first"))
         decisions += self._discard(handles_of(dropped))
         if kind.ends_job:
             self._last = checkpoint
@@ -300,7 +269,8 @@ class CheckpointCoordinator:
         return (*self._discard(()), *self._proceed(now_s))
 
     def _proceed(self, now_s: float) -> list[Decision]:
-        """Whatever the facts so far allow next: finish, append, trigger."""
+        """Whatever the facts so far allow next: finish or trigger."""
+        require(self._appended is None, "a fact was told while a decision is appended")
         if self._over:
             return []
         if self._last is not None:
@@ -308,15 +278,8 @@ class CheckpointCoordinator:
                 return []
             self._over = True
             return [FinishJob(self._last)]
-        decisions: list[Decision] = []
-        complete = [c for c, pending in self._pending.items() if pending.complete]
-        if self._appended is None and complete:
-            self._appended = self._completed_of(self._pending[min(complete)])
-            decisions.append(AppendDecision(self._appended))
         due = self._due()
-        if due is not None and now_s >= due[1]:
-            decisions.append(self._trigger(due[0], now_s))
-        return decisions
+        return [self._trigger(due[0], now_s)] if due is not None and now_s >= due[1] else []
 
     def _due(self) -> tuple[CheckpointKind, float] | None:
         """Return what is to be triggered next and when, if anything may be by then."""
@@ -387,4 +350,4 @@ class CheckpointCoordinator:
         return [DiscardState(private + shared)] if private or shared else []
 
 
-__all__ = ["CheckpointCoordinator", "CheckpointSettings", "PendingCheckpoint"]
+__all__ = ["CheckpointCoordinator", "CheckpointSettings"]

@@ -53,11 +53,6 @@ class StateFiles:
     def __init__(self) -> None:
         self._waiting: dict[str, _Waiting] = {}
 
-    @property
-    def waiting_paths(self) -> frozenset[str]:
-        """Shared files that nothing names and that are not deleted yet."""
-        return frozenset(self._waiting)
-
     def drop(
         self, handles: Iterable[StateHandle], *, named: frozenset[str], decided_last: CheckpointId
     ) -> tuple[StateHandle, ...]:

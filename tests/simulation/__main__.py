@@ -11,6 +11,7 @@ import time
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from tests.simulation.coverage_report import unreached
 from tests.simulation.explorer import MutantVerdict, explore, shortest, try_mutants
 
 
@@ -23,11 +24,16 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, default=5_000, metavar="N")
     parser.add_argument("--seed", type=int, default=None, help="of the first schedule")
     parser.add_argument("--mutants", action="store_true", help="try the broken variants instead")
+    parser.add_argument(
+        "--coverage", action="store_true", help="tell what of the protocol no schedule reaches"
+    )
     parser.add_argument("--json", action="store_true", help="print one object on stdout")
     arguments = parser.parse_args()
     seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
     if arguments.mutants:
         return _mutants(0 if arguments.seed is None else seed, as_json=arguments.json)
+    if arguments.coverage:
+        return _coverage(arguments.schedules, seed)
     return _schedules(arguments.schedules, seed, as_json=arguments.json)
 
 
@@ -61,6 +67,17 @@ def _schedules(count: int, seed: int, *, as_json: bool) -> int:
     sys.stdout.write(f"\nseed {first.seed}: {first.violation}\n" + "\n".join(first.trace[-40:]))
     sys.stdout.write(f"\n\nagain: script/simulate --schedules 1 --seed {first.seed}\n")
     return 1
+
+
+def _coverage(schedules: int, seed: int) -> int:
+    found = unreached(schedules, seed)
+    for text in found:
+        sys.stdout.write(f"{text}\n")
+    sys.stdout.write(
+        f"{len(found)} lines and branches of the protocol are reached by none of {schedules}"
+        f" schedules from seed {seed}\n"
+    )
+    return 1 if found else 0
 
 
 def _mutants(seed: int, *, as_json: bool) -> int:

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from tests.simulation.model import (
-    digest_of,
+from tests.simulation.clock import Gone, Process, Steps
+from tests.simulation.log_owner import LogOwner
+from tests.simulation.recovery import CleanUp, SinkRecovery, sweep_files
+from tests.simulation.slots import (
+    KEY_GROUPS,
+    KEYED,
+    SPLITS,
+    Deployment,
+    Fact,
+    Slot,
+    SlotFailed,
+    encode_split,
+    parse_splits,
 )
-from tests.simulation.slots import KEY_GROUPS, SINK, Deployment, Fact, Slot, parse_splits
 from tests.simulation.world import World
 
-from onceflow.core.errors import OnceflowError
+from onceflow.core.errors import (
+    CheckpointError,
+    Fenced,
+    OnceflowError,
+    PreparedTransactionLost,
+    SlotLost,
+    StorageError,
+)
 from onceflow.core.protocol.alignment import Barrier
 from onceflow.core.protocol.assignment import assign_splits
-from onceflow.core.protocol.committables import Lost, Unknown
-from onceflow.core.protocol.coordinator import CheckpointSettings
+from onceflow.core.protocol.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.decisions import (
     AppendDecision,
+    CheckpointFailed,
+    CheckpointKind,
     DiscardState,
     FailAttempt,
     FinishJob,
@@ -26,289 +43,334 @@ from onceflow.core.protocol.decisions import (
     TriggerCheckpoint,
 )
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef
-from onceflow.core.protocol.log import (
-    AppendStands,
-    LogEntry,
-    LogRecord,
-    extend,
-    fold,
-    judge_append,
-    next_claim,
-    next_decision,
-    prunable,
-)
-from onceflow.core.protocol.snapshots import (
-    CompletedCheckpoint,
-    OperatorSnapshot,
-    SubtaskSnapshot,
-)
+from onceflow.core.protocol.restart import GiveUp, RestartAfter
+from onceflow.core.protocol.snapshots import CompletedCheckpoint, OperatorSnapshot, SubtaskSnapshot
+from onceflow.core.protocol.splits import Split, SplitOffers, with_lists
 
 
-class Driver:
-    """One driver process: claims, recovers, deploys, coordinates; restarts after a failure."""
+class Driver(Process):
+    """One driver process: one attempt after another until the job is done."""
 
     def __init__(self, world: World, name: str) -> None:
+        super().__init__(world.clock)
         self.world, self.name = world, name
-        self.alive = True
-        self.attempt = AttemptId(0)
-        self.slots: list[Slot] = []
+        self.attempt: Attempt | None = None
+        self._claimed: AttemptId | None = None
+        """By this driver: it claims again only while nobody else has."""
+        self._requests: set[CheckpointKind] = set()
 
     def start(self) -> None:
-        self._later(self._attempt)
+        self.begin(self._attempts())
 
     def kill(self, why: str) -> None:
         if self.alive:
             self.alive = False
-            self.world.clock.say(f"driver {self.name} dies: {why}")
+            self.clock.say(f"driver {self.name} dies: {why}")
+            if self.attempt is not None:
+                # Its slots notice by the silence of the driver, each in its own time.
+                self.attempt.release_slots("driver lost")
 
-    # --- an attempt ---------------------------------------------------------------------------
+    def request(self, kind: CheckpointKind) -> None:
+        """The user asks."""
+        self.clock.say(f"{kind.value} is asked for")
+        if self.attempt is not None and self.attempt.coordinates:
+            self.attempt.request(kind)
+        else:
+            self._requests.add(kind)
 
-    def _attempt(self) -> None:
+    def _attempts(self) -> Steps[None]:
+        tracker = self.world.shape.restart.tracker(self.world.rng)
+        while True:
+            try:
+                yield 0.02
+                log = LogOwner(self.world, self.name, self._claimed)
+                self._claimed = log.attempt
+                self.attempt = attempt = Attempt(self.world, self, log)
+                yield from attempt.run(self._requests, tracker.on_running)
+                return
+            except PreparedTransactionLost as error:
+                # An attempt that was overtaken asks for what the newer one has done and forgotten.
+                overtaken = self.attempt is None or self.attempt.number < self.world.claimed
+                self.world.lost = not overtaken
+                self.kill(f"lost: {error}")
+                return
+            except Fenced as error:
+                self.kill(f"fenced: {error}")
+                return
+            except OnceflowError as error:
+                self.clock.say(f"driver {self.name}: attempt fails: {error}")
+                mistake = str(error) if isinstance(error, CheckpointError) else ""
+                match tracker.on_failure(self.clock.now_s, mistake):
+                    case GiveUp(reason):
+                        self.kill(f"no further attempt: {reason}")
+                        return
+                    case RestartAfter(delay_s):
+                        yield delay_s
+            finally:
+                if self.attempt is not None:
+                    self.attempt.release_slots("cancelled")
+                    if self.world.variant.requests_survive:
+                        self._requests |= self.attempt.unfulfilled()
+                self.attempt = None
+
+
+class Attempt:
+    """Runs one attempt from its claim to its end."""
+
+    def __init__(self, world: World, driver: Driver, log: LogOwner) -> None:
+        self.world, self.driver, self.log = world, driver, log
+        self.number = self.log.attempt
+        self.coordinator: CheckpointCoordinator | None = None
+        self.slots: list[Slot] = []
+        self._recovery = SinkRecovery(world, driver, self.log)
+        self._clean_up = CleanUp(world, driver, self.log, self._recovery)
+        self._failure: OnceflowError | None = None
+        self._finished: CheckpointId | None = None
+        self._stopping: set[CheckpointId] = set()
+        self._told: CheckpointId | None = None
+        self._offers: dict[str, SplitOffers] = {}
+        self._discover_at = 0.0
+        world.clock.say(f"driver {driver.name} claims attempt {self.number}")
+
+    def run(self, requests: set[CheckpointKind], running: object) -> Steps[None]:
+        """Run to the end of the job; raises OnceflowError when the attempt fails."""
         world = self.world
-        self.view = fold(world.log.entries())
-        claim = next_claim(self.view, self.name)
-        if not self._append(claim):
-            self._later(self._attempt, 0.1)
-            return
-        self.attempt = claim.attempt
-        world.claimed = max(world.claimed, claim.attempt)
-        world.clock.say(f"driver {self.name} claims attempt {self.attempt}")
-        if self._crashed("after claim"):
-            return
-        if not self.view.completed:
-            splits = tuple(f"{p}:0".encode() for p in range(world.shape.partitions))
-            source = OperatorSnapshot("source", lists={"splits": splits})
-            genesis = CompletedCheckpoint(
-                GENESIS, self.attempt, 1, KEY_GROUPS,
-                (SubtaskSnapshot(SubtaskRef("source", 0), (source,)),), 0, 0,
-            )  # fmt: skip
-            if not self._decide(genesis):
-                return
-        self._later(self._recover)
+        if self._crashes("after the claim"):
+            yield 1.0
+        restored = self._restore_point()
+        try:
+            sweep_files(world, self.log)
+        except Gone:
+            raise StorageError("files cannot be swept") from None
+        yield from self._recovery.recover(restored)
+        self._deploy(restored)
+        running(world.clock.now_s)  # type: ignore[operator]
+        while requests:
+            self.request(requests.pop())
+        while self._finished is None:
+            self._fail_if_told()
+            assert self.coordinator is not None
+            self._carry_out(self.coordinator.tick(world.clock.now_s))
+            self._discover()
+            if self._told is not None:
+                self._tell_complete(self._told)  # again: the first word may be lost
+            yield 0.1
+        yield from self._end()
 
-    def _recover(self) -> None:
-        world = self.world
-        self.restored = self.view.completed[-1]
-        self._sweep_files()
-        decided = [c for _, o in self.restored.operator("keyed") for c in o.committables]
-        plan = world.variant.plan(
-            decided, world.database.in_doubt(), sink_id=SINK, attempt=self.attempt
-        )
-        for committable in plan.commit:
-            if self._crashed("in recovery"):
-                return
-            outcome = world.database.commit(committable)
-            if isinstance(outcome, Lost) and not world.variant.lost_is_committed:
-                world.lost = True
-                world.clock.say(f"{committable.transaction} is lost, and the job says so")
-                return
-            if isinstance(outcome, Unknown):
-                self._fail("the database is gone in recovery")
-                return
-        for committable in plan.abort:
-            world.database.abort(committable)
-        self._later(self._deploy)
+    @property
+    def coordinates(self) -> bool:
+        return self.coordinator is not None and self._failure is None
 
-    def _deploy(self) -> None:
+    def unfulfilled(self) -> frozenset[CheckpointKind]:
+        return self.coordinator.requested if self.coordinator else frozenset()
+
+    def request(self, kind: CheckpointKind) -> None:
+        assert self.coordinator is not None
+        self._carry_out(self.coordinator.request(kind, self.world.clock.now_s))
+
+    def release_slots(self, why: str) -> None:
+        """A slot whose attempt is over may not hear of it for a while, and goes on: a zombie."""
+        for slot in self.slots:
+            self.world.clock.after(
+                self.world.rng.expovariate(1 / 0.2),
+                lambda s=slot: s.kill(why),  # type: ignore[misc]
+            )
+        self.slots = []
+
+    # --- the beginning -------------------------------------------------------------------------
+
+    def _restore_point(self) -> CompletedCheckpoint:
+        """Decide checkpoint 0 if need be, or one that takes in what is new since the last."""
+        if not self.log.view.completed:
+            self.log.append(genesis_of(self.world, self.log))
+        restored = self.log.view.completed[-1]
+        lists: dict[str, tuple[bytes, ...]] = {}
+        for uid, partitions in self.world.sources.items():
+            known = positions_of(restored, uid)
+            if new := set(partitions) - known.keys():
+                now = known | dict.fromkeys(sorted(new), 0)
+                lists[uid] = tuple(encode_split(p, at) for p, at in now.items())
+        if lists:
+            now_ms = self.world.clock.wall_ms()
+            self.log.append(with_lists(restored, SPLITS, lists, attempt=self.number, now_ms=now_ms))
+        return self.log.view.completed[-1]
+
+    def _deploy(self, restored: CompletedCheckpoint) -> None:
         world, shape = self.world, self.world.shape
-        parallelism = shape.parallelism[self.attempt % len(shape.parallelism)]
-        elements = [e for _, o in self.restored.operator("source") for e in o.lists["splits"]]
-        positions = parse_splits(tuple(elements))
-        ids = assign_splits([str(p) for p in sorted(positions)], parallelism)
-        splits = [{int(p): positions[int(p)] for p in mine} for mine in ids]
-        handles = tuple(h for _, o in self.restored.operator("keyed") for h in o.keyed)
-        attempt = self.attempt
-
-        def report(slot: int, said: Fact | str) -> None:
-            if self.alive:
-                self._heard(attempt, slot, said)
-
-        deployment = Deployment(attempt, parallelism, splits, handles, report)
+        parallelism = shape.parallelism[self.number % len(shape.parallelism)]
+        known = {uid: positions_of(restored, uid) for uid in world.sources}
+        splits = {uid: _dealt(positions, parallelism) for uid, positions in known.items()}
+        self._offers = {uid: SplitOffers(splits, parallelism) for uid, splits in known.items()}
+        handles = tuple(h for _, o in restored.operator(KEYED) for h in o.keyed)
+        deployment = Deployment(self.number, parallelism, splits, handles, self._heard)
         self.slots = [Slot(world, deployment, index) for index in range(parallelism)]
         deployment.peers = self.slots
         world.slots.extend(self.slots)
         for slot in self.slots:
             slot.start()
-        everyone = [ref for slot in self.slots for ref in (slot.source, slot.keyed)]
         self.coordinator = world.variant.coordinator(
-            CheckpointSettings(
-                interval_s=0.15, timeout_s=1.0, max_concurrent=shape.concurrent,
-                tolerable_failures=shape.tolerable, retained=shape.retained,
-            ),
-            attempt=attempt,
-            subtasks=frozenset(everyone),
-            sources=frozenset(slot.source for slot in self.slots),
+            shape.checkpoints,
+            attempt=self.number,
+            subtasks=frozenset(ref for slot in self.slots for ref in slot.subtasks),
+            sources=frozenset(source.ref for slot in self.slots for source in slot.sources),
             parallelism=parallelism,
             max_parallelism=KEY_GROUPS,
-            retained=self.view.completed,
-            next_checkpoint=self.view.next_checkpoint,
-            now_s=world.clock.now_s,
-            wall_ms=lambda: int(world.clock.now_s * 1000),
-        )  # fmt: skip
-        self.swept = False
-        self.last_complete: CheckpointId | None = None
-        self._tick(attempt)
+            retained=self.log.view.completed,
+            next_checkpoint=self.log.view.next_checkpoint,
+            now_s=world.now_s,
+            wall_ms=world.clock.wall_ms,
+        )
+        world.oracle.begins(self.number)
 
-    def _tick(self, attempt: AttemptId) -> None:
-        if attempt != self.attempt or not self.slots:
-            return
-        self._carry_out(self.coordinator.tick(self.world.clock.now_s))
-        if self.last_complete is not None:
-            self._tell_complete(self.last_complete)  # again: the first word may be lost
-        self._later(lambda: self._tick(attempt), 0.1)
+    # --- the coordinator's facts and decisions ---------------------------------------------------
 
-    def _heard(self, attempt: AttemptId, slot: int, said: Fact | str) -> None:
-        if not self.slots:
+    def _heard(self, slot: int, said: Fact | SlotFailed) -> None:
+        current = self.driver.attempt
+        if not self.driver.alive or current is None or current.coordinator is None:
             return
-        if self.world.variant.slot_checks_attempt and attempt != self.attempt:
+        if current is not self and self.world.variant.slot_checks_attempt:
             return  # I7
-        if isinstance(said, str):
-            self._fail(f"slot {slot} is gone: {said}")
-        else:
-            self._carry_out(said(self.coordinator, self.world.clock.now_s))
+        if isinstance(said, SlotFailed):
+            if current is self and self._failure is None:
+                lost = PreparedTransactionLost if said.for_good else SlotLost
+                self._failure = lost(f"slot {slot} is gone: {said.reason}")
+        elif current._failure is None:
+            current._carry_out(said(current.coordinator, self.world.now_s))
 
     def _carry_out(self, decisions: Sequence[object]) -> None:
         world = self.world
         for decision in decisions:
-            if not self.alive or not self.slots:
+            if not self.driver.alive or self._failure is not None:
                 return
             match decision:
                 case TriggerCheckpoint(checkpoint, kind, at_ms):
+                    if kind is CheckpointKind.STOP:
+                        self._stopping.add(checkpoint)
                     barrier = Barrier(checkpoint, kind, at_ms)
                     for slot in self.slots:
                         world.network.send(lambda s=slot, b=barrier: s.trigger(b))  # type: ignore[misc]
                 case AppendDecision(completed):
-                    self._append_decision(completed)
+                    self._append(completed)
                 case NotifyComplete(checkpoint, oldest):
-                    self.last_complete = checkpoint
+                    self._told = checkpoint
                     self._tell_complete(checkpoint)
-                    self._prune(oldest)
-                    self._sweep()
+                    self._clean_up.completed(checkpoint, oldest, self._last())
                 case NotifyAbort(checkpoint):
                     for slot in self.slots:
-                        world.network.send(lambda s=slot, n=checkpoint: s.alive and s.abort(n))  # type: ignore[misc]
+                        world.network.send(lambda s=slot, n=checkpoint: s.abort(n))  # type: ignore[misc]
                 case DiscardState(handles):
-                    for handle in handles:
-                        world.files.content.pop(handle.path, None)
+                    self._clean_up.discard(handles)
+                case CheckpointFailed(checkpoint):
+                    world.oracle.given_up(self.number, checkpoint)
                 case FailAttempt(reason):
-                    self._fail(reason)
-                case FinishJob():
-                    world.finished = True
-                    world.clock.say(f"attempt {self.attempt} has finished the job")
-                    self._cancel_slots()
+                    self._failure = CheckpointError(reason)
+                case FinishJob(checkpoint):
+                    self._finished = checkpoint
                 case _:
                     pass
 
-    def _append_decision(self, completed: CompletedCheckpoint) -> None:
-        if self._crashed("before append") or not self._decide(completed):
+    def _append(self, completed: CompletedCheckpoint) -> None:
+        assert self.coordinator is not None
+        if self._crashes("before append"):
             return
-        if not self._crashed("after append"):
-            self._carry_out(self.coordinator.logged(completed.checkpoint, self.world.clock.now_s))
+        checkpoint = completed.checkpoint
+        try:
+            self.log.append(completed)
+        except (StorageError, self.world.variant.taken_for_refused) as error:
+            more = self.coordinator.append_failed(checkpoint, str(error), self.world.now_s)
+        except OnceflowError as error:
+            self._failure = error
+            return
+        else:
+            if self._crashes("after append"):
+                return
+            self.world.oracle.first_decision(self.number, checkpoint)
+            more = self.coordinator.logged(checkpoint, self.world.now_s)
+        self._carry_out(more)
 
     def _tell_complete(self, checkpoint: CheckpointId) -> None:
-        for slot in self.slots:
-            self.world.network.send(lambda s=slot: s.complete(checkpoint))  # type: ignore[misc]
-
-    def _sweep(self) -> None:
-        if self.swept or not self.world.variant.sweep:
-            return
-        self.swept = True
-        latest = self.coordinator.completed[-1]
-        decided = [c for _, o in latest.operator("keyed") for c in o.committables]
-        plan = self.world.variant.plan(
-            decided, self.world.database.in_doubt(), sink_id=SINK, attempt=self.attempt
-        )
-        for committable in plan.abort:
-            self.world.database.abort(committable)
-        self._sweep_files()
-
-    def _sweep_files(self) -> None:
-        """Files of older attempts that no decision in the log names."""
-        named = {
-            handle.path
-            for completed in self.view.completed
-            for _, operator in completed.operator("keyed")
-            for handle in operator.keyed
+        assert self.coordinator is not None
+        retained, log = self.coordinator.completed, self.log.view
+        needed = {
+            sink_id: self.world.variant.proofs_needed_from(retained, log.committed_last(sink_id))
+            for sink_id in self.world.targets
         }
-        for path in list(self.world.files.content):
-            if int(path[1:].split("/")[0]) < self.attempt and path not in named:
-                del self.world.files.content[path]
-
-    # --- the log ------------------------------------------------------------------------------
-
-    def _append(self, record: LogRecord) -> bool:
-        """Create the record; the view goes on with it when it stands."""
-        world, log = self.world, self.world.log
-        if world.variant.fenced:
-            digest = log.create(record)
-        else:
-            digest = digest_of(record)
-            log.records[record.sequence] = LogEntry(record, digest)
-        verdict = judge_append(
-            record,
-            digest,
-            standing_digest=log.standing(record.sequence),
-            highest_sequence=max(log.records),
-        )
-        stands = isinstance(verdict, AppendStands)
-        if not world.variant.judged:
-            stands = log.standing(record.sequence) == digest
-        if stands:
-            self.view = extend(self.view, LogEntry(record, digest))
-        return stands
-
-    def _decide(self, completed: CompletedCheckpoint) -> bool:
-        try:
-            record = next_decision(self.view, completed)
-        except OnceflowError:
-            self.kill("fenced")
-            return False
-        if not self._append(record):
-            # Fenced: whether the record counts is for the newer attempt to read.
-            self.kill(f"fenced at record {record.sequence}")
-            self._cancel_slots()
-            return False
-        self.world.decided(record)
-        self.world.clock.say(f"attempt {completed.attempt} decides {completed.checkpoint}")
-        return True
-
-    def _prune(self, oldest: CheckpointId) -> None:
-        kept = max(1, sum(c.checkpoint >= oldest for c in self.view.completed))
-        first = self.view.decided[-kept].sequence
-        for sequence in prunable(self.view, kept):
-            self.world.log.records.pop(sequence, None)
-        self.view = replace(
-            self.view,
-            decided=self.view.decided[-kept:],
-            first_sequence=max(first, self.view.first_sequence),
-            ghosts=(),
-        )
-
-    # --- failures -----------------------------------------------------------------------------
-
-    def _fail(self, reason: str) -> None:
-        self.world.clock.say(f"attempt {self.attempt} fails: {reason}")
-        self._cancel_slots()
-        if not self.world.lost:
-            self._later(self._attempt, 0.2)
-
-    def _cancel_slots(self) -> None:
-        """A cancelled slot may not hear of it for a while, and goes on: a zombie."""
         for slot in self.slots:
-            self.world.clock.after(
-                self.world.rng.expovariate(1 / 0.2),
-                lambda s=slot: s.kill("cancelled"),  # type: ignore[misc]
+            self.world.network.send(
+                lambda s=slot: s.complete(checkpoint, needed)  # type: ignore[misc]
             )
-        self.slots = []
 
-    def _crashed(self, where: str) -> bool:
-        if self.alive and self.world.draws_crash():
-            self.kill(where)
-        return not self.alive
+    def _last(self) -> CompletedCheckpoint:
+        assert self.coordinator is not None
+        return self.coordinator.completed[-1]
 
-    def _later(self, step: object, delay_s: float = 0.02) -> None:
-        def event() -> None:
-            if self.alive:
-                step()  # type: ignore[operator]
+    def _discover(self) -> None:
+        """Offer what has appeared, now and then; it is read once a checkpoint holds it."""
+        assert self.coordinator is not None
+        if self.world.now_s < self._discover_at or self._failure is not None:
+            return
+        self._discover_at = self.world.now_s + 0.3
+        for uid, offers in self._offers.items():
+            known = positions_of(self.coordinator.completed[-1], uid)
+            now = [Split(p, encode_split(p, 0)) for p in self.world.sources[uid] if p not in known]
+            found = offers.offer(now)
+            for slot, splits in found.items():
+                task = next(one for one in self.slots[slot].sources if one.uid == uid)
+                self.world.clock.after(
+                    self.world.rng.expovariate(1 / 0.02),
+                    lambda t=task, s=splits: t.mail.append(lambda: t.offered(s)),  # type: ignore[misc]
+                )
+            if found:
+                self.request(CheckpointKind.MANUAL)
 
-        self.world.clock.after(delay_s * self.world.rng.uniform(0.5, 2.0), event)
+    # --- the end -------------------------------------------------------------------------------
+
+    def _end(self) -> Steps[None]:
+        """Hear late acks, finish what runs beside, and leave."""
+        assert self._finished is not None
+        self._told = None
+        while any(slot.uploads for slot in self.slots if slot.alive):
+            yield 0.05
+        yield 1.0
+        while self._clean_up.busy:
+            yield 0.05
+        if self.number < self.world.claimed:
+            raise Fenced("a newer attempt goes on with the job")
+        slot_died = not all(slot.alive for slot in self.slots)
+        self.world.oracle.finished(
+            self.number, self.log.view, slot_died=slot_died, swept=self._clean_up.swept
+        )
+        self.world.finished = True
+        self.world.stopped = self._finished in self._stopping
+        self.world.clock.say(f"attempt {self.number} has finished the job")
+
+    def _fail_if_told(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _crashes(self, where: str) -> bool:
+        if self.driver.alive and self.world.draws_crash():
+            self.driver.kill(where)
+        return not self.driver.alive
+
+
+def genesis_of(world: World, log: LogOwner) -> CompletedCheckpoint:
+    snapshots = tuple(
+        SubtaskSnapshot(
+            SubtaskRef(uid, 0),
+            (OperatorSnapshot(uid, lists={SPLITS: tuple(encode_split(p, 0) for p in partitions)}),),
+        )
+        for uid, partitions in world.sources.items()
+    )
+    now_ms = world.clock.wall_ms()
+    return CompletedCheckpoint(GENESIS, log.attempt, 1, KEY_GROUPS, snapshots, now_ms, now_ms)
+
+
+def positions_of(completed: CompletedCheckpoint, uid: str) -> dict[str, int]:
+    """Return partition -> next offset of source `uid`; empty when `completed` knows none."""
+    return parse_splits([e for _, o in completed.operator(uid) for e in o.lists[SPLITS]])
+
+
+def _dealt(positions: dict[str, int], parallelism: int) -> list[dict[str, int]]:
+    dealt = assign_splits(sorted(positions), parallelism)
+    return [{partition: positions[partition] for partition in mine} for mine in dealt]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tests.simulation.clock import Violation
 from tests.simulation.job import Driver
-from tests.simulation.model import Violation
 from tests.simulation.variant import Variant
 from tests.simulation.world import World
 
 from onceflow.core.errors import OnceflowError
+from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.invariant import InvariantViolation
 
 CALM_AFTER_S = 4.0
-LIMIT_S = 120.0
+LIMIT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,10 @@ def run_schedule(seed: int, variant: Variant) -> Outcome:
         supervisor.run_job()
         if not world.lost:
             supervisor.run_once_more()
-            world.check_end()
-        elif not world.shape.rolled_back_by_somebody:
-            raise Violation("I2 rows are reported lost, and nobody rolled back a transaction")
+        if not world.lost:
+            world.oracle.ended()
+        elif not (world.rolled_back or world.went_back):
+            raise Violation("I2 rows are reported lost, and nobody has taken any away")
     except Violation as error:
         violation = str(error)
     except (InvariantViolation, OnceflowError, ValueError, KeyError) as error:
@@ -48,78 +50,129 @@ def run_schedule(seed: int, variant: Variant) -> Outcome:
         seed,
         violation,
         tuple(world.clock.trace),
-        len(world.log.decided),
-        max((slot.deploy.attempt for slot in world.slots), default=0),
+        len(world.oracle.decided),
+        world.claimed,
         world.lost,
     )
 
 
 class _Supervisor:
-    """Starts drivers: the first, one after each that dies, sometimes one too many."""
+    """Everybody outside: starts drivers, asks for things, and does harm."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._drivers: list[Driver] = []
         self._extra = world.shape.two_drivers
-        self._resting = False
-        self._dba_at = (
-            world.clock.now_s + world.rng.uniform(0.3, 2.0)
-            if world.shape.rolled_back_by_somebody
-            else None
-        )
+        rng, now_s, shape = world.rng, world.now_s, world.shape
+        self._dba_at = now_s + rng.uniform(0.3, 2.0) if shape.rolled_back_by_somebody else None
+        self._stop_at = now_s + rng.uniform(0.1, 1.5) if shape.stops else None
+        self._manual_at = now_s + rng.uniform(0.1, 1.5) if shape.manual else None
+        self._clock_at = now_s + rng.uniform(0.1, 1.5) if shape.sets_clock else None
+        self._copy_at = now_s + rng.uniform(0.3, 2.5) if shape.goes_back else None
+        self._grow_at = now_s + rng.uniform(0.1, 2.5) if shape.grows else None
+        self._asked: set[tuple[Driver, CheckpointKind]] = set()
+        self._manual_after: int | None = None
 
     def run_job(self) -> None:
+        """Run until the job is finished; what was stopped is started again."""
         self._watch()
-        done = self._world.clock.run(lambda: self._world.finished or self._world.lost, LIMIT_S)
-        if not done:
-            raise Violation(
-                f"I2 the job is not done {LIMIT_S - CALM_AFTER_S:.0f} s after the last fault"
-            )
+        while True:
+            self._run()
+            if not self._world.stopped or self._world.lost:
+                return
+            self._stop_at = None
+            self._start_again()
 
     def run_once_more(self) -> None:
         """Whatever the first run left behind, the next attempt puts right (I3, I9)."""
+        self._world.clock.run(lambda: self._world.calm, LIMIT_S)
+        self._start_again()
+        for target in self._world.targets.values():
+            if target.go_back():
+                self._world.clock.say(f"{target.sink_id} goes back to an older copy of itself")
+                self._world.oracle.went_back(target.sink_id)
+                self._world.went_back = True
+        self._run()
+        self._world.clock.run(lambda: False, 3.0)
+
+    def _run(self) -> None:
+        world = self._world
+        if not world.clock.run(lambda: world.finished or world.lost, LIMIT_S):
+            raise Violation(f"I2 the job is not done after {LIMIT_S:.0f} s")
+
+    def _start_again(self) -> None:
         world = self._world
         for slot in world.slots:
             slot.kill("the job is done")
         for driver in self._drivers:
             driver.kill("the job is done")
-        self._resting, self._extra = True, False
-        world.clock.run(lambda: world.calm, LIMIT_S)
-        self._resting = False
-        world.finished = False
-        if not world.clock.run(lambda: world.finished, LIMIT_S):
-            raise Violation("I2 the job started once more does not finish")
-        world.clock.run(lambda: False, 3.0)
+        self._extra = False
+        if world.shape.grows:
+            world.sources.setdefault("added", ["a0", "a1"])
+        world.finished = world.stopped = False
+
+    # --- every tenth of a second -----------------------------------------------------------------
 
     def _watch(self) -> None:
         world = self._world
         if world.calm:
-            world.network.loss = world.network.doubling = world.database.fault_rate = 0.0
-        alive = [driver for driver in self._drivers if driver.alive]
-        for driver in self._drivers:
-            if not driver.alive and driver.slots:
-                # Its slots notice by the silence of the driver, each in its own time.
-                for slot in driver.slots:
-                    delay_s = world.rng.expovariate(1 / 0.2)
-                    world.clock.after(delay_s, lambda s=slot: s.kill("driver lost"))  # type: ignore[misc]
-                driver.slots = []
-        if self._resting:
-            alive = self._drivers[-1:]
+            world.calm_down()
+        if not world.finished:
+            self._start_drivers()
+        self._ask()
+        self._harm()
+        world.clock.after(0.1, self._watch)
+
+    def _start_drivers(self) -> None:
+        world = self._world
+        alive = any(driver.alive for driver in self._drivers)
         if not alive or (self._extra and not world.calm and world.rng.random() < 0.05):
             self._extra = self._extra and not alive
             driver = Driver(world, f"d{len(self._drivers) + 1}")
             self._drivers.append(driver)
             driver.start()
-        if self._dba_at is not None and world.clock.now_s >= self._dba_at:
+
+    def _ask(self) -> None:
+        """Ask every driver once: what it was asked it must not forget."""
+        world = self._world
+        if self._stop_at is not None and world.now_s >= self._stop_at:
+            self._request(CheckpointKind.STOP)
+        if self._manual_at is not None and world.now_s >= self._manual_at:
+            if self._manual_after is None:
+                self._manual_after = len(world.oracle.decided)
+            self._request(CheckpointKind.MANUAL)
+            if len(world.oracle.decided) > self._manual_after:
+                self._manual_at = None
+        world.input_ends = self._stop_at is None and self._manual_at is None
+
+    def _request(self, kind: CheckpointKind) -> None:
+        for driver in self._drivers:
+            if driver.alive and (driver, kind) not in self._asked:
+                self._asked.add((driver, kind))
+                driver.request(kind)
+
+    def _harm(self) -> None:
+        world = self._world
+        if self._clock_at is not None and world.now_s >= self._clock_at:
+            world.clock.set_wall(world.rng.choice([-3600.0, 3600.0, -86400.0 * 365]))
+            self._clock_at = None
+        if self._grow_at is not None and world.now_s >= self._grow_at and not world.finished:
+            world.sources["source"].append(f"p{len(world.sources['source'])}")
+            world.clock.say("a partition appears")
+            self._grow_at = None
+        if self._copy_at is not None and world.now_s >= self._copy_at:
+            world.rng.choice(list(world.targets.values())).back_up()
+            self._copy_at = None
+        if self._dba_at is not None and world.now_s >= self._dba_at:
             self._roll_back_one()
-        world.clock.after(0.1, self._watch)
 
     def _roll_back_one(self) -> None:
         """Somebody else rolls a prepared transaction back, behind everybody's back."""
         world = self._world
-        if world.database.prepared:
-            name = world.rng.choice(sorted(world.database.prepared))
-            del world.database.prepared[name]
-            world.rolled_back.add(name)
-            world.clock.say(f"somebody rolls back {name}")
+        target = world.rng.choice(list(world.targets.values()))
+        if target.in_doubt:
+            transaction = world.rng.choice(sorted(target.in_doubt))
+            target.roll_back_by_hand(transaction)
+            world.rolled_back.add(transaction)
+            world.clock.say(f"somebody rolls back {transaction}")
             self._dba_at = None

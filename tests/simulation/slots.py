@@ -1,4 +1,4 @@
-"""A simulated slot: a source subtask, a keyed subtask with its sink, and the slot's committer.
+"""A simulated slot: source subtasks, a keyed subtask with its sinks, their threads and mail.
 
 Mirrors core/runtime: the same protocol objects are fed the same facts, in the same order.
 """
@@ -6,37 +6,49 @@ Mirrors core/runtime: the same protocol objects are fed the same facts, in the s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tests.simulation.model import DatabaseGone, Row, Violation
+from tests.simulation.clock import Gone, Process, Steps, Violation
+from tests.simulation.committer import Committer, Confirmations
+from tests.simulation.targets import Row
 
+from onceflow.core.errors import SlotLost
 from onceflow.core.protocol.alignment import (
     AlignmentAborted,
     AlignmentAction,
     Barrier,
-    BarrierAlignment,
     Block,
     TakeSnapshot,
     Unblock,
 )
 from onceflow.core.protocol.assignment import key_group_range, owner_of
-from onceflow.core.protocol.commits import CommitRetryPolicy, Done, GiveUp, RetryAt, WaitUntil
-from onceflow.core.protocol.committables import Committable, Committed, Lost, Unknown
+from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
 from onceflow.core.protocol.snapshots import OperatorSnapshot, StateHandle, SubtaskSnapshot
+from onceflow.core.protocol.splits import AwaitedSplits, Split
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 KEY_GROUPS = 8
-SINK = "sim"
+KEYED = "keyed"
 END = "end"
+SPLITS = "splits"
 Element = Row | Barrier | str
+Mail = Callable[[], None]
 Fact = Callable[[CheckpointCoordinator, float], Sequence[object]]
+
+
+@dataclass(frozen=True)
+class SlotFailed:
+    """Why a slot is gone; `for_good` when no attempt can do better."""
+
+    reason: str
+    for_good: bool = False
 
 
 @dataclass
@@ -45,280 +57,385 @@ class Deployment:
 
     attempt: AttemptId
     parallelism: int
-    splits: list[dict[int, int]]
-    """Of each slot: partition -> next offset."""
+    splits: dict[str, list[dict[str, int]]]
+    """By source and slot: partition -> next offset."""
     handles: tuple[StateHandle, ...]
-    report: Callable[[int, Fact | str], None]
-    """A fact for the coordinator, or why the slot is gone."""
+    report: Callable[[int, Fact | SlotFailed], None]
     peers: list[Slot] = field(default_factory=list["Slot"])
 
 
-class Slot:
-    """One process. `kill` ends it at any step; nothing of it survives but the world's models."""
+class Slot(Process):
+    """One process of one attempt."""
 
     def __init__(self, world: World, deployment: Deployment, index: int) -> None:
+        super().__init__(world.clock)
         self.world, self.deploy, self.index = world, deployment, index
-        self.alive = True
-        self.source = SubtaskRef("source", index)
-        self.keyed = SubtaskRef("keyed", index)
-        variant = world.variant
-        self.positions = dict(deployment.splits[index])
-
-        self.reading, self.last_trigger = True, 0
-        self.late: deque[Barrier] = deque()
-        self.inputs: list[deque[Element]] = [deque() for _ in range(deployment.parallelism)]
-        self.blocked: set[int] = set()
-        self.alignment = BarrierAlignment(deployment.parallelism, variant.mode)
-        groups = key_group_range(KEY_GROUPS, deployment.parallelism, index)
-        self.groups = groups
-        self.state: dict[int, int] = {}
-        for handle in deployment.handles:
-            for key, count in world.files.read(handle.path).items():
-                if int(key) % KEY_GROUPS in groups:
-                    self.state[int(key)] = max(count, self.state.get(int(key), 0))
-        self.base: tuple[StateHandle, ...] = ()
-        self.base_state: dict[int, int] = {}
-        self.taken: dict[int, tuple[tuple[StateHandle, ...], dict[int, int]]] = {}
-        self.open_rows: list[Row] = []
-        self.queue = variant.queue(CommitRetryPolicy(deadline_s=30.0))
-        self.committing = False
+        self.uploads = 0
+        """How many are under way."""
+        self.sources = [
+            SourceTask(self, uid, number) for number, uid in enumerate(deployment.splits)
+        ]
+        self.keyed = KeyedTask(self)
 
     def start(self) -> None:
-        self._later(self._poll)
-        self._later(self._take)
+        for source in self.sources:
+            self.begin(source.read())
+        self.begin(self.keyed.compute())
+
+    @property
+    def subtasks(self) -> list[SubtaskRef]:
+        return [*(source.ref for source in self.sources), self.keyed.ref]
 
     def kill(self, why: str) -> None:
+        self.fail(why)
+
+    def fail(self, why: str, *, for_good: bool = False) -> None:
+        """The driver notices by the end of the control stream, whatever else is lost."""
         if self.alive:
             self.alive = False
-            self.world.clock.say(f"slot {self} dies: {why}")
-            # The driver notices by the end of the control stream, whatever else is lost.
-            self.world.clock.after(0.01, lambda: self.deploy.report(self.index, why))
+            self.clock.say(f"slot {self.deploy.attempt}/{self.index} dies: {why}")
+            failed = SlotFailed(why, for_good)
+            self.clock.after(0.01, lambda: self.deploy.report(self.index, failed))
 
-    def __str__(self) -> str:
-        return f"{self.deploy.attempt}/{self.index}"
-
-    # --- the source ---------------------------------------------------------------------------
-
-    def _poll(self) -> None:
-        world = self.world
-        open_partitions = [p for p, at in self.positions.items() if at < world.records]
-        if self.late:
-            self._emit_barrier(self.late.popleft())
-        if self.reading and open_partitions:
-            partition = world.rng.choice(open_partitions)
-            offset = self.positions[partition]
-            self.positions[partition] = offset + 1
-            key = world.key_of(partition, offset)
-            owner = owner_of(key % KEY_GROUPS, KEY_GROUPS, self.deploy.parallelism)
-            self._send(owner, (partition, offset, key, 0))
-        elif self.reading:
-            self.reading = False
-            for target in range(self.deploy.parallelism):
-                self._send(target, END)
-        if not self.reading and not open_partitions:
-            # Again and again: a message may be lost.
-            self._report(lambda c, now_s: c.source_exhausted(self.source, now_s))
-        self._later(self._poll, 0.01 if self.reading else 0.2)
-
-    def trigger(self, barrier: Barrier) -> None:
-        if self._fenced_off() or barrier.checkpoint <= self.last_trigger:
-            return
-        self.last_trigger = barrier.checkpoint
-        if self.world.variant.snapshot_late and self.reading:
-            self.late.append(barrier)  # broken: the position is taken after one more record
-            splits = tuple(_split(p, at + 1) for p, at in sorted(self.positions.items()))
-        else:
-            shift = self.world.variant.position_shift
-            splits = tuple(
-                _split(p, max(0, at + shift)) for p, at in sorted(self.positions.items())
-            )
-            self._emit_barrier(barrier)
-        if barrier.kind is CheckpointKind.STOP:
-            self.reading = False
-        snapshot = OperatorSnapshot("source", lists={"splits": splits})
-        done = SubtaskSnapshot(self.source, (snapshot,))
-        attempt, checkpoint = self.deploy.attempt, barrier.checkpoint
-        self._report(lambda c, now_s: c.acked(attempt, checkpoint, done, now_s))
-
-    def _emit_barrier(self, barrier: Barrier) -> None:
-        for target in range(self.deploy.parallelism):
-            self._send(target, barrier)
-
-    def _send(self, target: int, element: Element) -> None:
-        """FIFO within a channel: the order of sending is the order of the queue."""
-        self.deploy.peers[target].inputs[self.index].append(element)
-
-    # --- the keyed subtask --------------------------------------------------------------------
-
-    def _take(self) -> None:
-        ready = [c for c, q in enumerate(self.inputs) if q and c not in self.blocked]
-        if ready:
-            channel = self.world.rng.choice(ready)
-            element = self.inputs[channel].popleft()
-            now_s = self.world.clock.now_s
-            if isinstance(element, Barrier):
-                self._align(self.alignment.on_barrier(channel, element, now_s))
-            elif isinstance(element, str):
-                self.alignment.on_end_of_input(channel)
-            else:
-                partition, offset, key, _ = element
-                self.state[key] = self.state.get(key, 0) + 1
-                self.open_rows.append((partition, offset, key, self.state[key]))
-        if self.alive:
-            self._later(self._take, 0.004)
-
-    def _align(self, actions: Sequence[AlignmentAction]) -> None:
-        for action in actions:
-            match action:
-                case Block(channel):
-                    self.blocked.add(channel)
-                case Unblock(channels):
-                    self.blocked.difference_update(channels)
-                case TakeSnapshot(barrier=barrier):
-                    self._snapshot(barrier)
-                case AlignmentAborted(checkpoint, reason):
-                    self._decline(checkpoint, reason)
-
-    def _decline(self, checkpoint: CheckpointId, reason: str) -> None:
-        attempt = self.deploy.attempt
-        self._report(lambda c, now_s: c.declined(attempt, checkpoint, self.keyed, reason, now_s))
-
-    def _snapshot(self, barrier: Barrier) -> None:
-        world, variant, checkpoint = self.world, self.world.variant, barrier.checkpoint
-        attempt = self.deploy.attempt if variant.attempt_in_name else 1
-        transaction = TransactionId(SINK, attempt, checkpoint, self.index)
-        rows, self.open_rows = self.open_rows, []
-        committable = Committable(transaction, len(rows)) if rows else None
-        if variant.ack_before_prepare:
-            pending = self.queue.pending_through(checkpoint)
-            pending = (*pending, committable) if committable else pending
-            self._ack(checkpoint, pending, delay_s=0.0)
-        if not self._crashed("before prepare"):
-            if committable:
-                try:
-                    world.database.prepare(transaction, rows)
-                except DatabaseGone:
-                    self.kill("the database is gone at prepare")
-                    return
-            if self._crashed("after prepare"):
-                return
-            self.queue.pre_committed(checkpoint, committable)
-            if committable and variant.commit_at_pre_commit:
-                world.database.commit(committable)
-            if not variant.ack_before_prepare:
-                self._ack(checkpoint, self.queue.pending_through(checkpoint))
-
-    def _ack(
-        self, checkpoint: CheckpointId, pending: tuple[Committable, ...], delay_s: float = 0.05
-    ) -> None:
-        """The asynchronous part: write a file with what changed, then ack."""
-        changed = {k: n for k, n in self.state.items() if self.base_state.get(k) != n}
-        path = f"a{self.deploy.attempt}/{checkpoint}/{self.index}"
-        first, last = self.groups.start, self.groups.stop - 1
-        handle = StateHandle(path, path, 1, "", first, last, shared=True)
-        handles = (*self.base, handle)
-        state = dict(self.state)
-
-        def upload() -> None:
-            if not self.alive or self._crashed("before upload"):
-                return
-            self.world.files.write(path, changed)
-            self.taken[checkpoint] = (handles, state)
-            if self.world.variant.reuse_undecided_files:
-                self.base, self.base_state = handles, state
-            snapshot = OperatorSnapshot("keyed", keyed=handles, committables=pending)
-            self.world.check_durable(self.deploy.attempt, pending, handles)
-            done = SubtaskSnapshot(self.keyed, (snapshot,))
-            attempt = self.deploy.attempt
-            self._report(lambda c, now_s: c.acked(attempt, checkpoint, done, now_s))
-            self._crashed("after ack")
-
-        if delay_s:
-            self.world.clock.after(self.world.rng.uniform(0, delay_s), upload)
-        else:
-            upload()
-
-    # --- what the driver says -----------------------------------------------------------------
-
-    def complete(self, checkpoint: CheckpointId) -> None:
-        if self._fenced_off():
-            return
-        self.queue.completed(checkpoint)
-        if checkpoint in self.taken:
-            self.base, self.base_state = self.taken[checkpoint]
-            if len(self.base) > 3:
-                self.base, self.base_state = (), {}
-        self.taken = {n: t for n, t in self.taken.items() if n > checkpoint}
-        self._report(lambda c, now_s: c.committed(self.source, checkpoint, now_s))
-        if not self.committing:
-            self.committing = True
-            self._later(self._commit)
-
-    def abort(self, checkpoint: CheckpointId) -> None:
-        self.taken.pop(checkpoint, None)
-        self._align(self.alignment.on_abort(checkpoint))
-        if self.world.variant.roll_back_on_abort:
-            for committable in self.queue.pending_through(checkpoint):
-                if committable.transaction.checkpoint == checkpoint:
-                    self.world.database.abort(committable)
-
-    def _commit(self) -> None:
-        world, variant = self.world, self.world.variant
-        step = self.queue.next_commit(world.clock.now_s)
-        if step is None:
-            self.committing = False
-            through = self.queue.committed_through
-            self._report(lambda c, now_s: c.committed(self.keyed, through, now_s))
-            return
-        if isinstance(step, WaitUntil):
-            self._later(self._commit, step.at_s - world.clock.now_s + 0.001)
-            return
-        if self._crashed("before commit"):
-            return
-        outcome = world.database.commit(step)
-        if self._crashed("after commit"):
-            return
-        if variant.lost_is_committed and isinstance(outcome, Lost):
-            outcome = Committed()
-        if variant.unknown_is_committed and isinstance(outcome, Unknown):
-            outcome = Committed()
-        match self.queue.outcome(step, outcome, world.clock.now_s):
-            case Done() | RetryAt():
-                self._later(self._commit)
-            case GiveUp(kind, message):
-                self.kill(f"{kind}: {message}")
-
-    # --- plumbing -----------------------------------------------------------------------------
-
-    def _crashed(self, where: str) -> bool:
+    def crashes(self, where: str) -> bool:
         if self.alive and self.world.draws_crash():
             self.kill(where)
         return not self.alive
 
-    def _fenced_off(self) -> bool:
-        return not self.alive
-
-    def _later(self, step: Callable[[], None], delay_s: float = 0.005) -> None:
-        def event() -> None:
-            if self.alive:
-                step()
-
-        self.world.clock.after(delay_s * self.world.rng.uniform(0.2, 2.0), event)
-
-    def _report(self, fact: Fact) -> None:
+    def report(self, fact: Fact) -> None:
         self.world.network.send(lambda: self.deploy.report(self.index, fact))
 
+    # --- what the driver says, on the thread that reads the control stream -------------------
 
-def _split(partition: int, offset: int) -> bytes:
+    def trigger(self, barrier: Barrier) -> None:
+        for source in self.sources:
+            source.mail.append(lambda s=source: s.triggered(barrier))  # type: ignore[misc]
+
+    def complete(self, checkpoint: CheckpointId, needed: Mapping[str, CheckpointId]) -> None:
+        if not self.alive:
+            return
+        for source in self.sources:
+            source.mail.append(lambda s=source: s.completed(checkpoint))  # type: ignore[misc]
+        late_s = 0.0
+        if self.world.variant.confirms_unheard:  # broken: the mail is posted last, and later
+            self.keyed.confirmed.come(len(self.keyed.committers), checkpoint)
+            late_s = self.world.rng.expovariate(1 / 0.2)
+        self.clock.after(
+            late_s, lambda: self.keyed.mail.append(lambda: self.keyed.completed(checkpoint))
+        )
+        for committer in self.keyed.committers:
+            committer.completed(checkpoint, needed[committer.target.sink_id])
+
+    def abort(self, checkpoint: CheckpointId) -> None:
+        for source in self.sources:
+            source.mail.append(lambda s=source: s.aborted(checkpoint))  # type: ignore[misc]
+        self.keyed.mail.append(lambda: self.keyed.aborted(checkpoint))
+
+
+class SourceTask:
+    """Reads its splits, and begins every barrier."""
+
+    def __init__(self, slot: Slot, uid: str, number: int) -> None:
+        self.slot, self.world, self.uid, self.number = slot, slot.world, uid, number
+        self.ref = SubtaskRef(uid, slot.index)
+        self.mail: deque[Mail] = deque()
+        self.positions = dict(slot.deploy.splits[uid][slot.index])
+        self._reading, self._ended, self._last = True, False, 0
+        self._late: list[Barrier] = []
+        self._awaited = AwaitedSplits()
+        self._confirmed = Confirmations(
+            0, lambda n: slot.report(lambda c, now_s: c.committed(self.ref, n, now_s))
+        )
+
+    def read(self) -> Steps[None]:
+        while True:
+            yield 0.01 if self._reading else 0.05
+            while self.mail:
+                self.mail.popleft()()
+            if not self._reading:
+                if self._ended:
+                    # Again and again: the message may be lost.
+                    self.slot.report(lambda c, now_s: c.source_exhausted(self.ref, now_s))
+                continue
+            open_ones = [p for p, at in self.positions.items() if at < self.world.records]
+            if open_ones:
+                self._emit_record(self.world.rng.choice(sorted(open_ones)))
+            elif self.world.input_ends:
+                self._reading, self._ended = False, True
+                self._emit(END)
+            for barrier in self._late:
+                self._emit(barrier)
+            self._late.clear()
+
+    def triggered(self, barrier: Barrier) -> None:
+        checkpoint = barrier.checkpoint
+        if checkpoint <= self._last:
+            return
+        self._last = checkpoint
+        if barrier.kind is CheckpointKind.STOP:
+            self._reading = False
+        variant = self.world.variant
+        elements = [
+            encode_split(p, max(0, at + variant.position_shift))
+            for p, at in sorted(self.positions.items())
+        ]
+        elements += [split.position for split in self._awaited.snapshot(checkpoint)]
+        if variant.snapshot_late and self._reading:
+            self._late.append(barrier)  # broken: one more record comes before it
+        else:
+            self._emit(barrier)
+        snapshot = OperatorSnapshot(self.uid, lists={SPLITS: tuple(elements)})
+        done, attempt = SubtaskSnapshot(self.ref, (snapshot,)), self.slot.deploy.attempt
+        self.slot.report(lambda c, now_s: c.acked(attempt, checkpoint, done, now_s))
+
+    def offered(self, splits: Sequence[Split]) -> None:
+        """These have appeared: read them once a decision holds them."""
+        if self.world.variant.reads_undecided_splits:
+            self.positions |= dict.fromkeys((split.id for split in splits), 0)
+        else:
+            self._awaited.offered(splits)
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        decided = self._awaited.completed(checkpoint)
+        self.positions |= parse_splits([split.position for split in decided])
+        self._confirmed.come(0, checkpoint)
+
+    def aborted(self, checkpoint: CheckpointId) -> None:
+        self._last = max(self._last, checkpoint)
+        self._awaited.aborted(checkpoint)
+
+    def _emit_record(self, partition: str) -> None:
+        offset = self.positions[partition]
+        self.positions[partition] = offset + 1
+        key = self.world.key_of(partition, offset)
+        owner = owner_of(key % KEY_GROUPS, KEY_GROUPS, self.slot.deploy.parallelism)
+        self._send(owner, (partition, offset, key, 0))
+
+    def _emit(self, element: Barrier | str) -> None:
+        for target in range(self.slot.deploy.parallelism):
+            self._send(target, element)
+
+    def _send(self, target: int, element: Element) -> None:
+        """FIFO within a channel: the order of sending is the order of the queue."""
+        channel = self.number * self.slot.deploy.parallelism + self.slot.index
+        self.slot.deploy.peers[target].keyed.inputs[channel].append(element)
+
+
+class KeyedTask:
+    """Counts by key, behind channels from every source subtask, and writes to every sink."""
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot, self.world = slot, slot.world
+        parallelism = slot.deploy.parallelism
+        self.ref = SubtaskRef(KEYED, slot.index)
+        self.mail: deque[Mail] = deque()
+        channels = parallelism * len(slot.deploy.splits)
+        self.inputs: list[deque[Element]] = [deque() for _ in range(channels)]
+        self._blocked: set[int] = set()
+        self._ended = False
+        self._alignment = self.world.variant.alignment(channels, self.world.alignment_mode)
+        self._brought = [0] * channels
+        self._groups = key_group_range(KEY_GROUPS, parallelism, slot.index)
+        self._state = _restored(slot, self._groups)
+        self._base: tuple[tuple[StateHandle, ...], dict[int, int]] = ((), {})
+        """Files of the last checkpoint known to be completed, and what they hold."""
+        self._taken: dict[int, tuple[tuple[StateHandle, ...], dict[int, int]]] = {}
+        self._given_up: set[int] = set()
+        self._rows: list[Row] = []
+        sinks = list(self.world.targets.values())
+        self.confirmed = Confirmations(
+            len(sinks),
+            lambda n: slot.report(lambda c, now_s: c.committed(self.ref, n, now_s)),
+        )
+        self.committers = [
+            Committer(slot, target, lambda n, who=who: self.confirmed.come(who, n))  # type: ignore[misc]
+            for who, target in enumerate(sinks)
+        ]
+
+    def compute(self) -> Steps[None]:
+        while True:
+            yield 0.004
+            if self.mail:
+                self.mail.popleft()()
+                continue
+            ready = [c for c, q in enumerate(self.inputs) if q and c not in self._blocked]
+            if not ready:
+                yield 0.01
+                continue
+            channel = self.world.rng.choice(ready)
+            element = self.inputs[channel].popleft()
+            if isinstance(element, Barrier):
+                yield from self._on_barrier(channel, element)
+            elif isinstance(element, str):
+                self._alignment.on_end_of_input(channel)
+                self._ended = self._alignment.all_ended
+            else:
+                require(not self._ended, "I6 a record follows the end of all input")
+                partition, offset, key, _ = element
+                self._state[key] = self._state.get(key, 0) + 1
+                self._rows.append((partition, offset, key, self._state[key]))
+
+    def _on_barrier(self, channel: int, barrier: Barrier) -> Steps[None]:
+        passed = min(self._brought)
+        self._brought[channel] = barrier.checkpoint
+        actions = self._alignment.on_barrier(channel, barrier, self.world.clock.now_s)
+        remembered = self._alignment.aborted
+        require(all(n > passed for n in remembered), f"I9 aborted {remembered}, passed {passed}")
+        yield from self._align(actions)
+
+    def _align(self, actions: Sequence[AlignmentAction]) -> Steps[None]:
+        for action in actions:
+            match action:
+                case Block(channel):
+                    self._blocked.add(channel)
+                case Unblock(channels):
+                    self._blocked.difference_update(channels)
+                case TakeSnapshot(barrier=barrier):
+                    yield from self._snapshot(barrier)
+                case AlignmentAborted(checkpoint, reason):
+                    self._decline(checkpoint, reason)
+
+    def _decline(self, checkpoint: CheckpointId, reason: str) -> None:
+        attempt = self.slot.deploy.attempt
+        self.slot.report(lambda c, now_s: c.declined(attempt, checkpoint, self.ref, reason, now_s))
+
+    # --- the snapshot ---------------------------------------------------------------------------
+
+    def _snapshot(self, barrier: Barrier) -> Steps[None]:
+        """The synchronous part: every sink pre-commits; then the stream goes on."""
+        world, slot, checkpoint = self.world, self.slot, barrier.checkpoint
+        require(checkpoint not in self._given_up, f"I9 a snapshot of {checkpoint}, given up before")
+        world.oracle.check_snapshot(slot.deploy.attempt, checkpoint)
+        rows, self._rows = self._rows, []
+        operators: list[OperatorSnapshot] = []
+        for committer in self.committers:
+            attempt = slot.deploy.attempt if world.variant.attempt_in_name else 1
+            sink_id = committer.target.sink_id
+            transaction = TransactionId(sink_id, attempt, checkpoint, slot.index)
+            committable = Committable(transaction, len(rows)) if rows else None
+            queue = committer.queue
+            if world.variant.ack_before_prepare:
+                early = (committable,) if committable else ()
+                pending = (*queue.pending_through(checkpoint), *early)
+                operators.append(OperatorSnapshot(sink_id, committables=pending))
+                self._begin_upload(checkpoint, operators)
+            if slot.crashes("before prepare"):
+                return
+            if committable is not None:
+                try:
+                    yield from committer.target.pre_commit(transaction, rows)
+                except Gone:
+                    slot.kill(f"{sink_id} is gone at pre-commit")
+                    return
+            if slot.crashes("after prepare"):
+                return
+            queue.pre_committed(checkpoint, committable)
+            if committable is not None and world.variant.commit_at_pre_commit:
+                slot.begin(_ignoring_outcome(committer, committable))
+            pending = queue.pending_through(checkpoint)
+            operators.append(OperatorSnapshot(sink_id, committables=pending))
+        if not world.variant.ack_before_prepare:
+            self._begin_upload(checkpoint, operators)
+
+    def _begin_upload(self, checkpoint: CheckpointId, sinks: list[OperatorSnapshot]) -> None:
+        self.slot.uploads += 1
+        self.slot.begin(self._upload(checkpoint, dict(self._state), sinks))
+
+    def _upload(
+        self, checkpoint: CheckpointId, state: dict[int, int], sinks: list[OperatorSnapshot]
+    ) -> Steps[None]:
+        """The asynchronous part: what changed since the base, or everything; then the ack."""
+        world, slot = self.world, self.slot
+        base, held = self._base if world.rng.random() < 0.6 else ((), {})
+        changed = {key: n for key, n in state.items() if held.get(key) != n}
+        path = f"a{slot.deploy.attempt}/{checkpoint}/{slot.index}"
+        shared, private = self._handle(f"{path}/shared", True), self._handle(f"{path}/own", False)
+        handles = (*base, shared)
+        self._taken[checkpoint] = handles, state
+        if world.variant.reuse_undecided_files:
+            self._base = handles, state
+        yield 0.5 if world.rng.random() < world.shape.slow_uploads else 0.02
+        written: list[str] = []
+        try:
+            for handle, content in ((shared, changed), (private, {})):
+                if slot.crashes("in an upload"):
+                    return
+                yield world.files.ask(lambda h=handle, c=content: world.files.write(h.path, c))  # type: ignore[misc]
+                written.append(handle.path)
+        except Gone as gone:
+            world.files.content.pop(shared.path, None)
+            world.files.content.pop(private.path, None)
+            self._decline(checkpoint, f"storage: {gone!r}")
+            slot.uploads -= 1
+            return
+        keyed = OperatorSnapshot(KEYED, keyed=handles, raw=(private,))
+        world.oracle.check_durable(slot.deploy.attempt, sinks)
+        done = SubtaskSnapshot(self.ref, (keyed, *sinks))
+        attempt = slot.deploy.attempt
+        slot.report(lambda c, now_s: c.acked(attempt, checkpoint, done, now_s))
+        slot.uploads -= 1
+        slot.crashes("after ack")
+
+    def _handle(self, path: str, shared: bool) -> StateHandle:
+        return StateHandle(
+            path, path, 1, "", self._groups.start, self._groups.stop - 1, shared=shared
+        )
+
+    # --- mail ----------------------------------------------------------------------------------
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        if checkpoint in self._taken:
+            self._base = self._taken[checkpoint]
+        self._taken = {n: taken for n, taken in self._taken.items() if n > checkpoint}
+        self.confirmed.come(len(self.committers), checkpoint)
+
+    def aborted(self, checkpoint: CheckpointId) -> None:
+        self._given_up.add(checkpoint)
+        self._taken.pop(checkpoint, None)
+        # It only unblocks: no snapshot comes of an abort.
+        for _ in self._align(self._alignment.on_abort(checkpoint)):
+            raise Violation("an abort takes time")
+        if self.world.variant.roll_back_on_abort:
+            for committer in self.committers:
+                for one in committer.queue.pending_through(checkpoint):
+                    if one.transaction.checkpoint == checkpoint:
+                        self.slot.begin(_dropping(committer, one))
+
+
+def _restored(slot: Slot, groups: range) -> dict[int, int]:
+    world, state = slot.world, dict[int, int]()
+    for handle in slot.deploy.handles:
+        if handle.path not in world.files.content and slot.deploy.attempt < world.claimed:
+            raise SlotLost("a newer attempt has deleted what this one restores")
+        for key, count in world.files.read(handle.path).items():
+            if key % KEY_GROUPS in groups:
+                state[key] = max(count, state.get(key, 0))
+    return state
+
+
+def _ignoring_outcome(committer: Committer, committable: Committable) -> Steps[None]:
+    yield from committer.target.commit(committable)
+
+
+def _dropping(committer: Committer, committable: Committable) -> Steps[None]:
+    yield from committer.target.abort(committable)
+
+
+def encode_split(partition: str, offset: int) -> bytes:
     return f"{partition}:{offset}".encode()
 
 
-def parse_splits(elements: tuple[bytes, ...]) -> dict[int, int]:
+def parse_splits(elements: Sequence[bytes]) -> dict[str, int]:
     """Return partition -> next offset."""
-    found: dict[int, int] = {}
+    found: dict[str, int] = {}
     for element in elements:
-        partition, offset = element.decode().split(":")
-        if int(partition) in found:
+        partition, offset = element.decode().rsplit(":", 1)
+        if partition in found:
             raise Violation(f"I6 partition {partition} is in one checkpoint twice")
-        found[int(partition)] = int(offset)
+        found[partition] = int(offset)
     return found
+
+
+def require(holds: bool, text: str) -> None:
+    if not holds:
+        raise Violation(text)

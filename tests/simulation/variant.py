@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from onceflow.core.protocol.alignment import AlignmentMode
+from onceflow.core.errors import StorageError
+from onceflow.core.protocol.alignment import AlignmentMode, BarrierAlignment
 from onceflow.core.protocol.commits import CommitQueue
+from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
-from onceflow.core.protocol.recovery import RecoveryPlan, plan_recovery
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.protocol.recovery import RecoveryPlan, plan_recovery, proofs_needed_from
+from onceflow.core.protocol.snapshots import CompletedCheckpoint
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+
+def _nothing(world: World) -> None:
+    """The world is as it is."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +31,13 @@ class Variant:
     coordinator: type[CheckpointCoordinator] = CheckpointCoordinator
     queue: type[CommitQueue] = CommitQueue
     plan: Callable[..., RecoveryPlan] = plan_recovery
-    mode: AlignmentMode = AlignmentMode.ALIGNED
+    alignment: type[BarrierAlignment] = BarrierAlignment
+    proofs_needed_from: Callable[
+        [Sequence[CompletedCheckpoint], Sequence[Committable]], CheckpointId
+    ] = proofs_needed_from
+    prepare: Callable[[World], None] = _nothing
+    """Breaks what is not the protocol's own."""
+    mode: AlignmentMode | None = None
     fenced: bool = True
     judged: bool = True
     commit_at_pre_commit: bool = False
@@ -33,3 +51,10 @@ class Variant:
     sweep: bool = True
     lost_is_committed: bool = False
     unknown_is_committed: bool = False
+    taken_for_refused: type[Exception] = StorageError
+    """What else a driver takes for a decision that is certainly not in the log."""
+    failed_abort_is_done: bool = False
+    failed_listing_is_empty: bool = False
+    confirms_unheard: bool = False
+    requests_survive: bool = True
+    reads_undecided_splits: bool = False

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from onceflow.core.protocol.coordinator import CheckpointCoordinator, CheckpointSettings
 from onceflow.core.protocol.decisions import (
+    AppendDecision,
     Decision,
     DiscardState,
     NotifyComplete,
@@ -152,8 +153,15 @@ class Coordination:
         return [decision.checkpoint for decision in of_type(NotifyComplete, self.decisions)]
 
     @property
+    def appending(self) -> int | None:
+        """What is to be appended and has not ended."""
+        ends = [d for d in self.decisions if isinstance(d, AppendDecision)]
+        number = ends[-1].completed.checkpoint if ends else None
+        return number if number in self.pending else None
+
+    @property
     def pending(self) -> list[int]:
-        return [pending.checkpoint for pending in self.coordinator.pending]
+        return list(self.coordinator.pending)
 
     @property
     def retained(self) -> list[int]:

@@ -12,7 +12,6 @@ from onceflow.core.protocol.assignment import (
     key_group_range,
     owner_of,
     redistribute_list,
-    union_list,
 )
 
 shapes = st.integers(1, 400).flatmap(lambda most: st.tuples(st.just(most), st.integers(1, most)))
@@ -89,10 +88,6 @@ def test_list_state_loses_nothing_over_any_rescales(
         assert max(loads) - min(loads) <= 1
 
 
-def test_union_state_goes_whole_to_everyone() -> None:
-    assert union_list([[b"a", b"b"], [], [b"c"]], 2) == ((b"a", b"b", b"c"), (b"a", b"b", b"c"))
-
-
 @pytest.mark.parametrize(
     "call",
     [
@@ -105,7 +100,6 @@ def test_union_state_goes_whole_to_everyone() -> None:
         lambda: owner_of(-1, 128, 2),
         lambda: default_max_parallelism(0),
         lambda: redistribute_list([[1]], 0),
-        lambda: union_list([[1]], 0),
     ],
 )
 def test_shapes_out_of_range_are_refused(call: object) -> None:

@@ -19,6 +19,7 @@ from onceflow.core.protocol.decisions import (
     AppendDecision,
     CheckpointFailed,
     CheckpointKind,
+    DiscardState,
     FailAttempt,
     FinishJob,
     NotifyAbort,
@@ -62,7 +63,7 @@ def test_ack_that_comes_twice_counts_once() -> None:
     n = job.trigger()
     for subtask in (*SUBTASKS[:-1], SUBTASKS[0], SUBTASKS[1]):
         assert of_type(AppendDecision, job.ack(n, subtask)) == []
-    assert job.coordinator.pending[0].missing == {SUBTASKS[-1]}
+    assert of_type(AppendDecision, job.ack(n, SUBTASKS[-1]))
 
 
 def test_duplicate_ack_keeps_the_files_of_the_first() -> None:
@@ -102,17 +103,6 @@ def test_late_declines_change_nothing() -> None:
     job.complete(2)
     assert job.decline(2) == []
     assert job.decline(77) == []
-    assert job.coordinator.consecutive_failures == 0
-
-
-def test_decline_after_all_acks_does_not_stop_the_append() -> None:
-    """A decision under way is past recall: the log may hold it already."""
-    job = Coordination(EVERY_SECOND)
-    job.ack_all(job.trigger())
-    assert job.decline(1) == []
-    assert job.tick(after_s=3600.0) == []
-    job.logged(1)
-    assert job.notified == [1]
 
 
 def test_interleaved_checkpoints_complete_in_order() -> None:
@@ -129,49 +119,37 @@ def test_interleaved_checkpoints_complete_in_order() -> None:
     assert job.notified == [first, second]
 
 
-def test_only_one_decision_is_appended_at_a_time() -> None:
-    """The log is a chain: the second is not begun before the first is known to stand."""
-    job = Coordination(TWO_AT_ONCE)
-    first, second = job.trigger(), job.trigger()
-    job.ack_all(first)
-    assert of_type(AppendDecision, job.ack_all(second)) == []
-    (append,) = of_type(AppendDecision, job.logged(first))
-    assert append.completed.checkpoint == second
-
-
 def test_newer_checkpoint_that_completes_first_subsumes_the_older() -> None:
-    """S53: the older is aborted with its state, and its late acks are cleaned up."""
+    """S53: the older is given up with its state, and its late acks are cleaned up."""
     job = Coordination(TWO_AT_ONCE)
     first, second = job.trigger(), job.trigger()
     job.ack(first, SINKS[0], private("old"))
     job.ack_all(second, private("new"))
     assert job.pending == [first, second]
     decisions = job.logged(second)
-    assert [type(d) for d in decisions[:2]] == [NotifyComplete, NotifyAbort]
+    assert [type(d) for d in decisions[:2]] == [NotifyComplete, DiscardState]
     assert job.deleted == ["old"]
     job.ack(first, SINKS[1], private("late"))
     assert job.deleted == ["old", "late"]
-    assert job.coordinator.consecutive_failures == 0
 
 
 def test_commit_points_never_go_backwards() -> None:
-    """S53: the older one's last ack comes while the newer is being appended."""
+    """S53: the older one's last acks come when the newer one is decided."""
     job = Coordination(TWO_AT_ONCE)
     first, second = job.trigger(), job.trigger()
     job.ack_all(second)
-    assert job.ack_all(first) == []
     job.logged(second)
+    assert job.ack_all(first) == []
     assert job.notified == [second]
     assert job.pending == []
 
 
-def test_older_checkpoint_is_decided_when_the_newer_could_not_be_appended() -> None:
-    job = Coordination(CheckpointSettings(interval_s=1.0, max_concurrent=2, tolerable_failures=1))
-    first, second = job.trigger(), job.trigger()
-    job.ack_all(second)
-    job.ack_all(first)
-    (append,) = of_type(AppendDecision, job.append_failed(second))
-    assert append.completed.checkpoint == first
+def test_nothing_is_told_while_a_decision_is_appended() -> None:
+    """The thread that tells appends, and waits for it: anything else is a bug."""
+    job = Coordination(EVERY_SECOND)
+    job.ack_all(job.trigger())
+    with pytest.raises(InvariantViolation, match="while a decision is appended"):
+        job.tick()
 
 
 def test_late_checkpoint_expires_with_its_state() -> None:
@@ -215,7 +193,7 @@ def test_acks_of_another_attempt_count_nothing_and_delete_nothing() -> None:
             assert job.ack(n, subtask, private("theirs"), attempt=attempt) == []
         assert job.decline(n, attempt=attempt) == []
     assert job.deleted == []
-    assert job.coordinator.pending[0].acked == frozenset()
+    assert of_type(AppendDecision, job.ack_all(n))
 
 
 @pytest.mark.parametrize("how", ["decline", "timeout", "append"])
@@ -238,7 +216,6 @@ def test_failures_in_a_row_beyond_the_tolerated_fail_the_attempt(how: str) -> No
     assert fail() == []
     assert fail() == []
     job.complete(job.trigger())
-    assert job.coordinator.consecutive_failures == 0
     assert fail() == []
     assert fail() == []
     (failure,) = fail()

@@ -120,7 +120,6 @@ def test_late_ack_never_deletes_a_file_that_a_live_checkpoint_names() -> None:
     job.logged(second)
     job.committed(second)
     assert sorted(job.deleted) == ["p", "u"]
-    assert job.coordinator.live_paths == {"s", "t"}
 
 
 def test_late_ack_after_the_job_has_finished_leaves_no_file() -> None:
@@ -134,18 +133,6 @@ def test_late_ack_after_the_job_has_finished_leaves_no_file() -> None:
     assert of_type(FinishJob, job.decisions)
     job.ack(first, SINKS[1], shared("s"), shared("t"), private("p"))
     assert sorted(job.deleted) == ["p", "t"]
-    assert job.coordinator.live_paths == {"s"}
-
-
-def test_waiting_files_are_not_for_the_sweep() -> None:
-    job = Coordination(ONE, [completed(0, shared("s"))])
-    n = job.trigger()
-    job.ack_all(n)
-    job.logged(n)
-    assert "s" in job.coordinator.live_paths
-    job.committed(n)
-    assert job.deleted == ["s"]
-    assert "s" not in job.coordinator.live_paths
 
 
 def test_inline_state_is_never_deleted() -> None:
@@ -210,21 +197,21 @@ def test_no_schedule_deletes_a_file_that_is_named_or_leaves_one_that_is_not(
                     job.decline(data.draw(st.sampled_from(job.pending)))
             case _:
                 raise AssertionError
-        appending = [p.checkpoint for p in job.coordinator.pending if p.appending]
-        append_ends: bool = data.draw(st.booleans(), label="append ends")
-        if appending and append_ends:
-            job.logged(appending[0])
+        if job.appending is not None:
+            if data.draw(st.booleans(), label="append stands"):
+                job.logged(job.appending)
+            else:
+                job.append_failed(job.appending)
         live = {path for n in job.retained for path in files[n]}
         assert not live & set(job.deleted), f"deleted files that {job.retained} name"
     while job.pending or unacked:
         for n in list(unacked):
             unacked.remove(n)
             job.ack(n, stateful, *map(shared, sorted(files[n])))
-        for pending in job.coordinator.pending:
-            if pending.appending:
-                job.logged(pending.checkpoint)
-            else:
-                job.decline(pending.checkpoint)
+            if job.appending is not None:
+                job.logged(job.appending)
+        for pending in job.pending:
+            job.decline(pending)
     if job.notified:
         job.committed(job.notified[-1])
     live = {path for n in job.retained for path in files[n]}

@@ -1,0 +1,155 @@
+"""Virtual time, the threads of simulated processes, and servers that are asked over a network.
+
+Everything is drawn from one seed. A thread is a generator that yields how long it is busy, or a
+request to a server; a request that is under way takes effect also when whoever sent it is gone.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+START_S = 1000.0
+
+
+class Violation(AssertionError):
+    """An invariant of the design is broken; the message begins with its number."""
+
+
+class Gone(Exception):
+    """The connection broke: before the request took effect, or after it and before its reply."""
+
+
+class Clock:
+    """Runs events in virtual time; events of one moment in an order drawn by the seed."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.now_s = START_S
+        self.rng = rng
+        self.trace: list[str] = []
+        self._ahead_s = 1_700_000_000.0
+        self._events: list[tuple[float, float, int, Callable[[], None]]] = []
+        self._count = 0
+
+    def wall_ms(self) -> int:
+        """What the machine says the time is; it may be set at any moment."""
+        return int((self.now_s + self._ahead_s) * 1000)
+
+    def set_wall(self, by_s: float) -> None:
+        self.say(f"the wall clock is set by {by_s:.0f} s")
+        self._ahead_s += by_s
+
+    def after(self, delay_s: float, event: Callable[[], None]) -> None:
+        self._count += 1
+        at = self.now_s + delay_s
+        heapq.heappush(self._events, (at, self.rng.random(), self._count, event))
+
+    def say(self, text: str) -> None:
+        self.trace.append(f"{self.now_s - START_S:8.3f}  {text}")
+
+    def run(self, done: Callable[[], bool], limit_s: float) -> bool:
+        end = self.now_s + limit_s
+        while self._events and not done():
+            at, _, _, event = heapq.heappop(self._events)
+            if at > end:
+                return False
+            self.now_s = at
+            event()
+        return done()
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a thread yields to ask a server."""
+
+    server: Server
+    effect: Callable[[], Any]
+
+
+Steps = Generator["float | Request", Any, T]
+
+
+class Server:
+    """Takes effects one by one, in the order in which requests arrive."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.fault_rate = 0.0
+        self.slow_rate = 0.0
+        self.faults: int = 0
+        """How many requests have broken so far."""
+
+    def ask(self, effect: Callable[[], Any]) -> Request:
+        return Request(self, effect)
+
+    def serve(self, effect: Callable[[], Any], reply: Callable[[Any], None]) -> None:
+        rng = self.clock.rng
+        broken = rng.random() < self.fault_rate
+        lost_before = broken and rng.random() < 0.5
+        way_s = rng.choice((0.2, 2.0)) if rng.random() < self.slow_rate else 0.002
+
+        def arrive() -> None:
+            answer: Any = Gone()
+            if not lost_before:
+                try:
+                    answer = effect()
+                except Gone as gone:
+                    answer = gone
+            if broken:
+                self.faults += 1
+                answer = Gone()
+            self.clock.after(rng.expovariate(1 / way_s), lambda: reply(answer))
+
+        self.clock.after(rng.expovariate(1 / way_s), arrive)
+
+
+class Process:
+    """Lives until it is killed, at any step; nothing of it survives but requests under way."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.alive = True
+
+    def kill(self, why: str) -> None:
+        """End it now."""
+        self.clock.say(f"{why}: a process dies")
+        self.alive = False
+
+    def begin(self, steps: Steps[Any]) -> None:
+        """Run a thread of this process."""
+        self._go_on(steps, None)
+
+    def _go_on(self, steps: Steps[Any], answer: Any) -> None:
+        if not self.alive:
+            steps.close()
+            return
+        try:
+            wanted = steps.throw(answer) if isinstance(answer, Gone) else steps.send(answer)
+        except StopIteration:
+            return
+        if isinstance(wanted, Request):
+            wanted.server.serve(wanted.effect, lambda reply: self._go_on(steps, reply))
+        else:
+            delay_s = wanted * self.clock.rng.uniform(0.2, 2.0)
+            self.clock.after(delay_s, lambda: self._go_on(steps, None))
+
+
+class Network:
+    """Messages between nodes: delayed, lost, doubled, reordered. Channels keep their own order."""
+
+    def __init__(self, clock: Clock, loss: float, doubling: float) -> None:
+        self._clock = clock
+        self.loss = loss
+        self.doubling = doubling
+
+    def send(self, deliver: Callable[[], None]) -> None:
+        rng = self._clock.rng
+        copies = 0 if rng.random() < self.loss else 2 if rng.random() < self.doubling else 1
+        for _ in range(copies):
+            late_s = rng.uniform(0.0, 1.0) if self.loss and rng.random() < 0.05 else 0.0
+            self._clock.after(late_s + rng.expovariate(1 / 0.02), deliver)

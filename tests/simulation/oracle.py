@@ -1,0 +1,226 @@
+"""What must always hold in a schedule, and at its end: the invariants of docs/ARCHITECTURE.md."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tests.simulation.clock import Violation
+from tests.simulation.slots import KEYED, SPLITS, parse_splits
+from tests.simulation.storage import handles_in
+from tests.simulation.targets import Target, names
+
+from onceflow.core.protocol.alignment import AlignmentMode
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import GENESIS, CheckpointId, TransactionId
+from onceflow.core.protocol.log import CheckpointDecided, LogRecord, LogView, fold
+from onceflow.core.protocol.recovery import committables_of
+from onceflow.core.protocol.snapshots import CompletedCheckpoint, OperatorSnapshot
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+
+class Oracle:
+    """Sees everything, and raises `Violation` as soon as something is wrong."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.decided: list[CheckpointDecided] = []
+        """Every decision that stood when it was appended."""
+        self._names: set[TransactionId] = set()
+        self._last_commit: dict[tuple[str, int, int], int] = {}
+        self._given_up: dict[tuple[int, int], float] = {}
+        self._attempt = 0
+        self._left: dict[str, set[TransactionId]] = {}
+        """By sink: what older attempts had in doubt at the attempt's first decision."""
+        self._left_files: set[str] = set()
+        self._faults_before: int = 0
+
+    # --- while it runs -------------------------------------------------------------------------
+
+    def check_durable(self, attempt: int, sinks: Sequence[OperatorSnapshot]) -> None:
+        """I4, for the newest attempt: what an older one prepared is aborted under its hands."""
+        world = self._world
+        if attempt < world.claimed:
+            return
+        for sink in sinks:
+            for committable in sink.committables:
+                transaction, target = committable.transaction, world.targets[sink.uid]
+                known = target.knows(transaction) or transaction in target.pruned
+                if not known and transaction not in world.rolled_back:
+                    raise Violation(f"I4 {transaction} is acked and not prepared")
+
+    def given_up(self, attempt: int, checkpoint: CheckpointId) -> None:
+        self._given_up[attempt, checkpoint] = self._world.now_s
+
+    def check_snapshot(self, attempt: int, checkpoint: CheckpointId) -> None:
+        """I9: where no word is lost, nobody takes part in what was given up a second ago."""
+        since_s = self._given_up.get((attempt, checkpoint), self._world.now_s)
+        if self._world.now_s - since_s > 1.0 and not self._world.shape.loss:
+            raise Violation(f"I9 a snapshot of {checkpoint}, given up a second before")
+
+    def check_asked(self, attempt: int, target: Target, committable: Committable) -> None:
+        """I2: whoever commits finds what proves how an earlier try ended."""
+        if attempt >= self._world.claimed and committable.transaction in target.pruned:
+            raise Violation(f"I2 the proof of {committable.transaction} is asked for and pruned")
+
+    def appended(self, record: LogRecord) -> None:
+        if not isinstance(record, CheckpointDecided):
+            return
+        completed = record.completed
+        if record.attempt < self._attempt:
+            raise Violation(f"I5 attempt {record.attempt} decides after {self._attempt}")
+        self._attempt = record.attempt
+        last = self.decided[-1].completed.checkpoint if self.decided else -1
+        if completed.checkpoint <= last:
+            raise Violation(f"I5 checkpoint {completed.checkpoint} decided after {last}")
+        self.decided.append(record)
+        self._names.update(c.transaction for c in committables_of(completed))
+        if completed.checkpoint > GENESIS:
+            self._check_state(completed)
+
+    def _check_state(self, completed: CompletedCheckpoint) -> None:
+        """I6: positions, state and rows are those of exactly the records before the barrier."""
+        world = self._world
+        expected = Counter(
+            world.key_of(partition, offset)
+            for partition, at in positions_in(completed).items()
+            for offset in range(at)
+        )
+        state: dict[int, int] = {}
+        for _, operator in completed.operator(KEYED):
+            merged: dict[int, int] = {}
+            for handle in operator.keyed:
+                merged |= world.files.read(handle.path)
+            if overlap := merged.keys() & state.keys():
+                raise Violation(f"I6 keys {overlap} are in two subtasks' state")
+            state |= merged
+            for handle in operator.raw:
+                world.files.read(handle.path)
+        found = Counter({key: count for key, count in state.items() if count})
+        exact = world.alignment_mode is AlignmentMode.ALIGNED or world.variant.mode is not None
+        if expected - found or (exact and found != expected):
+            raise Violation(
+                f"I6 checkpoint {completed.checkpoint}: state {state}, records say {dict(expected)}"
+            )
+
+    def committed(self, transaction: TransactionId) -> None:
+        """I1 and I8, at the moment when its rows become visible."""
+        if transaction not in self._names:
+            raise Violation(f"I1 {transaction} becomes visible and no decision lists it")
+        place = (transaction.sink_id, transaction.attempt, transaction.subtask)
+        if self._last_commit.get(place, 0) > transaction.checkpoint:
+            before = self._last_commit[place]
+            raise Violation(f"I8 {transaction} is committed after checkpoint {before}")
+        self._last_commit[place] = transaction.checkpoint
+
+    def swept(self) -> None:
+        """I3: what older attempts had left by the first decision is gone."""
+        for sink_id, left in self._left.items():
+            if still := left.intersection(self._world.targets[sink_id].in_doubt):
+                raise Violation(f"I3 sinks are swept and hold {names(list(still))}")
+
+    def went_back(self, sink_id: str) -> None:
+        """What was committed since has never been, for this sink."""
+        self._last_commit = {p: n for p, n in self._last_commit.items() if p[0] != sink_id}
+
+    # --- at the end of an attempt that finishes the job ------------------------------------------
+
+    def begins(self, attempt: int) -> None:
+        """Note what has failed before the attempt's first checkpoint."""
+        if attempt < self._world.claimed:
+            return
+        self._faults_before = self._world.files.faults
+        self._left = {}
+
+    def first_decision(self, attempt: int, checkpoint: CheckpointId) -> None:
+        """Note what older attempts have left by then: it must go before the job is finished."""
+        world = self._world
+        if self._left:
+            return
+        for sink_id, target in world.targets.items():
+            older = {one for one in target.in_doubt if one.attempt < attempt}
+            listed = {c.transaction for c in committables_of(self.decided[-1].completed)}
+            self._left[sink_id] = older - listed
+        named = {h.path for kept in fold(world.log.entries()).completed for h in handles_in(kept)}
+        self._left_files = {
+            path for path in world.files.content if _attempt_of(path) < attempt
+        } - named
+        del checkpoint
+
+    def finished(self, attempt: int, view: LogView, *, slot_died: bool, swept: bool) -> None:
+        """Everything decided is committed, and nothing of aborted checkpoints is left.
+
+        Where acks get lost, a slot dies, or files could not be deleted, files may be left.
+        """
+        world = self._world
+        last = view.completed[-1]
+        if world.alignment_mode is AlignmentMode.ALIGNED:
+            for target in world.targets.values():
+                self._check_rows(target, last)
+        if swept:
+            self.swept()
+        kept = view.completed[-world.shape.checkpoints.retained :]
+        for path in {handle.path for completed in kept for handle in handles_in(completed)}:
+            world.files.read(path)
+        if world.shape.loss or world.files.faults != self._faults_before or slot_died:
+            return
+        named = {handle.path for kept in view.completed for handle in handles_in(kept)}
+        own = {path for path in world.files.content if _attempt_of(path) == attempt}
+        older = self._left_files & world.files.content.keys()
+        if extra := (own | older) - named:
+            raise Violation(f"I9 the attempt is over and leaves files {sorted(extra)}")
+
+    def _check_rows(self, target: Target, last: CompletedCheckpoint) -> None:
+        wanted = {(p, o) for p, at in positions_in(last).items() for o in range(at)}
+        seen = Counter((partition, offset) for partition, offset, _, _ in target.rows)
+        if doubled := sorted(row for row, times in seen.items() if times > 1):
+            raise Violation(f"I2 {target.sink_id}: rows {doubled} are there twice")
+        if missing := wanted - seen.keys():
+            raise Violation(f"I2 {target.sink_id}: rows {sorted(missing)} are decided and missing")
+        if early := seen.keys() - wanted:
+            raise Violation(f"I1 {target.sink_id}: rows {sorted(early)} are of no checkpoint")
+
+    # --- at the end of the schedule --------------------------------------------------------------
+
+    def ended(self) -> None:
+        """Faults have stopped, the job is done and was started once more."""
+        world = self._world
+        exact = world.alignment_mode is AlignmentMode.ALIGNED or world.variant.mode is not None
+        wanted = {
+            (partition, offset)
+            for partitions in world.sources.values()
+            for partition in partitions
+            for offset in range(world.records)
+        }
+        for target in world.targets.values():
+            seen = Counter((partition, offset) for partition, offset, _, _ in target.rows)
+            if missing := wanted - seen.keys():
+                raise Violation(f"I2 {target.sink_id}: rows {sorted(missing)} are missing")
+            doubled = sorted(row for row, times in seen.items() if times > 1)
+            if doubled and exact:
+                raise Violation(f"I2 {target.sink_id}: rows {doubled} are there twice")
+            counts = Counter((key, n) for _, _, key, n in target.rows)
+            if exact and any(times > 1 for times in counts.values()):
+                raise Violation("I6 a key has counted to one number twice")
+            # A request that was under way all the time is for the next attempt to undo.
+            late = {one for one in target.in_doubt if one.attempt < self._attempt}
+            late -= self._left.get(target.sink_id, late)
+            if still := set(target.in_doubt) - late:
+                raise Violation(f"I3 still in doubt: {names(list(still))}")
+        kept = fold(world.log.entries()).completed[-world.shape.checkpoints.retained :]
+        named = {handle.path for completed in kept for handle in handles_in(completed)}
+        if extra := world.files.content.keys() - named:
+            raise Violation(f"I9 files {sorted(extra)} are left and nothing names them")
+
+
+def positions_in(completed: CompletedCheckpoint) -> dict[str, int]:
+    """Return where every partition of every source stands."""
+    operators = [operator for snapshot in completed.snapshots for operator in snapshot.operators]
+    return parse_splits([e for operator in operators for e in operator.lists.get(SPLITS, ())])
+
+
+def _attempt_of(path: str) -> int:
+    return int(path[1:].split("/")[0])

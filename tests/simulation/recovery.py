@@ -1,0 +1,192 @@
+"""What a driver does to sinks and files besides. Mirrors SinkRecovery and CleanUp."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from tests.simulation.clock import Gone, Process, Steps
+from tests.simulation.log_owner import LogOwner
+from tests.simulation.storage import handles_in
+from tests.simulation.targets import Target
+
+from onceflow.core.errors import CheckpointError, CommitFailed, PreparedTransactionLost
+from onceflow.core.protocol.committables import (
+    Aborted,
+    AlreadyCommitted,
+    Committable,
+    Committed,
+    Lost,
+    RetryLater,
+    Unknown,
+)
+from onceflow.core.protocol.ids import GENESIS, CheckpointId
+from onceflow.core.protocol.recovery import RecoveryPlan, committables_of
+from onceflow.core.protocol.snapshots import CompletedCheckpoint, StateHandle
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+DEADLINE_S = 0.03
+
+Sweep = Callable[[CompletedCheckpoint], Steps[None]]
+
+
+class SinkRecovery:
+    """Makes every sink agree with the log."""
+
+    def __init__(self, world: World, process: Process, log: LogOwner) -> None:
+        self.world, self.process, self.log = world, process, log
+        self._attempt = log.attempt
+
+    def recover(self, restored: CompletedCheckpoint) -> Steps[None]:
+        """Commit what `restored` lists, abort what older attempts left; raises OnceflowError."""
+        for target in self.world.targets.values():
+            plan = yield from self._plan(target, restored)
+            for committable in plan.commit:
+                yield from self._commit(target, committable)
+            for committable in plan.abort:
+                yield from self._abort(target, committable)
+
+    def sweep(self, completed: CompletedCheckpoint) -> Steps[None]:
+        """Abort what a slot of an older attempt prepared after `recover` had looked."""
+        if not self.world.variant.sweep:
+            return
+        for target in self.world.targets.values():
+            plan = yield from self._plan(target, completed)
+            for committable in plan.returned:
+                yield from self._commit(target, committable)
+            for committable in plan.abort:
+                yield from self._abort(target, committable)
+
+    def _plan(self, target: Target, completed: CompletedCheckpoint) -> Steps[RecoveryPlan]:
+        try:
+            in_doubt = yield from target.list_in_doubt()
+        except Gone:
+            if self.world.variant.failed_listing_is_empty:
+                in_doubt = []
+            else:
+                raise CommitFailed(f"{target.sink_id} does not list what is in doubt") from None
+        plan = self.world.variant.plan(
+            committables_of(completed),
+            in_doubt,
+            sink_id=target.sink_id,
+            attempt=self._attempt,
+            memory=self.log.view.memory,
+        )
+        if plan.forgotten:
+            raise CheckpointError(f"of attempts that are forgotten: {plan.forgotten}")
+        return plan
+
+    def _commit(self, target: Target, committable: Committable) -> Steps[None]:
+        self.world.oracle.check_asked(self._attempt, target, committable)
+        outcome = yield from self._settled(lambda: target.commit(committable))
+        match outcome:
+            case Committed() | AlreadyCommitted():
+                return
+            case Lost(reason):
+                if not self.world.variant.lost_is_committed:
+                    raise PreparedTransactionLost(f"{committable.transaction}: {reason}")
+            case _:
+                if not self.world.variant.unknown_is_committed:
+                    raise CommitFailed(f"{committable.transaction}: {outcome}")
+
+    def _abort(self, target: Target, committable: Committable) -> Steps[None]:
+        outcome = yield from self._settled(lambda: target.abort(committable))
+        if not isinstance(outcome, Aborted) and not self.world.variant.failed_abort_is_done:
+            raise CommitFailed(f"{committable.transaction} is not rolled back: {outcome}")
+
+    def _settled(self, call: Callable[[], Steps[object]]) -> Steps[object]:
+        deadline, pause_s = self.world.clock.now_s + DEADLINE_S, 0.02
+        while True:
+            if self.process.alive and self.world.draws_crash():
+                self.process.kill("in recovery")
+            outcome = yield from call()
+            over = self.world.clock.now_s + pause_s > deadline
+            if over or not isinstance(outcome, (RetryLater, Unknown)):
+                return outcome
+            yield pause_s
+            pause_s = min(pause_s * 2, 1.0)
+
+
+class CleanUp:
+    """Asked by the attempt, done on a thread beside it, in order."""
+
+    def __init__(self, world: World, process: Process, log: LogOwner, sinks: SinkRecovery) -> None:
+        self.world, self.process, self.log, self._sinks = world, process, log, sinks
+        self._asked: deque[Callable[[], Steps[None]]] = deque()
+        self._undeleted: list[StateHandle] = []
+        self._left_by_older: list[Sweep] = [self._sweep_sinks, self._sweep_storage]
+        self._sweeping = self.busy = False
+
+    @property
+    def swept(self) -> bool:
+        """Whether sinks are said to hold nothing of older attempts."""
+        return self._sweep_sinks not in self._left_by_older
+
+    def discard(self, handles: Sequence[StateHandle]) -> None:
+        self._do(lambda: self._discard(handles))
+
+    def completed(
+        self, checkpoint: CheckpointId, oldest: CheckpointId, newest: CompletedCheckpoint
+    ) -> None:
+        self._do(lambda: self._prune(oldest))
+        if self._undeleted:
+            self.discard(())
+        if self._left_by_older and not self._sweeping and checkpoint > GENESIS:
+            self._sweeping = True
+            self._do(lambda: self._sweep(newest))
+
+    def _do(self, work: Callable[[], Steps[None]]) -> None:
+        self._asked.append(work)
+        if not self.busy:
+            self.busy = True
+            self.process.begin(self._work())
+
+    def _work(self) -> Steps[None]:
+        while self._asked:
+            yield 0.005
+            yield from self._asked.popleft()()
+        self.busy = False
+
+    def _prune(self, oldest: CheckpointId) -> Steps[None]:
+        yield 0.001
+        self.log.prune(oldest)
+
+    def _sweep(self, newest: CompletedCheckpoint) -> Steps[None]:
+        left: list[Sweep] = []
+        for sweep in self._left_by_older:
+            try:
+                yield from sweep(newest)
+            except (CommitFailed, Gone) as failed:
+                self.world.clock.say(f"the sweep is to be tried again: {failed!r}")
+                left.append(sweep)
+        self._left_by_older = left
+        self._sweeping = False
+
+    def _sweep_sinks(self, newest: CompletedCheckpoint) -> Steps[None]:
+        yield from self._sinks.sweep(newest)
+
+    def _sweep_storage(self, newest: CompletedCheckpoint) -> Steps[None]:
+        del newest
+        yield 0.001
+        sweep_files(self.world, self.log)
+
+    def _discard(self, handles: Sequence[StateHandle]) -> Steps[None]:
+        handles, self._undeleted = (*self._undeleted, *handles), []
+        files = self.world.files
+        try:
+            yield files.ask(lambda: files.delete(handle.path for handle in handles))
+        except Gone:
+            self._undeleted = list(handles)
+
+
+def sweep_files(world: World, log: LogOwner) -> None:
+    """Delete files of older attempts that no decision in the log names; raises Gone."""
+    named = {handle.path for kept in log.view.completed for handle in handles_in(kept)}
+    world.files.delete(
+        path
+        for path in list(world.files.content)
+        if int(path[1:].split("/")[0]) < log.attempt and path not in named
+    )

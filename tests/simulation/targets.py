@@ -1,0 +1,266 @@
+"""What sinks write into: a database that prepares, and one whose rows wait in checkpoint storage.
+
+Each is asked as a committer asks it, in steps between which everybody else goes on. `Staged` takes
+the steps of `onceflow.sinks.staged`, in the same order.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tests.simulation.clock import Clock, Gone, Server, Steps, Violation
+
+from onceflow.core.protocol.committables import (
+    Aborted,
+    AbortOutcome,
+    AlreadyCommitted,
+    CommitOutcome,
+    Committable,
+    Committed,
+    Lost,
+    RetryLater,
+    Unknown,
+)
+from onceflow.core.protocol.ids import CheckpointId, TransactionId
+
+Row = tuple[str, int, int, int]
+"""(partition, offset, key, count of the key up to this record)"""
+
+OnCommit = Callable[[TransactionId], None]
+
+
+class Target(Server, ABC):
+    """One sink's target: the rows that everybody sees, and proofs of how they came there."""
+
+    def __init__(self, clock: Clock, sink_id: str, on_commit: OnCommit) -> None:
+        super().__init__(clock)
+        self.sink_id = sink_id
+        self.rows: list[Row] = []
+        self.proofs: set[TransactionId] = set()
+        self.pruned: set[TransactionId] = set()
+        """Proofs that were deleted because nobody would ask for them any more."""
+        self._on_commit = on_commit
+        self._backup: tuple[Any, ...] | None = None
+
+    @abstractmethod
+    def pre_commit(self, transaction: TransactionId, rows: list[Row]) -> Steps[None]:
+        """Make the rows durable and invisible; raises Gone."""
+
+    @abstractmethod
+    def commit(self, committable: Committable) -> Steps[CommitOutcome]:
+        """Make them visible."""
+
+    @abstractmethod
+    def abort(self, committable: Committable) -> Steps[AbortOutcome]:
+        """Drop them."""
+
+    @abstractmethod
+    def list_in_doubt(self) -> Steps[list[Committable]]:
+        """Return what is pre-committed and neither committed nor aborted; raises Gone."""
+
+    @abstractmethod
+    def prune(self, before: CheckpointId) -> Steps[None]:
+        """Forget proofs of checkpoints before `before`; raises Gone."""
+
+    @property
+    @abstractmethod
+    def in_doubt(self) -> list[TransactionId]:
+        """The truth, for the oracle."""
+
+    @abstractmethod
+    def roll_back_by_hand(self, transaction: TransactionId) -> None:
+        """Drop what is in doubt, behind everybody's back."""
+
+    @abstractmethod
+    def _state(self) -> tuple[Any, ...]: ...
+
+    @abstractmethod
+    def _set(self, state: tuple[Any, ...]) -> None: ...
+
+    def back_up(self) -> None:
+        self._backup = self._state()
+
+    def go_back(self) -> bool:
+        """Become as it was when it was backed up; return whether that loses anything."""
+        if self._backup is None:
+            return False
+        rows_before = len(self.rows)
+        self._set(self._backup)
+        return len(self.rows) < rows_before
+
+    def knows(self, transaction: TransactionId) -> bool:
+        return transaction in self.proofs or transaction in self.in_doubt
+
+    def _take(self, transaction: TransactionId, rows: list[Row]) -> None:
+        self._on_commit(transaction)
+        self.proofs.add(transaction)
+        self.rows.extend(rows)
+
+    def _forget(self, before: CheckpointId) -> None:
+        old = {one for one in self.proofs if one.checkpoint < before}
+        self.proofs -= old
+        self.pruned |= old
+
+
+class TwoPhase(Target):
+    """Prepared transactions, and a ledger row in each: atomic, as Postgres is."""
+
+    def __init__(self, clock: Clock, sink_id: str, on_commit: OnCommit) -> None:
+        super().__init__(clock, sink_id, on_commit)
+        self.prepared: dict[TransactionId, list[Row]] = {}
+
+    @property
+    def in_doubt(self) -> list[TransactionId]:
+        return list(self.prepared)
+
+    def pre_commit(self, transaction: TransactionId, rows: list[Row]) -> Steps[None]:
+        yield self.ask(lambda: self._prepare(transaction, rows))
+
+    def commit(self, committable: Committable) -> Steps[CommitOutcome]:
+        try:
+            outcome: CommitOutcome = yield self.ask(lambda: self._commit(committable.transaction))
+        except Gone:
+            return Unknown("the connection broke")
+        return outcome
+
+    def abort(self, committable: Committable) -> Steps[AbortOutcome]:
+        def roll_back() -> AbortOutcome:
+            self.prepared.pop(committable.transaction, None)
+            known = committable.transaction in self.proofs
+            return AlreadyCommitted() if known else Aborted()
+
+        try:
+            outcome: AbortOutcome = yield self.ask(roll_back)
+        except Gone:
+            return Unknown("the connection broke")
+        return outcome
+
+    def list_in_doubt(self) -> Steps[list[Committable]]:
+        found: list[TransactionId] = yield self.ask(lambda: list(self.prepared))
+        return [Committable(one) for one in found]
+
+    def prune(self, before: CheckpointId) -> Steps[None]:
+        yield self.ask(lambda: self._forget(before))
+
+    def roll_back_by_hand(self, transaction: TransactionId) -> None:
+        del self.prepared[transaction]
+
+    def _prepare(self, transaction: TransactionId, rows: list[Row]) -> None:
+        if transaction in self.prepared or transaction in self.proofs:
+            raise Violation(f"I7 transaction {transaction} exists already: its name is used twice")
+        self.prepared[transaction] = rows
+
+    def _commit(self, transaction: TransactionId) -> CommitOutcome:
+        rows = self.prepared.pop(transaction, None)
+        if rows is not None:
+            self._take(transaction, rows)
+            return Committed()
+        if transaction in self.proofs:
+            return AlreadyCommitted()
+        return Lost("neither prepared nor proved")
+
+    def _state(self) -> tuple[Any, ...]:
+        return dict(self.prepared), list(self.rows), set(self.proofs), set(self.pruned)
+
+    def _set(self, state: tuple[Any, ...]) -> None:
+        self.prepared, self.rows, self.proofs, self.pruned = state
+
+
+class Staged(Target):
+    """Rows wait in checkpoint storage; the target takes them with a proof, or not at all."""
+
+    def __init__(self, clock: Clock, sink_id: str, on_commit: OnCommit) -> None:
+        super().__init__(clock, sink_id, on_commit)
+        self.staged: dict[TransactionId, list[Row]] = {}
+        self.floor = CheckpointId(0)
+        self.keeps_floor = True
+
+    @property
+    def in_doubt(self) -> list[TransactionId]:
+        return [one for one in self.staged if one not in self.proofs]
+
+    def pre_commit(self, transaction: TransactionId, rows: list[Row]) -> Steps[None]:
+        if transaction in self.staged or transaction in self.proofs:
+            raise Violation(f"I7 transaction {transaction} exists already: its name is used twice")
+        self.staged[transaction] = rows
+        yield 0.001
+
+    def commit(self, committable: Committable) -> Steps[CommitOutcome]:
+        transaction = committable.transaction
+        try:
+            # A target that takes all in one request: what is asked before spares the rows only.
+            if (yield self.ask(lambda: self._refuses(transaction))):
+                return (yield from self._not_applied(transaction))
+            rows = self.staged.get(transaction)
+            if rows is None:
+                applied = yield self.ask(lambda: transaction in self.proofs)
+                return AlreadyCommitted() if applied else Lost("neither staged nor proved")
+            if not (yield self.ask(lambda: self._apply(transaction, rows))):
+                return (yield from self._not_applied(transaction))
+            self.staged.pop(transaction, None)
+        except Gone:
+            return RetryLater("the connection broke")
+        return Committed()
+
+    def abort(self, committable: Committable) -> Steps[AbortOutcome]:
+        transaction = committable.transaction
+        try:
+            applied = yield self.ask(lambda: transaction in self.proofs)
+        except Gone:
+            return RetryLater("the connection broke")
+        self.staged.pop(transaction, None)
+        return AlreadyCommitted() if applied else Aborted()
+
+    def list_in_doubt(self) -> Steps[list[Committable]]:
+        found: list[Committable] = []
+        for transaction in sorted(self.staged):
+            if not (yield self.ask(lambda one=transaction: one in self.proofs)):  # type: ignore[misc]
+                found.append(Committable(transaction))  # noqa: PERF401 - each may take a while
+        return found
+
+    def prune(self, before: CheckpointId) -> Steps[None]:
+        for transaction in sorted(self.staged, key=lambda one: one.checkpoint):
+            if transaction.checkpoint >= before:
+                continue
+            if (yield self.ask(lambda one=transaction: one in self.proofs)):  # type: ignore[misc]
+                self.staged.pop(transaction, None)
+            else:
+                before = CheckpointId(transaction.checkpoint)
+        yield self.ask(lambda: self._raise_floor(before))
+
+    def roll_back_by_hand(self, transaction: TransactionId) -> None:
+        del self.staged[transaction]
+
+    def _refuses(self, transaction: TransactionId) -> bool:
+        below = self.keeps_floor and transaction.checkpoint < self.floor
+        return below or transaction in self.proofs
+
+    def _apply(self, transaction: TransactionId, rows: list[Row]) -> bool:
+        if self._refuses(transaction):
+            return False
+        self._take(transaction, rows)
+        return True
+
+    def _raise_floor(self, before: CheckpointId) -> None:
+        self.floor = max(self.floor, before)
+        self._forget(before)
+
+    def _not_applied(self, transaction: TransactionId) -> Steps[CommitOutcome]:
+        if (yield self.ask(lambda: transaction in self.proofs)):
+            self.staged.pop(transaction, None)
+            return AlreadyCommitted()
+        if transaction in self.staged:
+            return RetryLater("below the floor")
+        return AlreadyCommitted()
+
+    def _state(self) -> tuple[Any, ...]:
+        return list(self.rows), set(self.proofs), set(self.pruned), self.floor
+
+    def _set(self, state: tuple[Any, ...]) -> None:
+        self.rows, self.proofs, self.pruned, self.floor = state
+
+
+def names(transactions: Sequence[TransactionId]) -> str:
+    return ", ".join(map(str, sorted(transactions)))
