@@ -98,6 +98,8 @@ class JobDriver:
         self._context = spark.sparkContext
         self._plan = plan
         self._program = pickled_program(Program(plan.graph, plan.backend))
+        if isinstance(plan.settings.tls, TlsFiles):
+            identity_in(plan.settings.tls)  # to see that it is there: each attempt reads it anew
         check_cluster(spark, plan.parallelism)
         use_own_interpreter(self._context)
         self._file_system = plan.checkpointing.file_system()

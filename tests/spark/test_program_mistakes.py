@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,9 +16,9 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
-from tests.support.ledger import SETTINGS
+from tests.support.ledger import SETTINGS, ledger
 
-from onceflow import Checkpointing, JobState, KeyedFunction, Pipeline, sum_
+from onceflow import Checkpointing, JobState, KeyedFunction, Pipeline, TlsFiles, sum_
 from onceflow.core.errors import ConfigError, SlotFailed, UserFunctionError
 from onceflow.core.functions import Record
 from onceflow.core.spi import SinkWriter, WriterContext
@@ -176,6 +176,17 @@ def test_a_function_that_cannot_be_pickled_is_refused_at_the_start_by_operator_a
     with pytest.raises(ConfigError, match=r"guarded of operator 'guarded', which holds 'lock'"):
         pipeline.start()
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_certificate_that_is_not_there_is_refused_at_the_start(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    missing = TlsFiles(*(str(tmp_path / name) for name in ("tls.crt", "tls.key", "ca.crt")))
+    pipeline, _ = ledger(
+        spark, tmp_path, CountingSource(10), settings=replace(SETTINGS, tls=missing)
+    )
+    with pytest.raises(ConfigError, match=r"TlsFiles\(certificate='.*tls.crt'\) cannot be read"):
+        pipeline.start()
 
 
 DRIVER = """
