@@ -125,6 +125,8 @@ class RuntimeSettings:
     def __post_init__(self) -> None:
         if not isinstance(self.tls, TlsFiles) and self.tls not in {"auto", "on", "off"}:
             raise ConfigError(f"tls={self.tls!r} must be 'auto', 'on', 'off' or TlsFiles(…)")
+        if self.stop_timeout_s <= 0:
+            raise ConfigError(f"stop_timeout_s={self.stop_timeout_s} must be over 0")
         if self.channel_batches < 1:
             raise ConfigError(f"channel_batches={self.channel_batches} must be 1 or more")
         if self.heartbeat_timeout_s <= 2 * self.heartbeat_interval_s:

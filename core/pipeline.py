@@ -236,5 +236,5 @@ class Pipeline:
         return Job(driver)
 
     def run(self, timeout_s: float | None = None) -> JobStatus:
-        """Start the job and wait for its end."""
+        """Start the job and wait for its end, which SIGINT and SIGTERM bring; see `Job.wait`."""
         return self.start().wait(timeout_s)
