@@ -17,12 +17,34 @@ PROTOCOL = Path(__file__).parents[2] / "core" / "protocol"
 
 REASONS: dict[str, str] = {
     "raise ": "refuses an argument, or what only a bug or damaged storage can bring",
-    "def __post_init__": "checks settings",
+    "case _:": "refuses an argument",
+    "return unreachable": "no member of a closed union is left",
 }
 """By how a line begins."""
 
-ELSEWHERE: dict[str, str] = {}
-"""By file and function: why no schedule is to reach it."""
+_NAMES = "names are made and read by sinks and people; the model has transactions as values"
+_PEOPLE = "asked by `onceflow txn`, not by a job"
+_RETIRED = "sinks that are taken out of a pipeline are not modelled"
+_GUARD = "an attempt that is over tells its coordinator nothing; this holds if it did"
+ELSEWHERE: dict[str, str] = {
+    "in_doubt.py": _PEOPLE,
+    "assignment.py:default_max_parallelism": "once in a job's life, before it begins",
+    "assignment.py:assign_splits": "refuses an argument",
+    "ids.py:TransactionId.__post_init__": _NAMES,
+    "ids.py:TransactionId.parse": _NAMES,
+    "ids.py:sink_id_of": _NAMES,
+    "log.py:owner_of": "for people",
+    "log.py:LogView.sinks": _RETIRED,
+    "log_memory.py:LogMemory.settled": _RETIRED,
+    "log_memory.py:LogMemory.coverage": "takes 129 attempts that decided something",
+    "log.py:prunable": "a job prunes after its first decision",
+    "recovery.py:plan_recovery": "targets list their own sink's, and no attempt is forgotten",
+    "coordinator.py:CheckpointCoordinator.pending": "for tests",
+    "coordinator.py:CheckpointCoordinator.acked": _GUARD,
+    "coordinator.py:CheckpointCoordinator.logged": _GUARD,
+    "coordinator.py:CheckpointCoordinator.append_failed": _GUARD,
+}
+"""By file, or file and function: why no schedule is to reach all of it."""
 
 
 def unreached(schedules: int, seed: int) -> list[str]:
@@ -42,7 +64,7 @@ def _of_file(path: Path, found: dict[str, Any]) -> list[str]:
     texts: list[str] = []
     functions: dict[str, dict[str, list[Any]]] = found["functions"]
     for name, function in functions.items():
-        if f"{path.name}:{name}" in ELSEWHERE:
+        if path.name in ELSEWHERE or f"{path.name}:{name}" in ELSEWHERE:
             continue
         texts += [
             f"{path.name}:{number} never runs: {lines[number - 1].strip()}"

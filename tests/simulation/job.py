@@ -154,7 +154,8 @@ class Attempt:
             self._discover()
             if self._told is not None:
                 self._tell_complete(self._told)  # again: the first word may be lost
-            yield 0.1
+            wake_s = self.coordinator.next_wake_s()
+            yield 0.1 if wake_s is None else max(0.01, min(0.1, wake_s - world.now_s))
         yield from self._end()
 
     @property
