@@ -46,6 +46,12 @@ class Oracle:
         if attempt < world.claimed:
             return
         for sink in sinks:
+            listed = {committable.transaction for committable in sink.committables}
+            own = {(c.attempt, c.subtask) for c in listed}
+            for one in world.targets[sink.uid].in_doubt:
+                mine = (one.attempt, one.subtask) in own and one.checkpoint < max(listed).checkpoint
+                if mine and one not in listed:
+                    raise Violation(f"I2 {one} is in doubt, and the ack leaves it out")
             for committable in sink.committables:
                 transaction, target = committable.transaction, world.targets[sink.uid]
                 known = target.knows(transaction) or transaction in target.pruned
