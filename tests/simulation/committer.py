@@ -21,7 +21,8 @@ from onceflow.core.protocol.ids import GENESIS, CheckpointId
 if TYPE_CHECKING:
     from tests.simulation.slots import Slot
 
-DEADLINE_S = 30.0
+DEADLINE_S = 0.1
+"""Two failed tries in a row are given up: that is rare enough, and must be tried."""
 
 
 class Committer:

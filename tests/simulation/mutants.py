@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from tests.simulation.targets import Staged
 from tests.simulation.variant import Variant
+from tests.simulation.world import World
 
 from onceflow.core.protocol.alignment import (
     AlignmentAction,
@@ -447,6 +449,12 @@ def _remembers_nothing(
     return plan_recovery(decided, in_doubt, **dict(named, memory=LogMemory()))
 
 
+def _keeps_no_floor(world: World) -> None:
+    for target in world.targets.values():
+        if isinstance(target, Staged):
+            target.keeps_floor = False
+
+
 MUTANTS: tuple[Variant, ...] = (
     Variant("commits at pre-commit, before the decision", commit_at_pre_commit=True),
     Variant("tells sinks to commit before the decision", coordinator=_NotifiesFirst),
@@ -502,12 +510,15 @@ MUTANTS: tuple[Variant, ...] = (
     Variant("recovery commits the newest first", plan=_commits_newest_first),
     Variant("recovery aborts decided transactions", plan=_aborts_decided),
     Variant("recovery takes a failed listing for an empty one", failed_listing_is_empty=True),
+    Variant("recovery takes a failed abort for done", failed_abort_is_done=True),
     Variant("sweep aborts the live attempt's transactions", plan=_aborts_live),
     Variant("sweeps nothing after the first checkpoint", sweep=False),
     Variant("prunes every proof", proofs_needed_from=_proofs_of_none),
     Variant("prunes proofs that a checkpoint lists", proofs_needed_from=_proofs_of_retained),
     Variant("prunes proofs of what was committed last", proofs_needed_from=_proofs_listed),
+    Variant("prunes proofs without a floor", prepare=_keeps_no_floor),
     Variant("recovery knows the last checkpoint alone", plan=_remembers_nothing),
+    Variant("reads a split before a decision holds it", reads_undecided_splits=True),
     Variant("names transactions without the attempt", attempt_in_name=False),
     Variant("records the position one too early", position_shift=-1),
     Variant("records the position one too late", position_shift=1),

@@ -30,6 +30,8 @@ class Oracle:
         self.decided: list[CheckpointDecided] = []
         """Every decision that stood when it was appended."""
         self._names: set[TransactionId] = set()
+        self._partitions: set[str] = set()
+        """Every partition that a decision holds."""
         self._last_commit: dict[tuple[str, int, int], int] = {}
         self._given_up: dict[tuple[int, int], float] = {}
         self._attempt = 0
@@ -72,6 +74,17 @@ class Oracle:
         if attempt >= self._world.claimed and committable.transaction in target.pruned:
             raise Violation(f"I2 the proof of {committable.transaction} is asked for and pruned")
 
+    def check_read(self, partition: str) -> None:
+        """Nobody reads what no decision holds: a crash would have to find it again."""
+        if partition not in self._partitions:
+            raise Violation(f"I6 {partition} is read, and no decision holds it")
+
+    def check_recovered(self, attempt: int, target: Target, aborted: Sequence[Committable]) -> None:
+        """I3: what recovery was to roll back is gone."""
+        left = {committable.transaction for committable in aborted}.intersection(target.in_doubt)
+        if attempt >= self._world.claimed and left:
+            raise Violation(f"I3 recovery is over, and {names(list(left))} are in doubt")
+
     def appended(self, record: LogRecord) -> None:
         if not isinstance(record, CheckpointDecided):
             return
@@ -84,6 +97,7 @@ class Oracle:
             raise Violation(f"I5 checkpoint {completed.checkpoint} decided after {last}")
         self.decided.append(record)
         self._names.update(c.transaction for c in committables_of(completed))
+        self._partitions |= positions_in(completed).keys()
         if completed.checkpoint > GENESIS:
             self._check_state(completed)
 

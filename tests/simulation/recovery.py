@@ -48,6 +48,7 @@ class SinkRecovery:
                 yield from self._commit(target, committable)
             for committable in plan.abort:
                 yield from self._abort(target, committable)
+            self.world.oracle.check_recovered(self._attempt, target, plan.abort)
 
     def sweep(self, completed: CompletedCheckpoint) -> Steps[None]:
         """Abort what a slot of an older attempt prepared after `recover` had looked."""

@@ -205,6 +205,7 @@ class SourceTask:
         self._awaited.aborted(checkpoint)
 
     def _emit_record(self, partition: str) -> None:
+        self.world.oracle.check_read(partition)
         offset = self.positions[partition]
         self.positions[partition] = offset + 1
         key = self.world.key_of(partition, offset)

@@ -37,6 +37,8 @@ class Target(Server, ABC):
     def __init__(self, clock: Clock, sink_id: str, on_commit: OnCommit) -> None:
         super().__init__(clock)
         self.sink_id = sink_id
+        self.overtaken_rate = 0.0
+        """How often a committer with rows in its hands is overtaken by another one."""
         self.rows: list[Row] = []
         self.proofs: set[TransactionId] = set()
         self.pruned: set[TransactionId] = set()
@@ -197,6 +199,7 @@ class Staged(Target):
             if rows is None:
                 applied = yield self.ask(lambda: transaction in self.proofs)
                 return AlreadyCommitted() if applied else Lost("neither staged nor proved")
+            self._leave_behind(transaction, rows)
             if not (yield self.ask(lambda: self._apply(transaction, rows))):
                 return (yield from self._not_applied(transaction))
             self.staged.pop(transaction, None)
@@ -242,6 +245,12 @@ class Staged(Target):
             return False
         self._take(transaction, rows)
         return True
+
+    def _leave_behind(self, transaction: TransactionId, rows: list[Row]) -> None:
+        """Sometimes another committer has come as far, is held up, and goes on much later."""
+        rng = self.clock.rng
+        if rng.random() < self.overtaken_rate:
+            self.clock.after(rng.uniform(0.2, 4.0), lambda: self._apply(transaction, rows))
 
     def _raise_floor(self, before: CheckpointId) -> None:
         self.floor = max(self.floor, before)

@@ -56,6 +56,7 @@ class Shape:
     database_faults: float
     storage_faults: float
     slow_commits: float
+    overtaken_commits: float
     slow_uploads: float
     two_drivers: bool
     rolled_back_by_somebody: bool
@@ -93,9 +94,10 @@ class Shape:
             crash_rate=rng.choice([0.0, 0.005, 0.02, 0.05]),
             loss=loss,
             doubling=rng.choice([0.0, 0.1]),
-            database_faults=rng.choice([0.0, 0.03]),
+            database_faults=rng.choice([0.0, 0.0, 0.03, 0.1]),
             storage_faults=rng.choice([0.0, 0.0, 0.03]),
             slow_commits=rng.choice([0.0, 0.0, 0.3]),
+            overtaken_commits=rng.choice([0.0, 0.2]),
             slow_uploads=rng.choice([0.0, 0.3, 0.6]),
             two_drivers=rng.random() < 0.25,
             rolled_back_by_somebody=rng.random() < 0.03,
@@ -127,6 +129,7 @@ class World:
             sink_id = f"sink{number}"
             target = kind(self.clock, sink_id, self.oracle.committed)
             target.fault_rate, target.slow_rate = shape.database_faults, shape.slow_commits
+            target.overtaken_rate = shape.overtaken_commits
             self.targets[sink_id] = target
         variant.prepare(self)
         self.files.fault_rate = shape.storage_faults
