@@ -234,9 +234,9 @@ class Oracle:
         named = {handle.path for completed in kept for handle in handles_in(completed)}
         # So is a file that a slot of an older attempt wrote after the sweep had looked.
         extra = world.files.content.keys() - named
-        late = {path for path in extra if _attempt_of(path) < self._attempt} - self._left_files
-        if extra - late:
-            raise Violation(f"I9 files {sorted(extra - late)} are left and nothing names them")
+        older = {path for path in extra if _attempt_of(path) < self._attempt} - self._left_files
+        if extra - older:
+            raise Violation(f"I9 files {sorted(extra - older)} are left and nothing names them")
 
 
 def positions_in(completed: CompletedCheckpoint) -> dict[str, int]:

@@ -248,9 +248,13 @@ class Staged(Target):
 
     def _leave_behind(self, transaction: TransactionId, rows: list[Row]) -> None:
         """Sometimes another committer has come as far, is held up, and goes on much later."""
+
+        def go_on() -> None:
+            self._apply(transaction, rows)
+
         rng = self.clock.rng
         if rng.random() < self.overtaken_rate:
-            self.clock.after(rng.uniform(0.2, 4.0), lambda: self._apply(transaction, rows))
+            self.clock.after(rng.uniform(0.2, 4.0), go_on)
 
     def _raise_floor(self, before: CheckpointId) -> None:
         self.floor = max(self.floor, before)
