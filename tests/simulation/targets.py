@@ -45,6 +45,8 @@ class Target(Server, ABC):
         """Proofs that were deleted because nobody would ask for them any more."""
         self._on_commit = on_commit
         self._backup: tuple[Any, ...] | None = None
+        self._copies = 0
+        """How often an older copy took its place: what was sent to one does not reach another."""
 
     @abstractmethod
     def pre_commit(self, transaction: TransactionId, rows: list[Row]) -> Steps[None]:
@@ -88,6 +90,7 @@ class Target(Server, ABC):
         """Become as it was when it was backed up; return whether that loses anything."""
         if self._backup is None:
             return False
+        self._copies += 1
         rows_before = len(self.rows)
         self._set(self._backup)
         return len(self.rows) < rows_before
@@ -249,8 +252,11 @@ class Staged(Target):
     def _leave_behind(self, transaction: TransactionId, rows: list[Row]) -> None:
         """Sometimes another committer has come as far, is held up, and goes on much later."""
 
+        copy = self._copies
+
         def go_on() -> None:
-            self._apply(transaction, rows)
+            if copy == self._copies:
+                self._apply(transaction, rows)
 
         rng = self.clock.rng
         if rng.random() < self.overtaken_rate:

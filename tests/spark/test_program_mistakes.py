@@ -231,10 +231,7 @@ DRIVER = """
 def test_a_module_that_executors_lack_ends_the_job_at_once_and_says_how_to_send_it(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "only_here").mkdir()
-    (tmp_path / "only_here" / "of_the_driver.py").write_text(
-        "def double(record):\n    return record | {'amount': 2 * record['amount']}\n"
-    )
+    driver_only_module(tmp_path)
     lacking = run_driver(tmp_path, "lacking")
     result = next(line for line in lacking.stdout.splitlines() if line.startswith("RESULT"))
     assert result.startswith("RESULT ConfigError")
@@ -243,9 +240,22 @@ def test_a_module_that_executors_lack_ends_the_job_at_once_and_says_how_to_send_
     assert "addPyFile" in result
     said = lacking.stderr.partition("ENDED")[0]
     assert len(said.splitlines()) < 20, said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_module_that_is_sent_to_executors_is_found_there(tmp_path: Path) -> None:
+    driver_only_module(tmp_path)
     sent = run_driver(tmp_path, "sent")
     assert "RESULT finished" in sent.stdout, sent.stderr[-2000:]
     assert len(DirectorySink(str(tmp_path / "out")).rows()) == 100
+
+
+def driver_only_module(directory: Path) -> None:
+    (directory / "only_here").mkdir()
+    (directory / "only_here" / "of_the_driver.py").write_text(
+        "def double(record):\n    return record | {'amount': 2 * record['amount']}\n"
+    )
 
 
 def run_driver(directory: Path, how: str) -> subprocess.CompletedProcess[str]:

@@ -132,8 +132,21 @@ def _terminate(running: Program) -> None:
     os.kill(running.pid, signal.SIGTERM)
 
 
-@pytest.mark.parametrize("send", [_interrupt_group, _terminate, _terminate_group])
-@pytest.mark.parametrize("command", [_PROGRAM, _SUBMITTED], ids=["python", "spark-submit"])
+# The two that differ most: a supervisor that knows the driver, and ^C with the JVM as the parent.
+_TELLING = ((_PROGRAM, _terminate), (_SUBMITTED, _interrupt_group))
+_WAYS = [
+    pytest.param(
+        command,
+        send,
+        marks=() if (command, send) in _TELLING else pytest.mark.slow,
+        id=f"{Path(command[0]).name.partition('3')[0]}-{send.__name__.lstrip('_')}",
+    )
+    for command in (_PROGRAM, _SUBMITTED)
+    for send in (_interrupt_group, _terminate, _terminate_group)
+]
+
+
+@pytest.mark.parametrize(("command", "send"), _WAYS)
 def test_a_signal_is_a_stop_with_a_last_checkpoint(
     spark: SparkSession,
     tmp_path: Path,
@@ -161,7 +174,13 @@ def test_a_program_that_does_something_else_stops_as_well(
     assert_goes_on_exactly_once(spark, tmp_path)
 
 
-@pytest.mark.parametrize("again", [True, False], ids=["second signal", "deadline"])
+@pytest.mark.parametrize(
+    "again",
+    [
+        pytest.param(True, id="second signal"),
+        pytest.param(False, id="deadline", marks=pytest.mark.slow),
+    ],
+)
 def test_a_stop_that_does_not_come_is_cancelled(
     spark: SparkSession, tmp_path: Path, program: Callable[..., Program], again: bool
 ) -> None:
