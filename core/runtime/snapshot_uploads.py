@@ -64,7 +64,8 @@ class SnapshotUploads:
         """Begin no further upload; return whether those under way end within `timeout_s`."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
-            return not wait(self._under_way, timeout_s).not_done
+            under_way = self._under_way
+        return not wait(under_way, timeout_s).not_done
 
     def _upload(
         self,

@@ -105,6 +105,24 @@ def test_a_report_that_cannot_be_made_is_a_failure_and_not_silence(tmp_path: Pat
     assert uploads.close(10.0)
 
 
+def test_an_upload_that_is_under_way_at_the_end_ends_as_soon_as_it_is_done(tmp_path: Path) -> None:
+    reports, begun, may_end = Reports(), threading.Event(), threading.Event()
+    uploads = SnapshotUploads(
+        FileSystemStorage(str(tmp_path)).open("ledger"), AttemptId(1), reports
+    )
+
+    def write(writer: StateWriter) -> OperatorSnapshot:
+        begun.set()
+        may_end.wait(20)
+        return OperatorSnapshot("balance", (writer.write("keyed", b"state"),))
+
+    uploads.begin(SUBTASK, CheckpointId(1), (PendingSnapshot("x", write),), SnapshotTimings())
+    assert begun.wait(10)
+    threading.Timer(0.2, may_end.set).start()
+    assert uploads.close(10.0)
+    assert reports.heard == [("uploaded", CheckpointId(1))]
+
+
 def test_the_end_does_not_wait_for_ever_for_an_upload_that_hangs(tmp_path: Path) -> None:
     reports, hangs = Reports(), threading.Event()
     uploads = SnapshotUploads(
