@@ -17,8 +17,8 @@ from onceflow.core.protocol.assignment import default_max_parallelism
 from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import PARALLELISM_MAX, sink_id_of
 from onceflow.core.protocol.restart import ExponentialDelay, RestartStrategy
-from onceflow.core.runtime.driver import JobDriver, JobPlan
-from onceflow.core.runtime.status import JobState, JobStatus
+from onceflow.core.runtime.driver.driver import JobDriver, JobPlan
+from onceflow.core.runtime.driver.status import JobState, JobStatus
 from onceflow.core.spi import Sink, Source
 from onceflow.core.state import HeapBackend, StateBackend
 from onceflow.core.stream import Stream

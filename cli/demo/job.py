@@ -30,7 +30,7 @@ from onceflow.cli.demo.driver_files import (
 )
 from onceflow.cli.demo.settings import CommitMode, SinkKind
 from onceflow.core.config import RuntimeSettings
-from onceflow.core.runtime.status import JobStatus
+from onceflow.core.runtime.driver.status import JobStatus
 from onceflow.core.spi import Sink
 from onceflow.integration.workload import PAYMENT_SCHEMA
 from onceflow.sinks import KafkaSink, MySQLSink, PostgresSink

@@ -19,8 +19,8 @@ def main(settings: dict[str, Any], answer: Path) -> None:
     """Write what is found into `answer`."""
     from pyspark.sql import SparkSession
 
-    from onceflow.core.runtime.process_facts import versions
-    from onceflow.core.runtime.spark_stage import free_slots, use_own_interpreter
+    from onceflow.core.runtime.cluster.spark_stage import free_slots, use_own_interpreter
+    from onceflow.core.runtime.slot.process_facts import versions
 
     builder = SparkSession.builder.appName("onceflow doctor").config("spark.ui.enabled", "false")
     if settings["master"]:

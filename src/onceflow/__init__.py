@@ -22,7 +22,7 @@ from onceflow.core.protocol.restart import (
     FixedDelay,
     NoRestart,
 )
-from onceflow.core.runtime.status import CheckpointStats, JobState, JobStatus, SinkStatus
+from onceflow.core.runtime.driver.status import CheckpointStats, JobState, JobStatus, SinkStatus
 from onceflow.core.state import (
     HeapBackend,
     ListStateDescriptor,
@@ -32,8 +32,9 @@ from onceflow.core.state import (
 )
 from onceflow.core.storage import FileSystemStorage
 from onceflow.core.stream import KeyedStream, Stream
+from onceflow.core.version import VERSION as _VERSION
 
-__version__ = "0.1.0"
+__version__ = _VERSION
 
 __all__ = [
     "DEAD_LETTERS",

@@ -16,7 +16,7 @@ from tests.support.ledger import SETTINGS, assert_exactly_once, ledger
 from onceflow import Checkpointing, FixedDelay, JobState, NoRestart, Pipeline, count, sum_
 from onceflow.core.pipeline import Job
 from onceflow.core.protocol.restart import RestartStrategy
-from onceflow.core.runtime.status import JobStatus
+from onceflow.core.runtime.driver.status import JobStatus
 
 pytestmark = pytest.mark.spark
 

@@ -18,9 +18,10 @@ from tests.support.ledger import SETTINGS, ledger
 from onceflow import Checkpointing, JobState, Pipeline, RocksDBBackend
 from onceflow.core.errors import UserFunctionError
 from onceflow.core.functions import Record
-from onceflow.core.runtime import driver, spark_stage
-from onceflow.core.runtime.flight_streams import new_token
-from onceflow.core.runtime.slot import SlotTask
+from onceflow.core.runtime.cluster import spark_stage
+from onceflow.core.runtime.driver import driver
+from onceflow.core.runtime.slot.slot import SlotTask
+from onceflow.core.runtime.transport.flight_streams import new_token
 
 pytestmark = pytest.mark.spark
 

@@ -19,7 +19,7 @@ from tests.spark.signalled_job import source_in
 from tests.support.ledger import assert_exactly_once, ledger
 
 from onceflow import JobState
-from onceflow.core.runtime.stop_signals import SAME_SIGNAL_S
+from onceflow.core.runtime.driver.stop_signals import SAME_SIGNAL_S
 from onceflow.integration.faults import children_of, kill_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]

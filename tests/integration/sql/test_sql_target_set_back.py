@@ -28,7 +28,7 @@ from onceflow.core.protocol.snapshots import (
     OperatorSnapshot,
     SubtaskSnapshot,
 )
-from onceflow.core.runtime.sink_recovery import RecoveryCounts, SinkRecovery
+from onceflow.core.runtime.driver.sink_recovery import RecoveryCounts, SinkRecovery
 from onceflow.core.spi import Committer, CommitterContext, Sink, WriterContext
 from onceflow.core.storage import ClaimedLog, FileSystemStorage, JobStorage
 from onceflow.core.transaction_places import SinkPlace

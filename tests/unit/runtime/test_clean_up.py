@@ -10,9 +10,9 @@ from tests.unit.runtime.storage_faults import mounted, remount
 from tests.unit.storage.storage_samples import decision
 
 from onceflow.core.protocol.ids import GENESIS, CheckpointId
-from onceflow.core.runtime.attempt_parts import AttemptParts
-from onceflow.core.runtime.background import Background
-from onceflow.core.runtime.clean_up import CleanUp
+from onceflow.core.runtime.driver.attempt_parts import AttemptParts
+from onceflow.core.runtime.driver.background import Background
+from onceflow.core.runtime.driver.clean_up import CleanUp
 from onceflow.core.storage import FileSystemStorage
 
 

@@ -20,17 +20,17 @@ from onceflow import RuntimeSettings
 from onceflow.core.config import Delivery
 from onceflow.core.errors import SlotLost
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
-from onceflow.core.runtime.chain_builder import SlotPlan
-from onceflow.core.runtime.control_plane import (
+from onceflow.core.runtime.driver.slot_roster import SlotRoster
+from onceflow.core.runtime.messages import Abort, Declined, Heartbeat, Hello
+from onceflow.core.runtime.slot.chain_builder import SlotPlan
+from onceflow.core.runtime.slot.process_facts import versions
+from onceflow.core.runtime.transport.control_plane import (
     ControlEvent,
     ControlServer,
     ControlStream,
     SlotConnected,
 )
-from onceflow.core.runtime.flight_streams import Credentials
-from onceflow.core.runtime.messages import Abort, Declined, Heartbeat, Hello
-from onceflow.core.runtime.process_facts import versions
-from onceflow.core.runtime.slot_roster import SlotRoster
+from onceflow.core.runtime.transport.flight_streams import Credentials
 from onceflow.core.storage import JobStorage
 
 ATTEMPT = AttemptId(1)
@@ -38,8 +38,8 @@ MEGABYTE = "x" * (1 << 20)
 
 SLOT = """
 import json, os, sys
-from onceflow.core.runtime.control_plane import ControlStream
-from onceflow.core.runtime.flight_streams import Credentials
+from onceflow.core.runtime.transport.control_plane import ControlStream
+from onceflow.core.runtime.transport.flight_streams import Credentials
 from onceflow.core.runtime.messages import Hello
 hello = Hello(1, 0, os.getpid(), os.getppid(), "here", "", json.loads(sys.argv[2]))
 for message in ControlStream(sys.argv[1], Credentials("secret"), hello).messages():
@@ -47,8 +47,8 @@ for message in ControlStream(sys.argv[1], Credentials("secret"), hello).messages
 """
 DRIVER = """
 import sys
-from onceflow.core.runtime.control_plane import ControlServer
-from onceflow.core.runtime.flight_streams import Credentials
+from onceflow.core.runtime.transport.control_plane import ControlServer
+from onceflow.core.runtime.transport.flight_streams import Credentials
 server = ControlServer("127.0.0.1", Credentials("secret"), lambda event: None)
 print(server.address, flush=True)
 sys.stdin.read()

@@ -7,15 +7,14 @@ import threading
 
 from onceflow.core.errors import BadRecord, ConfigError, SlotFailed, SlotLost
 from onceflow.core.protocol.ids import AttemptId
-from onceflow.core.runtime.attempt_events import AttemptEvent, CancelRequested, StageEnded
-from onceflow.core.runtime.control_plane import SlotGone
-from onceflow.core.runtime.failures import (
+from onceflow.core.runtime.driver.attempt_events import AttemptEvent, CancelRequested, StageEnded
+from onceflow.core.runtime.driver.failures import (
     cause_of,
-    failed_message,
-    fingerprint_of,
     slot_error,
     stage_error,
 )
+from onceflow.core.runtime.slot.failure_report import failed_message, fingerprint_of
+from onceflow.core.runtime.transport.control_plane import SlotGone
 
 _ATTEMPT = AttemptId(3)
 _CHANNEL = SlotLost("channel balance[0] from 1 broke")

@@ -12,8 +12,8 @@ from tests.unit.runtime.storage_faults import mounted, remount
 from onceflow.core.errors import StorageError
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.snapshots import OperatorSnapshot, SnapshotTimings, SubtaskSnapshot
-from onceflow.core.runtime.operators import PendingSnapshot
-from onceflow.core.runtime.snapshot_uploads import SnapshotUploads
+from onceflow.core.runtime.dataflow.operators import PendingSnapshot
+from onceflow.core.runtime.slot.snapshot_uploads import SnapshotUploads
 from onceflow.core.state import StateWriter
 from onceflow.core.storage import FileSystemStorage
 

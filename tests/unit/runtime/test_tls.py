@@ -14,16 +14,16 @@ from pyarrow import flight
 from onceflow.core.config import RuntimeSettings, TlsFiles
 from onceflow.core.errors import ConfigError, SlotLost
 from onceflow.core.protocol.ids import AttemptId
-from onceflow.core.runtime.control_plane import (
+from onceflow.core.runtime.messages import Hello
+from onceflow.core.runtime.transport.control_plane import (
     ControlEvent,
     ControlServer,
     ControlStream,
     SlotConnected,
 )
-from onceflow.core.runtime.data_plane import DataServer, FlightChannel
-from onceflow.core.runtime.flight_streams import Credentials
-from onceflow.core.runtime.messages import Hello
-from onceflow.core.runtime.tls import TlsIdentity, drawn_identities, identity_in
+from onceflow.core.runtime.transport.data_plane import DataServer, FlightChannel
+from onceflow.core.runtime.transport.flight_streams import Credentials
+from onceflow.core.runtime.transport.tls import TlsIdentity, drawn_identities, identity_in
 
 SCHEMA = pa.schema([("id", pa.int64())])
 HELLO = Hello(AttemptId(1), 0, 1, 1, "here", "nowhere", {})

@@ -12,8 +12,9 @@ import pytest
 from onceflow.core.errors import BadRecord, BadStateValue, UserFunctionError
 from onceflow.core.functions import Record
 from onceflow.core.protocol.ids import AttemptId
-from onceflow.core.runtime.failures import failed_message, slot_error
-from onceflow.core.runtime.user_functions import batch_of, call_user, call_user_on_records
+from onceflow.core.runtime.dataflow.user_functions import batch_of, call_user, call_user_on_records
+from onceflow.core.runtime.driver.failures import slot_error
+from onceflow.core.runtime.slot.failure_report import failed_message
 
 SCHEMA = pa.schema([("id", pa.int64()), ("note", pa.string())])
 

@@ -1,0 +1,1 @@
+"""Where slots come from: Spark's barrier stage."""

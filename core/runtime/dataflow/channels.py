@@ -1,0 +1,188 @@
+"""Channels between subtasks: FIFO, bounded by credits, read through one gate a subtask.
+
+Invariants:
+    a channel delivers its elements in the order in which they were sent
+    batches sent and not yet taken by the reader <= credits; barriers and ends need no credit
+    a blocked channel keeps what it holds until it is unblocked
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from onceflow.core.errors import SlotLost
+from onceflow.core.runtime.dataflow.elements import Batch, Element, Mail, Received
+
+
+class Credits:
+    """Counts the batches that a sender may still send; waiting for one is backpressure."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._condition = threading.Condition()
+        self._closed: str | None = None
+        self.waited_s = 0.0
+
+    def acquire(self) -> None:
+        """Take one credit, waiting as long as the reader is slow.
+
+        The wait has no deadline of its own: a slow reader is no fault. It ends when the channel is
+        closed, which a lost peer, a lost driver and the end of the attempt all do.
+
+        Raises:
+            SlotLost: The channel was closed.
+        """
+        with self._condition:
+            if self._count == 0 and self._closed is None:
+                began = time.monotonic()
+                while self._count == 0 and self._closed is None:
+                    self._condition.wait(1.0)
+                self.waited_s += time.monotonic() - began
+            if self._closed is not None:
+                raise SlotLost(self._closed)
+            self._count -= 1
+
+    def release(self, count: int = 1) -> None:
+        """Give back `count` credits. Any thread."""
+        with self._condition:
+            self._count += count
+            self._condition.notify()
+
+    def close(self, reason: str) -> None:
+        """Wake and refuse every sender from now on. Any thread; the first reason stays."""
+        with self._condition:
+            self._closed = self._closed or reason
+            self._condition.notify_all()
+
+
+class OutputChannel(ABC):
+    """The sending end of one channel; used by the chain's thread alone, except `close`."""
+
+    @abstractmethod
+    def send(self, element: Element) -> None:
+        """Put `element` behind everything sent before.
+
+        Raises:
+            SlotLost: The channel is closed or its peer is gone.
+        """
+
+    @property
+    @abstractmethod
+    def waited_s(self) -> float:
+        """Seconds spent waiting for credit since the channel was opened."""
+
+    @abstractmethod
+    def close(self, reason: str) -> None:
+        """Refuse and wake senders. Any thread; safe to call twice."""
+
+
+class InputGate:
+    """The receiving ends of one subtask's channels, and its mailbox.
+
+    `take` belongs to the subtask's own thread; `put` and `post` to any thread. Mail is always taken
+    before elements; channels are served in turn.
+    """
+
+    def __init__(self, channels: int) -> None:
+        self._queues: list[deque[Element]] = [deque() for _ in range(channels)]
+        self._blocked = [False] * channels
+        self._release: list[Callable[[], None]] = [lambda: None] * channels
+        self._mail: deque[Mail] = deque()
+        self._ready = threading.Condition()
+        self._turn = 0
+
+    @property
+    def channels(self) -> int:
+        """How many channels end here."""
+        return len(self._queues)
+
+    def attach(self, channel: int, release: Callable[[], None]) -> None:
+        """Call `release` whenever a batch of `channel` was taken.
+
+        It returns the sender's credit.
+        """
+        self._release[channel] = release
+
+    def put(self, channel: int, element: Element) -> None:
+        """Append `element` to `channel`. Never waits: the sender's credits bound the queue."""
+        with self._ready:
+            self._queues[channel].append(element)
+            if not self._blocked[channel]:
+                self._ready.notify()
+
+    def post(self, mail: Mail) -> None:
+        """Append `mail` for the subtask's own thread."""
+        with self._ready:
+            self._mail.append(mail)
+            self._ready.notify()
+
+    def take_mail(self) -> Mail | None:
+        """Return the next mail, or None at once."""
+        with self._ready:
+            return self._mail.popleft() if self._mail else None
+
+    def take(self, timeout_s: float) -> Mail | Received | None:
+        """Return the next mail, else the next element, else None after `timeout_s`."""
+        with self._ready:
+            item = self._next()
+            if item is None:
+                self._ready.wait(timeout_s)
+                item = self._next()
+        if isinstance(item, Received) and isinstance(item.element, Batch):
+            self._release[item.channel]()
+        return item
+
+    def block(self, channel: int) -> None:
+        """Leave what comes on `channel` in it from now on."""
+        with self._ready:
+            self._blocked[channel] = True
+
+    def unblock(self, channels: Sequence[int]) -> None:
+        """Read `channels` again."""
+        with self._ready:
+            for channel in channels:
+                self._blocked[channel] = False
+
+    def waiting(self) -> int:
+        """Return how many elements wait in all channels."""
+        return sum(map(len, self._queues))
+
+    def _next(self) -> Mail | Received | None:
+        if self._mail:
+            return self._mail.popleft()
+        count = len(self._queues)
+        for step in range(count):
+            channel = (self._turn + step) % count
+            if self._queues[channel] and not self._blocked[channel]:
+                self._turn = (channel + 1) % count
+                return Received(channel, self._queues[channel].popleft())
+        return None
+
+
+class LocalChannel(OutputChannel):
+    """A channel to a subtask of the same slot: elements are handed over as they are."""
+
+    def __init__(self, gate: InputGate, channel: int, credits_count: int) -> None:
+        self._gate = gate
+        self._channel = channel
+        self._credits = Credits(credits_count)
+        gate.attach(channel, self._credits.release)
+
+    def send(self, element: Element) -> None:
+        """Put `element` into the gate, waiting for credit if it is a batch."""
+        if isinstance(element, Batch):
+            self._credits.acquire()
+        self._gate.put(self._channel, element)
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds spent waiting for credit."""
+        return self._credits.waited_s
+
+    def close(self, reason: str) -> None:
+        """Refuse and wake the sender."""
+        self._credits.close(reason)

@@ -1,0 +1,184 @@
+"""Calls of the user's functions: what they raise is told with the record and the user's traceback.
+
+Records that do not fail cost nothing more: the place of one that does is found afterwards, from how
+many records of the batch the call has left over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from operator import length_hint
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+
+from onceflow.core.dead_letters import origin_columns, printable_rows
+from onceflow.core.errors import BadStateValue, OnceflowError, UserFunctionError
+from onceflow.core.functions import Record
+from onceflow.core.runtime.dataflow.records import records_of
+
+RECORD_LENGTH_MAX = 300
+"""Characters of a record that an error shows."""
+_REASON_LENGTH_MAX = 500
+_TRACE_LENGTH_MAX = 4000
+_FRAMES_MAX = 20
+_RUNTIME = Path(__file__).parent
+_FILES = (
+    FileNotFoundError,
+    FileExistsError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+)
+
+
+def call_user(uid: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return `function(*arguments)`, naming the operator when it raises.
+
+    Raises:
+        UserFunctionError: It raised something that is not onceflow's own; the traceback is in the
+            message, because the original class may not exist on the driver.
+    """
+    try:
+        return function(*arguments)
+    except (Exception, SystemExit) as error:
+        _pass_on(error)
+        raise user_error(uid, error) from error
+
+
+def call_user_on_records(
+    uid: str, step: Callable[[Iterator[Record]], list[Any]], rows: pa.RecordBatch
+) -> list[Any]:
+    """Return `step` of the records of `rows`, which it takes one by one.
+
+    Raises:
+        UserFunctionError: It raised something that is not onceflow's own; names the record.
+    """
+    records = records_of(rows)
+    left = iter(records)
+    try:
+        return step(left)
+    except (Exception, SystemExit) as error:
+        _pass_on(error)
+        raise user_error(uid, error, rows, len(records) - length_hint(left) - 1) from error
+
+
+def batch_of(records: Sequence[Record], schema: pa.Schema, uid: str) -> pa.RecordBatch:
+    """Return `records`, which the function of `uid` has returned, as a batch of `schema`.
+
+    Raises:
+        UserFunctionError: A record lacks a column or holds a value of another type; names both.
+    """
+    arrays: list[pa.Array] = []
+    for field in schema:
+        try:
+            arrays.append(pa.array([record[field.name] for record in records], field.type))
+        except (KeyError, TypeError, ValueError, OverflowError, pa.ArrowException) as error:
+            raise _result_error(records, field, uid) from error
+    return pa.record_batch(arrays, schema=schema)
+
+
+def user_error(
+    uid: str,
+    error: BaseException,
+    rows: pa.RecordBatch | None = None,
+    row: int | None = None,
+) -> UserFunctionError:
+    """Return what is told of `error`, raised in operator `uid`, at `row` of `rows` if known."""
+    reason = traceback.format_exception_only(error)[-1].strip()[:_REASON_LENGTH_MAX]
+    kind = type(error).__name__
+    if rows is None or row is None:
+        record = where = _place(error)
+    else:
+        record = record_text(rows, row)
+        where = f"{_shortened(record)} ({_origin(rows, row)})"
+    fingerprint = "" if _may_pass(error) else _digest(uid, kind, record)
+    return UserFunctionError(
+        f"operator {uid!r} failed: {reason}; at {where}\n{_trace(error)}",
+        fingerprint=fingerprint,
+    )
+
+
+def record_text(rows: pa.RecordBatch, row: int) -> str:
+    """Return the whole of one record as text."""
+    return ascii(printable_rows(rows.slice(row, 1))[0])
+
+
+def _result_error(records: Sequence[Record], field: pa.Field, uid: str) -> UserFunctionError:
+    """Return what is wrong with the first record that has no value of `field`."""
+    for record in records:
+        text = ascii(record)
+        if not isinstance(cast("object", record), dict):
+            problem = f"a {type(record).__name__} and no record (a dict)"
+        elif field.name not in record:
+            problem = (
+                f"a record without column {field.name!r}; return every column of the schema or"
+                " declare another schema"
+            )
+        else:
+            try:
+                pa.array([record[field.name]], field.type)
+            except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
+                problem = f"a value for column {field.name!r} that is no {field.type}: {error}"
+            else:
+                continue
+        return UserFunctionError(
+            f"operator {uid!r} returned {problem}; it is {_shortened(text)}",
+            fingerprint=_digest(uid, field.name, text),
+        )
+    return UserFunctionError(f"operator {uid!r} returned values that are no {field.type} together")
+
+
+def _pass_on(error: BaseException) -> None:
+    """Raise `error` again if it says itself what is wrong."""
+    if isinstance(error, OnceflowError) and not isinstance(error, BadStateValue):
+        raise error
+
+
+def _place(error: BaseException) -> str:
+    """Return the line that raised, which is the same one when the same thing happens again."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown line"
+
+
+def _origin(rows: pa.RecordBatch, row: int) -> str:
+    batch = f"row {row} of a batch of {rows.num_rows}"
+    names = origin_columns(rows.schema)
+    if not names:
+        return batch
+    topic, partition, offset = (rows.column(name)[row].as_py() for name in names)
+    return f"topic {topic}, partition {partition}, offset {offset}"
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= RECORD_LENGTH_MAX:
+        return f"record {text}"
+    return f"record {text[:RECORD_LENGTH_MAX]}… of {len(text)} characters"
+
+
+def _trace(error: BaseException) -> str:
+    """Return the user's own frames: those below the calls that the runtime makes."""
+    trace = error.__traceback__
+    while trace and Path(trace.tb_frame.f_code.co_filename).parent == _RUNTIME:
+        trace = trace.tb_next
+    lines = traceback.format_exception(type(error), error, trace, limit=-_FRAMES_MAX)
+    return "".join(lines)[-_TRACE_LENGTH_MAX:].rstrip()
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether the failure may be the network's, so that trying again is right however often."""
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        if isinstance(at, (OSError, TimeoutError)) and not isinstance(at, _FILES):
+            return True
+        at = at.__cause__ or at.__context__
+    return False
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "replace")).hexdigest()[:16]

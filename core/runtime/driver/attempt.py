@@ -1,0 +1,372 @@
+"""One attempt of a job: claim, recover, deploy, run the coordinator, end.
+
+Runs on the job driver's own thread. Everything that happens elsewhere (slots, Spark, the user)
+comes in as an event; the coordinator decides, and this file carries the decisions out. Nothing here
+knows what a checkpoint means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future
+
+from onceflow.core import errors
+from onceflow.core.crash_points import reach
+from onceflow.core.errors import CommitFailed, SlotLost, StorageError
+from onceflow.core.protocol.alignment import Barrier
+from onceflow.core.protocol.coordinator import CheckpointCoordinator
+from onceflow.core.protocol.decisions import (
+    AppendDecision,
+    CheckpointFailed,
+    CheckpointKind,
+    Decision,
+    DiscardState,
+    FailAttempt,
+    FinishJob,
+    NotifyAbort,
+    NotifyComplete,
+    TriggerCheckpoint,
+)
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.protocol.recovery import proofs_needed_from
+from onceflow.core.protocol.snapshots import CompletedCheckpoint
+from onceflow.core.runtime.driver.attempt_events import (
+    AttemptEvent,
+    CancelRequested,
+    CheckpointRequested,
+    RecoveryEnded,
+    SplitsDiscovered,
+    StageEnded,
+)
+from onceflow.core.runtime.driver.attempt_parts import AttemptParts
+from onceflow.core.runtime.driver.background import Background
+from onceflow.core.runtime.driver.clean_up import CleanUp
+from onceflow.core.runtime.driver.failures import JobCancelled, cause_of, stage_error
+from onceflow.core.runtime.driver.restore import restored_operators
+from onceflow.core.runtime.driver.sink_recovery import RecoveryCounts
+from onceflow.core.runtime.driver.slot_roster import SlotRoster
+from onceflow.core.runtime.driver.split_discovery import SplitDiscovery
+from onceflow.core.runtime.messages import (
+    Abort,
+    Acked,
+    Cancel,
+    CommittedThrough,
+    Complete,
+    Declined,
+    Deploy,
+    Failed,
+    Goodbye,
+    Heartbeat,
+    Running,
+    SlotMessage,
+    SourceExhausted,
+    Stop,
+    Trigger,
+)
+from onceflow.core.runtime.transport.control_plane import (
+    SlotConnected,
+    SlotGone,
+    SlotLink,
+    SlotSaid,
+)
+
+_log = logging.getLogger("onceflow.runtime.attempt")
+
+
+class Attempt:
+    """Runs one attempt from the first slot's hello to its end."""
+
+    def __init__(self, parts: AttemptParts, events: queue.SimpleQueue[AttemptEvent]) -> None:
+        self._parts = parts
+        self._plan = parts.plan
+        self._events = events
+        self._coordinator: CheckpointCoordinator | None = None
+        self._slots = SlotRoster(parts.plan, parts.storage, parts.storage_token)
+        self._running: set[int] = set()
+        self._finished: FinishJob | None = None
+        self._early: list[SlotSaid | CheckpointRequested] = []
+        self._stopping: set[CheckpointId] = set()
+        self._background = Background("driver background")
+        self._recovered: Future[RecoveryCounts] | None = None
+        self._clean_up = CleanUp(parts, self._background)
+        self._discovery = SplitDiscovery(parts, events.put, time.monotonic())
+
+    def run(self) -> bool:
+        """Run to the end; return True when the job is finished, False when it was stopped.
+
+        Raises:
+            OnceflowError: The attempt failed; `.retry` says whether another may be tried.
+        """
+        self._recovered = self._background.submit(self._recover)
+        self._recovered.add_done_callback(lambda _: self._events.put(RecoveryEnded()))
+        self._await_slots()
+        self._await_recovery()
+        self._deploy()
+        self._await_running()
+        return self._coordinate()
+
+    def cancel(self, reason: str) -> None:
+        """Tell every slot to leave at once."""
+        self._slots.send_all(Cancel(reason))
+
+    def unfulfilled(self) -> frozenset[CheckpointKind]:
+        """Return what the user asked for and this attempt, now ended, has not brought about."""
+        early = frozenset(e.kind for e in self._early if isinstance(e, CheckpointRequested))
+        return early | self._coordinator.requested if self._coordinator else early
+
+    def close(self) -> None:
+        """End what runs beside the attempt, and its committers.
+
+        A committer that hangs is left to itself: this attempt commits and aborts nothing that the
+        next one would not.
+        """
+        if not self._background.end(
+            self._parts.recovery.close, self._plan.settings.cancel_timeout_s
+        ):
+            step = self._parts.recovery.step.text
+            _log.warning("attempt %d is over and waits for %s", self._plan.attempt, step)
+
+    def _recover(self) -> RecoveryCounts:
+        """Runs beside the slots' start: neither needs the other before deployment."""
+        self._parts.recovery.check()
+        return self._parts.recovery.recover(self._parts.restored)
+
+    def _await_slots(self) -> None:
+        deadline = time.monotonic() + self._plan.settings.start_timeout_s
+        while len(self._slots) < self._plan.parallelism:
+            self._check_recovery()
+            self._next_event(deadline, f"{len(self._slots)} of {self._plan.parallelism} slots up")
+        self._parts.progress.slots_up()
+
+    def _await_recovery(self) -> None:
+        """Wait for the sinks, with heartbeats: they may take longer than slots stay in silence."""
+        # Of these the tries of one transaction have the first half.
+        limit_s = 2 * self._plan.settings.commit_deadline_s
+        while not self._check_recovery():
+            self._next_event(None, "")
+            step = self._parts.recovery.step
+            if (taken_s := time.monotonic() - step.began_at) > limit_s:
+                raise CommitFailed(
+                    f"recovery of job {self._plan.job} has waited {taken_s:.0f} s for {step.text};"
+                    " see why the target does not answer, or raise commit_deadline_s"
+                    f" ({self._plan.settings.commit_deadline_s:.0f})"
+                )
+
+    def _check_recovery(self) -> bool:
+        """Return whether every sink agrees with the log; raises why one does not."""
+        assert self._recovered is not None
+        if not self._recovered.done():
+            return False
+        self._parts.progress.recovered(self._recovered.result().sinks)
+        return True
+
+    def _deploy(self) -> None:
+        plan, restored = self._plan, self._parts.restored
+        addresses = tuple(self._slots[slot].hello.data_address for slot in range(plan.parallelism))
+        for slot, link in self._slots:
+            link.send(
+                Deploy(
+                    plan.attempt,
+                    addresses,
+                    restored.checkpoint,
+                    self._parts.next_checkpoint,
+                    restored_operators(self._parts.graph, restored, plan.parallelism, slot),
+                    self._parts.program,
+                )
+            )
+        self._parts.progress.deployed()
+
+    def _await_running(self) -> None:
+        deadline = time.monotonic() + self._plan.settings.start_timeout_s
+        while len(self._running) < self._plan.parallelism:
+            self._next_event(deadline, f"{len(self._running)} of {self._plan.parallelism} running")
+        self._parts.progress.running()
+        self._parts.running()
+
+    def _coordinate(self) -> bool:
+        self._coordinator = self._parts.coordinator(time.monotonic())
+        while self._early:
+            self._on_event(self._early.pop(0))
+        while self._finished is None:
+            self._carry_out(self._coordinator.tick(time.monotonic()))
+            self._discovery.ask(self._coordinator.completed[-1], time.monotonic())
+            if self._finished is None:
+                self._next_event(None, "")
+        self._say_stop()
+        self._background.finish(self._plan.settings.cancel_timeout_s)
+        return self._finished.checkpoint not in self._stopping
+
+    def _next_event(self, deadline: float | None, waiting_for: str) -> None:
+        """Handle the next event, or return after the time until something else is due."""
+        interval_s = self._plan.settings.heartbeat_interval_s
+        wait_s = interval_s / 2
+        wake_s = self._coordinator.next_wake_s() if self._coordinator else None
+        if wake_s is not None:
+            wait_s = max(0.0, min(wait_s, wake_s - time.monotonic()))
+        with contextlib.suppress(queue.Empty):
+            self._on_event(self._events.get(timeout=wait_s))
+        now = time.monotonic()
+        self._slots.beat(now)
+        if deadline is not None and now > deadline:
+            raise SlotLost(
+                f"job {self._plan.job}: after {self._plan.settings.start_timeout_s:.0f} s only"
+                f" {waiting_for}; are there {self._plan.parallelism} free task slots in the"
+                " cluster, and can the executors reach the driver?"
+            )
+
+    def _on_event(self, event: AttemptEvent) -> None:
+        match event:
+            case SlotConnected(link):
+                self._admit(link)
+            case SlotSaid(slot, message):
+                if message.attempt == self._plan.attempt:  # I7
+                    self._slots.heard(slot, time.monotonic())
+                    self._on_message(slot, message)
+            case SlotGone(slot, attempt, reason):
+                if attempt == self._plan.attempt and slot in self._slots:
+                    raise SlotLost(f"slot {slot} is lost: {reason}")
+            case StageEnded(error):
+                raise stage_error(error)
+            case CheckpointRequested() | CancelRequested():
+                self._on_request(event)
+            case SplitsDiscovered():
+                self._on_discovered(event)
+            case RecoveryEnded():
+                pass  # it has woken whoever waits for it
+
+    def _on_request(self, request: CheckpointRequested | CancelRequested) -> None:
+        if isinstance(request, CancelRequested):
+            raise JobCancelled(f"job {self._plan.job} was cancelled")
+        if self._coordinator is None:
+            self._early.append(request)
+        else:
+            self._carry_out(self._coordinator.request(request.kind, time.monotonic()))
+
+    def _on_discovered(self, answer: SplitsDiscovered) -> None:
+        offers = self._discovery.answered(answer)
+        for slot, offer in offers.items():
+            self._slots[slot].send(offer)
+        if offers:
+            # They are read once a checkpoint holds them: it does not wait its turn.
+            self._on_request(CheckpointRequested(CheckpointKind.MANUAL))
+
+    def _admit(self, link: SlotLink) -> None:
+        if self._slots.admit(link, time.monotonic()):
+            self._parts.progress.slot_connected(link.hello)
+
+    def _on_message(self, slot: int, message: SlotMessage) -> None:
+        now_s = time.monotonic()
+        coordinator = self._coordinator
+        match message:
+            case Running(dropped=dropped):
+                self._running.add(slot)
+                self._parts.progress.dropped(dropped)
+            case Failed():
+                raise cause_of(message, self._events)
+            case Heartbeat():
+                self._parts.progress.heartbeat(message)
+            case Goodbye():
+                self._slots.remove(slot)
+            case _ if coordinator is None:
+                # A slot that was deployed first may speak before the last one runs.
+                self._early.append(SlotSaid(slot, message))
+            case Acked(attempt, checkpoint, snapshot):
+                self._parts.progress.acked(checkpoint, snapshot)
+                self._carry_out(coordinator.acked(attempt, checkpoint, snapshot, now_s))
+            case Declined(attempt, checkpoint, subtask, reason):
+                self._carry_out(coordinator.declined(attempt, checkpoint, subtask, reason, now_s))
+            case CommittedThrough(_, subtask, checkpoint, _, committed):
+                self._parts.progress.committed(subtask, committed)
+                self._carry_out(coordinator.committed(subtask, checkpoint, now_s))
+            case SourceExhausted(_, subtask):
+                self._carry_out(coordinator.source_exhausted(subtask, now_s))
+            case _:
+                pass
+
+    def _carry_out(self, decisions: Iterable[Decision]) -> None:
+        for decision in decisions:
+            match decision:
+                case TriggerCheckpoint():
+                    self._trigger(decision)
+                case AppendDecision(completed):
+                    self._append(completed)
+                case NotifyComplete(checkpoint, oldest_retained):
+                    self._after_complete(checkpoint, oldest_retained)
+                case NotifyAbort(checkpoint, reason):
+                    self._slots.send_all(Abort(checkpoint, reason))
+                case DiscardState(handles):
+                    self._clean_up.discard(handles)
+                case CheckpointFailed(checkpoint, reason):
+                    self._parts.progress.checkpoint_failed(checkpoint, reason)
+                case FailAttempt(reason):
+                    raise errors.CheckpointError(reason)
+                case FinishJob():
+                    self._finished = decision
+
+    def _trigger(self, decision: TriggerCheckpoint) -> None:
+        if decision.kind is CheckpointKind.STOP:
+            self._stopping.add(decision.checkpoint)
+        self._parts.progress.triggered(decision.checkpoint)
+        barrier = Barrier(decision.checkpoint, decision.kind, decision.triggered_at_ms)
+        self._slots.send_all(Trigger(barrier))
+
+    def _append(self, completed: CompletedCheckpoint) -> None:
+        """Write the decision: the commit point of the whole job.
+
+        When nobody knows whether it is in the log (`DecisionUnknown`), the attempt ends: the next
+        one reads the log and knows.
+        """
+        assert self._coordinator is not None
+        began = time.perf_counter()
+        try:
+            self._parts.log.append(completed)
+        except StorageError as error:
+            more = self._coordinator.append_failed(
+                completed.checkpoint, str(error), time.monotonic()
+            )
+        else:
+            reach("logged")
+            append_ms = (time.perf_counter() - began) * 1000
+            self._parts.progress.decided(completed, append_ms)
+            more = self._coordinator.logged(completed.checkpoint, time.monotonic())
+        self._carry_out(more)
+
+    def _after_complete(self, checkpoint: CheckpointId, oldest_retained: CheckpointId) -> None:
+        assert self._coordinator is not None
+        retained = self._coordinator.completed
+        log = self._parts.log.view
+        needed = {
+            sink_id: proofs_needed_from(retained, log.committed_last(sink_id))
+            for sink_id in log.memory.sinks
+        }
+        self._slots.send_all(Complete(checkpoint, needed))
+        self._clean_up.completed(checkpoint, oldest_retained, retained[-1])
+
+    def _say_stop(self) -> None:
+        """Let every slot close in good order; a slot that does not is Spark's to kill.
+
+        Acks still come of checkpoints that were given up: their files are deleted (I9).
+        """
+        self._slots.send_all(Stop(f"job {self._plan.job} is done"))
+        deadline = time.monotonic() + self._plan.settings.cancel_timeout_s
+        while len(self._slots) and time.monotonic() < deadline:
+            try:
+                event = self._events.get(timeout=0.1)
+            except queue.Empty:
+                continue
+            match event:
+                case SlotSaid(slot, Goodbye()) | SlotGone(slot):
+                    self._slots.remove(slot)
+                case SlotSaid(message=Heartbeat() as last):
+                    self._parts.progress.heartbeat(last)
+                case SlotSaid(message=Acked() as late):
+                    self._on_message(event.slot, late)
+                case StageEnded():
+                    self._events.put(event)
+                    return
+                case _:
+                    pass

@@ -1,0 +1,396 @@
+"""The job driver: one attempt after another until the job is done or may not be tried again."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import queue
+import random
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+
+from onceflow.core.config import Checkpointing, RuntimeSettings, TlsFiles
+from onceflow.core.errors import OnceflowError, StorageError
+from onceflow.core.graph import Graph
+from onceflow.core.protocol.assignment import default_max_parallelism
+from onceflow.core.protocol.coordinator import CheckpointCoordinator
+from onceflow.core.protocol.decisions import CheckpointKind
+from onceflow.core.protocol.log import LogView
+from onceflow.core.protocol.restart import (
+    GiveUp,
+    RestartAfter,
+    RestartStrategy,
+    RestartTracker,
+)
+from onceflow.core.runtime.cluster.spark_stage import (
+    SparkStage,
+    await_slots,
+    check_cluster,
+    is_local,
+    require_spark,
+    use_own_interpreter,
+)
+from onceflow.core.runtime.driver.attempt import Attempt
+from onceflow.core.runtime.driver.attempt_events import (
+    AttemptEvent,
+    CancelRequested,
+    CheckpointRequested,
+    StageEnded,
+)
+from onceflow.core.runtime.driver.attempt_parts import AttemptParts
+from onceflow.core.runtime.driver.compatibility import (
+    check_max_parallelism,
+    check_operators,
+    check_others,
+    check_sinks,
+    operators_left,
+)
+from onceflow.core.runtime.driver.failures import JobCancelled
+from onceflow.core.runtime.driver.progress import Progress
+from onceflow.core.runtime.driver.restore import genesis_of, with_discovered_splits
+from onceflow.core.runtime.driver.sink_recovery import SinkRecovery
+from onceflow.core.runtime.driver.status import JobState, JobStatus
+from onceflow.core.runtime.driver.stop_signals import STOP_SIGNALS
+from onceflow.core.runtime.slot.chain_builder import SlotPlan
+from onceflow.core.runtime.slot.failure_report import fingerprint_of
+from onceflow.core.runtime.slot.program import Program, pickled_program
+from onceflow.core.runtime.slot.slot import SlotTask
+from onceflow.core.runtime.transport.control_plane import ControlServer
+from onceflow.core.runtime.transport.flight_streams import Credentials, new_token
+from onceflow.core.runtime.transport.tls import TlsIdentity, drawn_identities, identity_in
+from onceflow.core.spi import Sink
+from onceflow.core.state import StateBackend
+from onceflow.core.storage import ClaimedLog, JobStorage
+
+_log = logging.getLogger("onceflow.runtime.driver")
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """What a pipeline asks for, checked and complete."""
+
+    name: str
+    graph: Graph
+    parallelism: int
+    max_parallelism: int | None
+    """Number of key groups; None = that of the restored checkpoint, or a default by parallelism."""
+    checkpointing: Checkpointing
+    backend: StateBackend
+    restart: RestartStrategy
+    settings: RuntimeSettings
+    retired_sinks: Mapping[str, Sink | None]
+    """Sinks that write no more, by sink id; None where transactions are left as they are."""
+    allow_non_restored_state: bool
+    """Whether restored state that nobody takes is dropped; else refused."""
+
+
+class JobDriver:
+    """Owns a running job. `start` returns at once; the job runs on a thread of its own."""
+
+    def __init__(self, spark: SparkSession, plan: JobPlan) -> None:
+        self._context = spark.sparkContext
+        self._plan = plan
+        self._program = pickled_program(Program(plan.graph, plan.backend))
+        if isinstance(plan.settings.tls, TlsFiles):
+            identity_in(plan.settings.tls)  # to see that it is there: each attempt reads it anew
+        check_cluster(spark, plan.parallelism)
+        use_own_interpreter(self._context)
+        self._file_system = plan.checkpointing.file_system()
+        self._storage: JobStorage = self._file_system.open(plan.name)
+        sources = frozenset(uid for uid, _ in plan.graph.sources())
+        self._progress = Progress(plan.name, sources)
+        self._events: queue.SimpleQueue[AttemptEvent] = queue.SimpleQueue()
+        self._asked_to_leave = threading.Event()
+        self._failed_at = time.monotonic()
+        self._log: ClaimedLog | None = None
+        self._tracker: RestartTracker = plan.restart.tracker(random.Random())  # noqa: S311 - jitter
+        self._error: BaseException | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._main, name=f"job {plan.name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin the first attempt."""
+        if self._plan.settings.stop_on_signals:
+            STOP_SIGNALS.add(self)
+        self._thread.start()
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self._plan.name
+
+    @property
+    def stop_timeout_s(self) -> float:
+        """How long a stop by a signal may take."""
+        return self._plan.settings.stop_timeout_s
+
+    def stopping_on_signals(self) -> AbstractContextManager[None]:
+        """Have SIGINT and SIGTERM stop the job meanwhile, unless it is set to leave them alone."""
+        if self._plan.settings.stop_on_signals:
+            return STOP_SIGNALS.handled()
+        return contextlib.nullcontext()
+
+    def status(self) -> JobStatus:
+        """Return the job as of now. Any thread."""
+        return self._progress.status()
+
+    def request(self, kind: CheckpointKind) -> None:
+        """Ask for a checkpoint of `kind`. Any thread; returns at once."""
+        self._events.put(CheckpointRequested(kind))
+
+    def stop(self) -> None:
+        """Ask to stop with a last checkpoint. Any thread; returns at once."""
+        self.request(CheckpointKind.STOP)
+
+    def cancel(self) -> None:
+        """Ask to leave without a checkpoint. Any thread; returns at once."""
+        self._asked_to_leave.set()
+        self._events.put(CancelRequested())
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait for the job's end; return whether it came."""
+        return self._ended.wait(timeout_s)
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why the job failed; None while it runs and when it ended well."""
+        return self._error
+
+    # --- the restart loop ---------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            finished = self._attempts()
+            self._progress.state(JobState.FINISHED if finished else JobState.STOPPED)
+        except JobCancelled:
+            self._progress.state(JobState.CANCELLED)
+        except BaseException as error:  # the edge: the user sees it through the job handle
+            self._error = error
+            self._progress.state(JobState.FAILED, f"{type(error).__name__}: {error}")
+            _log.error("job %s failed: %s", self._plan.name, error)
+        finally:
+            STOP_SIGNALS.remove(self)
+            self._ended.set()
+
+    def _end_with_process(self) -> None:
+        """Cancel the job: it needs this process, whose main thread is at its end.
+
+        Flight's threads that still called into the interpreter afterwards would abort the process,
+        and Flight waits for the slots at the interpreter's end.
+        """
+        _log.warning("the process ends, and job %s with it: it is cancelled", self._plan.name)
+        self.cancel()
+        self._ended.wait(3 * self._plan.settings.cancel_timeout_s)
+
+    def _attempts(self) -> bool:
+        tracker = self._tracker
+        slots_ended_s = 0.0
+        while True:
+            try:
+                return self._attempt(slots_ended_s)
+            except OnceflowError as error:
+                if error.retry == "never":
+                    raise
+                require_spark(self._context)
+                self._check_owned()
+                match tracker.on_failure(time.monotonic(), fingerprint_of(error)):
+                    case GiveUp(reason):
+                        raise type(error)(f"{error} (no further restart: {reason})") from error
+                    case RestartAfter(delay_s):
+                        text = f"{type(error).__name__}: {error}"
+                        # The rest is a traceback, and the same one as often as it fails.
+                        _log.warning("restart in %.2f s: %s", delay_s, text.partition("\n")[0])
+                        self._progress.state(JobState.RESTARTING, text)
+                        slots_ended_s = time.monotonic() - self._failed_at
+                        if self._asked_to_leave.wait(delay_s):
+                            raise JobCancelled("cancelled while restarting") from error
+            except Exception:
+                require_spark(self._context)
+                raise
+
+    def _attempt(self, slots_ended_s: float) -> bool:
+        require_spark(self._context)
+        plan, storage = self._plan, self._storage
+        log = self._log = self._claim()
+        for _, source in plan.graph.sources():
+            source.check()
+        view, max_parallelism = self._restore_point(log)
+        restored = view.completed[-1]
+        storage.sweep(view, log.attempt)
+        self._progress.attempt(log.attempt, restored.checkpoint, slots_ended_s)
+        left = operators_left(plan.graph, restored)
+        self._progress.dropped(f"the state of operator {uid!r}" for uid in left)
+        token, (own_tls, slot_tls) = new_token(), self._tls()
+        server = ControlServer(self._host(), Credentials(token, own_tls), self._events.put)
+        probe = storage.probe_write(log.attempt)
+        slot_plan = SlotPlan(
+            job=plan.name,
+            attempt=log.attempt,
+            parallelism=plan.parallelism,
+            max_parallelism=max_parallelism,
+            delivery=plan.checkpointing.delivery(),
+            settings=plan.settings,
+            allow_non_restored_state=plan.allow_non_restored_state,
+        )
+        task = SlotTask(
+            plan=slot_plan,
+            driver_address=server.address,
+            token=token,
+            tls=slot_tls,
+            storage=self._file_system,
+            storage_token_path=probe.path,
+            log_id=storage.log_id,
+            loopback=is_local(self._context),
+        )
+        recovery = SinkRecovery(
+            plan.graph,
+            plan.retired_sinks,
+            plan.name,
+            log,
+            storage,
+            plan.settings.commit_deadline_s,
+        )
+        parts = AttemptParts(
+            plan=slot_plan,
+            graph=plan.graph,
+            program=self._program,
+            log=log,
+            storage=storage,
+            storage_token=probe.token,
+            recovery=recovery,
+            restored=restored,
+            coordinator=lambda now_s: self._coordinator(slot_plan, view, now_s),
+            next_checkpoint=view.next_checkpoint,
+            progress=self._progress,
+            running=lambda: self._tracker.on_running(time.monotonic()),
+        )
+        return self._run_on_spark(parts, task, server)
+
+    def _claim(self) -> ClaimedLog:
+        """The first claim takes the job over; later ones only while no other driver has done so."""
+        if self._log is not None:
+            return self._log.claim_again()
+        graph, storage = self._plan.graph, self._storage
+        # Before the claim, which says that the job writes under the sink ids of this graph.
+        view = storage.log.read()
+        check_sinks(graph, view, self._plan.retired_sinks)
+        if not view.decided:
+            check_others(self._plan.name, graph, storage.others())
+        sinks = [work.sink_id for _, work in graph.sinks()]
+        return storage.log.claim(f"{socket.gethostname()}:{os.getpid()}", sinks)
+
+    def _check_owned(self) -> None:
+        """Say why, when the attempt failed because another driver has taken the job over."""
+        if self._log is not None:
+            with contextlib.suppress(StorageError):
+                self._log.check_owned()
+
+    def _run_on_spark(self, parts: AttemptParts, task: SlotTask, server: ControlServer) -> bool:
+        group = f"onceflow-{parts.plan.job}-{parts.plan.attempt}"
+        stage = SparkStage(self._context, task, group, lambda e: self._events.put(StageEnded(e)))
+        attempt = Attempt(parts, self._events)
+        # Hooks run last registered first, and this one must run before those of Flight's servers.
+        atexit.register(self._end_with_process)
+        try:
+            await_slots(self._context, parts.plan.parallelism, parts.plan.settings.start_timeout_s)
+            stage.submit()
+            return attempt.run()
+        except BaseException as error:
+            self._failed_at = self._progress.failing()
+            attempt.cancel(f"attempt {parts.plan.attempt} failed: {str(error)[:500]}")
+            raise
+        finally:
+            self._end_stage(stage)
+            attempt.close()
+            server.close(self._plan.settings.cancel_timeout_s)
+            atexit.unregister(self._end_with_process)
+            self._drain(attempt.unfulfilled())
+
+    def _restore_point(self, log: ClaimedLog) -> tuple[LogView, int]:
+        """Return the log's view and the number of key groups.
+
+        Its last decision holds every split that there is now: checkpoint 0 is decided if need be,
+        or one that takes in the splits that have appeared since the last one.
+        """
+        plan = self._plan
+        now_ms = _wall_ms()
+        if log.view.completed:
+            restored = log.view.completed[-1]
+            max_parallelism = plan.max_parallelism or restored.max_parallelism
+            check_max_parallelism(restored, max_parallelism)
+            if not plan.allow_non_restored_state:
+                check_operators(plan.graph, restored)
+            grown = with_discovered_splits(plan.graph, restored, log.attempt, now_ms)
+            if grown is not None:
+                log.append(grown)
+            return log.view, max_parallelism
+        max_parallelism = plan.max_parallelism or default_max_parallelism(plan.parallelism)
+        log.append(genesis_of(plan.graph, log.attempt, plan.parallelism, max_parallelism, now_ms))
+        return log.view, max_parallelism
+
+    def _coordinator(
+        self, slot_plan: SlotPlan, view: LogView, now_s: float
+    ) -> CheckpointCoordinator:
+        everyone, sources = self._plan.graph.subtasks(slot_plan.parallelism)
+        return CheckpointCoordinator(
+            self._plan.checkpointing.settings(),
+            attempt=slot_plan.attempt,
+            subtasks=everyone,
+            sources=sources,
+            parallelism=slot_plan.parallelism,
+            max_parallelism=slot_plan.max_parallelism,
+            retained=view.completed,
+            next_checkpoint=view.next_checkpoint,
+            now_s=now_s,
+            wall_ms=_wall_ms,
+        )
+
+    def _end_stage(self, stage: SparkStage) -> None:
+        """Wait for the slots to leave; kill what does not."""
+        if not stage.join(self._plan.settings.cancel_timeout_s):
+            stage.kill()
+            if not stage.join(self._plan.settings.cancel_timeout_s):
+                _log.error("Spark did not end the slots of job %s", self._plan.name)
+
+    def _drain(self, unfulfilled: frozenset[CheckpointKind]) -> None:
+        """Drop what the ended attempt has left; ask the next one for what the user asked for."""
+        kept: list[AttemptEvent] = [CheckpointRequested(kind) for kind in unfulfilled]
+        while True:
+            try:
+                event = self._events.get_nowait()
+            except queue.Empty:
+                break
+            if isinstance(event, (CheckpointRequested, CancelRequested)):
+                kept.append(event)
+        for event in kept:
+            self._events.put(event)
+
+    def _tls(self) -> tuple[TlsIdentity | None, TlsIdentity | TlsFiles | None]:
+        """Return what the driver shows, and what its slots are to show."""
+        match self._plan.settings.tls:
+            case TlsFiles() as files:
+                return identity_in(files), files
+            case "on":
+                return drawn_identities()
+            case "auto" if not is_local(self._context):
+                return drawn_identities()
+            case _:
+                return None, None
+
+    def _host(self) -> str:
+        """Return the address at which slots reach this driver."""
+        if is_local(self._context):
+            return "127.0.0.1"
+        return str(self._context.getConf().get("spark.driver.host", socket.gethostname()))
+
+
+def _wall_ms() -> int:
+    return int(time.time() * 1000)

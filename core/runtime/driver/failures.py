@@ -1,0 +1,85 @@
+"""How an attempt fails: what slots, Spark and the user say of it, as errors of the driver."""
+
+from __future__ import annotations
+
+import queue
+import re
+import time
+
+from onceflow.core import errors
+from onceflow.core.errors import ConfigError, OnceflowError, SlotFailed, SlotLost
+from onceflow.core.runtime.driver.attempt_events import (
+    AttemptEvent,
+    CancelRequested,
+    CheckpointRequested,
+)
+from onceflow.core.runtime.messages import Failed
+from onceflow.core.runtime.slot.program import MODULES_ON_EXECUTORS
+from onceflow.core.runtime.transport.control_plane import SlotGone
+
+_CAUSE_S = 0.3
+_CONFIG_ERROR = re.compile(r"^onceflow\.core\.errors\.ConfigError: (.*)$", re.MULTILINE)
+_MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+
+
+class JobCancelled(OnceflowError):
+    """Raised inside an attempt when the user has cancelled the job."""
+
+    retry = "never"
+
+
+def slot_error(failed: Failed) -> OnceflowError:
+    """Return the error that a slot reported, as its own class where there is one."""
+    text = f"slot {failed.slot}: {failed.message}"
+    known = getattr(errors, failed.error_class, None)
+    if isinstance(known, type) and issubclass(known, OnceflowError):
+        return known(text, fingerprint=failed.fingerprint)
+    text = f"slot {failed.slot}: {failed.error_class}: {failed.message}\n{failed.trace}"
+    return SlotFailed(text, fingerprint=failed.fingerprint)
+
+
+def cause_of(failed: Failed, events: queue.SimpleQueue[AttemptEvent]) -> OnceflowError:
+    """Return why an attempt fails in which a slot reports `failed`; takes from `events`.
+
+    A slot that loses a channel may say so before the end of the slot at its other side is noticed,
+    which is what happened: a short wait for that. What the user asks for meanwhile stays asked.
+    """
+    error = slot_error(failed)
+    deadline = time.monotonic() + (_CAUSE_S if isinstance(error, SlotLost) else 0.0)
+    asked: list[AttemptEvent] = []
+    while (left_s := deadline - time.monotonic()) > 0:
+        try:
+            event = events.get(timeout=left_s)
+        except queue.Empty:
+            break
+        match event:
+            case SlotGone(slot, attempt, reason) if (
+                attempt == failed.attempt and slot != failed.slot
+            ):
+                error = SlotLost(f"slot {slot} is lost: {reason}. Of it, {error}")
+                break
+            case CheckpointRequested() | CancelRequested():
+                asked.append(event)
+            case _:
+                pass
+    for event in asked:
+        events.put(event)
+    return error
+
+
+def stage_error(error: BaseException | None) -> OnceflowError:
+    """Return the reason why Spark's stage ended before the job did."""
+    if error is None:
+        return SlotLost("every slot returned before the job was done")
+    text = str(error)
+    if told := _CONFIG_ERROR.search(text):
+        return ConfigError(told[1])
+    if missing := _MISSING_MODULE.search(text):
+        return ConfigError(
+            f"the executors do not have the module {missing[1]!r}: {MODULES_ON_EXECUTORS}"
+        )
+    if "SPARK-24819" in text or ("barrier execution mode" in text and "slots" in text):
+        return ConfigError(
+            "Spark has too few free task slots for the pipeline's parallelism: " + text[:400]
+        )
+    return SlotLost(f"Spark ended the slots: {text[:2000]}")

@@ -1,0 +1,270 @@
+"""Makes every sink agree with the decision log before an attempt's slots begin.
+
+Runs on the driver, once for all subtasks: which transactions are whose is decided by what the
+restored checkpoint lists, never by a subtask's index, so rescaling between attempts changes
+nothing. Which to commit and which to abort is decided by `protocol.recovery.plan_recovery`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from onceflow.core.errors import (
+    CommitFailed,
+    CommitOutcomeUnknown,
+    DecisionForgotten,
+    PreparedTransactionLost,
+)
+from onceflow.core.graph import Graph
+from onceflow.core.protocol.committables import (
+    Aborted,
+    AlreadyCommitted,
+    Committable,
+    Committed,
+    Lost,
+    RetryLater,
+    Unknown,
+)
+from onceflow.core.protocol.recovery import RecoveryPlan, committables_of, plan_recovery
+from onceflow.core.protocol.snapshots import CompletedCheckpoint
+from onceflow.core.runtime.driver.status import SinkStatus
+from onceflow.core.spi import Committer, CommitterContext, Sink
+from onceflow.core.storage import ClaimedLog, JobStorage
+
+_log = logging.getLogger("onceflow.runtime.recovery")
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryCounts:
+    """What recovery did to transactions."""
+
+    sinks: tuple[SinkStatus, ...] = ()
+    """By uid, with `committed`, `rows_committed` and `aborted` alone."""
+
+    @property
+    def committed(self) -> int:
+        """Transactions that this call committed; not those that it found committed."""
+        return sum(sink.committed for sink in self.sinks)
+
+    @property
+    def aborted(self) -> int:
+        """Transactions that were rolled back."""
+        return sum(sink.aborted for sink in self.sinks)
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryStep:
+    """What recovery waits for."""
+
+    text: str
+    began_at: float
+    """As of `time.monotonic`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """One sink id, and what settles its transactions."""
+
+    sink: Sink
+    context: CommitterContext
+    schema: pa.Schema | None
+    """Of the rows that are written; None when none are, because the sink is retired."""
+
+
+class SinkRecovery:
+    """The driver's committers for one attempt, one a sink, kept for the sweep that follows.
+
+    `retired` are sinks that write no more, by sink id: settled like the others if the log knows
+    their ids, and then forgotten by it. None leaves what is in doubt as it is.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        retired: Mapping[str, Sink | None],
+        job: str,
+        log: ClaimedLog,
+        storage: JobStorage,
+        deadline_s: float,
+    ) -> None:
+        self._log = log
+        self._deadline_s = deadline_s
+        self.step = RecoveryStep("its turn", time.monotonic())
+        self._retired = log.view.sinks & retired.keys()
+
+        def target(sink: Sink, uid: str, sink_id: str, schema: pa.Schema | None) -> _Target:
+            context = CommitterContext(
+                job,
+                uid,
+                sink_id,
+                log.attempt,
+                log_id=storage.log_id,
+                staging=storage.staging(sink_id),
+            )
+            return _Target(sink, context, schema)
+
+        self._targets = [
+            target(work.sink, operator.uid, work.sink_id, operator.schema)
+            for operator, work in graph.sinks()
+        ]
+        for sink_id in sorted(self._retired):
+            sink = retired[sink_id]
+            if sink is not None:
+                self._targets.append(target(sink, sink_id, sink_id, None))
+        self._committers: dict[str, Committer] = {}
+
+    def check(self) -> None:
+        """Return when every sink can be written; creates tables and fences older attempts.
+
+        Raises:
+            ConfigError: A sink cannot be written; the message says what to do.
+            Fenced: A newer attempt, or another job, owns a sink id.
+        """
+        for target in self._targets:
+            if target.schema is not None:
+                self._begin(f"the check of sink {target.context.uid}")
+                target.sink.check(target.context, target.schema)
+
+    def recover(self, restored: CompletedCheckpoint) -> RecoveryCounts:
+        """Commit all that the log decided and abort what older attempts left besides. Idempotent.
+
+        What was committed before and is in doubt again is committed again: the target has gone back
+        to an older copy. So it has, too, when it cannot prove what each sink committed last.
+
+        Raises:
+            PreparedTransactionLost: A decided transaction is gone without having been committed.
+            CommitFailed: A sink did not answer in time; the next attempt tries again.
+            DecisionForgotten: Something is in doubt of which the log knows nothing any more.
+        """
+        counts: list[SinkStatus] = []
+        for target in self._targets:
+            plan, committer = self._plan(target, restored)
+            committed = [c.rows for c in plan.commit if self._commit(committer, c)]
+            for committable in plan.abort:
+                self._abort(committer, committable)
+            counts.append(
+                SinkStatus(
+                    target.context.uid,
+                    target.context.sink_id,
+                    committed=len(committed),
+                    rows_committed=sum(committed),
+                    aborted=len(plan.abort),
+                )
+            )
+        self._log.settle(self._retired)
+        return RecoveryCounts(tuple(counts))
+
+    def sweep(self, completed: CompletedCheckpoint) -> RecoveryCounts:
+        """Abort what a slot of an older attempt prepared after `recover` had looked (I3).
+
+        Commits what has returned meanwhile with an older copy of the target, and nothing else: what
+        `completed` lists is its own slots' to commit.
+        """
+        counts: list[SinkStatus] = []
+        for target in self._targets:
+            plan, committer = self._plan(target, completed)
+            for committable in plan.returned:
+                self._commit(committer, committable)
+            for committable in plan.abort:
+                self._abort(committer, committable)
+            uid, sink_id = target.context.uid, target.context.sink_id
+            counts.append(SinkStatus(uid, sink_id, aborted=len(plan.abort)))
+        return RecoveryCounts(tuple(counts))
+
+    def close(self) -> None:
+        """Close every committer."""
+        for committer in self._committers.values():
+            committer.close()
+        self._committers.clear()
+
+    def _plan(
+        self, target: _Target, checkpoint: CompletedCheckpoint
+    ) -> tuple[RecoveryPlan, Committer]:
+        sink_id = target.context.sink_id
+        self._begin(f"what sink {target.context.uid} holds in doubt")
+        committer = self._committers.get(sink_id)
+        if committer is None:
+            committer = self._committers[sink_id] = target.sink.committer(target.context)
+        plan = plan_recovery(
+            committables_of(checkpoint),
+            committer.in_doubt(),
+            sink_id=sink_id,
+            attempt=self._log.attempt,
+            memory=self._log.view.memory,
+        )
+        if plan.forgotten:
+            first = plan.forgotten[0].transaction
+            raise DecisionForgotten(
+                f"{len(plan.forgotten)} transactions are in doubt, the first {first}, of attempts"
+                " that the decision log no longer remembers: the target is an old copy of itself,"
+                f" or of another job. `onceflow txn show {first}` tells more; nothing is rolled"
+                " back or committed before a person has settled them by `onceflow txn … --force`"
+            )
+        if plan.returned:
+            _log.warning(
+                "sink %s: %d transactions that were committed are in doubt again, the first %s: the"
+                " target has gone back to an older copy; they are committed again",
+                sink_id,
+                len(plan.returned),
+                plan.returned[0].transaction,
+            )
+        return plan, committer
+
+    def _commit(self, committer: Committer, committable: Committable) -> bool:
+        self._begin(f"the commit of transaction {committable.transaction}")
+        outcome = self._until_settled(lambda: committer.commit(committable))
+        name = f"transaction {committable.transaction} ({committable.rows} rows)"
+        more = (
+            f". `onceflow txn show {committable.transaction}` tells more, docs/operations.md"
+            " what to do"
+        )
+        match outcome:
+            case Committed():
+                return True
+            case AlreadyCommitted():
+                return False
+            case Lost(reason):
+                raise PreparedTransactionLost(f"{name}: {reason}{more}")
+            case Unknown(reason):
+                raise CommitOutcomeUnknown(f"{name}: {reason}{more}")
+            case _:
+                raise CommitFailed(f"{name} is decided and could not be committed: {outcome}{more}")
+
+    def _abort(self, committer: Committer, committable: Committable) -> None:
+        self._begin(f"the rollback of transaction {committable.transaction}")
+        outcome = self._until_settled(lambda: committer.abort(committable))
+        match outcome:
+            case Aborted():
+                return
+            case AlreadyCommitted():
+                raise CommitFailed(
+                    f"transaction {committable.transaction} is not decided by the log, and the sink"
+                    " says it was committed: another job writes under this sink id"
+                )
+            case _:
+                raise CommitFailed(
+                    f"transaction {committable.transaction} of an older attempt could not be rolled"
+                    f" back: {outcome}"
+                )
+
+    def _begin(self, text: str) -> None:
+        self.step = RecoveryStep(text, time.monotonic())
+
+    def _until_settled(self, call: Callable[[], object]) -> object:
+        """Repeat `call` while nobody can tell or it says "later", up to the deadline."""
+        deadline = time.monotonic() + self._deadline_s
+        pause_s = 0.02
+        while True:
+            outcome = call()
+            if (
+                not isinstance(outcome, (RetryLater, Unknown))
+                or time.monotonic() + pause_s > deadline
+            ):
+                return outcome
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 2, 1.0)

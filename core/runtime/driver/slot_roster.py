@@ -1,0 +1,99 @@
+"""The slots of an attempt as its driver knows them: who is there, who may be, who is silent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onceflow.core.errors import ConfigError, SlotLost
+from onceflow.core.runtime.messages import Cancel, DriverMessage, Heartbeat
+from onceflow.core.runtime.slot.chain_builder import SlotPlan
+from onceflow.core.runtime.slot.process_facts import versions
+from onceflow.core.runtime.transport.control_plane import SlotLink
+from onceflow.core.storage import JobStorage
+
+
+class SlotRoster:
+    """Used by the attempt's thread alone; times are of `time.monotonic`."""
+
+    def __init__(self, plan: SlotPlan, storage: JobStorage, storage_token: str) -> None:
+        self._plan = plan
+        self._storage = storage
+        self._storage_token = storage_token
+        self._links: dict[int, SlotLink] = {}
+        self._heard_at: dict[int, float] = {}
+        self._beat_at = 0.0
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._links
+
+    def __iter__(self) -> Iterator[tuple[int, SlotLink]]:
+        return iter(self._links.items())
+
+    def __getitem__(self, slot: int) -> SlotLink:
+        return self._links[slot]
+
+    def admit(self, link: SlotLink, now: float) -> bool:
+        """Return whether the slot takes part; one of an older attempt is told to leave.
+
+        Raises:
+            ConfigError: Its versions, or what it sees of checkpoint storage, are not the driver's.
+        """
+        hello = link.hello
+        if hello.attempt != self._plan.attempt:
+            link.send(Cancel(f"attempt {hello.attempt} is over; {self._plan.attempt} runs"))
+            return False
+        if hello.versions != versions():
+            raise ConfigError(
+                f"slot {hello.slot} on {hello.host} runs {hello.versions} and the driver runs"
+                f" {versions()}; install the same versions on every executor"
+            )
+        if hello.storage_probe != self._storage_token:
+            raise ConfigError(
+                f"slot {hello.slot} on {hello.host} does not see the checkpoint storage of the"
+                f" driver ({self._storage}): use a directory that every executor shares"
+            )
+        self._links[hello.slot] = link
+        self._heard_at[hello.slot] = now
+        return True
+
+    def heard(self, slot: int, now: float) -> None:
+        """Take note that `slot` lives."""
+        self._heard_at[slot] = now
+
+    def remove(self, slot: int) -> None:
+        """Forget a slot that has left."""
+        self._links.pop(slot, None)
+        self._heard_at.pop(slot, None)
+
+    def send_all(self, message: DriverMessage) -> None:
+        """Send `message` to every slot that is there; waits for none of them."""
+        for link in list(self._links.values()):
+            link.send(message)
+
+    def beat(self, now: float) -> None:
+        """Once an interval, tell every slot that the driver lives, and ask the same of them.
+
+        Raises:
+            SlotLost: One has been silent, or has taken nothing that was sent to it, for too long.
+        """
+        settings = self._plan.settings
+        if now - self._beat_at < settings.heartbeat_interval_s:
+            return
+        self._beat_at = now
+        self.send_all(Heartbeat(self._plan.attempt, -1))
+        for slot, heard_at in self._heard_at.items():
+            if now - heard_at > settings.heartbeat_timeout_s:
+                raise SlotLost(
+                    f"slot {slot} (process {self._links[slot].hello.pid}) has been silent for"
+                    f" {now - heard_at:.0f} s;"
+                    f" heartbeat_timeout_s={settings.heartbeat_timeout_s}"
+                )
+            waiting_s = self._links[slot].waiting_s(now)
+            if waiting_s > settings.heartbeat_timeout_s:
+                raise SlotLost(
+                    f"slot {slot} (process {self._links[slot].hello.pid}) has taken no message for"
+                    f" {waiting_s:.0f} s; heartbeat_timeout_s={settings.heartbeat_timeout_s}"
+                )

@@ -1,0 +1,178 @@
+"""SIGINT and SIGTERM while a job is waited for: an orderly stop, and a second one an end at once.
+
+    the first     every job of the process stops with a last checkpoint; one that has not within its
+                  `stop_timeout_s` is cancelled
+    the second    cancels: nothing is lost, the next start repeats from the last checkpoint
+
+Who gets a signal depends on who sends it. ^C goes to the terminal's process group: the driver, and
+the JVM when that is the driver's parent, as under spark-submit; pyspark's own handler would cancel
+all of Spark's jobs, and the JVM would stop Spark. `kill`, `docker stop` and Kubernetes send SIGTERM
+to one process, which may be that JVM. So the JVM leaves SIGINT to the driver and hands SIGTERM on.
+Python workers are in a process group of their daemon's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Protocol, cast
+
+from py4j.protocol import Py4JError
+from pyspark import SparkContext, java_gateway
+
+_log = logging.getLogger("onceflow.runtime.driver")
+
+SAME_SIGNAL_S = 1.0
+"""What comes within it after the first is the same request: a group's signal reaches the driver by
+itself and through the JVM."""
+
+_NUMBERS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stoppable(Protocol):
+    """A job as signals see it. Any thread."""
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        ...
+
+    @property
+    def stop_timeout_s(self) -> float:
+        """How long it may take to stop."""
+        ...
+
+    def stop(self) -> None:
+        """Ask for a stop with a last checkpoint; returns at once."""
+        ...
+
+    def cancel(self) -> None:
+        """Ask to leave without one; returns at once."""
+        ...
+
+
+class StopSignals:
+    """What signals do to the jobs of this process. One a process: `STOP_SIGNALS`."""
+
+    def __init__(self) -> None:
+        self._heard: queue.SimpleQueue[tuple[int, float]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._running: set[Stoppable] = set()
+        self._watcher: threading.Thread | None = None
+
+    def add(self, job: Stoppable) -> None:
+        """From now on a signal stops `job`, too. Any thread."""
+        with self._lock:
+            self._running.add(job)
+
+    def remove(self, job: Stoppable) -> None:
+        """Forget `job`, which has ended. Any thread."""
+        with self._lock:
+            self._running.discard(job)
+
+    @contextmanager
+    def handled(self) -> Generator[None]:
+        """Handle signals meanwhile, where that is the program's and not somebody else's affair.
+
+        Only the main thread can. A handler that the program has set itself stays, and so does
+        SIGINT ignored, as in the background of a shell.
+        """
+        taken: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            taken = {n: before for n in _NUMBERS if _may_be_taken(before := signal.getsignal(n))}
+        if taken:
+            self._watch()
+            for number in taken:
+                signal.signal(number, self._hear)
+        try:
+            yield
+        finally:
+            for number, before in taken.items():
+                signal.signal(number, before)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        """Runs between any two steps of the main thread, so it takes no lock."""
+        del frame
+        self._heard.put((number, time.monotonic()))
+
+    def _watch(self) -> None:
+        """Once: have somebody act on signals, and the JVM leave them to this process."""
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=self._act, name="stop signals", daemon=True)
+            self._watcher.start()
+            _leave_signals_to_driver()
+
+    def _act(self) -> None:
+        while True:
+            number, first_s = self._heard.get()
+            jobs = self._jobs()
+            timeout_s = max((job.stop_timeout_s for job in jobs), default=0.0)
+            for job in jobs:
+                _log.warning(
+                    "%s: job %s stops with a last checkpoint, within %.0f s; another signal"
+                    " cancels it",
+                    signal.Signals(number).name,
+                    job.name,
+                    timeout_s,
+                )
+                job.stop()
+            why = self._why_to_cancel(first_s, timeout_s)
+            for job in self._jobs():
+                _log.warning("%s: job %s is cancelled", why, job.name)
+                job.cancel()
+
+    def _why_to_cancel(self, first_s: float, timeout_s: float) -> str:
+        """Return once a second signal has come, or the time is up, or no job is left."""
+        deadline = time.monotonic() + timeout_s
+        while self._jobs() and time.monotonic() < deadline:
+            with contextlib.suppress(queue.Empty):
+                number, heard_s = self._heard.get(timeout=0.2)
+                if heard_s - first_s > SAME_SIGNAL_S:
+                    return f"another {signal.Signals(number).name}"
+        return f"not stopped within {timeout_s:.0f} s"
+
+    def _jobs(self) -> list[Stoppable]:
+        with self._lock:
+            return list(self._running)
+
+
+STOP_SIGNALS = StopSignals()
+
+
+def _may_be_taken(handler: Any) -> bool:
+    """Whether `handler` is Python's or pyspark's own."""
+    if handler is signal.SIG_DFL or handler is signal.default_int_handler:
+        return True
+    return str(getattr(handler, "__module__", "")).partition(".")[0] == "pyspark"
+
+
+class _HandedOn:
+    """Called by the JVM in place of its own handler of SIGTERM, which would stop Spark."""
+
+    class Java:
+        implements = ("sun.misc.SignalHandler",)
+
+    def handle(self, received: object) -> None:
+        del received
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _leave_signals_to_driver() -> None:
+    spark, gateways = cast("Any", SparkContext), cast("Any", java_gateway)
+    jvm = spark._jvm
+    try:
+        gateways.ensure_callback_server_started(spark._gateway)
+        handle, named = jvm.sun.misc.Signal.handle, jvm.sun.misc.Signal
+        handle(named("INT"), jvm.sun.misc.SignalHandler.SIG_IGN)
+        handle(named("TERM"), _HandedOn())
+    except (Py4JError, AttributeError, OSError) as error:
+        # Started with -Xrs, or gone: then it ends by SIGTERM, and the job with it.
+        _log.info("the JVM keeps its own handlers of signals: %s", error)

@@ -1,0 +1,238 @@
+"""Builds the subtasks of one slot: operators with their state, gates, channels and edges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+from pyarrow import flight
+
+from onceflow.core.config import Delivery, RuntimeSettings
+from onceflow.core.graph import (
+    Chain,
+    FilterRecords,
+    FlatMapRecords,
+    MapBatches,
+    MapRecords,
+    Operator,
+    ProcessKeyed,
+    ReadFrom,
+    RunAggregates,
+    WriteTo,
+)
+from onceflow.core.protocol.alignment import AlignmentMode
+from onceflow.core.protocol.assignment import key_group_range
+from onceflow.core.protocol.ids import AttemptId, SubtaskRef
+from onceflow.core.runtime.dataflow.channels import InputGate, LocalChannel, OutputChannel
+from onceflow.core.runtime.dataflow.keyed_edge import KeyedEdge, SinkEdge
+from onceflow.core.runtime.dataflow.keyed_operators import (
+    AggregateRunner,
+    KeyedOperator,
+    KeyedProcessor,
+)
+from onceflow.core.runtime.dataflow.keyed_subtask import KeyedSubtask
+from onceflow.core.runtime.dataflow.operators import (
+    BatchMapper,
+    Emit,
+    RecordMapper,
+    RunningOperator,
+)
+from onceflow.core.runtime.dataflow.sink_operator import SinkOperator
+from onceflow.core.runtime.dataflow.source_subtask import (
+    SPLITS,
+    SourceOperator,
+    SourceSubtask,
+    decode_split,
+)
+from onceflow.core.runtime.dataflow.subtask import SlotReports, Subtask
+from onceflow.core.runtime.messages import Deploy, RestoredOperator
+from onceflow.core.runtime.slot.commit_worker import CommitWorker
+from onceflow.core.runtime.slot.program import Program
+from onceflow.core.runtime.transport.data_plane import FlightChannel
+from onceflow.core.runtime.transport.flight_streams import Credentials
+from onceflow.core.spi import ReaderContext, WriterContext
+from onceflow.core.state import KeyedStateStore, StateContext
+from onceflow.core.storage import JobStorage
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPlan:
+    """What is the same for every slot of an attempt, and no secret. Spark carries it."""
+
+    job: str
+    attempt: AttemptId
+    parallelism: int
+    max_parallelism: int
+    delivery: Delivery
+    settings: RuntimeSettings
+    allow_non_restored_state: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SlotParts:
+    """What a slot lends to the chains that are built in it."""
+
+    slot: int
+    credentials: Credentials
+    storage: JobStorage
+    scratch_dir: Path
+    reports: SlotReports
+    beside: Callable[[Callable[[], None]], object]
+    commit_worker: Callable[[SubtaskRef, Operator, WriteTo], CommitWorker]
+
+
+class ChainBuilder:
+    """Builds every subtask of one slot from the program and the state that `deploy` brings."""
+
+    def __init__(self, plan: SlotPlan, program: Program, parts: SlotParts, deploy: Deploy) -> None:
+        self._plan = plan
+        self._backend = program.backend
+        self._parts = parts
+        self._deploy = deploy
+        self._chains = program.graph.chains()
+        self._clients: dict[int, flight.FlightClient] = {}
+        self.channels: list[OutputChannel] = []
+        self.dropped: list[str] = []
+        """What the restored checkpoint held and no operator takes, for people."""
+        self.gates: dict[str, InputGate] = {
+            chain.id: InputGate(plan.parallelism) for chain in self._chains if chain.input
+        }
+
+    def build(self) -> tuple[Subtask, ...]:
+        """Return the subtasks, state restored, channels connected, not started.
+
+        `gates` must be served to the other slots before this is called.
+        """
+        edges = {chain.id: self._edge(chain) for chain in self._chains if chain.input}
+        return tuple(self._subtask(chain, edges) for chain in self._chains)
+
+    def _edge(self, chain: Chain) -> KeyedEdge:
+        credits_count = self._plan.settings.channel_batches
+        assert chain.input_schema is not None
+        schema: pa.Schema = chain.input_schema
+        me = self._parts.slot
+        channels: list[OutputChannel] = []
+        for target in range(self._plan.parallelism):
+            if target == me:
+                channels.append(LocalChannel(self.gates[chain.id], me, credits_count))
+            else:
+                channels.append(
+                    FlightChannel(
+                        self._client(target),
+                        self._parts.credentials,
+                        chain=chain.id,
+                        attempt=self._plan.attempt,
+                        source=me,
+                        target=target,
+                        schema=schema,
+                        credits_count=credits_count,
+                    )
+                )
+        self.channels.extend(channels)
+        edge = SinkEdge if isinstance(chain.head.work, WriteTo) else KeyedEdge
+        return edge(chain.key, self._plan.max_parallelism, channels)
+
+    def _client(self, target: int) -> flight.FlightClient:
+        if target not in self._clients:
+            address = self._deploy.data_addresses[target]
+            self._clients[target] = self._parts.credentials.slot_client(address)
+        return self._clients[target]
+
+    def _subtask(self, chain: Chain, edges: Mapping[str, KeyedEdge]) -> Subtask:
+        ref = SubtaskRef(chain.id, self._parts.slot)
+        running: dict[str, RunningOperator] = {}
+        for operator in chain.operators:
+            running[operator.uid] = built = self._operator(chain, operator, ref)
+            if isinstance(built, KeyedOperator):
+                self.dropped += built.dropped
+            if operator is not chain.head:
+                _outputs(running, operator).append(built.receive)
+        leaving: list[KeyedEdge] = []
+        for below in self._chains:
+            if below.input == chain.id:
+                leaving.append(edges[below.id])
+                _outputs(running, below.head).append(edges[below.id].receive)
+        operators = tuple(running.values())
+        head = operators[0]
+        if isinstance(head, SourceOperator):
+            timeout_s = self._plan.settings.poll_timeout_s
+            return SourceSubtask(ref, head, operators, leaving, self._parts.reports, timeout_s)
+        mode = (
+            AlignmentMode.ALIGNED
+            if self._plan.delivery is Delivery.EXACTLY_ONCE
+            else AlignmentMode.AT_LEAST_ONCE
+        )
+        gate = self.gates[chain.id]
+        return KeyedSubtask(ref, gate, operators, leaving, self._parts.reports, mode)
+
+    def _operator(self, chain: Chain, operator: Operator, ref: SubtaskRef) -> RunningOperator:
+        uid = operator.uid
+        match operator.work:
+            case ReadFrom():
+                return self._source(operator.work, uid)
+            case MapBatches() as work:
+                return BatchMapper(uid, work, operator.schema)
+            case (MapRecords() | FlatMapRecords() | FilterRecords()) as work:
+                return RecordMapper(uid, work, operator.schema)
+            case ProcessKeyed() as work:
+                return KeyedProcessor(uid, work, self._store(uid), operator.schema)
+            case RunAggregates() as work:
+                assert chain.input_schema is not None
+                store = self._store(uid)
+                return AggregateRunner(uid, work, store, chain.input_schema, operator.schema)
+            case WriteTo() as work:
+                return self._sink(operator, work, ref)
+
+    def _source(self, work: ReadFrom, uid: str) -> SourceOperator:
+        elements: Sequence[bytes] = self._restored(uid).lists.get(SPLITS, ())
+        context = ReaderContext(
+            job=self._plan.job,
+            uid=uid,
+            subtask=self._parts.slot,
+            parallelism=self._plan.parallelism,
+            attempt=self._plan.attempt,
+        )
+        splits = [decode_split(element) for element in elements]
+        return SourceOperator(uid, work.source.reader(splits, context), self._parts.beside)
+
+    def _store(self, uid: str) -> KeyedStateStore:
+        plan = self._plan
+        groups = key_group_range(plan.max_parallelism, plan.parallelism, self._parts.slot)
+        context = StateContext(
+            uid=uid,
+            subtask=self._parts.slot,
+            key_groups=groups,
+            max_parallelism=plan.max_parallelism,
+            scratch_dir=self._parts.scratch_dir,
+            allow_non_restored_state=plan.allow_non_restored_state,
+        )
+        return self._backend.open(context, self._restored(uid).keyed, self._parts.storage.reader())
+
+    def _sink(self, operator: Operator, work: WriteTo, ref: SubtaskRef) -> SinkOperator:
+        context = WriterContext(
+            job=self._plan.job,
+            uid=operator.uid,
+            sink_id=work.sink_id,
+            subtask=ref.index,
+            parallelism=self._plan.parallelism,
+            attempt=self._plan.attempt,
+            first_checkpoint=self._deploy.next_checkpoint,
+            schema=operator.schema,
+            staging=self._parts.storage.staging(work.sink_id),
+            on_bad_row=work.on_bad_row,
+        )
+        worker = self._parts.commit_worker(ref, operator, work)
+        writer = work.sink.writer(context)
+        return SinkOperator(operator.uid, work, writer, worker.pre_committed, worker.meter)
+
+    def _restored(self, uid: str) -> RestoredOperator:
+        return self._deploy.operator(uid)
+
+
+def _outputs(running: Mapping[str, RunningOperator], operator: Operator) -> list[Emit]:
+    """Return what hands rows to `operator`: its input's outputs, or its input's dead letters."""
+    above = running[str(operator.input)]
+    is_side = isinstance(operator.work, WriteTo) and operator.work.takes_dead_letters
+    return above.dead_letters if is_side else above.outputs

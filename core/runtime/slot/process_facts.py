@@ -1,0 +1,39 @@
+"""What a slot says of the process and the machine that it runs in."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import socket
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from onceflow.core.version import VERSION
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that driver and executors must share."""
+    return {
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "onceflow": VERSION,
+        "pyarrow": pa.__version__,
+        "numpy": np.__version__,
+        "msgspec": msgspec.__version__,
+    }
+
+
+def rss_bytes() -> int:
+    """Return how much memory this process has resident; its most so far where only that is told."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as statm:  # noqa: PTH123 - hot, tiny
+            return int(statm.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if platform.system() == "Darwin" else peak * 1024
+
+
+def own_address() -> str:
+    """Return the address under which the other slots reach this one."""
+    return socket.gethostbyname(socket.gethostname())

@@ -1,0 +1,1 @@
+"""How messages and record batches travel between processes: Arrow Flight."""

@@ -1,0 +1,173 @@
+"""The control stream: one bidirectional Flight exchange between the job driver and each slot.
+
+Every slot dials the driver, because executors can always reach it and it need not reach them. The
+first message of a stream is the slot's `Hello`; the stream ends when either side is gone, and each
+side treats that as the loss of the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import pyarrow as pa
+from pyarrow import flight
+
+from onceflow.core.errors import MessageCorrupt, SlotLost
+from onceflow.core.runtime.messages import (
+    DriverMessage,
+    Hello,
+    SlotMessage,
+    decode_message,
+    encode_message,
+)
+from onceflow.core.runtime.transport.flight_streams import Credentials, metadata_of
+from onceflow.core.runtime.transport.outbox import Outbox
+
+_PATH = flight.FlightDescriptor.for_path(b"control")
+
+
+class SlotLink:
+    """The driver's end of one slot's control stream."""
+
+    def __init__(self, hello: Hello, writer: Any) -> None:
+        self.hello = hello
+        self._outbox = Outbox(f"to slot {hello.slot}", writer.write_metadata)
+
+    def send(self, message: DriverMessage) -> None:
+        """Send `message`, without waiting for the slot to take it.
+
+        A slot that is gone needs none, and its loss is reported elsewhere.
+        """
+        self._outbox.put(encode_message(message))
+
+    def waiting_s(self, now: float) -> float:
+        """Return for how long the slot has not taken what was sent; 0 when it has all."""
+        return self._outbox.waiting_s(now)
+
+    def close(self) -> None:
+        """Send nothing more. The stream has ended."""
+        self._outbox.close()
+
+
+@dataclass(frozen=True, slots=True)
+class SlotConnected:
+    """A slot has dialled in."""
+
+    link: SlotLink
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSaid:
+    """A slot has sent a message."""
+
+    slot: int
+    message: SlotMessage
+
+
+@dataclass(frozen=True, slots=True)
+class SlotGone:
+    """A slot's stream has ended."""
+
+    slot: int
+    attempt: int
+    reason: str
+
+
+ControlEvent: TypeAlias = SlotConnected | SlotSaid | SlotGone
+
+
+class ControlServer(flight.FlightServerBase):
+    """Accepts the slots of one attempt and turns what they say into events."""
+
+    def __init__(
+        self, host: str, credentials: Credentials, post: Callable[[ControlEvent], None]
+    ) -> None:
+        super().__init__(f"{credentials.scheme}://{host}:0", **credentials.of_server())
+        self.address = f"{credentials.scheme}://{host}:{self.port}"
+        self._post = post
+
+    def close(self, timeout_s: float) -> bool:
+        """Accept nothing more; return whether all streams end within `timeout_s`.
+
+        That of a slot that is cut off does not, until the network gives it up.
+        """
+        ending = threading.Thread(target=self.shutdown, name="control shutdown", daemon=True)
+        ending.start()
+        ending.join(timeout_s)
+        return not ending.is_alive()
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Serve one slot until its stream ends. Runs on a thread of Flight's."""
+        hello = decode_message(metadata_of(reader.read_chunk()))
+        if not isinstance(hello, Hello):
+            raise flight.FlightServerError(f"a control stream begins with Hello, not {hello!r}")
+        link = SlotLink(hello, writer)
+        self._post(SlotConnected(link))
+        reason = f"its process {hello.pid} on {hello.host} ended or became unreachable"
+        try:
+            while True:
+                data = metadata_of(reader.read_chunk())
+                self._post(SlotSaid(hello.slot, cast("SlotMessage", decode_message(data))))
+        except StopIteration:
+            pass
+        except (pa.ArrowException, OSError, MessageCorrupt) as error:
+            reason = f"{reason} ({error})"
+        finally:
+            self._post(SlotGone(hello.slot, hello.attempt, reason))
+            link.close()
+
+
+class ControlStream:
+    """A slot's end of its control stream."""
+
+    def __init__(self, address: str, credentials: Credentials, hello: Hello) -> None:
+        """Dial the driver and say hello.
+
+        Raises:
+            SlotLost: The driver cannot be reached or refuses.
+        """
+        try:
+            self._client = credentials.driver_client(address)
+            self._writer, self._reader = self._client.do_exchange(_PATH, credentials.of_call())
+        except (pa.ArrowException, OSError) as error:
+            raise SlotLost(f"the job driver at {address} cannot be reached: {error}") from error
+        self._outbox = Outbox("to the driver", self._writer.write_metadata)
+        self.send(hello)
+
+    def send(self, message: SlotMessage) -> None:
+        """Send `message` to the driver, without waiting for it to be taken. Any thread.
+
+        Raises:
+            SlotLost: The driver is gone.
+        """
+        if not self._outbox.put(encode_message(message)):
+            raise SlotLost("the job driver is gone")
+
+    def messages(self) -> Iterator[DriverMessage]:
+        """Yield what the driver says, for as long as it is there."""
+        while True:
+            try:
+                data = metadata_of(self._reader.read_chunk())
+            except (StopIteration, pa.ArrowException, OSError):
+                return
+            yield cast("DriverMessage", decode_message(data))
+
+    def close(self, timeout_s: float) -> None:
+        """End the stream in good order, or break it after `timeout_s`.
+
+        In good order the driver's end returns, and with it the stream.
+        """
+        deadline = threading.Timer(timeout_s, self._reader.cancel)
+        deadline.daemon = True
+        deadline.start()
+        with contextlib.suppress(pa.ArrowException, OSError):
+            if self._outbox.finish(timeout_s):
+                self._writer.done_writing()
+            for _ in self.messages():
+                pass
+            self._client.close()
+        deadline.cancel()

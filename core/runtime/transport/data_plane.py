@@ -1,0 +1,262 @@
+"""Channels between slots over Arrow Flight: one bidirectional stream a channel.
+
+Downstream messages, by the first byte of their metadata:
+    D   the message's record batch is data; its last column is the key hash
+    B   a barrier, as msgpack
+    E   end of stream: no more rows
+    A   a question: is anybody there?
+    Z   the sender closes in good order
+Upstream: each message's metadata is one little-endian u32, the credits given back; 0 answers A.
+
+A stream that ends without Z is a lost peer. gRPC does not survive a fork, so both ends are opened
+inside the slot's own process and never in the executor's daemon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyarrow import flight
+
+from onceflow.core.errors import SlotLost
+from onceflow.core.protocol.alignment import Barrier
+from onceflow.core.runtime.dataflow.channels import Credits, InputGate, OutputChannel
+from onceflow.core.runtime.dataflow.elements import Batch, Element, EndOfStream
+from onceflow.core.runtime.transport.flight_streams import Credentials, metadata_of
+
+HASH_COLUMN = "__onceflow_key_hash"
+_CREDIT = struct.Struct("<I")
+_DATA, _BARRIER, _END, _ASK, _CLOSE = b"D", b"B", b"E", b"A", b"Z"
+CHANNEL_CLOSE_TIMEOUT_S = 1.0
+"""How long a peer may take to be told of the end of a channel."""
+
+
+class DataServer(flight.FlightServerBase):
+    """Receives the channels that end in this slot and feeds them to their gates."""
+
+    def __init__(
+        self,
+        host: str,
+        credentials: Credentials,
+        attempt: int,
+        on_lost: Callable[[str], None],
+        timeout_s: float,
+    ) -> None:
+        super().__init__(f"{credentials.scheme}://{host}:0", **credentials.of_server())
+        self.address = f"{credentials.scheme}://{host}:{self.port}"
+        self._attempt = attempt
+        self._on_lost = on_lost
+        self._timeout_s = timeout_s
+        self._gates: dict[str, InputGate] = {}
+        self._gates_set = threading.Event()
+        self._closing = False
+
+    def serve_gates(self, gates: dict[str, InputGate]) -> None:
+        """Accept channels for `gates`, by chain id; earlier callers have been waiting for this."""
+        self._gates = gates
+        self._gates_set.set()
+
+    def close(self, timeout_s: float) -> bool:
+        """Accept nothing more; return whether all streams end within `timeout_s`.
+
+        Streams that end now are no losses. One whose sender is cut off does not end.
+        """
+        self._closing = True
+        ending = threading.Thread(target=self.shutdown, name="data shutdown", daemon=True)
+        ending.start()
+        ending.join(timeout_s)
+        return not ending.is_alive()
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Serve one channel until its sender closes it. Runs on a thread of Flight's."""
+        chain, attempt, source, _ = (part.decode() for part in descriptor.path)
+        if int(attempt) != self._attempt:
+            raise flight.FlightServerError(
+                f"channel of attempt {attempt} refused: this slot runs attempt {self._attempt}"
+            )
+        if not self._gates_set.wait(self._timeout_s):
+            raise flight.FlightServerError("this slot was not deployed in time")
+        gate = self._gates[chain]
+        channel = int(source)
+        credit = _CreditLine(writer)
+        gate.attach(channel, credit.give)
+        closed = False
+        try:
+            closed = _receive(reader, gate, channel, credit)
+        except (pa.ArrowException, OSError) as error:
+            if not self._closing:
+                self._on_lost(f"slot {channel} is lost: its channel to {chain} broke: {error}")
+                return
+        finally:
+            credit.end()
+        if not closed and not self._closing:
+            self._on_lost(f"slot {channel} is lost: its channel to {chain} ended")
+
+
+class _CreditLine:
+    """Tells a sender that a batch was taken, for as long as its stream is there.
+
+    Batches may be taken after that, and a write to a stream that Flight has freed ends the process.
+    """
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def give(self) -> None:
+        """Tell it, on whatever thread took the batch."""
+        self._write(1)
+
+    def answer(self) -> None:
+        """Tell it that somebody is there."""
+        self._write(0)
+
+    def _write(self, count: int) -> None:
+        # A sender that is gone needs no credit; its loss is noticed by the reading side.
+        with self._lock, contextlib.suppress(pa.ArrowException, OSError):
+            if not self._ended:
+                self._writer.write_metadata(_CREDIT.pack(count))
+
+    def end(self) -> None:
+        """Return when nothing is being written, and nothing will be."""
+        with self._lock:
+            self._ended = True
+
+
+def _receive(reader: Any, gate: InputGate, channel: int, credit: _CreditLine) -> bool:
+    """Feed `gate` until the stream ends; return whether it was closed in good order."""
+    while True:
+        try:
+            chunk = reader.read_chunk()
+        except StopIteration:
+            return False
+        metadata = metadata_of(chunk)
+        kind = metadata[:1]
+        if kind == _DATA:
+            rows = chunk.data
+            last = rows.num_columns - 1
+            hashes = rows.column(last).to_numpy()
+            gate.put(channel, Batch(rows.remove_column(last), hashes))
+        elif kind == _BARRIER:
+            gate.put(channel, msgspec.msgpack.decode(metadata[1:], type=Barrier))
+        elif kind == _END:
+            gate.put(channel, EndOfStream())
+        elif kind == _ASK:
+            credit.answer()
+        else:
+            return True
+
+
+class FlightChannel(OutputChannel):
+    """A channel to a subtask of another slot."""
+
+    def __init__(
+        self,
+        client: flight.FlightClient,
+        credentials: Credentials,
+        *,
+        chain: str,
+        attempt: int,
+        source: int,
+        target: int,
+        schema: pa.Schema,
+        credits_count: int,
+    ) -> None:
+        path = [part.encode() for part in (chain, str(attempt), str(source), str(target))]
+        self.name = f"{chain}[{target}] from {source}"
+        self.target = target
+        self.heard_at = time.monotonic()
+        """When the peer last gave a sign of life, or else when the channel was opened."""
+        self.answered = False
+        self._credits = Credits(credits_count)
+        self._schema = schema.append(pa.field(HASH_COLUMN, pa.uint64()))
+        try:
+            self._writer, self._reader = client.do_exchange(
+                flight.FlightDescriptor.for_path(*path), credentials.of_call()
+            )
+            self._writer.begin(self._schema)
+        except (pa.ArrowException, OSError) as error:
+            raise SlotLost(f"channel {self.name} cannot be opened: {error}") from error
+        self._closed = False
+        self._write_lock = threading.Lock()
+        threading.Thread(
+            target=self._take_credits, name=f"credits {self.name}", daemon=True
+        ).start()
+
+    def send(self, element: Element) -> None:
+        """Write `element` to the stream, waiting for credit if it is a batch."""
+        try:
+            match element:
+                case Batch(rows, hashes):
+                    self._credits.acquire()
+                    assert hashes is not None
+                    column = pa.array(hashes, pa.uint64())
+                    batch = pa.record_batch([*rows.columns, column], schema=self._schema)
+                    with self._write_lock:
+                        self._writer.write_with_metadata(batch, _DATA)
+                case Barrier():
+                    with self._write_lock:
+                        self._writer.write_metadata(_BARRIER + msgspec.msgpack.encode(element))
+                case EndOfStream():
+                    with self._write_lock:
+                        self._writer.write_metadata(_END)
+        except (pa.ArrowException, OSError) as error:
+            raise SlotLost(f"channel {self.name} broke: {error}") from error
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds spent waiting for credit."""
+        return self._credits.waited_s
+
+    def close(self, reason: str) -> None:
+        """Tell the peer that this is the end in good order, and wake the sender.
+
+        Returns within `CHANNEL_CLOSE_TIMEOUT_S`. When the peer takes nothing any more the call is
+        broken; a sender that is in the middle of a write may still be held up after that.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._credits.close(reason)
+        # A peer that takes nothing holds up whoever writes to it.
+        closing = threading.Thread(target=self._say_close, name=f"close {self.name}", daemon=True)
+        closing.start()
+        closing.join(CHANNEL_CLOSE_TIMEOUT_S)
+        if closing.is_alive():
+            self._reader.cancel()
+
+    def _say_close(self) -> None:
+        # gRPC aborts the process when two threads write to one stream at once, or both end it. The
+        # peer answers this by ending its side, and the thread that reads then ends ours.
+        with self._write_lock, contextlib.suppress(pa.ArrowException, OSError):
+            self._writer.write_metadata(_CLOSE)
+
+    def ask(self) -> None:
+        """Ask the peer for a sign of life, unless something is just being written to it."""
+        if not self._write_lock.acquire(blocking=False):
+            return
+        try:
+            if not self._closed:
+                with contextlib.suppress(pa.ArrowException, OSError):
+                    self._writer.write_metadata(_ASK)
+        finally:
+            self._write_lock.release()
+
+    def _take_credits(self) -> None:
+        try:
+            while True:
+                metadata = metadata_of(self._reader.read_chunk())
+                self.heard_at, self.answered = time.monotonic(), True
+                self._credits.release(_CREDIT.unpack(metadata)[0])
+        except StopIteration:
+            self._credits.close(f"channel {self.name}: its reader is gone")
+        except (pa.ArrowException, OSError) as error:
+            self._credits.close(f"channel {self.name} broke: {error}")
