@@ -16,6 +16,7 @@ from confluent_kafka import KafkaException, Producer, TopicPartition
 
 from onceflow.core.errors import ConfigError, Fenced, SinkError
 from onceflow.core.spi import CommitterContext
+from onceflow.sinks.fence import FenceOwner, check_fence
 from onceflow.sinks.kafka.clients import (
     Isolation,
     bounded,
@@ -27,7 +28,6 @@ from onceflow.sinks.kafka.clients import (
     open_producer,
 )
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
-from onceflow.sinks.sql.fence import SinkOwner, require_admission
 
 RENEWED_EVERY_S = 6 * 3600.0
 """A quarter of the shortest retention that `check` accepts."""
@@ -67,8 +67,8 @@ class Ownership:
             SinkError: Kafka cannot be asked now.
         """
 
-        def admitted(owner: SinkOwner | None) -> bool:
-            require_admission(
+        def admitted(owner: FenceOwner | None) -> bool:
+            check_fence(
                 self._context.sink_id,
                 owner,
                 self._owner,
@@ -90,10 +90,10 @@ class Ownership:
             self._write_if(lambda owner: owner is None or owner == self._owner)
 
     @property
-    def _owner(self) -> SinkOwner:
-        return SinkOwner(self._context.log_id, self._context.attempt)
+    def _owner(self) -> FenceOwner:
+        return FenceOwner(self._context.log_id, self._context.attempt)
 
-    def _write_if(self, wanted: Callable[[SinkOwner | None], bool]) -> None:
+    def _write_if(self, wanted: Callable[[FenceOwner | None], bool]) -> None:
         deadline = time.monotonic() + self._settings.deadline_s
         producer = open_producer(
             self._settings, client_id="onceflow-owner", transactional_id=self._name
@@ -149,10 +149,10 @@ def _repeated(call: Callable[[float], object], deadline: float) -> None:
                 raise
 
 
-def _parsed(text: str) -> SinkOwner:
+def _parsed(text: str) -> FenceOwner:
     found = json.loads(text)
-    return SinkOwner(str(found["log"]), int(found["attempt"]))
+    return FenceOwner(str(found["log"]), int(found["attempt"]))
 
 
-def _attempt_of(owner: SinkOwner) -> int:
+def _attempt_of(owner: FenceOwner) -> int:
     return owner.attempt

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pymysql.err import MySQLError
 
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.sinks.fence import FenceOwner
 from onceflow.sinks.mysql.connection import Session
 from onceflow.sinks.mysql.failures import DUPLICATE_KEY, code
 from onceflow.sinks.mysql.names import literal, quoted
-from onceflow.sinks.sql import SinkOwner
 from onceflow.sinks.sql.bookkeeping import LEDGER, SINKS
 
 _PRUNED_AT_ONCE = 1_000
@@ -91,12 +91,12 @@ class Ledger:
         )
         return float(found[0][0]) if found else None
 
-    def owner(self, session: Session, sink_id: str) -> SinkOwner | None:
+    def owner(self, session: Session, sink_id: str) -> FenceOwner | None:
         """Return who claimed `sink_id` last."""
         found = session.query(
             f"SELECT log_id, attempt FROM {self.sinks} WHERE sink_id = {literal(sink_id)}"
         )
-        return SinkOwner(str(found[0][0]), int(found[0][1])) if found else None
+        return FenceOwner(str(found[0][0]), int(found[0][1])) if found else None
 
     def commit_mode(self, session: Session, sink_id: str) -> str | None:
         """Return the commit mode that the last claim chose; None when it recorded none."""
@@ -106,7 +106,7 @@ class Ledger:
         return found[0][0] if found else None
 
     def claim(
-        self, session: Session, sink_id: str, job: str, owner: SinkOwner, commit_mode: str
+        self, session: Session, sink_id: str, job: str, owner: FenceOwner, commit_mode: str
     ) -> bool:
         """Return whether `owner` is now the only one who may write under `sink_id`.
 

@@ -9,7 +9,7 @@ from psycopg import sql
 from psycopg.rows import TupleRow
 
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
-from onceflow.sinks.sql import SinkOwner
+from onceflow.sinks.fence import FenceOwner
 from onceflow.sinks.sql.bookkeeping import LEDGER, SINKS
 
 _PRUNED_AT_ONCE = 1_000
@@ -102,13 +102,13 @@ class Ledger:
         )
         return cursor.fetchone() is not None
 
-    def owner(self, connection: psycopg.Connection[TupleRow], sink_id: str) -> SinkOwner | None:
+    def owner(self, connection: psycopg.Connection[TupleRow], sink_id: str) -> FenceOwner | None:
         """Return who claimed `sink_id` last."""
         row = connection.execute(
             sql.SQL("SELECT log_id, attempt FROM {} WHERE sink_id = %s").format(self.sinks),
             (sink_id,),
         ).fetchone()
-        return None if row is None else SinkOwner(str(row[0]), int(row[1]))
+        return None if row is None else FenceOwner(str(row[0]), int(row[1]))
 
     def commit_mode(self, connection: psycopg.Connection[TupleRow], sink_id: str) -> str | None:
         """Return the commit mode that the last claim chose; None when it recorded none."""
@@ -123,7 +123,7 @@ class Ledger:
         connection: psycopg.Connection[TupleRow],
         sink_id: str,
         job: str,
-        owner: SinkOwner,
+        owner: FenceOwner,
         commit_mode: str,
     ) -> bool:
         """Return whether `owner` is now the only one who may write under `sink_id`.

@@ -11,7 +11,6 @@ from onceflow.sinks.sql.changes import ChangeBuffer, TableChanges, rows_by_table
 from onceflow.sinks.sql.connection import Connection, Endpoint, session_name
 from onceflow.sinks.sql.database import Database
 from onceflow.sinks.sql.failures import Failures
-from onceflow.sinks.sql.fence import SinkOwner, require_admission
 from onceflow.sinks.sql.intake import Intake
 from onceflow.sinks.sql.ledger import Ledger
 from onceflow.sinks.sql.settings import CommitMode, SinkSettings
@@ -34,7 +33,6 @@ __all__ = [
     "Failures",
     "Intake",
     "Ledger",
-    "SinkOwner",
     "SinkSettings",
     "Table",
     "TableChanges",
@@ -48,7 +46,6 @@ __all__ = [
     "ledger_table",
     "quoted_value",
     "refused_at",
-    "require_admission",
     "rows_by_table",
     "session_name",
     "sinks_table",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.sinks.fence import FenceOwner
 from onceflow.sinks.sql.connection import ConnectionT_contra
-from onceflow.sinks.sql.fence import SinkOwner
 
 
 class Ledger(Protocol[ConnectionT_contra]):
@@ -49,7 +49,7 @@ class Ledger(Protocol[ConnectionT_contra]):
         """
         ...
 
-    def owner(self, connection: ConnectionT_contra, sink_id: str, /) -> SinkOwner | None:
+    def owner(self, connection: ConnectionT_contra, sink_id: str, /) -> FenceOwner | None:
         """Return who claimed `sink_id` last."""
         ...
 
@@ -62,7 +62,7 @@ class Ledger(Protocol[ConnectionT_contra]):
         connection: ConnectionT_contra,
         sink_id: str,
         job: str,
-        owner: SinkOwner,
+        owner: FenceOwner,
         commit_mode: str,
         /,
     ) -> bool:

@@ -9,10 +9,10 @@ import pyarrow as pa
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import CommitterContext
+from onceflow.sinks.fence import FenceOwner, check_fence
 from onceflow.sinks.sql.connection import ConnectionT
 from onceflow.sinks.sql.database import Database
 from onceflow.sinks.sql.failures import ErrorT
-from onceflow.sinks.sql.fence import SinkOwner, require_admission
 from onceflow.sinks.sql.settings import CommitMode
 from onceflow.sinks.sql.tables import FitT, Table, TableT
 from onceflow.sinks.sql.write_mode import ChangeRules
@@ -31,10 +31,10 @@ def claim(
         Fenced: This attempt or a newer one has claimed it.
     """
     ledger = database.settings.ledger
-    claimant = SinkOwner(context.log_id, context.attempt)
+    claimant = FenceOwner(context.log_id, context.attempt)
     while not ledger.claim(connection, context.sink_id, context.job, claimant, mode.value):
         # Goes on only if the row that stood in the way is gone meanwhile, or older.
-        require_admission(
+        check_fence(
             context.sink_id,
             ledger.owner(connection, context.sink_id),
             claimant,

@@ -337,8 +337,8 @@ class LetsAnotherJobIn(BrokenSink):
 
     breaks = "another-job-is-refused"
 
-    def require_admission(self, context: CommitterContext, log_id: str, attempt: int) -> None:
-        super().require_admission(context, context.log_id, attempt)
+    def check_fence(self, context: CommitterContext, log_id: str, attempt: int) -> None:
+        super().check_fence(context, context.log_id, attempt)
 
 
 class LetsOlderAttemptsIn(BrokenSink):
@@ -346,5 +346,5 @@ class LetsOlderAttemptsIn(BrokenSink):
 
     breaks = "older-attempt-is-refused"
 
-    def require_admission(self, context: CommitterContext, log_id: str, attempt: int) -> None:
-        super().require_admission(context, log_id, attempt=0)
+    def check_fence(self, context: CommitterContext, log_id: str, attempt: int) -> None:
+        super().check_fence(context, log_id, attempt=0)

@@ -210,13 +210,13 @@ class ReferenceSink(Sink):
                 "SELECT log_id, attempt FROM owners WHERE sink_id = ?", (context.sink_id,)
             ).fetchone()
             if owner is not None:
-                self.require_admission(context, *owner)
+                self.check_fence(context, *owner)
             connection.execute(
                 "INSERT OR REPLACE INTO owners VALUES (?, ?, ?)",
                 (context.sink_id, context.log_id, context.attempt),
             )
 
-    def require_admission(self, context: CommitterContext, log_id: str, attempt: int) -> None:
+    def check_fence(self, context: CommitterContext, log_id: str, attempt: int) -> None:
         if log_id != context.log_id:
             raise ConfigError("another job owns the sink id")
         if attempt >= context.attempt:

@@ -8,15 +8,15 @@ from onceflow.core.errors import ConfigError, Fenced
 
 
 @dataclass(frozen=True, slots=True)
-class SinkOwner:
+class FenceOwner:
     """One attempt of the job that keeps its decisions in one log."""
 
     log_id: str
     attempt: int
 
 
-def require_admission(
-    sink_id: str, recorded: SinkOwner | None, claimant: SinkOwner, *, take_over: str
+def check_fence(
+    sink_id: str, recorded: FenceOwner | None, claimant: FenceOwner, *, take_over: str
 ) -> None:
     """Return when `claimant` may write under `sink_id`, which `recorded` claimed last.
 

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onceflow.core.errors import ConfigError, Fenced
-from onceflow.sinks.sql import SinkOwner, require_admission
+from onceflow.sinks.fence import FenceOwner, check_fence
 
-_OWNERS = st.builds(SinkOwner, st.sampled_from(["log-1", "log-2"]), st.integers(1, 5))
+_OWNERS = st.builds(FenceOwner, st.sampled_from(["log-1", "log-2"]), st.integers(1, 5))
 
 
-def _admitted(recorded: SinkOwner | None, claimant: SinkOwner) -> bool:
+def _admitted(recorded: FenceOwner | None, claimant: FenceOwner) -> bool:
     try:
-        require_admission("app", recorded, claimant, take_over="DELETE …")
+        check_fence("app", recorded, claimant, take_over="DELETE …")
     except (ConfigError, Fenced):
         return False
     return True
@@ -22,9 +22,9 @@ def _admitted(recorded: SinkOwner | None, claimant: SinkOwner) -> bool:
 
 @given(st.lists(_OWNERS, max_size=20))
 def test_whoever_is_admitted_continues_the_same_log_with_a_newer_attempt(
-    claims: list[SinkOwner],
+    claims: list[FenceOwner],
 ) -> None:
-    recorded: SinkOwner | None = None
+    recorded: FenceOwner | None = None
     for claimant in claims:
         if _admitted(recorded, claimant):
             if recorded is not None:
@@ -38,10 +38,10 @@ def test_whoever_is_admitted_continues_the_same_log_with_a_newer_attempt(
 
 def test_other_log_is_named_with_what_hands_the_sink_over() -> None:
     with pytest.raises(ConfigError, match=r"'app'.*'log-1' \(attempt 3\).*'log-2'.*DELETE …"):
-        require_admission("app", SinkOwner("log-1", 3), SinkOwner("log-2", 9), take_over="DELETE …")
+        check_fence("app", FenceOwner("log-1", 3), FenceOwner("log-2", 9), take_over="DELETE …")
 
 
 @pytest.mark.parametrize("attempt", [1, 2, 3])
 def test_attempt_that_is_not_newer_is_fenced(attempt: int) -> None:
     with pytest.raises(Fenced, match=f"attempt {attempt} .*attempt 3"):
-        require_admission("app", SinkOwner("l", 3), SinkOwner("l", attempt), take_over="")
+        check_fence("app", FenceOwner("l", 3), FenceOwner("l", attempt), take_over="")
