@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tests.simulation.clock import Gone, Process, Steps
 from tests.simulation.log_owner import LogOwner
-from tests.simulation.recovery import CleanUp, SinkRecovery, sweep_files
+from tests.simulation.recovery import CheckpointsCleaner, SinkRecovery, sweep_files
 from tests.simulation.slots import (
     KEY_GROUPS,
     KEYED,
@@ -123,7 +123,7 @@ class Attempt:
         self.coordinator: CheckpointCoordinator | None = None
         self.slots: list[Slot] = []
         self._recovery = SinkRecovery(world, driver, self.log)
-        self._clean_up = CleanUp(world, driver, self.log, self._recovery)
+        self._cleaner = CheckpointsCleaner(world, driver, self.log, self._recovery)
         self._failure: OnceflowError | None = None
         self._finished: CheckpointId | None = None
         self._stopping: set[CheckpointId] = set()
@@ -255,12 +255,12 @@ class Attempt:
                 case NotifyComplete(checkpoint, oldest):
                     self._told = checkpoint
                     self._tell_complete(checkpoint)
-                    self._clean_up.completed(checkpoint, oldest, self._last())
+                    self._cleaner.completed(checkpoint, oldest, self._last())
                 case NotifyAbort(checkpoint):
                     for slot in self.slots:
                         world.network.send(lambda s=slot, n=checkpoint: s.abort(n))  # type: ignore[misc]
                 case DiscardState(handles):
-                    self._clean_up.discard(handles)
+                    self._cleaner.discard(handles)
                 case CheckpointFailed(checkpoint):
                     world.oracle.given_up(self.number, checkpoint)
                 case FailAttempt(reason):
@@ -333,13 +333,13 @@ class Attempt:
         while any(slot.uploads for slot in self.slots if slot.alive):
             yield 0.05
         yield 1.0
-        while self._clean_up.busy:
+        while self._cleaner.busy:
             yield 0.05
         if self.number < self.world.claimed:
             raise Fenced("a newer attempt goes on with the job")
         slot_died = not all(slot.alive for slot in self.slots)
         self.world.oracle.finished(
-            self.number, self.log.view, slot_died=slot_died, swept=self._clean_up.swept
+            self.number, self.log.view, slot_died=slot_died, swept=self._cleaner.swept
         )
         self.world.finished = True
         self.world.stopped = self._finished in self._stopping

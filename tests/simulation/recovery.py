@@ -1,4 +1,4 @@
-"""What a driver does to sinks and files besides. Mirrors SinkRecovery and CleanUp."""
+"""What a driver does to sinks and files besides. Mirrors SinkRecovery and CheckpointsCleaner."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class SinkRecovery:
             pause_s = min(pause_s * 2, 1.0)
 
 
-class CleanUp:
+class CheckpointsCleaner:
     """Asked by the attempt, done on a thread beside it, in order."""
 
     def __init__(self, world: World, process: Process, log: LogOwner, sinks: SinkRecovery) -> None:

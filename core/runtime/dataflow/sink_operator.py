@@ -13,7 +13,7 @@ from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.snapshots import OperatorSnapshot
 from onceflow.core.runtime.dataflow.elements import Batch
 from onceflow.core.runtime.dataflow.operators import PendingSnapshot, RunningOperator
-from onceflow.core.runtime.dataflow.sink_meter import SinkMeter
+from onceflow.core.runtime.dataflow.sink_metric_group import SinkMetricGroup
 from onceflow.core.spi import SinkWriter
 
 _logger = logging.getLogger("onceflow.runtime")
@@ -28,10 +28,10 @@ class SinkOperator(RunningOperator):
         work: WriteTo,
         writer: SinkWriter,
         pre_committed: Callable[[CheckpointId, Any], tuple[Any, ...]],
-        meter: SinkMeter,
+        metrics: SinkMetricGroup,
     ) -> None:
         super().__init__(uid)
-        self._meter = meter
+        self._metrics = metrics
         self.takes_dead_letters = work.takes_dead_letters
         self._writer = writer
         self._pre_committed = pre_committed
@@ -39,7 +39,7 @@ class SinkOperator(RunningOperator):
 
     def process(self, batch: Batch) -> None:
         """Hand the rows to the writer."""
-        self._meter.written()
+        self._metrics.written()
         self._writer.write(batch.rows)
         self._take_rejected()
         reach("write")
@@ -64,7 +64,7 @@ class SinkOperator(RunningOperator):
             before = self.rejected
             letters = letters_of_rows(rejected.rows, rejected.reasons)
             self.reject(letters)
-            self._meter.rejected(len(letters))
+            self._metrics.rejected(len(letters))
             # At 1, 10, 100 …: a stream of bad rows must not fill the disk with log lines.
             if len(str(before)) < len(str(self.rejected)) or not before:
                 _logger.warning(

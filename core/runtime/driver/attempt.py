@@ -44,11 +44,11 @@ from onceflow.core.runtime.driver.attempt_events import (
 )
 from onceflow.core.runtime.driver.attempt_parts import AttemptParts
 from onceflow.core.runtime.driver.background import Background
-from onceflow.core.runtime.driver.clean_up import CleanUp
+from onceflow.core.runtime.driver.checkpoints_cleaner import CheckpointsCleaner
 from onceflow.core.runtime.driver.failures import JobCancelled, cause_of, stage_error
 from onceflow.core.runtime.driver.restore import restored_operators
 from onceflow.core.runtime.driver.sink_recovery import RecoveryCounts
-from onceflow.core.runtime.driver.slot_roster import SlotRoster
+from onceflow.core.runtime.driver.slot_pool import SlotPool
 from onceflow.core.runtime.driver.split_discovery import SplitDiscovery
 from onceflow.core.runtime.messages import (
     Abort,
@@ -85,14 +85,14 @@ class Attempt:
         self._plan = parts.plan
         self._events = events
         self._coordinator: CheckpointCoordinator | None = None
-        self._slots = SlotRoster(parts.plan, parts.storage, parts.storage_token)
+        self._slots = SlotPool(parts.plan, parts.storage, parts.storage_token)
         self._running: set[int] = set()
         self._finished: FinishJob | None = None
         self._early: list[SlotSaid | CheckpointRequested] = []
         self._stopping: set[CheckpointId] = set()
         self._background = Background("driver background")
         self._recovered: Future[RecoveryCounts] | None = None
-        self._clean_up = CleanUp(parts, self._background)
+        self._cleaner = CheckpointsCleaner(parts, self._background)
         self._discovery = SplitDiscovery(parts, events.put, time.monotonic())
 
     def run(self) -> bool:
@@ -299,7 +299,7 @@ class Attempt:
                 case NotifyAbort(checkpoint, reason):
                     self._slots.send_all(Abort(checkpoint, reason))
                 case DiscardState(handles):
-                    self._clean_up.discard(handles)
+                    self._cleaner.discard(handles)
                 case CheckpointFailed(checkpoint, reason):
                     self._parts.progress.checkpoint_failed(checkpoint, reason)
                 case FailAttempt(reason):
@@ -344,7 +344,7 @@ class Attempt:
             for sink_id in log.memory.sinks
         }
         self._slots.send_all(Complete(checkpoint, needed))
-        self._clean_up.completed(checkpoint, oldest_retained, retained[-1])
+        self._cleaner.completed(checkpoint, oldest_retained, retained[-1])
 
     def _say_stop(self) -> None:
         """Let every slot close in good order; a slot that does not is Spark's to kill.

@@ -225,7 +225,7 @@ class ChainBuilder:
         )
         worker = self._parts.commit_worker(ref, operator, work)
         writer = work.sink.writer(context)
-        return SinkOperator(operator.uid, work, writer, worker.pre_committed, worker.meter)
+        return SinkOperator(operator.uid, work, writer, worker.pre_committed, worker.metrics)
 
     def _restored(self, uid: str) -> RestoredOperator:
         return self._deploy.operator(uid)

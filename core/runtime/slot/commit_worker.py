@@ -21,7 +21,7 @@ from onceflow.core.errors import (
 from onceflow.core.protocol.commits import CommitQueue, Done, GiveUp, RetryAt, WaitUntil
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.runtime.dataflow.sink_meter import SinkMeter
+from onceflow.core.runtime.dataflow.sink_metric_group import SinkMetricGroup
 from onceflow.core.spi import Committer
 
 
@@ -36,9 +36,9 @@ class CommitWorker:
         *,
         committed: Callable[[CheckpointId, float], None],
         failed: Callable[[BaseException], None],
-        meter: SinkMeter | None = None,
+        metrics: SinkMetricGroup | None = None,
     ) -> None:
-        self.meter = meter or SinkMeter(name, "", 0)
+        self.metrics = metrics or SinkMetricGroup(name, "", 0)
         self._queue = queue
         self._committer = committer
         self._committed = committed
@@ -56,14 +56,14 @@ class CommitWorker:
         """Take note of a pre-commit; return all that the ack of `checkpoint` must list."""
         with self._condition:
             self._queue.pre_committed(checkpoint, committable)
-            self.meter.pre_committed(committable)
+            self.metrics.pre_committed(committable)
             return self._queue.pending_through(checkpoint)
 
     def completed(self, checkpoint: CheckpointId, proofs_needed_from: CheckpointId) -> None:
         """Commit everything up to `checkpoint`, soon. Late or repeated calls change nothing."""
         with self._condition:
             self._queue.completed(checkpoint)
-            self.meter.decided(checkpoint)
+            self.metrics.decided(checkpoint)
             self._prune_before = proofs_needed_from
             self._condition.notify()
 
@@ -98,9 +98,9 @@ class CommitWorker:
                 match step:
                     case Done() | RetryAt():
                         if isinstance(step, Done):
-                            self.meter.committed(committable)
+                            self.metrics.committed(committable)
                         else:
-                            self.meter.retried()
+                            self.metrics.retried()
                         self._report((time.monotonic() - began) * 1000)
                     case GiveUp():
                         raise _error_of(step, committable)

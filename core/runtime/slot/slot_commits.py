@@ -9,7 +9,7 @@ from typing import Protocol
 from onceflow.core.graph import Operator, WriteTo
 from onceflow.core.protocol.commits import CommitQueue, CommitRetryPolicy
 from onceflow.core.protocol.ids import GENESIS, CheckpointId, SubtaskRef
-from onceflow.core.runtime.dataflow.sink_meter import SinkMeter
+from onceflow.core.runtime.dataflow.sink_metric_group import SinkMetricGroup
 from onceflow.core.runtime.messages import SinkMetrics
 from onceflow.core.runtime.slot.chain_builder import SlotPlan
 from onceflow.core.runtime.slot.commit_worker import CommitWorker
@@ -73,7 +73,7 @@ class SlotCommits:
             work.sink.committer(context),
             committed=committed,
             failed=self._failed,
-            meter=SinkMeter(operator.uid, work.sink_id, ref.index),
+            metrics=SinkMetricGroup(operator.uid, work.sink_id, ref.index),
         )
         self._workers.append(worker)
         return worker
@@ -103,14 +103,14 @@ class SlotCommits:
     ) -> None:
         """Let every committer commit what `checkpoint` decided; `subtasks` are all of the slot."""
         for worker in self._workers:
-            worker.completed(checkpoint, proofs_needed_from[worker.meter.sink_id])
+            worker.completed(checkpoint, proofs_needed_from[worker.metrics.sink_id])
         for ref in subtasks:
             if _NO_SINK in self._through.get(ref, {_NO_SINK: GENESIS}):
                 self._come(ref, _NO_SINK, checkpoint, 0.0)
 
     def metrics(self) -> tuple[SinkMetrics, ...]:
         """Return what each sink's transactions have gone through."""
-        return tuple(worker.meter.metrics() for worker in self._workers)
+        return tuple(worker.metrics.read() for worker in self._workers)
 
     def close(self, left_s: Callable[[], float]) -> bool:
         """End every committer; return whether all ended within the seconds that are left."""

@@ -20,7 +20,7 @@ from onceflow import RuntimeSettings
 from onceflow.core.config import Delivery
 from onceflow.core.errors import SlotLost
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
-from onceflow.core.runtime.driver.slot_roster import SlotRoster
+from onceflow.core.runtime.driver.slot_pool import SlotPool
 from onceflow.core.runtime.messages import Abort, Declined, Heartbeat, Hello
 from onceflow.core.runtime.slot.chain_builder import SlotPlan
 from onceflow.core.runtime.slot.process_facts import versions
@@ -70,20 +70,20 @@ def test_a_frozen_slot_holds_nobody_up_and_is_lost_by_name_when_it_takes_nothing
     server = ControlServer("127.0.0.1", Credentials("secret"), events.put)
     settings = RuntimeSettings(heartbeat_interval_s=0.1, heartbeat_timeout_s=1.0)
     plan = SlotPlan("ledger", ATTEMPT, 1, 128, Delivery.EXACTLY_ONCE, settings)
-    roster = SlotRoster(plan, cast("JobStorage", SimpleNamespace()), "")
+    pool = SlotPool(plan, cast("JobStorage", SimpleNamespace()), "")
     with running(SLOT, server.address, json.dumps(versions())) as slot:
         connected = events.get(timeout=20)
         assert isinstance(connected, SlotConnected)
-        assert roster.admit(connected.link, time.monotonic())
+        assert pool.admit(connected.link, time.monotonic())
         os.kill(slot.pid, signal.SIGSTOP)
         began = time.monotonic()
         for _ in range(32):
-            roster.send_all(Abort(CheckpointId(1), MEGABYTE))
+            pool.send_all(Abort(CheckpointId(1), MEGABYTE))
         assert time.monotonic() - began < 1.0
         with pytest.raises(SlotLost, match=rf"slot 0 \(process {slot.pid}\) has taken no message"):
             while (now := time.monotonic()) < began + 10:
-                roster.heard(0, now)  # as if it still spoke
-                roster.beat(now)
+                pool.heard(0, now)  # as if it still spoke
+                pool.beat(now)
                 time.sleep(0.05)
     server.close(5.0)
 

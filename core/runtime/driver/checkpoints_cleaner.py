@@ -18,7 +18,7 @@ from onceflow.core.runtime.driver.background import Background
 _log = logging.getLogger("onceflow.runtime.attempt")
 
 
-class CleanUp:
+class CheckpointsCleaner:
     """Asked by the attempt's thread, done on `background`, in order."""
 
     def __init__(self, parts: AttemptParts, background: Background) -> None:

@@ -13,7 +13,7 @@ from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.runtime.messages import SinkMetrics
 
 
-class SinkMeter:
+class SinkMetricGroup:
     """Told by the writing thread and by the committing one, read by the heartbeat's."""
 
     def __init__(self, uid: str, sink_id: str, subtask: int) -> None:
@@ -68,7 +68,7 @@ class SinkMeter:
         with self._lock:
             self._retried += 1
 
-    def metrics(self) -> SinkMetrics:
+    def read(self) -> SinkMetrics:
         """Return the counts as of now."""
         with self._lock:
             oldest = min(self._prepared_at.values(), default=None)

@@ -12,7 +12,7 @@ from tests.unit.storage.storage_samples import decision
 from onceflow.core.protocol.ids import GENESIS, CheckpointId
 from onceflow.core.runtime.driver.attempt_parts import AttemptParts
 from onceflow.core.runtime.driver.background import Background
-from onceflow.core.runtime.driver.clean_up import CleanUp
+from onceflow.core.runtime.driver.checkpoints_cleaner import CheckpointsCleaner
 from onceflow.core.storage import FileSystemStorage
 
 
@@ -27,13 +27,13 @@ def test_state_that_could_not_be_deleted_goes_with_the_next_completed_checkpoint
         handle = dead.write("keyed", bytes(200_000))
         parts = SimpleNamespace(storage=storage, log=log, plan=SimpleNamespace(job="ledger"))
         background = Background("clean-up")
-        clean_up = CleanUp(cast("AttemptParts", parts), background)
+        cleaner = CheckpointsCleaner(cast("AttemptParts", parts), background)
         remount(disk, "ro")
-        clean_up.discard((handle,))
+        cleaner.discard((handle,))
         assert background.finish(10.0)
         assert (disk / "ledger" / handle.path).exists()
         remount(disk, "rw")
-        clean_up.completed(GENESIS, GENESIS, decision(0, log.attempt))
+        cleaner.completed(GENESIS, GENESIS, decision(0, log.attempt))
         assert background.finish(10.0)
         assert not (disk / "ledger" / handle.path).exists()
         assert background.end(lambda: None, 10.0)

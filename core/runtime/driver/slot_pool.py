@@ -12,7 +12,7 @@ from onceflow.core.runtime.transport.control_plane import SlotLink
 from onceflow.core.storage import JobStorage
 
 
-class SlotRoster:
+class SlotPool:
     """Used by the attempt's thread alone; times are of `time.monotonic`."""
 
     def __init__(self, plan: SlotPlan, storage: JobStorage, storage_token: str) -> None:
