@@ -154,7 +154,7 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Goodbye:
+class SlotClosed:
     """A slot has closed everything and leaves, as it was told to."""
 
     attempt: AttemptId
@@ -250,7 +250,7 @@ SlotMessage: TypeAlias = (
     | SourceExhausted
     | Failed
     | Heartbeat
-    | Goodbye
+    | SlotClosed
 )
 DriverMessage: TypeAlias = (
     Deploy | Trigger | OfferSplits | Complete | Abort | Stop | Cancel | Heartbeat
@@ -260,7 +260,7 @@ _CLASSES: dict[str, type[Any]] = {
     message.__name__: message
     for message in (
         Hello, Running, Acked, Declined, CommittedThrough, SourceExhausted, Failed, Heartbeat,
-        Goodbye, Deploy, Trigger, OfferSplits, Complete, Abort, Stop, Cancel,
+        SlotClosed, Deploy, Trigger, OfferSplits, Complete, Abort, Stop, Cancel,
     )
 }  # fmt: skip
 _ENCODER = msgspec.msgpack.Encoder()

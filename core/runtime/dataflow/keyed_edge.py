@@ -14,7 +14,7 @@ from onceflow.core.runtime.dataflow.elements import Batch, EndOfStream
 from onceflow.core.state import hash_keys, key_groups
 
 
-class KeyedEdge:
+class KeyGroupPartitioner:
     """Splits batches by key group and sends each part to the subtask that owns it."""
 
     def __init__(
@@ -66,7 +66,7 @@ class KeyedEdge:
         return sum(channel.waited_s for channel in self._channels)
 
 
-class SinkEdge(KeyedEdge):
+class SinkPartitioner(KeyGroupPartitioner):
     """The exchange before a sink that changes rows by key."""
 
     def _with_keys(self, rows: pa.RecordBatch) -> pa.RecordBatch:

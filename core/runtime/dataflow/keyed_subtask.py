@@ -18,7 +18,7 @@ from onceflow.core.protocol.alignment import (
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
 from onceflow.core.runtime.dataflow.channels import InputGate
 from onceflow.core.runtime.dataflow.elements import Batch, Element, EndOfStream, Received
-from onceflow.core.runtime.dataflow.keyed_edge import KeyedEdge
+from onceflow.core.runtime.dataflow.keyed_edge import KeyGroupPartitioner
 from onceflow.core.runtime.dataflow.operators import RunningOperator
 from onceflow.core.runtime.dataflow.subtask import SlotReports, Subtask
 
@@ -31,7 +31,7 @@ class KeyedSubtask(Subtask):
         ref: SubtaskRef,
         gate: InputGate,
         operators: Sequence[RunningOperator],
-        edges: Sequence[KeyedEdge],
+        edges: Sequence[KeyGroupPartitioner],
         reports: SlotReports,
         mode: AlignmentMode,
     ) -> None:

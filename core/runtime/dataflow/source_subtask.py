@@ -15,7 +15,7 @@ from onceflow.core.protocol.snapshots import OperatorSnapshot
 from onceflow.core.protocol.splits import AwaitedSplits, Split
 from onceflow.core.runtime.dataflow.channels import InputGate
 from onceflow.core.runtime.dataflow.elements import Batch
-from onceflow.core.runtime.dataflow.keyed_edge import KeyedEdge
+from onceflow.core.runtime.dataflow.keyed_edge import KeyGroupPartitioner
 from onceflow.core.runtime.dataflow.operators import PendingSnapshot, RunningOperator
 from onceflow.core.runtime.dataflow.subtask import SlotReports, Subtask
 from onceflow.core.spi import EndOfInput, SourceReader
@@ -99,7 +99,7 @@ class SourceSubtask(Subtask):
         ref: SubtaskRef,
         source: SourceOperator,
         operators: Sequence[RunningOperator],
-        edges: Sequence[KeyedEdge],
+        edges: Sequence[KeyGroupPartitioner],
         reports: SlotReports,
         poll_timeout_s: float,
     ) -> None:

@@ -19,7 +19,7 @@ from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
 from onceflow.core.protocol.snapshots import SnapshotTimings
 from onceflow.core.runtime.dataflow.channels import InputGate
 from onceflow.core.runtime.dataflow.elements import EndOfStream
-from onceflow.core.runtime.dataflow.keyed_edge import KeyedEdge
+from onceflow.core.runtime.dataflow.keyed_edge import KeyGroupPartitioner
 from onceflow.core.runtime.dataflow.operators import PendingSnapshot, RunningOperator
 from onceflow.core.runtime.messages import SubtaskMetrics
 
@@ -47,7 +47,7 @@ class CheckpointAborted:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class Shutdown:
     """Mail: close the operators and end the thread."""
 
 
@@ -89,7 +89,7 @@ class Subtask(ABC):
         ref: SubtaskRef,
         gate: InputGate,
         operators: Sequence[RunningOperator],
-        edges: Sequence[KeyedEdge],
+        edges: Sequence[KeyGroupPartitioner],
         reports: SlotReports,
     ) -> None:
         self.ref = ref
@@ -166,7 +166,7 @@ class Subtask(ABC):
                 for operator in self._operators:
                     operator.aborted(checkpoint)
                 self._on_aborted(checkpoint)
-            case Leave():
+            case Shutdown():
                 self._leaving = True
             case _:
                 raise TypeError(f"subtask {self.ref} cannot read mail {mail!r}")

@@ -34,6 +34,7 @@ from onceflow.core.protocol.decisions import (
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.recovery import proofs_needed_from
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
+from onceflow.core.runtime.driver.attempt_context import AttemptContext
 from onceflow.core.runtime.driver.attempt_events import (
     AttemptEvent,
     CancelRequested,
@@ -42,7 +43,6 @@ from onceflow.core.runtime.driver.attempt_events import (
     SplitsDiscovered,
     StageEnded,
 )
-from onceflow.core.runtime.driver.attempt_parts import AttemptParts
 from onceflow.core.runtime.driver.background import Background
 from onceflow.core.runtime.driver.checkpoints_cleaner import CheckpointsCleaner
 from onceflow.core.runtime.driver.failures import JobCancelled, cause_of, stage_error
@@ -59,9 +59,9 @@ from onceflow.core.runtime.messages import (
     Declined,
     Deploy,
     Failed,
-    Goodbye,
     Heartbeat,
     Running,
+    SlotClosed,
     SlotMessage,
     SourceExhausted,
     Stop,
@@ -80,20 +80,20 @@ _log = logging.getLogger("onceflow.runtime.attempt")
 class Attempt:
     """Runs one attempt from the first slot's hello to its end."""
 
-    def __init__(self, parts: AttemptParts, events: queue.SimpleQueue[AttemptEvent]) -> None:
-        self._parts = parts
-        self._plan = parts.plan
+    def __init__(self, context: AttemptContext, events: queue.SimpleQueue[AttemptEvent]) -> None:
+        self._context = context
+        self._plan = context.plan
         self._events = events
         self._coordinator: CheckpointCoordinator | None = None
-        self._slots = SlotPool(parts.plan, parts.storage, parts.storage_token)
+        self._slots = SlotPool(context.plan, context.storage, context.storage_token)
         self._running: set[int] = set()
         self._finished: FinishJob | None = None
         self._early: list[SlotSaid | CheckpointRequested] = []
         self._stopping: set[CheckpointId] = set()
         self._background = Background("driver background")
         self._recovered: Future[RecoveryCounts] | None = None
-        self._cleaner = CheckpointsCleaner(parts, self._background)
-        self._discovery = SplitDiscovery(parts, events.put, time.monotonic())
+        self._cleaner = CheckpointsCleaner(context, self._background)
+        self._discovery = SplitDiscovery(context, events.put, time.monotonic())
 
     def run(self) -> bool:
         """Run to the end; return True when the job is finished, False when it was stopped.
@@ -125,22 +125,22 @@ class Attempt:
         next one would not.
         """
         if not self._background.end(
-            self._parts.recovery.close, self._plan.settings.cancel_timeout_s
+            self._context.recovery.close, self._plan.settings.cancel_timeout_s
         ):
-            step = self._parts.recovery.step.text
+            step = self._context.recovery.step.text
             _log.warning("attempt %d is over and waits for %s", self._plan.attempt, step)
 
     def _recover(self) -> RecoveryCounts:
         """Runs beside the slots' start: neither needs the other before deployment."""
-        self._parts.recovery.check()
-        return self._parts.recovery.recover(self._parts.restored)
+        self._context.recovery.check()
+        return self._context.recovery.recover(self._context.restored)
 
     def _await_slots(self) -> None:
         deadline = time.monotonic() + self._plan.settings.start_timeout_s
         while len(self._slots) < self._plan.parallelism:
             self._check_recovery()
             self._next_event(deadline, f"{len(self._slots)} of {self._plan.parallelism} slots up")
-        self._parts.progress.slots_up()
+        self._context.progress.slots_up()
 
     def _await_recovery(self) -> None:
         """Wait for the sinks, with heartbeats: they may take longer than slots stay in silence."""
@@ -148,7 +148,7 @@ class Attempt:
         limit_s = 2 * self._plan.settings.commit_deadline_s
         while not self._check_recovery():
             self._next_event(None, "")
-            step = self._parts.recovery.step
+            step = self._context.recovery.step
             if (taken_s := time.monotonic() - step.began_at) > limit_s:
                 raise CommitFailed(
                     f"recovery of job {self._plan.job} has waited {taken_s:.0f} s for {step.text};"
@@ -161,11 +161,11 @@ class Attempt:
         assert self._recovered is not None
         if not self._recovered.done():
             return False
-        self._parts.progress.recovered(self._recovered.result().sinks)
+        self._context.progress.recovered(self._recovered.result().sinks)
         return True
 
     def _deploy(self) -> None:
-        plan, restored = self._plan, self._parts.restored
+        plan, restored = self._plan, self._context.restored
         addresses = tuple(self._slots[slot].hello.data_address for slot in range(plan.parallelism))
         for slot, link in self._slots:
             link.send(
@@ -173,22 +173,22 @@ class Attempt:
                     plan.attempt,
                     addresses,
                     restored.checkpoint,
-                    self._parts.next_checkpoint,
-                    restored_operators(self._parts.graph, restored, plan.parallelism, slot),
-                    self._parts.program,
+                    self._context.next_checkpoint,
+                    restored_operators(self._context.graph, restored, plan.parallelism, slot),
+                    self._context.program,
                 )
             )
-        self._parts.progress.deployed()
+        self._context.progress.deployed()
 
     def _await_running(self) -> None:
         deadline = time.monotonic() + self._plan.settings.start_timeout_s
         while len(self._running) < self._plan.parallelism:
             self._next_event(deadline, f"{len(self._running)} of {self._plan.parallelism} running")
-        self._parts.progress.running()
-        self._parts.running()
+        self._context.progress.running()
+        self._context.running()
 
     def _coordinate(self) -> bool:
-        self._coordinator = self._parts.coordinator(time.monotonic())
+        self._coordinator = self._context.coordinator(time.monotonic())
         while self._early:
             self._on_event(self._early.pop(0))
         while self._finished is None:
@@ -256,7 +256,7 @@ class Attempt:
 
     def _admit(self, link: SlotLink) -> None:
         if self._slots.admit(link, time.monotonic()):
-            self._parts.progress.slot_connected(link.hello)
+            self._context.progress.slot_connected(link.hello)
 
     def _on_message(self, slot: int, message: SlotMessage) -> None:
         now_s = time.monotonic()
@@ -264,23 +264,23 @@ class Attempt:
         match message:
             case Running(dropped=dropped):
                 self._running.add(slot)
-                self._parts.progress.dropped(dropped)
+                self._context.progress.dropped(dropped)
             case Failed():
                 raise cause_of(message, self._events)
             case Heartbeat():
-                self._parts.progress.heartbeat(message)
-            case Goodbye():
+                self._context.progress.heartbeat(message)
+            case SlotClosed():
                 self._slots.remove(slot)
             case _ if coordinator is None:
                 # A slot that was deployed first may speak before the last one runs.
                 self._early.append(SlotSaid(slot, message))
             case Acked(attempt, checkpoint, snapshot):
-                self._parts.progress.acked(checkpoint, snapshot)
+                self._context.progress.acked(checkpoint, snapshot)
                 self._carry_out(coordinator.acked(attempt, checkpoint, snapshot, now_s))
             case Declined(attempt, checkpoint, subtask, reason):
                 self._carry_out(coordinator.declined(attempt, checkpoint, subtask, reason, now_s))
             case CommittedThrough(_, subtask, checkpoint, _, committed):
-                self._parts.progress.committed(subtask, committed)
+                self._context.progress.committed(subtask, committed)
                 self._carry_out(coordinator.committed(subtask, checkpoint, now_s))
             case SourceExhausted(_, subtask):
                 self._carry_out(coordinator.source_exhausted(subtask, now_s))
@@ -301,7 +301,7 @@ class Attempt:
                 case DiscardState(handles):
                     self._cleaner.discard(handles)
                 case CheckpointFailed(checkpoint, reason):
-                    self._parts.progress.checkpoint_failed(checkpoint, reason)
+                    self._context.progress.checkpoint_failed(checkpoint, reason)
                 case FailAttempt(reason):
                     raise errors.CheckpointError(reason)
                 case FinishJob():
@@ -310,7 +310,7 @@ class Attempt:
     def _trigger(self, decision: TriggerCheckpoint) -> None:
         if decision.kind is CheckpointKind.STOP:
             self._stopping.add(decision.checkpoint)
-        self._parts.progress.triggered(decision.checkpoint)
+        self._context.progress.triggered(decision.checkpoint)
         barrier = Barrier(decision.checkpoint, decision.kind, decision.triggered_at_ms)
         self._slots.send_all(Trigger(barrier))
 
@@ -323,7 +323,7 @@ class Attempt:
         assert self._coordinator is not None
         began = time.perf_counter()
         try:
-            self._parts.log.append(completed)
+            self._context.log.append(completed)
         except StorageError as error:
             more = self._coordinator.append_failed(
                 completed.checkpoint, str(error), time.monotonic()
@@ -331,14 +331,14 @@ class Attempt:
         else:
             reach("logged")
             append_ms = (time.perf_counter() - began) * 1000
-            self._parts.progress.decided(completed, append_ms)
+            self._context.progress.decided(completed, append_ms)
             more = self._coordinator.logged(completed.checkpoint, time.monotonic())
         self._carry_out(more)
 
     def _after_complete(self, checkpoint: CheckpointId, oldest_retained: CheckpointId) -> None:
         assert self._coordinator is not None
         retained = self._coordinator.completed
-        log = self._parts.log.view
+        log = self._context.log.view
         needed = {
             sink_id: proofs_needed_from(retained, log.committed_last(sink_id))
             for sink_id in log.memory.sinks
@@ -359,10 +359,10 @@ class Attempt:
             except queue.Empty:
                 continue
             match event:
-                case SlotSaid(slot, Goodbye()) | SlotGone(slot):
+                case SlotSaid(slot, SlotClosed()) | SlotGone(slot):
                     self._slots.remove(slot)
                 case SlotSaid(message=Heartbeat() as last):
-                    self._parts.progress.heartbeat(last)
+                    self._context.progress.heartbeat(last)
                 case SlotSaid(message=Acked() as late):
                     self._on_message(event.slot, late)
                 case StageEnded():

@@ -12,7 +12,7 @@ from functools import partial
 
 from onceflow.core.protocol.ids import GENESIS, CheckpointId
 from onceflow.core.protocol.snapshots import CompletedCheckpoint, StateHandle
-from onceflow.core.runtime.driver.attempt_parts import AttemptParts
+from onceflow.core.runtime.driver.attempt_context import AttemptContext
 from onceflow.core.runtime.driver.background import Background
 
 _log = logging.getLogger("onceflow.runtime.attempt")
@@ -21,8 +21,8 @@ _log = logging.getLogger("onceflow.runtime.attempt")
 class CheckpointsCleaner:
     """Asked by the attempt's thread, done on `background`, in order."""
 
-    def __init__(self, parts: AttemptParts, background: Background) -> None:
-        self._parts = parts
+    def __init__(self, context: AttemptContext, background: Background) -> None:
+        self._context = context
         self._background = background
         # A slot of an older attempt may have written after recovery and the first sweep had looked.
         self._left_by_older = [self._sweep_sinks, self._sweep_storage]
@@ -41,7 +41,9 @@ class CheckpointsCleaner:
     ) -> None:
         """Drop what `checkpoint` has made superfluous, and once what older attempts left."""
         # Records go before the files that they name: a crash in between leaves no dangling name.
-        self._background.submit(lambda: self._done(lambda: self._parts.log.prune(oldest_retained)))
+        self._background.submit(
+            lambda: self._done(lambda: self._context.log.prune(oldest_retained))
+        )
         if self._undeleted:
             self.discard(())
         if self._left_by_older and not self._sweeping and checkpoint > GENESIS:
@@ -55,15 +57,15 @@ class CheckpointsCleaner:
         self._sweeping = False
 
     def _sweep_sinks(self, newest: CompletedCheckpoint) -> None:
-        self._parts.progress.swept(self._parts.recovery.sweep(newest).sinks)
+        self._context.progress.swept(self._context.recovery.sweep(newest).sinks)
 
     def _sweep_storage(self, newest: CompletedCheckpoint) -> None:
         del newest
-        self._parts.storage.sweep(self._parts.log.view, self._parts.plan.attempt)
+        self._context.storage.sweep(self._context.log.view, self._context.plan.attempt)
 
     def _discard(self, handles: Sequence[StateHandle]) -> None:
         handles, self._undeleted = (*self._undeleted, *handles), []
-        if not self._done(lambda: self._parts.storage.discard(handles)):
+        if not self._done(lambda: self._context.storage.discard(handles)):
             self._undeleted = list(handles)
 
     def _done(self, work: Callable[[], object]) -> bool:
@@ -71,7 +73,8 @@ class CheckpointsCleaner:
             work()
         except Exception:
             _log.exception(
-                "cleaning up after job %s; tried again at its next checkpoint", self._parts.plan.job
+                "cleaning up after job %s; tried again at its next checkpoint",
+                self._context.plan.job,
             )
             return False
         return True

@@ -39,13 +39,13 @@ from onceflow.core.runtime.cluster.spark_stage import (
     use_own_interpreter,
 )
 from onceflow.core.runtime.driver.attempt import Attempt
+from onceflow.core.runtime.driver.attempt_context import AttemptContext
 from onceflow.core.runtime.driver.attempt_events import (
     AttemptEvent,
     CancelRequested,
     CheckpointRequested,
     StageEnded,
 )
-from onceflow.core.runtime.driver.attempt_parts import AttemptParts
 from onceflow.core.runtime.driver.compatibility import (
     check_max_parallelism,
     check_operators,
@@ -258,7 +258,7 @@ class JobDriver:
             storage,
             plan.settings.commit_deadline_s,
         )
-        parts = AttemptParts(
+        context = AttemptContext(
             plan=slot_plan,
             graph=plan.graph,
             program=self._program,
@@ -272,7 +272,7 @@ class JobDriver:
             progress=self._progress,
             running=lambda: self._tracker.on_running(time.monotonic()),
         )
-        return self._run_on_spark(parts, task, server)
+        return self._run_on_spark(context, task, server)
 
     def _claim(self) -> ClaimedLog:
         """The first claim takes the job over; later ones only while no other driver has done so."""
@@ -293,19 +293,21 @@ class JobDriver:
             with contextlib.suppress(StorageError):
                 self._log.check_owned()
 
-    def _run_on_spark(self, parts: AttemptParts, task: SlotTask, server: ControlServer) -> bool:
-        group = f"onceflow-{parts.plan.job}-{parts.plan.attempt}"
+    def _run_on_spark(self, context: AttemptContext, task: SlotTask, server: ControlServer) -> bool:
+        group = f"onceflow-{context.plan.job}-{context.plan.attempt}"
         stage = SparkStage(self._context, task, group, lambda e: self._events.put(StageEnded(e)))
-        attempt = Attempt(parts, self._events)
+        attempt = Attempt(context, self._events)
         # Hooks run last registered first, and this one must run before those of Flight's servers.
         atexit.register(self._end_with_process)
         try:
-            await_slots(self._context, parts.plan.parallelism, parts.plan.settings.start_timeout_s)
+            await_slots(
+                self._context, context.plan.parallelism, context.plan.settings.start_timeout_s
+            )
             stage.submit()
             return attempt.run()
         except BaseException as error:
             self._failed_at = self._progress.failing()
-            attempt.cancel(f"attempt {parts.plan.attempt} failed: {str(error)[:500]}")
+            attempt.cancel(f"attempt {context.plan.attempt} failed: {str(error)[:500]}")
             raise
         finally:
             self._end_stage(stage)

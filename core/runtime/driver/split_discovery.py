@@ -16,8 +16,8 @@ from onceflow.core.errors import SourceError
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.splits import Split, SplitOffers
+from onceflow.core.runtime.driver.attempt_context import AttemptContext
 from onceflow.core.runtime.driver.attempt_events import SplitsDiscovered
-from onceflow.core.runtime.driver.attempt_parts import AttemptParts
 from onceflow.core.runtime.driver.restore import splits_of
 from onceflow.core.runtime.messages import OfferSplits
 from onceflow.core.spi import Source
@@ -41,11 +41,11 @@ class SplitDiscovery:
 
     def __init__(
         self,
-        parts: AttemptParts,
+        context: AttemptContext,
         tell: Callable[[SplitsDiscovered], None],
         now: float,
     ) -> None:
-        plan, restored = parts.plan, parts.restored
+        plan, restored = context.plan, context.restored
         self._attempt = plan.attempt
         self._tell = tell
         self._sources = {
@@ -57,7 +57,7 @@ class SplitDiscovery:
                 ),
                 now + source.discovery_interval_s,
             )
-            for uid, source in parts.graph.sources()
+            for uid, source in context.graph.sources()
             if source.discovery_interval_s is not None and not source.bounded
         }
 

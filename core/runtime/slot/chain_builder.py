@@ -26,7 +26,7 @@ from onceflow.core.protocol.alignment import AlignmentMode
 from onceflow.core.protocol.assignment import key_group_range
 from onceflow.core.protocol.ids import AttemptId, SubtaskRef
 from onceflow.core.runtime.dataflow.channels import InputGate, LocalChannel, OutputChannel
-from onceflow.core.runtime.dataflow.keyed_edge import KeyedEdge, SinkEdge
+from onceflow.core.runtime.dataflow.keyed_edge import KeyGroupPartitioner, SinkPartitioner
 from onceflow.core.runtime.dataflow.keyed_operators import (
     AggregateRunner,
     KeyedOperator,
@@ -71,7 +71,7 @@ class SlotPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotParts:
+class SlotContext:
     """What a slot lends to the chains that are built in it."""
 
     slot: int
@@ -86,7 +86,9 @@ class SlotParts:
 class ChainBuilder:
     """Builds every subtask of one slot from the program and the state that `deploy` brings."""
 
-    def __init__(self, plan: SlotPlan, program: Program, parts: SlotParts, deploy: Deploy) -> None:
+    def __init__(
+        self, plan: SlotPlan, program: Program, parts: SlotContext, deploy: Deploy
+    ) -> None:
         self._plan = plan
         self._backend = program.backend
         self._parts = parts
@@ -108,7 +110,7 @@ class ChainBuilder:
         edges = {chain.id: self._edge(chain) for chain in self._chains if chain.input}
         return tuple(self._subtask(chain, edges) for chain in self._chains)
 
-    def _edge(self, chain: Chain) -> KeyedEdge:
+    def _edge(self, chain: Chain) -> KeyGroupPartitioner:
         credits_count = self._plan.settings.channel_batches
         assert chain.input_schema is not None
         schema: pa.Schema = chain.input_schema
@@ -131,7 +133,7 @@ class ChainBuilder:
                     )
                 )
         self.channels.extend(channels)
-        edge = SinkEdge if isinstance(chain.head.work, WriteTo) else KeyedEdge
+        edge = SinkPartitioner if isinstance(chain.head.work, WriteTo) else KeyGroupPartitioner
         return edge(chain.key, self._plan.max_parallelism, channels)
 
     def _client(self, target: int) -> flight.FlightClient:
@@ -140,7 +142,7 @@ class ChainBuilder:
             self._clients[target] = self._parts.credentials.slot_client(address)
         return self._clients[target]
 
-    def _subtask(self, chain: Chain, edges: Mapping[str, KeyedEdge]) -> Subtask:
+    def _subtask(self, chain: Chain, edges: Mapping[str, KeyGroupPartitioner]) -> Subtask:
         ref = SubtaskRef(chain.id, self._parts.slot)
         running: dict[str, RunningOperator] = {}
         for operator in chain.operators:
@@ -149,7 +151,7 @@ class ChainBuilder:
                 self.dropped += built.dropped
             if operator is not chain.head:
                 _outputs(running, operator).append(built.receive)
-        leaving: list[KeyedEdge] = []
+        leaving: list[KeyGroupPartitioner] = []
         for below in self._chains:
             if below.input == chain.id:
                 leaving.append(edges[below.id])

@@ -36,7 +36,7 @@ from onceflow.core.runtime.dataflow.subtask import (
     CheckpointAborted,
     CheckpointCompleted,
     CheckpointTriggered,
-    Leave,
+    Shutdown,
     Subtask,
 )
 from onceflow.core.runtime.messages import (
@@ -48,17 +48,17 @@ from onceflow.core.runtime.messages import (
     Declined,
     Deploy,
     DriverMessage,
-    Goodbye,
     Heartbeat,
     Hello,
     OfferSplits,
     Running,
+    SlotClosed,
     SlotMessage,
     SourceExhausted,
     Stop,
     Trigger,
 )
-from onceflow.core.runtime.slot.chain_builder import ChainBuilder, SlotParts, SlotPlan
+from onceflow.core.runtime.slot.chain_builder import ChainBuilder, SlotContext, SlotPlan
 from onceflow.core.runtime.slot.failure_report import failed_message
 from onceflow.core.runtime.slot.interrupts import interrupts_ignored
 from onceflow.core.runtime.slot.process_facts import own_address, rss_bytes, versions
@@ -194,7 +194,7 @@ class Slot:
 
     def _deploy(self, deploy: Deploy, program: Program) -> None:
         self._sources = frozenset(uid for uid, _ in program.graph.sources())
-        parts = SlotParts(
+        parts = SlotContext(
             slot=self._slot,
             credentials=self._credentials,
             storage=self._storage,
@@ -299,7 +299,7 @@ class Slot:
         for channel in self._builder.channels if self._builder else ():
             channel.close(reason)
         for subtask in self._subtasks:
-            subtask.gate.post(Leave())
+            subtask.gate.post(Shutdown())
         left: Callable[[], float] = lambda: max(0.0, deadline - time.monotonic())  # noqa: E731
         ended = min((subtask.join(left()) for subtask in self._subtasks), default=True)
         ended = self._commits.close(left) and ended
@@ -309,7 +309,7 @@ class Slot:
         shutil.rmtree(self._scratch, ignore_errors=True)
         # The counters of a short job must not end with whatever the last beat happened to see.
         self._send(self._heartbeat())
-        self._send(Goodbye(self._plan.attempt, self._slot))
+        self._send(SlotClosed(self._plan.attempt, self._slot))
         self._control.close(max(1.0, left()))
         if not ended:
             self._exit_hard(f"{reason}; not all has ended within {CLOSE_TIMEOUT_S} s")

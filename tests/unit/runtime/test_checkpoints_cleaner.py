@@ -10,7 +10,7 @@ from tests.unit.runtime.storage_faults import mounted, remount
 from tests.unit.storage.storage_samples import decision
 
 from onceflow.core.protocol.ids import GENESIS, CheckpointId
-from onceflow.core.runtime.driver.attempt_parts import AttemptParts
+from onceflow.core.runtime.driver.attempt_context import AttemptContext
 from onceflow.core.runtime.driver.background import Background
 from onceflow.core.runtime.driver.checkpoints_cleaner import CheckpointsCleaner
 from onceflow.core.storage import FileSystemStorage
@@ -25,9 +25,9 @@ def test_state_that_could_not_be_deleted_goes_with_the_next_completed_checkpoint
         log.append(decision(0, log.attempt))
         dead = storage.writer(log.attempt, CheckpointId(1), "balance", 0)
         handle = dead.write("keyed", bytes(200_000))
-        parts = SimpleNamespace(storage=storage, log=log, plan=SimpleNamespace(job="ledger"))
+        context = SimpleNamespace(storage=storage, log=log, plan=SimpleNamespace(job="ledger"))
         background = Background("clean-up")
-        cleaner = CheckpointsCleaner(cast("AttemptParts", parts), background)
+        cleaner = CheckpointsCleaner(cast("AttemptContext", context), background)
         remount(disk, "ro")
         cleaner.discard((handle,))
         assert background.finish(10.0)

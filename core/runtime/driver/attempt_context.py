@@ -16,7 +16,7 @@ from onceflow.core.storage import ClaimedLog, JobStorage
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptParts:
+class AttemptContext:
     """What an attempt is given by the job driver."""
 
     plan: SlotPlan
