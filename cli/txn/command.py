@@ -20,8 +20,8 @@ from onceflow.cli.txn import report
 from onceflow.cli.txn.places import Where
 from onceflow.cli.txn.settling import UsageError, Wish, console, parsed, say, settle, status_of
 from onceflow.core.errors import ConfigError, OnceflowError
-from onceflow.core.protocol.in_doubt import Action
-from onceflow.core.transactions import InDoubtTransactions
+from onceflow.core.in_doubt import InDoubtTransactions
+from onceflow.core.protocol.in_doubt import Resolution
 
 txn = typer.Typer(
     no_args_is_help=True,
@@ -159,7 +159,7 @@ def commit(
     """Make the rows of transactions visible, if the decision log decided so."""
     where = Where(url, password_file, ledger_schema, sink, sink_id, storage, job, timeout)
     with _opened(where) as transactions:
-        wish = Wish(Action.COMMIT, tuple(ids or ()), everything, yes, force, fence)
+        wish = Wish(Resolution.COMMIT, tuple(ids or ()), everything, yes, force, fence)
         settle(transactions, wish, json_)
 
 
@@ -183,7 +183,7 @@ def abort(
     """Roll transactions back, if the decision log did not decide them."""
     where = Where(url, password_file, ledger_schema, sink, sink_id, storage, job, timeout)
     with _opened(where) as transactions:
-        wish = Wish(Action.ABORT, tuple(ids or ()), everything, yes, force, fence)
+        wish = Wish(Resolution.ABORT, tuple(ids or ()), everything, yes, force, fence)
         settle(transactions, wish, json_)
 
 

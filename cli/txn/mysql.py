@@ -11,10 +11,10 @@ from pymysql.err import MySQLError
 from typing_extensions import override
 
 from onceflow.core.errors import SinkError
+from onceflow.core.in_doubt import ResourceManager
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.in_doubt import LogFacts
 from onceflow.core.spi import Committer, CommitterContext
-from onceflow.core.transaction_places import Place
 from onceflow.sinks import MySQLSink
 from onceflow.sinks.mysql.connection import Session
 from onceflow.sinks.mysql.failures import NO_SUCH_TABLE, XA_FATAL, code, described
@@ -40,7 +40,7 @@ def with_password_of_environment(sink: MySQLSink) -> MySQLSink:
     return sink
 
 
-class MySQLPlace(Place):
+class MySQLResourceManager(ResourceManager):
     """One ledger's database. Connects when it is first asked."""
 
     def __init__(

@@ -10,14 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from onceflow.cli.txn.mysql import MySQLPlace
-from onceflow.cli.txn.postgres import PostgresPlace
+from onceflow.cli.txn.mysql import MySQLResourceManager
+from onceflow.cli.txn.postgres import PostgresResourceManager
 from onceflow.core.errors import ConfigError
+from onceflow.core.in_doubt import (
+    InDoubtTransactions,
+    ResourceManager,
+    SinkResourceManager,
+    StagedResourceManager,
+)
 from onceflow.core.secret_references import followed
 from onceflow.core.spi import Sink
 from onceflow.core.storage import FileSystemStorage, JobStorage
-from onceflow.core.transaction_places import Place, SinkPlace, StagedPlace
-from onceflow.core.transactions import InDoubtTransactions
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +35,8 @@ class DatabaseAccess:
     timeout_s: float
 
 
-def _postgres(access: DatabaseAccess) -> Place:
-    return PostgresPlace(
+def _postgres(access: DatabaseAccess) -> ResourceManager:
+    return PostgresResourceManager(
         access.url,
         password=access.password,
         ledger_schema=access.bookkeeping or "onceflow",
@@ -40,8 +44,8 @@ def _postgres(access: DatabaseAccess) -> Place:
     )
 
 
-def _mysql(access: DatabaseAccess) -> Place:
-    return MySQLPlace(
+def _mysql(access: DatabaseAccess) -> ResourceManager:
+    return MySQLResourceManager(
         access.url,
         password=access.password,
         ledger_schema=access.bookkeeping,
@@ -49,7 +53,7 @@ def _mysql(access: DatabaseAccess) -> Place:
     )
 
 
-OPENERS: dict[str, Callable[[DatabaseAccess], Place]] = {
+OPENERS: dict[str, Callable[[DatabaseAccess], ResourceManager]] = {
     "postgresql": _postgres,
     "postgres": _postgres,
     "mysql": _mysql,
@@ -78,15 +82,15 @@ class Where:
             ConfigError: The options name nothing, or not well enough.
         """
         storage = self._storage()
-        places: list[Place] = []
+        places: list[ResourceManager] = []
         if self.url:
             places.append(self._database(self.url))
         if self.sink:
             if not self.sink_id:
                 raise ConfigError("--sink needs --sink-id, the name by which its job writes")
-            places.append(SinkPlace(load_sink(self.sink), self.sink_id))
+            places.append(SinkResourceManager(load_sink(self.sink), self.sink_id))
         if storage is not None and not self.sink:
-            places.append(StagedPlace(storage))
+            places.append(StagedResourceManager(storage))
         if not places:
             raise ConfigError(
                 "name where to look: --url postgresql://user@host/database (add --password-file),"
@@ -95,7 +99,7 @@ class Where:
             )
         return InDoubtTransactions(places, storage)
 
-    def _database(self, given: str) -> Place:
+    def _database(self, given: str) -> ResourceManager:
         url = followed(given, setting="--url")
         scheme = url.partition("://")[0].removeprefix("jdbc:").partition("+")[0]
         opener = OPENERS.get(scheme)

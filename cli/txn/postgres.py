@@ -11,10 +11,10 @@ from psycopg import sql
 from typing_extensions import override
 
 from onceflow.core.errors import SinkError
+from onceflow.core.in_doubt import ResourceManager
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.in_doubt import LogFacts
 from onceflow.core.spi import Committer, CommitterContext
-from onceflow.core.transaction_places import Place
 from onceflow.sinks import PostgresSink
 from onceflow.sinks.postgres.connection import BoundedConnection
 from onceflow.sinks.postgres.failures import described
@@ -28,7 +28,7 @@ _SESSIONS = (
 )
 
 
-class PostgresPlace(Place):
+class PostgresResourceManager(ResourceManager):
     """One database. Connects when it is first asked."""
 
     def __init__(

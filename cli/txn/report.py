@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from rich.console import Console
 
 from onceflow.cli.listing import print_listing
+from onceflow.core.in_doubt import InDoubtTransaction
 from onceflow.core.protocol.committables import (
     Aborted,
     AbortOutcome,
@@ -18,8 +19,7 @@ from onceflow.core.protocol.committables import (
     RetryLater,
     Unknown,
 )
-from onceflow.core.protocol.in_doubt import Action, NextStart, Verdict
-from onceflow.core.transactions import InDoubtTransaction
+from onceflow.core.protocol.in_doubt import LoggedDecision, RecoveryAction, Resolution
 
 EXIT_DONE = 0
 EXIT_REFUSED = 1
@@ -27,19 +27,19 @@ EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 
 _COLOURS = {
-    Verdict.DECIDED: "green",
-    Verdict.UNDECIDED: "yellow",
-    Verdict.PENDING: "cyan",
-    Verdict.SETTLED: "bold red",
-    Verdict.FOREIGN: "magenta",
-    Verdict.UNKNOWN: "magenta",
+    LoggedDecision.DECIDED: "green",
+    LoggedDecision.UNDECIDED: "yellow",
+    LoggedDecision.PENDING: "cyan",
+    LoggedDecision.SETTLED: "bold red",
+    LoggedDecision.FOREIGN: "magenta",
+    LoggedDecision.UNKNOWN: "magenta",
 }
 _NEXT_START = {
-    NextStart.COMMIT: "commits it",
-    NextStart.ABORT: "rolls it back",
-    NextStart.KEEP: "leaves it",
-    NextStart.STOP: "stops and says so",
-    NextStart.UNKNOWN: "unknown",
+    RecoveryAction.COMMIT: "commits it",
+    RecoveryAction.ABORT: "rolls it back",
+    RecoveryAction.KEEP: "leaves it",
+    RecoveryAction.STOP: "stops and says so",
+    RecoveryAction.UNKNOWN: "unknown",
 }
 
 
@@ -61,14 +61,14 @@ def as_json(one: InDoubtTransaction) -> dict[str, object]:
         "subtask": transaction.subtask,
         "sequence": transaction.sequence,
         "kind": one.kind.value,
-        "place": one.place,
+        "place": one.held_by,
         "in_doubt": one.held,
         "rows": one.rows,
         "prepared_at": one.prepared_at.isoformat() if one.prepared_at else None,
         "age_seconds": None if age_s is None else round(age_s, 3),
-        "verdict": one.judgement.verdict.value,
-        "next_start": one.judgement.next_start.value,
-        "reason": one.judgement.reason,
+        "verdict": one.status.decision.value,
+        "next_start": one.status.recovery_action.value,
+        "reason": one.status.reason,
     }
 
 
@@ -84,8 +84,8 @@ def print_transactions(console: Console, found: tuple[InDoubtTransaction, ...]) 
             (one.kind.value, ""),
             ("?" if one.rows is None else f"{one.rows:,}", ""),
             (_age(one), ""),
-            (one.judgement.verdict.value, _COLOURS[one.judgement.verdict]),
-            (_NEXT_START[one.judgement.next_start], ""),
+            (one.status.decision.value, _COLOURS[one.status.decision]),
+            (_NEXT_START[one.status.recovery_action], ""),
         )
         for one in found
     ]
@@ -101,14 +101,14 @@ def print_transaction(console: Console, one: InDoubtTransaction) -> None:
         "attempt": str(transaction.attempt),
         "checkpoint": str(transaction.checkpoint),
         "subtask": f"{transaction.subtask} (sequence {transaction.sequence})",
-        "held by": one.place if one.held else f"nobody: {one.place} has it no longer",
+        "held by": one.held_by if one.held else f"nobody: {one.held_by} has it no longer",
         "kind": one.kind.value,
         "rows": "not known" if one.rows is None else f"{one.rows:,}",
         "prepared": f"{one.prepared_at:%Y-%m-%d %H:%M:%S %Z}, {_age(one)} ago"
         if one.prepared_at
         else "not known",
-        "the log says": f"{one.judgement.verdict.value}: {one.judgement.reason}",
-        "the next start": _NEXT_START[one.judgement.next_start],
+        "the log says": f"{one.status.decision.value}: {one.status.reason}",
+        "the next start": _NEXT_START[one.status.recovery_action],
     }
     width = max(map(len, lines))
     for name, text in lines.items():
@@ -130,7 +130,7 @@ class Result:
 
 
 def result_of(
-    action: Action, one: InDoubtTransaction, outcome: CommitOutcome | AbortOutcome
+    resolution: Resolution, one: InDoubtTransaction, outcome: CommitOutcome | AbortOutcome
 ) -> Result:
     """Return how it ended, in words and as an exit status."""
     rows = "its rows" if one.rows is None else f"its rows ({one.rows:,})"
@@ -139,7 +139,7 @@ def result_of(
             said = (EXIT_DONE, "committed", f"committed: {rows} are visible now")
         case Aborted():
             said = (EXIT_DONE, "aborted", f"rolled back: {rows} are gone and never were visible")
-        case AlreadyCommitted() if action is Action.COMMIT:
+        case AlreadyCommitted() if resolution is Resolution.COMMIT:
             said = (EXIT_DONE, "already_committed", "was committed before; nothing was changed")
         case AlreadyCommitted():
             said = (EXIT_REFUSED, "already_committed", f"was committed before: {rows} stay")

@@ -12,10 +12,14 @@ from rich.console import Console
 
 from onceflow.cli.txn import report
 from onceflow.core.errors import ConfigError, OnceflowError
+from onceflow.core.in_doubt import (
+    ContradictsLog,
+    InDoubtTransaction,
+    InDoubtTransactions,
+    SinkNeeded,
+)
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.protocol.in_doubt import Action
-from onceflow.core.transaction_places import SinkNeeded
-from onceflow.core.transactions import ContradictsLog, InDoubtTransaction, InDoubtTransactions
+from onceflow.core.protocol.in_doubt import Resolution
 
 
 class UsageError(ConfigError):
@@ -26,7 +30,7 @@ class UsageError(ConfigError):
 class Wish:
     """What is to be done with which transactions."""
 
-    action: Action
+    resolution: Resolution
     ids: tuple[str, ...]
     everything: bool
     yes: bool
@@ -52,13 +56,13 @@ def settle(transactions: InDoubtTransactions, wish: Wish, json_: bool) -> None:
         say("The job is taken over: no earlier attempt decides anything more.")
     allowed, refused = _sorted_out(transactions, wish, _wanted(transactions, ids))
     if allowed:
-        verb = "Commit" if wish.action is Action.COMMIT else "Roll back"
+        verb = "Commit" if wish.resolution is Resolution.COMMIT else "Roll back"
         for one in allowed:
-            say(f"  {one.transaction}  ({one.judgement.verdict.value}: {one.judgement.reason})")
+            say(f"  {one.transaction}  ({one.status.decision.value}: {one.status.reason})")
         plural = "s" if len(allowed) > 1 else ""
         _confirm(f"{verb} {len(allowed)} transaction{plural}?", wish.yes)
     results = [*refused, *(_carried_out(transactions, wish, one) for one in allowed)]
-    _print_results(wish.action, results, json_)
+    _print_results(wish.resolution, results, json_)
 
 
 def _wanted(
@@ -82,7 +86,7 @@ def _sorted_out(
     allowed: list[InDoubtTransaction] = []
     refused: list[report.Result] = []
     for one in wanted:
-        reason = transactions.objection(wish.action, one)
+        reason = transactions.refusal(wish.resolution, one)
         if reason is None:
             allowed.append(one)
         elif wish.force:
@@ -98,26 +102,26 @@ def _carried_out(
 ) -> report.Result:
     """Settle `one`. What goes wrong with it does not keep the others from being told."""
     try:
-        match wish.action, wish.force:
+        match wish.resolution, wish.force:
             # While the question was open the log may have gone on: it is asked once more.
-            case Action.COMMIT, False:
-                return report.result_of(wish.action, one, transactions.commit(one))
-            case Action.COMMIT, True:
-                return report.result_of(wish.action, one, transactions.force_commit(one))
-            case Action.ABORT, False:
-                return report.result_of(wish.action, one, transactions.abort(one))
+            case Resolution.COMMIT, False:
+                return report.result_of(wish.resolution, one, transactions.commit(one))
+            case Resolution.COMMIT, True:
+                return report.result_of(wish.resolution, one, transactions.force_commit(one))
+            case Resolution.ABORT, False:
+                return report.result_of(wish.resolution, one, transactions.abort(one))
             case _:
-                return report.result_of(wish.action, one, transactions.force_abort(one))
+                return report.result_of(wish.resolution, one, transactions.force_abort(one))
     except OnceflowError as error:
         return report.Result(status_of(error), one, "failed", f"not done: {error}")
 
 
-def _print_results(action: Action, results: Sequence[report.Result], json_: bool) -> None:
+def _print_results(resolution: Resolution, results: Sequence[report.Result], json_: bool) -> None:
     if json_:
         done = [result.as_json() for result in results]
-        print(json.dumps({"action": action.value, "results": done}))
+        print(json.dumps({"action": resolution.value, "results": done}))
     elif not results:
-        console().print(f"nothing to {action.value}: the log says so of nothing in doubt here")
+        console().print(f"nothing to {resolution.value}: the log says so of nothing in doubt here")
     for result in () if json_ else results:
         console().print(f"{result.one.transaction} {result.sentence}", markup=False, soft_wrap=True)
     worst = max((result.status for result in results), default=report.EXIT_DONE)

@@ -21,7 +21,7 @@ from onceflow.core.protocol.recovery import committables_of, plan_recovery
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 
 
-class Verdict(Enum):
+class LoggedDecision(Enum):
     """What the log says; see the module."""
 
     DECIDED = "decided"
@@ -32,7 +32,7 @@ class Verdict(Enum):
     UNKNOWN = "unknown"
 
 
-class NextStart(Enum):
+class RecoveryAction(Enum):
     """What the job's next start does with a transaction in doubt."""
 
     COMMIT = "commit"
@@ -44,7 +44,7 @@ class NextStart(Enum):
     UNKNOWN = "unknown"
 
 
-class Action(Enum):
+class Resolution(Enum):
     """What a person may do with a transaction in doubt."""
 
     COMMIT = "commit"
@@ -52,11 +52,11 @@ class Action(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """The verdict, its reason in a sentence, and what happens if nobody does anything."""
+class InDoubtStatus:
+    """The decision, its reason in a sentence, and what happens if nobody does anything."""
 
-    verdict: Verdict
-    next_start: NextStart
+    decision: LoggedDecision
+    recovery_action: RecoveryAction
     reason: str
 
 
@@ -67,7 +67,7 @@ class LogFacts:
     job: str
     log_id: str
     view: LogView
-    signs_of_life: tuple[str, ...] = ()
+    liveness: tuple[str, ...] = ()
     """Why the newest attempt may still be running; empty when nothing says so."""
 
     @property
@@ -93,9 +93,9 @@ class LogFacts:
         return frozenset(listed | named) | self.view.sinks
 
 
-def judge(
+def in_doubt_status(
     committable: Committable, log: LogFacts | None, *, claimed_by: str | None = None
-) -> Judgement:
+) -> InDoubtStatus:
     """Return what `log` says about `committable`, which the target holds in doubt.
 
     `claimed_by` is the identity of the log that claimed the sink id, where the target or the place
@@ -104,30 +104,33 @@ def judge(
     """
     if log is None:
         reason = "no decision log was given, so nobody can tell whether its checkpoint is decided"
-        return Judgement(Verdict.UNKNOWN, NextStart.UNKNOWN, reason)
+        return InDoubtStatus(LoggedDecision.UNKNOWN, RecoveryAction.UNKNOWN, reason)
     alien = _why_foreign(committable.transaction, log, claimed_by)
     if alien:
-        return Judgement(Verdict.FOREIGN, NextStart.UNKNOWN, alien)
-    verdict, reason = _own(committable.transaction, log)
-    return Judgement(verdict, _next_start(committable, log), reason)
+        return InDoubtStatus(LoggedDecision.FOREIGN, RecoveryAction.UNKNOWN, alien)
+    decision, reason = _own(committable.transaction, log)
+    return InDoubtStatus(decision, _recovery_action(committable, log), reason)
 
 
-def objection(action: Action, judgement: Judgement, log: LogFacts | None) -> str | None:
-    """Return why `action` is not to be carried out, or None when log and action agree."""
-    if log is not None and log.signs_of_life:
+def refusal(resolution: Resolution, status: InDoubtStatus, log: LogFacts | None) -> str | None:
+    """Return why `resolution` is not to be carried out, or None when log and resolution agree."""
+    if log is not None and log.liveness:
         return (
-            f"job {log.job} seems to be running ({'; '.join(log.signs_of_life)}): it settles its"
+            f"job {log.job} seems to be running ({'; '.join(log.liveness)}): it settles its"
             " transactions itself. Stop it first, or fence it"
         )
-    match judgement.verdict, action:
-        case (Verdict.DECIDED | Verdict.SETTLED, Action.COMMIT) | (Verdict.UNDECIDED, Action.ABORT):
+    match status.decision, resolution:
+        case (LoggedDecision.DECIDED | LoggedDecision.SETTLED, Resolution.COMMIT) | (
+            LoggedDecision.UNDECIDED,
+            Resolution.ABORT,
+        ):
             return None
-        case ((Verdict.DECIDED | Verdict.SETTLED), _):
-            return f"rolling it back loses its rows for good: {judgement.reason}"
-        case Verdict.UNDECIDED, _:
-            return f"committing it doubles its rows, which are sent again: {judgement.reason}"
+        case ((LoggedDecision.DECIDED | LoggedDecision.SETTLED), _):
+            return f"rolling it back loses its rows for good: {status.reason}"
+        case LoggedDecision.UNDECIDED, _:
+            return f"committing it doubles its rows, which are sent again: {status.reason}"
         case _:
-            return judgement.reason
+            return status.reason
 
 
 def _why_foreign(transaction: TransactionId, log: LogFacts, claimed_by: str | None) -> str:
@@ -151,38 +154,38 @@ def _why_foreign(transaction: TransactionId, log: LogFacts, claimed_by: str | No
     return ""
 
 
-def _own(transaction: TransactionId, log: LogFacts) -> tuple[Verdict, str]:
+def _own(transaction: TransactionId, log: LogFacts) -> tuple[LoggedDecision, str]:
     last = log.last
     if last and transaction in {c.transaction for c in committables_of(last)}:
-        return Verdict.DECIDED, f"completed checkpoint {last.checkpoint} lists it"
+        return LoggedDecision.DECIDED, f"completed checkpoint {last.checkpoint} lists it"
     decided_through = last.checkpoint if last else GENESIS
     match log.view.memory.coverage(transaction):
         case Coverage.DECIDED:
-            return Verdict.SETTLED, (
+            return LoggedDecision.SETTLED, (
                 f"attempt {transaction.attempt} decided it, and by checkpoint {decided_through} the"
                 " job knew it to be committed: a target that holds it in doubt, or cannot prove it,"
                 " has gone back to an older copy, or these are leftovers of a commit"
             )
         case Coverage.FORGOTTEN:
-            return Verdict.UNKNOWN, (
+            return LoggedDecision.UNKNOWN, (
                 f"attempt {transaction.attempt} is older than what the decision log remembers"
                 f" (from attempt {log.view.memory.since} on): nobody can tell whether it decided"
                 f" checkpoint {transaction.checkpoint}"
             )
         case Coverage.UNDECIDED:
             pass
-    if transaction.attempt == log.view.attempt and log.signs_of_life:
-        return Verdict.PENDING, (
+    if transaction.attempt == log.view.attempt and log.liveness:
+        return LoggedDecision.PENDING, (
             f"attempt {transaction.attempt}, the newest, seems to be running and may decide"
             f" checkpoint {transaction.checkpoint} yet (decided so far: {decided_through})"
         )
-    return Verdict.UNDECIDED, (
+    return LoggedDecision.UNDECIDED, (
         f"attempt {transaction.attempt} did not decide checkpoint {transaction.checkpoint}"
         f" (decided: {decided_through}); its records are sent again"
     )
 
 
-def _next_start(committable: Committable, log: LogFacts) -> NextStart:
+def _recovery_action(committable: Committable, log: LogFacts) -> RecoveryAction:
     """Ask the very rule by which the next attempt goes."""
     plan = plan_recovery(
         committables_of(log.last) if log.last else (),
@@ -192,7 +195,7 @@ def _next_start(committable: Committable, log: LogFacts) -> NextStart:
         memory=log.view.memory,
     )
     if any(c.transaction == committable.transaction for c in plan.commit):
-        return NextStart.COMMIT
+        return RecoveryAction.COMMIT
     if plan.forgotten:
-        return NextStart.STOP
-    return NextStart.ABORT if committable in plan.abort else NextStart.KEEP
+        return RecoveryAction.STOP
+    return RecoveryAction.ABORT if committable in plan.abort else RecoveryAction.KEEP

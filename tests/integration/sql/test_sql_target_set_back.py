@@ -20,9 +20,10 @@ from tests.integration.sql.databases import Database, SqlServer
 
 from onceflow.core.errors import CommitOutcomeUnknown, PreparedTransactionLost
 from onceflow.core.graph import Graph, Operator, WriteTo
+from onceflow.core.in_doubt import InDoubtTransactions, SinkResourceManager
 from onceflow.core.protocol.committables import AlreadyCommitted, Committable, Committed
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
-from onceflow.core.protocol.in_doubt import NextStart, Verdict
+from onceflow.core.protocol.in_doubt import LoggedDecision, RecoveryAction
 from onceflow.core.protocol.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
@@ -31,8 +32,6 @@ from onceflow.core.protocol.snapshots import (
 from onceflow.core.runtime.driver.sink_recovery import RecoveryCounts, SinkRecovery
 from onceflow.core.spi import Committer, CommitterContext, Sink, WriterContext
 from onceflow.core.storage import ClaimedLog, FileSystemStorage, JobStorage
-from onceflow.core.transaction_places import SinkPlace
-from onceflow.core.transactions import InDoubtTransactions
 
 SINK_ID = "job.out"
 _NUMBERS = itertools.count()
@@ -186,10 +185,13 @@ def test_committed_transaction_that_is_prepared_again_is_committed_again(
     job.decide()
     copy.restore()
     assert database.ids_in() == [1, 2]
-    with InDoubtTransactions([SinkPlace(job.sink, SINK_ID)], job.storage) as found:
+    with InDoubtTransactions([SinkResourceManager(job.sink, SINK_ID)], job.storage) as found:
         (one,) = found.in_doubt()
-    judged = one.judgement
-    assert (judged.verdict, judged.next_start) == (Verdict.SETTLED, NextStart.COMMIT)
+    status = one.status
+    assert (status.decision, status.recovery_action) == (
+        LoggedDecision.SETTLED,
+        RecoveryAction.COMMIT,
+    )
     assert job.start().committed == 1
     assert database.ids_in() == [1, 2, 3, 4]
     committer = job.committer()

@@ -8,13 +8,13 @@ from itertools import product
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
 from onceflow.core.protocol.in_doubt import (
-    Action,
-    Judgement,
+    InDoubtStatus,
     LogFacts,
-    NextStart,
-    Verdict,
-    judge,
-    objection,
+    LoggedDecision,
+    RecoveryAction,
+    Resolution,
+    in_doubt_status,
+    refusal,
 )
 from onceflow.core.protocol.log import (
     AttemptClaimed,
@@ -69,8 +69,8 @@ def log_of(*steps: AttemptId | CompletedCheckpoint, alive: bool = False) -> LogF
     return LogFacts("payments", "log-1", view, signs)
 
 
-def verdict_of(committable: Committable, log: LogFacts | None, **more: str) -> Judgement:
-    return judge(committable, log, **more)
+def status_of(committable: Committable, log: LogFacts | None, **more: str) -> InDoubtStatus:
+    return in_doubt_status(committable, log, **more)
 
 
 def test_what_the_last_checkpoint_lists_is_decided_whatever_has_happened_since() -> None:
@@ -82,8 +82,11 @@ def test_what_the_last_checkpoint_lists_is_decided_whatever_has_happened_since()
         # Checkpoint 4 was aborted; 5 decides what it had prepared.
         log_of(claim(1), completed(1, 5, one)),
     ):
-        judged = verdict_of(one, log)
-        assert (judged.verdict, judged.next_start) == (Verdict.DECIDED, NextStart.COMMIT)
+        status = status_of(one, log)
+        assert (status.decision, status.recovery_action) == (
+            LoggedDecision.DECIDED,
+            RecoveryAction.COMMIT,
+        )
 
 
 def test_what_a_dead_attempt_did_not_decide_is_undecided_and_rolled_back_next() -> None:
@@ -96,19 +99,22 @@ def test_what_a_dead_attempt_did_not_decide_is_undecided_and_rolled_back_next() 
         log_of(claim(1), completed(1, 4), claim(2), completed(2, 5, transaction(2, 5))),
         log_of(claim(1), completed(1, 4), claim(2), alive=True),
     ):
-        judged = verdict_of(one, log)
-        assert (judged.verdict, judged.next_start) == (Verdict.UNDECIDED, NextStart.ABORT)
+        status = status_of(one, log)
+        assert (status.decision, status.recovery_action) == (
+            LoggedDecision.UNDECIDED,
+            RecoveryAction.ABORT,
+        )
 
 
 def test_what_a_living_attempt_may_still_decide_is_nobodys_to_touch() -> None:
     one = transaction(2, 5)
     log = log_of(claim(1), completed(1, 4), claim(2), alive=True)
-    judged = verdict_of(one, log)
-    assert judged.verdict is Verdict.PENDING
-    for action in Action:
-        assert objection(action, judged, log) is not None
-        # Also when the signs are gone meanwhile, and the judgement is an old one.
-        assert objection(action, judged, replace(log, signs_of_life=())) is not None
+    status = status_of(one, log)
+    assert status.decision is LoggedDecision.PENDING
+    for resolution in Resolution:
+        assert refusal(resolution, status, log) is not None
+        # Also when the signs are gone meanwhile, and the status is an old one.
+        assert refusal(resolution, status, replace(log, liveness=())) is not None
 
 
 def test_what_the_job_knew_to_be_committed_is_not_called_undecided() -> None:
@@ -119,43 +125,49 @@ def test_what_the_job_knew_to_be_committed_is_not_called_undecided() -> None:
         # Its own decision is pruned: the attempt's next one acked a later barrier without it.
         log_of(claim(1), completed(1, 6)),
     ):
-        judged = verdict_of(one, log)
-        assert (judged.verdict, judged.next_start) == (Verdict.SETTLED, NextStart.COMMIT)
-        assert objection(Action.COMMIT, judged, log) is None
-        assert "loses its rows" in str(objection(Action.ABORT, judged, log))
+        status = status_of(one, log)
+        assert (status.decision, status.recovery_action) == (
+            LoggedDecision.SETTLED,
+            RecoveryAction.COMMIT,
+        )
+        assert refusal(Resolution.COMMIT, status, log) is None
+        assert "loses its rows" in str(refusal(Resolution.ABORT, status, log))
 
 
 def test_another_jobs_transaction_is_foreign() -> None:
     log = log_of(claim(1), completed(1, 4))
-    assert verdict_of(transaction(1, 5, "other.out"), log).verdict is Verdict.FOREIGN
-    assert verdict_of(transaction(1, 5), log, claimed_by="log-2").verdict is Verdict.FOREIGN
-    assert verdict_of(transaction(2, 5), log).verdict is Verdict.FOREIGN
-    assert verdict_of(transaction(1, 5), log_of()).verdict is Verdict.FOREIGN
+    assert status_of(transaction(1, 5, "other.out"), log).decision is LoggedDecision.FOREIGN
+    assert status_of(transaction(1, 5), log, claimed_by="log-2").decision is LoggedDecision.FOREIGN
+    assert status_of(transaction(2, 5), log).decision is LoggedDecision.FOREIGN
+    assert status_of(transaction(1, 5), log_of()).decision is LoggedDecision.FOREIGN
     # Who claimed the sink id knows better than its name does.
-    own = verdict_of(transaction(1, 5, "named-by-hand"), log, claimed_by="log-1")
-    assert own.verdict is Verdict.UNDECIDED
+    own = status_of(transaction(1, 5, "named-by-hand"), log, claimed_by="log-1")
+    assert own.decision is LoggedDecision.UNDECIDED
 
 
 def test_without_a_log_nothing_is_known_and_nothing_is_done() -> None:
-    judged = verdict_of(transaction(1, 5), None)
-    assert (judged.verdict, judged.next_start) == (Verdict.UNKNOWN, NextStart.UNKNOWN)
-    assert all(objection(action, judged, None) for action in Action)
+    status = status_of(transaction(1, 5), None)
+    assert (status.decision, status.recovery_action) == (
+        LoggedDecision.UNKNOWN,
+        RecoveryAction.UNKNOWN,
+    )
+    assert all(refusal(resolution, status, None) for resolution in Resolution)
 
 
 def test_only_what_the_log_says_is_done_and_nothing_while_the_job_lives() -> None:
     quiet = log_of(claim(1))
     allowed = {
-        (verdict, action)
-        for verdict, action in product(Verdict, Action)
-        if objection(action, Judgement(verdict, NextStart.KEEP, "why"), quiet) is None
+        (decision, resolution)
+        for decision, resolution in product(LoggedDecision, Resolution)
+        if refusal(resolution, InDoubtStatus(decision, RecoveryAction.KEEP, "why"), quiet) is None
     }
     assert allowed == {
-        (Verdict.DECIDED, Action.COMMIT),
-        (Verdict.SETTLED, Action.COMMIT),
-        (Verdict.UNDECIDED, Action.ABORT),
+        (LoggedDecision.DECIDED, Resolution.COMMIT),
+        (LoggedDecision.SETTLED, Resolution.COMMIT),
+        (LoggedDecision.UNDECIDED, Resolution.ABORT),
     }
     alive = log_of(claim(1), alive=True)
-    for verdict, action in product(Verdict, Action):
-        said = objection(action, Judgement(verdict, NextStart.KEEP, "why"), alive)
+    for decision, resolution in product(LoggedDecision, Resolution):
+        said = refusal(resolution, InDoubtStatus(decision, RecoveryAction.KEEP, "why"), alive)
         assert said is not None
         assert "a writer is connected" in said

@@ -4,33 +4,40 @@ A running job settles its own, and its next start settles what is left. This is 
 between: to see what is in doubt and what the decision log says about it, and to settle by hand what
 cannot wait. What contradicts the log is refused unless it is forced.
 
-    with InDoubtTransactions([SinkPlace(sink, "payments.out")], storage.open("payments")) as found:
+    managers = [SinkResourceManager(sink, "payments.out")]
+    with InDoubtTransactions(managers, storage.open("payments")) as found:
         for one in found.in_doubt():
-            print(one.transaction, one.judgement.verdict, one.judgement.reason)
-            if found.objection(Action.COMMIT, one) is None:
+            print(one.transaction, one.status.decision, one.status.reason)
+            if found.refusal(Resolution.COMMIT, one) is None:
                 found.commit(one)
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum
 from types import TracebackType
 
-from typing_extensions import Self
+from typing_extensions import Self, override
 
-from onceflow.core.errors import ConfigError, OnceflowError
+from onceflow.core.errors import ConfigError, OnceflowError, StateCorrupt, StorageError
+from onceflow.core.liveness import attempt_of, fence, read_log
 from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome, Committable
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.protocol.in_doubt import Action, Judgement, LogFacts, judge, objection
+from onceflow.core.protocol.in_doubt import (
+    InDoubtStatus,
+    LogFacts,
+    Resolution,
+    in_doubt_status,
+    refusal,
+)
 from onceflow.core.protocol.recovery import commit_order
-from onceflow.core.signs_of_life import attempt_of, fence, read_log
-from onceflow.core.spi import Committer, CommitterContext
-from onceflow.core.staging import is_staged
+from onceflow.core.spi import Committer, CommitterContext, Sink
+from onceflow.core.staging import StagingArea, is_staged, staged_committable
 from onceflow.core.storage import JobStorage
-from onceflow.core.transaction_places import Place, StagedPlace
 
 
 class ContradictsLog(OnceflowError):
@@ -40,7 +47,103 @@ class ContradictsLog(OnceflowError):
     retry = "never"
 
 
-class Kind(Enum):
+class SinkNeeded(ConfigError):
+    """Raised when rows are staged and what is given does not know where they go."""
+
+
+class ResourceManager(ABC):
+    """What holds transactions in doubt: a database, one sink's target, a job's storage."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What it is, for people; holds no secret."""
+
+    @abstractmethod
+    def sink_ids(self, log: LogFacts | None) -> Sequence[str]:
+        """Return every sink id of which something may be in doubt here.
+
+        Raises:
+            SinkError: It cannot be asked now.
+        """
+
+    @abstractmethod
+    def committer(self, context: CommitterContext) -> Committer:
+        """Return what settles the transactions of `context.sink_id`."""
+
+    def claimed_by(self, sink_id: str) -> str | None:
+        """Return the identity of the decision log that claimed `sink_id`, if it is known."""
+        del sink_id
+        return None
+
+    def sessions(self, sink_id: str) -> Sequence[str]:
+        """Return the writers of `sink_id` that are connected now, where that is known."""
+        del sink_id
+        return ()
+
+    def prepared_at(self, transaction: TransactionId) -> datetime | None:
+        """Return when `transaction` was prepared, where the target tells and the sink does not."""
+        del transaction
+        return None
+
+    def rows(self, transaction: TransactionId) -> int | None:
+        """Return how many rows `transaction` has, where that is known."""
+        del transaction
+        return None
+
+    def close(self) -> None:  # noqa: B027 - optional hook
+        """Release everything. Safe to call twice."""
+
+
+@dataclass(frozen=True)
+class SinkResourceManager(ResourceManager):
+    """The target of any sink, under the sink id by which its job writes."""
+
+    sink: Sink
+    sink_id: str
+
+    @property
+    @override
+    def name(self) -> str:
+        return type(self.sink).__name__
+
+    @override
+    def sink_ids(self, log: LogFacts | None) -> Sequence[str]:
+        return (self.sink_id,)
+
+    @override
+    def committer(self, context: CommitterContext) -> Committer:
+        return self.sink.committer(context)
+
+
+@dataclass(frozen=True)
+class StagedResourceManager(ResourceManager):
+    """What a job's sinks have staged in its checkpoint storage; to look at, not to settle.
+
+    Only the sink can apply rows, or tell whether they are applied already.
+    """
+
+    storage: JobStorage
+
+    @property
+    @override
+    def name(self) -> str:
+        return f"storage {self.storage}"
+
+    @override
+    def sink_ids(self, log: LogFacts | None) -> Sequence[str]:
+        return self.storage.staged_sinks(log.sink_ids if log else ())
+
+    @override
+    def committer(self, context: CommitterContext) -> Committer:
+        return _StagedOnly(context)
+
+    @override
+    def claimed_by(self, sink_id: str) -> str | None:
+        return self.storage.log_id if self.storage.log.sequences() else None
+
+
+class InDoubtKind(Enum):
     """Where the rows of a transaction wait."""
 
     PREPARED = "prepared"
@@ -54,15 +157,15 @@ class InDoubtTransaction:
     """One transaction, as of one look at log and target."""
 
     committable: Committable
-    kind: Kind
+    kind: InDoubtKind
     rows: int | None
     """How many it has, when anybody knows."""
-    place: str
-    """What holds it, for people."""
+    held_by: str
+    """The name of the resource manager that holds it, for people."""
     held: bool
     """Whether it is in doubt; else the log lists it, and the target has it no longer."""
     prepared_at: datetime | None
-    judgement: Judgement
+    status: InDoubtStatus
 
     @property
     def transaction(self) -> TransactionId:
@@ -72,9 +175,9 @@ class InDoubtTransaction:
 
 @dataclass(slots=True)
 class _Holder:
-    """One sink id in one place, with its committer."""
+    """One sink id at one resource manager, with its committer."""
 
-    place: Place
+    manager: ResourceManager
     committer: Committer
     context: CommitterContext
     claimed_by: str | None
@@ -82,12 +185,12 @@ class _Holder:
 
 @dataclass
 class InDoubtTransactions:
-    """All that is in doubt in `places`, judged by the decision log in `storage`. One thread.
+    """All that `resource_managers` hold in doubt, and what the log in `storage` says. One thread.
 
-    Looking changes nothing, neither in the places nor in storage.
+    Looking changes nothing, neither there nor in storage.
     """
 
-    places: Sequence[Place]
+    resource_managers: Sequence[ResourceManager]
     storage: JobStorage | None = None
     _holders: dict[tuple[int, str], _Holder] = field(default_factory=dict[tuple[int, str], _Holder])
 
@@ -95,15 +198,15 @@ class InDoubtTransactions:
         """Return everything in doubt, in the order in which a job would commit it.
 
         Raises:
-            SinkError: A place cannot be asked now.
+            SinkError: A resource manager cannot be asked now.
             StorageError: The decision log cannot be read.
             CheckpointCorrupt: It is damaged.
         """
         log = self._read_log()
         found = [
             one
-            for index, place in enumerate(self.places)
-            for sink_id in place.sink_ids(log)
+            for index, manager in enumerate(self.resource_managers)
+            for sink_id in manager.sink_ids(log)
             for one in self._held_by(self._holder(index, sink_id, log), log)
         ]
         unique = {(one.transaction, one.kind): one for one in found}
@@ -123,21 +226,26 @@ class InDoubtTransactions:
         if decided is None:
             return None
         index = next(
-            (n for n, place in enumerate(self.places) if not isinstance(place, StagedPlace)), 0
+            (
+                n
+                for n, manager in enumerate(self.resource_managers)
+                if not isinstance(manager, StagedResourceManager)
+            ),
+            0,
         )
         holder = self._holder(index, transaction.sink_id, log)
         return self._described(decided, holder, log, held=False)
 
-    def objection(self, action: Action, one: InDoubtTransaction) -> str | None:
-        """Return why log and job forbid `action` now, or None. Reads the log, and asks the target.
+    def refusal(self, resolution: Resolution, one: InDoubtTransaction) -> str | None:
+        """Return why log and job forbid `resolution` now, or None. Asks both log and target.
 
         Raises:
             SinkError, StorageError, CheckpointCorrupt: As `in_doubt`.
         """
         log = self._with_sessions(self._read_log(), one.transaction.sink_id)
         holder = self._holder_of(one, log)
-        judgement = _judged(one.committable, log, holder)
-        return objection(action, judgement, log)
+        status = _status(one.committable, log, holder)
+        return refusal(resolution, status, log)
 
     def commit(self, one: InDoubtTransaction) -> CommitOutcome:
         """Make its rows visible, if the log decided so; return how it ended.
@@ -146,7 +254,7 @@ class InDoubtTransactions:
             ContradictsLog: The log does not say so, or the job seems to run; nothing is changed.
             SinkError, StorageError, CheckpointCorrupt: As `in_doubt`.
         """
-        self._require(Action.COMMIT, one)
+        self._require(Resolution.COMMIT, one)
         return self.force_commit(one)
 
     def abort(self, one: InDoubtTransaction) -> AbortOutcome:
@@ -156,7 +264,7 @@ class InDoubtTransactions:
             ContradictsLog: The log does not say so, or the job seems to run; nothing is changed.
             SinkError, StorageError, CheckpointCorrupt: As `in_doubt`.
         """
-        self._require(Action.ABORT, one)
+        self._require(Resolution.ABORT, one)
         return self.force_abort(one)
 
     def force_commit(self, one: InDoubtTransaction) -> CommitOutcome:
@@ -179,12 +287,12 @@ class InDoubtTransactions:
         fence(self.storage)
 
     def close(self) -> None:
-        """Disconnect from every place. Safe to call twice."""
+        """Disconnect from every resource manager. Safe to call twice."""
         for holder in self._holders.values():
             holder.committer.close()
         self._holders.clear()
-        for place in self.places:
-            place.close()
+        for manager in self.resource_managers:
+            manager.close()
 
     def __enter__(self) -> Self:
         """Nothing is opened before it is asked for."""
@@ -201,10 +309,10 @@ class InDoubtTransactions:
 
     # --- steps --------------------------------------------------------------------------------
 
-    def _require(self, action: Action, one: InDoubtTransaction) -> None:
-        reason = self.objection(action, one)
+    def _require(self, resolution: Resolution, one: InDoubtTransaction) -> None:
+        reason = self.refusal(resolution, one)
         if reason is not None:
-            raise ContradictsLog(f"{action.value} of transaction {one.transaction}: {reason}")
+            raise ContradictsLog(f"{resolution.value} of transaction {one.transaction}: {reason}")
 
     def _read_log(self) -> LogFacts | None:
         return read_log(self.storage) if self.storage is not None else None
@@ -212,8 +320,10 @@ class InDoubtTransactions:
     def _with_sessions(self, log: LogFacts | None, sink_id: str) -> LogFacts | None:
         if log is None:
             return None
-        sessions = [session for place in self.places for session in place.sessions(sink_id)]
-        return replace(log, signs_of_life=(*log.signs_of_life, *sessions))
+        sessions = [
+            session for manager in self.resource_managers for session in manager.sessions(sink_id)
+        ]
+        return replace(log, liveness=(*log.liveness, *sessions))
 
     def _held_by(self, holder: _Holder, log: LogFacts | None) -> list[InDoubtTransaction]:
         log = self._with_sessions(log, holder.context.sink_id)
@@ -231,25 +341,28 @@ class InDoubtTransactions:
             prepared_at = staging.sealed_at(transaction) if staging else None
         elif held:
             prepared_at = holder.committer.prepared_at(committable)
-            prepared_at = prepared_at or holder.place.prepared_at(transaction)
+            prepared_at = prepared_at or holder.manager.prepared_at(transaction)
         return InDoubtTransaction(
             committable=committable,
-            kind=Kind.STAGED if is_staged(committable) else Kind.PREPARED,
-            rows=committable.rows or (holder.place.rows(transaction) if held else None),
-            place=holder.place.name,
+            kind=InDoubtKind.STAGED if is_staged(committable) else InDoubtKind.PREPARED,
+            rows=committable.rows or (holder.manager.rows(transaction) if held else None),
+            held_by=holder.manager.name,
             held=held,
             prepared_at=prepared_at,
-            judgement=_judged(committable, log, holder),
+            status=_status(committable, log, holder),
         )
 
     def _holder_of(self, one: InDoubtTransaction, log: LogFacts | None) -> _Holder:
-        index = next((n for n, place in enumerate(self.places) if place.name == one.place), 0)
+        index = next(
+            (n for n, manager in enumerate(self.resource_managers) if manager.name == one.held_by),
+            0,
+        )
         return self._holder(index, one.transaction.sink_id, log)
 
     def _holder(self, index: int, sink_id: str, log: LogFacts | None) -> _Holder:
         holder = self._holders.get((index, sink_id))
         if holder is None:
-            place = self.places[index]
+            manager = self.resource_managers[index]
             context = CommitterContext(
                 job=log.job if log else "unknown",
                 uid=sink_id,
@@ -258,15 +371,19 @@ class InDoubtTransactions:
                 log_id=log.log_id if log else "",
                 staging=self.storage.staging(sink_id) if self.storage is not None else None,
             )
-            holder = _Holder(place, place.committer(context), context, place.claimed_by(sink_id))
+            holder = _Holder(
+                manager, manager.committer(context), context, manager.claimed_by(sink_id)
+            )
             self._holders[index, sink_id] = holder
         return holder
 
 
-def _judged(committable: Committable, log: LogFacts | None, holder: _Holder) -> Judgement:
-    """Return the verdict. What lies in a job's own storage is its own, whatever it is called."""
+def _status(committable: Committable, log: LogFacts | None, holder: _Holder) -> InDoubtStatus:
+    """Return the decision. What lies in a job's own storage is its own, whatever it is called."""
     own = log is not None and is_staged(committable)
-    return judge(committable, log, claimed_by=log.log_id if log and own else holder.claimed_by)
+    return in_doubt_status(
+        committable, log, claimed_by=log.log_id if log and own else holder.claimed_by
+    )
 
 
 def _as_listed(committable: Committable, log: LogFacts | None) -> Committable:
@@ -274,3 +391,45 @@ def _as_listed(committable: Committable, log: LogFacts | None) -> Committable:
     listed = log.decided.get(committable.transaction) if log else None
     alike = listed is not None and is_staged(listed) == is_staged(committable)
     return listed if listed is not None and alike else committable
+
+
+class _StagedOnly(Committer):
+    def __init__(self, context: CommitterContext) -> None:
+        self._context = context
+
+    @override
+    def commit(self, committable: Committable) -> CommitOutcome:
+        raise self._needs_sink(committable)
+
+    @override
+    def abort(self, committable: Committable) -> AbortOutcome:
+        raise self._needs_sink(committable)
+
+    @override
+    def in_doubt(self) -> Sequence[Committable]:
+        staging = self._context.staging
+        if staging is None:
+            return []
+        counted = [(one, _rows_staged(staging, one)) for one in staging.transactions()]
+        # What is there without rows is a sink's own mark and waits for nobody.
+        return [staged_committable(one, rows or 0) for one, rows in counted if rows != 0]
+
+    @override
+    def close(self) -> None:
+        pass
+
+    def _needs_sink(self, committable: Committable) -> SinkNeeded:
+        return SinkNeeded(
+            f"the rows of transaction {committable.transaction} are staged in checkpoint storage,"
+            " and only their sink knows where they go and whether they are there: name it"
+            f" (--sink module:name --sink-id {self._context.sink_id}), or start the job"
+        )
+
+
+def _rows_staged(staging: StagingArea, transaction: TransactionId) -> int | None:
+    """Return how many rows wait under `transaction`; None when they cannot be read."""
+    try:
+        return sum(batch.num_rows for _, batch in staging.read(transaction) or ())
+    except (StateCorrupt, StorageError):
+        # Its sink says what is wrong with them; they are in doubt all the same.
+        return None

@@ -1,8 +1,7 @@
 """Whether a job seems to be running, as far as its checkpoint storage shows. Never a proof.
 
-Nothing in storage beats like a heart: a log says who wrote last, and when. So every sign counts as
-"it may run", and only a last decision that is final, or a claim of one's own, says that it does
-not.
+Storage holds no heartbeat, only who wrote the log last and when. So every sign counts as "it may be
+running"; only a final last decision, or a claim made by hand, means that it is not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is in doubt is judged by the log, at every sink; nothing is settled against the log."""
+"""Transactions in doubt at every sink: seen with what the log says, never settled against it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,14 @@ from tests.support.directory_sink import DirectorySink
 from tests.support.staged_sink import StagedSink
 
 from onceflow.core.errors import ConfigError, Fenced
+from onceflow.core.in_doubt import (
+    ContradictsLog,
+    InDoubtKind,
+    InDoubtTransactions,
+    SinkNeeded,
+    SinkResourceManager,
+    StagedResourceManager,
+)
 from onceflow.core.protocol.committables import (
     Aborted,
     AlreadyCommitted,
@@ -23,10 +31,8 @@ from onceflow.core.protocol.committables import (
     Lost,
 )
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId, sink_id_of
-from onceflow.core.protocol.in_doubt import Action, NextStart, Verdict
+from onceflow.core.protocol.in_doubt import LoggedDecision, RecoveryAction, Resolution
 from onceflow.core.spi import CommitterContext, Sink, WriterContext
-from onceflow.core.transaction_places import SinkNeeded, SinkPlace, StagedPlace
-from onceflow.core.transactions import ContradictsLog, InDoubtTransactions, Kind
 
 SINK_ID = "payments.out"
 SCHEMA = pa.schema([pa.field("id", pa.int64())])
@@ -71,16 +77,16 @@ def pre_commit(log: AgedLog, sink: Sink, attempt: int, checkpoint: int, *ids: in
 
 
 def transactions_of(log: AgedLog, sink: Sink) -> InDoubtTransactions:
-    return InDoubtTransactions([SinkPlace(sink, SINK_ID)], log.storage)
+    return InDoubtTransactions([SinkResourceManager(sink, SINK_ID)], log.storage)
 
 
 def test_decided_rows_are_committed_once_and_never_rolled_back(log: AgedLog, sink: Sink) -> None:
     log.decide(1, [pre_commit(log, sink, 1, 1, 10, 11)])
     with transactions_of(log, sink) as transactions:
         (one,) = transactions.in_doubt()
-        assert (one.judgement.verdict, one.judgement.next_start) == (
-            Verdict.DECIDED,
-            NextStart.COMMIT,
+        assert (one.status.decision, one.status.recovery_action) == (
+            LoggedDecision.DECIDED,
+            RecoveryAction.COMMIT,
         )
         assert one.rows == 2
         with pytest.raises(ContradictsLog, match="loses its rows"):
@@ -101,9 +107,9 @@ def test_undecided_rows_are_rolled_back_and_never_committed(log: AgedLog, sink: 
     log.claim()
     with transactions_of(log, sink) as transactions:
         (one,) = transactions.in_doubt()
-        assert (one.judgement.verdict, one.judgement.next_start) == (
-            Verdict.UNDECIDED,
-            NextStart.ABORT,
+        assert (one.status.decision, one.status.recovery_action) == (
+            LoggedDecision.UNDECIDED,
+            RecoveryAction.ABORT,
         )
         with pytest.raises(ContradictsLog, match="doubles its rows"):
             transactions.commit(one)
@@ -150,8 +156,8 @@ def test_nothing_is_settled_while_the_job_seems_to_run(log: AgedLog, sink: Sink,
         log.claim(owner="elsewhere:1" if fresh else owner, age_s=1 if fresh else HOUR_S)
         pre_commit(log, sink, 2, 2, 20)
         with transactions_of(log, sink) as transactions:
-            verdicts = [one.judgement.verdict for one in transactions.in_doubt()]
-            assert verdicts == [Verdict.DECIDED, Verdict.PENDING]
+            decisions = [one.status.decision for one in transactions.in_doubt()]
+            assert decisions == [LoggedDecision.DECIDED, LoggedDecision.PENDING]
             for one in transactions.in_doubt():
                 for settle in (transactions.commit, transactions.abort):
                     with pytest.raises(ContradictsLog, match="seems to be running"):
@@ -183,7 +189,7 @@ def test_long_intervals_between_decisions_keep_a_quiet_log_alive(log: AgedLog, s
     pre_commit(log, sink, 1, 3, 30)
     with transactions_of(log, sink) as transactions:
         (one,) = transactions.in_doubt()
-        assert one.judgement.verdict is Verdict.PENDING
+        assert one.status.decision is LoggedDecision.PENDING
 
 
 def test_fencing_ends_the_attempt_that_could_still_decide(log: AgedLog, sink: Sink) -> None:
@@ -192,10 +198,10 @@ def test_fencing_ends_the_attempt_that_could_still_decide(log: AgedLog, sink: Si
     mine = pre_commit(log, sink, 2, 1, 10)
     with transactions_of(log, sink) as transactions:
         (one,) = transactions.in_doubt()
-        assert one.judgement.verdict is Verdict.PENDING
+        assert one.status.decision is LoggedDecision.PENDING
         transactions.fence()
         (one,) = transactions.in_doubt()
-        assert one.judgement.verdict is Verdict.UNDECIDED
+        assert one.status.decision is LoggedDecision.UNDECIDED
         assert transactions.abort(one) == Aborted()
     with pytest.raises(Fenced):
         living.decide(1, [mine])
@@ -211,7 +217,7 @@ def test_the_age_is_that_of_the_rows(log: AgedLog, tmp_path: Path) -> None:
     pre_commit(log, sink, 1, 1, 10)
     with transactions_of(log, sink) as transactions:
         (one,) = transactions.in_doubt()
-    assert one.kind is Kind.STAGED
+    assert one.kind is InDoubtKind.STAGED
     assert one.prepared_at is not None
     assert began <= one.prepared_at <= datetime.now(timezone.utc) + timedelta(seconds=2)
 
@@ -226,9 +232,13 @@ def test_staged_rows_are_seen_without_their_sink_and_settled_only_with_it(
     rows = log.storage.staging(sink_id).open()
     rows.write(pa.record_batch([pa.array([1, 2], pa.int64())], schema=SCHEMA))
     log.decide(1, [rows.seal(TransactionId(sink_id, 1, 1, 0))])
-    with InDoubtTransactions([StagedPlace(log.storage)], log.storage) as transactions:
+    with InDoubtTransactions([StagedResourceManager(log.storage)], log.storage) as transactions:
         (one,) = transactions.in_doubt()
-        assert (one.judgement.verdict, one.kind, one.rows) == (Verdict.DECIDED, Kind.STAGED, 2)
+        assert (one.status.decision, one.kind, one.rows) == (
+            LoggedDecision.DECIDED,
+            InDoubtKind.STAGED,
+            2,
+        )
         for settle in (transactions.commit, transactions.force_abort):
             with pytest.raises(SinkNeeded, match="--sink"):
                 settle(one)
@@ -244,16 +254,16 @@ def test_staged_rows_of_a_sink_that_was_named_by_hand_are_the_jobs_own(
     rows.seal(TransactionId("by-hand", 1, 1, 0))
     sink = StagedSink(str(tmp_path / "rows.sqlite"))
     sink.check(CommitterContext("payments", "out", "by-hand", AttemptId(1)), SCHEMA)
-    with InDoubtTransactions([SinkPlace(sink, "by-hand")], log.storage) as transactions:
+    with InDoubtTransactions([SinkResourceManager(sink, "by-hand")], log.storage) as transactions:
         (one,) = transactions.in_doubt()
-        assert one.judgement.verdict is Verdict.UNDECIDED
+        assert one.status.decision is LoggedDecision.UNDECIDED
         assert transactions.abort(one) == Aborted()
 
 
 def test_looking_leaves_no_trace_of_a_job_that_never_ran(tmp_path: Path) -> None:
     log = AgedLog(tmp_path / "checkpoints")
     (tmp_path / "checkpoints").mkdir()
-    with InDoubtTransactions([StagedPlace(log.storage)], log.storage) as transactions:
+    with InDoubtTransactions([StagedResourceManager(log.storage)], log.storage) as transactions:
         assert transactions.in_doubt() == ()
         with pytest.raises(ConfigError, match="no decision log"):
             transactions.fence()
@@ -269,6 +279,6 @@ def test_another_jobs_log_allows_nothing(log: AgedLog, sink: Sink) -> None:
         return  # what another job has staged is not seen through this job's storage at all
     with transactions_of(other, sink) as transactions:
         (one,) = transactions.in_doubt()
-        assert one.judgement.verdict is Verdict.FOREIGN
-        for action in Action:
-            assert transactions.objection(action, one) is not None
+        assert one.status.decision is LoggedDecision.FOREIGN
+        for resolution in Resolution:
+            assert transactions.refusal(resolution, one) is not None
