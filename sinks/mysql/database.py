@@ -10,9 +10,9 @@ from pymysql.err import MySQLError
 from typing_extensions import override
 
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.sinks.mysql.applying import MySQLApplier
 from onceflow.sinks.mysql.catalog import TargetTable, prepared_transactions, server_facts
 from onceflow.sinks.mysql.connection import Session
+from onceflow.sinks.mysql.dml import MySQLDmlExecutor
 from onceflow.sinks.mysql.fitting import ColumnFit
 from onceflow.sinks.mysql.refusals import FAILURES
 from onceflow.sinks.mysql.sending import RowSender
@@ -40,8 +40,10 @@ class MySQLDatabase(Database[Session, MySQLError, TargetTable, ColumnFit]):
         return session_name(sink_id, attempt, f"subtask {subtask} writer")
 
     @override
-    def applier(self, connection: Session, mode: WriteMode, key: Sequence[str]) -> MySQLApplier:
-        return MySQLApplier(mode, key, local_infile=self.loads(connection))
+    def executor(
+        self, connection: Session, mode: WriteMode, key: Sequence[str]
+    ) -> MySQLDmlExecutor:
+        return MySQLDmlExecutor(mode, key, local_infile=self.loads(connection))
 
     def loads(self, session: Session) -> bool:
         """Return whether the server allows LOAD DATA LOCAL; it is asked once."""

@@ -18,11 +18,11 @@ from onceflow.sinks.mysql.sending import (
     statement_sized,
 )
 from onceflow.sinks.mysql.tables import MySQLTarget
-from onceflow.sinks.sql.placement import Placement
+from onceflow.sinks.sql.row_loader import RowLoader
 from onceflow.sinks.sql.transactions import Transactions
 
 
-class StreamedInserts(Placement):
+class StreamedInserts(RowLoader):
     """Rows of one table that go in at once. The first bad row is the end of the transaction."""
 
     def __init__(

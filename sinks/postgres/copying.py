@@ -20,7 +20,7 @@ from onceflow.sinks.postgres.catalog import identifier
 from onceflow.sinks.postgres.connection import BoundedConnection
 from onceflow.sinks.postgres.encoder import BinaryRows
 from onceflow.sinks.postgres.tables import PostgresTarget
-from onceflow.sinks.sql.placement import Placement
+from onceflow.sinks.sql.row_loader import RowLoader
 from onceflow.sinks.sql.transactions import Transactions
 
 _COPY_S_MAX = 1.0
@@ -37,7 +37,7 @@ def copy_statement(target: PostgresTarget) -> sql.Composed:
     )
 
 
-class StreamedInserts(Placement):
+class StreamedInserts(RowLoader):
     """Rows of one table that go in at once. The first bad row is the end of the transaction."""
 
     def __init__(

@@ -12,10 +12,10 @@ from psycopg.pq import TransactionStatus
 from typing_extensions import override
 
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.sinks.postgres.applying import PostgresApplier
 from onceflow.sinks.postgres.catalog import TargetTable, prepared_transactions
 from onceflow.sinks.postgres.connection import BoundedConnection
 from onceflow.sinks.postgres.copying import StreamedInserts
+from onceflow.sinks.postgres.dml import PostgresDmlExecutor
 from onceflow.sinks.postgres.failures import FAILURES
 from onceflow.sinks.postgres.fitting import ColumnFit
 from onceflow.sinks.postgres.settings import SinkSettings, writer_name
@@ -43,10 +43,10 @@ class PostgresDatabase(Database[BoundedConnection, psycopg.Error, TargetTable, C
         return writer_name(sink_id, attempt, subtask)
 
     @override
-    def applier(
+    def executor(
         self, connection: BoundedConnection, mode: WriteMode, key: Sequence[str]
-    ) -> PostgresApplier:
-        return PostgresApplier(mode, key)
+    ) -> PostgresDmlExecutor:
+        return PostgresDmlExecutor(mode, key)
 
     @override
     def streamed(

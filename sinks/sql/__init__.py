@@ -11,8 +11,8 @@ from onceflow.sinks.sql.changes import ChangeBuffer, TableChanges, rows_by_table
 from onceflow.sinks.sql.connection import Connection, Endpoint, session_name
 from onceflow.sinks.sql.database import Database
 from onceflow.sinks.sql.failures import Failures
-from onceflow.sinks.sql.intake import Intake
 from onceflow.sinks.sql.ledger import Ledger
+from onceflow.sinks.sql.row_validator import RowValidator
 from onceflow.sinks.sql.settings import CommitMode, SinkSettings
 from onceflow.sinks.sql.table_name import TableName
 from onceflow.sinks.sql.tables import ColumnFit, Table, Tables
@@ -31,8 +31,8 @@ __all__ = [
     "Database",
     "Endpoint",
     "Failures",
-    "Intake",
     "Ledger",
+    "RowValidator",
     "SinkSettings",
     "Table",
     "TableChanges",

@@ -10,13 +10,13 @@ import pyarrow as pa
 from typing_extensions import override
 
 from onceflow.core.spi import RejectedRows
-from onceflow.sinks.sql.applying import Applier, apply_without_refused
 from onceflow.sinks.sql.bad_rows import BadRows
 from onceflow.sinks.sql.changes import ChangeBuffer
 from onceflow.sinks.sql.connection import ConnectionT
+from onceflow.sinks.sql.dml import DmlExecutor, apply_without_refused
 from onceflow.sinks.sql.failures import Failures
-from onceflow.sinks.sql.intake import Intake, TargetT
-from onceflow.sinks.sql.placement import Placement
+from onceflow.sinks.sql.row_loader import RowLoader
+from onceflow.sinks.sql.row_validator import RowValidator, TargetT
 from onceflow.sinks.sql.table_name import TableName
 from onceflow.sinks.sql.transactions import Transactions
 from onceflow.sinks.sql.write_mode import ChangeRules
@@ -27,20 +27,20 @@ _CHUNK_BYTES = 16 * 1024 * 1024
 _Apply = Callable[[ConnectionT, TargetT, pa.RecordBatch], None]
 
 
-class _Held(Placement, Generic[ConnectionT, TargetT]):
+class _Held(RowLoader, Generic[ConnectionT, TargetT]):
     """Applies batches, and leaves refused rows out where they do not fail the job."""
 
     def __init__(
         self,
         transactions: Transactions[ConnectionT],
-        intake: Intake[TargetT],
-        applier: Applier[ConnectionT, TargetT],
+        validator: RowValidator[TargetT],
+        executor: DmlExecutor[ConnectionT, TargetT],
         failures: Failures[ConnectionT, Any],
         bad_rows: BadRows,
     ) -> None:
         self._transactions = transactions
-        self._intake = intake
-        self._applier = applier
+        self._validator = validator
+        self._executor = executor
         self._failures = failures
         self._bad_rows = bad_rows
 
@@ -65,7 +65,7 @@ class _Held(Placement, Generic[ConnectionT, TargetT]):
             taken = apply_without_refused(
                 rows,
                 partial(apply, connection, target),
-                partial(self._applier.savepoint, connection),
+                partial(self._executor.savepoint, connection),
                 self._failures,
                 self._bad_rows,
             )
@@ -79,12 +79,12 @@ class BatchedInserts(_Held[ConnectionT, TargetT]):
     def __init__(
         self,
         transactions: Transactions[ConnectionT],
-        intake: Intake[TargetT],
-        applier: Applier[ConnectionT, TargetT],
+        validator: RowValidator[TargetT],
+        executor: DmlExecutor[ConnectionT, TargetT],
         failures: Failures[ConnectionT, Any],
         bad_rows: BadRows,
     ) -> None:
-        super().__init__(transactions, intake, applier, failures, bad_rows)
+        super().__init__(transactions, validator, executor, failures, bad_rows)
         self._waiting: dict[TableName, tuple[TargetT, list[pa.RecordBatch]]] = {}
         self._waiting_rows = 0
         self._waiting_bytes = 0
@@ -97,7 +97,7 @@ class BatchedInserts(_Held[ConnectionT, TargetT]):
 
     @override
     def write(self, batch: pa.RecordBatch) -> None:
-        for part in self._intake.take(batch):
+        for part in self._validator.take(batch):
             rows = part.changes.rows
             _, batches = self._waiting.setdefault(part.target.name, (part.target, []))
             batches.append(rows)
@@ -122,7 +122,7 @@ class BatchedInserts(_Held[ConnectionT, TargetT]):
         for name in sorted(self._waiting, key=str):
             target, batches = self._waiting[name]
             rows = pa.concat_batches(batches)
-            self._placed += self._place(self._applier.put, target, [rows])
+            self._placed += self._place(self._executor.put, target, [rows])
         self._waiting.clear()
         self._waiting_rows = self._waiting_bytes = 0
 
@@ -133,13 +133,13 @@ class BufferedChanges(_Held[ConnectionT, TargetT]):
     def __init__(
         self,
         transactions: Transactions[ConnectionT],
-        intake: Intake[TargetT],
+        validator: RowValidator[TargetT],
         rules: ChangeRules,
-        applier: Applier[ConnectionT, TargetT],
+        executor: DmlExecutor[ConnectionT, TargetT],
         failures: Failures[ConnectionT, Any],
         bad_rows: BadRows,
     ) -> None:
-        super().__init__(transactions, intake, applier, failures, bad_rows)
+        super().__init__(transactions, validator, executor, failures, bad_rows)
         self._buffer = ChangeBuffer(rules)
         self._targets: dict[str, TargetT] = {}
 
@@ -150,7 +150,7 @@ class BufferedChanges(_Held[ConnectionT, TargetT]):
 
     @override
     def write(self, batch: pa.RecordBatch) -> None:
-        for part in self._intake.take(batch):
+        for part in self._validator.take(batch):
             table = str(part.target.name)
             self._targets[table] = part.target
             self._buffer.add(part.changes, table)
@@ -160,8 +160,8 @@ class BufferedChanges(_Held[ConnectionT, TargetT]):
         applied = 0
         for changes in self._buffer.changes():
             target = self._targets[changes.table]
-            applied += self._place(self._applier.delete, target, changes.deletes())
-            applied += self._place(self._applier.put, target, changes.puts())
+            applied += self._place(self._executor.delete, target, changes.deletes())
+            applied += self._place(self._executor.put, target, changes.puts())
         self._buffer.clear()
         return applied
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import ClassVar, Generic
 
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.sinks.sql.applying import Applier
 from onceflow.sinks.sql.connection import ConnectionT, Endpoint
+from onceflow.sinks.sql.dml import DmlExecutor
 from onceflow.sinks.sql.failures import ErrorT, Failures
 from onceflow.sinks.sql.ledger import Ledger
-from onceflow.sinks.sql.placement import Placement
+from onceflow.sinks.sql.row_loader import RowLoader
 from onceflow.sinks.sql.settings import SinkSettings
 from onceflow.sinks.sql.tables import FitT, Tables, TableT, Target
 from onceflow.sinks.sql.transactions import Transactions
@@ -43,15 +43,15 @@ class Database(ABC, Generic[ConnectionT, ErrorT, TableT, FitT]):
         """Return the name of a writer's connection, by which its attempt is known."""
 
     @abstractmethod
-    def applier(
+    def executor(
         self, connection: ConnectionT, mode: WriteMode, key: Sequence[str]
-    ) -> Applier[ConnectionT, Target[TableT, FitT]]:
+    ) -> DmlExecutor[ConnectionT, Target[TableT, FitT]]:
         """Return what puts and deletes rows on `connection`; `key` may be empty for inserts."""
 
     @abstractmethod
     def streamed(
         self, transactions: Transactions[ConnectionT], target: Target[TableT, FitT]
-    ) -> Placement:
+    ) -> RowLoader:
         """Return what sends inserts as they come; the first bad row is the transaction's end."""
 
     @abstractmethod

@@ -36,8 +36,8 @@ from onceflow.core.staging import StagingArea
 from onceflow.sinks.sql.connection import ConnectionT
 from onceflow.sinks.sql.database import Database
 from onceflow.sinks.sql.failures import ErrorT
-from onceflow.sinks.sql.instructions import Instruction
 from onceflow.sinks.sql.replies import NoReply
+from onceflow.sinks.sql.staged_operation import StagedOperation
 from onceflow.sinks.sql.tables import FitT, TableT, Target
 from onceflow.sinks.sql.targets import Targets
 from onceflow.sinks.sql.write_mode import ChangeRules
@@ -58,7 +58,7 @@ class StagedCommits(Generic[ConnectionT, ErrorT, TableT, FitT]):
         self._database = database
         self._context = context
         self._connected = connected
-        self._targets: dict[tuple[Instruction, pa.Schema], Target[TableT, FitT]] = {}
+        self._targets: dict[tuple[StagedOperation, pa.Schema], Target[TableT, FitT]] = {}
 
     def commit(self, committable: Committable) -> CommitOutcome:
         """Apply and discard what is staged, unless the ledger has it already.
@@ -143,28 +143,28 @@ class StagedCommits(Generic[ConnectionT, ErrorT, TableT, FitT]):
     def _apply(self, connection: ConnectionT, staged: Iterator[tuple[str, pa.RecordBatch]]) -> None:
         with closing(cast("Generator[tuple[str, pa.RecordBatch], None, None]", staged)) as parts:
             for (label, schema), group in groupby(parts, key=_label_and_schema):
-                instruction = Instruction.decoded(label)
-                target = self._target(connection, instruction, schema)
-                applier = self._database.applier(connection, instruction.mode, instruction.key)
+                operation = StagedOperation.decoded(label)
+                target = self._target(connection, operation, schema)
+                executor = self._database.executor(connection, operation.mode, operation.key)
                 batches = (rows for _, rows in group)
-                if instruction.deletes:
+                if operation.deletes:
                     for rows in batches:
-                        applier.delete(connection, target, rows)
+                        executor.delete(connection, target, rows)
                 else:
-                    applier.put_all(connection, target, batches)
+                    executor.put_all(connection, target, batches)
 
     def _target(
-        self, connection: ConnectionT, instruction: Instruction, schema: pa.Schema
+        self, connection: ConnectionT, operation: StagedOperation, schema: pa.Schema
     ) -> Target[TableT, FitT]:
         """Return the table as it is now; looked at once, until something is refused."""
-        found = self._targets.get((instruction, schema))
+        found = self._targets.get((operation, schema))
         if found is None:
-            rules = ChangeRules(instruction.mode, instruction.key)
+            rules = ChangeRules(operation.mode, operation.key)
             targets = Targets(self._database.tables, schema, lambda: connection, rules)
-            found = self._targets[instruction, schema] = (
-                targets.keyed(instruction.table)
-                if instruction.deletes
-                else targets.named(instruction.table)
+            found = self._targets[operation, schema] = (
+                targets.keyed(operation.table)
+                if operation.deletes
+                else targets.named(operation.table)
             )
         return found
 

@@ -2,7 +2,7 @@
 
 It holds no connection and no lock between barriers, and nothing in the database is its own. What it
 stages is what the committer applies: rows fitted to the tables as they were, already reduced to at
-most one change a key, with their instruction.
+most one change a key, with their operation.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from onceflow.sinks.sql.commit_mode import required_staging
 from onceflow.sinks.sql.connection import ConnectionT
 from onceflow.sinks.sql.database import Database
 from onceflow.sinks.sql.failures import ErrorT
-from onceflow.sinks.sql.instructions import Instruction
-from onceflow.sinks.sql.intake import Intake
+from onceflow.sinks.sql.row_validator import RowValidator
+from onceflow.sinks.sql.staged_operation import StagedOperation
 from onceflow.sinks.sql.tables import FitT, TableT, Target
 from onceflow.sinks.sql.targets import Targets
 
@@ -53,7 +53,7 @@ class StagedWriter(SinkWriter, Generic[ConnectionT, ErrorT, TableT, FitT]):
         self._rules = settings.rules
         self._bad_rows = BadRows(context.on_bad_row, context.schema, where=self._where)
         targets = Targets(database.tables, context.schema, self._connected)
-        self._intake = Intake(settings, targets.named, self._bad_rows)
+        self._validator = RowValidator(settings, targets.named, self._bad_rows)
         self._staged = staging.open()
         self._buffer = ChangeBuffer(self._rules)
         self._targets: dict[str, Target[TableT, FitT]] = {}
@@ -77,7 +77,7 @@ class StagedWriter(SinkWriter, Generic[ConnectionT, ErrorT, TableT, FitT]):
             SinkError: A table that is new to the writer cannot be looked at now.
         """
         with self._or_close("rows were not written", SinkError):
-            for part in self._intake.take(batch):
+            for part in self._validator.take(batch):
                 target, changes = part.target, part.changes
                 if self._rules.changes_in_place:
                     self._targets[str(target.name)] = target
@@ -126,8 +126,8 @@ class StagedWriter(SinkWriter, Generic[ConnectionT, ErrorT, TableT, FitT]):
     def _stage(self, target: Target[TableT, FitT], rows: pa.RecordBatch, *, deletes: bool) -> None:
         key = self._rules.primary_key
         names = list(key) if deletes else [fit.name for fit in target.fits]
-        instruction = Instruction(target.name, self._rules.mode, key, deletes)
-        self._staged.write(rows.select(names), part=instruction.encoded())
+        operation = StagedOperation(target.name, self._rules.mode, key, deletes)
+        self._staged.write(rows.select(names), part=operation.encoded())
 
     def _connected(self) -> ConnectionT:
         if self._connection is None:

@@ -26,8 +26,8 @@ from onceflow.sinks.sql.buffered import BatchedInserts, BufferedChanges
 from onceflow.sinks.sql.connection import ConnectionT
 from onceflow.sinks.sql.database import Database
 from onceflow.sinks.sql.failures import ErrorT
-from onceflow.sinks.sql.intake import Intake
-from onceflow.sinks.sql.placement import Placement
+from onceflow.sinks.sql.row_loader import RowLoader
+from onceflow.sinks.sql.row_validator import RowValidator
 from onceflow.sinks.sql.tables import FitT, TableT
 from onceflow.sinks.sql.targets import Targets
 from onceflow.sinks.sql.transactions import (
@@ -59,7 +59,7 @@ class TransactionWriter(SinkWriter, Generic[ConnectionT, ErrorT, TableT, FitT]):
         self._closed = False
         self._where = f"sink {context.sink_id} subtask {context.subtask}, table {settings.table}"
         try:
-            self._placement = self._placed()
+            self._loader = self._placed()
         except database.failures.errors as error:
             transactions.close()
             text = f"{self._where}: the table cannot be looked at"
@@ -80,7 +80,7 @@ class TransactionWriter(SinkWriter, Generic[ConnectionT, ErrorT, TableT, FitT]):
         """
         if batch.num_rows:
             with self._or_close("rows were not written", SinkError):
-                self._placement.write(batch)
+                self._loader.write(batch)
 
     @override
     def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
@@ -94,7 +94,7 @@ class TransactionWriter(SinkWriter, Generic[ConnectionT, ErrorT, TableT, FitT]):
         """
         doing = f"checkpoint {checkpoint} was not pre-committed"
         with self._or_close(doing, PreCommitFailed):
-            if not self._placement.rows:
+            if not self._loader.rows:
                 # Open all the same if rows were sent and every one was refused. Its name may be
                 # that of this checkpoint, and the next one's rows must not go in under it.
                 self._all_transactions.roll_back()
@@ -104,20 +104,20 @@ class TransactionWriter(SinkWriter, Generic[ConnectionT, ErrorT, TableT, FitT]):
     @override
     def rejected(self) -> Sequence[RejectedRows]:
         """Return the rows left out since the last call, by us or by the server."""
-        return self._placement.rejected()
+        return self._loader.rejected()
 
     @override
     def close(self) -> None:
         """Disconnect, by which the server rolls back what is open. What is prepared stays."""
         self._closed = True
-        self._placement.close()
+        self._loader.close()
         self._all_transactions.close()
 
     @abstractmethod
     def _end_transaction(self, checkpoint: CheckpointId) -> Committable | None:
         """End the open transaction, which has rows."""
 
-    def _placed(self) -> Placement:
+    def _placed(self) -> RowLoader:
         """Return how rows go in: streamed when they are inserts into one table and none is bad."""
         database, context = self._database, self._context
         settings, transactions = database.settings, self._all_transactions
@@ -128,12 +128,12 @@ class TransactionWriter(SinkWriter, Generic[ConnectionT, ErrorT, TableT, FitT]):
         if fails and not rules.changes_in_place and rules.table_column is None:
             return database.streamed(transactions, target)
         bad_rows = BadRows(context.on_bad_row, context.schema, where=self._where)
-        intake = Intake(settings, targets.named, bad_rows)
-        applier = database.applier(transactions.connection, rules.mode, rules.primary_key)
+        validator = RowValidator(settings, targets.named, bad_rows)
+        executor = database.executor(transactions.connection, rules.mode, rules.primary_key)
         failures = database.failures
         if rules.changes_in_place:
-            return BufferedChanges(transactions, intake, rules, applier, failures, bad_rows)
-        return BatchedInserts(transactions, intake, applier, failures, bad_rows)
+            return BufferedChanges(transactions, validator, rules, executor, failures, bad_rows)
+        return BatchedInserts(transactions, validator, executor, failures, bad_rows)
 
     @contextmanager
     def _or_close(self, doing: str, kind: type[SinkError]) -> Generator[None, None, None]:
@@ -211,7 +211,7 @@ class TwoPhaseWriter(TransactionWriter[ConnectionT, ErrorT, TableT, FitT]):
     def _end_transaction(self, checkpoint: CheckpointId) -> Committable | None:
         """Steps: 1. the last rows, 2. the ledger row, 3. prepare."""
         # 1.
-        rows = self._placement.finish()
+        rows = self._loader.finish()
         if not rows:
             # All of them were rejected.
             self._transactions.roll_back()
@@ -279,7 +279,7 @@ class AtLeastOnceWriter(TransactionWriter[ConnectionT, ErrorT, TableT, FitT]):
             SinkError: The server refused or is gone.
         """
         super().write(batch)
-        if self._placement.rows >= self._database.settings.flush_rows:
+        if self._loader.rows >= self._database.settings.flush_rows:
             with self._or_close("rows were not committed", SinkError):
                 self._commit()
 
@@ -288,7 +288,7 @@ class AtLeastOnceWriter(TransactionWriter[ConnectionT, ErrorT, TableT, FitT]):
         self._commit()
 
     def _commit(self) -> None:
-        self._placement.finish()
+        self._loader.finish()
         answer = self._transactions.commit()
         if answer != "COMMIT":
             raise SinkError(f"COMMIT was answered with {answer}")

@@ -46,7 +46,7 @@ class TableRows(Generic[TargetT]):
     changes: Classified
 
 
-class Intake(Generic[TargetT]):
+class RowValidator(Generic[TargetT]):
     """What a writer does with every batch before anything is sent.
 
     Whatever can be known of a row without the server is known after it: a row that is staged must

@@ -12,7 +12,14 @@ from onceflow.core.spi import OnBadRow
 from onceflow.sinks.postgres.catalog import PostgresType, TableColumn, TargetTable
 from onceflow.sinks.postgres.fitting import ColumnFit
 from onceflow.sinks.postgres.types import wire_of
-from onceflow.sinks.sql import BadRows, ChangeRules, Intake, SinkSettings, TableName, WriteMode
+from onceflow.sinks.sql import (
+    BadRows,
+    ChangeRules,
+    RowValidator,
+    SinkSettings,
+    TableName,
+    WriteMode,
+)
 from onceflow.sinks.sql.tables import Target
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("v", pa.string())])
@@ -33,7 +40,7 @@ def _taken(
     null_overflow: bool = False,
     rules: ChangeRules = BY_KEY,
 ) -> tuple[dict[int, str | None], list[bool], list[tuple[int, str]]]:
-    """Return what an intake lets through by id, its deletes, and what it rejects with reasons."""
+    """Return the rows let through by id, their deletes, and the rejected ones with reasons."""
     name = TableName("public", "t")
     fits = (
         _fit("id", PostgresType("int8", "bigint"), pa.int64(), nullable=False),
@@ -55,11 +62,11 @@ def _taken(
         rules=rules,
         null_overflow=null_overflow,
     )
-    intake = Intake(settings, lambda _: target, bad_rows)
+    validator = RowValidator(settings, lambda _: target, bad_rows)
     batch = pa.record_batch([list(range(len(values))), list(values)], schema=SCHEMA)
     taken: dict[int, str | None] = {}
     deletes: list[bool] = []
-    for part in intake.take(batch):
+    for part in validator.take(batch):
         rows = part.changes.rows
         taken |= dict(zip(rows["id"].to_pylist(), rows["v"].to_pylist(), strict=True))
         deletes += part.changes.deletes.to_pylist()

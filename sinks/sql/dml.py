@@ -16,7 +16,7 @@ from onceflow.sinks.sql.failures import ErrorT, Failures
 _TargetT = TypeVar("_TargetT")
 
 
-class Applier(ABC, Generic[ConnectionT, _TargetT]):
+class DmlExecutor(ABC, Generic[ConnectionT, _TargetT]):
     """What is done with rows, by their write mode. Errors are the driver's own."""
 
     @abstractmethod

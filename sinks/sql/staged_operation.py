@@ -13,7 +13,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
+class StagedOperation:
     """How one batch of staged rows is applied."""
 
     table: TableName
@@ -37,7 +37,7 @@ class Instruction:
         )
 
     @classmethod
-    def decoded(cls, label: str) -> Instruction:
+    def decoded(cls, label: str) -> StagedOperation:
         """Return what `encoded` wrote.
 
         Raises:

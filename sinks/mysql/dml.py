@@ -16,12 +16,12 @@ from onceflow.sinks.mysql.sending import RowSender, execute_checked, statement_s
 from onceflow.sinks.mysql.statements import delete_statement, put_statements
 from onceflow.sinks.mysql.tables import MySQLTarget
 from onceflow.sinks.sql import WriteMode
-from onceflow.sinks.sql.applying import Applier
+from onceflow.sinks.sql.dml import DmlExecutor
 
 _SAVEPOINT = "onceflow_rows"
 
 
-class MySQLApplier(Applier[Session, MySQLTarget]):
+class MySQLDmlExecutor(DmlExecutor[Session, MySQLTarget]):
     """LOAD DATA or INSERT for inserts, statements over tables of values for changes by key."""
 
     def __init__(self, mode: WriteMode, key: Sequence[str], *, local_infile: bool) -> None:

@@ -1,4 +1,4 @@
-"""What is staged says for itself where it goes, and nothing else is taken for an instruction."""
+"""What is staged says for itself where it goes, and nothing else is taken for an operation."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from hypothesis import strategies as st
 
 from onceflow.core.errors import StateCorrupt
 from onceflow.sinks.sql import WriteMode
-from onceflow.sinks.sql.instructions import Instruction
+from onceflow.sinks.sql.staged_operation import StagedOperation
 from onceflow.sinks.sql.table_name import TableName
 
 
 @given(
     st.builds(
-        Instruction,
+        StagedOperation,
         st.builds(TableName, st.none() | st.text(), st.text()),
         st.sampled_from(WriteMode),
         st.lists(st.text()).map(tuple),
         st.booleans(),
     )
 )
-def test_any_instruction_comes_back_as_it_was(instruction: Instruction) -> None:
-    assert Instruction.decoded(instruction.encoded()) == instruction
+def test_any_instruction_comes_back_as_it_was(operation: StagedOperation) -> None:
+    assert StagedOperation.decoded(operation.encoded()) == operation
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_any_instruction_comes_back_as_it_was(instruction: Instruction) -> None:
 )
 def test_what_is_no_instruction_is_refused(label: str) -> None:
     with pytest.raises(StateCorrupt, match="label"):
-        Instruction.decoded(label)
+        StagedOperation.decoded(label)
 
 
 @pytest.mark.parametrize(
@@ -39,4 +39,4 @@ def test_what_is_no_instruction_is_refused(label: str) -> None:
 )
 def test_instruction_of_another_version_is_left_to_that_version(label: str) -> None:
     with pytest.raises(StateCorrupt, match="another version"):
-        Instruction.decoded(label)
+        StagedOperation.decoded(label)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from onceflow.core.spi import RejectedRows
 
 
-class Placement(ABC):
+class RowLoader(ABC):
     """Takes rows now and has all of them in the open transaction when it is asked to finish.
 
     Used by one writer. Errors of the server are its driver's own and end the transaction.

@@ -17,12 +17,12 @@ from onceflow.sinks.postgres.encoder import BinaryRows
 from onceflow.sinks.postgres.statements import delete_statement, put_statement
 from onceflow.sinks.postgres.tables import PostgresTarget
 from onceflow.sinks.sql import WriteMode
-from onceflow.sinks.sql.applying import Applier
+from onceflow.sinks.sql.dml import DmlExecutor
 
 _BYTES_A_STATEMENT = 16 * 1024 * 1024
 
 
-class PostgresApplier(Applier[BoundedConnection, PostgresTarget]):
+class PostgresDmlExecutor(DmlExecutor[BoundedConnection, PostgresTarget]):
     """COPY for inserts, statements over arrays for changes by key."""
 
     def __init__(self, mode: WriteMode, key: Sequence[str]) -> None:
