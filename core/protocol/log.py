@@ -11,8 +11,8 @@ Invariants of a chain:
     CheckpointDecided.completed.checkpoint rises strictly, over all attempts
 
 Old records are pruned, lowest first, so a late appender may find its number free again and create a
-*ghost* below the chain. Hence two more rules: an appender owns the log only if its record is the
-highest (`judge_append`), and a reader takes only the chain that ends in the highest (`fold`).
+*orphan* below the chain. Hence two more rules: an appender owns the log only if its record is the
+highest (`check_append`), and a reader takes only the chain that ends in the highest (`replay`).
 Reading, writing, digests and encodings are the storage's.
 """
 
@@ -81,7 +81,7 @@ class LogView:
     """Every decision still in the log, oldest first."""
     first_sequence: int = 1
     """Of the oldest record still in the chain; lower ones are pruned."""
-    ghosts: tuple[int, ...] = ()
+    orphans: tuple[int, ...] = ()
     """Sequence numbers of records that are not in the chain: leftovers to delete."""
     memory: LogMemory = NOTHING_REMEMBERED
     """What the chain says of more than its records."""
@@ -116,11 +116,11 @@ class LogView:
         return CheckpointId(last + 1)
 
 
-def fold(entries: Iterable[LogEntry]) -> LogView:
+def replay(entries: Iterable[LogEntry]) -> LogView:
     """Return the view of the chain that ends in the highest of `entries` (in any order).
 
-    Lower records that are not linked to it are ghosts. A directory listing that is not atomic can
-    miss a record below the highest: when `ghosts` is not empty, the reader asks for the record just
+    Lower records that are not linked to it are orphans. A directory listing that is not atomic can
+    miss a record below the highest: when there are `orphans`, the reader asks for the record just
     below the chain by name and lists again if it is there.
 
     Raises:
@@ -136,17 +136,17 @@ def fold(entries: Iterable[LogEntry]) -> LogView:
     chain = _chain_of(by_sequence)
     view = _before(chain[0].record)
     for entry in chain:
-        view = extend(view, entry)
+        view = apply(view, entry)
     if not view.decided and chain[0].record.sequence > 1:
         raise CheckpointCorrupt(
             f"decision log: records below {chain[0].record.sequence} are gone and none of the rest "
             "is a decision; starting over would lose or double rows. Restore the directory."
         )
-    ghosts = sorted(by_sequence.keys() - {entry.record.sequence for entry in chain})
-    return replace(view, ghosts=tuple(ghosts))
+    orphans = sorted(by_sequence.keys() - {entry.record.sequence for entry in chain})
+    return replace(view, orphans=tuple(orphans))
 
 
-def extend(view: LogView, entry: LogEntry) -> LogView:
+def apply(view: LogView, entry: LogEntry) -> LogView:
     """Return `view` with one more record at its end.
 
     Raises:
@@ -246,7 +246,7 @@ def next_decision(view: LogView, completed: CompletedCheckpoint) -> CheckpointDe
         previous=view.last_digest,
         memory=_memory_after(view, completed),
     )
-    extend(view, LogEntry(record, digest="not yet known"))
+    apply(view, LogEntry(record, digest="not yet known"))
     return record
 
 
@@ -265,7 +265,7 @@ class AppendFenced:
 AppendVerdict: TypeAlias = AppendStands | AppendFenced
 
 
-def judge_append(
+def check_append(
     record: LogRecord, digest: str, *, standing_digest: str | None, highest_sequence: int
 ) -> AppendVerdict:
     """Return what became of an append, from a look at the log *after* the create.
@@ -273,7 +273,7 @@ def judge_append(
     `standing_digest` is of the record that now stands at the number (None: none does), so a create
     whose reply was lost is judged like one that succeeded. An owner has one append under way at a
     time, so a record above this one is somebody else's: either the number was pruned and this is a
-    ghost, or a newer attempt has claimed since. Both fence.
+    orphan, or a newer attempt has claimed since. Both fence.
     """
     if standing_digest != digest:
         return AppendFenced(
@@ -297,9 +297,9 @@ def prunable(view: LogView, retained: int) -> tuple[int, ...]:
     if retained < 1:
         raise ValueError(f"retained={retained} must be 1 or more")
     if not view.decided:
-        return view.ghosts
+        return view.orphans
     oldest_kept = view.decided[-retained:][0].sequence
-    return (*view.ghosts, *range(view.first_sequence, oldest_kept))
+    return (*view.orphans, *range(view.first_sequence, oldest_kept))
 
 
 def _chain_of(by_sequence: dict[int, LogEntry]) -> list[LogEntry]:

@@ -110,7 +110,7 @@ def committables_of(completed: CompletedCheckpoint) -> tuple[Committable, ...]:
     return tuple(sorted(found, key=commit_order))
 
 
-def proofs_needed_from(
+def retain_ledger_from(
     retained: Sequence[CompletedCheckpoint], committed: Sequence[Committable] = ()
 ) -> CheckpointId:
     """Return the oldest checkpoint whose proofs of commits a restore of `retained` may ask for.

@@ -215,7 +215,7 @@ class Complete:
     """The checkpoint is in the decision log: commit everything up to it."""
 
     checkpoint: CheckpointId
-    proofs_needed_from: dict[str, CheckpointId]
+    retain_ledger_from: dict[str, CheckpointId]
     """By sink id: proofs of commits of older checkpoints may be forgotten."""
 
 

@@ -16,8 +16,8 @@ from onceflow.core.protocol.log import (
     CheckpointDecided,
     LogEntry,
     LogView,
+    apply,
     claim_again,
-    extend,
     next_decision,
     owner_of,
     prunable,
@@ -94,7 +94,7 @@ class ClaimedLog:
                 raise Fenced(self._fenced)
             case AppendStands():
                 with self._lock:
-                    self._view = extend(self._view, LogEntry(record, digest))
+                    self._view = apply(self._view, LogEntry(record, digest))
 
     def settle(self, sinks: Iterable[str]) -> None:
         """Forget `sinks`, under which nothing is or will be in doubt, from the next decision on."""
@@ -122,7 +122,7 @@ class ClaimedLog:
                 self._view,
                 decided=tuple(r for r in self._view.decided if r.sequence >= first),
                 first_sequence=first,
-                ghosts=(),
+                orphans=(),
             )
 
     def _next_claim(self, view: LogView) -> AttemptClaimed:
@@ -133,11 +133,11 @@ class ClaimedLog:
             raise Fenced(f"job {self._log.job}: {error}. {_TWO_DRIVERS}") from None
 
     def _explain(self, record: CheckpointDecided, reason: str) -> str:
-        """Say who owns the job now, and remove the record if it is a ghost."""
+        """Say who owns the job now, and remove the record if it is an orphan."""
         said = f"job {self._log.job}: attempt {record.attempt} is fenced: {reason}"
         try:
             view = self._log.read()
-            if record.sequence in view.ghosts:
+            if record.sequence in view.orphans:
                 # Below a chain that only grows upwards: it can never count, whoever deletes it.
                 self._log.remove(view, (record.sequence,))
         except (StorageError, CheckpointCorrupt) as error:

@@ -23,10 +23,10 @@ from onceflow.core.protocol.log import (
     LogEntry,
     LogRecord,
     LogView,
-    extend,
-    fold,
-    judge_append,
+    apply,
+    check_append,
     next_claim,
+    replay,
 )
 from onceflow.core.storage.claimed_log import ClaimedLog
 from onceflow.core.storage.filesystem import (
@@ -86,7 +86,7 @@ class DecisionLog:
                 if self.sequences() == sequences:
                     raise
                 continue
-            # A listing during which the last record was replaced can show ghosts alone: look twice.
+            # A listing while the last record is being replaced can show orphans alone: look twice.
             highest = max(self.sequences(), default=0)
             if highest == view.last_sequence and not self._listing_missed_below(view):
                 return view
@@ -127,7 +127,7 @@ class DecisionLog:
             record = claim(view)
             digest, verdict = self.put(record)
             if isinstance(verdict, AppendStands):
-                return ClaimedLog(self, extend(view, LogEntry(record, digest)))
+                return ClaimedLog(self, apply(view, LogEntry(record, digest)))
         raise Fenced(
             f"job {self._paths.job}: {CLAIM_TRIES_MAX} times another driver claimed the job first;"
             " stop all but one"
@@ -148,7 +148,7 @@ class DecisionLog:
             highest = max(self.sequences(), default=0)
         except StorageError as error:
             raise self._unknown(record, error) from error
-        verdict = judge_append(record, digest, standing_digest=standing, highest_sequence=highest)
+        verdict = check_append(record, digest, standing_digest=standing, highest_sequence=highest)
         return digest, verdict
 
     def written_at(self) -> datetime | None:
@@ -190,14 +190,14 @@ class DecisionLog:
                 " some: starting over would lose or double rows; restore the directory"
             )
         try:
-            return fold(entries)
+            return replay(entries)
         except CheckpointCorrupt as error:
             raise CheckpointCorrupt(f"{self._fs.location(self._paths.log)}: {error}") from error
 
     def _listing_missed_below(self, view: LogView) -> bool:
         """Whether a record stands right below the chain that the listing has left out."""
         below = view.first_sequence - 1
-        if not view.ghosts or below in view.ghosts:
+        if not view.orphans or below in view.orphans:
             return False
         return self._fs.read(self._paths.record(below)) is not None
 

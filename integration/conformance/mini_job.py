@@ -26,7 +26,7 @@ from onceflow.core.crash_points import VARIABLE, CrashPoint, reach
 from onceflow.core.protocol.committables import AlreadyCommitted, Committable, Committed
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.log import LogView
-from onceflow.core.protocol.recovery import committables_of, plan_recovery, proofs_needed_from
+from onceflow.core.protocol.recovery import committables_of, plan_recovery, retain_ledger_from
 from onceflow.core.protocol.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
@@ -199,7 +199,7 @@ class _Driver:
             position = end
             retained = log.view.completed[-RETAINED:]
             for pipe in self._pipes:
-                self._send(pipe, Complete(checkpoint, proofs_needed_from(retained)))
+                self._send(pipe, Complete(checkpoint, retain_ledger_from(retained)))
             log.prune(retained[0].checkpoint)
             if taken == 1:
                 # What a slot of an older attempt had prepared after the recovery had looked.

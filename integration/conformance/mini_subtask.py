@@ -57,7 +57,7 @@ class Complete:
     """The checkpoint is decided."""
 
     checkpoint: CheckpointId
-    proofs_needed_from: CheckpointId
+    retain_ledger_from: CheckpointId
 
 
 @dataclass(frozen=True, slots=True)

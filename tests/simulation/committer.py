@@ -35,9 +35,9 @@ class Committer:
         self._prune_before: CheckpointId | None = None
         self._busy = False
 
-    def completed(self, checkpoint: CheckpointId, proofs_needed_from: CheckpointId) -> None:
+    def completed(self, checkpoint: CheckpointId, retain_ledger_from: CheckpointId) -> None:
         self.queue.completed(checkpoint)
-        self._prune_before = proofs_needed_from
+        self._prune_before = retain_ledger_from
         if not self._busy:
             self._busy = True
             self.slot.begin(self._work())

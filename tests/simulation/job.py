@@ -293,7 +293,7 @@ class Attempt:
         assert self.coordinator is not None
         retained, log = self.coordinator.completed, self.log.view
         needed = {
-            sink_id: self.world.variant.proofs_needed_from(retained, log.committed_last(sink_id))
+            sink_id: self.world.variant.retain_ledger_from(retained, log.committed_last(sink_id))
             for sink_id in self.world.targets
         }
         for slot in self.slots:

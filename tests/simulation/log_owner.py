@@ -13,13 +13,13 @@ from onceflow.core.protocol.log import (
     AppendStands,
     LogEntry,
     LogRecord,
+    apply,
+    check_append,
     claim_again,
-    extend,
-    fold,
-    judge_append,
     next_claim,
     next_decision,
     prunable,
+    replay,
 )
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.storage.decision_log import DecisionUnknown
@@ -33,7 +33,7 @@ class LogOwner:
 
     def __init__(self, world: World, owner: str, before: AttemptId | None) -> None:
         self._world = world
-        self.view = fold(world.log.entries())
+        self.view = replay(world.log.entries())
         if before is None:
             claim = next_claim(self.view, owner, world.targets)
         else:
@@ -59,7 +59,7 @@ class LogOwner:
                 return
             self._world.log.records.pop(sequence, None)
         self.view = replace(
-            self.view, decided=self.view.decided[-kept:], first_sequence=first, ghosts=()
+            self.view, decided=self.view.decided[-kept:], first_sequence=first, orphans=()
         )
 
     def _put(self, record: LogRecord) -> None:
@@ -71,7 +71,7 @@ class LogOwner:
         else:
             digest = digest_of(record)
             log.records[record.sequence] = LogEntry(record, digest)
-        verdict = judge_append(
+        verdict = check_append(
             record,
             digest,
             standing_digest=log.standing(record.sequence),
@@ -85,4 +85,4 @@ class LogOwner:
         self._world.oracle.appended(record)
         if world.log_fails():
             raise DecisionUnknown("the reply never came")
-        self.view = extend(self.view, LogEntry(record, digest))
+        self.view = apply(self.view, LogEntry(record, digest))

@@ -29,7 +29,7 @@ from onceflow.core.protocol.decisions import (
 )
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.log_memory import LogMemory
-from onceflow.core.protocol.recovery import RecoveryPlan, plan_recovery, proofs_needed_from
+from onceflow.core.protocol.recovery import RecoveryPlan, plan_recovery, retain_ledger_from
 from onceflow.core.protocol.snapshots import CompletedCheckpoint, StateHandle, SubtaskSnapshot
 from onceflow.core.protocol.state_files import StateFiles, handles_of
 from onceflow.core.storage.decision_log import DecisionUnknown
@@ -440,7 +440,7 @@ def _proofs_of_retained(
 def _proofs_listed(
     retained: Sequence[CompletedCheckpoint], committed: Sequence[Committable]
 ) -> CheckpointId:
-    return proofs_needed_from(retained)
+    return retain_ledger_from(retained)
 
 
 def _remembers_nothing(
@@ -462,7 +462,7 @@ MUTANTS: tuple[Variant, ...] = (
     Variant("alignment lets a channel through", mode=AlignmentMode.AT_LEAST_ONCE),
     Variant("abort rolls back what a later decision lists", roll_back_on_abort=True),
     Variant("appends without create-if-absent", fenced=False),
-    Variant("accepts its own ghost record", judged=False),
+    Variant("accepts its own orphan record", judged=False),
     Variant("takes acks of older attempts", coordinator=_AnyAttempt, slot_checks_attempt=False),
     Variant("completes with an ack missing", coordinator=_OneMissing),
     Variant("takes late acks for the next checkpoint's", coordinator=_TakesLateAcks),
@@ -513,9 +513,9 @@ MUTANTS: tuple[Variant, ...] = (
     Variant("recovery takes a failed abort for done", failed_abort_is_done=True),
     Variant("sweep aborts the live attempt's transactions", plan=_aborts_live),
     Variant("sweeps nothing after the first checkpoint", sweep=False),
-    Variant("prunes every proof", proofs_needed_from=_proofs_of_none),
-    Variant("prunes proofs that a checkpoint lists", proofs_needed_from=_proofs_of_retained),
-    Variant("prunes proofs of what was committed last", proofs_needed_from=_proofs_listed),
+    Variant("prunes every proof", retain_ledger_from=_proofs_of_none),
+    Variant("prunes proofs that a checkpoint lists", retain_ledger_from=_proofs_of_retained),
+    Variant("prunes proofs of what was committed last", retain_ledger_from=_proofs_listed),
     Variant("prunes proofs without a floor", prepare=_keeps_no_floor),
     Variant("recovery knows the last checkpoint alone", plan=_remembers_nothing),
     Variant("reads a split before a decision holds it", reads_undecided_splits=True),

@@ -14,7 +14,7 @@ from tests.simulation.targets import Target, names
 from onceflow.core.protocol.alignment import AlignmentMode
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import GENESIS, CheckpointId, TransactionId
-from onceflow.core.protocol.log import CheckpointDecided, LogRecord, LogView, fold
+from onceflow.core.protocol.log import CheckpointDecided, LogRecord, LogView, replay
 from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.protocol.snapshots import CompletedCheckpoint, OperatorSnapshot
 
@@ -164,7 +164,7 @@ class Oracle:
             older = {one for one in target.in_doubt if one.attempt < attempt}
             listed = {c.transaction for c in committables_of(self.decided[-1].completed)}
             self._left[sink_id] = older - listed
-        named = {h.path for kept in fold(world.log.entries()).completed for h in handles_in(kept)}
+        named = {h.path for kept in replay(world.log.entries()).completed for h in handles_in(kept)}
         self._left_files = {
             path for path in world.files.content if _attempt_of(path) < attempt
         } - named
@@ -230,7 +230,7 @@ class Oracle:
             late -= self._left.get(target.sink_id, late)
             if still := set(target.in_doubt) - late:
                 raise Violation(f"I3 still in doubt: {names(list(still))}")
-        kept = fold(world.log.entries()).completed[-world.shape.checkpoints.retained :]
+        kept = replay(world.log.entries()).completed[-world.shape.checkpoints.retained :]
         named = {handle.path for completed in kept for handle in handles_in(completed)}
         # So is a file that a slot of an older attempt wrote after the sweep had looked.
         extra = world.files.content.keys() - named

@@ -12,7 +12,7 @@ from onceflow.core.protocol.commits import CommitQueue
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.protocol.recovery import RecoveryPlan, plan_recovery, proofs_needed_from
+from onceflow.core.protocol.recovery import RecoveryPlan, plan_recovery, retain_ledger_from
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ class Variant:
     queue: type[CommitQueue] = CommitQueue
     plan: Callable[..., RecoveryPlan] = plan_recovery
     alignment: type[BarrierAlignment] = BarrierAlignment
-    proofs_needed_from: Callable[
+    retain_ledger_from: Callable[
         [Sequence[CompletedCheckpoint], Sequence[Committable]], CheckpointId
-    ] = proofs_needed_from
+    ] = retain_ledger_from
     prepare: Callable[[World], None] = _nothing
     """Breaks what is not the protocol's own."""
     mode: AlignmentMode | None = None

@@ -32,7 +32,7 @@ from onceflow.core.protocol.decisions import (
     TriggerCheckpoint,
 )
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.protocol.recovery import proofs_needed_from
+from onceflow.core.protocol.recovery import retain_ledger_from
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.runtime.driver.attempt_context import AttemptContext
 from onceflow.core.runtime.driver.attempt_events import (
@@ -340,7 +340,7 @@ class Attempt:
         retained = self._coordinator.completed
         log = self._context.log.view
         needed = {
-            sink_id: proofs_needed_from(retained, log.committed_last(sink_id))
+            sink_id: retain_ledger_from(retained, log.committed_last(sink_id))
             for sink_id in log.memory.sinks
         }
         self._slots.send_all(Complete(checkpoint, needed))

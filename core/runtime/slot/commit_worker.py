@@ -59,12 +59,12 @@ class CommitWorker:
             self.metrics.pre_committed(committable)
             return self._queue.pending_through(checkpoint)
 
-    def completed(self, checkpoint: CheckpointId, proofs_needed_from: CheckpointId) -> None:
+    def completed(self, checkpoint: CheckpointId, retain_ledger_from: CheckpointId) -> None:
         """Commit everything up to `checkpoint`, soon. Late or repeated calls change nothing."""
         with self._condition:
             self._queue.completed(checkpoint)
             self.metrics.decided(checkpoint)
-            self._prune_before = proofs_needed_from
+            self._prune_before = retain_ledger_from
             self._condition.notify()
 
     def close(self, timeout_s: float) -> bool:

@@ -219,12 +219,12 @@ class Slot:
         self._send(Running(self._plan.attempt, self._slot, dropped))
 
     def _complete(
-        self, checkpoint: CheckpointId, proofs_needed_from: Mapping[str, CheckpointId]
+        self, checkpoint: CheckpointId, retain_ledger_from: Mapping[str, CheckpointId]
     ) -> None:
         for subtask in self._subtasks:
             subtask.gate.post(CheckpointCompleted(checkpoint))
         refs = [subtask.ref for subtask in self._subtasks]
-        self._commits.completed(checkpoint, proofs_needed_from, refs)
+        self._commits.completed(checkpoint, retain_ledger_from, refs)
 
     def completion_heard(self, subtask: SubtaskRef, checkpoint: CheckpointId) -> None:
         """Confirm the checkpoint as soon as all sinks of the subtask have committed it too."""

@@ -98,12 +98,12 @@ class SlotCommits:
     def completed(
         self,
         checkpoint: CheckpointId,
-        proofs_needed_from: Mapping[str, CheckpointId],
+        retain_ledger_from: Mapping[str, CheckpointId],
         subtasks: Iterable[SubtaskRef],
     ) -> None:
         """Let every committer commit what `checkpoint` decided; `subtasks` are all of the slot."""
         for worker in self._workers:
-            worker.completed(checkpoint, proofs_needed_from[worker.metrics.sink_id])
+            worker.completed(checkpoint, retain_ledger_from[worker.metrics.sink_id])
         for ref in subtasks:
             if _NO_SINK in self._through.get(ref, {_NO_SINK: GENESIS}):
                 self._come(ref, _NO_SINK, checkpoint, 0.0)

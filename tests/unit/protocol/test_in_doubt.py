@@ -22,7 +22,7 @@ from onceflow.core.protocol.log import (
     LogEntry,
     LogRecord,
     LogView,
-    extend,
+    apply,
 )
 from onceflow.core.protocol.snapshots import (
     CompletedCheckpoint,
@@ -64,7 +64,7 @@ def log_of(*steps: AttemptId | CompletedCheckpoint, alive: bool = False) -> LogF
             if isinstance(step, CompletedCheckpoint)
             else AttemptClaimed(sequence, step, "host:1", previous)
         )
-        view = extend(view, LogEntry(record, f"digest {sequence}"))
+        view = apply(view, LogEntry(record, f"digest {sequence}"))
     signs = ("a writer is connected",) if alive else ()
     return LogFacts("payments", "log-1", view, signs)
 

@@ -13,14 +13,14 @@ from onceflow.core.protocol.log import (
     AttemptClaimed,
     LogEntry,
     LogView,
-    extend,
-    fold,
+    apply,
     next_claim,
     next_decision,
     prunable,
+    replay,
 )
 from onceflow.core.protocol.log_memory import ATTEMPTS_MAX, Coverage, LogMemory
-from onceflow.core.protocol.recovery import plan_recovery, proofs_needed_from
+from onceflow.core.protocol.recovery import plan_recovery, retain_ledger_from
 from onceflow.core.protocol.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
@@ -44,7 +44,7 @@ class Log:
     @property
     def view(self) -> LogView:
         """As somebody reads it who has only what is not pruned."""
-        return fold(self.entries)
+        return replay(self.entries)
 
     def claim(self, *sinks: str) -> AttemptId:
         record = next_claim(self.view, "driver", sinks or (SINK,))
@@ -65,7 +65,7 @@ class Log:
         )
         record = next_decision(view, completed)
         entry = LogEntry(record, f"digest {record.sequence}")
-        gone = prunable(extend(view, entry), self.retained)
+        gone = prunable(apply(view, entry), self.retained)
         self.entries = [e for e in (*self.entries, entry) if e.record.sequence not in gone]
 
 
@@ -111,8 +111,8 @@ def test_the_proof_of_the_last_commit_is_asked_for_when_the_last_checkpoint_list
     view = log.view
     plan = plan_recovery([], [], sink_id=SINK, attempt=view.attempt, memory=view.memory)
     assert plan.commit == (tx(1, 2),)
-    assert proofs_needed_from(view.completed, view.committed_last(SINK)) == 2
-    assert proofs_needed_from(view.completed, view.committed_last("job.other")) == 8
+    assert retain_ledger_from(view.completed, view.committed_last(SINK)) == 2
+    assert retain_ledger_from(view.completed, view.committed_last("job.other")) == 8
 
 
 def test_what_the_last_decision_still_lists_is_not_yet_called_committed() -> None:

@@ -20,13 +20,13 @@ from onceflow.core.protocol.log import (
     LogEntry,
     LogRecord,
     LogView,
+    apply,
+    check_append,
     claim_again,
-    extend,
-    fold,
-    judge_append,
     next_claim,
     next_decision,
     prunable,
+    replay,
 )
 
 
@@ -44,12 +44,12 @@ def chain(*steps: int | str) -> list[LogEntry]:
         else:
             record = next_decision(view, completed(step, attempt=view.attempt))
         entries.append(LogEntry(record, digest_of(record)))
-        view = extend(view, entries[-1])
+        view = apply(view, entries[-1])
     return entries
 
 
 def test_empty_log_is_a_job_that_never_ran() -> None:
-    view = fold([])
+    view = replay([])
     assert (view.last_sequence, view.attempt, view.completed) == (0, 0, ())
     assert view.next_checkpoint == 1
     assert next_claim(view, "me") == AttemptClaimed(1, AttemptId(1), "me", "")
@@ -57,97 +57,97 @@ def test_empty_log_is_a_job_that_never_ran() -> None:
 
 def test_fold_says_who_owns_the_job_and_what_is_decided() -> None:
     entries = chain("a", 0, 1, 2, "b", 3)
-    view = fold(reversed(entries))
+    view = replay(reversed(entries))
     assert (view.last_sequence, view.attempt) == (6, 2)
     assert [c.checkpoint for c in view.completed] == [0, 1, 2, 3]
     assert view.last_digest == entries[-1].digest
     assert view.next_checkpoint == 4
-    assert view.ghosts == ()
+    assert view.orphans == ()
 
 
 def test_older_attempt_cannot_decide() -> None:
-    view = fold(chain("a", 0, "b"))
+    view = replay(chain("a", 0, "b"))
     with pytest.raises(Fenced, match="attempt 2 owns"):
         next_decision(view, completed(1, attempt=1))
 
 
 def test_a_driver_claims_again_while_nobody_else_has() -> None:
     entries = chain("a", 0, "b", 1, 2)
-    again = claim_again(fold(entries), owner="b", attempt=AttemptId(2))
-    assert again == next_claim(fold(entries), "b")
-    pruned = fold(entries[4:])
+    again = claim_again(replay(entries), owner="b", attempt=AttemptId(2))
+    assert again == next_claim(replay(entries), "b")
+    pruned = replay(entries[4:])
     assert pruned.owner == ""
     assert claim_again(pruned, owner="b", attempt=AttemptId(2)).attempt == 3
 
 
 def test_a_driver_whose_job_was_taken_over_never_takes_it_back() -> None:
-    view = fold(chain("older", 0, "newer"))
+    view = replay(chain("older", 0, "newer"))
     with pytest.raises(Fenced, match=r"attempt 1 is fenced: attempt 2 \(newer\) has claimed"):
         claim_again(view, owner="older", attempt=AttemptId(1))
     assert claim_again(view, owner="newer", attempt=AttemptId(2)).attempt == 3
 
 
 def test_an_own_claim_that_nobody_confirmed_does_not_fence_its_driver() -> None:
-    view = fold(chain("a", 0, "a"))
+    view = replay(chain("a", 0, "a"))
     assert claim_again(view, owner="a", attempt=AttemptId(1)).attempt == 3
     with pytest.raises(Fenced, match="attempt 3"):
-        claim_again(fold(chain("a", 0, "a", "b")), owner="a", attempt=AttemptId(1))
+        claim_again(replay(chain("a", 0, "a", "b")), owner="a", attempt=AttemptId(1))
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_decisions_never_go_back(number: int) -> None:
-    view = fold(chain("a", 0, 1))
+    view = replay(chain("a", 0, 1))
     with pytest.raises(CheckpointCorrupt):
         next_decision(view, completed(number, attempt=1))
 
 
 def test_append_stands_when_it_is_the_highest() -> None:
     record = chain("a", 0)[-1].record
-    verdict = judge_append(record, "mine", standing_digest="mine", highest_sequence=2)
+    verdict = check_append(record, "mine", standing_digest="mine", highest_sequence=2)
     assert verdict == AppendStands()
 
 
 @pytest.mark.parametrize(
     ("standing", "highest"),
     [("theirs", 2), (None, 2), ("mine", 3), ("mine", 40)],
-    ids=["somebody was first", "pruned at once", "claimed since", "ghost in a pruned gap"],
+    ids=["somebody was first", "pruned at once", "claimed since", "orphan in a pruned gap"],
 )
 def test_append_that_lost_the_race_fences(standing: str | None, highest: int) -> None:
     record = chain("a", 0)[-1].record
-    verdict = judge_append(record, "mine", standing_digest=standing, highest_sequence=highest)
+    verdict = check_append(record, "mine", standing_digest=standing, highest_sequence=highest)
     assert isinstance(verdict, AppendFenced)
     assert "attempt 1" in verdict.reason
 
 
-def test_ghost_below_a_pruned_chain_is_not_read() -> None:
+def test_orphan_below_a_pruned_chain_is_not_read() -> None:
     """A late driver's record fits a number that was pruned, and even touches the chain."""
     entries = chain("a", 0, 1, "b", 2, 3)
-    ghost_record = replace(entries[3].record, previous="of long ago")
-    ghost = LogEntry(ghost_record, "ghost")
-    view = fold([ghost, *entries[4:]])
-    assert view.ghosts == (4,)
+    orphan_record = replace(entries[3].record, previous="of long ago")
+    orphan = LogEntry(orphan_record, "orphan")
+    view = replay([orphan, *entries[4:]])
+    assert view.orphans == (4,)
     assert view.first_sequence == 5
     assert [c.checkpoint for c in view.completed] == [2, 3]
-    far = LogEntry(replace(entries[1].record, previous="of long ago"), "ghost")
-    assert fold([far, *entries[4:]]).ghosts == (2,)
+    far = LogEntry(replace(entries[1].record, previous="of long ago"), "orphan")
+    assert replay([far, *entries[4:]]).orphans == (2,)
 
 
 def test_chain_is_followed_from_its_highest_record_only() -> None:
     entries = chain("a", 0, 1)
     other = LogEntry(next_claim(LogView(), "other"), "other digest")
     with pytest.raises(CheckpointCorrupt, match="two records"):
-        fold([*entries, other])
+        replay([*entries, other])
 
 
 def test_log_cut_below_its_last_decision_is_refused() -> None:
     """Starting over from nothing would lose or double rows."""
     entries = chain("a", 0, 1, "b")
     with pytest.raises(CheckpointCorrupt, match="none of the rest is a decision"):
-        fold(entries[-1:])
+        replay(entries[-1:])
 
 
 def test_log_that_only_ever_saw_claims_is_no_cut_log() -> None:
-    view = fold(chain("a", "b", "c"))
+    view = replay(chain("a", "b", "c"))
     assert (view.attempt, view.completed) == (3, ())
 
 
@@ -161,21 +161,21 @@ def test_log_that_only_ever_saw_claims_is_no_cut_log() -> None:
     ],
 )
 def test_record_that_does_not_follow_is_refused(broken: dict[str, object]) -> None:
-    view = fold(chain("a", 0))
+    view = replay(chain("a", 0))
     record = replace(next_claim(view, "b"), **broken)  # type: ignore[arg-type]
     with pytest.raises(CheckpointCorrupt):
-        extend(view, LogEntry(record, "d"))
+        apply(view, LogEntry(record, "d"))
 
 
 def test_decision_filed_under_another_attempt_is_refused() -> None:
-    view = fold(chain("a", 0))
+    view = replay(chain("a", 0))
     record = CheckpointDecided(3, AttemptId(1), completed(1, attempt=7), view.last_digest)
     with pytest.raises(CheckpointCorrupt, match="attempt 7"):
-        extend(view, LogEntry(record, "d"))
+        apply(view, LogEntry(record, "d"))
 
 
 def test_pruning_keeps_the_retained_decisions_and_all_after_them() -> None:
-    view = fold(chain("a", 0, 1, "b", 2, "c"))
+    view = replay(chain("a", 0, 1, "b", 2, "c"))
     assert prunable(view, 1) == (1, 2, 3, 4)
     assert prunable(view, 2) == (1, 2)
     assert prunable(view, 3) == (1,)
@@ -185,16 +185,16 @@ def test_pruning_keeps_the_retained_decisions_and_all_after_them() -> None:
 
 
 def test_log_without_a_decision_is_not_pruned() -> None:
-    assert prunable(fold(chain("a", "b")), 1) == ()
+    assert prunable(replay(chain("a", "b")), 1) == ()
 
 
 def test_crash_in_the_middle_of_pruning_leaves_a_readable_log() -> None:
     entries = chain("a", 0, 1, "b", 2, "c", 3)
-    view = fold(entries)
+    view = replay(entries)
     doomed = prunable(view, 1)
     for deleted in range(len(doomed) + 1):
         left = [e for e in entries if e.record.sequence not in doomed[:deleted]]
-        shorter = fold(left)
+        shorter = replay(left)
         assert (shorter.last_digest, shorter.attempt) == (view.last_digest, view.attempt)
         assert shorter.completed[-1] == view.completed[-1]
 
@@ -231,7 +231,7 @@ def test_at_most_one_attempt_extends_the_log_whatever_the_interleaving(
     for step in range(data.draw(st.integers(5, 60))):
         match data.draw(st.sampled_from(["claim", "decide", "verify", "verify", "prune"])):
             case "claim":
-                view = fold(store.values())
+                view = replay(store.values())
                 driver = _Driver(view, AttemptId(view.attempt + 1))
                 create(driver, next_claim(view, f"driver {step}"))
             case "decide" if drivers:
@@ -247,16 +247,16 @@ def test_at_most_one_attempt_extends_the_log_whatever_the_interleaving(
                 index = data.draw(st.integers(0, len(unverified) - 1))
                 driver, entry = unverified.pop(index)
                 standing = store.get(entry.record.sequence)
-                verdict = judge_append(
+                verdict = check_append(
                     entry.record,
                     entry.digest,
                     standing_digest=standing.digest if standing else None,
                     highest_sequence=max(store),
                 )
                 if isinstance(verdict, AppendStands):
-                    now = fold(store.values())
+                    now = replay(store.values())
                     assert (now.last_digest, now.attempt) == (entry.digest, driver.own)
-                    driver.view = extend(driver.view, entry)
+                    driver.view = apply(driver.view, entry)
                     promised.append(entry)
                     if driver not in drivers:
                         drivers.append(driver)
@@ -269,7 +269,7 @@ def test_at_most_one_attempt_extends_the_log_whatever_the_interleaving(
             case _:
                 pass
         if store:
-            view = fold(store.values())
+            view = replay(store.values())
             held = {e.digest for e in store.values() if e.record.sequence >= view.first_sequence}
             for entry in promised:
                 pruned = entry.record.sequence < view.first_sequence

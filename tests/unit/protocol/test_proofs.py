@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
-from onceflow.core.protocol.recovery import proofs_needed_from
+from onceflow.core.protocol.recovery import retain_ledger_from
 from onceflow.core.protocol.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
@@ -21,9 +21,9 @@ def checkpoint(number: int, lists: list[int]) -> CompletedCheckpoint:
 
 def test_proofs_of_aborted_checkpoints_are_kept_while_a_retained_one_lists_them() -> None:
     """Checkpoints 5 and 6 were aborted after their pre-commit; 7 decided their transactions."""
-    assert proofs_needed_from([checkpoint(7, [5, 6, 7])]) == 5
+    assert retain_ledger_from([checkpoint(7, [5, 6, 7])]) == 5
 
 
 def test_without_older_committables_the_oldest_retained_checkpoint_counts() -> None:
-    assert proofs_needed_from([checkpoint(7, [7]), checkpoint(8, [])]) == 7
-    assert proofs_needed_from([]) == 0
+    assert retain_ledger_from([checkpoint(7, [7]), checkpoint(8, [])]) == 7
+    assert retain_ledger_from([]) == 0

@@ -8,8 +8,8 @@ from tests.unit.protocol.coordination import completed, private
 
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
-from onceflow.core.protocol.log import LogEntry, LogView, extend, next_claim, next_decision
-from onceflow.core.protocol.recovery import committables_of, proofs_needed_from
+from onceflow.core.protocol.log import LogEntry, LogView, apply, next_claim, next_decision
+from onceflow.core.protocol.recovery import committables_of, retain_ledger_from
 from onceflow.core.protocol.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
@@ -76,7 +76,7 @@ def test_decision_with_new_splits_changes_nothing_else_of_what_is_restored() -> 
     assert (grown.checkpoint, grown.attempt, grown.final) == (4, 2, False)
     assert committables_of(grown) == committables_of(restored)
     assert handles_of(grown.snapshots) == handles_of(restored.snapshots)
-    assert proofs_needed_from([grown]) == proofs_needed_from([restored]) == 2
+    assert retain_ledger_from([grown]) == retain_ledger_from([restored]) == 2
     assert (grown.parallelism, grown.max_parallelism) == (2, 128)
     assert [operator.lists["other"] for _, operator in grown.operator("records")] == [(b"x",)] * 2
     assert len({s.subtask for s in grown.snapshots}) == len(grown.snapshots)
@@ -84,13 +84,13 @@ def test_decision_with_new_splits_changes_nothing_else_of_what_is_restored() -> 
 
 def test_decision_with_new_splits_is_one_that_the_log_takes_and_the_next_barrier_follows() -> None:
     claim = next_claim(LogView(), "one")
-    view = extend(LogView(), LogEntry(claim, "a"))
-    view = extend(view, LogEntry(next_decision(view, _restored()), "b"))
-    view = extend(view, LogEntry(next_claim(view, "two"), "c"))
+    view = apply(LogView(), LogEntry(claim, "a"))
+    view = apply(view, LogEntry(next_decision(view, _restored()), "b"))
+    view = apply(view, LogEntry(next_claim(view, "two"), "c"))
     grown = with_lists(
         view.completed[-1], "splits", {"more": (b"9",)}, attempt=view.attempt, now_ms=77
     )
-    view = extend(view, LogEntry(next_decision(view, grown), "d"))
+    view = apply(view, LogEntry(next_decision(view, grown), "d"))
     assert [kept.checkpoint for kept in view.completed] == [3, 4]
     assert view.next_checkpoint == 5
 

@@ -249,7 +249,7 @@ def test_a_driver_that_wakes_up_after_its_number_was_pruned_is_fenced(
     assert "stop the one that is not wanted" in str(raised.value)
     view = log_on(fs).read()
     assert 99 not in [completed.checkpoint for completed in view.completed]
-    assert view.ghosts == (), "the driver leaves no ghost behind"
+    assert view.orphans == (), "the driver leaves no orphan behind"
     assert view.attempt == 2
     with pytest.raises(Fenced, match="attempt 1 is fenced"):
         mine.append(decision(100, mine.attempt))
@@ -272,19 +272,19 @@ def test_a_driver_stopped_in_its_very_first_claim_starts_no_second_log(
 
 
 def test_a_driver_stopped_before_number_one_does_not_trust_a_listing(tmp_path: Path) -> None:
-    """Even when the directory shows its ghost alone, as one that is being rewritten may."""
+    """Even when the directory shows its orphan alone, as one that is being rewritten may."""
 
-    class ShowsGhostOnly(Stopping):
+    class ShowsOrphanOnly(Stopping):
         @override
         def list(self, directory: str) -> tuple[str, ...]:
             names = super().list(directory)
-            return names[:1] if directory.endswith("/log") and names[:1] == (GHOST,) else names
+            return names[:1] if directory.endswith("/log") and names[:1] == (ORPHAN,) else names
 
-    ghost_first = ShowsGhostOnly(str(tmp_path))
-    ghost_first.meanwhile.append(lambda: take_over(tmp_path, 3))
-    record_one = tmp_path / "ledger/log" / GHOST
+    orphan_first = ShowsOrphanOnly(str(tmp_path))
+    orphan_first.meanwhile.append(lambda: take_over(tmp_path, 3))
+    record_one = tmp_path / "ledger/log" / ORPHAN
     try:
-        claimed: ClaimedLog | None = log_on(ghost_first).claim("first driver")
+        claimed: ClaimedLog | None = log_on(orphan_first).claim("first driver")
     except (Fenced, CheckpointError):
         claimed = None
     assert claimed is None or claimed.attempt > 1
@@ -292,7 +292,7 @@ def test_a_driver_stopped_before_number_one_does_not_trust_a_listing(tmp_path: P
     assert log_on(LocalFileSystem(str(tmp_path))).read().attempt >= 1
 
 
-GHOST = "000000000001.json"
+ORPHAN = "000000000001.json"
 
 
 def test_the_name_of_the_new_owner_is_in_the_error_while_the_log_knows_it(tmp_path: Path) -> None:
