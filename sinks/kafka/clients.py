@@ -26,8 +26,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from onceflow.core.client_options import OptionValue
 from onceflow.core.errors import ConfigError, SinkError
-from onceflow.sinks.kafka.options import RULES, TUNED_DEFAULTS
-from onceflow.sinks.kafka.settings import KafkaSinkSettings
+from onceflow.sinks.kafka.settings import RULES, TUNED_DEFAULTS, KafkaSinkSettings
 
 _T = TypeVar("_T")
 _SOCKET_TIMEOUT_MAX_S = 30.0
@@ -158,7 +157,7 @@ def open_admin(settings: KafkaSinkSettings, troubles: Troubles) -> Admin:
     return cast("Admin", _opened(settings, lambda: AdminClient(config)))
 
 
-def committed_texts(
+def committed_metadata(
     reader: Consumer, topics: Sequence[str], *, deadline: float
 ) -> Mapping[str, str]:
     """Return, by topic, the text that the reader's group has committed with partition 0.

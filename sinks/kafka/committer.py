@@ -2,21 +2,23 @@
 
     1. Take the lane of the transaction's subtask: every other committer of it is fenced, and what
        it had open is ended.
-    2. Read the marker. It names the transaction: committed before, write the receipt, done.
-    3. In one Kafka transaction: produce the staged records, move the marker to the transaction.
-    4. Write the receipt, delete the staged rows.
+    2. Read the commit offset. If it names the transaction, that was committed before: write the
+       commit record, done.
+    3. In one Kafka transaction: produce the staged rows, set the commit offset to the transaction.
+    4. Write the commit record, delete the staged rows.
 
 Why each is produced once. Let T be committed by some call, and look at any later call for T that
 comes to step 3. It holds the lane, and T was committed before it took it, because a commit by
-another owner fails after that. The marker then named T, or a later transaction of the lane; the
-latter was produced by an owner that, having taken the lane, found the marker at T and wrote T's
-receipt (or had written it itself) before it went on. Receipts go before rows. So either step 2 ends
-this call, or the receipt is there and taking the lane has deleted what was staged, so that there is
-nothing to produce. Nothing in this rests on order, on time, or on the transaction's timeout: a
-transaction that the broker aborts leaves no marker, and is produced again.
+another owner fails after that. The commit offset then named T, or a later transaction of the lane;
+the latter was produced by an owner that, having taken the lane, found the commit offset at T and
+wrote T's commit record (or had written it itself) before it went on. Commit records go before rows.
+So either step 2 ends this call, or the commit record is there and taking the lane has deleted what
+was staged, so that there is nothing to produce. Nothing in this rests on order, on time, or on the
+transaction's timeout: a transaction that the broker aborts leaves no commit offset, and is produced
+again.
 
-It does rest on the marker being there. A broker forgets the offsets of a group that nobody uses;
-rows that waited longer than that, without a receipt, are not produced: `Unknown`.
+It does rest on the commit offset being there. A broker forgets the offsets of a group that nobody
+uses; rows that waited longer than that, without a commit record, are not produced: `Unknown`.
 """
 
 from __future__ import annotations
@@ -43,20 +45,20 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.core.staging import StagingArea, staged_committable
-from onceflow.sinks.kafka.lane import (
+from onceflow.sinks.kafka.commit_records import CommitRecords
+from onceflow.sinks.kafka.fence import Fence
+from onceflow.sinks.kafka.preflight import is_proof_expired
+from onceflow.sinks.kafka.records import facts_of
+from onceflow.sinks.kafka.settings import KafkaSinkSettings
+from onceflow.sinks.kafka.transactional_lane import (
     LaneFailed,
-    decided_markers,
+    TransactionalLanes,
+    decided_commit_offsets,
     lane_name,
-    last_markers,
+    last_commit_offsets,
     proof_of,
     proven,
 )
-from onceflow.sinks.kafka.lanes import Lanes
-from onceflow.sinks.kafka.ownership import Ownership
-from onceflow.sinks.kafka.receipts import Receipts
-from onceflow.sinks.kafka.records import facts_of
-from onceflow.sinks.kafka.retention import is_proof_expired
-from onceflow.sinks.kafka.settings import KafkaSinkSettings
 
 _logger = logging.getLogger("onceflow.sinks.kafka")
 
@@ -76,12 +78,12 @@ class KafkaCommitter(Committer):
         self._settings = settings
         self._context = context
         self._area = _area_of(context)
-        self._receipts = Receipts(self._area)
-        self._lanes = Lanes(settings, context, self._area, self._receipts)
-        self._ownership = Ownership(settings, context)
+        self._commit_records = CommitRecords(self._area)
+        self._lanes = TransactionalLanes(settings, context, self._area, self._commit_records)
+        self._fence = Fence(settings, context)
 
     def commit(self, committable: Committable) -> CommitOutcome:
-        """Return how it ended; asks the marker again, until a deadline, where nobody has said.
+        """Return how it ended; reads the commit offset until a deadline where the reply was lost.
 
         Raises:
             StateCorrupt: The staged rows are not what was sealed.
@@ -109,8 +111,8 @@ class KafkaCommitter(Committer):
         """Delete the staged rows, then see that nobody has committed or still commits them.
 
         In this order: whoever takes the lane after this finds nothing to produce, and whoever had
-        it before is fenced. Before anything is deleted the marker is looked at once, so that a
-        broker that cannot be asked changes nothing.
+        it before is fenced. Before anything is deleted the commit offset is looked at once, so that
+        a broker that cannot be asked changes nothing.
         """
         transaction = committable.transaction
         deadline = time.monotonic() + self._settings.deadline_s
@@ -119,7 +121,7 @@ class KafkaCommitter(Committer):
             if self._is_settled(transaction):
                 return AlreadyCommitted()
             name = lane_name(transaction.sink_id, transaction.subtask)
-            last_markers(self._settings, name, topics, deadline=deadline)
+            last_commit_offsets(self._settings, name, topics, deadline=deadline)
             self._area.discard(transaction)
             self._lanes.drop(transaction.subtask)
             lane = self._lanes.opened(transaction.subtask, deadline=deadline)
@@ -137,7 +139,7 @@ class KafkaCommitter(Committer):
         Raises:
             SinkError: Kafka cannot be asked now.
         """
-        listing = self._receipts.listed()
+        listing = self._commit_records.listed()
         for transaction in listing.leftovers:
             self._area.discard(transaction)
         proofs: dict[int, frozenset[TransactionId]] = {}
@@ -147,22 +149,23 @@ class KafkaCommitter(Committer):
             if subtask not in proofs:
                 proofs[subtask] = self._proven(subtask)
             if transaction in proofs[subtask]:
-                self._receipts.settle(transaction)
+                self._commit_records.settle(transaction)
             else:
                 found.append(staged_committable(transaction))
         return tuple(found)
 
     def prune(self, before: CheckpointId) -> None:
-        """Delete the receipts of checkpoints before `before`.
+        """Delete the commit records of checkpoints before `before`.
 
-        A failure is logged and nothing else: receipts do no harm, and the next call comes soon.
+        A failure is logged and nothing else: commit records do no harm, and the next call comes
+        soon.
         """
         try:
-            self._receipts.prune(before)
-            self._ownership.refresh()
+            self._commit_records.prune(before)
+            self._fence.refresh()
         except (StorageError, SinkError, ConfigError) as error:
             _logger.warning(
-                "sink %s: receipts before checkpoint %s are not all deleted: %s",
+                "sink %s: commit records before checkpoint %s are not all deleted: %s",
                 self._context.sink_id,
                 before,
                 error,
@@ -195,19 +198,20 @@ class KafkaCommitter(Committer):
         return Committed()
 
     def _is_settled(self, transaction: TransactionId) -> bool:
-        """Return whether there is a receipt; spares a lane, and fences nobody."""
-        if not self._receipts.has(transaction):
+        """Return whether there is a commit record; spares a lane, and fences nobody."""
+        if not self._commit_records.has(transaction):
             return False
         self._area.discard(transaction)
         return True
 
     def _gone(self, transaction: TransactionId, deadline: float) -> AlreadyCommitted | Lost:
-        """Tell committed from lost when nothing is staged: first the receipt, then the marker.
+        """Tell committed from lost when nothing is staged: by commit record, then commit offset.
 
-        Receipts go before rows, so a receipt that was on its way when the rows were looked for is
-        there by now. The marker speaks when an abort has deleted the rows of a commit under way.
+        Commit records go before rows, so a commit record that was on its way when the rows were
+        looked for is there by now. The commit offset speaks when an abort has deleted the rows of a
+        commit under way.
         """
-        if self._receipts.has(transaction):
+        if self._commit_records.has(transaction):
             return AlreadyCommitted()
         self._lanes.drop(transaction.subtask)
         if self._lanes.opened(transaction.subtask, deadline=deadline).proves(
@@ -216,8 +220,8 @@ class KafkaCommitter(Committer):
             return AlreadyCommitted()
         return Lost(
             f"nothing is staged for transaction {transaction} of checkpoint"
-            f" {transaction.checkpoint}, and neither a receipt in checkpoint storage nor the"
-            f" marker of group {lane_name(transaction.sink_id, transaction.subtask)!r} in"
+            f" {transaction.checkpoint}, and neither a commit record in checkpoint storage nor the"
+            f" commit offset of group {lane_name(transaction.sink_id, transaction.subtask)!r} in"
             f" {self._settings.where} says that it was committed: its staged rows were deleted"
             " outside onceflow"
         )
@@ -240,12 +244,12 @@ class KafkaCommitter(Committer):
                 return AlreadyCommitted()
             topics = self._topics(transaction)
             name = lane_name(transaction.sink_id, transaction.subtask)
-            texts = decided_markers(self._settings, name, topics, deadline=deadline)
+            texts = decided_commit_offsets(self._settings, name, topics, deadline=deadline)
         except (LaneFailed, SinkError, ConfigError, StorageError) as error:
             return self._undecided(transaction, f"{reason}; then {error}", sent=sent)
         if self._proof(transaction) in texts.values():
             return AlreadyCommitted()
-        # Fenced, our transaction is ended, and the markers say how: nothing of it is there.
+        # Fenced, our transaction is ended, and the commit offsets say how: nothing of it is there.
         return RetryLater(f"another committer has taken over: {reason}")
 
     def _undecided(
@@ -255,8 +259,8 @@ class KafkaCommitter(Committer):
             return RetryLater(f"transaction {transaction} was not produced: {reason}")
         return Unknown(
             f"the commit of transaction {transaction} was sent to {self._settings.where} and not"
-            f" answered, and its marker could not be read within {self._settings.deadline_s:g} s:"
-            f" {reason}"
+            f" answered, and its commit offset could not be read within"
+            f" {self._settings.deadline_s:g} s: {reason}"
         )
 
     def _proven(self, subtask: int) -> frozenset[TransactionId]:
@@ -264,7 +268,9 @@ class KafkaCommitter(Committer):
         deadline = time.monotonic() + self._settings.deadline_s
         try:
             # Not waiting: what a dead committer has left open is in doubt, and lasts.
-            texts = last_markers(self._settings, name, self._settings.topics, deadline=deadline)
+            texts = last_commit_offsets(
+                self._settings, name, self._settings.topics, deadline=deadline
+            )
         except (LaneFailed, KafkaException) as error:
             raise SinkError(
                 f"sink {self._context.sink_id}: what is in doubt at {self._settings.where} cannot"
@@ -273,7 +279,7 @@ class KafkaCommitter(Committer):
         return frozenset(proven(texts.values(), self._context.log_id))
 
     def _topics(self, transaction: TransactionId) -> tuple[str, ...]:
-        """Return the topics at which the marker of `transaction` may be."""
+        """Return the topics at which the commit offset of `transaction` may be."""
         try:
             rows = self._area.read(transaction)
         except StateCorrupt:
@@ -292,3 +298,22 @@ def _area_of(context: CommitterContext) -> StagingArea:
             " given here"
         )
     return context.staging
+
+
+class IdleCommitter(Committer):
+    """At least once, and no checkpoint storage in which anything could be left from before."""
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        """Say that nothing of the name is there."""
+        return Lost(f"nothing is staged for {committable.transaction}: there is no storage for it")
+
+    def abort(self, committable: Committable) -> AbortOutcome:
+        """There is nothing to abort."""
+        return Aborted()
+
+    def in_doubt(self) -> Sequence[Committable]:
+        """Return nothing."""
+        return ()
+
+    def close(self) -> None:
+        """Release nothing."""

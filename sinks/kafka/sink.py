@@ -19,13 +19,17 @@ from onceflow.core.spi import (
     SinkWriter,
     WriterContext,
 )
-from onceflow.sinks.kafka.committer import KafkaCommitter
+from onceflow.sinks.kafka.committer import IdleCommitter, KafkaCommitter
 from onceflow.sinks.kafka.encoder import RecordEncoder
-from onceflow.sinks.kafka.idle import IdleCommitter
-from onceflow.sinks.kafka.options import RULES
-from onceflow.sinks.kafka.ownership import Ownership
+from onceflow.sinks.kafka.fence import Fence
 from onceflow.sinks.kafka.preflight import NewTopics, Preflight
-from onceflow.sinks.kafka.settings import Delivery, KafkaSinkSettings, RecordFormat, StaleRows
+from onceflow.sinks.kafka.settings import (
+    RULES,
+    Delivery,
+    KafkaSinkSettings,
+    RecordFormat,
+    StaleRows,
+)
 from onceflow.sinks.kafka.writer import AtLeastOnceWriter, StagingWriter
 from onceflow.sinks.sql.bad_rows import BadRows
 
@@ -122,7 +126,7 @@ class KafkaSink(Sink):
                 " storage, and none is given; use delivery='at_least_once' without it"
             )
         preflight.require_retention()
-        Ownership(settings, context).claim()
+        Fence(settings, context).claim()
 
     def writer(self, context: WriterContext) -> SinkWriter:
         """Return a writer; exactly once it connects only where rows choose their partition.

@@ -30,9 +30,8 @@ from onceflow.sinks.kafka.clients import (
     open_producer,
 )
 from onceflow.sinks.kafka.encoder import RecordEncoder
-from onceflow.sinks.kafka.options import RULES
 from onceflow.sinks.kafka.records import Produces, produce
-from onceflow.sinks.kafka.settings import KafkaSinkSettings
+from onceflow.sinks.kafka.settings import RULES, KafkaSinkSettings
 from onceflow.sinks.sql.bad_rows import BadRows
 
 

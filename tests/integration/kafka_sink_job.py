@@ -37,9 +37,10 @@ from onceflow.core.storage import FileStagingArea
 from onceflow.sinks import KafkaSink
 from onceflow.sinks.kafka import clients
 
-STEPS = ("init", "opened", "producing", "marked", "sent", "receipt")
-"""Before a lane is taken, and after; with some records on the broker; with the marker there; with
-the transaction committed; with the receipt written and the rows not yet deleted."""
+STEPS = ("init", "opened", "producing", "offset", "sent", "record")
+"""Before a lane is taken, and after; with some records on the broker; with the commit
+offset there; with the transaction committed; with the commit record written and the rows not yet
+deleted."""
 
 ROWS_A_CHECKPOINT = 40
 BATCH = 7
@@ -73,7 +74,7 @@ class SteppingProducer(Producer):
         self, positions: Any, group_metadata: Any, timeout: Any = -1
     ) -> None:
         super().send_offsets_to_transaction(positions, group_metadata, timeout)
-        _step("marked")
+        _step("offset")
 
     def commit_transaction(self, timeout: Any = -1) -> None:
         super().commit_transaction(timeout)
@@ -100,7 +101,7 @@ def _discard_in_steps() -> None:
 
     def stepping(self: FileStagingArea, transaction: TransactionId) -> None:
         if transaction.sequence == 0:
-            _step("receipt")
+            _step("record")
         discard(self, transaction)
 
     FileStagingArea.discard = stepping  # type: ignore[method-assign]

@@ -75,7 +75,7 @@ def ids_in(servers: str, topic: str, *, isolation: str = "read_committed") -> li
 def decided_ids_in(servers: str, topic: str, *, timeout_s: float = 100) -> list[int]:
     """Return the ids in `topic`, sorted, doubles kept, once no transaction is open in it.
 
-    A broker answers a commit when it is decided, and marks the partitions of it afterwards: one
+    A broker answers a commit when it is decided, and offsets the partitions of it afterwards: one
     that dies in between does so when it is up again.
     """
     assert await_markers(servers, topic, timeout_s=timeout_s), f"open after {timeout_s} s: {topic}"
@@ -116,7 +116,7 @@ def open_transaction_blocks(servers: str, topic: str, partition: int = 0) -> boo
     return ends[0] < ends[1]
 
 
-def marker(servers: str, group: str, topic: str) -> tuple[int, str] | None:
+def commit_offset(servers: str, group: str, topic: str) -> tuple[int, str] | None:
     """Return offset and metadata that `group` has committed with partition 0 of `topic`."""
     reader = Consumer({"bootstrap.servers": servers, "group.id": group, "log_level": 2})
     try:
@@ -139,11 +139,11 @@ class KafkaJob(Job[KafkaSink]):
         self.staging = self.area
 
     def staged(self) -> list[str]:
-        """Return the names of what is staged, receipts not counted."""
+        """Return the names of what is staged, commit records not counted."""
         return [str(one) for one in self.area.transactions() if one.sequence < 9000]
 
-    def receipts(self) -> list[str]:
-        """Return the names of the transactions that have receipts."""
+    def commit_records(self) -> list[str]:
+        """Return the names of the transactions that have commit records."""
         names = [one for one in self.area.transactions() if one.sequence >= 9000]
         return [f"{one.sink_id}/{one.attempt}/{one.checkpoint}/{one.subtask}/0" for one in names]
 

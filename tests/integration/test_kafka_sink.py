@@ -13,10 +13,10 @@ import pytest
 from tests.integration.kafka_feed import read_to_end, reading
 from tests.integration.kafka_sink_kit import (
     KafkaJob,
+    commit_offset,
     committable_of,
     delete_group,
     ids_in,
-    marker,
     messages,
     open_transaction_blocks,
     values_of,
@@ -78,7 +78,7 @@ def test_rows_are_seen_after_their_commit_and_never_before(
         assert committer.in_doubt() == ()
         assert job.staged() == []
         group = f"onceflow/{job.sink_id}/0"
-        assert marker(servers, group, topic) == (1, f"{job.sink_id}/1/1/0/0 log-1")
+        assert commit_offset(servers, group, topic) == (1, f"{job.sink_id}/1/1/0/0 log-1")
 
 
 def test_a_commit_asked_again_by_anybody_is_already_committed(
@@ -101,7 +101,7 @@ def test_a_commit_asked_again_by_anybody_is_already_committed(
 def test_commits_out_of_order_lose_and_double_nothing(
     job: KafkaJob, servers: str, topic: str
 ) -> None:
-    """S20: the marker of the later one says nothing about the earlier one."""
+    """S20: the commit offset of the later one says nothing about the earlier one."""
     with job:
         prepared = [job.prepare(number, range(number * 5, number * 5 + 5)) for number in (1, 2, 3)]
         committer = job.committer()
@@ -222,10 +222,10 @@ def test_recovery_at_another_parallelism_commits_what_every_subtask_staged(
         assert ids_in(servers, topic) == list(range(80))
 
 
-def test_a_job_stopped_for_so_long_that_kafka_forgot_its_marker_starts_again(
+def test_a_job_stopped_for_so_long_that_kafka_forgot_its_commit_offset_starts_again(
     job: KafkaJob, servers: str, topic: str
 ) -> None:
-    """The marker is deleted, as the broker does after offsets.retention.minutes."""
+    """The commit offset is deleted, as the broker does after offsets.retention.minutes."""
     with job:
         committable = job.prepare(1, range(5))
         committer = job.committer()
@@ -236,17 +236,17 @@ def test_a_job_stopped_for_so_long_that_kafka_forgot_its_marker_starts_again(
         assert ids_in(servers, topic) == list(range(5))
 
 
-def test_receipts_are_pruned_and_younger_ones_kept(job: KafkaJob) -> None:
+def test_commit_records_are_pruned_and_younger_ones_kept(job: KafkaJob) -> None:
     with job:
         committer = job.committer()
         for checkpoint in range(1, 5):
             committer.commit(job.prepare(checkpoint, [checkpoint]))
         other = job.committer()
         other.prune(CheckpointId(3))
-        assert job.receipts() == [f"{job.sink_id}/1/{number}/0/0" for number in (3, 4)]
+        assert job.commit_records() == [f"{job.sink_id}/1/{number}/0/0" for number in (3, 4)]
         other.commit(job.prepare(5, [5]))
         other.prune(CheckpointId(6))
-        assert f"{job.sink_id}/1/5/0/0" not in job.receipts()
+        assert f"{job.sink_id}/1/5/0/0" not in job.commit_records()
 
 
 def test_a_new_job_with_the_same_names_but_another_log_is_not_taken_for_the_old_one(

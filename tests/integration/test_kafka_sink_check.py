@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from tests.integration.kafka_sink_kit import (
     KafkaJob,
+    commit_offset,
     delete_group,
     ids_in,
-    marker,
     messages,
     values_of,
 )
@@ -27,7 +27,7 @@ from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers import EmbeddedKafka
 from onceflow.integration.servers.kinds import KafkaServer
 from onceflow.sinks import KafkaSink
-from onceflow.sinks.kafka import ownership
+from onceflow.sinks.kafka import fence
 
 
 @pytest.fixture
@@ -89,16 +89,16 @@ def test_the_claim_is_renewed_while_the_job_runs_and_a_newer_one_is_left(
     servers: str, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker forgets it after a week; then a second job would not be noticed."""
-    monkeypatch.setattr(ownership, "RENEWED_EVERY_S", 0.0)
+    monkeypatch.setattr(fence, "RENEWED_EVERY_S", 0.0)
     with job_of(servers, topic, tmp_path) as job:
         job.check()
         group = f"onceflow/{job.sink_id}/owner"
         delete_group(servers, group)
         job.committer().prune(CheckpointId(1))
-        assert (marker(servers, group, topic) or (0, ""))[0] == 1
+        assert (commit_offset(servers, group, topic) or (0, ""))[0] == 1
         job.check(attempt=2)
         job.committer(attempt=1).prune(CheckpointId(1))
-        assert (marker(servers, group, topic) or (0, ""))[0] == 2
+        assert (commit_offset(servers, group, topic) or (0, ""))[0] == 2
 
 
 def test_a_topic_that_takes_smaller_records_than_the_sink_lets_pass_is_refused(
@@ -166,7 +166,7 @@ def test_at_least_once_writes_at_once_and_finds_what_exactly_once_left(
         assert ids_in(servers, topic) == list(range(10))
 
 
-def test_rows_choose_topic_and_partition_and_one_marker_proves_them_all(
+def test_rows_choose_topic_and_partition_and_one_commit_offset_proves_them_all(
     servers: str, kafka_topic: TopicFactory, tmp_path: Path
 ) -> None:
     left, right = kafka_topic(2), kafka_topic(3)
@@ -196,8 +196,8 @@ def test_rows_choose_topic_and_partition_and_one_marker_proves_them_all(
         assert values_of(found)[0].keys() == {"id"}
         group = f"onceflow/{job.sink_id}/0"
         proof = (1, f"{committable.transaction} {job.log_id}")
-        assert marker(servers, group, left) == proof
-        assert marker(servers, group, right) == proof
+        assert commit_offset(servers, group, left) == proof
+        assert commit_offset(servers, group, right) == proof
         with pytest.raises(BadRow, match="must be a partition"):
             job.prepare(2, batch.set_column(2, "p", pa.array([9, 0, 0, 0], pa.int32())))
 

@@ -75,7 +75,7 @@ def runs(onceflow_kafka: KafkaServer, kafka_topic: TopicFactory, tmp_path: Path)
 @pytest.mark.parametrize(
     "crash",
     [
-        *("prepared@2", "logged@2", "producing@3", "marked@2", "sent@3", "receipt@2"),
+        *("prepared@2", "logged@2", "producing@3", "offset@2", "sent@3", "record@2"),
         *(
             pytest.param(step, marks=pytest.mark.slow)
             for step in ("flushed@2", "init@1", "opened@1", "producing@1", "sent@1")
@@ -98,9 +98,9 @@ def test_job_killed_while_it_makes_good_an_earlier_kill_writes_each_record_once(
 ) -> None:
     """The second attempt dies in its recovery, in the middle of the same transaction."""
     assert runs.run("producing@2") == -signal.SIGKILL
-    assert runs.run("marked@0") == -signal.SIGKILL
+    assert runs.run("offset@0") == -signal.SIGKILL
     assert runs.run("sent@0") == -signal.SIGKILL
-    assert runs.run("receipt@0") == -signal.SIGKILL
+    assert runs.run("record@0") == -signal.SIGKILL
     assert runs.run() == 0
     runs.assert_exactly_once()
 
@@ -119,7 +119,7 @@ def test_job_killed_and_started_at_another_parallelism_writes_each_record_once(
     runs.assert_exactly_once()
 
 
-@pytest.mark.parametrize("step", ["opened", "producing", "marked", "sent"])
+@pytest.mark.parametrize("step", ["opened", "producing", "offset", "sent"])
 def test_a_zombie_that_wakes_after_its_successor_committed_changes_nothing(
     runs: Runs, step: str
 ) -> None:

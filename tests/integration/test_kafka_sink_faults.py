@@ -203,7 +203,7 @@ def test_unreachable_broker_is_retry_later_and_nothing_has_changed(
     assert messages(broker.bootstrap_servers, topic, isolation="read_uncommitted") == []
 
 
-def test_marker_behind_a_transaction_that_never_ends_is_waited_for_and_named(
+def test_commit_offset_behind_a_transaction_that_never_ends_is_waited_for_and_named(
     job: KafkaJob, broker: EmbeddedKafka, topic: str, tmp_path: Path
 ) -> None:
     """As a broker leaves it that forgets to end one; here another producer keeps it open."""
@@ -273,7 +273,7 @@ def test_broker_killed_when_it_has_the_commit_has_each_record_once(
 def test_transaction_that_the_broker_timed_out_is_produced_again(
     job: KafkaJob, broker: EmbeddedKafka, topic: str, rig: Any, tmp_path: Path
 ) -> None:
-    """The broker aborts it behind our back; no marker, so nothing is believed to be committed."""
+    """The broker aborts it behind our back: without a commit offset nothing counts as committed."""
 
     def dawdle(commit: Callable[[], None]) -> None:
         deadline = time.monotonic() + 40
@@ -297,13 +297,13 @@ def test_staged_rows_older_than_the_broker_keeps_proofs_are_not_produced_blindly
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The process died between commit and receipt, and for a month nobody started the job."""
+    """The process died between commit and commit record, and for a month nobody started the job."""
     committable = job.prepare(1, range(5))
     committer = job.committer()
     monkeypatch.setattr(FileStagingArea, "discard", _die)
     assert committer.commit(committable) == Committed()
     monkeypatch.undo()
-    job.area.discard(_receipt_of(committable))
+    job.area.discard(_record_of(committable))
     delete_group(broker.bootstrap_servers, f"onceflow/{job.sink_id}/0")
     _age(job, committable, days=30)
     outcome = job.committer(2).commit(committable)
@@ -319,7 +319,7 @@ def test_staged_rows_older_than_the_broker_keeps_proofs_are_not_produced_blindly
 def test_storage_that_fails_after_the_commit_doubles_nothing(
     job: KafkaJob, broker: EmbeddedKafka, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The receipt is made up for before the marker is overwritten, or nothing is committed."""
+    """The commit record comes before the commit offset is overwritten, or nothing is committed."""
     job.sink = KafkaSink(broker.bootstrap_servers, topic=topic, deadline_s=2)
     first, second = job.prepare(1, range(5)), job.prepare(2, range(5, 10))
     committer = job.committer()
@@ -398,6 +398,6 @@ def _die(self: FileStagingArea, transaction: TransactionId) -> bool:
     raise StorageError(f"no space left for {transaction}")
 
 
-def _receipt_of(committable: Committable) -> TransactionId:
+def _record_of(committable: Committable) -> TransactionId:
     one = committable.transaction
     return TransactionId(one.sink_id, one.attempt, one.checkpoint, one.subtask, 9000)

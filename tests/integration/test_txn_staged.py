@@ -145,5 +145,5 @@ def test_staged_rows_are_applied_or_dropped_as_the_log_says(
     assert (status, [result["outcome"] for result in printed["results"]]) == (0, ["aborted"])
     assert target.ids() == [0, 1, 2, 3, 4]
     assert run("list", *options, "--check") == (0, {"transactions": []})
-    # Nor by storage alone, where the Kafka sink keeps a receipt of what it has committed.
+    # Nor by storage alone, where the Kafka sink keeps a commit record of what it has committed.
     assert run("list", "--storage", str(log.root), "--check") == (0, {"transactions": []})

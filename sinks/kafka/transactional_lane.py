@@ -1,38 +1,48 @@
-"""The right to commit the transactions of one subtask, and the marker that proves a commit.
+"""The right to commit the transactions of one subtask, and the commit offset that proves a commit.
 
 A lane is a transactional id, `onceflow/<sink id>/<subtask>`, and a consumer group of the same name.
 Opening it (`init_transactions`) fences every other owner of the lane and returns only when the
-transaction that it had open is ended, one way or the other. The marker is an offset of that group,
-committed inside the transaction that it proves, with partition 0 of every topic that the records go
-to: offset = checkpoint, metadata = "<transaction id> <id of the decision log>".
+transaction that it had open is ended, one way or the other. The commit offset is an offset of that
+group, committed inside the transaction that it proves, with partition 0 of every topic that the
+records go to: offset = checkpoint, metadata = "<transaction id> <id of the decision log>".
 
-    committed(T)  <=>  some marker of the lane names T, or did and was overwritten after T's receipt
+    committed(T)  <=>  a commit offset of the lane names T, or did until T had its commit record
     open lane     =>   no other commit of the lane can succeed before this owner's next one fails
 
-A marker on each topic outlives what it proves: when a topic is deleted, so are its records.
+A commit offset on each topic outlives what it proves: when a topic is deleted, so are its records.
+
+The next commit of a lane overwrites the commit offset. Before that, the transaction that it names
+must have its commit record, or nobody could tell any more that it was committed.
+`TransactionalLanes` sees to it when it opens a lane, and again when storage failed after a commit.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
 from confluent_kafka import KafkaException, Producer, TopicPartition
 
+from onceflow.core.errors import StorageError
 from onceflow.core.protocol.ids import TransactionId
+from onceflow.core.spi import CommitterContext
+from onceflow.core.staging import StagingArea
 from onceflow.sinks.kafka.clients import (
     Isolation,
     bounded,
-    committed_texts,
+    committed_metadata,
     described,
     error_of,
     is_fenced,
     open_group_reader,
     open_producer,
 )
+from onceflow.sinks.kafka.commit_records import CommitRecords
 from onceflow.sinks.kafka.records import Produces, produce, topics_in
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
 
@@ -47,7 +57,7 @@ class LaneFailed(Exception):
 
     Attributes:
         fenced: Another owner has taken the lane.
-        sent: The commit was asked for, so that only the marker can tell what became of it.
+        sent: The commit was asked for, so that only the commit offset can tell what became of it.
     """
 
     def __init__(self, reason: str, *, fenced: bool = False, sent: bool = False) -> None:
@@ -62,12 +72,12 @@ def lane_name(sink_id: str, subtask: int) -> str:
 
 
 def proof_of(transaction: TransactionId, log_id: str) -> str:
-    """Return the marker's text. A job begun anew counts from 1 again, but in another log."""
+    """Return the commit offset's text. A job begun anew counts from 1 again, but in another log."""
     return f"{transaction} {log_id}"
 
 
 def proven(texts: Iterable[str], log_id: str) -> list[TransactionId]:
-    """Return the transactions of this job that marker `texts` prove committed."""
+    """Return the transactions of this job that commit offset `texts` prove committed."""
     found: list[TransactionId] = []
     for text in texts:
         name, _, log = text.partition(" ")
@@ -77,31 +87,31 @@ def proven(texts: Iterable[str], log_id: str) -> list[TransactionId]:
     return found
 
 
-def decided_markers(
+def decided_commit_offsets(
     settings: KafkaSinkSettings, name: str, topics: Sequence[str], *, deadline: float
 ) -> Mapping[str, str]:
-    """Return the markers of lane `name` by topic, without fencing anybody.
+    """Return the commit offsets of lane `name` by topic, without fencing anybody.
 
     Waits until no transaction of the lane is open, at most until `deadline`.
 
     Raises:
         LaneFailed: There was no answer.
     """
-    return _markers(settings, name, topics, Isolation.DECIDED, deadline)
+    return _commit_offsets(settings, name, topics, Isolation.DECIDED, deadline)
 
 
-def last_markers(
+def last_commit_offsets(
     settings: KafkaSinkSettings, name: str, topics: Sequence[str], *, deadline: float
 ) -> Mapping[str, str]:
-    """As `decided_markers`, without waiting: what it names is committed, others may be just so.
+    """As `decided_commit_offsets`, without waiting: what it names is committed; more may be.
 
     Raises:
         LaneFailed: There was no answer.
     """
-    return _markers(settings, name, topics, Isolation.LAST, deadline)
+    return _commit_offsets(settings, name, topics, Isolation.LAST, deadline)
 
 
-def _markers(
+def _commit_offsets(
     settings: KafkaSinkSettings,
     name: str,
     topics: Sequence[str],
@@ -110,7 +120,7 @@ def _markers(
 ) -> Mapping[str, str]:
     reader = open_group_reader(settings, name, isolation)
     try:
-        return committed_texts(reader, topics, deadline=deadline)
+        return committed_metadata(reader, topics, deadline=deadline)
     except KafkaException as error:
         raise LaneFailed(_unread(settings, name, topics, error)) from error
     finally:
@@ -120,14 +130,14 @@ def _markers(
 def _unread(
     settings: KafkaSinkSettings, name: str, topics: Sequence[str], error: KafkaException
 ) -> str:
-    """Say why markers were not read: a broker that is silent, or a transaction that never ends.
+    """Say why commit offsets were not read: a silent broker, or a transaction that never ends.
 
     Source: KAFKA-20734.
     """
-    reason = f"the marker of {name} was not read: {described(error, settings)}"
+    reason = f"the commit offset of {name} was not read: {described(error, settings)}"
     reader = open_group_reader(settings, name, Isolation.LAST)
     try:
-        committed_texts(reader, topics, deadline=time.monotonic() + _LOOK_S)
+        committed_metadata(reader, topics, deadline=time.monotonic() + _LOOK_S)
     except KafkaException:
         return reason
     finally:
@@ -140,11 +150,11 @@ def _unread(
     )
 
 
-class Lane:
-    """An open lane: a producer that nobody has fenced yet, and what the markers say."""
+class TransactionalLane:
+    """An open lane: a producer that nobody has fenced yet, and what the commit offsets say."""
 
     def __init__(self, settings: KafkaSinkSettings, name: str, *, deadline: float) -> None:
-        """Take the lane over from whoever has it, and read its markers, in this order.
+        """Take the lane over from whoever has it, and read its commit offsets, in this order.
 
         Raises:
             LaneFailed: Not before `deadline`, or taken over by somebody else meanwhile.
@@ -158,34 +168,38 @@ class Lane:
         self._repeated(self._producer.init_transactions, "was not opened", deadline)
         try:
             self._group = _group_of(settings, name)
-            self.texts = dict(decided_markers(settings, name, settings.topics, deadline=deadline))
+            self.commit_offsets = dict(
+                decided_commit_offsets(settings, name, settings.topics, deadline=deadline)
+            )
         except BaseException:
             self.abandon()
             raise
         self._read = set(settings.topics)
 
     def look_at(self, topics: Sequence[str], *, deadline: float) -> None:
-        """Read the markers of `topics` too, which the sink may have written to in former times.
+        """Read the commit offsets of `topics` too, which the sink may have written to before.
 
         Raises:
             LaneFailed: There was no answer.
         """
         further = [topic for topic in topics if topic not in self._read]
         if further:
-            self.texts |= decided_markers(self._settings, self.name, further, deadline=deadline)
+            self.commit_offsets |= decided_commit_offsets(
+                self._settings, self.name, further, deadline=deadline
+            )
             self._read |= set(further)
 
     def proves(self, proof: str) -> bool:
-        """Return whether a marker has the text `proof`."""
-        return proof in self.texts.values()
+        """Return whether a commit offset has the text `proof`."""
+        return proof in self.commit_offsets.values()
 
     def commit(self, proof: str, offset: int, batches: Iterable[pa.RecordBatch]) -> None:
-        """Make the records of `batches` and the marker visible, all at once.
+        """Make the records of `batches` and the commit offset visible, all at once.
 
-        The marker before it is overwritten: its transaction must have its receipt.
+        The commit offset before it is overwritten: its transaction must have its commit record.
 
         Raises:
-            LaneFailed: They are not, or, if `sent`, only the marker can tell.
+            LaneFailed: They are not, or, if `sent`, only the commit offset can tell.
         """
         deadline = time.monotonic() + self._settings.transaction_timeout_s
         topics: set[str] = set()
@@ -206,9 +220,9 @@ class Lane:
         except BaseException:
             self.abandon()
             raise
-        self._mark(topics, proof, offset, deadline)
+        self._send_commit_offset(topics, proof, offset, deadline)
         self._repeated(self._producer.commit_transaction, "may be committed", deadline, sent=True)
-        self.texts |= dict.fromkeys(topics, proof)
+        self.commit_offsets |= dict.fromkeys(topics, proof)
 
     def abandon(self) -> None:
         """Abort what is open, so that no consumer waits for it, and close the lane."""
@@ -220,13 +234,15 @@ class Lane:
         """Close the lane; what is open in it the next owner ends."""
         self._producer.purge(blocking=False)
 
-    def _mark(self, topics: set[str], proof: str, offset: int, deadline: float) -> None:
-        marks = [TopicPartition(topic, 0, offset, proof) for topic in sorted(topics)]
+    def _send_commit_offset(
+        self, topics: set[str], proof: str, offset: int, deadline: float
+    ) -> None:
+        offsets = [TopicPartition(topic, 0, offset, proof) for topic in sorted(topics)]
 
         def send(timeout_s: float) -> None:
-            self._producer.send_offsets_to_transaction(marks, self._group, timeout_s)
+            self._producer.send_offsets_to_transaction(offsets, self._group, timeout_s)
 
-        self._repeated(send, "the marker was not written", deadline)
+        self._repeated(send, "the commit offset was not written", deadline)
 
     def _repeated(
         self,
@@ -268,3 +284,99 @@ def _group_of(settings: KafkaSinkSettings, name: str) -> Any:
         return cast("Any", reader).consumer_group_metadata()
     finally:
         reader.close()
+
+
+_logger = logging.getLogger("onceflow.sinks.kafka")
+
+_LANES_MAX = 4
+"""Open at once: a slot commits for one subtask, the driver in recovery for all, one by one."""
+
+
+class TransactionalLanes:
+    """Opens lanes and keeps the last few open: a producer that is ready commits in milliseconds."""
+
+    def __init__(
+        self,
+        settings: KafkaSinkSettings,
+        context: CommitterContext,
+        area: StagingArea,
+        commit_records: CommitRecords,
+    ) -> None:
+        self._settings = settings
+        self._context = context
+        self._area = area
+        self._commit_records = commit_records
+        self._open: OrderedDict[int, TransactionalLane] = OrderedDict()
+        self._unsettled: set[TransactionId] = set()
+
+    def has(self, subtask: int) -> bool:
+        """Return whether the lane of `subtask` is open here; it may be fenced by now."""
+        return subtask in self._open
+
+    def opened(self, subtask: int, *, deadline: float) -> TransactionalLane:
+        """Return the lane of `subtask`, taken over now if it is not ours yet.
+
+        Rows staged in it are not committed, unless its own commit offset names them; every other
+        transaction that was ever committed in it has its commit record.
+
+        Raises:
+            LaneFailed: It cannot be opened before `deadline`.
+            StorageError: A commit record that is due cannot be written; nothing may be committed.
+        """
+        lane = self._open.get(subtask)
+        if lane is None:
+            lane = TransactionalLane(
+                self._settings, lane_name(self._context.sink_id, subtask), deadline=deadline
+            )
+            try:
+                self._settle_commit_offsets(subtask, lane)
+                self._settle_due(subtask)
+            except BaseException:
+                lane.close()
+                raise
+            self._open[subtask] = lane
+            while len(self._open) > _LANES_MAX:
+                self._open.popitem(last=False)[1].close()
+        else:
+            self._settle_due(subtask)
+            self._open.move_to_end(subtask)
+        return lane
+
+    def settle(self, transaction: TransactionId) -> None:
+        """Write the commit record of `transaction`, which is committed whatever storage says.
+
+        What fails is made up for before the next commit of the lane.
+        """
+        try:
+            self._commit_records.settle(transaction)
+        except StorageError as error:
+            self._unsettled.add(transaction)
+            _logger.warning(
+                "transaction %s is committed, without commit record: %s", transaction, error
+            )
+
+    def drop(self, subtask: int) -> None:
+        """Close the lane of `subtask`, if it is open, so that the next use takes it anew."""
+        lane = self._open.pop(subtask, None)
+        if lane is not None:
+            lane.close()
+
+    def close(self) -> None:
+        """Close every lane."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def _settle_commit_offsets(self, subtask: int, lane: TransactionalLane) -> None:
+        # After the lane was taken: nobody else can commit in it any more.
+        listing = self._commit_records.listed()
+        for transaction in listing.leftovers:
+            if transaction.subtask == subtask:
+                self._area.discard(transaction)
+        for transaction in proven(lane.commit_offsets.values(), self._context.log_id):
+            if transaction not in listing.committed:
+                self._commit_records.settle(transaction)
+
+    def _settle_due(self, subtask: int) -> None:
+        for transaction in [one for one in self._unsettled if one.subtask == subtask]:
+            self._commit_records.settle(transaction)
+            self._unsettled.discard(transaction)

@@ -20,7 +20,7 @@ from onceflow.sinks.fence import FenceOwner, check_fence
 from onceflow.sinks.kafka.clients import (
     Isolation,
     bounded,
-    committed_texts,
+    committed_metadata,
     described,
     error_of,
     is_fenced,
@@ -46,7 +46,7 @@ _ADVICE = {
 }
 
 
-class Ownership:
+class Fence:
     """The claim of one job, in one attempt, to one sink id."""
 
     def __init__(self, settings: KafkaSinkSettings, context: CommitterContext) -> None:
@@ -102,7 +102,7 @@ class Ownership:
         try:
             # Whoever claims at the same time is fenced by this, or fences us.
             _repeated(producer.init_transactions, deadline)
-            texts = committed_texts(reader, self._settings.topics, deadline=deadline)
+            texts = committed_metadata(reader, self._settings.topics, deadline=deadline)
             if wanted(max(map(_parsed, texts.values()), key=_attempt_of, default=None)):
                 group = cast("Any", reader).consumer_group_metadata()
                 self._write(producer, group, deadline)
@@ -117,12 +117,12 @@ class Ownership:
         text = json.dumps(
             {"log": self._owner.log_id, "attempt": self._owner.attempt, "job": self._context.job}
         )
-        marks = [
+        offsets = [
             TopicPartition(topic, 0, self._owner.attempt, text) for topic in self._settings.topics
         ]
 
         def send(timeout_s: float) -> None:
-            producer.send_offsets_to_transaction(marks, group, timeout_s)
+            producer.send_offsets_to_transaction(offsets, group, timeout_s)
 
         producer.begin_transaction()
         _repeated(send, deadline)
