@@ -19,7 +19,7 @@ from confluent_kafka import Consumer, Message, TopicPartition
 
 from benchmarks.cpu import groups_cpu_s
 from benchmarks.stage import BenchmarkError, Stage
-from onceflow.sources.kafka.options import TUNED_DEFAULTS
+from onceflow.sources.kafka.settings import TUNED_DEFAULTS
 
 _SILENCE_S = 30.0
 _CHUNK_ROWS = 100_000

@@ -25,7 +25,7 @@ from onceflow.cli.doctor.findings import Area, Finding
 from onceflow.cli.doctor.kafka_question import KafkaQuestion
 from onceflow.cli.doctor.kafka_settings import Settings, settings_findings, topic_findings
 from onceflow.core.errors import ConfigError
-from onceflow.sources.kafka.options import RULES
+from onceflow.sources.kafka.settings import RULES
 
 CONNECT_TIMEOUT_S = 5.0
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from onceflow.core.errors import ConfigError
-from onceflow.sources.kafka.options import RULES
+from onceflow.sources.kafka.settings import RULES
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,27 @@
-"""How a Kafka client is opened here, and what it reported while it could not do its work."""
+"""How a Kafka client is opened, what it reported, and whether the brokers still answer.
+
+A client that has lost its brokers looks like one whose topic is idle: it says nothing. So a thread
+(`LivenessWatch`) asks every few seconds for the topic's leaders, and each leader for one
+partition's end. It asks with a client of its own, because confluent-kafka lets one thread at a time
+into a client, and a thread that polls in a loop never lets another one in (seen with 2.16: `commit`
+and `list_topics` wait for ever). And were it let in, a broker answers the questions of one
+connection in turn, so the reader would wait for the answer together with its fetch, for up to
+fetch.wait.max.ms.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from onceflow.core.errors import ConfigError
-from onceflow.sources.kafka.options import RULES, TUNED_DEFAULTS
-from onceflow.sources.kafka.settings import KafkaSettings
+from onceflow.core.errors import ConfigError, OnceflowError, SourceUnavailable
+from onceflow.sources.kafka.settings import RULES, TUNED_DEFAULTS, KafkaSettings
 
 logger = logging.getLogger("onceflow.sources.kafka")
 
@@ -202,3 +212,107 @@ class _OffsetCommits:
 def group_id_of(settings: KafkaSettings, *, job: str, uid: str) -> str:
     """Return the group to which offsets are committed: the user's, or one named after the job."""
     return settings.group_id or f"onceflow-{job}-{uid}"
+
+
+_INTERVAL_S_MAX = 5.0
+_INTERVAL_WHEN_DOWN_S = 1.0
+_ANSWER_S = 1.0
+"""Also how long `stop` may have to wait."""
+
+
+class LivenessWatch:
+    """Watches the brokers of some partitions, from `start` to `stop`."""
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        open_partitions: Callable[[], Sequence[tuple[str, int]]],
+        *,
+        group_id: str,
+        client_id: str,
+    ) -> None:
+        self._settings = settings
+        self._open_partitions = open_partitions
+        self._group_id = group_id
+        self._client_id = client_id
+        self._troubles = ClientTroubles(settings)
+        self._stopped = threading.Event()
+        self._failure: OnceflowError | None = None
+        self._thread = threading.Thread(target=self._watch, name=client_id, daemon=True)
+
+    @property
+    def failure(self) -> OnceflowError | None:
+        """Why reading is to be given up: the brokers have been away for the whole deadline."""
+        return self._failure
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the watch; its client closes behind it. Safe to call twice."""
+        self._stopped.set()
+
+    def _watch(self) -> None:
+        interval_s = min(_INTERVAL_S_MAX, self._settings.deadline_s / 4)
+        # Most readers of tests and batch jobs are done before anybody need ask.
+        if self._stopped.wait(interval_s):
+            return
+        consumer = open_consumer(
+            self._settings, self._troubles, group_id=self._group_id, client_id=self._client_id
+        )
+        down_since: float | None = None
+        pause_s = 0.0
+        while not self._stopped.wait(pause_s):
+            asked_at = time.monotonic()
+            reason = self._complaint(consumer)
+            # Serves the error callback.
+            consumer.poll(0)
+            if reason is None:
+                self._troubles.clear()
+                down_since, pause_s = None, interval_s
+                continue
+            pause_s = min(interval_s, _INTERVAL_WHEN_DOWN_S)
+            down_since = down_since or asked_at
+            down_s = time.monotonic() - down_since
+            if down_s > self._settings.deadline_s:
+                self._failure = self._given_up(reason, down_s)
+                break
+        close_in_time(consumer)
+
+    def _complaint(self, consumer: Consumer) -> str | None:
+        """Return what is wrong, or None when every leader answers."""
+        partitions = self._open_partitions()
+        try:
+            leaders: dict[int, tuple[str, int]] = {}
+            for topic in sorted({topic for topic, _ in partitions}):
+                if self._stopped.is_set():
+                    return None
+                metadata = consumer.list_topics(topic, timeout=_ANSWER_S).topics[topic]
+                if metadata.error is not None:
+                    return f"topic {topic}: {metadata.error.str()}"
+                for partition in (number for name, number in partitions if name == topic):
+                    known = metadata.partitions.get(partition)
+                    if known is None or known.leader < 0:
+                        return f"{topic}-{partition} has no leader"
+                    leaders.setdefault(known.leader, (topic, partition))
+            for topic, partition in leaders.values():
+                if self._stopped.is_set():
+                    return None
+                consumer.get_watermark_offsets(
+                    TopicPartition(topic, partition), timeout=_ANSWER_S, cached=False
+                )
+        except KafkaException as error:
+            return error_of(error).str()
+        return None
+
+    def _given_up(self, reason: str, down_s: float) -> OnceflowError:
+        if self._troubles.authentication:
+            return authentication_refused(self._settings, self._troubles.authentication)
+        last = self._troubles.last
+        return SourceUnavailable(
+            f"Kafka at {self._settings.bootstrap_servers} has not served"
+            f" {self._settings.what} for {down_s:.0f} s (deadline_s="
+            f"{self._settings.deadline_s:g}): {reason}{f'; {last}' if last else ''}. Nothing is"
+            " lost: the next attempt goes on from the last checkpoint"
+        )

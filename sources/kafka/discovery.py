@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from onceflow.core.errors import OffsetOutOfRange, StateIncompatible
-from onceflow.sources.kafka.catalog import Catalog
+from onceflow.sources.kafka.catalog import Catalog, TopicFacts
 from onceflow.sources.kafka.position import PartitionPosition
 from onceflow.sources.kafka.settings import KafkaSettings
-from onceflow.sources.kafka.topics import TopicFacts
 
 _logger = logging.getLogger("onceflow.sources.kafka")
 

@@ -76,3 +76,21 @@ def _not_ours(split: Split) -> str:
         f"split {split.id!r} holds {split.position[:80]!r}, which is no position in a Kafka topic:"
         " the checkpoint belongs to another source, give this one another uid"
     )
+
+
+def gap_message(topic: str, partition: int, *, wanted: int, low: int, high: int) -> str:
+    """Say which records are gone from `topic`-`partition`, and what can be done."""
+    where = f"{topic}-{partition}: offset {wanted} was to be read next"
+    if wanted < low:
+        return (
+            f"{where}, but the earliest one left is {low}: {low - wanted} offsets ({wanted} to"
+            f" {low - 1}) were deleted before they were read, by retention or by hand. Restore"
+            " them and raise the topic's retention, or accept the loss with"
+            f" fail_on_data_loss=False, which goes on at {low}"
+        )
+    return (
+        f"{where}, but the topic ends at {high}: it was deleted and created again, or an unclean"
+        f" leader election cut off its end. What it holds now ({low} to {high - 1}) are other"
+        f" records than those read before. Start the job anew, or accept it with"
+        f" fail_on_data_loss=False, which goes on at {low}"
+    )

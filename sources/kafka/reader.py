@@ -8,34 +8,129 @@ offset is a marker reaches its end. Both are looked at just before a batch is re
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from onceflow.core.dead_letters import DeadLetter
-from onceflow.core.errors import SourceError, StateIncompatible
+from onceflow.core.errors import OffsetOutOfRange, SourceError, SourceUnavailable, StateIncompatible
 from onceflow.core.protocol.invariant import InvariantViolation, require
 from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
 from onceflow.sources.kafka.catalog import Catalog
 from onceflow.sources.kafka.client import (
     ClientTroubles,
+    LivenessWatch,
     access_denied,
     close_in_time,
+    error_of,
     group_id_of,
     is_denied,
     open_consumer,
 )
 from onceflow.sources.kafka.discovery import with_ids
-from onceflow.sources.kafka.gaps import DAMAGED_CODES, GAP_CODES, Gaps
-from onceflow.sources.kafka.liveness import LivenessWatch
-from onceflow.sources.kafka.position import PartitionPosition
-from onceflow.sources.kafka.published_offsets import PublishedOffsets
+from onceflow.sources.kafka.position import PartitionPosition, gap_message
 from onceflow.sources.kafka.rows import CHUNK, rows_of
 from onceflow.sources.kafka.settings import KafkaSettings
+
+_logger = logging.getLogger("onceflow.sources.kafka")
+
+_LOG_TRUNCATION = -139
+"""librdkafka's code for a log whose end was cut off; confluent-kafka has no name for it."""
+GAP_CODES = frozenset(
+    {
+        KafkaError._AUTO_OFFSET_RESET,
+        KafkaError.OFFSET_OUT_OF_RANGE,
+        _LOG_TRUNCATION,
+    }
+)
+"""What the client says where the offset that it asked for is not there."""
+
+DAMAGED_CODES = frozenset({KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION})
+"""… and where it is there and cannot be read."""
+
+
+class Gaps:
+    """The gaps that one reader has met."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+        self._met: dict[tuple[str, int], int] = {}
+
+    def resume_at(self, consumer: Consumer, topic: str, partition: int, wanted: int) -> int:
+        """Return the offset to go on at, when `wanted` was not there.
+
+        Raises:
+            OffsetOutOfRange: Records are missing, and data loss is not accepted.
+            SourceUnavailable: Kafka does not say, or contradicts itself about, what is left.
+        """
+        low, high = self._watermarks(consumer, topic, partition, wanted)
+        before, self._met[topic, partition] = self._met.get((topic, partition)), wanted
+        if low <= wanted <= high:
+            # It has come into range since: a replica that lagged behind has caught up.
+            if before == wanted:
+                raise SourceUnavailable(
+                    f"{topic}-{partition}: fetching offset {wanted} fails as out of range, though"
+                    f" Kafka says that {low} to {high} are there; check the partition's replicas"
+                )
+            return wanted
+        text = gap_message(topic, partition, wanted=wanted, low=low, high=high)
+        if self._settings.fail_on_data_loss:
+            raise OffsetOutOfRange(text)
+        _logger.warning("going on at %d: %s", low, text)
+        return low
+
+    def _watermarks(
+        self, consumer: Consumer, topic: str, partition: int, wanted: int
+    ) -> tuple[int, int]:
+        asked = TopicPartition(topic, partition)
+        try:
+            return consumer.get_watermark_offsets(
+                asked, timeout=self._settings.deadline_s, cached=False
+            )
+        except KafkaException as error:
+            raise SourceUnavailable(
+                f"{topic}-{partition}: offset {wanted} is out of range, and Kafka does not say what"
+                f" is left: {error_of(error).str()}"
+            ) from error
+
+
+class PublishedOffsets:
+    """Asked for by any thread, sent by the one that polls: a client lets no other thread in."""
+
+    def __init__(self, settings: KafkaSettings, troubles: ClientTroubles) -> None:
+        self._troubles = troubles
+        self._allowed = settings.commit_offsets
+        self._newest: deque[list[TopicPartition]] = deque(maxlen=1)
+
+    def ask(self, splits: Sequence[Split]) -> None:
+        """Have the positions of `splits` sent, instead of any that are not sent yet."""
+        if self._allowed and splits:
+            offsets = [
+                TopicPartition(position.topic, position.partition, position.next)
+                for position in map(PartitionPosition.of, splits)
+            ]
+            self._newest.append(offsets)
+
+    def send(self, consumer: Consumer) -> None:
+        """Send what was asked for, if anything; a failure is told to `troubles`, once."""
+        if not self._newest:
+            return
+        try:
+            consumer.commit(offsets=self._newest.popleft(), asynchronous=True)
+        except KafkaException as error:
+            self._troubles.note(error_of(error))
+
+    def forbid(self) -> None:
+        """Send nothing any more: the broker does not allow it."""
+        self._allowed = False
+        self._newest.clear()
+
 
 _ERROR: Callable[[Message], KafkaError | None] = Message.error
 _NO_STOP = 2**63 - 1

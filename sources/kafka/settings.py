@@ -1,16 +1,193 @@
-"""All that a Kafka source is told, checked once, picklable, and printed without its secrets."""
+"""All that a Kafka source is told, checked once, picklable, and printed without its secrets.
+
+Options of the client carry librdkafka's names, with or without Spark's prefix. The engine owns a
+few (who assigns, who commits, what happens at a gap): giving one is refused with the name of the
+argument that does the same. Java's names are refused with librdkafka's. Offsets are what the user
+says; no broker has been asked yet.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from datetime import datetime, timedelta, timezone
 from enum import Enum
+from typing import TypeAlias, cast
 
 import pyarrow as pa
 
+from onceflow.core.client_options import OptionRules, OptionValue
 from onceflow.core.errors import ConfigError
-from onceflow.sources.kafka.offsets import Offsets
-from onceflow.sources.kafka.options import RULES
+
+SPARK_PREFIX = "kafka."
+
+TUNED_DEFAULTS: Mapping[str, OptionValue] = {
+    # A fetcher whose queue is full sleeps for this long. The default of 1000 stalls a reader that
+    # takes a queue's worth in less: 137k records/s then, against 324k with 1.
+    "fetch.queue.backoff.ms": 1,
+    "fetch.error.backoff.ms": 100,
+    "isolation.level": "read_committed",
+    "allow.auto.create.topics": False,
+    # A broker that comes back is found within a second; librdkafka's own maximum is 10 s.
+    "reconnect.backoff.max.ms": 1000,
+    "socket.keepalive.enable": True,
+    "socket.timeout.ms": 30_000,
+    # Whether a batch is what the producer sent; the checksum is the processor's own instruction.
+    "check.crcs": True,
+    # For group members that stop polling; the reader is none, and backpressure may last.
+    "max.poll.interval.ms": 86_400_000,
+    # Its own lines repeat every failed connection attempt; the error callback says it once.
+    "log_level": 2,
+}
+
+_OWNED: Mapping[str, str] = {
+    "bootstrap.servers": "give it as bootstrap_servers=",
+    "group.id": "give it as group_id=",
+    "client.id": "it is derived from job, uid and subtask",
+    "auto.offset.reset": "give starting_offsets=, and fail_on_data_loss= for gaps",
+    "enable.auto.commit": "offsets belong to checkpoints; commit_offsets= publishes them",
+    "auto.commit.enable": "offsets belong to checkpoints; commit_offsets= publishes them",
+    "enable.auto.offset.store": "offsets belong to checkpoints; commit_offsets= publishes them",
+    "enable.partition.eof": "the reader needs it to find the end of a partition",
+    "group.instance.id": "partitions are assigned by the engine and not by a group",
+    "group.protocol": "partitions are assigned by the engine and not by a group",
+    "partition.assignment.strategy": "partitions are assigned by the engine and not by a group",
+    "key.deserializer": "format= says how records are decoded",
+    "value.deserializer": "format= says how records are decoded",
+    "max.poll.records": "give it as batch_rows=",
+    "interceptor.classes": "there are no interceptors here",
+}
+_JAVA_ONLY: Mapping[str, str] = {
+    "sasl.jaas.config": "give sasl.mechanism, sasl.username and sasl.password instead",
+    "sasl.login.callback.handler.class": "for OAUTHBEARER give sasl.oauthbearer.method=oidc and"
+    " sasl.oauthbearer.client.id, .client.secret and .token.endpoint.url",
+    "sasl.client.callback.handler.class": "give sasl.mechanism and its own settings instead",
+    "sasl.login.class": "give sasl.mechanism and its own settings instead",
+    "ssl.truststore.location": "export the certificates as PEM and give ssl.ca.location",
+    "ssl.truststore.password": "export the certificates as PEM and give ssl.ca.location",
+    "ssl.truststore.type": "export the certificates as PEM and give ssl.ca.location",
+    "ssl.truststore.certificates": "give ssl.ca.pem instead",
+    "ssl.keystore.type": "a PKCS#12 file goes to ssl.keystore.location as it is",
+    "ssl.keystore.key": "give ssl.key.pem instead",
+    "ssl.keystore.certificate.chain": "give ssl.certificate.pem instead",
+    "ssl.protocol": "TLS versions are OpenSSL's affair here; leave it away",
+    "ssl.enabled.protocols": "TLS versions are OpenSSL's affair here; leave it away",
+    "ssl.engine.factory.class": "give ssl.ca.location, ssl.certificate.location, ssl.key.location",
+    "security.providers": "leave it away",
+    "default.api.timeout.ms": "give deadline_s= instead",
+    "request.timeout.ms": "give socket.timeout.ms or deadline_s= instead",
+}
+_JAVA_FILES: Mapping[str, str] = {
+    ".jks": "a Java keystore: convert it with `keytool"
+    " -importkeystore -deststoretype PKCS12`, or export PEM files and give"
+    " ssl.ca.location, ssl.certificate.location and ssl.key.location",
+}
+_SECRET_PARTS = ("password", "secret", "key.pem", "token", "assertion", "sasl.oauthbearer.config")
+
+RULES = OptionRules(
+    what="Kafka option",
+    prefix=SPARK_PREFIX,
+    owned=_OWNED,
+    owner="the engine",
+    foreign=_JAVA_ONLY,
+    foreign_client="the Java client",
+    foreign_files=_JAVA_FILES,
+    secret_parts=_SECRET_PARTS,
+)
+
+
+EARLIEST = -2
+"""Spark's number for it in explicit offsets."""
+LATEST = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Earliest:
+    """The first record that the broker still has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """The end as of now: behind the last record that is committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    """The first record of each partition at or after this time; the end where there is none."""
+
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class AtOffsets:
+    """These offsets by topic and partition; -2 means earliest and -1 latest, as in Spark."""
+
+    offsets: Mapping[str, Mapping[int, int]]
+
+
+Offsets: TypeAlias = Earliest | Latest | AtTime | AtOffsets
+OffsetsLike: TypeAlias = "str | datetime | Mapping[str, Mapping[int, int]]"
+
+
+def offsets_of(given: OffsetsLike, *, setting: str) -> Offsets:
+    """Return what `given` says: a word, a time, or offsets (a mapping, or Spark's JSON text).
+
+    Raises:
+        ConfigError: It says none of them, or a time without a zone.
+    """
+    if isinstance(given, datetime):
+        if given.tzinfo is None:
+            raise ConfigError(
+                f"{setting}={given.isoformat()} has no time zone; write"
+                " datetime(..., tzinfo=timezone.utc)"
+            )
+        since = given - datetime(1970, 1, 1, tzinfo=timezone.utc)
+        return AtTime(since // timedelta(milliseconds=1))
+    if isinstance(given, str):
+        match given.strip().lower():
+            case "earliest":
+                return Earliest()
+            case "latest":
+                return Latest()
+            case text if text.startswith("{"):
+                return AtOffsets(_checked(_parsed(given, setting), setting))
+            case _:
+                raise ConfigError(
+                    f"{setting}={given!r}: choose earliest, latest, a datetime, or offsets such as"
+                    ' {"topic": {0: 23}}'
+                )
+    return AtOffsets(_checked(given, setting))
+
+
+def _parsed(text: str, setting: str) -> object:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{setting}={text!r} is no JSON: {error}") from error
+
+
+def _checked(given: object, setting: str) -> dict[str, dict[int, int]]:
+    wanted = f'{setting}={given!r}: offsets look like {{"topic": {{0: 23, 1: -2}}}}'
+    if not isinstance(given, Mapping):
+        raise ConfigError(wanted)
+    found: dict[str, dict[int, int]] = {}
+    for topic, partitions in cast("Mapping[object, object]", given).items():
+        if not isinstance(topic, str) or not isinstance(partitions, Mapping):
+            raise ConfigError(wanted)
+        try:
+            found[topic] = {
+                int(cast("str | int", partition)): int(cast("str | int", offset))
+                for partition, offset in cast("Mapping[object, object]", partitions).items()
+            }
+        except (TypeError, ValueError) as error:
+            raise ConfigError(wanted) from error
+        for partition, offset in found[topic].items():
+            if partition < 0 or offset < EARLIEST:
+                raise ConfigError(f"{wanted}; partition {partition} at {offset} cannot be")
+    return found
+
 
 BATCH_ROWS_MAX = 1_000_000
 

@@ -15,13 +15,18 @@ from onceflow.core.spi import ReaderContext, Source, SourceReader, Split
 from onceflow.sources.kafka.catalog import Catalog
 from onceflow.sources.kafka.client import logger
 from onceflow.sources.kafka.discovery import positions_now
-from onceflow.sources.kafka.offsets import OffsetsLike, offsets_of
-from onceflow.sources.kafka.options import RULES
+from onceflow.sources.kafka.json_columns import record_type
 from onceflow.sources.kafka.position import PartitionPosition
 from onceflow.sources.kafka.reader import KafkaReader
-from onceflow.sources.kafka.record_type import record_type
 from onceflow.sources.kafka.rows import schema_of_rows
-from onceflow.sources.kafka.settings import BadRecords, KafkaSettings, ValueFormat
+from onceflow.sources.kafka.settings import (
+    RULES,
+    BadRecords,
+    KafkaSettings,
+    OffsetsLike,
+    ValueFormat,
+    offsets_of,
+)
 from onceflow.sources.schema_text import SchemaLike, schema_of
 
 _Choice = TypeVar("_Choice", bound=Enum)

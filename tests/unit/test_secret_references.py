@@ -11,7 +11,7 @@ from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.secret_references import followed, has_reference
 from onceflow.sinks import MySQLSink, PostgresSink
 from onceflow.sources import KafkaSource
-from onceflow.sources.kafka.options import RULES
+from onceflow.sources.kafka.settings import RULES
 
 
 def test_variables_and_files_are_followed_wherever_they_stand(

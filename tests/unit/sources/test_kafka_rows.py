@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onceflow.core.errors import BadRecord, ConfigError
-from onceflow.sources.kafka.offsets import Earliest
 from onceflow.sources.kafka.rows import JsonRows, RawRows, schema_of_rows
-from onceflow.sources.kafka.settings import BadRecords, KafkaSettings, ValueFormat
+from onceflow.sources.kafka.settings import BadRecords, Earliest, KafkaSettings, ValueFormat
 from onceflow.sources.schema_text import SchemaLike, schema_of
 
 UTC = dt.timezone.utc

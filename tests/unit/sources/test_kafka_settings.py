@@ -12,12 +12,9 @@ from confluent_kafka import KafkaError
 from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.spi import Split
 from onceflow.sources import KafkaSource
-from onceflow.sources.kafka import source_of_spark_options
 from onceflow.sources.kafka.client import ClientTroubles, authentication_refused, group_id_of
-from onceflow.sources.kafka.offsets import AtOffsets, AtTime, Earliest, Latest, offsets_of
-from onceflow.sources.kafka.options import RULES
-from onceflow.sources.kafka.position import PartitionPosition
-from onceflow.sources.kafka.texts import gap_text
+from onceflow.sources.kafka.position import PartitionPosition, gap_message
+from onceflow.sources.kafka.settings import RULES, AtOffsets, AtTime, Earliest, Latest, offsets_of
 from onceflow.sources.schema_text import schema_of
 
 SECRETS = {
@@ -133,54 +130,6 @@ def test_offsets_are_understood_in_every_spelling() -> None:
     assert offsets_of({"t": {0: 23, 1: -2}}, setting="s") == explicit
 
 
-def test_spark_s_options_describe_the_same_source() -> None:
-    found = source_of_spark_options(
-        {
-            "kafka.bootstrap.servers": "b:1",
-            "kafka.sasl.password": "hunter2",
-            "kafka.group.id": "mine",
-            "subscribe": "a, b",
-            "startingoffsets": '{"a": {"0": 3}, "b": {"0": -2}}',
-            "endingTimestamp": "1500",
-            "failOnDataLoss": "False",
-            "minPartitions": "7",
-        }
-    )
-    settings = found.settings
-    assert (settings.bootstrap_servers, settings.topics) == ("b:1", ("a", "b"))
-    assert settings.starting == AtOffsets({"a": {0: 3}, "b": {0: -2}})
-    assert settings.ending == AtTime(1500)
-    assert (settings.group_id, settings.fail_on_data_loss) == ("mine", False)
-    assert settings.options == {"sasl.password": "hunter2"}
-    assert found.schema.names[:2] == ["key", "value"]
-    json_source = source_of_spark_options(
-        {"kafka.bootstrap.servers": "b:1", "subscribe": "a"}, schema="id BIGINT"
-    )
-    assert json_source.schema.names == ["id"]
-    assert not json_source.bounded
-
-
-@pytest.mark.parametrize(
-    ("options", "fragment"),
-    [
-        ({}, "kafka.bootstrap.servers and subscribe"),
-        ({"subscribe": "a"}, "kafka.bootstrap.servers and subscribe"),
-        ({"assign": "{}"}, "subscribe=a,b"),
-        ({"subscribe": "a", "subscribePattern": "a.*"}, "one of the two"),
-        ({"subscribe": "a", "includeHeaders": "true"}, "headers"),
-        ({"subscribe": "a", "maxOffsetsPerTrigger": "5"}, "batch_rows"),
-        ({"subscribe": "a", "nonsense": "5"}, "'nonsense': it is no option"),
-        ({"subscribe": "a", "failOnDataLoss": "maybe"}, "neither true nor false"),
-        ({"subscribe": "a", "startingTimestamp": "noon"}, "milliseconds"),
-    ],
-)
-def test_spark_option_that_cannot_be_kept_is_refused_and_never_ignored(
-    options: dict[str, str], fragment: str
-) -> None:
-    with pytest.raises(ConfigError, match=fragment):
-        source_of_spark_options(options)
-
-
 def test_bounded_is_what_has_an_end() -> None:
     assert not _source().bounded
     assert _source(ending_offsets="latest").bounded
@@ -225,10 +174,6 @@ def test_pattern_matches_the_whole_name() -> None:
     assert [settings.reads(name) for name in ("payments", "pays", "payment", "repays")] == [
         *(True, True, False, False)
     ]
-    spark = source_of_spark_options(
-        {"kafka.bootstrap.servers": "b:1", "subscribePattern": "pay.*s"}
-    ).settings
-    assert (spark.topics, spark.topic_pattern) == ((), "pay.*s")
 
 
 def test_new_partitions_are_looked_for_every_minute_unless_told_otherwise() -> None:
@@ -246,10 +191,10 @@ def test_split_of_another_source_is_refused(position: bytes) -> None:
 
 
 def test_gap_names_both_offsets_and_what_is_missing() -> None:
-    text = gap_text("payments", 3, wanted=10, low=25, high=40)
+    text = gap_message("payments", 3, wanted=10, low=25, high=40)
     assert "payments-3: offset 10 was to be read next" in text
     assert "earliest one left is 25: 15 offsets (10 to 24)" in text
-    assert "the topic ends at 40" in gap_text("payments", 3, wanted=50, low=0, high=40)
+    assert "the topic ends at 40" in gap_message("payments", 3, wanted=50, low=0, high=40)
 
 
 def test_spark_ddl_and_mappings_describe_arrow_schemas() -> None:
