@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
+from tests.support.forgetful_sink import ForgetfulSink
 from tests.support.ledger import assert_exactly_once, ledger, ledger_process
 
 from onceflow import FixedDelay, HeapBackend, JobState, NoRestart
@@ -67,6 +68,33 @@ def test_of_two_drivers_of_one_job_the_older_stops_and_no_row_is_doubled(
             older.wait(120)
         assert newer.wait(120) == 0
     assert_exactly_once(sink, source)
+
+
+def test_a_driver_that_was_overtaken_in_recovery_says_so_when_its_sink_has_forgotten_its_commits(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """What it hears of the sink, "lost", is true of nothing but its own old view of the log."""
+    source = CountingSource(20_000, pause_s=0.01)
+    plain = ForgetfulSink(str(tmp_path / "out"))
+    first = ledger(spark, tmp_path, source, sink=plain)[0].start()
+    await_checkpoints(first, 2)
+    first.cancel()
+    held = tmp_path / "held"
+    older = ledger(spark, tmp_path, source, sink=replace(plain, held=str(held)))[0].start()
+    _await(lambda: held.with_suffix(".waits").exists() and len(older.status().slots) == 2)
+    assert ledger(spark, tmp_path, source, sink=plain)[0].run(60).state is JobState.FINISHED
+    held.touch()
+    with pytest.raises(Fenced, match="attempt 2 is fenced"):
+        older.wait(60)
+    plain.remember()
+    assert_exactly_once(plain, source)
+
+
+def _await(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,10 @@ def ledger(
     mode: str = "exactly_once",
     sink_id: str | None = None,
     settings: RuntimeSettings = SETTINGS,
+    sink: DirectorySink | None = None,
 ) -> tuple[Pipeline, DirectorySink]:
     """Build source -> running balance -> directory, all under `directory`."""
-    sink = DirectorySink(str(directory / "out"))
+    sink = sink or DirectorySink(str(directory / "out"))
     pipeline = Pipeline(
         spark,
         name=name,

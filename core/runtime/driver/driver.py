@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 
 from onceflow.core.config import Checkpointing, RuntimeSettings, TlsFiles
-from onceflow.core.errors import OnceflowError, StorageError
+from onceflow.core.errors import Fenced, OnceflowError, StorageError
 from onceflow.core.graph import Graph
 from onceflow.core.protocol.assignment import default_max_parallelism
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
@@ -196,11 +196,13 @@ class JobDriver:
         while True:
             try:
                 return self._attempt(slots_ended_s)
+            except (Fenced, JobCancelled):
+                raise
             except OnceflowError as error:
+                self._check_owned()
                 if error.retry == "never":
                     raise
                 require_spark(self._context)
-                self._check_owned()
                 match tracker.on_failure(time.monotonic(), fingerprint_of(error)):
                     case GiveUp(reason):
                         raise type(error)(f"{error} (no further restart: {reason})") from error
@@ -288,7 +290,10 @@ class JobDriver:
         return storage.log.claim(f"{socket.gethostname()}:{os.getpid()}", sinks)
 
     def _check_owned(self) -> None:
-        """Say why, when the attempt failed because another driver has taken the job over."""
+        """Raise Fenced when another driver owns the job: what fails an attempt follows from that.
+
+        Slots leave, and a sink may have forgotten what only this driver's log still lists.
+        """
         if self._log is not None:
             with contextlib.suppress(StorageError):
                 self._log.check_owned()
