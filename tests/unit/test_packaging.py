@@ -88,12 +88,7 @@ def written_modules() -> set[str]:
         for folder in FOLDERS
         for path in (ROOT / folder).rglob("*.py")
     }
-    # What runs inside the images that are built of these modules.
-    inside = {
-        f"onceflow/{path.relative_to(ROOT).as_posix()}"
-        for path in (ROOT / "integration/containers/entrypoints").iterdir()
-    }
-    return modules | inside | {"onceflow/__init__.py", "onceflow/py.typed"}
+    return modules | {"onceflow/__init__.py", "onceflow/py.typed"}
 
 
 def test_wheel_holds_the_package_whole_and_nothing_else(wheel: Path) -> None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from script.images.recipes import RECIPES, Recipe
 
-from onceflow.integration.containers.recipes import RECIPES, Recipe
 from onceflow.integration.servers.containers import (
     ContainerKafka,
     ContainerMariaDB,

@@ -17,8 +17,8 @@ from typing import IO, Protocol, cast
 
 import docker
 from docker.errors import ImageNotFound
+from script.images.recipes import RECIPES, Recipe
 
-from onceflow.integration.containers.recipes import RECIPES, Recipe
 from onceflow.integration.servers.cache import cache_directory, exclusive
 from onceflow.integration.servers.debian import PackageArchive
 from onceflow.integration.servers.docker_daemon import docker_client

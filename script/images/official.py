@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import docker
 from docker.errors import ImageNotFound
+from script.images.recipes import RECIPES
 from testcontainers.core.config import testcontainers_config
 
-from onceflow.integration.containers.recipes import RECIPES
 from onceflow.integration.servers.docker_daemon import docker_client
 from onceflow.integration.servers.kafka_jars import Progress
 

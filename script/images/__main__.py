@@ -1,4 +1,4 @@
-"""`python -m onceflow.integration.containers`: the images that tests in containers need.
+"""`python -m script.images`: the images that tests in containers need.
 
 Speaks to the daemon that testcontainers uses. Exits with 3, and a reason, where something cannot be
 had.
@@ -9,14 +9,15 @@ from __future__ import annotations
 import argparse
 import sys
 
-from onceflow.integration.containers.build import build_images
-from onceflow.integration.containers.official import official_images, remove_containers
+from script.images.build import build_images
+from script.images.official import official_images, remove_containers
+
 from onceflow.integration.servers.server import ServerError
 
 
 def main() -> int:
     """Run one command and return its status."""
-    parser = argparse.ArgumentParser(prog="onceflow.integration.containers", description=__doc__)
+    parser = argparse.ArgumentParser(prog="script.images", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("official", help="have the official images, pulled where they are missing")
     build = commands.add_parser("build", help="build local images where they are missing")
