@@ -9,8 +9,8 @@ out as a tuple, to be carried out in order. A checkpoint goes through
             subsumed--> aborted
 
 Invariants:
-    while a checkpoint is appending, nothing is told but how that ended: the thread that tells
-    appends, and waits for it
+    while a checkpoint is appending, nothing is told but how that ended: other facts wait with
+    whoever tells
     pending checkpoint > last decided checkpoint
     a file is discarded only if no retained or pending checkpoint names it (see state_files)
     after FailAttempt and after FinishJob nothing is decided any more

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import queue
 import time
+from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
 
@@ -36,6 +37,7 @@ from onceflow.core.protocol.recovery import retain_ledger_from
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.runtime.driver.attempt_context import AttemptContext
 from onceflow.core.runtime.driver.attempt_events import (
+    AppendEnded,
     AttemptEvent,
     CancelRequested,
     CheckpointRequested,
@@ -88,9 +90,12 @@ class Attempt:
         self._slots = SlotPool(context.plan, context.storage, context.storage_token)
         self._running: set[int] = set()
         self._finished: FinishJob | None = None
-        self._early: list[SlotSaid | CheckpointRequested] = []
+        self._deferred: deque[SlotSaid | CheckpointRequested] = deque()
+        """What the coordinator is told as soon as it listens."""
+        self._appending = False
         self._stopping: set[CheckpointId] = set()
         self._background = Background("driver background")
+        self._appender = Background("decision log")
         self._recovered: Future[RecoveryCounts] | None = None
         self._cleaner = CheckpointsCleaner(context, self._background)
         self._discovery = SplitDiscovery(context, events.put, time.monotonic())
@@ -115,15 +120,17 @@ class Attempt:
 
     def unfulfilled(self) -> frozenset[CheckpointKind]:
         """Return what the user asked for and this attempt, now ended, has not brought about."""
-        early = frozenset(e.kind for e in self._early if isinstance(e, CheckpointRequested))
-        return early | self._coordinator.requested if self._coordinator else early
+        asked = frozenset(e.kind for e in self._deferred if isinstance(e, CheckpointRequested))
+        return asked | self._coordinator.requested if self._coordinator else asked
 
     def close(self) -> None:
         """End what runs beside the attempt, and its committers.
 
         A committer that hangs is left to itself: this attempt commits and aborts nothing that the
-        next one would not.
+        next one would not. Nor does an append that hangs: it loses against the next claim, or the
+        next attempt reads what it has appended.
         """
+        self._appender.end(lambda: None, self._plan.settings.cancel_timeout_s)
         if not self._background.end(
             self._context.recovery.close, self._plan.settings.cancel_timeout_s
         ):
@@ -189,10 +196,11 @@ class Attempt:
 
     def _coordinate(self) -> bool:
         self._coordinator = self._context.coordinator(time.monotonic())
-        while self._early:
-            self._on_event(self._early.pop(0))
         while self._finished is None:
-            self._carry_out(self._coordinator.tick(time.monotonic()))
+            while self._deferred and self._listening():
+                self._on_event(self._deferred.popleft())
+            if coordinator := self._listening():
+                self._carry_out(coordinator.tick(time.monotonic()))
             self._discovery.ask(self._coordinator.completed[-1], time.monotonic())
             if self._finished is None:
                 self._next_event(None, "")
@@ -204,8 +212,8 @@ class Attempt:
         """Handle the next event, or return after the time until something else is due."""
         interval_s = self._plan.settings.heartbeat_interval_s
         wait_s = interval_s / 2
-        wake_s = self._coordinator.next_wake_s() if self._coordinator else None
-        if wake_s is not None:
+        coordinator = self._listening()
+        if coordinator and (wake_s := coordinator.next_wake_s()) is not None:
             wait_s = max(0.0, min(wait_s, wake_s - time.monotonic()))
         with contextlib.suppress(queue.Empty):
             self._on_event(self._events.get(timeout=wait_s))
@@ -226,8 +234,8 @@ class Attempt:
                 if message.attempt == self._plan.attempt:  # I7
                     self._slots.heard(slot, time.monotonic())
                     self._on_message(slot, message)
-            case SlotGone(slot, attempt, reason):
-                if attempt == self._plan.attempt and slot in self._slots:
+            case SlotGone(slot, attempt, reason) if attempt == self._plan.attempt:
+                if slot in self._slots:
                     raise SlotLost(f"slot {slot} is lost: {reason}")
             case StageEnded(error):
                 raise stage_error(error)
@@ -235,16 +243,18 @@ class Attempt:
                 self._on_request(event)
             case SplitsDiscovered():
                 self._on_discovered(event)
-            case RecoveryEnded():
-                pass  # it has woken whoever waits for it
+            case AppendEnded() if event.attempt == self._plan.attempt:
+                self._on_appended(event)
+            case _:
+                pass  # of an older attempt; or `RecoveryEnded`, which has woken who waits for it
 
     def _on_request(self, request: CheckpointRequested | CancelRequested) -> None:
         if isinstance(request, CancelRequested):
             raise JobCancelled(f"job {self._plan.job} was cancelled")
-        if self._coordinator is None:
-            self._early.append(request)
+        if coordinator := self._listening():
+            self._carry_out(coordinator.request(request.kind, time.monotonic()))
         else:
-            self._carry_out(self._coordinator.request(request.kind, time.monotonic()))
+            self._deferred.append(request)
 
     def _on_discovered(self, answer: SplitsDiscovered) -> None:
         offers = self._discovery.answered(answer)
@@ -260,7 +270,7 @@ class Attempt:
 
     def _on_message(self, slot: int, message: SlotMessage) -> None:
         now_s = time.monotonic()
-        coordinator = self._coordinator
+        coordinator = self._listening()
         match message:
             case Running(dropped=dropped):
                 self._running.add(slot)
@@ -272,8 +282,7 @@ class Attempt:
             case SlotClosed():
                 self._slots.remove(slot)
             case _ if coordinator is None:
-                # A slot that was deployed first may speak before the last one runs.
-                self._early.append(SlotSaid(slot, message))
+                self._deferred.append(SlotSaid(slot, message))
             case Acked(attempt, checkpoint, snapshot):
                 self._context.progress.acked(checkpoint, snapshot)
                 self._carry_out(coordinator.acked(attempt, checkpoint, snapshot, now_s))
@@ -314,26 +323,53 @@ class Attempt:
         barrier = Barrier(decision.checkpoint, decision.kind, decision.triggered_at_ms)
         self._slots.send_all(Trigger(barrier))
 
+    def _listening(self) -> CheckpointCoordinator | None:
+        """Return the coordinator, unless it is to be told nothing now.
+
+        That is before every slot runs, for those that were deployed first may speak already, and
+        while a decision is appended.
+        """
+        return None if self._appending else self._coordinator
+
     def _append(self, completed: CompletedCheckpoint) -> None:
-        """Write the decision: the commit point of the whole job.
+        """Write the decision beside the heartbeats: storage may be slower than slots are patient.
+
+        The append is the commit point of the whole job.
+        """
+        log, attempt, tell = self._context.log, self._plan.attempt, self._events.put
+
+        def append() -> None:
+            began = time.perf_counter()
+            error: BaseException | None = None
+            try:
+                log.append(completed)
+            except BaseException as caught:
+                error = caught
+            else:
+                reach("logged")
+            tell(AppendEnded(attempt, completed, (time.perf_counter() - began) * 1000, error))
+
+        self._appending = True
+        self._appender.submit(append)
+
+    def _on_appended(self, end: AppendEnded) -> None:
+        """Go on from the decision, or without it.
 
         When nobody knows whether it is in the log (`DecisionUnknown`), the attempt ends: the next
         one reads the log and knows.
         """
         assert self._coordinator is not None
-        began = time.perf_counter()
-        try:
-            self._context.log.append(completed)
-        except StorageError as error:
-            more = self._coordinator.append_failed(
-                completed.checkpoint, str(error), time.monotonic()
-            )
-        else:
-            reach("logged")
-            append_ms = (time.perf_counter() - began) * 1000
-            self._context.progress.decided(completed, append_ms)
-            more = self._coordinator.logged(completed.checkpoint, time.monotonic())
-        self._carry_out(more)
+        self._appending = False
+        checkpoint, now_s = end.completed.checkpoint, time.monotonic()
+        match end.error:
+            case None:
+                self._context.progress.decided(end.completed, end.append_ms)
+                self._carry_out(self._coordinator.logged(checkpoint, now_s))
+            case StorageError():
+                reason = str(end.error)
+                self._carry_out(self._coordinator.append_failed(checkpoint, reason, now_s))
+            case error:
+                raise error
 
     def _after_complete(self, checkpoint: CheckpointId, oldest_retained: CheckpointId) -> None:
         assert self._coordinator is not None

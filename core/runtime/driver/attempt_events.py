@@ -1,4 +1,4 @@
-"""What an attempt's thread is told by everybody else: slots, Spark and the user."""
+"""What an attempt's thread is told by everybody else: slots, Spark, storage and the user."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TypeAlias
 from onceflow.core.errors import SourceError
 from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.splits import Split
 from onceflow.core.runtime.transport.control_plane import ControlEvent
 
@@ -46,6 +47,16 @@ class SplitsDiscovered:
     error: SourceError | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class AppendEnded:
+    """The decision log holds `completed`, or `error` says why not, or that nobody knows."""
+
+    attempt: AttemptId
+    completed: CompletedCheckpoint
+    append_ms: float
+    error: BaseException | None
+
+
 AttemptEvent: TypeAlias = (
     ControlEvent
     | StageEnded
@@ -53,4 +64,5 @@ AttemptEvent: TypeAlias = (
     | CancelRequested
     | RecoveryEnded
     | SplitsDiscovered
+    | AppendEnded
 )
