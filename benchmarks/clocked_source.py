@@ -29,8 +29,8 @@ class ClockedSource(Source):
     def bounded(self) -> bool:
         return self.source.bounded
 
-    def check(self) -> None:
-        self.source.check()
+    def validate(self) -> None:
+        self.source.validate()
 
     def splits(self) -> Sequence[Split]:
         return self.source.splits()

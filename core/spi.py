@@ -108,8 +108,10 @@ class Source(ABC):
         """Whether readers hand out bad records by `rejected`, which a sink must then take."""
         return False
 
-    def check(self) -> None:  # noqa: B027 - optional hook
-        """Return when the source can be read from here. Runs on the driver before each attempt.
+    def validate(self) -> None:  # noqa: B027 - optional hook
+        """Return when the source can be read from here. Asks, and changes nothing.
+
+        Runs on the driver before each attempt.
 
         Raises:
             ConfigError: It cannot; the message says what to do.
@@ -299,7 +301,19 @@ class Sink(ABC):
         """
         return ()
 
-    def check(self, context: CommitterContext, schema: pa.Schema) -> None:  # noqa: B027
+    def validate(self, context: CommitterContext, schema: pa.Schema) -> None:  # noqa: B027
+        """Return when nothing speaks against writing rows of `schema`. Asks, and changes nothing.
+
+        Runs on the driver before each attempt, for every sink before any is opened, and whenever
+        somebody wonders: also twice at once, and beside a job that runs. What is missing and will
+        be created by `open` does not speak against it.
+
+        Raises:
+            ConfigError: Something does; the message has the exact statement that mends it.
+            SinkError: The target cannot be asked now.
+        """
+
+    def open(self, context: CommitterContext, schema: pa.Schema) -> None:  # noqa: B027
         """Return when rows of `schema` can be written. Runs on the driver before each attempt.
 
         Creates what the user asked to be created (tables), while nothing is prepared, and fences
@@ -308,6 +322,7 @@ class Sink(ABC):
 
         Raises:
             ConfigError: They cannot; the message has the exact statement that mends it.
+            Fenced: A newer attempt, or another job, owns the sink id.
         """
 
     @abstractmethod

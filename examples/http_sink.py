@@ -40,7 +40,7 @@ class HttpSink(StagedSink):
     token: str = field(default="", repr=False)
     timeout_s: float = 30.0
 
-    def check(self, context: CommitterContext, schema: pa.Schema) -> None:
+    def open(self, context: CommitterContext, schema: pa.Schema) -> None:
         """Claim the sink id: claims are numbered documents, and the last one is who may write."""
         claims = f"owner/{context.sink_id}"
 

@@ -31,7 +31,7 @@ class SqliteSink(spi.StagedSink):
         """Bring every row of a key to one writer, so that they stay in order."""
         return (self.key,)
 
-    def check(self, context: spi.CommitterContext, schema: pa.Schema) -> None:
+    def open(self, context: spi.CommitterContext, schema: pa.Schema) -> None:
         """Make the tables; keep other jobs and older attempts out."""
         if not all(one in STORED for one in schema.types):
             raise spi.ConfigError(

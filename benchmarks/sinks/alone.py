@@ -83,7 +83,7 @@ def write_alone(
     storage = FileSystemStorage(str(directory)).open(_JOB)
     staging = storage.staging(_SINK_ID)
     context = CommitterContext(_JOB, _UID, _SINK_ID, AttemptId(1), "bench", staging)
-    sink.check(context, SCHEMA)
+    sink.open(context, SCHEMA)
     writer = sink.writer(
         WriterContext(
             _JOB,

@@ -152,7 +152,7 @@ class _Driver:
             log_id=self._storage.log_id,
             staging=self._storage.staging(self._work.sink_id),
         )
-        self._work.sink.check(context, self._work.rows.schema)
+        self._work.sink.open(context, self._work.rows.schema)
         committer = self._work.sink.committer(context)
         position = 0
         if log.view.decided:

@@ -20,7 +20,7 @@ UID = "sink"
 class SinkJob:
     """A sink under one sink id, with one decision log. Closes every writer and committer it made.
 
-    An attempt is begun (`Sink.check`) when it is first asked for.
+    An attempt is begun (`Sink.open`) when it is first asked for.
     """
 
     sink: Sink
@@ -63,7 +63,7 @@ class SinkJob:
 
     def check(self, attempt: int) -> None:
         """Begin `attempt`, whether it was begun before or not."""
-        self.sink.check(self.committer_context(attempt), self.schema)
+        self.sink.open(self.committer_context(attempt), self.schema)
         self._attempt = max(self._attempt, attempt)
 
     def begin(self, attempt: int) -> None:

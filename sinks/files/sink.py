@@ -61,7 +61,7 @@ class FileSink(Sink):
             appears whole or not at all. `auto` knows for the usual protocols.
 
     Raises:
-        ConfigError: A setting is wrong by itself; what needs the target is found by `check`.
+        ConfigError: A setting is wrong by itself; what needs the target is found by `open`.
     """
 
     url: str
@@ -94,7 +94,7 @@ class FileSink(Sink):
         )
 
     @override
-    def check(self, context: CommitterContext, schema: pa.Schema) -> None:
+    def open(self, context: CommitterContext, schema: pa.Schema) -> None:
         """Return when rows of `schema` can be written; makes the directory, fences the sink id.
 
         Also deletes files that writers of older attempts left and no manifest names. A crash in it

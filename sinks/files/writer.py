@@ -3,7 +3,7 @@
     write        rows → row groups of files in _onceflow/<sink>/open
     pre_commit   files ended and made durable → their manifest in _onceflow/<sink>/staged
 
-Before the manifest is there, a crash leaves files that nobody refers to; the next attempt's `check`
+Before the manifest is there, a crash leaves files that nobody refers to; the next attempt's `open`
 deletes them.
 """
 

@@ -30,7 +30,7 @@ from onceflow.sinks.kafka.clients import (
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
 
 RENEWED_EVERY_S = 6 * 3600.0
-"""A quarter of the shortest retention that `check` accepts."""
+"""A quarter of the shortest retention that `open` accepts."""
 
 _CALL_S = 2.0
 _ADVICE = {

@@ -28,7 +28,7 @@ from onceflow.sinks.kafka.clients import (
 from onceflow.sinks.kafka.settings import MESSAGE_BYTES_MAX, KafkaSinkSettings, StaleRows
 
 RETENTION_MINUTES_MIN = 24 * 60
-"""What `check` demands of the broker; its default is a week, and was a day before Kafka 2.0."""
+"""What `open` demands of the broker; its default is a week, and was a day before Kafka 2.0."""
 
 _TRUSTED_S = RETENTION_MINUTES_MIN * 60 / 2
 """For how long nobody is asked: half the minimum, which leaves hours for clocks that differ."""

@@ -70,7 +70,7 @@ class KafkaSink(Sink):
         options: Further settings of librdkafka, with or without Spark's prefix `kafka.`.
 
     Raises:
-        ConfigError: A setting is wrong by itself; what needs the broker is found by `check`.
+        ConfigError: A setting is wrong by itself; what needs the broker is found by `open`.
     """
 
     bootstrap_servers: str
@@ -99,7 +99,7 @@ class KafkaSink(Sink):
     def __repr__(self) -> str:
         return repr(self.settings)
 
-    def check(self, context: CommitterContext, schema: pa.Schema) -> None:
+    def open(self, context: CommitterContext, schema: pa.Schema) -> None:
         """Return when rows of `schema` can be written; creates topics, fences the sink id.
 
         Repeated in the same attempt it is refused, as the SPI says. A crash in it leaves at most

@@ -86,7 +86,7 @@ class MySQLSink(Sink):
         flush_rows: At least once: how many rows are committed together, at most a batch more.
 
     Raises:
-        ConfigError: A setting is wrong by itself; what needs the server is found by `check`.
+        ConfigError: A setting is wrong by itself; what needs the server is found by `open`.
     """
 
     url: str
@@ -135,7 +135,7 @@ class MySQLSink(Sink):
         """Return the primary key where rows are found by it: one key, one writer."""
         return self.primary_key if self.settings.rules.changes_in_place else ()
 
-    def check(self, context: CommitterContext, schema: pa.Schema) -> None:
+    def open(self, context: CommitterContext, schema: pa.Schema) -> None:
         """Return when rows of `schema` can be written; creates what is missing, fences the sink id.
 
         Repeated in the same attempt it is refused, as the SPI says. A crash in it leaves at most

@@ -56,7 +56,7 @@ def sinks_table(schema: str) -> Table:
         Column("log_id", Text, nullable=False),
         Column("attempt", Integer, nullable=False),
         Column("claimed_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
-        # What `check` chose for the attempt, so that all its subtasks do the same.
+        # What `open` chose for the attempt, so that all its subtasks do the same.
         Column("commit_mode", String(COMMIT_MODE_LENGTH_MAX)),
         schema=schema,
     )

@@ -79,7 +79,7 @@ def mode_of_writer(
     failures: Failures[ConnectionT, ErrorT],
     context: WriterContext,
 ) -> CommitMode:
-    """Return the mode that `check` recorded for all subtasks, or the user's.
+    """Return the mode that `open` recorded for all subtasks, or the user's.
 
     Raises:
         ConfigError: The recorded mode is of another version of onceflow.

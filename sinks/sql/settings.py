@@ -40,4 +40,4 @@ class SinkSettings(Generic[EndpointT_co, LedgerT_co]):
     null_overflow: bool = False
     """Whether a value that does not fit becomes null, and is not a bad row."""
     commit_mode: CommitMode | None = None
-    """What the user chose; None lets `check` choose."""
+    """What the user chose; None lets `open` choose."""

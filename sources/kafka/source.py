@@ -161,7 +161,7 @@ class KafkaSource(Source):
         """Whether bad records go to a sink of their own."""
         return self._settings.on_bad_record is BadRecords.DEAD_LETTER
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Return when every topic exists and this client may describe it.
 
         Raises:

@@ -76,8 +76,8 @@ class BrokenServerSink(Sink):
     writer_class: ClassVar[type[_Writer]] = _Writer
     committer_class: ClassVar[type[_Committer]] = _Committer
 
-    def check(self, context: CommitterContext, schema: pa.Schema) -> None:
-        self.sink.check(context, schema)
+    def open(self, context: CommitterContext, schema: pa.Schema) -> None:
+        self.sink.open(context, schema)
 
     def writer(self, context: WriterContext) -> SinkWriter:
         return self.writer_class(self.sink.writer(context), context)
@@ -208,7 +208,7 @@ class AsksForTheFloorInAnotherRequest(StagedSink):
     def routing_key(self) -> tuple[str, ...]:
         return ("id",)
 
-    def check(self, context: CommitterContext, schema: pa.Schema) -> None:
+    def open(self, context: CommitterContext, schema: pa.Schema) -> None:
         with psycopg.connect(self.sink.url) as connection:
             connection.execute(
                 "CREATE TABLE IF NOT EXISTS proofs (name text PRIMARY KEY, checkpoint_id bigint);"

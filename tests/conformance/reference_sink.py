@@ -204,7 +204,7 @@ class ReferenceSink(Sink):
     writer_class: ClassVar[type[ReferenceWriter]] = ReferenceWriter
     committer_class: ClassVar[type[ReferenceCommitter]] = ReferenceCommitter
 
-    def check(self, context: CommitterContext, schema: pa.Schema) -> None:
+    def open(self, context: CommitterContext, schema: pa.Schema) -> None:
         with transaction(self.path) as connection:
             owner = connection.execute(
                 "SELECT log_id, attempt FROM owners WHERE sink_id = ?", (context.sink_id,)

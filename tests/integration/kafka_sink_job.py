@@ -161,7 +161,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _run(job: Job, total: int, crash: Sequence[str]) -> None:
-    job.sink.check(job.context, SCHEMA)
+    job.sink.open(job.context, SCHEMA)
     restored = job.log.last()
     committer = job.sink.committer(job.context)
     recover(committer, restored, sink_id=job.sink_id, attempt=job.attempt)

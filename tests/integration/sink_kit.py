@@ -63,7 +63,7 @@ class Job(Generic[SinkT]):
     _open: ExitStack = field(default_factory=ExitStack)
 
     def check(self, attempt: int = 1) -> Self:
-        self.sink.check(self.committer_context(attempt), self.schema)
+        self.sink.open(self.committer_context(attempt), self.schema)
         return self
 
     def committer_context(self, attempt: int = 1) -> CommitterContext:

@@ -38,7 +38,7 @@ class _Job:
         self.staging = FileStagingArea.in_directory(str(directory), "job.http")
 
     def check(self, log_id: str = "log-1", attempt: int = 1) -> None:
-        self.sink.check(
+        self.sink.open(
             CommitterContext("job", "http", "job.http", AttemptId(attempt), log_id, self.staging),
             _SCHEMA,
         )

@@ -137,7 +137,7 @@ def test_pattern_takes_new_topics_from_their_first_record_and_none_of_kafkas_own
     Transactions(servers)  # so that __transaction_state is there
     stem = f"orders-{uuid.uuid4().hex[:8]}"
     described = _pattern(servers, f"(?:{stem}|__transaction).*", starting_offsets="latest")
-    described.check()
+    described.validate()
     assert described.splits() == []
     assert f"has no topics matching '(?:{stem}|__transaction).*' yet" in caplog.text
     for name, count in ((f"{stem}-a", 2), (f"{stem}-b", 3), (f"x{stem}", 4)):

@@ -1,4 +1,4 @@
-"""What `check` finds before a row is read, on a real broker: each refusal names what mends it."""
+"""What `open` finds before a row is read, on a real broker: each refusal names what mends it."""
 
 from __future__ import annotations
 
@@ -145,9 +145,9 @@ def test_without_checkpoint_storage_only_at_least_once_is_there(
 ) -> None:
     context = CommitterContext("job", "ledger", "c.none", AttemptId(1), "log-1")
     with pytest.raises(ConfigError, match="at_least_once"):
-        KafkaSink(servers, topic=topic).check(context, SCHEMA)
+        KafkaSink(servers, topic=topic).open(context, SCHEMA)
     once = KafkaSink(servers, topic=topic, delivery="at_least_once")
-    once.check(context, SCHEMA)
+    once.open(context, SCHEMA)
     assert once.committer(context).in_doubt() == ()
 
 

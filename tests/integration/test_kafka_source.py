@@ -318,10 +318,10 @@ def test_missing_topic_is_named_together_with_the_nearest_one(
 ) -> None:
     topic = kafka_topic()
     with pytest.raises(ConfigError) as caught:
-        source(servers, f"{topic}s").check()
+        source(servers, f"{topic}s").validate()
     assert f"topic '{topic}s' does not exist" in str(caught.value)
     assert f"Did you mean '{topic}'" in str(caught.value)
-    source(servers, topic).check()
+    source(servers, topic).validate()
 
 
 # Waiting, publishing, closing

@@ -160,7 +160,7 @@ def test_unreachable_broker_fails_the_check_at_its_deadline() -> None:
     address = f"{LOOPBACK}:{free_port()}"
     started = time.monotonic()
     with pytest.raises(SourceUnavailable, match=address):
-        source(address, "payments", deadline_s=1.0).check()
+        source(address, "payments", deadline_s=1.0).validate()
     assert time.monotonic() - started < 10.0
 
 
@@ -231,7 +231,7 @@ def test_wrong_password_is_a_config_error_that_names_the_mechanism_and_not_the_p
     refused = source(guarded.guarded, name, options=_options("reader", "wr0ng-pass"))
     started = time.monotonic()
     with pytest.raises(ConfigError) as caught:
-        refused.check()
+        refused.validate()
     assert time.monotonic() - started < 15.0
     assert "refuses to authenticate user 'reader'" in str(caught.value)
     assert "sasl.mechanism=PLAIN" in str(caught.value)
@@ -243,7 +243,7 @@ def test_topic_that_may_not_be_read_is_a_config_error_with_the_command_that_gran
 ) -> None:
     name = guarded.create_topic(f"denied-{uuid.uuid4().hex[:8]}", 1)
     with pytest.raises(ConfigError, match=r"kafka-acls\.sh .*User:outsider .*--topic " + name):
-        source(guarded.guarded, name, options=_options("outsider")).check()
+        source(guarded.guarded, name, options=_options("outsider")).validate()
 
 
 def test_topic_that_may_be_described_but_not_read_stops_the_reader(
@@ -253,7 +253,7 @@ def test_topic_that_may_be_described_but_not_read_stops_the_reader(
     _grant(guarded, "onlooker", name, AclOperation.DESCRIBE)
     produce(guarded.bootstrap_servers, name, [record(0)])
     described = source(guarded.guarded, name, options=_options("onlooker"))
-    described.check()
+    described.validate()
     with reading(described) as reader, pytest.raises(ConfigError, match="forbids reading"):
         _poll_for(reader.poll, 20.0)
 
@@ -281,7 +281,7 @@ def test_check_of_a_missing_topic_does_not_create_it(guarded: _GuardedKafka) -> 
     name = f"never-{uuid.uuid4().hex[:8]}"
     for _ in range(2):
         with pytest.raises(ConfigError, match="does not exist"):
-            source(guarded.bootstrap_servers, name).check()
+            source(guarded.bootstrap_servers, name).validate()
 
 
 class _Poll(Protocol):

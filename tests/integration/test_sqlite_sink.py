@@ -48,7 +48,7 @@ class _Job:
         )
 
     def check(self, attempt: int = 1) -> _Job:
-        self.sink.check(self.context(attempt), _SCHEMA)
+        self.sink.open(self.context(attempt), _SCHEMA)
         return self
 
     def writer(self, on_bad_row: OnBadRow = OnBadRow.FAIL) -> SinkWriter:
@@ -299,4 +299,4 @@ def test_rows_without_a_key_are_refused_while_there_is_time(job: _Job) -> None:
 def test_types_that_sqlite_has_not_are_refused_at_start(job: _Job) -> None:
     schema = pa.schema([pa.field("key", pa.string()), pa.field("value", pa.decimal128(5, 2))])
     with pytest.raises(ConfigError, match="cast before the sink"):
-        job.sink.check(job.context(2), schema)
+        job.sink.open(job.context(2), schema)

@@ -107,7 +107,7 @@ def test_staged_rows_are_applied_or_dropped_as_the_log_says(
 ) -> None:
     staging = log.storage.staging(SINK_ID)
     context = CommitterContext("payments", "out", SINK_ID, AttemptId(1), log.log_id, staging)
-    target.sink.check(context, SCHEMA)
+    target.sink.open(context, SCHEMA)
     decided = pre_commit(log, target.sink, 1, range(5))
     undecided = pre_commit(log, target.sink, 2, range(5, 8))
     log.decide(1, [decided])

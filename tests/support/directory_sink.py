@@ -36,7 +36,7 @@ class DirectorySink(Sink):
 
     directory: str
 
-    def check(self, context: CommitterContext, schema: pa.Schema) -> None:
+    def open(self, context: CommitterContext, schema: pa.Schema) -> None:
         for name in ("prepared", "committed"):
             (Path(self.directory) / name).mkdir(parents=True, exist_ok=True)
 

@@ -61,7 +61,7 @@ class RedisSink(StagedSink):
     def routing_key(self) -> tuple[str, ...]:
         return (self.key,)
 
-    def check(self, context: CommitterContext, schema: pa.Schema) -> None:
+    def open(self, context: CommitterContext, schema: pa.Schema) -> None:
         owner = f"{context.sink_id}:owner"
         if not self.ask("EVAL", CLAIM, 1, owner, context.log_id, context.attempt):
             raise Fenced(f"{context.sink_id} is another job's, or a newer attempt's")

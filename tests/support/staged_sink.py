@@ -33,7 +33,7 @@ class StagedSink(Sink):
 
     path: str
 
-    def check(self, context: CommitterContext, schema: pa.Schema) -> None:
+    def open(self, context: CommitterContext, schema: pa.Schema) -> None:
         with closing(sqlite3.connect(self.path)) as database:
             database.execute("CREATE TABLE IF NOT EXISTS rows (id INTEGER)")
             database.execute("CREATE TABLE IF NOT EXISTS ledger (id TEXT PRIMARY KEY)")

@@ -32,7 +32,7 @@ class StuckSink(StagedSink):
 
     directory: str
 
-    def check(self, context: CommitterContext, schema: pa.Schema) -> None:
+    def open(self, context: CommitterContext, schema: pa.Schema) -> None:
         with self._locked() as db:
             db.execute("CREATE TABLE IF NOT EXISTS rows (id INTEGER)")
             db.execute("CREATE TABLE IF NOT EXISTS ledger (name PRIMARY KEY, checkpoint_id)")

@@ -63,7 +63,7 @@ def ids_in(sink: Sink) -> list[int]:
 def pre_commit(log: AgedLog, sink: Sink, attempt: int, checkpoint: int, *ids: int) -> Committable:
     staging = log.storage.staging(SINK_ID)
     number = AttemptId(attempt)
-    sink.check(CommitterContext("payments", "out", SINK_ID, number, log.log_id, staging), SCHEMA)
+    sink.open(CommitterContext("payments", "out", SINK_ID, number, log.log_id, staging), SCHEMA)
     writer = sink.writer(
         WriterContext(
             "payments", "out", SINK_ID, 0, 1, number, CheckpointId(1), SCHEMA, staging=staging
@@ -253,7 +253,7 @@ def test_staged_rows_of_a_sink_that_was_named_by_hand_are_the_jobs_own(
     rows.write(pa.record_batch([pa.array([1], pa.int64())], schema=SCHEMA))
     rows.seal(TransactionId("by-hand", 1, 1, 0))
     sink = StagedSink(str(tmp_path / "rows.sqlite"))
-    sink.check(CommitterContext("payments", "out", "by-hand", AttemptId(1)), SCHEMA)
+    sink.open(CommitterContext("payments", "out", "by-hand", AttemptId(1)), SCHEMA)
     with InDoubtTransactions([SinkResourceManager(sink, "by-hand")], log.storage) as transactions:
         (one,) = transactions.in_doubt()
         assert one.status.decision is LoggedDecision.UNDECIDED

@@ -139,7 +139,7 @@ class Attempt:
 
     def _recover(self) -> RecoveryCounts:
         """Runs beside the slots' start: neither needs the other before deployment."""
-        self._context.recovery.check()
+        self._context.recovery.open()
         return self._context.recovery.recover(self._context.restored)
 
     def _await_slots(self) -> None:

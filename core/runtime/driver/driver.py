@@ -223,7 +223,7 @@ class JobDriver:
         plan, storage = self._plan, self._storage
         log = self._log = self._claim()
         for _, source in plan.graph.sources():
-            source.check()
+            source.validate()
         view, max_parallelism = self._restore_point(log)
         restored = view.completed[-1]
         storage.sweep(view, log.attempt)

@@ -118,17 +118,22 @@ class SinkRecovery:
                 self._targets.append(target(sink, sink_id, sink_id, None))
         self._committers: dict[str, Committer] = {}
 
-    def check(self) -> None:
+    def open(self) -> None:
         """Return when every sink can be written; creates tables and fences older attempts.
+
+        Every sink is asked before the first one changes anything.
 
         Raises:
             ConfigError: A sink cannot be written; the message says what to do.
             Fenced: A newer attempt, or another job, owns a sink id.
         """
-        for target in self._targets:
-            if target.schema is not None:
-                self._begin(f"the check of sink {target.context.uid}")
-                target.sink.check(target.context, target.schema)
+        written = [(t, t.schema) for t in self._targets if t.schema is not None]
+        for target, schema in written:
+            self._begin(f"the validation of sink {target.context.uid}")
+            target.sink.validate(target.context, schema)
+        for target, schema in written:
+            self._begin(f"the opening of sink {target.context.uid}")
+            target.sink.open(target.context, schema)
 
     def recover(self, restored: CompletedCheckpoint) -> RecoveryCounts:
         """Commit all that the log decided and abort what older attempts left besides. Idempotent.

@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> None:
         "soak", "ledger", SINK_ID, AttemptId(attempt), log_id=directory, staging=staging
     )
     schema = CHANGES if "upsert" in mode else SCHEMA
-    sink.check(context, schema)
+    sink.open(context, schema)
     restored = log.last()
     committer = sink.committer(context)
     recover(committer, restored, sink_id=SINK_ID, attempt=attempt)

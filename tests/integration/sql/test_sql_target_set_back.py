@@ -86,7 +86,7 @@ class Job:
             self.decide()
         recovery = SinkRecovery(graph, {}, "job", self.log, self.storage, deadline_s=60)
         try:
-            recovery.check()
+            recovery.open()
             return recovery.recover(self.log.view.completed[-1])
         finally:
             recovery.close()

@@ -46,7 +46,7 @@ def sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DirectorySink:
         "number = 17\n\ndef broken():\n    raise RuntimeError('no such luck')\n"
     )
     sink = DirectorySink(str(tmp_path / "out"))
-    sink.check(CommitterContext("payments", "out", SINK_ID, AttemptId(1)), SCHEMA)
+    sink.open(CommitterContext("payments", "out", SINK_ID, AttemptId(1)), SCHEMA)
     return sink
 
 

@@ -139,7 +139,7 @@ def test_sink_id_that_is_no_part_of_a_transaction_name_is_refused_before_connect
     sink = PostgresSink("postgresql://127.0.0.1:1/d", table="t")
     context = CommitterContext("job", "ledger", sink_id, AttemptId(1))
     with pytest.raises(ConfigError, match="sink id"):
-        sink.check(context, pa.schema([("id", pa.int64())]))
+        sink.open(context, pa.schema([("id", pa.int64())]))
 
 
 def test_table_names_keep_their_case() -> None:

@@ -89,7 +89,7 @@ def test_options_are_taken_under_both_names_and_never_with_two_values() -> None:
 
 def test_option_unknown_to_librdkafka_is_named_by_the_check() -> None:
     with pytest.raises(ConfigError, match=r'No such configuration property: "fetch\.bytes"'):
-        _source(options={"fetch.bytes": "1"}).check()
+        _source(options={"fetch.bytes": "1"}).validate()
 
 
 @pytest.mark.parametrize(
