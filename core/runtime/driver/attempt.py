@@ -35,9 +35,9 @@ from onceflow.core.protocol.decisions import (
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.recovery import retain_ledger_from
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
-from onceflow.core.runtime.driver.attempt_context import AttemptContext
-from onceflow.core.runtime.driver.attempt_events import (
+from onceflow.core.runtime.driver.attempt_context import (
     AppendEnded,
+    AttemptContext,
     AttemptEvent,
     CancelRequested,
     CheckpointRequested,
@@ -45,13 +45,12 @@ from onceflow.core.runtime.driver.attempt_events import (
     SplitsDiscovered,
     StageEnded,
 )
-from onceflow.core.runtime.driver.background import Background
-from onceflow.core.runtime.driver.checkpoints_cleaner import CheckpointsCleaner
+from onceflow.core.runtime.driver.background import Background, CheckpointsCleaner
 from onceflow.core.runtime.driver.failures import JobCancelled, cause_of, stage_error
 from onceflow.core.runtime.driver.restore import restored_operators
 from onceflow.core.runtime.driver.sink_recovery import RecoveryCounts
 from onceflow.core.runtime.driver.slot_pool import SlotPool
-from onceflow.core.runtime.driver.split_discovery import SplitDiscovery
+from onceflow.core.runtime.driver.source_splits import SplitDiscovery
 from onceflow.core.runtime.messages import (
     Abort,
     Acked,

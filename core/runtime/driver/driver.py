@@ -39,24 +39,24 @@ from onceflow.core.runtime.cluster.spark_stage import (
     use_own_interpreter,
 )
 from onceflow.core.runtime.driver.attempt import Attempt
-from onceflow.core.runtime.driver.attempt_context import AttemptContext
-from onceflow.core.runtime.driver.attempt_events import (
+from onceflow.core.runtime.driver.attempt_context import (
+    AttemptContext,
     AttemptEvent,
     CancelRequested,
     CheckpointRequested,
     StageEnded,
 )
-from onceflow.core.runtime.driver.compatibility import (
+from onceflow.core.runtime.driver.failures import JobCancelled
+from onceflow.core.runtime.driver.progress import Progress
+from onceflow.core.runtime.driver.restore import (
     check_max_parallelism,
     check_operators,
     check_others,
     check_sinks,
     operators_left,
 )
-from onceflow.core.runtime.driver.failures import JobCancelled
-from onceflow.core.runtime.driver.progress import Progress
-from onceflow.core.runtime.driver.restore import genesis_of, with_discovered_splits
 from onceflow.core.runtime.driver.sink_recovery import SinkRecovery
+from onceflow.core.runtime.driver.source_splits import genesis_of, with_discovered_splits
 from onceflow.core.runtime.driver.status import JobState, JobStatus
 from onceflow.core.runtime.driver.stop_signals import STOP_SIGNALS
 from onceflow.core.runtime.slot.chain_builder import SlotPlan

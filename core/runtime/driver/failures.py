@@ -8,7 +8,7 @@ import time
 
 from onceflow.core import errors
 from onceflow.core.errors import ConfigError, OnceflowError, SlotFailed, SlotLost
-from onceflow.core.runtime.driver.attempt_events import (
+from onceflow.core.runtime.driver.attempt_context import (
     AttemptEvent,
     CancelRequested,
     CheckpointRequested,

@@ -1,77 +1,148 @@
-"""From the decision log to what each slot is deployed with."""
+"""Whether a pipeline can go on from what its job's log says, and what each slot gets of it.
+
+Nothing decided is left behind.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
 
-from onceflow.core.graph import Graph, ProcessKeyed, ReadFrom, RunAggregates
+from onceflow.core.errors import ConfigError, StateIncompatible
+from onceflow.core.graph import Graph, ProcessKeyed, ReadFrom, RunAggregates, Work
 from onceflow.core.protocol.assignment import assign_splits, key_group_range
-from onceflow.core.protocol.ids import GENESIS, AttemptId, SubtaskRef
+from onceflow.core.protocol.log import LogView
+from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.protocol.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
     StateHandle,
-    SubtaskSnapshot,
 )
-from onceflow.core.protocol.splits import Split, with_lists
-from onceflow.core.runtime.dataflow.source_subtask import SPLITS, decode_split, encode_split
+from onceflow.core.runtime.dataflow.source_subtask import SPLITS, decode_split
 from onceflow.core.runtime.messages import RestoredOperator
 
-
-def genesis_of(
-    graph: Graph, attempt: AttemptId, parallelism: int, max_parallelism: int, now_ms: int
-) -> CompletedCheckpoint:
-    """Return checkpoint 0: where every source starts, resolved now and never again.
-
-    Once it is in the decision log, a crash before the first checkpoint starts from the same
-    records, also for a source that starts at the latest.
-    """
-    snapshots = tuple(
-        SubtaskSnapshot(
-            SubtaskRef(uid, 0), (OperatorSnapshot(uid, lists={SPLITS: _encoded(source.splits())}),)
-        )
-        for uid, source in graph.sources()
-    )
-    return CompletedCheckpoint(
-        checkpoint=GENESIS,
-        attempt=attempt,
-        parallelism=parallelism,
-        max_parallelism=max_parallelism,
-        snapshots=snapshots,
-        triggered_at_ms=now_ms,
-        completed_at_ms=now_ms,
-    )
+_log = logging.getLogger("onceflow.runtime.driver")
 
 
-def with_discovered_splits(
-    graph: Graph, restored: CompletedCheckpoint, attempt: AttemptId, now_ms: int
-) -> CompletedCheckpoint | None:
-    """Return the decision with which the attempt begins instead of `restored`, if any is needed.
-
-    It is when a source has splits that `restored` does not hold: one that is new in the job, or one
-    that has grown since. In the decision log before any slot begins, it lets a new source resolve
-    where it starts once only, and no split be read that a crash would forget.
+def check_max_parallelism(restored: CompletedCheckpoint, max_parallelism: int) -> None:
+    """Return when keys keep their owners.
 
     Raises:
-        SourceError: What is known of a source cannot be read on.
+        StateIncompatible: The number of key groups differs.
     """
-    lists: dict[str, tuple[bytes, ...]] = {}
-    for uid, source in graph.sources():
-        known = splits_of(restored, uid)
-        now = source.splits() if known is None else source.discover(known)
-        if known is None or set(now) != set(known):
-            lists[uid] = _encoded(now)
-    if not lists:
-        return None
-    return with_lists(restored, SPLITS, lists, attempt=attempt, now_ms=now_ms)
+    if restored.max_parallelism != max_parallelism:
+        raise StateIncompatible(
+            f"checkpoint {restored.checkpoint} was taken with max_parallelism"
+            f" {restored.max_parallelism}, and the pipeline asks for {max_parallelism}: keys would"
+            f" change owners; set max_parallelism={restored.max_parallelism}"
+        )
 
 
-def splits_of(completed: CompletedCheckpoint, uid: str) -> tuple[Split, ...] | None:
-    """Return the splits of source `uid` in `completed`; None: it does not know the source."""
-    lists = [operator.lists for _, operator in completed.operator(uid)]
-    if not any(SPLITS in one for one in lists):
-        return None
-    return tuple(decode_split(element) for one in lists for element in one.get(SPLITS, ()))
+def operators_left(graph: Graph, restored: CompletedCheckpoint) -> tuple[str, ...]:
+    """Return the uids of operators that have state in `restored` which none in `graph` takes."""
+    works = {operator.uid: operator.work for operator in graph.operators}
+    return tuple(
+        sorted(
+            {
+                operator.uid
+                for snapshot in restored.snapshots
+                for operator in snapshot.operators
+                if not _takes(works.get(operator.uid), operator)
+            }
+        )
+    )
+
+
+def _takes(work: Work | None, snapshot: OperatorSnapshot) -> bool:
+    match work:
+        case ProcessKeyed() | RunAggregates():
+            return not (snapshot.lists or snapshot.raw)
+        case ReadFrom():
+            return not (snapshot.keyed or snapshot.raw)
+        case _:
+            return not (snapshot.keyed or snapshot.lists or snapshot.raw)
+
+
+def check_operators(graph: Graph, restored: CompletedCheckpoint) -> None:
+    """Return when an operator in `graph` takes every operator's state in `restored`.
+
+    Raises:
+        StateIncompatible: State would be left behind.
+    """
+    left = operators_left(graph, restored)
+    if left:
+        known = ", ".join(sorted(operator.uid for operator in graph.operators))
+        raise StateIncompatible(
+            f"checkpoint {restored.checkpoint} holds state of {', '.join(left)}, and the pipeline"
+            f" has no operator that takes it (it has {known}): give it its old uid; or, when its"
+            " state is not wanted any more, start with Pipeline(…, allow_non_restored_state=True),"
+            " which drops it and keeps the rest"
+        )
+
+
+def check_sinks(graph: Graph, view: LogView, retired: Collection[str]) -> None:
+    """Return when nothing can be in doubt under a sink id that nobody will settle.
+
+    Raises:
+        ConfigError: A sink id of the log is neither in `graph` nor in `retired`.
+    """
+    mine = {work.sink_id for _, work in graph.sinks()}
+    left = sorted(view.sinks - mine - set(retired))
+    if left:
+        raise ConfigError(_left_behind(left, sorted(mine), view))
+
+
+def _left_behind(left: Sequence[str], mine: Sequence[str], view: LogView) -> str:
+    names = ", ".join(map(repr, left))
+    listed = committables_of(view.completed[-1]) if view.decided else ()
+    lost = [one for one in listed if one.transaction.sink_id in left]
+    if lost:
+        what = (
+            f"checkpoint {view.completed[-1].checkpoint} decided {len(lost)} transactions"
+            f" ({sum(one.rows for one in lost)} rows) under sink id {names}, the first"
+            f" {lost[0].transaction}"
+        )
+    else:
+        what = f"the job has written under sink id {names}, where something may be in doubt"
+    return (
+        f"{what}, and no sink of the pipeline has it (there are"
+        f" {', '.join(map(repr, mine)) or 'none'}): what is decided would never be committed, and"
+        " the rest stay prepared. If the sink was renamed, give it its old id:"
+        f" write(…, sink_id={left[0]!r}). If it is not wanted any more, hand it over to be settled"
+        f" at the start: Pipeline(…, retired_sinks={{{left[0]!r}: <the sink as it was>}})"
+    )
+
+
+def check_others(job: str, graph: Graph, others: Mapping[str, LogView]) -> None:
+    """Return when the sinks of a new job are no sinks of another job in the same storage.
+
+    `others` are the logs of those jobs, by name.
+
+    Raises:
+        ConfigError: One is: it may be this job, which had another name.
+    """
+    mine = {work.sink_id for _, work in graph.sinks()}
+    uids = {operator.uid for operator in graph.operators}
+    for name, view in others.items():
+        shared = sorted(mine & view.sinks)
+        if shared:
+            raise ConfigError(
+                f"job {job!r} is new, and sink id {shared[0]!r} is in use by job {name!r} in the"
+                " same checkpoint storage: two jobs under one sink id would commit and abort each"
+                " other's rows. If it is the same job under a new name, start it as"
+                f" Pipeline(name={name!r}), or rename its directory {name!r} in the storage to"
+                f" {job!r} first. Else give this one its own: write(…, sink_id=…)"
+            )
+        last = view.completed[-1] if view.decided else None
+        stateful = {o.uid for s in last.snapshots for o in s.operators} if last else set[str]()
+        if stateful and stateful <= uids:
+            _log.warning(
+                "job %r is new, and job %r in the same checkpoint storage has its operators; a job"
+                " is found again by its name: under a new one it begins anew, and what the old one"
+                " left in doubt stays so until it is started again",
+                job,
+                name,
+            )
 
 
 def restored_operators(
@@ -93,10 +164,6 @@ def restored_operators(
             case _:
                 pass
     return tuple(operators)
-
-
-def _encoded(splits: Sequence[Split]) -> tuple[bytes, ...]:
-    return tuple(map(encode_split, splits))
 
 
 def _dealt_to(elements: Sequence[bytes], parallelism: int, slot: int) -> tuple[bytes, ...]:

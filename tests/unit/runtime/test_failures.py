@@ -7,7 +7,7 @@ import threading
 
 from onceflow.core.errors import BadRecord, ConfigError, SlotFailed, SlotLost
 from onceflow.core.protocol.ids import AttemptId
-from onceflow.core.runtime.driver.attempt_events import AttemptEvent, CancelRequested, StageEnded
+from onceflow.core.runtime.driver.attempt_context import AttemptEvent, CancelRequested, StageEnded
 from onceflow.core.runtime.driver.failures import (
     cause_of,
     slot_error,

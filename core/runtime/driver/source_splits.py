@@ -1,7 +1,7 @@
-"""Asks the sources of a running attempt for splits that have appeared since.
+"""The splits of a job's sources: where they begin, what is restored, and what appears later.
 
-The attempt's thread decides when to ask and whom to offer what; the asking itself may wait for a
-server, and has a thread of its own for each question. What may be read when is decided by
+The attempt's thread decides when to ask a source and whom to offer what; the asking itself may wait
+for a server, and has a thread of its own for each question. What may be read when is decided by
 `protocol.splits`.
 """
 
@@ -13,16 +13,80 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from onceflow.core.errors import SourceError
-from onceflow.core.protocol.ids import AttemptId
-from onceflow.core.protocol.snapshots import CompletedCheckpoint
-from onceflow.core.protocol.splits import Split, SplitOffers
-from onceflow.core.runtime.driver.attempt_context import AttemptContext
-from onceflow.core.runtime.driver.attempt_events import SplitsDiscovered
-from onceflow.core.runtime.driver.restore import splits_of
+from onceflow.core.graph import Graph
+from onceflow.core.protocol.ids import GENESIS, AttemptId, SubtaskRef
+from onceflow.core.protocol.snapshots import (
+    CompletedCheckpoint,
+    OperatorSnapshot,
+    SubtaskSnapshot,
+)
+from onceflow.core.protocol.splits import Split, SplitOffers, with_lists
+from onceflow.core.runtime.dataflow.source_subtask import SPLITS, decode_split, encode_split
+from onceflow.core.runtime.driver.attempt_context import AttemptContext, SplitsDiscovered
 from onceflow.core.runtime.messages import OfferSplits
 from onceflow.core.spi import Source
 
 _log = logging.getLogger("onceflow.runtime.discovery")
+
+
+def genesis_of(
+    graph: Graph, attempt: AttemptId, parallelism: int, max_parallelism: int, now_ms: int
+) -> CompletedCheckpoint:
+    """Return checkpoint 0: where every source starts, resolved now and never again.
+
+    Once it is in the decision log, a crash before the first checkpoint starts from the same
+    records, also for a source that starts at the latest.
+    """
+    snapshots = tuple(
+        SubtaskSnapshot(
+            SubtaskRef(uid, 0), (OperatorSnapshot(uid, lists={SPLITS: _encoded(source.splits())}),)
+        )
+        for uid, source in graph.sources()
+    )
+    return CompletedCheckpoint(
+        checkpoint=GENESIS,
+        attempt=attempt,
+        parallelism=parallelism,
+        max_parallelism=max_parallelism,
+        snapshots=snapshots,
+        triggered_at_ms=now_ms,
+        completed_at_ms=now_ms,
+    )
+
+
+def with_discovered_splits(
+    graph: Graph, restored: CompletedCheckpoint, attempt: AttemptId, now_ms: int
+) -> CompletedCheckpoint | None:
+    """Return the decision with which the attempt begins instead of `restored`, if any is needed.
+
+    It is when a source has splits that `restored` does not hold: one that is new in the job, or one
+    that has grown since. In the decision log before any slot begins, it lets a new source resolve
+    where it starts once only, and no split be read that a crash would forget.
+
+    Raises:
+        SourceError: What is known of a source cannot be read on.
+    """
+    lists: dict[str, tuple[bytes, ...]] = {}
+    for uid, source in graph.sources():
+        known = splits_of(restored, uid)
+        now = source.splits() if known is None else source.discover(known)
+        if known is None or set(now) != set(known):
+            lists[uid] = _encoded(now)
+    if not lists:
+        return None
+    return with_lists(restored, SPLITS, lists, attempt=attempt, now_ms=now_ms)
+
+
+def splits_of(completed: CompletedCheckpoint, uid: str) -> tuple[Split, ...] | None:
+    """Return the splits of source `uid` in `completed`; None: it does not know the source."""
+    lists = [operator.lists for _, operator in completed.operator(uid)]
+    if not any(SPLITS in one for one in lists):
+        return None
+    return tuple(decode_split(element) for one in lists for element in one.get(SPLITS, ()))
+
+
+def _encoded(splits: Sequence[Split]) -> tuple[bytes, ...]:
+    return tuple(map(encode_split, splits))
 
 
 @dataclass(slots=True)

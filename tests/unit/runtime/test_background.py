@@ -11,8 +11,7 @@ from tests.unit.storage.storage_samples import decision
 
 from onceflow.core.protocol.ids import GENESIS, CheckpointId
 from onceflow.core.runtime.driver.attempt_context import AttemptContext
-from onceflow.core.runtime.driver.background import Background
-from onceflow.core.runtime.driver.checkpoints_cleaner import CheckpointsCleaner
+from onceflow.core.runtime.driver.background import Background, CheckpointsCleaner
 from onceflow.core.storage import FileSystemStorage
 
 
