@@ -20,7 +20,7 @@ def main(settings: dict[str, Any], answer: Path) -> None:
     from pyspark.sql import SparkSession
 
     from onceflow.core.runtime.cluster.spark_stage import free_slots, use_own_interpreter
-    from onceflow.core.runtime.slot.process_facts import versions
+    from onceflow.core.runtime.slot.context import versions
 
     builder = SparkSession.builder.appName("onceflow doctor").config("spark.ui.enabled", "false")
     if settings["master"]:

@@ -13,7 +13,7 @@ from onceflow.core.crash_points import reach
 from onceflow.core.protocol.commits import CommitQueue, CommitRetryPolicy
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.runtime.slot.commit_worker import CommitWorker
+from onceflow.core.runtime.slot.commits import CommitWorker
 from onceflow.core.spi import CommitterContext, Sink, WriterContext
 from onceflow.integration.conformance.clause import told
 

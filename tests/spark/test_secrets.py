@@ -21,7 +21,7 @@ from onceflow.core.functions import Record
 from onceflow.core.runtime.cluster import spark_stage
 from onceflow.core.runtime.driver import driver
 from onceflow.core.runtime.slot.slot import SlotTask
-from onceflow.core.runtime.transport.flight_streams import new_token
+from onceflow.core.runtime.transport.credentials import new_token
 
 pytestmark = pytest.mark.spark
 

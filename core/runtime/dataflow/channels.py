@@ -1,4 +1,6 @@
-"""Channels between subtasks: FIFO, bounded by credits, read through one gate a subtask.
+"""What travels between subtasks: batches and barriers, in channels, read through one gate each.
+
+A channel is FIFO and bounded by credits; `KeyGroupPartitioner` says which one a row takes.
 
 Invariants:
     a channel delivers its elements in the order in which they were sent
@@ -13,9 +15,49 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from onceflow.core.errors import SlotLost
-from onceflow.core.runtime.dataflow.elements import Batch, Element, Mail, Received
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from onceflow.core.errors import BadRecord, SlotLost
+from onceflow.core.protocol.alignment import Barrier
+from onceflow.core.state import hash_keys, key_groups
+
+Hashes: TypeAlias = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows, and on a keyed edge the 64-bit hash of each row's key, so that it is computed once."""
+
+    rows: pa.RecordBatch
+    hashes: Hashes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfStream:
+    """No more rows come on this channel.
+
+    Barriers still do: a finished source stays in checkpoints.
+    """
+
+
+Element: TypeAlias = Batch | Barrier | EndOfStream
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """An element and the channel on which it came."""
+
+    channel: int
+    element: Element
+
+
+Mail: TypeAlias = Any
+"""What other threads post to a subtask's own thread."""
 
 
 class Credits:
@@ -186,3 +228,74 @@ class LocalChannel(OutputChannel):
     def close(self, reason: str) -> None:
         """Refuse and wake the sender."""
         self._credits.close(reason)
+
+
+class KeyGroupPartitioner:
+    """Splits batches by key group and sends each part to the subtask that owns it."""
+
+    def __init__(
+        self,
+        key: tuple[str, ...],
+        max_parallelism: int,
+        channels: Sequence[OutputChannel],
+    ) -> None:
+        self._key = key
+        self._max_parallelism = max_parallelism
+        self._channels = channels
+
+    def receive(self, batch: Batch) -> None:
+        """Send every row of `batch` to the channel of its key group's owner, in order."""
+        rows = self._with_keys(batch.rows)
+        hashes = hash_keys([rows.column(name) for name in self._key])
+        parallelism = len(self._channels)
+        if parallelism == 1:
+            self._channels[0].send(Batch(rows, hashes))
+            return
+        groups = key_groups(hashes, self._max_parallelism).astype(np.int64)
+        owners = groups * parallelism // self._max_parallelism
+        for owner, channel in enumerate(self._channels):
+            chosen = np.flatnonzero(owners == owner)
+            if len(chosen):
+                channel.send(Batch(rows.take(pa.array(chosen)), hashes[chosen]))
+
+    def _with_keys(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows that have a key, which all must."""
+        for name in self._key:
+            column = rows.column(name)
+            if column.null_count:
+                first = column.is_null().index(True).as_py()
+                raise BadRecord(
+                    f"key_by({name!r}): a record has no {name} (null), so it belongs to no key:"
+                    f" {str(rows.slice(first, 1).to_pylist()[0])[:300]}; drop such records with"
+                    f" .filter(lambda r: r[{name!r}] is not None) before key_by"
+                )
+        return rows
+
+    def broadcast(self, element: Barrier | EndOfStream) -> None:
+        """Send a barrier or an end on every channel, behind all rows sent before."""
+        for channel in self._channels:
+            channel.send(element)
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds spent waiting for credit, over all channels."""
+        return sum(channel.waited_s for channel in self._channels)
+
+
+class SinkPartitioner(KeyGroupPartitioner):
+    """The exchange before a sink that changes rows by key."""
+
+    def _with_keys(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows that have a key, and send the others to the first subtask.
+
+        What becomes of a row without a key is the writer's to say: it is a bad row.
+        """
+        null = np.zeros(rows.num_rows, bool)
+        for name in self._key:
+            if rows.column(name).null_count:
+                null |= rows.column(name).is_null().to_numpy(zero_copy_only=False)
+        if not null.any():
+            return rows
+        keyless = rows.filter(pa.array(null))
+        self._channels[0].send(Batch(keyless, np.zeros(keyless.num_rows, np.uint64)))
+        return rows.filter(pa.array(~null))

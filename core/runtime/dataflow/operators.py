@@ -1,31 +1,52 @@
 """The operators of a chain as they run.
 
-One instance a subtask, used by the chain's thread alone.
+One instance a subtask, used by the chain's thread alone. The state of a source is where its splits
+stand; that of a sink is in doubt until a checkpoint decides it, and `SinkMetricGroup` counts how it
+goes: open -> prepared -> committed.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
+import msgspec
 import pyarrow as pa
 
-from onceflow.core.dead_letters import DeadLetter, batch_of_letters
-from onceflow.core.errors import UserFunctionError
+from onceflow.core.crash_points import reach
+from onceflow.core.dead_letters import DeadLetter, batch_of_letters, letters_of_rows
+from onceflow.core.errors import BadStateValue, UserFunctionError
 from onceflow.core.functions import Record
 from onceflow.core.graph import (
     FilterRecords,
     FlatMapRecords,
     MapBatches,
     MapRecords,
+    ProcessKeyed,
+    RunAggregates,
+    WriteTo,
 )
-from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.protocol.snapshots import OperatorSnapshot
-from onceflow.core.runtime.dataflow.elements import Batch
-from onceflow.core.runtime.dataflow.user_functions import batch_of, call_user, call_user_on_records
-from onceflow.core.state import StateWriter
+from onceflow.core.protocol.splits import AwaitedSplits, Split
+from onceflow.core.runtime.dataflow.channels import Batch
+from onceflow.core.runtime.dataflow.user_functions import (
+    batch_of,
+    call_user,
+    call_user_on_records,
+    keys_of,
+    user_error,
+)
+from onceflow.core.runtime.messages import SinkMetrics
+from onceflow.core.spi import SinkWriter, SourceReader
+from onceflow.core.state import AccumulatorColumn, KeyedStateStore, StateWriter
 
 Emit = Callable[[Batch], None]
 
@@ -149,3 +170,313 @@ def _step_of(
             return lambda records: [function(record) for record in records]
         case FlatMapRecords(expand):
             return lambda records: [result for record in records for result in expand(record)]
+
+
+class KeyedOperator(RunningOperator):
+    """An operator with keyed state."""
+
+    def __init__(self, uid: str, store: KeyedStateStore) -> None:
+        super().__init__(uid)
+        self.store = store
+        self.dropped: tuple[str, ...] = ()
+        """What the restored snapshot held and this operator does not take, for people."""
+
+    def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
+        """Freeze the keyed state as of now."""
+        pending = self.store.snapshot(checkpoint)
+        uid = self.uid
+
+        def upload(writer: StateWriter) -> OperatorSnapshot:
+            return OperatorSnapshot(uid, keyed=pending.upload(writer))
+
+        return PendingSnapshot(uid, upload)
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        """Let the backend build on the files of `checkpoint`."""
+        self.store.notify_completed(checkpoint)
+
+    def aborted(self, checkpoint: CheckpointId) -> None:
+        """Keep the backend from building on the files of `checkpoint`."""
+        self.store.notify_aborted(checkpoint)
+
+    def close(self) -> None:
+        """Close the state."""
+        self.store.close()
+
+
+class KeyedProcessor(KeyedOperator):
+    """Applies a keyed function, one record at a time."""
+
+    def __init__(
+        self, uid: str, work: ProcessKeyed, store: KeyedStateStore, schema: pa.Schema
+    ) -> None:
+        super().__init__(uid, store)
+        self._key = work.key
+        self._function = work.function
+        self._schema = schema
+        call_user(uid, self._function.open, store)
+        self.dropped = store.opened()
+
+    def process(self, batch: Batch) -> None:
+        """Emit what the function makes of each record."""
+        keys = keys_of(batch.rows, self._key)
+        self.store.prefetch(keys)
+        results = call_user_on_records(self.uid, partial(self._apply, keys), batch.rows)
+        self.emit(batch_of(results, self._schema, self.uid))
+
+    def _apply(self, keys: Sequence[Any], records: Iterator[Record]) -> list[Record]:
+        set_key = self.store.set_current_key
+        process = self._function.process
+        results: list[Record] = []
+        append, extend = results.append, results.extend
+        for key, record in zip(keys, records, strict=True):
+            set_key(key)
+            result = process(record)
+            if isinstance(result, dict):
+                append(cast("Record", result))
+            elif result is not None:
+                extend(result)
+        return results
+
+    def close(self) -> None:
+        """Close the function, then the state."""
+        try:
+            call_user(self.uid, self._function.close)
+        finally:
+            super().close()
+
+
+class AggregateRunner(KeyedOperator):
+    """Adds running aggregates as columns, a batch at a time."""
+
+    def __init__(
+        self, uid: str, work: RunAggregates, store: KeyedStateStore, input_schema: pa.Schema,
+        schema: pa.Schema,
+    ) -> None:  # fmt: skip
+        super().__init__(uid, store)
+        self._key = work.key
+        self._schema = schema
+        self._columns = {name: aggregate.column for name, aggregate in work.aggregates.items()}
+        self._table = store.accumulators(
+            "running",
+            [input_schema.field(name).type for name in work.key],
+            [
+                AccumulatorColumn(name, aggregate.op, aggregate.result_type(input_schema))
+                for name, aggregate in work.aggregates.items()
+            ],
+        )
+        self.dropped = store.opened()
+
+    def process(self, batch: Batch) -> None:
+        """Emit the batch with its aggregate columns."""
+        rows = batch.rows
+        values = {
+            name: rows.column(column)
+            for name, column in self._columns.items()
+            if column is not None
+        }
+        keys = [rows.column(name) for name in self._key]
+        try:
+            running = self._table.update(keys, batch.hashes, values)
+        except BadStateValue as error:
+            raise user_error(self.uid, error, rows, error.row) from error
+        arrays = [*rows.columns, *(pa.array(running[name]) for name in self._columns)]
+        self.emit(pa.record_batch(arrays, schema=self._schema))
+
+
+SPLITS = "splits"
+"""The name of a source's operator list state."""
+
+
+def encode_split(split: Split) -> bytes:
+    """Return `split` as one element of operator list state."""
+    return msgspec.msgpack.encode(split)
+
+
+def decode_split(element: bytes) -> Split:
+    """Return the split that `element` holds."""
+    return msgspec.msgpack.decode(element, type=Split)
+
+
+class SourceOperator(RunningOperator):
+    """The head of a source chain: its state is where its splits stand."""
+
+    def __init__(
+        self, uid: str, reader: SourceReader, beside: Callable[[Callable[[], None]], object]
+    ) -> None:
+        super().__init__(uid)
+        self.reader = reader
+        self._beside = beside
+        self._positions: dict[CheckpointId, Sequence[Split]] = {}
+        self._awaited = AwaitedSplits()
+
+    def process(self, batch: Batch) -> None:
+        """Pass on what was read."""
+        self.emit(batch.rows)
+
+    def offered(self, splits: Sequence[Split]) -> None:
+        """Take in splits that are read once a checkpoint that holds them is decided."""
+        self._awaited.offered(splits)
+        reach("offered")
+
+    def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
+        """Record the position of every split."""
+        splits = (*self.reader.snapshot(), *self._awaited.snapshot(checkpoint))
+        self._positions[checkpoint] = splits
+        snapshot = OperatorSnapshot(
+            self.uid, lists={SPLITS: tuple(encode_split(split) for split in splits)}
+        )
+        return PendingSnapshot(self.uid, lambda _: snapshot)
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        """Begin with the splits that are decided; tell the source how far it is, for lag tools."""
+        if decided := self._awaited.completed(checkpoint):
+            reach("decided")
+            self.reader.add_splits(decided)
+        splits = self._positions.get(checkpoint)
+        self._positions = {n: kept for n, kept in self._positions.items() if n > checkpoint}
+        if splits:
+            self._beside(lambda: self.reader.commit(splits))
+
+    def aborted(self, checkpoint: CheckpointId) -> None:
+        """Forget the positions of a checkpoint that will never be."""
+        self._positions.pop(checkpoint, None)
+        self._awaited.aborted(checkpoint)
+
+    def close(self) -> None:
+        """Close the reader."""
+        self.reader.close()
+
+
+class SinkMetricGroup:
+    """Told by the writing thread and by the committing one, read by the heartbeat's."""
+
+    def __init__(self, uid: str, sink_id: str, subtask: int) -> None:
+        self._uid = uid
+        self.sink_id = sink_id
+        self._subtask = subtask
+        self._lock = threading.Lock()
+        self._open = False
+        self._prepared_at: dict[TransactionId, float] = {}
+        self._decided_at: dict[TransactionId, float] = {}
+        self._committed = 0
+        self._retried = 0
+        self._rows = 0
+        self._rejected = 0
+        self._commit_ms = 0.0
+
+    def written(self) -> None:
+        """Rows are in the writer that no pre-commit has taken yet."""
+        self._open = True
+
+    def rejected(self, rows: int) -> None:
+        """The writer left `rows` bad rows out."""
+        self._rejected += rows
+
+    def pre_committed(self, committable: Committable | None) -> None:
+        """Everything written is prepared, if there was anything."""
+        with self._lock:
+            self._open = False
+            if committable is not None:
+                self._prepared_at[committable.transaction] = time.monotonic()
+
+    def decided(self, checkpoint: CheckpointId) -> None:
+        """Everything up to `checkpoint` is to be committed. Repeated or late it changes nothing."""
+        now = time.monotonic()
+        with self._lock:
+            for transaction in self._prepared_at:
+                if transaction.checkpoint <= checkpoint:
+                    self._decided_at.setdefault(transaction, now)
+
+    def committed(self, committable: Committable) -> None:
+        """The target says that the rows are visible."""
+        now = time.monotonic()
+        with self._lock:
+            self._prepared_at.pop(committable.transaction, None)
+            decided_at = self._decided_at.pop(committable.transaction, now)
+            self._commit_ms = round((now - decided_at) * 1000, 3)
+            self._committed += 1
+            self._rows += committable.rows
+
+    def retried(self) -> None:
+        """A commit did not succeed and is tried again."""
+        with self._lock:
+            self._retried += 1
+
+    def read(self) -> SinkMetrics:
+        """Return the counts as of now."""
+        with self._lock:
+            oldest = min(self._prepared_at.values(), default=None)
+            return SinkMetrics(
+                uid=self._uid,
+                sink_id=self.sink_id,
+                subtask=self._subtask,
+                open=int(self._open),
+                prepared=len(self._prepared_at),
+                committed=self._committed,
+                retried=self._retried,
+                rows_committed=self._rows,
+                rows_rejected=self._rejected,
+                oldest_prepared_s=(0.0 if oldest is None else round(time.monotonic() - oldest, 3)),
+                last_commit_ms=self._commit_ms,
+            )
+
+
+_logger = logging.getLogger("onceflow.runtime")
+
+
+class SinkOperator(RunningOperator):
+    """Writes to a sink's writer, and pre-commits at each barrier."""
+
+    def __init__(
+        self,
+        uid: str,
+        work: WriteTo,
+        writer: SinkWriter,
+        pre_committed: Callable[[CheckpointId, Any], tuple[Any, ...]],
+        metrics: SinkMetricGroup,
+    ) -> None:
+        super().__init__(uid)
+        self._metrics = metrics
+        self.takes_dead_letters = work.takes_dead_letters
+        self._writer = writer
+        self._pre_committed = pre_committed
+        self._on_bad_row = work.on_bad_row
+
+    def process(self, batch: Batch) -> None:
+        """Hand the rows to the writer."""
+        self._metrics.written()
+        self._writer.write(batch.rows)
+        self._take_rejected()
+        reach("write")
+
+    def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
+        """Pre-commit; the ack will list all that is pending, this checkpoint's included."""
+        committable = self._writer.pre_commit(checkpoint)
+        # Before the sink of dead letters, which comes later in the chain, takes its own snapshot.
+        self._take_rejected()
+        reach("prepared")
+        snapshot = OperatorSnapshot(
+            self.uid, committables=self._pre_committed(checkpoint, committable)
+        )
+        return PendingSnapshot(self.uid, lambda _: snapshot)
+
+    def close(self) -> None:
+        """Roll back what is open."""
+        self._writer.close()
+
+    def _take_rejected(self) -> None:
+        for rejected in self._writer.rejected():
+            before = self.rejected
+            letters = letters_of_rows(rejected.rows, rejected.reasons)
+            self.reject(letters)
+            self._metrics.rejected(len(letters))
+            # At 1, 10, 100 …: a stream of bad rows must not fill the disk with log lines.
+            if len(str(before)) < len(str(self.rejected)) or not before:
+                _logger.warning(
+                    "sink %s leaves out bad rows (%s), %d so far; one of them: %s",
+                    self.uid,
+                    self._on_bad_row.value,
+                    self.rejected,
+                    letters[0].reason,
+                )

@@ -10,18 +10,39 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from onceflow.core.protocol.alignment import Barrier
+from onceflow.core.protocol.alignment import (
+    AlignmentAborted,
+    AlignmentAction,
+    AlignmentMode,
+    Barrier,
+    BarrierAlignment,
+    Block,
+    TakeSnapshot,
+    Unblock,
+)
+from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
 from onceflow.core.protocol.snapshots import SnapshotTimings
-from onceflow.core.runtime.dataflow.channels import InputGate
-from onceflow.core.runtime.dataflow.elements import EndOfStream
-from onceflow.core.runtime.dataflow.keyed_edge import KeyGroupPartitioner
-from onceflow.core.runtime.dataflow.operators import PendingSnapshot, RunningOperator
+from onceflow.core.protocol.splits import Split
+from onceflow.core.runtime.dataflow.channels import (
+    Batch,
+    Element,
+    EndOfStream,
+    InputGate,
+    KeyGroupPartitioner,
+    Received,
+)
+from onceflow.core.runtime.dataflow.operators import (
+    PendingSnapshot,
+    RunningOperator,
+    SourceOperator,
+)
 from onceflow.core.runtime.messages import SubtaskMetrics
+from onceflow.core.spi import EndOfInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,3 +219,120 @@ class Subtask(ABC):
         work()
         waited = sum(edge.waited_s for edge in self._edges) - waited
         self._busy_s += time.monotonic() - began - waited
+
+
+@dataclass(frozen=True, slots=True)
+class SplitsOffered:
+    """Mail to a source: these splits have appeared, and are its own."""
+
+    splits: tuple[Split, ...]
+
+
+class SourceSubtask(Subtask):
+    """Polls its reader between mails; stops reading at its end and after a stop barrier."""
+
+    def __init__(
+        self,
+        ref: SubtaskRef,
+        source: SourceOperator,
+        operators: Sequence[RunningOperator],
+        edges: Sequence[KeyGroupPartitioner],
+        reports: SlotReports,
+        poll_timeout_s: float,
+    ) -> None:
+        super().__init__(ref, InputGate(0), operators, edges, reports)
+        self._source = source
+        self._poll_timeout_s = poll_timeout_s
+        self._reading = True
+        self._last_checkpoint = CheckpointId(0)
+
+    def _step(self) -> None:
+        if not self._reading:
+            mail = self.gate.take(1.0)
+            if mail is not None:
+                self._handle(mail)
+            return
+        while (mail := self.gate.take_mail()) is not None:
+            self._handle(mail)
+            if not self._reading or self._leaving:
+                return
+        polled = self._source.reader.poll(self._poll_timeout_s)
+        self._source.reject(self._source.reader.rejected())
+        match polled:
+            case None:
+                pass
+            case EndOfInput():
+                self._reading = False
+                self._end_of_stream()
+                self._reports.source_exhausted(self.ref)
+            case rows:
+                self._timed(lambda: self._source.receive(Batch(rows)))
+
+    def _handle(self, mail: object) -> None:
+        if isinstance(mail, SplitsOffered):
+            self._source.offered(mail.splits)
+        else:
+            super()._handle(mail)
+
+    def _on_triggered(self, barrier: Barrier) -> None:
+        if barrier.checkpoint <= self._last_checkpoint:
+            return
+        self._last_checkpoint = barrier.checkpoint
+        if barrier.kind is CheckpointKind.STOP:
+            self._reading = False
+        self._snapshot(barrier, alignment_ms=0.0)
+
+    def _on_aborted(self, checkpoint: CheckpointId) -> None:
+        self._last_checkpoint = max(self._last_checkpoint, checkpoint)
+
+
+class KeyedSubtask(Subtask):
+    """Takes batches from any unblocked channel, in turn; barriers decide which are blocked."""
+
+    def __init__(
+        self,
+        ref: SubtaskRef,
+        gate: InputGate,
+        operators: Sequence[RunningOperator],
+        edges: Sequence[KeyGroupPartitioner],
+        reports: SlotReports,
+        mode: AlignmentMode,
+    ) -> None:
+        super().__init__(ref, gate, operators, edges, reports)
+        self._alignment = BarrierAlignment(gate.channels, mode)
+
+    def _step(self) -> None:
+        item = self.gate.take(1.0)
+        if isinstance(item, Received):
+            self._on_element(item.channel, item.element)
+        elif item is not None:
+            self._handle(item)
+
+    def _on_element(self, channel: int, element: Element) -> None:
+        match element:
+            case Batch():
+                self._timed(lambda: self._operators[0].receive(element))
+            case Barrier():
+                self._carry_out(self._alignment.on_barrier(channel, element, time.monotonic()))
+            case EndOfStream():
+                self._alignment.on_end_of_input(channel)
+                if self._alignment.all_ended:
+                    self._end_of_stream()
+
+    def _on_triggered(self, barrier: Barrier) -> None:
+        raise TypeError(f"{self.ref} is no source; checkpoint {barrier.checkpoint} triggered at it")
+
+    def _on_aborted(self, checkpoint: CheckpointId) -> None:
+        self._carry_out(self._alignment.on_abort(checkpoint))
+
+    def _carry_out(self, actions: Iterable[AlignmentAction]) -> None:
+        for action in actions:
+            match action:
+                case Block(channel):
+                    self.gate.block(channel)
+                case Unblock(channels):
+                    self.gate.unblock(channels)
+                case TakeSnapshot():
+                    self._snapshot(action.barrier, action.alignment_ms)
+                case AlignmentAborted(checkpoint, reason):
+                    self._reports.snapshot_declined(self.ref, checkpoint, reason)

@@ -15,7 +15,7 @@ from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.splits import Split
 from onceflow.core.runtime.driver.progress import Progress
 from onceflow.core.runtime.driver.sink_recovery import SinkRecovery
-from onceflow.core.runtime.slot.chain_builder import SlotPlan
+from onceflow.core.runtime.slot.context import SlotPlan
 from onceflow.core.runtime.transport.control_plane import ControlEvent
 from onceflow.core.storage import ClaimedLog, JobStorage
 

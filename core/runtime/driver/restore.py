@@ -18,7 +18,7 @@ from onceflow.core.protocol.snapshots import (
     OperatorSnapshot,
     StateHandle,
 )
-from onceflow.core.runtime.dataflow.source_subtask import SPLITS, decode_split
+from onceflow.core.runtime.dataflow.operators import SPLITS, decode_split
 from onceflow.core.runtime.messages import RestoredOperator
 
 _log = logging.getLogger("onceflow.runtime.driver")

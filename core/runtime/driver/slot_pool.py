@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from onceflow.core.errors import ConfigError, SlotLost
 from onceflow.core.runtime.messages import Cancel, DriverMessage, Heartbeat
-from onceflow.core.runtime.slot.chain_builder import SlotPlan
-from onceflow.core.runtime.slot.process_facts import versions
+from onceflow.core.runtime.slot.context import SlotPlan, versions
 from onceflow.core.runtime.transport.control_plane import SlotLink
 from onceflow.core.storage import JobStorage
 

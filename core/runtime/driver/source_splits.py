@@ -21,7 +21,7 @@ from onceflow.core.protocol.snapshots import (
     SubtaskSnapshot,
 )
 from onceflow.core.protocol.splits import Split, SplitOffers, with_lists
-from onceflow.core.runtime.dataflow.source_subtask import SPLITS, decode_split, encode_split
+from onceflow.core.runtime.dataflow.operators import SPLITS, decode_split, encode_split
 from onceflow.core.runtime.driver.attempt_context import AttemptContext, SplitsDiscovered
 from onceflow.core.runtime.messages import OfferSplits
 from onceflow.core.spi import Source

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import flight
 
-from onceflow.core.config import Delivery, RuntimeSettings
+from onceflow.core.config import Delivery
 from onceflow.core.graph import (
     Chain,
     FilterRecords,
@@ -24,50 +24,37 @@ from onceflow.core.graph import (
 )
 from onceflow.core.protocol.alignment import AlignmentMode
 from onceflow.core.protocol.assignment import key_group_range
-from onceflow.core.protocol.ids import AttemptId, SubtaskRef
-from onceflow.core.runtime.dataflow.channels import InputGate, LocalChannel, OutputChannel
-from onceflow.core.runtime.dataflow.keyed_edge import KeyGroupPartitioner, SinkPartitioner
-from onceflow.core.runtime.dataflow.keyed_operators import (
-    AggregateRunner,
-    KeyedOperator,
-    KeyedProcessor,
+from onceflow.core.protocol.ids import SubtaskRef
+from onceflow.core.runtime.dataflow.channels import (
+    InputGate,
+    KeyGroupPartitioner,
+    LocalChannel,
+    OutputChannel,
+    SinkPartitioner,
 )
-from onceflow.core.runtime.dataflow.keyed_subtask import KeyedSubtask
 from onceflow.core.runtime.dataflow.operators import (
+    SPLITS,
+    AggregateRunner,
     BatchMapper,
     Emit,
+    KeyedOperator,
+    KeyedProcessor,
     RecordMapper,
     RunningOperator,
-)
-from onceflow.core.runtime.dataflow.sink_operator import SinkOperator
-from onceflow.core.runtime.dataflow.source_subtask import (
-    SPLITS,
+    SinkOperator,
     SourceOperator,
-    SourceSubtask,
     decode_split,
 )
-from onceflow.core.runtime.dataflow.subtask import SlotReports, Subtask
+from onceflow.core.runtime.dataflow.subtask import KeyedSubtask, SlotReports, SourceSubtask, Subtask
 from onceflow.core.runtime.messages import Deploy, RestoredOperator
-from onceflow.core.runtime.slot.commit_worker import CommitWorker
+from onceflow.core.runtime.slot.commits import CommitWorker
+from onceflow.core.runtime.slot.context import SlotPlan
 from onceflow.core.runtime.slot.program import Program
+from onceflow.core.runtime.transport.credentials import Credentials
 from onceflow.core.runtime.transport.data_plane import FlightChannel
-from onceflow.core.runtime.transport.flight_streams import Credentials
 from onceflow.core.spi import ReaderContext, WriterContext
 from onceflow.core.state import KeyedStateStore, StateContext
 from onceflow.core.storage import JobStorage
-
-
-@dataclass(frozen=True, slots=True)
-class SlotPlan:
-    """What is the same for every slot of an attempt, and no secret. Spark carries it."""
-
-    job: str
-    attempt: AttemptId
-    parallelism: int
-    max_parallelism: int
-    delivery: Delivery
-    settings: RuntimeSettings
-    allow_non_restored_state: bool = False
 
 
 @dataclass(frozen=True, slots=True)

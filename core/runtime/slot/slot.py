@@ -31,12 +31,12 @@ from onceflow.core.errors import ConfigError, SlotLost
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
 from onceflow.core.protocol.snapshots import SnapshotTimings, SubtaskSnapshot
 from onceflow.core.runtime.dataflow.operators import PendingSnapshot
-from onceflow.core.runtime.dataflow.source_subtask import SplitsOffered
 from onceflow.core.runtime.dataflow.subtask import (
     CheckpointAborted,
     CheckpointCompleted,
     CheckpointTriggered,
     Shutdown,
+    SplitsOffered,
     Subtask,
 )
 from onceflow.core.runtime.messages import (
@@ -58,18 +58,16 @@ from onceflow.core.runtime.messages import (
     Stop,
     Trigger,
 )
-from onceflow.core.runtime.slot.chain_builder import ChainBuilder, SlotContext, SlotPlan
+from onceflow.core.runtime.slot.chain_builder import ChainBuilder, SlotContext
+from onceflow.core.runtime.slot.commits import SlotCommits
+from onceflow.core.runtime.slot.context import SlotPlan, own_address, rss_bytes, versions
 from onceflow.core.runtime.slot.failure_report import failed_message
 from onceflow.core.runtime.slot.interrupts import interrupts_ignored
-from onceflow.core.runtime.slot.process_facts import own_address, rss_bytes, versions
 from onceflow.core.runtime.slot.program import Program, unpickled_program
-from onceflow.core.runtime.slot.slot_commits import SlotCommits
 from onceflow.core.runtime.slot.snapshot_uploads import SnapshotUploads
 from onceflow.core.runtime.transport.control_plane import ControlStream
-from onceflow.core.runtime.transport.data_plane import DataServer, FlightChannel
-from onceflow.core.runtime.transport.flight_streams import Credentials
-from onceflow.core.runtime.transport.keep_alive import KeepAlive
-from onceflow.core.runtime.transport.tls import TlsIdentity, identity_in
+from onceflow.core.runtime.transport.credentials import Credentials, TlsIdentity, identity_in
+from onceflow.core.runtime.transport.data_plane import DataServer, FlightChannel, KeepAlive
 from onceflow.core.storage import FileSystemStorage
 
 _log = logging.getLogger("onceflow.runtime.slot")

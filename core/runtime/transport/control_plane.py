@@ -2,13 +2,15 @@
 
 Every slot dials the driver, because executors can always reach it and it need not reach them. The
 first message of a stream is the slot's `Hello`; the stream ends when either side is gone, and each
-side treats that as the loss of the other.
+side treats that as the loss of the other. Whoever sends never waits for the peer: its outbox does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
@@ -24,8 +26,77 @@ from onceflow.core.runtime.messages import (
     decode_message,
     encode_message,
 )
-from onceflow.core.runtime.transport.flight_streams import Credentials, metadata_of
-from onceflow.core.runtime.transport.outbox import Outbox
+from onceflow.core.runtime.transport.credentials import Credentials, metadata_of
+
+
+class Outbox:
+    """A queue and the thread that writes it to one stream, in order. Methods: any thread.
+
+    What waits is bounded in time and not in length: the owner gives a peer up whose messages have
+    waited for too long, and sends little.
+    """
+
+    def __init__(self, name: str, write: Callable[[bytes], object]) -> None:
+        self._write = write
+        self._waiting: deque[tuple[float, bytes]] = deque()
+        self._changed = threading.Condition()
+        self._ended = False
+        self._last = False
+        self._thread = threading.Thread(target=self._write_all, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, data: bytes) -> bool:
+        """Send `data` after everything before; return False when the stream has ended."""
+        with self._changed:
+            if self._ended or self._last:
+                return False
+            self._waiting.append((time.monotonic(), data))
+            self._changed.notify()
+            return True
+
+    def waiting_s(self, now: float) -> float:
+        """Return for how long the peer has not taken the oldest message; 0 when none waits."""
+        with self._changed:
+            return now - self._waiting[0][0] if self._waiting else 0.0
+
+    def finish(self, timeout_s: float) -> bool:
+        """Take nothing more; return whether all is written, and nothing will be, in time."""
+        with self._changed:
+            self._last = True
+            self._changed.notify()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def close(self) -> None:
+        """Drop what waits; return when nothing is being written, and nothing will be.
+
+        For streams that have ended: a write to one of them fails at once.
+        """
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _write_all(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._waiting or self._last or self._ended):
+                    self._changed.wait()
+                if self._ended or not self._waiting:
+                    self._ended = True
+                    return
+                _, data = self._waiting[0]
+            try:
+                self._write(data)
+            except (pa.ArrowException, OSError):
+                # The peer is gone; whoever reads from it notices and reports that.
+                with self._changed:
+                    self._ended = True
+                    self._waiting.clear()
+                return
+            with self._changed:
+                self._waiting.popleft()
+
 
 _PATH = flight.FlightDescriptor.for_path(b"control")
 

@@ -12,8 +12,15 @@ from onceflow.core.errors import SlotLost
 from onceflow.core.protocol.alignment import Barrier
 from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.runtime.dataflow.channels import Credits, InputGate, LocalChannel
-from onceflow.core.runtime.dataflow.elements import Batch, Element, EndOfStream, Received
+from onceflow.core.runtime.dataflow.channels import (
+    Batch,
+    Credits,
+    Element,
+    EndOfStream,
+    InputGate,
+    LocalChannel,
+    Received,
+)
 
 ROWS = pa.record_batch([pa.array([1, 2])], names=["x"])
 BARRIER = Barrier(CheckpointId(1), CheckpointKind.PERIODIC, 0)

@@ -22,15 +22,14 @@ from onceflow.core.errors import SlotLost
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.runtime.driver.slot_pool import SlotPool
 from onceflow.core.runtime.messages import Abort, Declined, Heartbeat, Hello
-from onceflow.core.runtime.slot.chain_builder import SlotPlan
-from onceflow.core.runtime.slot.process_facts import versions
+from onceflow.core.runtime.slot.context import SlotPlan, versions
 from onceflow.core.runtime.transport.control_plane import (
     ControlEvent,
     ControlServer,
     ControlStream,
     SlotConnected,
 )
-from onceflow.core.runtime.transport.flight_streams import Credentials
+from onceflow.core.runtime.transport.credentials import Credentials
 from onceflow.core.storage import JobStorage
 
 ATTEMPT = AttemptId(1)
@@ -39,7 +38,7 @@ MEGABYTE = "x" * (1 << 20)
 SLOT = """
 import json, os, sys
 from onceflow.core.runtime.transport.control_plane import ControlStream
-from onceflow.core.runtime.transport.flight_streams import Credentials
+from onceflow.core.runtime.transport.credentials import Credentials
 from onceflow.core.runtime.messages import Hello
 hello = Hello(1, 0, os.getpid(), os.getppid(), "here", "", json.loads(sys.argv[2]))
 for message in ControlStream(sys.argv[1], Credentials("secret"), hello).messages():
@@ -48,7 +47,7 @@ for message in ControlStream(sys.argv[1], Credentials("secret"), hello).messages
 DRIVER = """
 import sys
 from onceflow.core.runtime.transport.control_plane import ControlServer
-from onceflow.core.runtime.transport.flight_streams import Credentials
+from onceflow.core.runtime.transport.credentials import Credentials
 server = ControlServer("127.0.0.1", Credentials("secret"), lambda event: None)
 print(server.address, flush=True)
 sys.stdin.read()

@@ -17,11 +17,9 @@ from onceflow.core.errors import SlotLost
 from onceflow.core.protocol.alignment import Barrier
 from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.runtime.dataflow.channels import InputGate
-from onceflow.core.runtime.dataflow.elements import Batch, Element, EndOfStream, Received
-from onceflow.core.runtime.transport.data_plane import DataServer, FlightChannel
-from onceflow.core.runtime.transport.flight_streams import Credentials
-from onceflow.core.runtime.transport.keep_alive import KeepAlive
+from onceflow.core.runtime.dataflow.channels import Batch, Element, EndOfStream, InputGate, Received
+from onceflow.core.runtime.transport.credentials import Credentials
+from onceflow.core.runtime.transport.data_plane import DataServer, FlightChannel, KeepAlive
 from onceflow.integration.faults.network import TcpProxy
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])

@@ -12,8 +12,8 @@ from onceflow import RuntimeSettings
 from onceflow.core.config import Delivery
 from onceflow.core.graph import Operator, WriteTo
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef
-from onceflow.core.runtime.slot.chain_builder import SlotPlan
-from onceflow.core.runtime.slot.slot_commits import SlotCommits
+from onceflow.core.runtime.slot.commits import SlotCommits
+from onceflow.core.runtime.slot.context import SlotPlan
 from onceflow.core.storage import FileSystemStorage
 
 SUBTASK, SINKLESS = SubtaskRef("balance", 0), SubtaskRef("records", 0)

@@ -9,7 +9,7 @@ from tests.support.counting_source import CountingSource
 
 from onceflow.core.graph import Graph, Operator, ReadFrom
 from onceflow.core.protocol.ids import AttemptId
-from onceflow.core.runtime.dataflow.source_subtask import SPLITS, decode_split
+from onceflow.core.runtime.dataflow.operators import SPLITS, decode_split
 from onceflow.core.runtime.driver.restore import restored_operators
 from onceflow.core.runtime.driver.source_splits import genesis_of, splits_of, with_discovered_splits
 from onceflow.core.spi import Source, Split

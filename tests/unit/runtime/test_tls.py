@@ -21,9 +21,13 @@ from onceflow.core.runtime.transport.control_plane import (
     ControlStream,
     SlotConnected,
 )
+from onceflow.core.runtime.transport.credentials import (
+    Credentials,
+    TlsIdentity,
+    drawn_identities,
+    identity_in,
+)
 from onceflow.core.runtime.transport.data_plane import DataServer, FlightChannel
-from onceflow.core.runtime.transport.flight_streams import Credentials
-from onceflow.core.runtime.transport.tls import TlsIdentity, drawn_identities, identity_in
 
 SCHEMA = pa.schema([("id", pa.int64())])
 HELLO = Hello(AttemptId(1), 0, 1, 1, "here", "nowhere", {})

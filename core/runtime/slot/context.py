@@ -1,16 +1,32 @@
-"""What a slot says of the process and the machine that it runs in."""
+"""What lives in the process of one slot, and what it says of the process and of its machine."""
 
 from __future__ import annotations
 
 import platform
 import resource
 import socket
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
+from onceflow.core.config import Delivery, RuntimeSettings
+from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.version import VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPlan:
+    """What is the same for every slot of an attempt, and no secret. Spark carries it."""
+
+    job: str
+    attempt: AttemptId
+    parallelism: int
+    max_parallelism: int
+    delivery: Delivery
+    settings: RuntimeSettings
+    allow_non_restored_state: bool = False
 
 
 def versions() -> dict[str, str]:

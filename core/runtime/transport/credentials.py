@@ -1,8 +1,15 @@
-"""What both planes share on their Flight streams: who may speak, and the metadata of messages.
+"""With what driver and slots show who they are: a token, and with TLS a certificate each.
 
 One secret an attempt authenticates the control plane and the data plane. The driver draws it, Spark
 carries it to the slots inside the task, and every Flight call presents it. It is never logged and
-never stored. With TLS each end shows a certificate besides.
+never stored.
+
+Certificates are drawn or read from files. Drawn ones last for one attempt: the driver makes an
+authority, signs one certificate for itself and one for all slots, and forgets the authority's key.
+The slots' certificate and key go inside Spark's task, beside the token: who reads one reads the
+other, so a key that each slot made for itself, and had signed over a connection that only the token
+protects, would be no safer. Only the driver's certificate bears the driver's name, so a slot cannot
+pose as the driver.
 """
 
 from __future__ import annotations
@@ -10,11 +17,74 @@ from __future__ import annotations
 import hmac
 import secrets
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 from pyarrow import flight
 
-from onceflow.core.runtime.transport.tls import TlsIdentity
+from onceflow.core.config import TlsFiles
+from onceflow.core.errors import ConfigError
+
+_DRIVER = "driver.onceflow.internal"
+_SLOT = "slot.onceflow.internal"
+_VALID_FOR = timedelta(days=2)
+"""Both ways: every stream is opened when slots start, and the clocks of machines differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsIdentity:
+    """What one end of a connection shows, and whom it trusts. All PEM."""
+
+    certificate: bytes = field(repr=False)
+    key: bytes = field(repr=False)
+    authority: bytes = field(repr=False)
+    """Who has signed the certificates of both ends."""
+    driver_name: str | None
+    """What the driver's certificate must be for; None: the host at which it is dialled."""
+    slot_name: str | None
+
+
+def drawn_identities() -> tuple[TlsIdentity, TlsIdentity]:
+    """Return fresh identities of one attempt: (the driver's, the slots')."""
+    # A seventh of a second, of which slots and jobs without TLS have no use.
+    from onceflow.core.runtime.transport.certificates import Authority
+
+    now = datetime.now(timezone.utc)
+    authority = Authority(now - _VALID_FOR, now + _VALID_FOR)
+    driver, slot = (
+        TlsIdentity(*authority.issue(name), authority.certificate, _DRIVER, _SLOT)
+        for name in (_DRIVER, _SLOT)
+    )
+    return driver, slot
+
+
+def identity_in(files: TlsFiles) -> TlsIdentity:
+    """Return the identity that `files` hold on this machine, now.
+
+    Raises:
+        ConfigError: One of them cannot be read here.
+    """
+    certificate, key, authority = (
+        _read(name, path)
+        for name, path in (
+            ("certificate", files.certificate),
+            ("key", files.key),
+            ("authority", files.authority),
+        )
+    )
+    return TlsIdentity(certificate, key, authority, files.server_name, files.server_name)
+
+
+def _read(name: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"TlsFiles({name}={path!r}) cannot be read here: {error.strerror}; it must be readable"
+            " under this path where the driver and where every executor runs"
+        ) from error
+
 
 _MIDDLEWARE = "authentication"
 _HEADER = "authorization"
