@@ -12,9 +12,15 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from onceflow.cli.demo.narrator import Narrator
-from onceflow.cli.demo.report import as_json, kills_table, proof_table, summary
-from onceflow.cli.demo.run import DemoResult, DemoRun
+from onceflow.cli.demo.report import (
+    DemoResult,
+    Narrator,
+    as_json,
+    kills_table,
+    proof_table,
+    summary,
+)
+from onceflow.cli.demo.run import DemoRun
 from onceflow.cli.demo.settings import (
     Backend,
     CommitMode,

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from typing_extensions import assert_never
 
 from onceflow import Checkpointing, HeapBackend, Pipeline, RocksDBBackend, count, sum_
-from onceflow.cli.demo.driver_files import (
+from onceflow.cli.demo.driver import (
     JOB,
     DriverStatus,
     JobSpec,

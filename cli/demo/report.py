@@ -1,12 +1,138 @@
-"""The end of the demo, for a person and for a program."""
+"""What a person sees while the demo runs, and its end for a person and for a program."""
 
 from __future__ import annotations
 
-from rich.table import Table
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
 
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+from typing_extensions import Self
+
+from onceflow.cli.demo.driver import DriverStatus, SinkTransactions
 from onceflow.cli.demo.kills import DoneKill
-from onceflow.cli.demo.run import DemoResult
-from onceflow.cli.demo.settings import SinkKind
+from onceflow.cli.demo.settings import DemoSettings, SinkKind
+from onceflow.integration.oracle import Verdict
+
+_LENGTH_MAX = 240
+
+
+class Narrator:
+    """Bars on a terminal, plain lines elsewhere, nothing when quiet."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        """Describe it; entering the context shows it."""
+        self._console = Console(stderr=True, quiet=quiet, highlight=False)
+        self._bars = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+            disable=quiet or not self._console.is_terminal,
+        )
+        self._bar_of: dict[str, TaskID] = {}
+
+    def say(self, line: str) -> None:
+        """Print one line above the bars."""
+        self._console.print(line, markup=False, soft_wrap=True)
+
+    def bar(self, name: str, total: int) -> Callable[[int], None]:
+        """Show a bar; return what sets how far it has come. One name is one bar."""
+        if name not in self._bar_of:
+            self._bar_of[name] = self._bars.add_task(name, total=total)
+        task = self._bar_of[name]
+
+        def advance(completed: int) -> None:
+            self._bars.update(task, completed=min(completed, total))
+
+        return advance
+
+    def note(self, name: str, text: str) -> None:
+        """Show `text` beside the bar called `name`; nothing where there are no bars."""
+        if name in self._bar_of:
+            self._bars.update(self._bar_of[name], description=f"{name} ({text})")
+
+    def __enter__(self) -> Self:
+        """Show the bars."""
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Leave the bars as they stand."""
+        self._bars.stop()
+
+
+class StatusWatcher:
+    """Tells each reason once, and the state of the transactions whenever it is looked at."""
+
+    def __init__(self, say: Callable[[str], None], show: Callable[[str], None]) -> None:
+        """Take what prints a line, and what shows a text in the place of the one before."""
+        self._say = say
+        self._show = show
+        self._told = ""
+
+    def look(self, status: DriverStatus | None) -> None:
+        """Tell what is new in `status`."""
+        if status is None:
+            return
+        if status.sinks:
+            self._show("; ".join(described(sink) for sink in status.sinks))
+        if status.last_error and status.last_error != self._told:
+            self._told = status.last_error
+            reason = " ".join(status.last_error.split())
+            cut = reason if len(reason) <= _LENGTH_MAX else f"{reason[:_LENGTH_MAX]}…"
+            self._say(f"        the job, attempt {status.attempt}: {cut}")
+
+
+def described(sink: SinkTransactions) -> str:
+    """Return the transactions of one sink in words."""
+    age = f", oldest for {sink.oldest_prepared_s:.1f} s" if sink.prepared else ""
+    return (
+        f"transactions: {sink.open} open, {sink.prepared} prepared{age},"
+        f" {sink.committed} committed, {sink.aborted} rolled back"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """What came out."""
+
+    settings: DemoSettings
+    verdict: Verdict
+    kills: tuple[DoneKill, ...]
+    restores: int
+    """Attempts after the first."""
+    drivers: int
+    """Driver processes that ran."""
+    seconds: float
+    """From the start of the first driver process to the end of the last, recoveries included."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the target is right."""
+        return self.verdict.ok
+
+    @property
+    def rows_per_second(self) -> float:
+        """Records over seconds, with every restart in them."""
+        return self.verdict.records / self.seconds if self.seconds else 0.0
 
 
 def as_json(result: DemoResult) -> dict[str, object]:

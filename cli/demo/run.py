@@ -4,32 +4,100 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 
-from onceflow.cli.demo.driver import DriverProcess
-from onceflow.cli.demo.driver_files import JOB, DriverStatus, JobSpec, SinkSpec
-from onceflow.cli.demo.killing import Killer, Progress, Victims
-from onceflow.cli.demo.kills import DoneKill, plan_kills
-from onceflow.cli.demo.narrator import Narrator
-from onceflow.cli.demo.news import News, described
-from onceflow.cli.demo.observers import CommittedRecords
-from onceflow.cli.demo.producing import Producing
+from typing_extensions import Self
+
+from onceflow.cli.demo.driver import JOB, DriverProcess, DriverStatus, JobSpec, SinkSpec
+from onceflow.cli.demo.kills import Killer, Progress, Victims, plan_kills
+from onceflow.cli.demo.report import DemoResult, Narrator, StatusWatcher, described
 from onceflow.cli.demo.settings import KILL_OF_DATABASE, DemoSettings, KillKind, SinkKind
-from onceflow.cli.demo.targets import Target, started_target
+from onceflow.cli.demo.targets import NAME, Observer, Target, committed_records, started_target
 from onceflow.core.errors import OnceflowError
 from onceflow.core.storage import FileSystemStorage
 from onceflow.integration.oracle import Verdict
 from onceflow.integration.servers import EmbeddedKafka
+from onceflow.integration.workload import Payments, produce
 
 TOPIC = "payments"
 _LOOK_INTERVAL_S = 0.02
+_PRODUCER_LOOK_INTERVAL_S = 0.01
 _STOPPED = "stopped"
+
+
+class _Abandoned(Exception):
+    """Ends the production when the demo ends before it."""
+
+
+class Producing:
+    """Produces on a thread of its own, never further than the killer has released."""
+
+    def __init__(
+        self, payments: Payments, spec: JobSpec, killer: Killer, narrator: Narrator
+    ) -> None:
+        """Describe it; entering the context begins."""
+        self._payments = payments
+        self._spec = spec
+        self._killer = killer
+        self._advance = narrator.bar("payments into Kafka", payments.records)
+        self._ended = threading.Event()
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="demo producer")
+        self._result: Future[None] | None = None
+
+    def wait(self) -> None:
+        """Return when every payment is in the topic.
+
+        Raises:
+            ProduceError: The broker did not take one.
+        """
+        if self._result is not None:
+            self._result.result()
+
+    def check(self) -> None:
+        """Return at once; raise what went wrong if something did.
+
+        Raises:
+            ProduceError: The broker did not take a payment.
+        """
+        if self._result is not None and self._result.done():
+            self._result.result()
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        self._result = self._pool.submit(
+            produce,
+            self._payments,
+            self._spec.bootstrap_servers,
+            self._spec.topic,
+            progress=self._hold,
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End, done or not."""
+        self._ended.set()
+        self._pool.shutdown(wait=True)
+
+    def _hold(self, sent: int) -> None:
+        self._advance(sent)
+        while self._killer.released_records <= sent < self._payments.records:
+            if self._ended.wait(_PRODUCER_LOOK_INTERVAL_S):
+                raise _Abandoned
+        if self._ended.is_set():
+            raise _Abandoned
 
 
 class DemoError(OnceflowError):
@@ -37,31 +105,6 @@ class DemoError(OnceflowError):
 
     domain = "external"
     retry = "never"
-
-
-@dataclass(frozen=True, slots=True)
-class DemoResult:
-    """What came out."""
-
-    settings: DemoSettings
-    verdict: Verdict
-    kills: tuple[DoneKill, ...]
-    restores: int
-    """Attempts after the first."""
-    drivers: int
-    """Driver processes that ran."""
-    seconds: float
-    """From the start of the first driver process to the end of the last, recoveries included."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether the target is right."""
-        return self.verdict.ok
-
-    @property
-    def rows_per_second(self) -> float:
-        """Records over seconds, with every restart in them."""
-        return self.verdict.records / self.seconds if self.seconds else 0.0
 
 
 class DemoRun:
@@ -169,9 +212,7 @@ class DemoRun:
             spark_master=self._settings.spark_master,
             bootstrap_servers=kafka.bootstrap_servers,
             topic=TOPIC,
-            sink=SinkSpec(
-                self._settings.sink, target.address, target.place, self._settings.commit_mode
-            ),
+            sink=SinkSpec(self._settings.sink, target.address, NAME, self._settings.commit_mode),
             storage=str(self._directory / "checkpoints"),
             scratch=str(scratch),
             status_path=str(self._directory / "status.json"),
@@ -196,10 +237,10 @@ class DemoRun:
         deadline = time.monotonic() + settings.timeout_s
         rows_bar = f"rows in {settings.sink.product}"
         advance = self._narrator.bar(rows_bar, settings.records)
-        news = News(self._narrator.say, partial(self._narrator.note, rows_bar))
+        watcher = StatusWatcher(self._narrator.say, partial(self._narrator.note, rows_bar))
         with (
-            target.visible_rows() as rows,
-            CommittedRecords(
+            Observer("rows", target.visible_rows) as rows,
+            committed_records(
                 spec.bootstrap_servers, spec.group, TOPIC, settings.partitions
             ) as committed,
         ):
@@ -208,7 +249,7 @@ class DemoRun:
                 advance(rows.value)
                 producing.check()
                 now_s, status = time.monotonic(), driver.status()
-                news.look(status)
+                watcher.look(status)
                 killer.look(Progress(status, committed.value, rows.value, now_s))
                 if killer.finished and committed.value >= settings.records:
                     driver.stop()

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 import onceflow
 from onceflow.cli.demo import command
 from onceflow.cli.demo.kills import DoneKill
-from onceflow.cli.demo.run import DemoError, DemoResult, DemoRun
+from onceflow.cli.demo.report import DemoResult
+from onceflow.cli.demo.run import DemoError, DemoRun
 from onceflow.cli.demo.settings import Backend, CommitMode, DemoSettings, KillKind, SinkKind
 from onceflow.cli.main import app
 from onceflow.integration.oracle import Verdict

@@ -11,9 +11,8 @@ from functools import partial
 
 import pytest
 
-from onceflow.cli.demo.driver_files import DriverStatus, SlotProcess
-from onceflow.cli.demo.killing import Killer, Progress, Victims
-from onceflow.cli.demo.kills import PlannedKill, plan_kills
+from onceflow.cli.demo.driver import DriverStatus, SlotProcess
+from onceflow.cli.demo.kills import Killer, PlannedKill, Progress, Victims, plan_kills
 from onceflow.cli.demo.settings import (
     DEFAULT_KILLS,
     CommitMode,

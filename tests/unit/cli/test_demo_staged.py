@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from onceflow.cli.demo.driver_files import JOB
+from onceflow.cli.demo.driver import JOB
 from onceflow.cli.demo.run import transactions_with_staged_rows
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.storage import FileSystemStorage
