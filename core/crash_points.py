@@ -3,7 +3,7 @@
 A crash is data: a test puts an empty file named after the point into the directory that
 `ONCEFLOW_CRASH_POINTS` names; the first process to reach the point removes the file and kills
 itself with SIGKILL, so nothing is flushed, closed or said. Unset, as in production, a point costs
-one comparison.
+one look into the environment.
 
     write       a sink has taken a batch of the checkpoint
     flushed     all rows of the checkpoint are at the database, nothing is prepared
@@ -38,15 +38,14 @@ CRASH_POINTS: tuple[CrashPoint, ...] = (
 
 VARIABLE = "ONCEFLOW_CRASH_POINTS"
 
-_directory = os.environ.get(VARIABLE)
-
 
 def reach(point: CrashPoint) -> None:
     """Pass `point`, or end this process here if a test has asked for it."""
-    if _directory is None:
+    directory = os.environ.get(VARIABLE)
+    if directory is None:
         return
     try:
-        (Path(_directory) / point).unlink()
+        (Path(directory) / point).unlink()
     except FileNotFoundError:
         return
     os.kill(os.getpid(), signal.SIGKILL)

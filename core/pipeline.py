@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 
 from onceflow.core.config import Checkpointing, RuntimeSettings
 from onceflow.core.dead_letters import DEAD_LETTERS
@@ -17,11 +17,16 @@ from onceflow.core.protocol.assignment import default_max_parallelism
 from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import PARALLELISM_MAX, sink_id_of
 from onceflow.core.protocol.restart import ExponentialDelay, RestartStrategy
+from onceflow.core.runtime.cluster.cluster import Cluster
+from onceflow.core.runtime.cluster.local_processes import LocalProcesses
 from onceflow.core.runtime.driver.driver import JobDriver, JobPlan
 from onceflow.core.runtime.driver.status import JobState, JobStatus
 from onceflow.core.spi import Sink, Source
 from onceflow.core.state import HeapBackend, StateBackend
 from onceflow.core.stream import Stream
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 RESTART = ExponentialDelay(initial_delay_s=0.1, multiplier=2.0, max_delay_s=5.0)
 """The default: a lost slot costs a tenth of a second, a server that is down is asked every 5 s."""
@@ -107,13 +112,15 @@ class Job:
 
 
 class Pipeline:
-    """Describes a dataflow, operator by operator, and starts it on Spark.
+    """Describes a dataflow, operator by operator, and starts it on `cluster`.
 
+    `cluster` is a Spark session, or `LocalProcesses()` for tests and small jobs on one machine.
     `name` is the job's identity: its checkpoints and its transactions go by it. `parallelism` is
-    the number of slots, each one Spark task for as long as the job runs. `max_parallelism` (the
-    number of key groups) is fixed with the first checkpoint. `restart` says how often and how soon
-    a failed attempt is followed by another; default: for ever, after 0.1 s at first, 5 s at most,
-    but not when a function fails on the same record in the same way for the third time.
+    the number of slots, each one Spark task, or one local process, for as long as the job runs.
+    `max_parallelism` (the number of key groups) is fixed with the first checkpoint. `restart` says
+    how often and how soon a failed attempt is followed by another; default: for ever, after 0.1 s
+    at first, 5 s at most, but not when a function fails on the same record in the same way for the
+    third time.
 
     `retired_sinks` are sinks that the job once wrote to and writes to no more, by sink id: at the
     start everything that was decided for them is committed and the rest rolled back. A job that has
@@ -128,7 +135,7 @@ class Pipeline:
 
     def __init__(
         self,
-        spark: SparkSession,
+        cluster: SparkSession | LocalProcesses,
         *,
         name: str,
         checkpointing: Checkpointing,
@@ -152,7 +159,7 @@ class Pipeline:
                 f"{groups}, and that at most {PARALLELISM_MAX}"
             )
         self.name = name
-        self._spark = spark
+        self._cluster = cluster
         self._parallelism = parallelism
         self._max_parallelism = max_parallelism
         self._checkpointing = checkpointing
@@ -209,7 +216,7 @@ class Pipeline:
         """Start the job, from its last completed checkpoint if it has one; return its handle.
 
         Raises:
-            ConfigError: The graph is incomplete or the Spark session cannot host it.
+            ConfigError: The graph is incomplete or the cluster cannot host it.
         """
         graph = Graph(tuple(self._operators))
         graph.check_complete()
@@ -231,10 +238,19 @@ class Pipeline:
             retired_sinks=self._retired_sinks,
             allow_non_restored_state=self._allow_non_restored_state,
         )
-        driver = JobDriver(self._spark, plan)
+        driver = JobDriver(_opened(self._cluster), plan)
         driver.start()
         return Job(driver)
 
     def run(self, timeout_s: float | None = None) -> JobStatus:
         """Start the job and wait for its end, which SIGINT and SIGTERM bring; see `Job.wait`."""
         return self.start().wait(timeout_s)
+
+
+def _opened(cluster: SparkSession | LocalProcesses) -> Cluster:
+    """Return `cluster` as the runtime sees it. Spark is imported only where it is used."""
+    if isinstance(cluster, LocalProcesses):
+        return cluster
+    from onceflow.core.runtime.cluster.spark import SparkCluster
+
+    return SparkCluster(cluster)

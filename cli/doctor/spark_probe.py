@@ -19,7 +19,7 @@ def main(settings: dict[str, Any], answer: Path) -> None:
     """Write what is found into `answer`."""
     from pyspark.sql import SparkSession
 
-    from onceflow.core.runtime.cluster.spark_stage import free_slots, use_own_interpreter
+    from onceflow.core.runtime.cluster.spark import free_slots, use_own_interpreter
     from onceflow.core.runtime.slot.context import versions
 
     builder = SparkSession.builder.appName("onceflow doctor").config("spark.ui.enabled", "false")
@@ -66,7 +66,7 @@ def _looker(probe: str, token: str) -> Callable[[Iterable[int]], Iterator[dict[s
 
         del numbers
         installed: dict[str, str] = {"python": ".".join(platform.python_version_tuple()[:2])}
-        for name in ("onceflow", "pyarrow", "numpy", "msgspec", "pyspark"):
+        for name in ("onceflow", "pyarrow", "numpy", "msgspec", "cloudpickle", "pyspark"):
             try:
                 installed[name] = str(importlib.import_module(name).__version__)
             except Exception as error:

@@ -13,10 +13,10 @@ import pyarrow as pa
 from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome, Committable
 from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.runtime.cluster.process_host import Link
 from onceflow.core.spi import CommitterContext, Sink, WriterContext
 from onceflow.integration.conformance.clause import told
 from onceflow.integration.conformance.lines import LineTracer
-from onceflow.integration.conformance.link import Link
 from onceflow.integration.conformance.rig import settled
 
 HELD = "held"

@@ -32,10 +32,10 @@ from onceflow.core.protocol.snapshots import (
     OperatorSnapshot,
     SubtaskSnapshot,
 )
+from onceflow.core.runtime.cluster.process_host import Link
 from onceflow.core.spi import Committer, CommitterContext, WriterContext
 from onceflow.core.storage import ClaimedLog, FileSystemStorage
 from onceflow.integration.conformance.clause import told
-from onceflow.integration.conformance.link import Link
 from onceflow.integration.conformance.mini_subtask import (
     ANSWER_S,
     Ack,

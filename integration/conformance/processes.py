@@ -5,14 +5,10 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing.connection import Pipe
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,17 +16,17 @@ from typing import Any
 from typing_extensions import Self
 
 from onceflow.core.crash_points import VARIABLE, CrashPoint
-from onceflow.integration.conformance import process_host
+from onceflow.core.runtime.cluster.process_host import (
+    Link,
+    ProcessHost,
+    ProcessKilled,
+    Raised,
+    Returned,
+)
 from onceflow.integration.conformance.clause import Violation
-from onceflow.integration.conformance.link import Began, Link, Raised, Returned
-from onceflow.integration.conformance.process_host import LENGTH
 
 TIMEOUT_S = 60.0
 """How long one process may be silent: longer than a sink waits for a server that has come back."""
-
-
-class ChildKilled(Exception):
-    """Raised when a process is gone without a last word: it was killed."""
 
 
 class ChildFailed(Exception):
@@ -44,12 +40,9 @@ class ChildFailed(Exception):
 class Child:
     """One real process. Used by one thread."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, pid: int, link: Link) -> None:
+        self.pid = pid
         self._link = link
-        began = self._next(TIMEOUT_S)
-        if not isinstance(began, Began):
-            raise TypeError(f"a process began with {began}")
-        self.pid = began.pid
 
     def result(self, timeout_s: float = TIMEOUT_S) -> Any:
         """Return what the function returned.
@@ -57,7 +50,7 @@ class Child:
         Raises:
             ChildFailed: It raised.
             Violation: That was what it raised.
-            ChildKilled: The process was killed before it was done.
+            ProcessKilled: The process was killed before it was done.
             TimeoutError: It is not done yet.
         """
         while True:
@@ -78,7 +71,7 @@ class Child:
 
         Raises:
             ChildFailed: It raised instead.
-            ChildKilled: The process was killed.
+            ProcessKilled: The process was killed.
             TimeoutError: It says nothing.
         """
         value = self._next(timeout_s)
@@ -98,7 +91,7 @@ class Child:
     def kill(self) -> None:
         """SIGKILL it; return when it is gone. Not to be called after its last word."""
         os.kill(self.pid, signal.SIGKILL)
-        with suppress(ChildKilled):
+        with suppress(ProcessKilled):
             while True:
                 self._next(TIMEOUT_S)
         self._link.close()
@@ -109,7 +102,7 @@ class Child:
         try:
             return self._link.recv()
         except (EOFError, ConnectionResetError) as error:
-            raise ChildKilled("the process is gone without a word") from error
+            raise ProcessKilled("the process is gone without a word") from error
 
 
 class Processes:
@@ -120,23 +113,17 @@ class Processes:
         self._directory = tempfile.TemporaryDirectory(prefix="onceflow-conformance-")
         self.crash_points = Path(self._directory.name)
         """A file of a crash point's name here kills the first process that reaches the point."""
-        self._control: socket.socket | None = None
-        self._host: subprocess.Popen[bytes] | None = None
+        self._host = ProcessHost()
 
     def start(self, function: Callable[..., object], *arguments: object) -> Child:
         """Return a new process that runs `function(link, *arguments)`; all pickle by reference.
 
         Raises:
-            ChildKilled: It ended before it began.
+            ProcessKilled: It ended before it began.
             Violation: The sink among `arguments` does not pickle.
         """
-        payload = _pickled((function, arguments))
-        control = self._started()
-        mine, theirs = Pipe()
-        with theirs:
-            socket.send_fds(control, [LENGTH.pack(len(payload))], [theirs.fileno()])
-            control.sendall(payload)
-        return Child(mine)
+        _check_pickles(arguments)
+        return Child(*self._host.start(_armed, str(self.crash_points), function, arguments))
 
     def run(self, function: Callable[..., object], *arguments: object) -> Any:
         """Return what `function(link, *arguments)` returned in a process of its own."""
@@ -155,16 +142,7 @@ class Processes:
 
     def close(self) -> None:
         """End the host, and with it every process that is still linked. Idempotent."""
-        host, self._host = self._host, None
-        if self._control is not None:
-            self._control.close()
-            self._control = None
-        if host is not None:
-            try:
-                host.wait(10)
-            except subprocess.TimeoutExpired:
-                host.kill()
-                host.wait()
+        self._host.close()
         self._directory.cleanup()
 
     def __enter__(self) -> Self:
@@ -180,33 +158,18 @@ class Processes:
         """Close it."""
         self.close()
 
-    def _started(self) -> socket.socket:
-        if self._control is not None:
-            return self._control
-        mine, theirs = socket.socketpair()
-        with theirs:
-            paths = [path for path in sys.path if path]
-            self._host = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    f"from {process_host.__name__} import serve; serve({theirs.fileno()})",
-                ],
-                env={
-                    **os.environ,
-                    VARIABLE: str(self.crash_points),
-                    "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
-                },
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
-        self._control = mine
-        return mine
+
+def _armed(
+    link: Link, crash_points: str, function: Callable[..., object], arguments: tuple[object, ...]
+) -> object:
+    """Run a function of the kit where it can be killed at crash points."""
+    os.environ[VARIABLE] = crash_points
+    return function(link, *arguments)
 
 
-def _pickled(call: tuple[Callable[..., object], tuple[object, ...]]) -> bytes:
+def _check_pickles(arguments: tuple[object, ...]) -> None:
     try:
-        return pickle.dumps(call)
+        pickle.dumps(arguments)
     # What cannot be pickled says so by TypeError, AttributeError or PicklingError.
     except Exception as error:
         raise Violation(

@@ -22,6 +22,7 @@ from onceflow.core.protocol.restart import (
     FixedDelay,
     NoRestart,
 )
+from onceflow.core.runtime.cluster.local_processes import LocalProcesses
 from onceflow.core.runtime.driver.status import CheckpointStats, JobState, JobStatus, SinkStatus
 from onceflow.core.state import (
     HeapBackend,
@@ -53,6 +54,7 @@ __all__ = [
     "KeyedFunction",
     "KeyedStream",
     "ListStateDescriptor",
+    "LocalProcesses",
     "MapStateDescriptor",
     "NoRestart",
     "OnceflowError",

@@ -18,7 +18,7 @@ from tests.support.ledger import SETTINGS, ledger
 from onceflow import Checkpointing, JobState, Pipeline, RocksDBBackend
 from onceflow.core.errors import UserFunctionError
 from onceflow.core.functions import Record
-from onceflow.core.runtime.cluster import spark_stage
+from onceflow.core.runtime.cluster import spark as spark_cluster
 from onceflow.core.runtime.driver import driver
 from onceflow.core.runtime.slot.slot import SlotTask
 from onceflow.core.runtime.transport.credentials import new_token
@@ -107,9 +107,9 @@ def test_the_attempts_token_and_key_are_in_no_log_line_status_or_stage(
         tasks.append(task)
         return slot_body(task)
 
-    slot_body = cast("Any", spark_stage)._slot_body
+    slot_body = cast("Any", spark_cluster)._slot_body
     monkeypatch.setattr(driver, "new_token", recording_token)
-    monkeypatch.setattr(spark_stage, "_slot_body", recording_body)
+    monkeypatch.setattr(spark_cluster, "_slot_body", recording_body)
 
     def fail(record: Record) -> Record:
         if record["id"] == 77:

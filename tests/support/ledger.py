@@ -9,8 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pyspark.sql import SparkSession
 from tests.support.counting_source import CountingSource, amount_of
 from tests.support.directory_sink import DirectorySink
 
@@ -18,6 +18,7 @@ from onceflow import (
     Checkpointing,
     FixedDelay,
     HeapBackend,
+    LocalProcesses,
     Pipeline,
     RuntimeSettings,
     count,
@@ -26,34 +27,43 @@ from onceflow import (
 from onceflow.core.protocol.restart import RestartStrategy
 from onceflow.core.state import StateBackend
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 SETTINGS = RuntimeSettings(start_timeout_s=30, heartbeat_timeout_s=10)
 
 
 def ledger(
-    spark: SparkSession,
+    cluster: SparkSession | LocalProcesses,
     directory: Path,
     source: CountingSource,
     *,
+    sink: DirectorySink | None = None,
     name: str = "ledger",
     parallelism: int = 2,
     interval: float | None = 0.1,
+    timeout: float = 600.0,
+    tolerable_failures: int = 0,
     backend: StateBackend | None = None,
     restart: RestartStrategy | None = None,
     max_parallelism: int | None = None,
     mode: str = "exactly_once",
     sink_id: str | None = None,
     settings: RuntimeSettings = SETTINGS,
-    sink: DirectorySink | None = None,
 ) -> tuple[Pipeline, DirectorySink]:
     """Build source -> running balance -> directory, all under `directory`."""
     sink = sink or DirectorySink(str(directory / "out"))
     pipeline = Pipeline(
-        spark,
+        cluster,
         name=name,
         parallelism=parallelism,
         max_parallelism=max_parallelism,
         checkpointing=Checkpointing(
-            storage=str(directory / "checkpoints"), interval=interval, mode=mode
+            storage=str(directory / "checkpoints"),
+            interval=interval,
+            timeout=timeout,
+            tolerable_failures=tolerable_failures,
+            mode=mode,
         ),
         state_backend=backend or HeapBackend(),
         restart=restart or FixedDelay(attempts=20, delay_s=0.01),

@@ -42,11 +42,11 @@ from onceflow.core.runtime.driver.attempt_context import (
     CancelRequested,
     CheckpointRequested,
     RecoveryEnded,
+    SlotsEnded,
     SplitsDiscovered,
-    StageEnded,
 )
 from onceflow.core.runtime.driver.background import Background, CheckpointsCleaner
-from onceflow.core.runtime.driver.failures import JobCancelled, cause_of, stage_error
+from onceflow.core.runtime.driver.failures import JobCancelled, cause_of
 from onceflow.core.runtime.driver.restore import restored_operators
 from onceflow.core.runtime.driver.sink_recovery import RecoveryCounts
 from onceflow.core.runtime.driver.slot_pool import SlotPool
@@ -236,8 +236,8 @@ class Attempt:
             case SlotGone(slot, attempt, reason) if attempt == self._plan.attempt:
                 if slot in self._slots:
                     raise SlotLost(f"slot {slot} is lost: {reason}")
-            case StageEnded(error):
-                raise stage_error(error)
+            case SlotsEnded(error):
+                raise error
             case CheckpointRequested() | CancelRequested():
                 self._on_request(event)
             case SplitsDiscovered():
@@ -400,7 +400,7 @@ class Attempt:
                     self._context.progress.heartbeat(last)
                 case SlotSaid(message=Acked() as late):
                     self._on_message(event.slot, late)
-                case StageEnded():
+                case SlotsEnded():
                     self._events.put(event)
                     return
                 case _:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from onceflow.core.errors import SourceError
+from onceflow.core.errors import OnceflowError, SourceError
 from onceflow.core.graph import Graph
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.decisions import CheckpointKind
@@ -42,10 +42,10 @@ class AttemptContext:
 
 
 @dataclass(frozen=True, slots=True)
-class StageEnded:
-    """Spark's barrier stage is over."""
+class SlotsEnded:
+    """All slots have returned, or one has died."""
 
-    error: BaseException | None
+    error: OnceflowError
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class AppendEnded:
 
 AttemptEvent: TypeAlias = (
     ControlEvent
-    | StageEnded
+    | SlotsEnded
     | CheckpointRequested
     | CancelRequested
     | RecoveryEnded

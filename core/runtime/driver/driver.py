@@ -15,8 +15,6 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from pyspark.sql import SparkSession
-
 from onceflow.core.config import Checkpointing, RuntimeSettings, TlsFiles
 from onceflow.core.errors import Fenced, OnceflowError, StorageError
 from onceflow.core.graph import Graph
@@ -30,21 +28,14 @@ from onceflow.core.protocol.restart import (
     RestartStrategy,
     RestartTracker,
 )
-from onceflow.core.runtime.cluster.spark_stage import (
-    SparkStage,
-    await_slots,
-    check_cluster,
-    is_local,
-    require_spark,
-    use_own_interpreter,
-)
+from onceflow.core.runtime.cluster.cluster import Cluster, RunningSlots
 from onceflow.core.runtime.driver.attempt import Attempt
 from onceflow.core.runtime.driver.attempt_context import (
     AttemptContext,
     AttemptEvent,
     CancelRequested,
     CheckpointRequested,
-    StageEnded,
+    SlotsEnded,
 )
 from onceflow.core.runtime.driver.failures import JobCancelled
 from onceflow.core.runtime.driver.progress import Progress
@@ -100,14 +91,13 @@ class JobPlan:
 class JobDriver:
     """Owns a running job. `start` returns at once; the job runs on a thread of its own."""
 
-    def __init__(self, spark: SparkSession, plan: JobPlan) -> None:
-        self._context = spark.sparkContext
+    def __init__(self, cluster: Cluster, plan: JobPlan) -> None:
+        self._cluster = cluster
         self._plan = plan
         self._program = pickled_program(Program(plan.graph, plan.backend))
         if isinstance(plan.settings.tls, TlsFiles):
             identity_in(plan.settings.tls)  # to see that it is there: each attempt reads it anew
-        check_cluster(spark, plan.parallelism)
-        use_own_interpreter(self._context)
+        cluster.check(plan.parallelism)
         self._file_system = plan.checkpointing.file_system()
         self._storage: JobStorage = self._file_system.open(plan.name)
         sources = frozenset(uid for uid, _ in plan.graph.sources())
@@ -140,7 +130,7 @@ class JobDriver:
     def stopping_on_signals(self) -> AbstractContextManager[None]:
         """Have SIGINT and SIGTERM stop the job meanwhile, unless it is set to leave them alone."""
         if self._plan.settings.stop_on_signals:
-            return STOP_SIGNALS.handled()
+            return STOP_SIGNALS.handled(self._cluster.take_signals)
         return contextlib.nullcontext()
 
     def status(self) -> JobStatus:
@@ -207,7 +197,7 @@ class JobDriver:
                 self._check_owned()
                 if error.retry == "never":
                     raise
-                require_spark(self._context)
+                self._cluster.check_alive()
                 match tracker.on_failure(time.monotonic(), fingerprint_of(error)):
                     case GiveUp(reason):
                         raise type(error)(f"{error} (no further restart: {reason})") from error
@@ -220,11 +210,11 @@ class JobDriver:
                         if self._asked_to_leave.wait(delay_s):
                             raise JobCancelled("cancelled while restarting") from error
             except Exception:
-                require_spark(self._context)
+                self._cluster.check_alive()
                 raise
 
     def _attempt(self, slots_ended_s: float) -> bool:
-        require_spark(self._context)
+        self._cluster.check_alive()
         plan, storage = self._plan, self._storage
         log = self._log = self._claim()
         for _, source in plan.graph.sources():
@@ -236,7 +226,9 @@ class JobDriver:
         left = operators_left(plan.graph, restored)
         self._progress.dropped(f"the state of operator {uid!r}" for uid in left)
         token, (own_tls, slot_tls) = new_token(), self._tls()
-        server = ControlServer(self._host(), Credentials(token, own_tls), self._events.put)
+        server = ControlServer(
+            self._cluster.driver_host, Credentials(token, own_tls), self._events.put
+        )
         probe = storage.probe_write(log.attempt)
         slot_plan = SlotPlan(
             job=plan.name,
@@ -255,7 +247,7 @@ class JobDriver:
             storage=self._file_system,
             storage_token_path=probe.path,
             log_id=storage.log_id,
-            loopback=is_local(self._context),
+            loopback=self._cluster.is_local,
         )
         recovery = SinkRecovery(
             plan.graph,
@@ -279,7 +271,7 @@ class JobDriver:
             progress=self._progress,
             running=lambda: self._tracker.on_running(time.monotonic()),
         )
-        return self._run_on_spark(context, task, server)
+        return self._run_on_cluster(context, task, server)
 
     def _claim(self) -> ClaimedLog:
         """The first claim takes the job over; later ones only while no other driver has done so."""
@@ -303,24 +295,25 @@ class JobDriver:
             with contextlib.suppress(StorageError):
                 self._log.check_owned()
 
-    def _run_on_spark(self, context: AttemptContext, task: SlotTask, server: ControlServer) -> bool:
-        group = f"onceflow-{context.plan.job}-{context.plan.attempt}"
-        stage = SparkStage(self._context, task, group, lambda e: self._events.put(StageEnded(e)))
+    def _run_on_cluster(
+        self, context: AttemptContext, task: SlotTask, server: ControlServer
+    ) -> bool:
+        slots: RunningSlots | None = None
         attempt = Attempt(context, self._events)
         # Hooks run last registered first, and this one must run before those of Flight's servers.
         atexit.register(self._end_with_process)
         try:
-            await_slots(
-                self._context, context.plan.parallelism, context.plan.settings.start_timeout_s
-            )
-            stage.submit()
+            settings = context.plan.settings
+            self._cluster.await_slots(context.plan.parallelism, settings.start_timeout_s)
+            slots = self._cluster.start(task, lambda error: self._events.put(SlotsEnded(error)))
             return attempt.run()
         except BaseException as error:
             self._failed_at = self._progress.failing()
             attempt.cancel(f"attempt {context.plan.attempt} failed: {str(error)[:500]}")
             raise
         finally:
-            self._end_stage(stage)
+            if slots is not None:
+                self._end_slots(slots)
             attempt.close()
             server.close(self._plan.settings.cancel_timeout_s)
             atexit.unregister(self._end_with_process)
@@ -365,12 +358,12 @@ class JobDriver:
             wall_ms=_wall_ms,
         )
 
-    def _end_stage(self, stage: SparkStage) -> None:
+    def _end_slots(self, slots: RunningSlots) -> None:
         """Wait for the slots to leave; kill what does not."""
-        if not stage.join(self._plan.settings.cancel_timeout_s):
-            stage.kill()
-            if not stage.join(self._plan.settings.cancel_timeout_s):
-                _log.error("Spark did not end the slots of job %s", self._plan.name)
+        if not slots.join(self._plan.settings.cancel_timeout_s):
+            slots.kill()
+            if not slots.join(self._plan.settings.cancel_timeout_s):
+                _log.error("the slots of job %s did not end, though killed", self._plan.name)
 
     def _drain(self, unfulfilled: frozenset[CheckpointKind]) -> None:
         """Drop what the ended attempt has left; ask the next one for what the user asked for."""
@@ -392,16 +385,10 @@ class JobDriver:
                 return identity_in(files), files
             case "on":
                 return drawn_identities()
-            case "auto" if not is_local(self._context):
+            case "auto" if not self._cluster.is_local:
                 return drawn_identities()
             case _:
                 return None, None
-
-    def _host(self) -> str:
-        """Return the address at which slots reach this driver."""
-        if is_local(self._context):
-            return "127.0.0.1"
-        return str(self._context.getConf().get("spark.driver.host", socket.gethostname()))
 
 
 def _wall_ms() -> int:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import queue
-import re
 import time
 
 from onceflow.core import errors
-from onceflow.core.errors import ConfigError, OnceflowError, SlotFailed, SlotLost
+from onceflow.core.errors import OnceflowError, SlotFailed, SlotLost
 from onceflow.core.runtime.driver.attempt_context import (
     AttemptEvent,
     CancelRequested,
     CheckpointRequested,
 )
 from onceflow.core.runtime.messages import Failed
-from onceflow.core.runtime.slot.program import MODULES_ON_EXECUTORS
 from onceflow.core.runtime.transport.control_plane import SlotGone
 
 _CAUSE_S = 0.3
-_CONFIG_ERROR = re.compile(r"^onceflow\.core\.errors\.ConfigError: (.*)$", re.MULTILINE)
-_MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
 
 class JobCancelled(OnceflowError):
@@ -65,21 +61,3 @@ def cause_of(failed: Failed, events: queue.SimpleQueue[AttemptEvent]) -> Onceflo
     for event in asked:
         events.put(event)
     return error
-
-
-def stage_error(error: BaseException | None) -> OnceflowError:
-    """Return the reason why Spark's stage ended before the job did."""
-    if error is None:
-        return SlotLost("every slot returned before the job was done")
-    text = str(error)
-    if told := _CONFIG_ERROR.search(text):
-        return ConfigError(told[1])
-    if missing := _MISSING_MODULE.search(text):
-        return ConfigError(
-            f"the executors do not have the module {missing[1]!r}: {MODULES_ON_EXECUTORS}"
-        )
-    if "SPARK-24819" in text or ("barrier execution mode" in text and "slots" in text):
-        return ConfigError(
-            "Spark has too few free task slots for the pipeline's parallelism: " + text[:400]
-        )
-    return SlotLost(f"Spark ended the slots: {text[:2000]}")

@@ -15,18 +15,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import queue
 import signal
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Protocol, cast
-
-from py4j.protocol import Py4JError
-from pyspark import SparkContext, java_gateway
+from typing import Any, Protocol
 
 _log = logging.getLogger("onceflow.runtime.driver")
 
@@ -79,8 +75,10 @@ class StopSignals:
             self._running.discard(job)
 
     @contextmanager
-    def handled(self) -> Generator[None]:
+    def handled(self, take_signals: Callable[[], None]) -> Generator[None]:
         """Handle signals meanwhile, where that is the program's and not somebody else's affair.
+
+        `take_signals` is called first: it has them act on this process alone.
 
         Only the main thread can. A handler that the program has set itself stays, and so does
         SIGINT ignored, as in the background of a shell.
@@ -90,6 +88,7 @@ class StopSignals:
             taken = {n: before for n in _NUMBERS if _may_be_taken(before := signal.getsignal(n))}
         if taken:
             self._watch()
+            take_signals()
             for number in taken:
                 signal.signal(number, self._hear)
         try:
@@ -104,11 +103,10 @@ class StopSignals:
         self._heard.put((number, time.monotonic()))
 
     def _watch(self) -> None:
-        """Once: have somebody act on signals, and the JVM leave them to this process."""
+        """Once: have a thread act on signals."""
         if self._watcher is None:
             self._watcher = threading.Thread(target=self._act, name="stop signals", daemon=True)
             self._watcher.start()
-            _leave_signals_to_driver()
 
     def _act(self) -> None:
         while True:
@@ -152,27 +150,3 @@ def _may_be_taken(handler: Any) -> bool:
     if handler is signal.SIG_DFL or handler is signal.default_int_handler:
         return True
     return str(getattr(handler, "__module__", "")).partition(".")[0] == "pyspark"
-
-
-class _HandedOn:
-    """Called by the JVM in place of its own handler of SIGTERM, which would stop Spark."""
-
-    class Java:
-        implements = ("sun.misc.SignalHandler",)
-
-    def handle(self, received: object) -> None:
-        del received
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _leave_signals_to_driver() -> None:
-    spark, gateways = cast("Any", SparkContext), cast("Any", java_gateway)
-    jvm = spark._jvm
-    try:
-        gateways.ensure_callback_server_started(spark._gateway)
-        handle, named = jvm.sun.misc.Signal.handle, jvm.sun.misc.Signal
-        handle(named("INT"), jvm.sun.misc.SignalHandler.SIG_IGN)
-        handle(named("TERM"), _HandedOn())
-    except (Py4JError, AttributeError, OSError) as error:
-        # Started with -Xrs, or gone: then it ends by SIGTERM, and the job with it.
-        _log.info("the JVM keeps its own handlers of signals: %s", error)

@@ -7,6 +7,7 @@ import resource
 import socket
 from dataclasses import dataclass
 
+import cloudpickle
 import msgspec
 import numpy as np
 import pyarrow as pa
@@ -37,6 +38,7 @@ def versions() -> dict[str, str]:
         "pyarrow": pa.__version__,
         "numpy": np.__version__,
         "msgspec": msgspec.__version__,
+        "cloudpickle": cloudpickle.__version__,
     }
 
 

@@ -11,15 +11,13 @@ import inspect
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from typing import cast
 
-from pyspark import cloudpickle
+import cloudpickle
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.graph import Graph
 from onceflow.core.state import StateBackend
-
-_pickle = cast("Any", cloudpickle)  # Spark's own copy has no types
 
 MODULES_ON_EXECUTORS = (
     "send it with spark-submit --py-files, spark.submit.pyFiles or SparkContext.addPyFile, or"
@@ -43,7 +41,7 @@ def pickled_program(program: Program) -> bytes:
             function where that is to blame.
     """
     try:
-        return cast("bytes", _pickle.dumps(program))
+        return cloudpickle.dumps(program)
     except Exception as error:
         raise ConfigError(
             f"{_culprit(program)} cannot be sent to the slots: {type(error).__name__}: {error};"
@@ -59,7 +57,7 @@ def unpickled_program(data: bytes) -> Program:
         ConfigError: This executor lacks a module that it needs, or has another one of that name.
     """
     try:
-        return cast("Program", _pickle.loads(data))
+        return cast("Program", cloudpickle.loads(data))
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"the pipeline needs the module {error.name!r}, which the executor on"
@@ -98,7 +96,7 @@ def _unpicklable_names(value: object) -> Iterator[str]:
 
 def _pickles(value: object) -> bool:
     try:
-        _pickle.dumps(value)
+        cloudpickle.dumps(value)
     except Exception:
         return False
     return True

@@ -12,12 +12,12 @@ from onceflow.core.protocol.committables import (
     CommitOutcome,
     Committed,
 )
+from onceflow.core.runtime.cluster.process_host import ProcessKilled
 from onceflow.integration.conformance import children
 from onceflow.integration.conformance.clause import clause, expect, told
 from onceflow.integration.conformance.clauses.deciding import abort_again, commit_elsewhere
 from onceflow.integration.conformance.clauses.recovering import orphans_are_rolled_back_on_start
 from onceflow.integration.conformance.clauses.writing import pre_committed_survives_death
-from onceflow.integration.conformance.processes import ChildKilled
 from onceflow.integration.conformance.rig import Prepared, Rig
 
 
@@ -153,7 +153,7 @@ def _lines(rig: Rig, function: Callable[..., object], *arguments: object) -> int
     """Return how many lines ran to the end; None when the process was killed at one of them."""
     try:
         lines: int = rig.processes.run(function, *arguments)
-    except ChildKilled:
+    except ProcessKilled:
         return None
     return lines
 

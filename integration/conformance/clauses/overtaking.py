@@ -21,6 +21,7 @@ from onceflow.core.protocol.committables import (
     Committed,
 )
 from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.runtime.cluster.process_host import Returned
 from onceflow.core.spi import Committer
 from onceflow.integration.conformance import children
 from onceflow.integration.conformance.children import HeldCommit
@@ -29,7 +30,6 @@ from onceflow.integration.conformance.clauses.killing import commit_race, spread
 from onceflow.integration.conformance.clauses.listing import prune_keeps_what_is_asked_for
 from onceflow.integration.conformance.exchange_proxy import ExchangeProxy
 from onceflow.integration.conformance.lines import LineTracer
-from onceflow.integration.conformance.link import Returned
 from onceflow.integration.conformance.rig import Prepared, Rig
 from onceflow.integration.conformance.target import NotTestable
 

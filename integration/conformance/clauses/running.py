@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from onceflow.core.crash_points import CRASH_POINTS, CrashPoint
+from onceflow.core.runtime.cluster.process_host import ProcessKilled
 from onceflow.core.storage import FileSystemStorage
 from onceflow.integration.conformance.clause import Clause, Violation, clause, expect
 from onceflow.integration.conformance.clauses.killing import (
@@ -29,7 +30,7 @@ from onceflow.integration.conformance.mini_job import (
     run_attempt,
 )
 from onceflow.integration.conformance.mini_subtask import Work
-from onceflow.integration.conformance.processes import ChildFailed, ChildKilled
+from onceflow.integration.conformance.processes import ChildFailed
 from onceflow.integration.conformance.rig import Rig
 from onceflow.integration.conformance.sink_job import JOB
 from onceflow.integration.conformance.target import NotTestable
@@ -80,7 +81,7 @@ class _JobRun:
             done = isinstance(ended, Finished)
             self._history.append(f"{plan}: {ended}")
             expect(isinstance(ended, (Finished, SubtaskDied)), str(ended))
-        except ChildKilled:
+        except ProcessKilled:
             self._history.append(f"{plan}: the driver was killed")
         except ChildFailed as failed:
             raise Violation(f"{self}: {failed}") from failed

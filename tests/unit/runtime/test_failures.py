@@ -7,11 +7,11 @@ import threading
 
 from onceflow.core.errors import BadRecord, ConfigError, SlotFailed, SlotLost
 from onceflow.core.protocol.ids import AttemptId
-from onceflow.core.runtime.driver.attempt_context import AttemptEvent, CancelRequested, StageEnded
+from onceflow.core.runtime.cluster.spark import stage_error
+from onceflow.core.runtime.driver.attempt_context import AttemptEvent, CancelRequested, SlotsEnded
 from onceflow.core.runtime.driver.failures import (
     cause_of,
     slot_error,
-    stage_error,
 )
 from onceflow.core.runtime.slot.failure_report import failed_message, fingerprint_of
 from onceflow.core.runtime.transport.control_plane import SlotGone
@@ -49,7 +49,7 @@ def test_an_error_of_its_own_is_told_at_once_and_nothing_is_taken() -> None:
 
 def test_what_the_user_asks_for_meanwhile_stays_asked() -> None:
     events: queue.SimpleQueue[AttemptEvent] = queue.SimpleQueue()
-    for event in (CancelRequested(), StageEnded(None)):
+    for event in (CancelRequested(), SlotsEnded(SlotLost("over"))):
         events.put(event)
     cause_of(failed_message(_ATTEMPT, 1, _CHANNEL), events)
     assert events.get_nowait() == CancelRequested()

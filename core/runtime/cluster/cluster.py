@@ -1,0 +1,75 @@
+"""The seam between the job driver and what runs its slots.
+
+`spark` runs them in a barrier stage, `local_processes` as processes of this machine. Slots, their
+messages and their channels are the same on both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from onceflow.core.errors import OnceflowError
+from onceflow.core.runtime.slot.slot import SlotTask
+
+
+class RunningSlots(Protocol):
+    """The slots of one attempt, from their start to the end of the last one."""
+
+    def kill(self) -> None:
+        """Kill every slot that is left; returns at once."""
+        ...
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end of all slots; return whether it came."""
+        ...
+
+
+class Cluster(Protocol):
+    """What can run the slots of a job. Used in the driver's process, by its own thread."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether driver and slots share this machine for sure."""
+        ...
+
+    @property
+    def driver_host(self) -> str:
+        """The address at which slots reach the driver."""
+        ...
+
+    def check(self, parallelism: int) -> None:
+        """Return when `parallelism` slots can run side by side, as far as can be told now.
+
+        Raises:
+            ConfigError: They cannot; says which setting is in the way.
+        """
+        ...
+
+    def check_alive(self) -> None:
+        """Return while there is a cluster.
+
+        Raises:
+            SparkStopped: It is gone: no attempt can follow.
+        """
+        ...
+
+    def await_slots(self, parallelism: int, timeout_s: float) -> None:
+        """Return when `parallelism` slots are free.
+
+        Raises:
+            ConfigError: There were too few for `timeout_s`.
+        """
+        ...
+
+    def start(self, task: SlotTask, ended: Callable[[OnceflowError], None]) -> RunningSlots:
+        """Start slots 0 … `task.plan.parallelism` - 1; returns before they run.
+
+        `ended` is called once, on another thread, with the reason: when all slots have returned,
+        or as soon as one of them has died.
+        """
+        ...
+
+    def take_signals(self) -> None:
+        """Have SIGINT and SIGTERM act on this process alone. Idempotent."""
+        ...

@@ -1,0 +1,187 @@
+"""This machine as a cluster: each slot is a process of its own, without Spark and its JVM."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+
+from onceflow.core.errors import ConfigError, OnceflowError, SlotLost
+from onceflow.core.runtime.cluster.process_host import (
+    Link,
+    ProcessHost,
+    ProcessKilled,
+    Raised,
+)
+from onceflow.core.runtime.slot.slot import SlotTask
+
+_LOG_END_BYTES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class LocalProcesses:
+    """Runs the slots of a pipeline as processes of this machine: `Pipeline(LocalProcesses(), …)`.
+
+    For tests, and for small jobs that one machine can bear: no Spark session is needed and no JVM
+    started. All else is as on Spark: a slot is a process with a subtask of every chain, it ends
+    when its driver does, and one that is killed is followed by another attempt.
+
+    `log_directory` gets what slots write to stdout and stderr, a file for each slot and attempt;
+    without it that goes where this process writes its errors.
+    """
+
+    log_directory: str | Path | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Yes."""
+        return True
+
+    @property
+    def driver_host(self) -> str:
+        """The loopback address."""
+        return "127.0.0.1"
+
+    def check(self, parallelism: int) -> None:
+        """Return at once; the first process that is needed starts meanwhile."""
+        del parallelism
+        _host().begin()
+
+    def check_alive(self) -> None:
+        """Return at once."""
+
+    def await_slots(self, parallelism: int, timeout_s: float) -> None:
+        """Return at once: there can be any number of processes."""
+
+    def start(self, task: SlotTask, ended: Callable[[OnceflowError], None]) -> LocalSlots:
+        """Start a process for each slot; returns before they run."""
+        return LocalSlots(task, self.log_directory, ended)
+
+    def take_signals(self) -> None:
+        """Return at once: slots are in a process group of their own."""
+
+
+class LocalSlots:
+    """The processes of one attempt."""
+
+    def __init__(
+        self,
+        task: SlotTask,
+        log_directory: str | Path | None,
+        ended: Callable[[OnceflowError], None],
+    ) -> None:
+        self._task = task
+        self._log_directory = Path(log_directory) if log_directory is not None else None
+        self._ended = ended
+        self._told = False
+        self._links: dict[Link, tuple[int, int]] = {}
+        """Slot and process id of each that runs."""
+        self._killed = threading.Event()
+        name = f"slots of job {task.plan.job}, attempt {task.plan.attempt}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def kill(self) -> None:
+        """SIGKILL every process that is left."""
+        self._killed.set()
+        for _, pid in list(self._links.values()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end of all processes; return whether it came."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        # What the driver has imported of us, slots will need: once for all of them.
+        imports = [name for name in list(sys.modules) if name.startswith(_OURS)]
+        try:
+            for slot in range(self._task.plan.parallelism):
+                if not self._killed.is_set():
+                    self._start(slot, imports)
+        except (ProcessKilled, OSError) as error:
+            self._tell(SlotLost(f"a process could not be started: {error}"))
+        while self._links:
+            for link in wait(list(self._links)):
+                self._on_word(link)  # type: ignore[arg-type]
+        self._tell(SlotLost("every slot returned before the job was done"))
+
+    def _start(self, slot: int, imports: list[str]) -> None:
+        log = 2
+        if self._log_directory is not None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            log = os.open(self._log_path(self._log_directory, slot), flags, 0o644)
+        try:
+            pid, link = _host().start(_run_slot, self._task, slot, imports=imports, log=log)
+        finally:
+            if log != 2:
+                os.close(log)
+        self._links[link] = (slot, pid)
+
+    def _on_word(self, link: Link) -> None:
+        """Take the last word of a process; its link is closed afterwards."""
+        slot, pid = self._links[link]
+        try:
+            word = link.recv()
+        except (EOFError, OSError):
+            how = f"its process {pid} {_host().how_ended(pid)}"
+            self._tell(SlotLost(f"slot {slot} is lost: {how}{self._end_of_log(slot)}"))
+        else:
+            match word:
+                case Raised("ConfigError", text):
+                    self._tell(ConfigError(text))
+                case Raised(kind, text):
+                    self._tell(SlotLost(f"slot {slot} is lost: {kind}: {text}"))
+                case _:
+                    pass  # it has returned
+        del self._links[link]
+        link.close()
+
+    def _tell(self, error: OnceflowError) -> None:
+        if not self._told:
+            self._told = True
+            self._ended(error)
+
+    def _log_path(self, directory: Path, slot: int) -> Path:
+        directory.mkdir(parents=True, exist_ok=True)
+        plan = self._task.plan
+        return directory / f"{plan.job}-attempt-{plan.attempt}-slot-{slot}.log"
+
+    def _end_of_log(self, slot: int) -> str:
+        if self._log_directory is None:
+            return ""
+        path = self._log_path(self._log_directory, slot)
+        with contextlib.suppress(OSError):
+            text = path.read_bytes()[-_LOG_END_BYTES:].decode("utf-8", "replace").strip()
+            return f"; {path} ends with:\n{text}" if text else ""
+        return ""
+
+
+_OURS = ("onceflow.core.", "onceflow.sources.", "onceflow.sinks.")
+_HOSTS: list[ProcessHost] = []
+_HOSTS_LOCK = threading.Lock()
+
+
+def fork_own_host() -> None:
+    """Let this process's slots be forks of it as it is now; it must have a single thread."""
+    _HOSTS[:] = [ProcessHost.forked()]
+
+
+def _host() -> ProcessHost:
+    """Return what starts this process's slots: one for all jobs, as long as the process lives."""
+    with _HOSTS_LOCK:
+        if not _HOSTS:
+            _HOSTS.append(ProcessHost())
+        return _HOSTS[0]
+
+
+def _run_slot(link: Link, task: SlotTask, slot: int) -> str:
+    del link
+    return task.run(slot)

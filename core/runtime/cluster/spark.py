@@ -1,0 +1,261 @@
+"""Spark as a cluster: one barrier stage hosts an attempt's slots.
+
+Measured on Spark 4.3: a barrier stage gang-schedules long tasks; Spark does not retry a failed one;
+`allGather` costs about a second, so addresses travel over the control stream instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, cast
+
+from py4j.protocol import Py4JError
+from pyspark import BarrierTaskContext, InheritableThread, SparkContext, java_gateway
+from pyspark.sql import SparkSession
+
+from onceflow.core.errors import ConfigError, OnceflowError, SlotLost, SparkStopped
+from onceflow.core.runtime.slot.program import MODULES_ON_EXECUTORS
+from onceflow.core.runtime.slot.slot import SlotTask
+
+_log = logging.getLogger("onceflow.runtime.cluster")
+
+_CONFIG_ERROR = re.compile(r"^onceflow\.core\.errors\.ConfigError: (.*)$", re.MULTILINE)
+_MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+
+
+class SparkCluster:
+    """The executors of a Spark session."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._context = spark.sparkContext
+
+    @property
+    def is_local(self) -> bool:
+        """Whether driver and executors share this machine for sure."""
+        return is_local(self._context)
+
+    @property
+    def driver_host(self) -> str:
+        """The address at which executors reach the driver."""
+        if self.is_local:
+            return "127.0.0.1"
+        return str(self._context.getConf().get("spark.driver.host", socket.gethostname()))
+
+    def check(self, parallelism: int) -> None:
+        """Return when `parallelism` slots can run side by side on this session.
+
+        Raises:
+            ConfigError: Spark would take slots away, run them twice, or has too few.
+        """
+        context = self._context
+        conf = context.getConf()
+
+        def enabled(setting: str) -> bool:
+            return str(conf.get(setting, "false")).lower() == "true"
+
+        if enabled("spark.dynamicAllocation.enabled"):
+            raise ConfigError(
+                "spark.dynamicAllocation.enabled=true would take slots away from a running job;"
+                " start the session with spark.dynamicAllocation.enabled=false"
+            )
+        if enabled("spark.speculation"):
+            raise ConfigError(
+                "spark.speculation=true would run a slot twice; start the session with"
+                " spark.speculation=false"
+            )
+        slots = free_slots(context)
+        # Elsewhere executors register in their own time; `await_slots` waits for them.
+        if not str(context.master).startswith("local-") and self.is_local and slots < parallelism:
+            raise ConfigError(
+                f"parallelism={parallelism} needs {parallelism} task slots at once, and master"
+                f" {context.master!r} has {slots}; use local[{parallelism}] or a lower parallelism"
+            )
+        use_own_interpreter(context)
+
+    def check_alive(self) -> None:
+        """Return while the session is there.
+
+        Raises:
+            SparkStopped: `stop` was called, or its JVM has ended.
+        """
+        _check_alive(self._context)
+
+    def await_slots(self, parallelism: int, timeout_s: float) -> None:
+        """Return when the session has `parallelism` slots; executors may still be (re)starting.
+
+        Submitting earlier would cost more: Spark looks again only every 15 s, for 10 minutes.
+
+        Raises:
+            ConfigError: There were too few for `timeout_s`.
+        """
+        deadline = time.monotonic() + timeout_s
+        while (slots := free_slots(self._context)) < parallelism:
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"parallelism={parallelism} needs {parallelism} task slots at once, and"
+                    f" {self._context.master!r} has had {slots} for {timeout_s:.0f} s; add"
+                    " executors or cores, or lower the parallelism"
+                )
+            self.check_alive()
+            time.sleep(0.05)
+
+    def start(self, task: SlotTask, ended: Callable[[OnceflowError], None]) -> SparkStage:
+        """Submit the barrier stage; `ended` is called once, when it is over."""
+        return SparkStage(self._context, task, ended)
+
+    def take_signals(self) -> None:
+        """Have the JVM ignore SIGINT and hand SIGTERM on to this process. Idempotent."""
+        _take_signals_from_jvm()
+
+
+class SparkStage:
+    """Runs the slots; ends when all of them have, or when Spark gives up on one."""
+
+    def __init__(
+        self, context: SparkContext, task: SlotTask, ended: Callable[[OnceflowError], None]
+    ) -> None:
+        self._context = context
+        self._task = task
+        self._group = f"onceflow-{task.plan.job}-{task.plan.attempt}"
+        self._ended = ended
+        thread: Any = InheritableThread(target=self._run, name=f"stage {self._group}")
+        thread.daemon = True
+        thread.start()
+        self._thread = thread
+
+    def kill(self) -> None:
+        """Have Spark kill the tasks and their Python processes; without Spark they leave anyway."""
+        with contextlib.suppress(Py4JError, AttributeError, OSError):
+            self._context.cancelJobGroup(self._group)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the stage to end; return whether it did."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        plan = self._task.plan
+        error: BaseException | None = None
+        try:
+            self._context.setJobGroup(
+                self._group, f"onceflow job {plan.job}, attempt {plan.attempt}", True
+            )
+            numbers = self._context.parallelize(range(plan.parallelism), plan.parallelism)
+            numbers.barrier().mapPartitions(_slot_body(self._task)).collect()
+        except BaseException as caught:
+            error = caught
+        self._ended(stage_error(error))
+
+
+def _slot_body(task: SlotTask) -> Callable[[Iterable[int]], Iterator[str]]:
+    def body(numbers: Iterable[int]) -> Iterator[str]:
+        del numbers
+        yield task.run(BarrierTaskContext.get().partitionId())
+
+    return body
+
+
+def stage_error(error: BaseException | None) -> OnceflowError:
+    """Return the reason why Spark's stage ended before the job did."""
+    if error is None:
+        return SlotLost("every slot returned before the job was done")
+    text = str(error)
+    if told := _CONFIG_ERROR.search(text):
+        return ConfigError(told[1])
+    if missing := _MISSING_MODULE.search(text):
+        return ConfigError(
+            f"the executors do not have the module {missing[1]!r}: {MODULES_ON_EXECUTORS}"
+        )
+    if "SPARK-24819" in text or ("barrier execution mode" in text and "slots" in text):
+        return ConfigError(
+            "Spark has too few free task slots for the pipeline's parallelism: " + text[:400]
+        )
+    return SlotLost(f"Spark ended the slots: {text[:2000]}")
+
+
+def free_slots(context: SparkContext) -> int:
+    """Return how many tasks the session can run at once, as registered now.
+
+    Raises:
+        SparkStopped: There is no session any more.
+    """
+    try:
+        # There is no public way from Python.
+        scala = cast("Any", context)._jsc.sc()
+        profile = scala.resourceProfileManager().defaultResourceProfile()
+        return int(scala.maxNumConcurrentTasks(profile))
+    except (Py4JError, AttributeError, OSError):
+        _check_alive(context)
+        raise
+
+
+def _check_alive(context: SparkContext) -> None:
+    """Return while the session of `context` is there.
+
+    Raises:
+        SparkStopped: `stop` was called, or its JVM has ended.
+    """
+    try:
+        if cast("Any", context)._jsc is not None and not cast("Any", context)._jsc.sc().isStopped():
+            return
+        how = "its session was stopped"
+    except (Py4JError, OSError) as error:
+        how = f"its JVM does not answer ({type(error).__name__})"
+    raise SparkStopped(
+        f"Spark is gone: {how}. Start the job again in a new session: it goes on from its last"
+        " checkpoint, exactly once. To end a job before Spark, call job.stop()"
+    )
+
+
+def is_local(context: SparkContext) -> bool:
+    """Whether driver and executors share this machine for sure."""
+    return str(context.master).startswith("local")
+
+
+def use_own_interpreter(context: SparkContext) -> None:
+    """Let Python workers run this interpreter, unless the user has chosen one.
+
+    Without it Spark runs the first `python3` on the PATH, which in a virtual environment is often
+    another one, without our packages.
+    """
+    chosen = os.environ.get("PYSPARK_PYTHON") or context.getConf().get("spark.pyspark.python", None)
+    if not chosen and is_local(context):
+        context.pythonExec = sys.executable
+
+
+class _HandedOn:
+    """Called by the JVM in place of its own handler of SIGTERM, which would stop Spark."""
+
+    gateway: Any = None
+    """To the JVM that does."""
+
+    class Java:
+        implements = ("sun.misc.SignalHandler",)
+
+    def handle(self, received: object) -> None:
+        del received
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _take_signals_from_jvm() -> None:
+    spark, gateways = cast("Any", SparkContext), cast("Any", java_gateway)
+    gateway, jvm = spark._gateway, spark._jvm
+    if gateway is None or _HandedOn.gateway is gateway:
+        return
+    _HandedOn.gateway = gateway
+    try:
+        gateways.ensure_callback_server_started(gateway)
+        handle, named = jvm.sun.misc.Signal.handle, jvm.sun.misc.Signal
+        handle(named("INT"), jvm.sun.misc.SignalHandler.SIG_IGN)
+        handle(named("TERM"), _HandedOn())
+    except (Py4JError, AttributeError, OSError) as error:
+        # Started with -Xrs, or gone: then it ends by SIGTERM, and the job with it.
+        _log.info("the JVM keeps its own handlers of signals: %s", error)

@@ -1,0 +1,145 @@
+"""Slots as processes of this machine end with their driver, are killed and told like any other."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.counting_source import SCHEMA, CountingSource
+from tests.support.directory_sink import DirectorySink
+from tests.support.ledger import assert_exactly_once, ledger
+
+from onceflow import Checkpointing, JobState, LocalProcesses, NoRestart, Pipeline, RuntimeSettings
+from onceflow.core.errors import SlotLost
+from onceflow.core.pipeline import Job
+from onceflow.integration.conformance.processes import eventually
+from onceflow.integration.faults.processes import is_alive, parent_of
+
+
+def _slot_pids(job: Job) -> list[int]:
+    """Return the slots' process ids once some checkpoint is completed."""
+    assert eventually(lambda: job.status().checkpoints_completed > 1, 30)
+    return [slot.pid for slot in job.status().slots]
+
+
+def test_a_job_with_a_killed_process_goes_on(cluster: LocalProcesses, tmp_path: Path) -> None:
+    source = CountingSource(4_000, pause_s=0.002, ends_with=str(tmp_path / "read all"))
+    pipeline, sink = ledger(cluster, tmp_path, source)
+    job = pipeline.start()
+    os.kill(_slot_pids(job)[1], signal.SIGKILL)
+    (tmp_path / "read all").touch()
+    assert job.wait(60).state is JobState.FINISHED
+    assert job.status().restores == 1
+    assert_exactly_once(sink, source)
+
+
+def _says_something_and_dies(record: Any) -> Any:
+    print("about to die")  # noqa: T201
+    os.kill(os.getpid(), signal.SIGSEGV)
+    return record
+
+
+def test_the_log_of_a_process_that_died_has_its_last_words(
+    cluster: LocalProcesses, tmp_path: Path
+) -> None:
+    pipeline = Pipeline(
+        cluster,
+        name="dies",
+        checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints")),
+        restart=NoRestart(),
+    )
+    records = pipeline.read(CountingSource(10), uid="records")
+    records.map(_says_something_and_dies, schema=SCHEMA).write(
+        DirectorySink(str(tmp_path / "out")), uid="out"
+    )
+    with pytest.raises(SlotLost, match="slot 0"):
+        pipeline.run(30)
+    (log,) = (tmp_path / "logs").glob("dies-attempt-*-slot-0.log")
+    assert "about to die" in log.read_text()
+
+
+def test_a_frozen_process_is_lost_and_killed(cluster: LocalProcesses, tmp_path: Path) -> None:
+    settings = RuntimeSettings(
+        heartbeat_interval_s=0.2, heartbeat_timeout_s=2.0, cancel_timeout_s=1.0
+    )
+    source = CountingSource(4_000, pause_s=0.002, ends_with=str(tmp_path / "read all"))
+    pipeline, sink = ledger(cluster, tmp_path, source, settings=settings)
+    job = pipeline.start()
+    frozen = _slot_pids(job)[0]
+    os.kill(frozen, signal.SIGSTOP)
+    (tmp_path / "read all").touch()
+    assert job.wait(60).state is JobState.FINISHED
+    assert not is_alive(frozen)
+    assert_exactly_once(sink, source)
+
+
+def test_a_job_survives_the_program_that_forks_its_slots(
+    cluster: LocalProcesses, tmp_path: Path
+) -> None:
+    source = CountingSource(4_000, pause_s=0.002, ends_with=str(tmp_path / "read all"))
+    pipeline, sink = ledger(cluster, tmp_path, source)
+    job = pipeline.start()
+    slot = _slot_pids(job)[0]
+    host = parent_of(slot)
+    assert host is not None
+    assert host != os.getpid()
+    os.kill(host, signal.SIGKILL)
+    os.kill(slot, signal.SIGKILL)
+    (tmp_path / "read all").touch()
+    assert job.wait(60).state is JobState.FINISHED
+    assert_exactly_once(sink, source)
+
+
+_DRIVER = """
+import json, os, sys, time
+from pathlib import Path
+from onceflow import Checkpointing, LocalProcesses, Pipeline
+from tests.support.counting_source import SCHEMA, CountingSource
+from tests.support.directory_sink import DirectorySink
+
+directory = Path(sys.argv[1])
+seen = directory / "seen"
+
+def look(record):
+    seen.write_text(json.dumps([os.environ["COLOUR"], os.getcwd(), "pyspark" in sys.modules]))
+    return record
+
+checkpointing = Checkpointing(storage=str(directory / "checkpoints"), interval=0.1)
+pipeline = Pipeline(LocalProcesses(), name="mine", checkpointing=checkpointing)
+records = pipeline.read(CountingSource(100000, pause_s=0.01), uid="records")
+records.map(look, schema=SCHEMA).write(DirectorySink(str(directory / "out")), uid="out")
+job = pipeline.start()
+while job.status().checkpoints_completed < 2:
+    time.sleep(0.01)
+assert "pyspark" not in sys.modules
+print(json.dumps([slot.pid for slot in job.status().slots]), flush=True)
+job.wait()
+"""
+
+
+def test_slots_are_where_their_driver_is_without_spark_and_end_when_it_is_killed(
+    tmp_path: Path,
+) -> None:
+    environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "COLOUR": "green"}
+    driver = subprocess.Popen(
+        [sys.executable, "-c", _DRIVER, str(tmp_path)],
+        cwd=tmp_path,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+    )
+    assert driver.stdout is not None
+    try:
+        pids = json.loads(driver.stdout.readline())
+        assert json.loads((tmp_path / "seen").read_text()) == ["green", str(tmp_path), False]
+        hosts = [host for pid in pids if (host := parent_of(pid)) is not None]
+    finally:
+        driver.kill()
+        driver.wait()
+        driver.stdout.close()
+    assert eventually(lambda: not any(map(is_alive, [*pids, *hosts])), 30)
