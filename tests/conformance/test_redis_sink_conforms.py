@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.support.redis_program import redis_command
 from tests.support.redis_sink import APPLY, FORGET, RedisSink
 
 from onceflow.core.errors import SinkError
@@ -22,14 +22,13 @@ from onceflow.integration.conformance.clauses import overtaking
 from onceflow.integration.conformance.processes import Processes, eventually
 
 _DOCUMENT = Path(__file__).parents[2] / "docs" / "write-your-own-sink.md"
-_SERVER = shutil.which("redis-server")
-_needs_redis = pytest.mark.skipif(_SERVER is None, reason="needs redis-server on PATH")
 
 
 class RedisServer:
     """A redis-server of the test's own, durable, which may be killed and frozen."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, command: tuple[str, ...], directory: Path) -> None:
+        self._command = command
         self._directory = directory
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = int(free.getsockname()[1])
@@ -37,10 +36,9 @@ class RedisServer:
 
     def start(self) -> None:
         """Start it on what it has on disk; return when it answers."""
-        assert _SERVER is not None
         self.process = subprocess.Popen(
             [
-                *(_SERVER, "--port", str(self.port), "--bind", "127.0.0.1"),
+                *(*self._command, "--port", str(self.port), "--bind", "127.0.0.1"),
                 *("--dir", str(self._directory), "--appendonly", "yes"),
                 *("--appendfsync", "always", "--logfile", str(self._directory / "log")),
             ]
@@ -96,19 +94,20 @@ class RedisTarget(SinkTarget):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    command = redis_command()
+    if command is None:
+        pytest.skip("needs redis-server on PATH, or Debian's packages")
+    server = RedisServer(command, tmp_path_factory.mktemp("redis"))
     yield server
     server.kill()
 
 
-@_needs_redis
 class TestRedisSink(SinkConformance):
     @pytest.fixture
     def sink_target(self, server: RedisServer) -> SinkTarget:
         return RedisTarget(server)
 
 
-@_needs_redis
 def test_without_the_floor_a_late_request_is_applied_again(
     server: RedisServer, onceflow_processes: Processes
 ) -> None:
