@@ -19,6 +19,13 @@ from onceflow.core.errors import (
     StateIncompatible,
     StorageError,
 )
+from onceflow.core.in_doubt import (
+    ContradictsLog,
+    InDoubtTransaction,
+    InDoubtTransactions,
+    ResourceManager,
+    SinkResourceManager,
+)
 from onceflow.core.protocol.committables import (
     Aborted,
     AbortOutcome,
@@ -31,6 +38,12 @@ from onceflow.core.protocol.committables import (
     Unknown,
 )
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
+from onceflow.core.protocol.in_doubt import (
+    InDoubtStatus,
+    LoggedDecision,
+    RecoveryAction,
+    Resolution,
+)
 from onceflow.core.secret_references import followed
 from onceflow.core.spi import (
     Committer,
@@ -63,9 +76,14 @@ __all__ = [
     "Committer",
     "CommitterContext",
     "ConfigError",
+    "ContradictsLog",
     "DeadLetter",
     "EndOfInput",
     "Fenced",
+    "InDoubtStatus",
+    "InDoubtTransaction",
+    "InDoubtTransactions",
+    "LoggedDecision",
     "Lost",
     "OffsetOutOfRange",
     "OnBadRow",
@@ -73,10 +91,14 @@ __all__ = [
     "OptionValue",
     "PreCommitFailed",
     "ReaderContext",
+    "RecoveryAction",
     "RejectedRows",
+    "Resolution",
+    "ResourceManager",
     "RetryLater",
     "Sink",
     "SinkError",
+    "SinkResourceManager",
     "SinkWriter",
     "Source",
     "SourceError",

@@ -29,10 +29,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPAT
 from examples.sqlite_sink import SqliteSink  # noqa: E402
 from pyspark.sql import SparkSession  # noqa: E402
 
-from onceflow import Checkpointing, FixedDelay, Pipeline, count, sum_  # noqa: E402
-from onceflow.core.pipeline import Job  # noqa: E402
-from onceflow.sources import DatagenSource  # noqa: E402
-from onceflow.sources.datagen.payments import Payments  # noqa: E402
+from onceflow import Checkpointing, FixedDelay, Job, Pipeline, count, sum_  # noqa: E402
+from onceflow.sources import DatagenSource, GeneratedPayments  # noqa: E402
 
 PAYMENTS = 30_000
 ACCOUNTS = 50
@@ -92,7 +90,9 @@ def _kill_a_slot(job: Job, kill: int) -> None:
 
 def _prove(path: str) -> int:
     """Count every account anew and compare; print what was found."""
-    payments = Payments(seed=0, accounts=ACCOUNTS).batch(np.arange(PAYMENTS, dtype=np.int64))
+    payments = GeneratedPayments(seed=0, accounts=ACCOUNTS).batch(
+        np.arange(PAYMENTS, dtype=np.int64)
+    )
     expected: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
     for payment in payments.to_pylist():
         balance, n = expected[payment["account"]]

@@ -15,7 +15,7 @@ import pyarrow as pa
 from examples.sqlite_sink import SqliteSink
 
 from onceflow.connectors import Sink
-from onceflow.integration.conformance import SinkTarget
+from onceflow.testing import SinkTarget
 
 
 class SqliteTarget(SinkTarget):

@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
-from onceflow.sinks.files import FileSink
-from onceflow.sinks.kafka import KafkaSink
-from onceflow.sinks.mysql import MySQLSink
-from onceflow.sinks.postgres import PostgresSink
+from typing import TYPE_CHECKING
 
-__all__ = ["FileSink", "KafkaSink", "MySQLSink", "PostgresSink"]
+from onceflow.core.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from onceflow.sinks.files import FileSink, PublishedFiles, committed_files
+    from onceflow.sinks.kafka import KafkaSink
+    from onceflow.sinks.mysql import MySQLSink
+    from onceflow.sinks.postgres import PostgresSink
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "onceflow.sinks.files": "FileSink PublishedFiles committed_files",
+            "onceflow.sinks.kafka": "KafkaSink",
+            "onceflow.sinks.mysql": "MySQLSink",
+            "onceflow.sinks.postgres": "PostgresSink",
+        },
+    )
+
+__all__ = [
+    "FileSink",
+    "KafkaSink",
+    "MySQLSink",
+    "PostgresSink",
+    "PublishedFiles",
+    "committed_files",
+]

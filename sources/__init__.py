@@ -1,6 +1,21 @@
 """Where records come from: replayable sources whose positions live in checkpoints."""
 
-from onceflow.sources.datagen import DatagenSource
-from onceflow.sources.kafka import BadRecords, KafkaSource, ValueFormat
+from __future__ import annotations
 
-__all__ = ["BadRecords", "DatagenSource", "KafkaSource", "ValueFormat"]
+from typing import TYPE_CHECKING
+
+from onceflow.core.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from onceflow.sources.datagen import DatagenSource, GeneratedPayments
+    from onceflow.sources.kafka import BadRecords, KafkaSource, ValueFormat
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "onceflow.sources.datagen": "DatagenSource GeneratedPayments",
+            "onceflow.sources.kafka": "BadRecords KafkaSource ValueFormat",
+        },
+    )
+
+__all__ = ["BadRecords", "DatagenSource", "GeneratedPayments", "KafkaSource", "ValueFormat"]

@@ -18,7 +18,7 @@ from onceflow.integration.conformance.target import NotTestable, SinkTarget
 DEFAULT_EFFORT = Effort()
 
 
-class Verdict(Enum):
+class ClauseOutcome(Enum):
     """How a clause ended."""
 
     PASSED = "passed"
@@ -31,7 +31,7 @@ class ClauseResult:
     """How one clause ended for one sink, and why."""
 
     clause: Clause
-    verdict: Verdict
+    outcome: ClauseOutcome
     seconds: float
     reason: str = ""
 
@@ -80,27 +80,27 @@ def run_clauses(
         target = make_target()
         began = time.monotonic()
         try:
-            verdict, reason = _verdict(clause, target, processes, effort, failed)
+            outcome, reason = _outcome(clause, target, processes, effort, failed)
         finally:
             target.close()
-        if verdict is Verdict.FAILED or reason.startswith("rests on"):
+        if outcome is ClauseOutcome.FAILED or reason.startswith("rests on"):
             failed.add(clause.id)
-        yield ClauseResult(clause, verdict, time.monotonic() - began, reason)
+        yield ClauseResult(clause, outcome, time.monotonic() - began, reason)
 
 
-def _verdict(
+def _outcome(
     clause: Clause, target: SinkTarget, processes: Processes, effort: Effort, failed: set[str]
-) -> tuple[Verdict, str]:
+) -> tuple[ClauseOutcome, str]:
     hindered = hindrance(clause, target, failed)
     if hindered:
-        return Verdict.NOT_TESTED, hindered
+        return ClauseOutcome.NOT_TESTED, hindered
     try:
         check_clause(clause, target, processes, effort)
     except NotTestable as error:
-        return Verdict.NOT_TESTED, str(error)
+        return ClauseOutcome.NOT_TESTED, str(error)
     except Violation as violation:
-        return Verdict.FAILED, str(violation)
+        return ClauseOutcome.FAILED, str(violation)
     except Exception as error:
         trace = "".join(traceback.format_exception(error)[-4:])
-        return Verdict.FAILED, f"{type(error).__name__}: {error}\n{trace}"
-    return Verdict.PASSED, ""
+        return ClauseOutcome.FAILED, f"{type(error).__name__}: {error}\n{trace}"
+    return ClauseOutcome.PASSED, ""

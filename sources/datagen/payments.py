@@ -30,7 +30,7 @@ _TS_FIRST = 1_700_000_000_000
 _Words: TypeAlias = npt.NDArray[np.uint64]
 
 
-class Payments:
+class GeneratedPayments:
     """Makes payments from their numbers; holds the names of all accounts."""
 
     def __init__(self, *, seed: int, accounts: int) -> None:

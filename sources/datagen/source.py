@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.spi import EndOfInput, ReaderContext, Source, SourceReader, Split
-from onceflow.sources.datagen.payments import PAYMENTS_SCHEMA, Payments
+from onceflow.sources.datagen.payments import PAYMENTS_SCHEMA, GeneratedPayments
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class DatagenReader(SourceReader):
 
     def __init__(self, source: DatagenSource, positions: Sequence[_Position]) -> None:
         self._source = source
-        self._payments = Payments(seed=source.seed, accounts=source.accounts)
+        self._payments = GeneratedPayments(seed=source.seed, accounts=source.accounts)
         self._positions = list(positions)
         self._turn = 0
         self._started_at = time.monotonic()

@@ -9,7 +9,7 @@ from tests.conformance.broken_server_sinks import GALLERY, BrokenKind
 from tests.conformance.sink_targets import PostgresTarget
 
 from onceflow.core.spi import Sink
-from onceflow.integration.conformance import Verdict, run_clauses
+from onceflow.integration.conformance import ClauseOutcome, run_clauses
 from onceflow.integration.conformance.clauses import breaking, overtaking
 from onceflow.integration.conformance.processes import Processes
 from onceflow.integration.servers.kinds import OwnDatabase, make_postgres
@@ -45,5 +45,5 @@ def test_broken_sink_fails_on_the_clause_that_it_breaks(
     late = broken.breaks in [clause.id for clause in overtaking.CLAUSES]
     clauses = overtaking.CLAUSES if late else breaking.CLAUSES
     results = list(run_clauses(lambda: BrokenTarget(postgres, broken), clauses, onceflow_processes))
-    failed = {one.clause.id: one.reason for one in results if one.verdict is Verdict.FAILED}
+    failed = {one.clause.id: one.reason for one in results if one.outcome is ClauseOutcome.FAILED}
     assert set(failed) == {broken.breaks}, failed

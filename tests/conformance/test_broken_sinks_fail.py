@@ -13,7 +13,7 @@ from tests.conformance.broken_sink import BrokenSink
 from tests.conformance.broken_sinks import GALLERY
 from tests.conformance.reference_sink import ReferenceTarget
 
-from onceflow.integration.conformance import Verdict, run_clauses
+from onceflow.integration.conformance import ClauseOutcome, run_clauses
 from onceflow.integration.conformance.catalogue import CLAUSES
 from onceflow.integration.conformance.clause import Clause
 from onceflow.integration.conformance.clauses import killing, overtaking, running
@@ -66,7 +66,7 @@ def _failed(
 ) -> dict[str, str]:
     effort = Effort(rounds=broken.rounds)
     results = run_clauses(_targets(directory, broken), clauses, processes, effort)
-    return {one.clause.id: one.reason for one in results if one.verdict is Verdict.FAILED}
+    return {one.clause.id: one.reason for one in results if one.outcome is ClauseOutcome.FAILED}
 
 
 def _targets(directory: Path, broken: type[BrokenSink]) -> Callable[[], ReferenceTarget]:

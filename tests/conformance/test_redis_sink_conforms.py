@@ -17,7 +17,7 @@ from tests.support.redis_sink import APPLY, FORGET, RedisSink
 
 from onceflow.core.errors import SinkError
 from onceflow.core.spi import Sink
-from onceflow.integration.conformance import SinkConformance, SinkTarget, Verdict, run_clauses
+from onceflow.integration.conformance import ClauseOutcome, SinkConformance, SinkTarget, run_clauses
 from onceflow.integration.conformance.clauses import overtaking
 from onceflow.integration.conformance.processes import Processes, eventually
 
@@ -116,7 +116,7 @@ def test_without_the_floor_a_late_request_is_applied_again(
     assert len(lines) == len(APPLY.splitlines()) - 1
     (late,) = [one for one in overtaking.CLAUSES if one.id == "overtaken-on-the-way"]
     results = run_clauses(lambda: RedisTarget(server, without), [late], onceflow_processes)
-    assert [one.verdict for one in results] == [Verdict.FAILED]
+    assert [one.outcome for one in results] == [ClauseOutcome.FAILED]
 
 
 def test_scripts_of_the_document_are_those_that_are_tested() -> None:

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from onceflow import Checkpointing, JobState, Pipeline
 from onceflow.sinks import FileSink
-from onceflow.sources.datagen.payments import Payments
+from onceflow.sources import GeneratedPayments
 
 pytestmark = pytest.mark.spark
 
@@ -43,7 +43,7 @@ def rows_in(directory: Path) -> list[dict[str, Any]]:
 
 def payments() -> list[dict[str, Any]]:
     """The payments that `DatagenSource(rows=10_000, accounts=100)` generates."""
-    return Payments(seed=0, accounts=100).batch(np.arange(10_000)).to_pylist()
+    return GeneratedPayments(seed=0, accounts=100).batch(np.arange(10_000)).to_pylist()
 
 
 def test_program_of_the_operators_page_runs_as_shown(spark: SparkSession, tmp_path: Path) -> None:

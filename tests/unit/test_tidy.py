@@ -112,8 +112,19 @@ def test_modules_are_named_for_what_they_hold() -> None:
     assert [place(path) for path in tracked(".py") if path.stem in NAMELESS_MODULES] == []
 
 
+def imports_lazily(node: ast.stmt) -> bool:
+    """Whether `node` imports names for type checkers, and otherwise hands them to `lazy_names`."""
+    return (
+        isinstance(node, ast.If)
+        and ast.unparse(node.test) == "TYPE_CHECKING"
+        and all(isinstance(one, ast.ImportFrom) for one in node.body)
+        and [ast.unparse(one).partition("(")[0] for one in node.orelse]
+        == ["__getattr__, __dir__ = lazy_names"]
+    )
+
+
 def test_packages_only_re_export() -> None:
-    """An `__init__` is a docstring, imports, and the list of what is public."""
+    """An `__init__` is a docstring, imports (lazy ones too), and the list of what is public."""
     wrong = list[str]()
     for path in product_modules():
         if path.name != "__init__.py":
@@ -126,6 +137,7 @@ def test_packages_only_re_export() -> None:
             f"{place(path, node.lineno)} does more than re-export"
             for node in code
             if not (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__")
+            and not imports_lazily(node)
         ]
         re_exports = any(
             isinstance(node, ast.ImportFrom) and node.module != "__future__" for node in body

@@ -1,0 +1,35 @@
+"""A package whose public names are imported when they are first used (PEP 562).
+
+The package lists each name three times: for type checkers (an import below `TYPE_CHECKING`), in
+`__all__`, and here with the module that defines it. A unit test compares the three.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+
+
+def lazy_names(
+    package: str, modules: Mapping[str, str]
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Return the `__getattr__` and `__dir__` of `package`, given each module's public names.
+
+    A name becomes an ordinary attribute of the package with its first use, so later ones cost
+    nothing. What its module raises while it is imported passes through.
+    """
+    module_of = {name: module for module, names in modules.items() for name in names.split()}
+
+    def get_attribute(name: str) -> object:
+        module = module_of.get(name)
+        if module is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value: object = getattr(import_module(module), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def list_names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *module_of})
+
+    return get_attribute, list_names
