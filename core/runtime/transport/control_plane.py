@@ -7,6 +7,7 @@ side treats that as the loss of the other. Whoever sends never waits for the pee
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import threading
 import time
@@ -99,6 +100,7 @@ class Outbox:
 
 
 _PATH = flight.FlightDescriptor.for_path(b"control")
+_EXIT_TIMEOUT_S = 10.0
 
 
 class SlotLink:
@@ -164,11 +166,14 @@ class ControlServer(flight.FlightServerBase):
     def close(self, timeout_s: float) -> bool:
         """Accept nothing more; return whether all streams end within `timeout_s`.
 
-        That of a slot that is cut off does not, until the network gives it up.
+        That of a slot that is cut off does not, until the network gives it up. A stream that ended
+        while the interpreter does would abort it: an exit waits for the stream, up to a deadline.
         """
         ending = threading.Thread(target=self.shutdown, name="control shutdown", daemon=True)
         ending.start()
         ending.join(timeout_s)
+        if ending.is_alive():
+            atexit.register(ending.join, _EXIT_TIMEOUT_S)
         return not ending.is_alive()
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:

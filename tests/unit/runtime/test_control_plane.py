@@ -52,6 +52,17 @@ server = ControlServer("127.0.0.1", Credentials("secret"), lambda event: None)
 print(server.address, flush=True)
 sys.stdin.read()
 """
+LEAVING_DRIVER = """
+import sys
+from onceflow.core.runtime.transport.control_plane import ControlServer
+from onceflow.core.runtime.transport.credentials import Credentials
+def post(event):
+    print(type(event).__name__, flush=True)
+server = ControlServer("127.0.0.1", Credentials("secret"), post)
+print(server.address, flush=True)
+sys.stdin.readline()
+print("ended" if server.close(0.1) else "not ended", flush=True)
+"""
 
 
 @contextlib.contextmanager
@@ -118,3 +129,22 @@ def test_a_frozen_driver_holds_no_thread_of_a_slot_up() -> None:
         assert time.monotonic() - began < 1.0
         stream.close(0.5)
         assert time.monotonic() - began < 5.0
+
+
+def test_a_driver_that_exits_beside_a_frozen_slot_outlives_the_stream() -> None:
+    """A stream that ends while the interpreter does aborts the process."""
+    with running(LEAVING_DRIVER) as driver:
+        assert driver.stdin is not None
+        assert driver.stdout is not None
+        address = driver.stdout.readline().strip()
+        with running(SLOT, address, json.dumps(versions())) as slot:
+            assert driver.stdout.readline().strip() == "SlotConnected"
+            os.kill(slot.pid, signal.SIGSTOP)
+            driver.stdin.write("\n")
+            driver.stdin.flush()
+            assert driver.stdout.readline().strip() == "not ended"
+            with pytest.raises(subprocess.TimeoutExpired):
+                driver.wait(1.0)
+            slot.kill()
+        assert driver.stdout.readline().strip() == "SlotGone"
+        assert driver.wait(20) == 0
