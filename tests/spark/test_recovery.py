@@ -108,7 +108,9 @@ def test_a_function_that_fails_in_every_attempt_still_ends_with_each_record_once
 
     pipeline, sink = _with_map(spark, tmp_path, source, fail_sometimes)
     status = pipeline.run(60)
-    assert status.restores == 4
+    assert len(list(marks.iterdir())) == 4
+    # Two slots may fail in the same attempt.
+    assert 2 <= status.restores <= 4
     assert_exactly_once(sink, source)
 
 

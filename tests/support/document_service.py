@@ -54,7 +54,11 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_PUT(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
+        length = int(self.headers["Content-Length"])
+        body = self.rfile.read(length)
+        if len(body) < length:  # the client was killed while it sent: no document
+            self.close_connection = True
+            return
         service = self.service
         service.tokens.add(str(self.headers["Authorization"]))
         if service.refuse_with:
