@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
 
+from onceflow.core.bad_rows import BadRows
 from onceflow.core.errors import ConfigError
 from onceflow.sinks.kafka.json_values import (
     ENCODING_ERRORS,
@@ -30,7 +31,6 @@ from onceflow.sinks.kafka.records import (
     stamped,
 )
 from onceflow.sinks.kafka.settings import KafkaSinkSettings, RecordFormat
-from onceflow.sinks.sql.bad_rows import BadRows
 from onceflow.sinks.sql.values import decoded_rows
 
 RAW_COLUMNS = (KEY, VALUE, HEADERS)

@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 
 import pyarrow as pa
 
+from onceflow.core.bad_rows import BadRows
 from onceflow.core.client_options import OptionValue
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import (
@@ -31,7 +32,6 @@ from onceflow.sinks.kafka.settings import (
     StaleRows,
 )
 from onceflow.sinks.kafka.writer import AtLeastOnceWriter, StagingWriter
-from onceflow.sinks.sql.bad_rows import BadRows
 
 _Choice = TypeVar("_Choice", bound=Enum)
 

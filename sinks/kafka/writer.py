@@ -16,6 +16,7 @@ from typing import cast
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from onceflow.core.bad_rows import BadRows
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import ConfigError, PreCommitFailed, SinkError, StorageError
 from onceflow.core.protocol.committables import Committable
@@ -32,7 +33,6 @@ from onceflow.sinks.kafka.clients import (
 from onceflow.sinks.kafka.encoder import RecordEncoder
 from onceflow.sinks.kafka.records import Produces, produce
 from onceflow.sinks.kafka.settings import RULES, KafkaSinkSettings
-from onceflow.sinks.sql.bad_rows import BadRows
 
 
 class RecordWriter(SinkWriter):

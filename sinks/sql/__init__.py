@@ -5,7 +5,6 @@ A dialect gives a `Database` with all that it refers to, in its server's words.
 
 from __future__ import annotations
 
-from onceflow.sinks.sql.bad_rows import BadRows
 from onceflow.sinks.sql.bookkeeping import ledger_table, sinks_table
 from onceflow.sinks.sql.changes import ChangeBuffer, TableChanges, rows_by_table
 from onceflow.sinks.sql.connection import Connection, Endpoint, session_name
@@ -17,11 +16,10 @@ from onceflow.sinks.sql.settings import CommitMode, SinkSettings
 from onceflow.sinks.sql.table_name import TableName
 from onceflow.sinks.sql.tables import ColumnFit, Table, Tables
 from onceflow.sinks.sql.targets import Targets
-from onceflow.sinks.sql.values import decoded, decoded_rows, fitted, quoted_value, refused_at
+from onceflow.sinks.sql.values import decoded, decoded_rows, fitted, refused_at
 from onceflow.sinks.sql.write_mode import ChangeRules, Classified, WriteMode
 
 __all__ = [
-    "BadRows",
     "ChangeBuffer",
     "ChangeRules",
     "Classified",
@@ -44,7 +42,6 @@ __all__ = [
     "decoded_rows",
     "fitted",
     "ledger_table",
-    "quoted_value",
     "refused_at",
     "rows_by_table",
     "session_name",

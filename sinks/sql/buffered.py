@@ -9,8 +9,8 @@ from typing import Any, Generic
 import pyarrow as pa
 from typing_extensions import override
 
+from onceflow.core.bad_rows import BadRows
 from onceflow.core.spi import RejectedRows
-from onceflow.sinks.sql.bad_rows import BadRows
 from onceflow.sinks.sql.changes import ChangeBuffer
 from onceflow.sinks.sql.connection import ConnectionT
 from onceflow.sinks.sql.dml import DmlExecutor, apply_without_refused

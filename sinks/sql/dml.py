@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import pyarrow as pa
 
-from onceflow.sinks.sql.bad_rows import BadRows
+from onceflow.core.bad_rows import BadRows
 from onceflow.sinks.sql.connection import ConnectionT
 from onceflow.sinks.sql.failures import ErrorT, Failures
 

@@ -9,8 +9,8 @@ from typing import Generic, Protocol, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from onceflow.core.bad_rows import BadRows
 from onceflow.core.errors import BadRow, ConfigError
-from onceflow.sinks.sql.bad_rows import BadRows
 from onceflow.sinks.sql.changes import rows_by_table
 from onceflow.sinks.sql.settings import SinkSettings
 from onceflow.sinks.sql.table_name import TableName

@@ -14,12 +14,12 @@ from typing import Generic
 import pyarrow as pa
 from typing_extensions import override
 
+from onceflow.core.bad_rows import BadRows
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import PreCommitFailed, SinkError, StorageError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
-from onceflow.sinks.sql.bad_rows import BadRows
 from onceflow.sinks.sql.changes import ChangeBuffer
 from onceflow.sinks.sql.commit_mode import required_staging
 from onceflow.sinks.sql.connection import ConnectionT

@@ -6,9 +6,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
 
+from onceflow.core.bad_rows import quoted_value
 from onceflow.core.errors import BadRow
-
-_SHOWN_LENGTH_MAX = 80
 
 
 def fitted(column: pa.Array, wire: pa.DataType, *, name: str, target: str) -> pa.Array:
@@ -79,16 +78,6 @@ def refused_at(column: pa.Array, row: int, *, name: str, target: str, why: str =
         f"not fit the table's type {target}{why and f': {why}'}. Widen the column, or filter or "
         "cast the value before the sink"
     )
-
-
-def quoted_value(column: pa.Array, row: int) -> str:
-    """Return the value at `row` as a short text for an error message."""
-    try:
-        text = repr(column[row].as_py())
-    except (ValueError, OverflowError):
-        # Arrow holds dates and nanoseconds that Python cannot; its array prints what it holds.
-        text = " ".join(str(column.slice(row, 1)).split()).strip("[] ")
-    return text if len(text) <= _SHOWN_LENGTH_MAX else f"{text[:_SHOWN_LENGTH_MAX]}…"
 
 
 def _first_refused(column: pa.Array, wire: pa.DataType) -> int:

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
 
+from onceflow.core.bad_rows import BadRows
 from onceflow.core.errors import ConfigError
-from onceflow.sinks.sql.bad_rows import BadRows
 from onceflow.sinks.sql.values import decoded
 
 

@@ -16,12 +16,12 @@ from typing import Generic
 import pyarrow as pa
 from typing_extensions import override
 
+from onceflow.core.bad_rows import BadRows
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import ConfigError, Fenced, PreCommitFailed, SinkError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import OnBadRow, RejectedRows, SinkWriter, WriterContext
-from onceflow.sinks.sql.bad_rows import BadRows
 from onceflow.sinks.sql.buffered import BatchedInserts, BufferedChanges
 from onceflow.sinks.sql.connection import ConnectionT
 from onceflow.sinks.sql.database import Database

@@ -11,12 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from onceflow.core.bad_rows import BadRows
 from onceflow.core.errors import BadRow, ConfigError
 from onceflow.core.spi import OnBadRow, RejectedRows
 from onceflow.sinks import KafkaSink
 from onceflow.sinks.kafka.encoder import RecordEncoder
 from onceflow.sinks.kafka.records import facts_of, topics_in
-from onceflow.sinks.sql.bad_rows import BadRows
 
 
 def described(**settings: Any) -> KafkaSink:

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onceflow.core.bad_rows import BadRows
 from onceflow.core.errors import BadRow, ConfigError, SinkError
 from onceflow.core.spi import OnBadRow
 from onceflow.sinks.sql import (
-    BadRows,
     ChangeBuffer,
     ChangeRules,
     Classified,

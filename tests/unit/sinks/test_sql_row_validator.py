@@ -7,19 +7,13 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
+from onceflow.core.bad_rows import BadRows
 from onceflow.core.errors import BadRow
 from onceflow.core.spi import OnBadRow
 from onceflow.sinks.postgres.catalog import PostgresType, TableColumn, TargetTable
 from onceflow.sinks.postgres.fitting import ColumnFit
 from onceflow.sinks.postgres.types import wire_of
-from onceflow.sinks.sql import (
-    BadRows,
-    ChangeRules,
-    RowValidator,
-    SinkSettings,
-    TableName,
-    WriteMode,
-)
+from onceflow.sinks.sql import ChangeRules, RowValidator, SinkSettings, TableName, WriteMode
 from onceflow.sinks.sql.tables import Target
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("v", pa.string())])

@@ -11,7 +11,8 @@ from pyarrow import types as arrow
 
 from onceflow.core.errors import BadRow
 from onceflow.core.spi import OnBadRow, RejectedRows
-from onceflow.sinks.sql.values import quoted_value
+
+_SHOWN_LENGTH_MAX = 80
 
 
 class BadRows:
@@ -88,6 +89,16 @@ class BadRows:
         """Return what was rejected since the last call."""
         rejected, self._rejected = self._rejected, []
         return rejected
+
+
+def quoted_value(column: pa.Array, row: int) -> str:
+    """Return the value at `row` as a short text for an error message."""
+    try:
+        text = repr(column[row].as_py())
+    except (ValueError, OverflowError):
+        # Arrow holds dates and nanoseconds that Python cannot; its array prints what it holds.
+        text = " ".join(str(column.slice(row, 1)).split()).strip("[] ")
+    return text if len(text) <= _SHOWN_LENGTH_MAX else f"{text[:_SHOWN_LENGTH_MAX]}…"
 
 
 def _encoded(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
