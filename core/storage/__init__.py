@@ -1,7 +1,6 @@
 """Checkpoint storage: the decision log, state files, and the file systems that they live in."""
 
-from onceflow.core.storage.claimed_log import ClaimedLog
-from onceflow.core.storage.decision_log import DecisionLog, DecisionUnknown
+from onceflow.core.storage.decision_log import ClaimedLog, DecisionLog, DecisionUnknown
 from onceflow.core.storage.staging import FileStagingArea
 from onceflow.core.storage.state_files import FileStateReader, FileStateWriter
 from onceflow.core.storage.storage import CheckpointStorage, FileSystemStorage, JobStorage, Probe

@@ -5,7 +5,7 @@ One file a transaction, `<job>/staged/<sink id>/<attempt>-<checkpoint>-<subtask>
     frame*      part length (2 bytes), body length (8), part (UTF-8), body (an Arrow IPC stream)
     trailer     length of all frames (8 bytes), their XXH3-64 (8)
 
-All numbers are little endian. Nothing is listed before it is whole: see `CheckpointFileSystem`.
+All numbers are little endian. Nothing is listed before it is whole: see `FileSystem`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from onceflow.core.errors import StateCorrupt, StorageError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.staging import StagedRows, StagingArea, staged_committable
-from onceflow.core.storage.filesystem import CheckpointFileSystem
+from onceflow.core.storage.filesystem import FileSystem
 from onceflow.core.storage.layout import safe_name
-from onceflow.core.storage.local import LocalFileSystem
-from onceflow.core.storage.posix import Modes
+from onceflow.core.storage.local import CHECKPOINT_STORAGE, LocalFileSystem, Modes
 
 MEMORY_BYTES_MAX = 32 * 1024 * 1024
 """What one transaction may hold in memory before it goes on in a local temporary file."""
@@ -44,14 +43,15 @@ _NAME = re.compile(r"(\d+)-(\d+)-(\d+)-(\d+)\.arrow")
 class FileStagingArea(StagingArea):
     """A directory of `fs`, which the driver and all executors see."""
 
-    fs: CheckpointFileSystem = field(repr=False)
+    fs: FileSystem = field(repr=False)
     directory: str
     sink_id: str
 
     @classmethod
     def in_directory(cls, root: str, sink_id: str) -> FileStagingArea:
         """Return the area of `sink_id` in the local directory `root`, without a job around it."""
-        return cls(LocalFileSystem(root, Modes()), f"staged/{safe_name(sink_id)}", sink_id)
+        files = LocalFileSystem(root, Modes(), advice=CHECKPOINT_STORAGE)
+        return cls(files, f"staged/{safe_name(sink_id)}", sink_id)
 
     @override
     def open(self) -> StagedRows:

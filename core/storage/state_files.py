@@ -5,23 +5,28 @@
     inline    in the handle itself     when smaller than the threshold: a file costs two syncs
 
 The checksum is xxh3-128 in hex, of the bytes that were handed over, not of what was read back.
+`discard` deletes what the coordinator gives up, `sweep` what dead attempts left (I9).
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import xxhash
 from typing_extensions import Buffer
 
 from onceflow.core.errors import CheckpointCorrupt, StorageError
+from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId
 from onceflow.core.protocol.invariant import require
+from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.snapshots import StateHandle
-from onceflow.core.storage.filesystem import CheckpointFileSystem
+from onceflow.core.protocol.state_files import paths_of
+from onceflow.core.storage.filesystem import AdoptsFiles, FileSystem
 from onceflow.core.storage.layout import JobPaths, StateNames
-from onceflow.core.storage.posix import CHUNK_BYTES, write_all
+from onceflow.core.storage.local import CHUNK_BYTES, write_all
 
 _WHAT_TO_DO = (
     "restore the file from a backup of checkpoint storage, or start from an older checkpoint,"
@@ -37,7 +42,7 @@ class FileStateWriter:
 
     def __init__(
         self,
-        fs: CheckpointFileSystem,
+        fs: FileSystem,
         paths: JobPaths,
         names: StateNames,
         inline_threshold_bytes: int,
@@ -95,7 +100,8 @@ class FileStateWriter:
 
     def _write_shared(self, name: str, source: Path, key_groups: range | None) -> StateHandle:
         path = self._new(self._names.shared(name, uuid.uuid4().hex))
-        if not self._fs.adopt(self._paths.in_job(path), source):
+        in_storage = self._paths.in_job(path)
+        if not (isinstance(self._fs, AdoptsFiles) and self._fs.adopt(in_storage, source)):
             return self._copy(name, path, source, key_groups, shared=True)
         hashed = _Hashed(_local_chunks(source))
         size_bytes = sum(len(chunk) for chunk in hashed)
@@ -123,7 +129,7 @@ class FileStateWriter:
 class FileStateReader:
     """Reads what a `FileStateWriter` wrote, in any process. Any thread."""
 
-    def __init__(self, fs: CheckpointFileSystem, paths: JobPaths) -> None:
+    def __init__(self, fs: FileSystem, paths: JobPaths) -> None:
         self._fs = fs
         self._paths = paths
 
@@ -246,3 +252,101 @@ def _local_error(path: Path, error: OSError) -> StorageError:
         f"cannot read the slot's own state file {path}: {error.strerror}; look at the slot's"
         " scratch directory (scratch_dir)"
     )
+
+
+def discard(fs: FileSystem, paths: JobPaths, handles: Iterable[StateHandle]) -> None:
+    """Delete the files of `handles`, and directories that they leave empty. Idempotent.
+
+    Tries every file, also after a failure.
+
+    Raises:
+        StorageError: The first failure; some files are still there, for `sweep` to find.
+    """
+    files = {paths.in_job(handle.path): handle for handle in handles if handle.path}
+    failures: list[StorageError] = []
+    for path in files:
+        with _noted(failures):
+            fs.delete(path)
+    private = [path for path, handle in files.items() if not handle.shared]
+    for parent in {path.rpartition("/")[0] for path in private}:
+        with _noted(failures):
+            if fs.delete_directory_if_empty(parent):
+                fs.delete_directory_if_empty(parent.rpartition("/")[0])
+    _raise_first(failures)
+
+
+def sweep(fs: FileSystem, paths: JobPaths, view: LogView, attempt: AttemptId) -> tuple[str, ...]:
+    """Delete every state file that no checkpoint of `view` names and that nobody will name.
+
+    Runs on the driver, at the start of `attempt` and at any time during it; `view` is the log as of
+    then. Safe beside writers of `attempt` itself and of newer ones: it touches only
+
+        files of older attempts, probes too, and
+        directories of checkpoints of this attempt below its last decided one.
+
+    Shared files of `attempt` itself are the coordinator's to discard.
+    Returns what it deleted.
+
+    Raises:
+        StorageError: The first failure, after trying everything; the next sweep tries again.
+    """
+    named = paths_of(s for completed in view.completed for s in completed.snapshots)
+    decided = view.completed
+    over_before = decided[-1].checkpoint if decided else GENESIS
+    named_directories = {path.rpartition("/")[0] for path in named}
+    deleted: list[str] = []
+    failures: list[StorageError] = []
+    for directory in _dead_directories(fs, paths, attempt, over_before):
+        if directory.removeprefix(f"{paths.job}/") not in named_directories:
+            with _noted(failures):
+                fs.delete_tree(directory)
+                fs.delete_directory_if_empty(directory.rpartition("/")[0])
+                deleted.append(directory)
+    stray = [*_dead(fs, paths.shared, attempt), *_dead(fs, paths.probes, attempt)]
+    stray = [path for path in stray if path.removeprefix(f"{paths.job}/") not in named]
+    for path in stray:
+        with _noted(failures):
+            fs.delete(path)
+            deleted.append(path)
+    _raise_first(failures)
+    return tuple(deleted)
+
+
+def _dead_directories(
+    fs: FileSystem, paths: JobPaths, attempt: AttemptId, over_before: CheckpointId
+) -> Iterable[str]:
+    for name in fs.list(paths.job):
+        checkpoint = paths.checkpoint_of(name)
+        if checkpoint is None:
+            continue
+        directory = paths.checkpoint(checkpoint)
+        for inner in fs.list(directory):
+            writer = paths.attempt_of(inner)
+            if writer is None or writer > attempt:
+                continue
+            if writer < attempt or checkpoint < over_before:
+                yield f"{directory}/{inner}"
+
+
+def _dead(fs: FileSystem, directory: str, attempt: AttemptId) -> Iterable[str]:
+    unfinished = fs.list_unfinished(directory)
+    names = {name: name for name in fs.list(directory)}
+    names.update({item.name: item.target for item in unfinished})
+    for name, target in names.items():
+        writer = JobPaths.writer_of(target)
+        if writer is not None and writer < attempt:
+            yield f"{directory}/{name}"
+
+
+@contextmanager
+def _noted(failures: list[StorageError]) -> Generator[None]:
+    """Go on after a failure: one file that cannot be deleted must not keep the others."""
+    try:
+        yield
+    except StorageError as error:
+        failures.append(error)
+
+
+def _raise_first(failures: list[StorageError]) -> None:
+    if failures:
+        raise failures[0]

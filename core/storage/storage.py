@@ -19,15 +19,12 @@ from onceflow.core.errors import (
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.snapshots import StateHandle
-from onceflow.core.storage import cleaning
-from onceflow.core.storage.decision_log import DecisionLog
-from onceflow.core.storage.filesystem import CheckpointFileSystem
+from onceflow.core.storage.decision_log import DecisionLog, log_id
+from onceflow.core.storage.filesystem import CreatesAtomically, StorageRefused
 from onceflow.core.storage.layout import JobPaths, StateNames, safe_name
-from onceflow.core.storage.local import LocalFileSystem
-from onceflow.core.storage.log_identity import log_id
-from onceflow.core.storage.posix import Modes
+from onceflow.core.storage.local import CHECKPOINT_STORAGE, LocalFileSystem, Modes
 from onceflow.core.storage.staging import FileStagingArea
-from onceflow.core.storage.state_files import FileStateReader, FileStateWriter
+from onceflow.core.storage.state_files import FileStateReader, FileStateWriter, discard, sweep
 
 INLINE_THRESHOLD_BYTES = 20_000
 INLINE_THRESHOLD_BYTES_MAX = 1_000_000
@@ -48,7 +45,7 @@ class JobStorage:
     Opening touches nothing, so a slot that does not see the driver's storage makes no second one.
     """
 
-    def __init__(self, fs: CheckpointFileSystem, job: str, inline_threshold_bytes: int) -> None:
+    def __init__(self, fs: CreatesAtomically, job: str, inline_threshold_bytes: int) -> None:
         self._fs = fs
         self._paths = JobPaths(job)
         self._inline_threshold_bytes = inline_threshold_bytes
@@ -115,7 +112,7 @@ class JobStorage:
         Raises:
             StorageError: Some are still there; the next attempt's `sweep` finds them.
         """
-        cleaning.discard(self._fs, self._paths, handles)
+        discard(self._fs, self._paths, handles)
 
     def sweep(self, view: LogView, attempt: AttemptId) -> tuple[str, ...]:
         """Delete what dead attempts and dead checkpoints left behind (I9); return what that was.
@@ -126,7 +123,7 @@ class JobStorage:
         Raises:
             StorageError: Some are still there, after everything was tried.
         """
-        return cleaning.sweep(self._fs, self._paths, view, attempt)
+        return sweep(self._fs, self._paths, view, attempt)
 
     def probe_write(self, attempt: AttemptId) -> Probe:
         """Write a file for the slots of `attempt` to read back; shows that storage can be written.
@@ -150,10 +147,8 @@ class JobStorage:
         """
         try:
             data = self._fs.read(path)
-        except StorageError as error:
-            if isinstance(error.__cause__, PermissionError):
-                raise ConfigError(str(error)) from error
-            raise
+        except StorageRefused as error:
+            raise ConfigError(str(error)) from error
         return "" if data is None else data.decode("ascii", "replace")
 
 
@@ -206,7 +201,8 @@ class FileSystemStorage(CheckpointStorage):
     def open(self, job: str) -> JobStorage:
         """Return the storage of job `job` in this process; touches nothing yet."""
         modes = Modes(self.file_mode, self.directory_mode)
-        return JobStorage(LocalFileSystem(self.root, modes), job, self.inline_threshold_bytes)
+        files = LocalFileSystem(self.root, modes, advice=CHECKPOINT_STORAGE)
+        return JobStorage(files, job, self.inline_threshold_bytes)
 
 
 def _directory_of(root: str) -> str:

@@ -14,15 +14,24 @@
 `<attempt>-<checkpoint>-<subtask>-<sequence>`. Readers that take a directory for a table pass over
 names that begin with "_" or "."; those that take a pattern (`**/*.parquet`) find no such suffix in
 `_onceflow`.
+
+One decision log may write under a sink id, and of its attempts the newest (`claim`). The owner's
+file names the log that came first; the highest attempt that has a file is the newest.
 """
 
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import msgspec
+
+from onceflow.core.errors import ConfigError, Fenced
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
+from onceflow.core.spi import CommitterContext
+from onceflow.core.storage.filesystem import Created, FileSystem
 from onceflow.core.storage.layout import safe_name
 
 HIDDEN = "_onceflow"
@@ -123,3 +132,82 @@ def name_of(transaction: TransactionId) -> str:
     """Return the name of a transaction's manifest."""
     t = transaction
     return f"{t.attempt}-{t.checkpoint}-{t.subtask}-{t.sequence}"
+
+
+_ATTEMPTS_KEPT = 8
+
+
+def created(fs: FileSystem, path: str, data: bytes) -> bool:
+    """Make `path` hold `data` unless it exists; return whether this caller did.
+
+    `data` is unlike any other caller's, so a call whose reply was lost may be repeated.
+    """
+    outcome = fs.create_if_absent(path, data)
+    return isinstance(outcome, Created) or outcome.existing == data
+
+
+class Owner(msgspec.Struct, frozen=True, kw_only=True):
+    """What the owner's file says."""
+
+    log_id: str
+    job: str
+    sink_id: str
+    token: str
+    """Drawn for each claim, so that no two files have the same bytes."""
+
+
+def claim(fs: FileSystem, paths: SinkPaths, context: CommitterContext) -> None:
+    """Return when the attempt of `context`, and no older one, may write under its sink id.
+
+    Raises:
+        ConfigError: Another job owns the sink id.
+        Fenced: This attempt or a newer one has claimed it.
+    """
+    owner = Owner(
+        log_id=context.log_id, job=context.job, sink_id=context.sink_id, token=uuid.uuid4().hex
+    )
+    if not created(fs, paths.owner, msgspec.json.encode(owner)):
+        _require_owner(fs, paths, context)
+    _require_newest(fs, paths, context)
+    mine = paths.attempt(context.attempt)
+    if not created(fs, mine, uuid.uuid4().hex.encode()):
+        raise _fenced(context, context.attempt)
+    # A newer attempt may have claimed between the two steps.
+    _require_newest(fs, paths, context, besides=context.attempt)
+    for name in fs.list(paths.attempts)[:-_ATTEMPTS_KEPT]:
+        fs.delete(f"{paths.attempts}/{name}")
+
+
+def _require_owner(fs: FileSystem, paths: SinkPaths, context: CommitterContext) -> None:
+    place = fs.location(paths.owner)
+    take_over = (
+        "Give this one its own (write(…, sink_id=…)), or, when the other job is stopped for good "
+        f"and nothing of it is in doubt, hand its sink id over: delete {place} and "
+        f"{fs.location(paths.attempts)}"
+    )
+    try:
+        found = msgspec.json.decode(fs.read(paths.owner) or b"", type=Owner)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{place} does not say which job owns the sink id: {error}") from error
+    if found.log_id != context.log_id:
+        raise ConfigError(
+            f"sink id {context.sink_id!r} belongs to a job with another decision log: recorded "
+            f"{found.log_id!r} (job {found.job}), here {context.log_id!r} (job {context.job}). Two "
+            f"jobs under one sink id would commit and abort each other's files. {take_over}"
+        )
+
+
+def _require_newest(
+    fs: FileSystem, paths: SinkPaths, context: CommitterContext, *, besides: int | None = None
+) -> None:
+    claimed = [int(name) for name in fs.list(paths.attempts) if name.isdigit()]
+    newest = max((attempt for attempt in claimed if attempt != besides), default=0)
+    if newest >= context.attempt:
+        raise _fenced(context, newest)
+
+
+def _fenced(context: CommitterContext, newest: int) -> Fenced:
+    return Fenced(
+        f"attempt {context.attempt} may not write under sink id {context.sink_id!r}: attempt "
+        f"{newest} of the same job has claimed it; this one is out of date and stops"
+    )

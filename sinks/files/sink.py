@@ -1,30 +1,136 @@
-"""What a user writes to have rows in files."""
+"""What a user writes to have rows in files, and what commits them.
+
+The committer publishes, deletes and lists what writers staged, from any process, by the
+transaction's name alone.
+"""
 
 from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal
 
 import pyarrow as pa
 from typing_extensions import override
 
-from onceflow.core.errors import ConfigError
-from onceflow.core.protocol.ids import TransactionId
+from onceflow.core.errors import ConfigError, SinkError
+from onceflow.core.protocol.committables import (
+    AbortOutcome,
+    CommitOutcome,
+    Committable,
+    RetryLater,
+    Unknown,
+)
+from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
-from onceflow.sinks.files.committer import FileCommitter
-from onceflow.sinks.files.fence import claim
+from onceflow.core.storage.file_location import FileLocation, Publish
+from onceflow.core.storage.filesystem import StreamedFiles
 from onceflow.sinks.files.formats import Compression, file_format
-from onceflow.sinks.files.layout import SinkPaths
+from onceflow.sinks.files.layout import SinkPaths, claim
 from onceflow.sinks.files.partitions import Partitions
-from onceflow.sinks.files.settings import FileSettings
-from onceflow.sinks.files.store import Store
-from onceflow.sinks.files.target import Publish, Target, publication
-from onceflow.sinks.files.writer import FileWriter
+from onceflow.sinks.files.publication import (
+    FAILURES,
+    PublicationBegun,
+    open_files,
+    publication,
+    sink_errors,
+)
+from onceflow.sinks.files.writer import FileSettings, FileWriter
 
 _logger = logging.getLogger("onceflow.sinks.files")
+
+
+class FileCommitter(Committer):
+    """Commits by name alone: who wrote, where, and how often it is asked do not matter."""
+
+    def __init__(self, settings: FileSettings, context: CommitterContext) -> None:
+        """Connect to nothing yet."""
+        self._sink_id = context.sink_id
+        self._paths = SinkPaths(context.sink_id)
+        self._fs = open_files(settings.location)
+        self._publication = publication(self._fs, self._paths)
+        self._pruned_before = CheckpointId(0)
+
+    @override
+    def commit(self, committable: Committable) -> CommitOutcome:
+        """Return how it ended; publishing goes on where another process, or a crash, left it.
+
+        Unknown means that some files of the transaction may be visible and the rest not yet.
+        """
+        try:
+            return self._publication.commit(committable.transaction)
+        except PublicationBegun as error:
+            return Unknown(str(error))
+        except FAILURES as error:
+            return RetryLater(str(error))
+
+    @override
+    def abort(self, committable: Committable) -> AbortOutcome:
+        """Return how it ended; a publication that has begun is finished, and told as committed."""
+        try:
+            return self._publication.abort(committable.transaction)
+        except PublicationBegun as error:
+            return Unknown(str(error))
+        except FAILURES as error:
+            return RetryLater(str(error))
+
+    @override
+    def in_doubt(self) -> Sequence[Committable]:
+        """Return what is staged under exactly this sink id.
+
+        Raises:
+            SinkError: The directory cannot be listed now.
+        """
+        try:
+            found = self._publication.in_doubt()
+        except FAILURES as error:
+            raise SinkError(
+                f"sink {self._sink_id}: cannot tell what is in doubt: {error}"
+            ) from error
+        return tuple(Committable(transaction) for transaction in found)
+
+    @override
+    def prepared_at(self, committable: Committable) -> datetime | None:
+        with sink_errors():
+            return self._publication.staged_at(committable.transaction)
+
+    @override
+    def prune(self, before: CheckpointId) -> None:
+        """Delete the proofs of checkpoints before `before`, and leave a mark that says so.
+
+        A failure is logged and nothing else: proofs do no harm, and the next call comes soon.
+        """
+        if before <= self._pruned_before:
+            return
+        try:
+            if self._prune(before):
+                self._pruned_before = before
+        except FAILURES as error:
+            _logger.warning(
+                "sink %s: proofs below checkpoint %s are not deleted: %s",
+                self._sink_id,
+                before,
+                error,
+            )
+
+    @override
+    def close(self) -> None:
+        """Release nothing: no connection outlives a call."""
+
+    def _prune(self, before: CheckpointId) -> bool:
+        """Return whether nothing is left to prune."""
+        # The mark first: whoever misses a proof must find it.
+        self._fs.create_if_absent(self._paths.pruned_mark(before), b"pruned")
+        old = [one for one in self._publication.proven() if one.checkpoint < before]
+        forgotten = [self._publication.forget(transaction) for transaction in old]
+        for mark in self._fs.list(self._paths.pruned):
+            if mark.isdigit() and int(mark) < before:
+                self._fs.delete(f"{self._paths.pruned}/{mark}")
+        return all(forgotten)
+
 
 _ROLL_BYTES = 256 * 1024 * 1024
 _OPEN_FILES_MAX = 256
@@ -82,14 +188,14 @@ class FileSink(Sink):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be 1 or more")
-        target = self.settings.target
+        location = self.settings.location
         # Absolute from here on, for the executors may have another working directory.
-        object.__setattr__(self, "url", target.url)
+        object.__setattr__(self, "url", location.url)
 
     @override
     def __repr__(self) -> str:
         return (
-            f"FileSink({str(self.settings.target)!r}, format={self.format!r}, "
+            f"FileSink({str(self.settings.location)!r}, format={self.format!r}, "
             f"partition_by={self.partition_by!r})"
         )
 
@@ -112,10 +218,11 @@ class FileSink(Sink):
             raise ConfigError(f"sink id {context.sink_id!r}: {error}") from None
         settings = self.settings
         _require_rows(settings, schema)
-        store, paths = settings.target.open(), SinkPaths(context.sink_id)
-        _probe(store, paths)
-        claim(store, paths, context)
-        _sweep(store, paths, context)
+        fs, paths = open_files(settings.location), SinkPaths(context.sink_id)
+        with sink_errors():
+            _probe(fs, paths)
+            claim(fs, paths, context)
+            _sweep(fs, paths, context)
 
     @override
     def writer(self, context: WriterContext) -> SinkWriter:
@@ -129,7 +236,9 @@ class FileSink(Sink):
     def settings(self) -> FileSettings:
         """What the arguments say, resolved; holds the storage options, and prints without them."""
         return FileSettings(
-            target=Target.parse(self.url, publish=self.publish, options=self.storage_options),
+            location=FileLocation.parse(
+                self.url, publish=self.publish, options=self.storage_options
+            ),
             form=file_format(self.format, self.compression),
             partition_by=self.partition_by,
             max_rows_per_file=self.max_rows_per_file,
@@ -148,21 +257,21 @@ def _require_rows(settings: FileSettings, schema: pa.Schema) -> None:
     settings.form.require(pa.schema([schema.field(name) for name in columns]))
 
 
-def _probe(store: Store, paths: SinkPaths) -> None:
+def _probe(fs: StreamedFiles, paths: SinkPaths) -> None:
     """Write, list, read and delete once, so that a missing right shows now and not at a commit."""
     path = f"{paths.directory}/probe/{uuid.uuid4().hex}"
-    store.write(path, b"probe")
-    found = store.list(f"{paths.directory}/probe")
-    read = store.read(path)
-    store.delete(path)
+    fs.write(path, (b"probe",))
+    found = fs.list(f"{paths.directory}/probe")
+    read = fs.read(path)
+    fs.delete(path)
     if path.rpartition("/")[2] not in found or read != b"probe":
         raise ConfigError(
-            f"{store.location(path)} was written and is not found: the file system must show at "
+            f"{fs.location(path)} was written and is not found: the file system must show at "
             "once what was written"
         )
 
 
-def _sweep(store: Store, paths: SinkPaths, context: CommitterContext) -> None:
+def _sweep(fs: StreamedFiles, paths: SinkPaths, context: CommitterContext) -> None:
     """Delete what killed writers of older attempts have left and nothing refers to.
 
     An attempt that is fenced may still be writing. What it stages is never decided, so it makes no
@@ -170,17 +279,17 @@ def _sweep(store: Store, paths: SinkPaths, context: CommitterContext) -> None:
     """
     names = [
         name
-        for name in store.list(paths.open)
+        for name in fs.list(paths.open)
         if (attempt := SinkPaths.attempt_of(name)) is not None and attempt < context.attempt
     ]
     litter = [
-        f"{directory}/{name}"
+        f"{directory}/{unfinished.name}"
         for directory in (paths.directory, paths.staged, paths.committed, paths.attempts)
-        for name in store.unfinished(directory)
+        for unfinished in fs.list_unfinished(directory)
     ]
     if names:
-        needed = publication(store, paths).files_in_doubt()
+        needed = publication(fs, paths).files_in_doubt()
         litter += [path for name in names if (path := f"{paths.open}/{name}") not in needed]
     if litter:
         _logger.info("sink %s: deleting %d files of killed writers", context.sink_id, len(litter))
-        store.for_each(store.delete, litter)
+        fs.for_each(fs.delete, litter)

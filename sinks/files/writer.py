@@ -9,11 +9,14 @@ deletes them.
 
 from __future__ import annotations
 
+import io
 import uuid
 from collections import OrderedDict
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timezone
+from typing import IO, Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,12 +27,126 @@ from onceflow.core.errors import BadRow, ConfigError, OnceflowError, PreCommitFa
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import OnBadRow, RejectedRows, SinkWriter, WriterContext
+from onceflow.core.storage.file_location import FileLocation
+from onceflow.core.storage.filesystem import StorageRefused, StreamedFiles
+from onceflow.sinks.files.formats import FileEncoder, FileFormat
 from onceflow.sinks.files.layout import SinkPaths
-from onceflow.sinks.files.manifest import Manifest, ManifestFile
-from onceflow.sinks.files.part_file import PartFile
 from onceflow.sinks.files.partitions import Partitions
-from onceflow.sinks.files.settings import FileSettings
-from onceflow.sinks.files.target import publication
+from onceflow.sinks.files.publication import Manifest, ManifestFile, open_files, publication
+
+
+@dataclass(frozen=True, slots=True)
+class FileSettings:
+    """One directory of files and how to write them."""
+
+    location: FileLocation
+    form: FileFormat
+    partition_by: tuple[str, ...]
+    max_rows_per_file: int | None
+    roll_bytes: int
+    max_open_files: int
+
+
+ROW_GROUP_ROWS = 1_000_000
+ROW_GROUP_BYTES = 64 * 1024 * 1024
+"""Of rows in memory; what is encoded at once is what a reader must decode at once."""
+
+
+class _Outlet(io.RawIOBase):
+    """Where an encoder writes: into the file, or nowhere once the file is dropped.
+
+    An encoder that is given up still writes its end, at the latest when it is collected.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file: IO[bytes] | None = file
+
+    @override
+    def writable(self) -> bool:
+        return True
+
+    @override
+    def write(self, data: Any) -> int:
+        if self.file is None:
+            return len(data)
+        return self.file.write(data)
+
+    @override
+    def tell(self) -> int:
+        return 0 if self.file is None else self.file.tell()
+
+
+class PartFile:
+    """Buffers rows up to a row group, encodes them, writes them. Used by one thread."""
+
+    def __init__(
+        self, fs: StreamedFiles, path: str, directory: str, schema: pa.Schema, form: FileFormat
+    ) -> None:
+        """Create the file.
+
+        Raises:
+            StorageError: It cannot be created now.
+        """
+        self.path = path
+        self.directory = directory
+        self.rows = 0
+        self.size_bytes = 0
+        """What is written; all of it once the file is finished."""
+        self.buffered_bytes = 0
+        self._fs = fs
+        self._schema = schema
+        self._buffered: list[pa.RecordBatch] = []
+        self._buffered_rows = 0
+        self._outlet = _Outlet(fs.create(path))
+        try:
+            self._encoder: FileEncoder = form.encoder(cast("IO[bytes]", self._outlet), schema)
+        except BaseException:
+            self.drop()
+            raise
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Take `rows`; encode what has come when it makes a row group."""
+        self._buffered.append(rows)
+        self._buffered_rows += rows.num_rows
+        self.buffered_bytes += rows.nbytes
+        self.rows += rows.num_rows
+        if self._buffered_rows >= ROW_GROUP_ROWS or self.buffered_bytes >= ROW_GROUP_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Encode what is buffered."""
+        if self._buffered:
+            with self._fs.named("write", self.path):
+                self._encoder.write(pa.Table.from_batches(self._buffered, schema=self._schema))
+            self._buffered.clear()
+            self._buffered_rows = 0
+            self.buffered_bytes = 0
+            self.size_bytes = self._outlet.tell()
+
+    def end(self) -> None:
+        """Encode the rest; `finish` is all that is left to do."""
+        self.flush()
+        with self._fs.named("write", self.path):
+            self._encoder.end()
+
+    def finish(self) -> None:
+        """Make what was written durable. Any thread; nothing may be added after it."""
+        file, self._outlet.file = self._outlet.file, None
+        if file is not None:
+            try:
+                self.size_bytes = self._fs.finish(file, self.path)
+            except BaseException:
+                self._fs.drop(file, self.path)
+                raise
+
+    def drop(self) -> None:
+        """Close and delete the file, finished or not. Never raises; safe to call twice."""
+        file, self._outlet.file = self._outlet.file, None
+        if file is not None:
+            self._fs.drop(file, self.path)
+        else:
+            self._fs.delete_quietly(self.path)
+
 
 BUFFERED_BYTES_MAX = 128 * 1024 * 1024
 """What one writer keeps in memory over all its open files before it encodes the largest."""
@@ -47,8 +164,8 @@ class FileWriter(SinkWriter):
         self._settings = settings
         self._context = context
         self._paths = SinkPaths(context.sink_id)
-        self._store = settings.target.open()
-        self._publication = publication(self._store, self._paths)
+        self._fs = open_files(settings.location)
+        self._publication = publication(self._fs, self._paths)
         self._partitions = Partitions(settings.partition_by, context.schema)
         self._file_schema = pa.schema(
             [context.schema.field(name) for name in self._partitions.file_columns],
@@ -61,7 +178,7 @@ class FileWriter(SinkWriter):
         self._finished: list[PartFile] = []
         self._rejected: list[RejectedRows] = []
         self._closed = False
-        self._where = f"sink {context.sink_id} subtask {context.subtask}, {settings.target}"
+        self._where = f"sink {context.sink_id} subtask {context.subtask}, {settings.location}"
 
     @override
     def write(self, batch: pa.RecordBatch) -> None:
@@ -86,7 +203,7 @@ class FileWriter(SinkWriter):
             files = self._finished
             if not files:
                 return None
-            self._store.make_names_durable(self._paths.open)
+            self._fs.make_names_durable(self._paths.open)
             reach("flushed")
             # 2.
             transaction = TransactionId(
@@ -154,7 +271,7 @@ class FileWriter(SinkWriter):
         context = self._context
         path = self._paths.data(context.attempt, context.subtask, self._token, self._created)
         self._created += 1
-        file = PartFile(self._store, path, directory, self._file_schema, self._settings.form)
+        file = PartFile(self._fs, path, directory, self._file_schema, self._settings.form)
         self._open[directory] = file
         return file
 
@@ -162,7 +279,7 @@ class FileWriter(SinkWriter):
         """End the files of `directories`: encode one after the other, make durable all at once."""
         for directory in directories:
             self._open[directory].end()
-        self._store.for_each(lambda directory: self._open[directory].finish(), directories)
+        self._fs.for_each(lambda directory: self._open[directory].finish(), directories)
         self._finished += [self._open.pop(directory) for directory in directories]
 
     def _bound_memory(self) -> None:
@@ -207,7 +324,7 @@ class FileWriter(SinkWriter):
             raise
         except (OnceflowError, OSError, pa.ArrowException, ValueError, ArithmeticError) as error:
             self.close()
-            if isinstance(error, ConfigError):
+            if isinstance(error, ConfigError | StorageRefused):
                 raise ConfigError(f"{self._where}: {doing}: {error}") from error
             raise kind(f"{self._where}: {doing}: {error}") from error
         except BaseException:

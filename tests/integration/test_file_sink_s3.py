@@ -27,7 +27,8 @@ from onceflow.core.protocol.committables import (
 )
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.sinks import FileSink
-from onceflow.sinks.files import committed_files, part_file
+from onceflow.sinks.files import committed_files
+from onceflow.sinks.files import writer as writer_module
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,7 @@ def _uploads(server: S3Server) -> list[Any]:
 def test_large_object_is_uploaded_in_parts_and_given_up_without_a_trace(
     server: S3Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(part_file, "ROW_GROUP_BYTES", 2**20)
+    monkeypatch.setattr(writer_module, "ROW_GROUP_BYTES", 2**20)
     noise = np.random.default_rng(1)
     count = 60_000
     big = pa.record_batch(

@@ -24,11 +24,11 @@ from onceflow.core.protocol.committables import (
     Unknown,
 )
 from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.storage.file_location import FileLocation
+from onceflow.core.storage.local import Advice
+from onceflow.core.storage.remote import RemoteDirectory, secrets_of
 from onceflow.sinks import FileSink
 from onceflow.sinks.files import committed_files
-from onceflow.sinks.files.options import secrets_of
-from onceflow.sinks.files.remote import RemoteDirectory
-from onceflow.sinks.files.target import Target
 
 _MEMORY: Any = fsspec.core.url_to_fs("memory://x")[0]
 _KIND: Any = _MEMORY.__class__
@@ -178,10 +178,10 @@ def test_store_that_cannot_be_reached_is_asked_again(
 def directory_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileJob]:
     """The sink as on HDFS or SFTP, whose part fsspec's local directories play."""
 
-    def open_store(target: Target) -> RemoteDirectory:
+    def open_files(location: FileLocation, advice: Advice) -> RemoteDirectory:
         return RemoteDirectory(f"file://{tmp_path}/out", str(tmp_path), {})
 
-    monkeypatch.setattr(Target, "open", open_store)
+    monkeypatch.setattr(FileLocation, "open", open_files)
     with FileJob(FileSink("hdfs://name/out", partition_by=("account",))) as job:
         yield job.check()
 
@@ -225,7 +225,7 @@ def test_url_that_cannot_work_is_refused(url: str, message: str) -> None:
 
 
 def test_unknown_protocol_works_when_the_user_says_how_it_publishes() -> None:
-    assert FileSink("ftp://host/x", publish="rename").settings.target.publish == "rename"
+    assert FileSink("ftp://host/x", publish="rename").settings.location.publish == "rename"
 
 
 @pytest.mark.skipif(find_spec("gcsfs") is not None, reason="its package is installed")
@@ -248,7 +248,7 @@ def test_no_secret_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     sink = FileSink("sftp://user:p4ssw0rd@host/data", storage_options=options)
     again: FileSink = pickle.loads(pickle.dumps(sink))
     assert again == sink
-    shown = f"{sink!r} {sink.settings!r} {sink.settings.target}"
+    shown = f"{sink!r} {sink.settings!r} {sink.settings.location}"
     for secret in ("p4ssw0rd", "nested-secret", "the-key-id", "LAKE_SECRET"):
         assert secret not in shown
     assert b"from-the-environment" not in pickle.dumps(sink)
@@ -258,7 +258,7 @@ def test_no_secret_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_secret_in_a_clients_error_is_blotted_out(
     job: FileJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from onceflow.sinks.files.remote import ObjectStore
+    from onceflow.core.storage.remote import ObjectStore
 
     store = ObjectStore("memory://x", "memory://x", {"password": "hunter2"})
 

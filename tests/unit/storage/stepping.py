@@ -9,16 +9,15 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 
 from typing_extensions import override
 
 from onceflow.core.storage.filesystem import (
     AlreadyExists,
-    CheckpointFileSystem,
     Created,
     CreateOutcome,
-    PublicationUnknown,
+    CreatesAtomically,
+    CreationUnknown,
 )
 
 DEADLINE_S = 60.0
@@ -80,10 +79,10 @@ class Scheduler:
             self._condition.notify_all()
 
 
-class SteppingFileSystem(CheckpointFileSystem):
+class SteppingFileSystem(CreatesAtomically):
     """Files in memory; atomic calls, except that a listing is taken in two looks, as `readdir` may.
 
-    With `lost_replies`, a create may work or not, and raise `PublicationUnknown` all the same.
+    With `lost_replies`, a create may work or not, and raise `CreationUnknown` all the same.
     """
 
     def __init__(self, scheduler: Scheduler, *, lost_replies: float = 0.0) -> None:
@@ -96,18 +95,14 @@ class SteppingFileSystem(CheckpointFileSystem):
         return f"memory/{path}"
 
     @override
-    def make_directory(self, path: str) -> None:
-        pass
-
-    @override
     def create_if_absent(self, path: str, data: bytes) -> CreateOutcome:
         self._scheduler.step()
         lost = self._scheduler.random.random() < self._lost_replies
         if lost and self._scheduler.random.random() < 0.5:
-            raise PublicationUnknown(f"{path}: no reply, and nothing done")
+            raise CreationUnknown(f"{path}: no reply, and nothing done")
         existing = self.files.setdefault(path, data)
         if lost:
-            raise PublicationUnknown(f"{path}: no reply, and done")
+            raise CreationUnknown(f"{path}: no reply, and done")
         return Created() if existing is data else AlreadyExists(existing)
 
     @override
@@ -115,10 +110,6 @@ class SteppingFileSystem(CheckpointFileSystem):
         self._scheduler.step()
         self.files[path] = b"".join(chunks)
         return len(self.files[path])
-
-    @override
-    def adopt(self, path: str, source: Path) -> bool:
-        return False
 
     @override
     def read(self, path: str) -> bytes | None:
@@ -129,6 +120,11 @@ class SteppingFileSystem(CheckpointFileSystem):
     def read_chunks(self, path: str) -> Iterator[bytes] | None:
         data = self.read(path)
         return None if data is None else iter((data,))
+
+    @override
+    def size(self, path: str) -> int | None:
+        data = self.read(path)
+        return None if data is None else len(data)
 
     @override
     def list(self, directory: str) -> tuple[str, ...]:
@@ -146,10 +142,6 @@ class SteppingFileSystem(CheckpointFileSystem):
     @override
     def delete_tree(self, path: str) -> None:
         raise NotImplementedError("the log deletes no trees")
-
-    @override
-    def delete_directory_if_empty(self, path: str) -> bool:
-        raise NotImplementedError("the log deletes no directories")
 
     def _names(self, directory: str) -> set[str]:
         prefix = directory + "/"

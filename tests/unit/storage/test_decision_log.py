@@ -11,7 +11,7 @@ from onceflow.core.errors import CheckpointCorrupt, Fenced, StateIncompatible, S
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.log import LogView
 from onceflow.core.storage import DecisionLog, DecisionUnknown, FileSystemStorage, JobStorage
-from onceflow.core.storage.filesystem import CreateOutcome, PublicationUnknown
+from onceflow.core.storage.filesystem import CreateOutcome, CreationUnknown
 from onceflow.core.storage.layout import JobPaths
 from onceflow.core.storage.local import LocalFileSystem
 from onceflow.core.storage.record_codec import seal
@@ -300,7 +300,7 @@ class Unreliable(LocalFileSystem):
         if loss == "full":
             raise StorageError("disk full")
         if loss != "none":
-            raise PublicationUnknown("the reply is lost")
+            raise CreationUnknown("the reply is lost")
         return super().create_if_absent(path, data)
 
     def list(self, directory: str) -> tuple[str, ...]:

@@ -4,20 +4,19 @@ import errno
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.unit.storage.storage_samples import finish, start_python
 
 from onceflow.core.errors import StorageError
-from onceflow.core.storage import local, posix
+from onceflow.core.storage import local
 from onceflow.core.storage.filesystem import (
     AlreadyExists,
     Created,
-    PublicationUnknown,
+    CreationUnknown,
     Unfinished,
 )
 from onceflow.core.storage.local import LocalFileSystem
@@ -38,43 +37,6 @@ def fail_with(code: int) -> Callable[..., None]:
 
 
 # --- creation -------------------------------------------------------------------------------------
-
-
-def test_the_first_creator_wins_and_the_second_is_shown_what_stands(fs: LocalFileSystem) -> None:
-    assert fs.create_if_absent("log/1", b"first") == Created()
-    assert fs.create_if_absent("log/1", b"second") == AlreadyExists(b"first")
-    assert fs.read("log/1") == b"first"
-    assert fs.list("log") == ("1",)
-    assert fs.list_unfinished("log") == ()
-
-
-def create_at_once(
-    fs: LocalFileSystem,
-    path: str,
-    start: threading.Barrier,
-    outcomes: list[tuple[bytes, Created | AlreadyExists]],
-    mine: bytes,
-) -> None:
-    start.wait()
-    outcomes.append((mine, fs.create_if_absent(path, mine)))
-
-
-def test_of_many_threads_exactly_one_creates(fs: LocalFileSystem) -> None:
-    fs.make_directory("log")
-    for round_number in range(40):
-        start = threading.Barrier(8)
-        outcomes: list[tuple[bytes, Created | AlreadyExists]] = []
-        create = partial(create_at_once, fs, f"log/{round_number}", start, outcomes)
-        threads = [threading.Thread(target=create, args=(b"%d" % i,)) for i in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        winners = [mine for mine, outcome in outcomes if outcome == Created()]
-        assert len(winners) == 1
-        losers = [outcome for _, outcome in outcomes if outcome != Created()]
-        assert losers == [AlreadyExists(winners[0])] * 7
-        assert fs.read(f"log/{round_number}") == winners[0]
 
 
 CREATE_AND_DIE = """
@@ -146,7 +108,7 @@ def test_a_link_that_surely_did_nothing_is_a_plain_failure(
     monkeypatch.setattr(os, "link", fail_with(code))
     with pytest.raises(StorageError) as raised:
         fs.create_if_absent("log/1", b"data")
-    assert not isinstance(raised.value, PublicationUnknown)
+    assert not isinstance(raised.value, CreationUnknown)
     monkeypatch.undo()
     assert fs.list("log") == ()
     assert fs.list_unfinished("log") == ()
@@ -164,7 +126,7 @@ def test_a_link_that_may_have_worked_is_unknown_and_found_by_asking_again(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "link", replies_are_lost)
-    with pytest.raises(PublicationUnknown, match="log/1"):
+    with pytest.raises(CreationUnknown, match="log/1"):
         fs.create_if_absent("log/1", b"data")
     monkeypatch.undo()
     assert fs.create_if_absent("log/1", b"data") == AlreadyExists(b"data")
@@ -183,9 +145,9 @@ def test_a_name_that_may_not_survive_a_crash_is_unknown(
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", directories_fail)
-    with pytest.raises(PublicationUnknown, match="cannot make durable"):
+    with pytest.raises(CreationUnknown, match="cannot make durable"):
         fs.create_if_absent("log/1", b"data")
-    with pytest.raises(PublicationUnknown, match="cannot make durable"):
+    with pytest.raises(CreationUnknown, match="cannot make durable"):
         fs.create_if_absent("log/1", b"data")  # whoever finds it does not know either
     fails = False
     assert fs.create_if_absent("log/1", b"data") == AlreadyExists(b"data")
@@ -236,59 +198,6 @@ def test_nothing_is_shown_before_its_bytes_are_synced(
 # --- writing and reading --------------------------------------------------------------------------
 
 
-def test_a_written_file_is_read_back_and_replaced_as_a_whole(fs: LocalFileSystem) -> None:
-    assert fs.write("chk-1/a1/f", (b"one", memoryview(b"two"))) == 6
-    assert fs.read("chk-1/a1/f") == b"onetwo"
-    assert fs.write("chk-1/a1/f", ()) == 0
-    assert fs.read("chk-1/a1/f") == b""
-
-
-def test_a_large_file_comes_back_in_pieces(fs: LocalFileSystem) -> None:
-    data = os.urandom(3 * posix.CHUNK_BYTES + 17)
-    fs.write("f", (data,))
-    chunks = fs.read_chunks("f")
-    assert chunks is not None
-    pieces = list(chunks)
-    assert len(pieces) == 4
-    assert b"".join(pieces) == data
-
-
-def test_what_is_not_there_is_none_and_nothing(fs: LocalFileSystem) -> None:
-    assert fs.read("no/such") is None
-    assert fs.read_chunks("no/such") is None
-    assert fs.list("no") == ()
-    fs.delete("no/such")
-    fs.delete_tree("no")
-    assert fs.delete_directory_if_empty("no")
-
-
-def test_a_source_that_fails_midway_leaves_no_file(fs: LocalFileSystem) -> None:
-    def chunks() -> Iterator[bytes]:
-        yield b"half"
-        raise RuntimeError("the source is gone")
-
-    with pytest.raises(RuntimeError, match="the source is gone"):
-        fs.write("chk/f", chunks())
-    assert fs.list("chk") == ()
-    assert fs.list_unfinished("chk") == ()
-
-
-def test_a_directory_that_is_taken_away_is_made_again(fs: LocalFileSystem) -> None:
-    """`discard` removes directories that are empty; a writer may be about to write there."""
-    fs.write("chk-1/a1/f", (b"",))
-    fs.delete_tree("chk-1")
-    fs.write("chk-1/a1/g", (b"data",))
-    assert fs.read("chk-1/a1/g") == b"data"
-
-
-def test_an_adopted_file_stays_when_its_source_goes(fs: LocalFileSystem, tmp_path: Path) -> None:
-    source = tmp_path / "000012.sst"
-    source.write_bytes(WHOLE)
-    assert fs.adopt("shared/f", source)
-    source.unlink()
-    assert fs.read("shared/f") == WHOLE
-
-
 def test_an_adopted_link_brings_the_file_and_not_the_link(
     fs: LocalFileSystem, tmp_path: Path
 ) -> None:
@@ -327,14 +236,6 @@ def test_temporary_files_are_listed_apart_with_the_name_they_were_to_have(
     assert fs.list_unfinished("log") == (Unfinished(name, "000000000002.json"),)
 
 
-def test_only_an_empty_directory_is_deleted_if_empty(fs: LocalFileSystem) -> None:
-    fs.write("chk/f", (b"",))
-    assert not fs.delete_directory_if_empty("chk")
-    fs.delete("chk/f")
-    assert fs.delete_directory_if_empty("chk")
-    assert fs.list("") == ()
-
-
 def test_a_tree_is_deleted_under_a_writer_that_goes_on(fs: LocalFileSystem) -> None:
     """The writer of a dead attempt does not know; what it leaves, a later sweep finds."""
     stop = threading.Event()
@@ -370,7 +271,7 @@ def test_a_root_below_missing_directories_is_made_durably(
     def recorded(full: str) -> None:
         synced.add(full)
 
-    monkeypatch.setattr(posix, "sync_directory", recorded)
+    monkeypatch.setattr(local, "sync_directory", recorded)
     LocalFileSystem(str(tmp_path / "a/b")).make_directory("job/log")
     here = str(tmp_path)
     assert synced == {here, f"{here}/a", f"{here}/a/b", f"{here}/a/b/job"}

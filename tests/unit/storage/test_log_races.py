@@ -26,7 +26,7 @@ from onceflow.core.errors import CheckpointError, Fenced, StorageError
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.log import LogView
 from onceflow.core.storage import ClaimedLog, DecisionLog, DecisionUnknown, FileSystemStorage
-from onceflow.core.storage.filesystem import CheckpointFileSystem
+from onceflow.core.storage.filesystem import CreatesAtomically
 from onceflow.core.storage.layout import JobPaths
 from onceflow.core.storage.local import LocalFileSystem
 
@@ -219,7 +219,7 @@ class Stopping(LocalFileSystem):
         return super().create_if_absent(path, data)
 
 
-def log_on(fs: CheckpointFileSystem) -> DecisionLog:
+def log_on(fs: CreatesAtomically) -> DecisionLog:
     return DecisionLog.open(fs, JobPaths("ledger"))
 
 

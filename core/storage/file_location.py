@@ -1,4 +1,4 @@
-"""Finds the store that a url names, and how it publishes."""
+"""Where files are, as a user says it: a path or a url, and the file system that is found there."""
 
 from __future__ import annotations
 
@@ -10,29 +10,27 @@ from typing import Any, Literal
 from urllib.parse import unquote
 
 from onceflow.core.errors import ConfigError
-from onceflow.sinks.files.by_copy import ByCopy
-from onceflow.sinks.files.by_rename import ByRename
-from onceflow.sinks.files.layout import SinkPaths
-from onceflow.sinks.files.local import LocalStore
-from onceflow.sinks.files.publication import Publication
-from onceflow.sinks.files.store import CopyingStore, RenamingStore, Store
+from onceflow.core.storage.filesystem import StreamedFiles
+from onceflow.core.storage.local import Advice, LocalFileSystem
 
 Publish = Literal["auto", "rename", "copy"]
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _PASSWORD = re.compile(r"^[^/@]*:[^/]*@")
 
+# Whose service itself creates an object only if there is none, which fsspec asks it for.
+_CONDITIONAL_STORES = frozenset({"s3", "s3a", "gs", "gcs"})
 # Where a name appears with all its bytes or not at all, and nothing can be renamed.
-_OBJECT_STORES = frozenset(
-    {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "r2", "tos", "memory"}
-)
+_OBJECT_STORES = _CONDITIONAL_STORES | {
+    *("abfs", "abfss", "az", "adl", "oss", "oci", "r2", "tos", "memory")
+}
 # With a rename that is one step.
 _DIRECTORIES = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "sftp", "ssh", "smb"})
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Target:
-    """A place for files. Pickles with its storage options, and prints without them."""
+class FileLocation:
+    """A directory or bucket. Pickles with its storage options, and prints without them."""
 
     protocol: str
     root: str
@@ -41,7 +39,7 @@ class Target:
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @classmethod
-    def parse(cls, url: str, *, publish: Publish, options: Mapping[str, Any]) -> Target:
+    def parse(cls, url: str, *, publish: Publish, options: Mapping[str, Any]) -> FileLocation:
         """Return what `url` names: a path, `file://…`, or a url of a protocol of fsspec.
 
         Raises:
@@ -73,19 +71,25 @@ class Target:
         return self.root if self.protocol == "file" else f"{self.protocol}://{self.root}"
 
     def __repr__(self) -> str:
-        return f"Target({self})"
+        return f"FileLocation({self})"
 
     def __str__(self) -> str:
         return self.root if self.protocol == "file" else _shown(self.protocol, self.root)
 
-    def open(self) -> Store:
-        """Return the store; it connects when it is first used."""
+    def open(self, advice: Advice) -> StreamedFiles:
+        """Return the file system; it connects when it is first used."""
         if self.protocol == "file":
-            return LocalStore(self.root)
+            return LocalFileSystem(self.root, advice=advice)
         # Only here: a local directory needs neither fsspec nor what it imports.
-        from onceflow.sinks.files.remote import ObjectStore, RemoteDirectory
+        from onceflow.core.storage.remote import (
+            ConditionalObjectStore,
+            ObjectStore,
+            RemoteDirectory,
+        )
 
-        kind = ObjectStore if self.publish == "copy" else RemoteDirectory
+        if self.publish == "rename":
+            return RemoteDirectory(self.url, str(self), self.options)
+        kind = ConditionalObjectStore if self.protocol in _CONDITIONAL_STORES else ObjectStore
         return kind(self.url, str(self), self.options)
 
 
@@ -99,14 +103,3 @@ def _local_root(path: str, url: str) -> str:
 def _shown(protocol: str, root: str) -> str:
     """Return the url without a password; `container@account` is none."""
     return f"{protocol}://{_PASSWORD.sub('', root)}"
-
-
-def publication(store: Store, paths: SinkPaths) -> Publication:
-    """Return how `store` publishes."""
-    match store:
-        case RenamingStore():
-            return ByRename(store, paths)
-        case CopyingStore():
-            return ByCopy(store, paths)
-        case _:
-            raise TypeError(f"{type(store).__name__} neither renames nor copies")

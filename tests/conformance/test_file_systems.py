@@ -1,0 +1,319 @@
+"""What checkpoints, staged rows and the file sink demand of a file system; run over each one."""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.file_sink_kit import S3Server
+
+from onceflow.core.errors import StorageError
+from onceflow.core.storage.file_location import FileLocation
+from onceflow.core.storage.filesystem import (
+    AdoptsFiles,
+    AlreadyExists,
+    Copies,
+    Created,
+    CreateOutcome,
+    CreatesAtomically,
+    FileSystem,
+    Renames,
+    StreamedFiles,
+)
+from onceflow.core.storage.local import CHUNK_BYTES, Advice, LocalFileSystem, Modes
+from onceflow.core.storage.remote import RemoteDirectory
+
+WHOLE = b"whole " * 1000
+KINDS = ("local", "private", "fsspec-directory", "fsspec-memory", "s3")
+ATOMIC = {"local", "private", "s3"}
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    server = S3Server()
+    yield server
+    server.close()
+
+
+def _opened(url: str, **options: Any) -> StreamedFiles:
+    return FileLocation.parse(url, publish="auto", options=options).open(Advice())
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def anew(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Callable[[], StreamedFiles]:
+    """Return what opens the same files once more, as another process would."""
+    match kind:
+        case "local":
+            return lambda: LocalFileSystem(str(tmp_path / "root"))
+        case "private":
+            return lambda: LocalFileSystem(str(tmp_path / "root"), Modes())
+        case "fsspec-directory":
+            return lambda: RemoteDirectory(f"file://{tmp_path}/root", "hdfs://root", {})
+        case "fsspec-memory":
+            return partial(_opened, f"memory://{uuid.uuid4().hex}")
+        case _:
+            server: S3Server = request.getfixturevalue("s3")
+            return partial(_opened, server.url(uuid.uuid4().hex), **server.options)
+
+
+@pytest.fixture
+def fs(anew: Callable[[], StreamedFiles]) -> StreamedFiles:
+    return anew()
+
+
+# --- creation -------------------------------------------------------------------------------------
+
+
+def test_the_first_creator_wins_and_the_second_is_shown_what_stands(
+    fs: FileSystem, anew: Callable[[], FileSystem]
+) -> None:
+    assert fs.create_if_absent("log/1", b"first") == Created()
+    assert anew().create_if_absent("log/1", b"second") == AlreadyExists(b"first")
+    assert fs.read("log/1") == b"first"
+    assert fs.list("log") == ("1",)
+    assert fs.list_unfinished("log") == ()
+
+
+def test_a_creation_that_is_repeated_shows_the_callers_own_bytes(fs: FileSystem) -> None:
+    assert fs.create_if_absent("owner", b"token") == Created()
+    assert fs.create_if_absent("owner", b"token") == AlreadyExists(b"token")
+
+
+def _create_at_once(
+    fs: FileSystem,
+    path: str,
+    start: threading.Barrier,
+    outcomes: list[tuple[bytes, CreateOutcome]],
+    mine: bytes,
+) -> None:
+    start.wait()
+    outcomes.append((mine, fs.create_if_absent(path, mine)))
+
+
+def test_of_many_threads_exactly_one_creates(fs: FileSystem, kind: str) -> None:
+    assert isinstance(fs, CreatesAtomically) == (kind in ATOMIC)
+    if not isinstance(fs, CreatesAtomically):
+        pytest.skip("it does not promise that")
+    fs.make_directory("log")
+    for round_number in range(5 if kind == "s3" else 40):
+        start = threading.Barrier(8)
+        outcomes: list[tuple[bytes, CreateOutcome]] = []
+        create = partial(_create_at_once, fs, f"log/{round_number}", start, outcomes)
+        threads = [threading.Thread(target=create, args=(b"%d" % i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        winners = [mine for mine, outcome in outcomes if outcome == Created()]
+        assert len(winners) == 1
+        losers = [outcome for _, outcome in outcomes if outcome != Created()]
+        assert losers == [AlreadyExists(winners[0])] * 7
+        assert fs.read(f"log/{round_number}") == winners[0]
+
+
+# --- reading after writing ------------------------------------------------------------------------
+
+
+def test_a_written_file_is_read_back_and_replaced_as_a_whole(
+    fs: FileSystem, anew: Callable[[], FileSystem]
+) -> None:
+    assert fs.write("chk-1/a1/f", (b"one", memoryview(b"two"))) == 6
+    assert anew().read("chk-1/a1/f") == b"onetwo"
+    assert anew().size("chk-1/a1/f") == 6
+    assert fs.write("chk-1/a1/f", (b"once",)) == 4
+    assert anew().read("chk-1/a1/f") == b"once"
+    assert fs.write("chk-1/a1/f", ()) == 0
+    assert fs.read("chk-1/a1/f") == b""
+
+
+def test_a_large_file_comes_back_in_pieces(fs: FileSystem) -> None:
+    data = os.urandom(3 * CHUNK_BYTES + 17)
+    assert fs.write("f", (data[:CHUNK_BYTES], data[CHUNK_BYTES:])) == len(data)
+    chunks = fs.read_chunks("f")
+    assert chunks is not None
+    pieces = list(chunks)
+    assert len(pieces) > 1
+    assert max(map(len, pieces)) <= CHUNK_BYTES
+    assert b"".join(pieces) == data
+
+
+def test_what_is_not_there_is_none_and_nothing(fs: FileSystem) -> None:
+    fs.write("yes/such", (b"",))
+    assert fs.read("no/such") is None
+    assert fs.read_chunks("no/such") is None
+    assert fs.size("no/such") is None
+    assert fs.modified_at("no/such") is None
+    assert fs.list("no") == ()
+    fs.delete("no/such")
+    fs.delete_quietly("no/such")
+    fs.delete_tree("no")
+    assert fs.delete_directory_if_empty("no")
+
+
+def test_a_file_says_when_it_was_written(fs: FileSystem) -> None:
+    fs.write("early", (b"",))
+    fs.write("late", (b"",))
+    early, late = fs.modified_at("early"), fs.modified_at("late")
+    assert early is not None
+    assert late is not None
+    assert early.tzinfo is not None
+    assert early <= late
+
+
+def test_a_source_that_fails_midway_leaves_no_file(fs: FileSystem) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield b"half"
+        yield b"more"
+        raise RuntimeError("the source is gone")
+
+    with pytest.raises(RuntimeError, match="the source is gone"):
+        fs.write("chk/f", chunks())
+    assert fs.read("chk/f") is None
+    assert fs.list("chk") == ()
+    assert fs.list_unfinished("chk") == ()
+
+
+# --- listing and deleting -------------------------------------------------------------------------
+
+
+def test_a_listing_has_every_name_that_stood_before_it_in_order(
+    fs: FileSystem, anew: Callable[[], FileSystem]
+) -> None:
+    for name in ("b", "a/deep/er", "c", "a.b"):
+        fs.write(f"log/{name}", (b"x",))
+    assert anew().list("log") == ("a", "a.b", "b", "c")
+    assert anew().list("") == ("log",)
+    fs.delete("log/b")
+    assert anew().list("log") == ("a", "a.b", "c")
+
+
+def test_a_deleted_tree_is_gone_with_all_in_it_and_nothing_beside_it(fs: FileSystem) -> None:
+    for name in ("chk-1/a1/f", "chk-1/a1/g", "chk-1/a2/f", "chk-10/a1/f"):
+        fs.write(name, (b"x",))
+    fs.delete_tree("chk-1")
+    assert fs.list("chk-1") == ()
+    assert fs.read("chk-1/a1/f") is None
+    assert fs.read("chk-10/a1/f") == b"x"
+    fs.delete_tree("chk-1")
+
+
+def test_only_an_empty_directory_is_deleted_if_empty(fs: FileSystem) -> None:
+    fs.write("chk/f", (b"",))
+    assert not fs.delete_directory_if_empty("chk")
+    fs.delete("chk/f")
+    assert fs.delete_directory_if_empty("chk")
+    assert fs.list("") == ()
+
+
+def test_a_directory_that_is_taken_away_is_made_again(fs: FileSystem) -> None:
+    """`discard` removes directories that are empty; a writer may be about to write there."""
+    fs.write("chk-1/a1/f", (b"",))
+    fs.delete_tree("chk-1")
+    fs.write("chk-1/a1/g", (b"data",))
+    assert fs.read("chk-1/a1/g") == b"data"
+
+
+def test_each_path_is_called_and_a_failure_comes_out(fs: FileSystem) -> None:
+    for number in range(20):
+        fs.write(f"open/{number}", (b"x",))
+    fs.for_each(fs.delete, [f"open/{number}" for number in range(20)])
+    assert fs.list("open") == ()
+
+    def fail(path: str) -> None:
+        raise StorageError(f"{path} cannot be deleted")
+
+    with pytest.raises(StorageError, match="cannot be deleted"):
+        fs.for_each(fail, ["a", "b"])
+
+
+# --- files that are filled piece by piece ---------------------------------------------------------
+
+
+def test_a_finished_file_has_all_its_bytes(
+    fs: StreamedFiles, anew: Callable[[], StreamedFiles]
+) -> None:
+    file = fs.create("open/1")
+    file.write(WHOLE)
+    file.write(b"end")
+    assert fs.finish(file, "open/1") == len(WHOLE) + 3
+    fs.make_names_durable("open")
+    assert anew().read("open/1") == WHOLE + b"end"
+    assert anew().size("open/1") == len(WHOLE) + 3
+
+
+def test_a_dropped_file_is_gone(fs: StreamedFiles, anew: Callable[[], StreamedFiles]) -> None:
+    file = fs.create("open/1")
+    file.write(WHOLE)
+    fs.drop(file, "open/1")
+    fs.drop(file, "open/1")
+    del file
+    assert anew().read("open/1") is None
+    assert anew().list("open") == ()
+
+
+def test_a_failure_in_a_block_names_the_file(fs: StreamedFiles) -> None:
+    with (
+        pytest.raises(StorageError, match=r"cannot write .*open/1.*No space left") as failure,
+        fs.named("write", "open/1"),
+    ):
+        raise OSError(28, "No space left on device")
+    assert fs.location("open/1") in str(failure.value)
+
+
+def test_readers_of_directories_see_what_is_not_hidden(fs: StreamedFiles) -> None:
+    for name in ("b=1/part.parquet", "a.json", "_onceflow/s/open/1", "b=1/.hidden", "b=1/_x"):
+        fs.write(name, (b"x",))
+    assert list(fs.visible_files()) == ["a.json", "b=1/part.parquet"]
+
+
+def test_a_renamed_file_moves_once(fs: StreamedFiles, anew: Callable[[], StreamedFiles]) -> None:
+    if not isinstance(fs, Renames):
+        pytest.skip("it renames nothing")
+    other = anew()
+    assert isinstance(other, Renames)
+    fs.write("staged/1", (WHOLE,))
+    assert fs.rename("staged/1", "new/directory/1")
+    assert not other.rename("staged/1", "new/directory/1")
+    fs.make_names_durable("new/directory")
+    assert other.read("new/directory/1") == WHOLE
+    assert other.read("staged/1") is None
+
+
+def test_a_copied_file_is_there_twice(fs: StreamedFiles, anew: Callable[[], StreamedFiles]) -> None:
+    if not isinstance(fs, Copies):
+        pytest.skip("it renames instead")
+    fs.write("staged/1", (WHOLE,))
+    assert fs.copy("staged/1", "public/1")
+    assert fs.copy("staged/1", "public/1")
+    assert not fs.copy("staged/2", "public/2")
+    assert anew().read("public/1") == WHOLE
+    assert anew().read("staged/1") == WHOLE
+    assert anew().read("public/2") is None
+
+
+def test_every_file_system_of_a_sink_can_publish(fs: StreamedFiles) -> None:
+    assert isinstance(fs, Renames) != isinstance(fs, Copies)
+
+
+# --- files that are taken over --------------------------------------------------------------------
+
+
+def test_an_adopted_file_stays_when_its_source_goes(fs: FileSystem, tmp_path: Path) -> None:
+    if not isinstance(fs, AdoptsFiles):
+        pytest.skip("it shares no storage with the local disk")
+    source = tmp_path / "000012.sst"
+    source.write_bytes(WHOLE)
+    assert fs.adopt("shared/f", source)
+    source.unlink()
+    assert fs.read("shared/f") == WHOLE
