@@ -26,13 +26,15 @@ from confluent_kafka.cimpl import NewTopic
 
 from onceflow.core.client_options import OptionValue
 from onceflow.core.errors import ConfigError, SinkError
+from onceflow.core.retries import Retries
 from onceflow.sinks.kafka.settings import RULES, TUNED_DEFAULTS, KafkaSinkSettings
 
 _T = TypeVar("_T")
 _SOCKET_TIMEOUT_MAX_S = 30.0
 _ASK_S = 2.0
 """One question to the broker; short, so that a refused password is noticed between two of them."""
-_PAUSE_S = 0.02
+_CALL_S = 5.0
+"""One call into a transaction; repeated until the deadline while it may be."""
 _GRACE_S = 5.0
 """How much longer than its timeout a call may take, on a machine that has much to do."""
 
@@ -166,19 +168,35 @@ def committed_metadata(
         KafkaException: There was no answer before `deadline` (of `time.monotonic`).
     """
     asked = [TopicPartition(topic, 0) for topic in topics]
+    retries = Retries(until=deadline)
     while True:
-        left_s = deadline - time.monotonic()
         try:
-            found = reader.committed(asked, timeout=max(0.1, min(_ASK_S, left_s)))
+            found = reader.committed(asked, timeout=retries.call_s(_ASK_S))
             failed = next((one.error for one in found if one.error is not None), None)
             if failed is None:
                 return {one.topic: one.metadata for one in found if one.metadata}
             raise KafkaException(failed)
         except KafkaException:
             # A broker that has just started is still loading its groups.
-            if time.monotonic() + _PAUSE_S > deadline:
+            if not retries.pause():
                 raise
-        time.sleep(_PAUSE_S)
+
+
+def repeated(call: Callable[[float], object], *, deadline: float) -> None:
+    """Return when `call(timeout_s)` has; it is made again while Kafka says that it may be.
+
+    Raises:
+        KafkaException: It failed for good, or once more after `deadline` (of `time.monotonic`).
+        TimeoutError: As `bounded`.
+    """
+    retries = Retries(until=deadline)
+    while True:
+        try:
+            bounded(call, retries.call_s(_CALL_S))
+            return
+        except KafkaException as error:
+            if not error_of(error).retriable() or not retries.pause():
+                raise
 
 
 def bounded(call: Callable[[float], object], timeout_s: float) -> None:
@@ -238,10 +256,10 @@ def answered(
         ConfigError: The broker refuses who we are, or forbids it.
         SinkError: No answer came in time.
     """
-    deadline = time.monotonic() + settings.deadline_s
+    retries = Retries(until=time.monotonic() + settings.deadline_s)
     while True:
         try:
-            return ask(max(0.1, min(_ASK_S, deadline - time.monotonic())))
+            return ask(retries.call_s(_ASK_S))
         except KafkaException as error:
             reason = described(error, settings)
             code = error_of(error).name()
@@ -252,12 +270,11 @@ def answered(
             )
         if code.endswith("AUTHORIZATION_FAILED"):
             raise ConfigError(f"{what}: {reason}")
-        if time.monotonic() + _PAUSE_S > deadline:
+        if not retries.pause():
             raise SinkError(
                 f"{what}: no answer within {settings.deadline_s:g} s:"
                 f" {troubles.last or reason}. Check the address, the network and security.protocol"
             )
-        time.sleep(_PAUSE_S)
 
 
 def _client_config(

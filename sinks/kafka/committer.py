@@ -43,6 +43,7 @@ from onceflow.core.protocol.committables import (
     Unknown,
 )
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.core.retries import Retries
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.core.staging import StagingArea, staged_committable
 from onceflow.sinks.kafka.commit_records import CommitRecords
@@ -61,9 +62,6 @@ from onceflow.sinks.kafka.transactional_lane import (
 )
 
 _logger = logging.getLogger("onceflow.sinks.kafka")
-
-_PAUSE_S = 0.02
-_PAUSE_MAX_S = 0.5
 
 
 class KafkaCommitter(Committer):
@@ -91,7 +89,7 @@ class KafkaCommitter(Committer):
         transaction = committable.transaction
         deadline = time.monotonic() + self._settings.deadline_s
         sent = False
-        pause_s = _PAUSE_S
+        retries = Retries(until=deadline)
         while True:
             try:
                 return self._commit(transaction, sent=sent, deadline=deadline)
@@ -102,10 +100,8 @@ class KafkaCommitter(Committer):
                     return self._after_fencing(transaction, reason, sent=sent)
             except (SinkError, ConfigError, StorageError) as error:
                 reason = str(error)
-            if time.monotonic() + pause_s > deadline:
+            if not retries.pause():
                 return self._undecided(transaction, reason, sent=sent)
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 2, _PAUSE_MAX_S)
 
     def abort(self, committable: Committable) -> AbortOutcome:
         """Delete the staged rows, then see that nobody has committed or still commits them.

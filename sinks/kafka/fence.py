@@ -19,20 +19,19 @@ from onceflow.core.spi import CommitterContext
 from onceflow.sinks.fence import FenceOwner, check_fence
 from onceflow.sinks.kafka.clients import (
     Isolation,
-    bounded,
     committed_metadata,
     described,
     error_of,
     is_fenced,
     open_group_reader,
     open_producer,
+    repeated,
 )
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
 
 RENEWED_EVERY_S = 6 * 3600.0
 """A quarter of the shortest retention that `open` accepts."""
 
-_CALL_S = 2.0
 _ADVICE = {
     "INVALID_TRANSACTION_TIMEOUT": "transaction_timeout_s is over the broker's"
     " transaction.max.timeout.ms: lower the one or raise the other",
@@ -101,7 +100,7 @@ class Fence:
         reader = open_group_reader(self._settings, self._name, Isolation.DECIDED)
         try:
             # Whoever claims at the same time is fenced by this, or fences us.
-            _repeated(producer.init_transactions, deadline)
+            repeated(producer.init_transactions, deadline=deadline)
             texts = committed_metadata(reader, self._settings.topics, deadline=deadline)
             if wanted(max(map(_parsed, texts.values()), key=_attempt_of, default=None)):
                 group = cast("Any", reader).consumer_group_metadata()
@@ -125,8 +124,8 @@ class Fence:
             producer.send_offsets_to_transaction(offsets, group, timeout_s)
 
         producer.begin_transaction()
-        _repeated(send, deadline)
-        _repeated(producer.commit_transaction, deadline)
+        repeated(send, deadline=deadline)
+        repeated(producer.commit_transaction, deadline=deadline)
 
     def _refused(self, error: KafkaException) -> ConfigError | Fenced | SinkError:
         reason = described(error, self._settings)
@@ -137,16 +136,6 @@ class Fence:
         return (
             ConfigError(f"{text}: {reason}; {advice}") if advice else SinkError(f"{text}: {reason}")
         )
-
-
-def _repeated(call: Callable[[float], object], deadline: float) -> None:
-    while True:
-        try:
-            bounded(call, max(0.1, min(_CALL_S, deadline - time.monotonic())))
-            return
-        except KafkaException as error:
-            if not error_of(error).retriable() or time.monotonic() > deadline:
-                raise
 
 
 def _parsed(text: str) -> FenceOwner:

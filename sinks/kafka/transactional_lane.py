@@ -34,13 +34,13 @@ from onceflow.core.spi import CommitterContext
 from onceflow.core.staging import StagingArea
 from onceflow.sinks.kafka.clients import (
     Isolation,
-    bounded,
     committed_metadata,
     described,
     error_of,
     is_fenced,
     open_group_reader,
     open_producer,
+    repeated,
 )
 from onceflow.sinks.kafka.commit_records import CommitRecords
 from onceflow.sinks.kafka.records import Produces, produce, topics_in
@@ -48,8 +48,6 @@ from onceflow.sinks.kafka.settings import KafkaSinkSettings
 
 _ABORT_S = 2.0
 _LOOK_S = 2.0
-_CALL_S = 5.0
-"""One call into the transaction; repeated until the deadline while it may be."""
 
 
 class LaneFailed(Exception):
@@ -253,17 +251,13 @@ class TransactionalLane:
         sent: bool = False,
     ) -> None:
         """Call with a short timeout until it succeeds, while Kafka says that it may be repeated."""
-        while True:
-            try:
-                bounded(call, max(0.1, min(_CALL_S, deadline - time.monotonic())))
-                return
-            except TimeoutError as error:
-                # The call goes on; nothing else may be asked of this producer.
-                raise LaneFailed(f"{self.name}: {failure}: {error}", sent=sent) from error
-            except KafkaException as error:
-                if error_of(error).retriable() and time.monotonic() < deadline:
-                    continue
-                raise self._failed(error, failure, sent=sent) from error
+        try:
+            repeated(call, deadline=deadline)
+        except TimeoutError as error:
+            # The call goes on; nothing else may be asked of this producer.
+            raise LaneFailed(f"{self.name}: {failure}: {error}", sent=sent) from error
+        except KafkaException as error:
+            raise self._failed(error, failure, sent=sent) from error
 
     def _failed(self, error: KafkaException, failure: str, *, sent: bool = False) -> LaneFailed:
         if sent:

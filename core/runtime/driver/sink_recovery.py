@@ -32,6 +32,7 @@ from onceflow.core.protocol.committables import (
 )
 from onceflow.core.protocol.recovery import RecoveryPlan, committables_of, plan_recovery
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
+from onceflow.core.retries import Retries
 from onceflow.core.runtime.driver.status import SinkStatus
 from onceflow.core.spi import Committer, CommitterContext, Sink
 from onceflow.core.storage import ClaimedLog, JobStorage
@@ -262,14 +263,8 @@ class SinkRecovery:
 
     def _until_settled(self, call: Callable[[], object]) -> object:
         """Repeat `call` while nobody can tell or it says "later", up to the deadline."""
-        deadline = time.monotonic() + self._deadline_s
-        pause_s = 0.02
+        retries = Retries(until=time.monotonic() + self._deadline_s)
         while True:
             outcome = call()
-            if (
-                not isinstance(outcome, (RetryLater, Unknown))
-                or time.monotonic() + pause_s > deadline
-            ):
+            if not isinstance(outcome, (RetryLater, Unknown)) or not retries.pause():
                 return outcome
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 2, 1.0)

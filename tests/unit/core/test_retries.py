@@ -1,0 +1,57 @@
+"""Pauses grow up to their longest, and nobody tries after the deadline."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from onceflow.core.retries import Retries
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the pauses slept; the clock goes on by them and by nothing else."""
+    slept: list[float] = []
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0 + sum(slept))
+    monkeypatch.setattr(time, "sleep", slept.append)
+    return slept
+
+
+def test_pauses_double_up_to_the_longest(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random, "uniform", lambda _low, high: high)
+    retries = Retries(until=1003.0, first_s=0.1, longest_s=1.0)
+    while retries.pause():
+        pass
+    assert clock == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0])
+
+
+def test_nobody_sleeps_past_the_deadline(clock: list[float]) -> None:
+    for seed in range(50):
+        random.seed(seed)
+        clock.clear()
+        retries = Retries(until=1002.0)
+        while retries.pause():
+            pass
+        assert sum(clock) <= 2.0
+        assert sum(clock) > 1.0, f"seed {seed}: it gave up with half of its time left"
+
+
+def test_pauses_of_two_differ(clock: list[float]) -> None:
+    one, other = Retries(until=2000.0, first_s=1.0), Retries(until=2000.0, first_s=1.0)
+    assert one.pause()
+    assert other.pause()
+    assert clock[0] != clock[1]
+    assert all(0.5 <= pause_s <= 1.0 for pause_s in clock)
+
+
+def test_a_call_has_what_is_left_and_a_moment_at_least(clock: list[float]) -> None:
+    retries = Retries(until=1004.0)
+    assert retries.call_s(2.0) == 2.0
+    clock.append(3.0)
+    assert retries.call_s(2.0) == 1.0
+    clock.append(5.0)
+    assert retries.call_s(2.0) == 0.1
