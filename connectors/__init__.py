@@ -3,9 +3,18 @@
 The layer that may import all others.
 """
 
+from onceflow.connectors.catalog import SINKS, SOURCES, STATE_BACKENDS, ConnectorCatalog
 from onceflow.core.client_options import OptionRules, OptionValue
+from onceflow.core.connector import (
+    Diagnosis,
+    Questions,
+    ServerAccess,
+    SinkConnector,
+    SourceConnector,
+)
 from onceflow.core.crash_points import reach
 from onceflow.core.dead_letters import DeadLetter
+from onceflow.core.diagnosis import Area, Finding, Level
 from onceflow.core.errors import (
     BadRecord,
     BadRow,
@@ -63,9 +72,13 @@ from onceflow.core.staging import StagedRows, StagingArea, staged_committable
 from onceflow.sinks.staged import StagedSink
 
 __all__ = [
+    "SINKS",
+    "SOURCES",
+    "STATE_BACKENDS",
     "AbortOutcome",
     "Aborted",
     "AlreadyCommitted",
+    "Area",
     "AttemptId",
     "BadRecord",
     "BadRow",
@@ -76,13 +89,17 @@ __all__ = [
     "Committer",
     "CommitterContext",
     "ConfigError",
+    "ConnectorCatalog",
     "ContradictsLog",
     "DeadLetter",
+    "Diagnosis",
     "EndOfInput",
     "Fenced",
+    "Finding",
     "InDoubtStatus",
     "InDoubtTransaction",
     "InDoubtTransactions",
+    "Level",
     "LoggedDecision",
     "Lost",
     "OffsetOutOfRange",
@@ -90,17 +107,21 @@ __all__ = [
     "OptionRules",
     "OptionValue",
     "PreCommitFailed",
+    "Questions",
     "ReaderContext",
     "RecoveryAction",
     "RejectedRows",
     "Resolution",
     "ResourceManager",
     "RetryLater",
+    "ServerAccess",
     "Sink",
+    "SinkConnector",
     "SinkError",
     "SinkResourceManager",
     "SinkWriter",
     "Source",
+    "SourceConnector",
     "SourceError",
     "SourceReader",
     "SourceUnavailable",

@@ -8,6 +8,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,17 +20,16 @@ import typer
 from rich.console import Console
 
 from onceflow.cli.doctor.databases import CommitMode, DatabaseQuestion
-from onceflow.cli.doctor.findings import Check, Finding, Level, examine
-from onceflow.cli.doctor.java import check_java
-from onceflow.cli.doctor.kafka import check_kafka
-from onceflow.cli.doctor.kafka_question import KafkaQuestion, read_options
+from onceflow.cli.doctor.machine import check_java, check_python
 from onceflow.cli.doctor.mysql import check_mysql
 from onceflow.cli.doctor.postgres import check_postgres
-from onceflow.cli.doctor.python import check_python
 from onceflow.cli.doctor.spark import SparkQuestion, check_spark
 from onceflow.cli.doctor.storage import check_storage, missing_directories
 from onceflow.cli.listing import print_listing
 from onceflow.cli.txn.places import read_password
+from onceflow.connectors.catalog import SOURCES
+from onceflow.core.connector import Questions, ServerAccess
+from onceflow.core.diagnosis import Area, Finding, Level
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.secret_references import followed
 
@@ -44,6 +45,14 @@ _DATABASES: dict[str, Callable[[DatabaseQuestion], Sequence[Finding]]] = {
     "mysql": check_mysql,
     "mariadb": check_mysql,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One area, and what looks at it. What it raises becomes a problem of that area."""
+
+    area: str
+    look: Questions
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,22 +93,22 @@ class Examined:
         if self.storage is not None:
             checks.append(Check("storage", partial(check_storage, self.storage, missing)))
         if self.kafka is not None:
-            checks.append(Check("kafka", partial(check_kafka, self._kafka(self.kafka))))
+            checks.append(Check("kafka", self._kafka(self.kafka)))
         elif self.topics or self.group or self.kafka_options:
             raise ConfigError("--topic, --group and --kafka-options need --kafka host:port")
         if self.url is not None:
             checks.append(self._database(followed(self.url, setting="--url")))
         return checks
 
-    def _kafka(self, servers: str) -> KafkaQuestion:
-        return KafkaQuestion(
-            servers,
-            self.topics,
-            self.group,
-            read_options(self.kafka_options) if self.kafka_options else {},
-            self.parallelism,
-            self.timeout_s,
-        )
+    def _kafka(self, servers: str) -> Questions:
+        options = read_options(self.kafka_options) if self.kafka_options else {}
+        if self.group is not None:
+            options["group.id"] = self.group
+        diagnosis = SOURCES.find("kafka").diagnosis
+        if diagnosis is None:
+            raise ConfigError("the source connector 'kafka' that is installed has no diagnosis")
+        access = ServerAccess(f"kafka://{servers}", None, options, self.timeout_s)
+        return diagnosis(access, self.topics, self.parallelism)
 
     def _database(self, url: str) -> Check:
         scheme = url.partition("://")[0].removeprefix("jdbc:").partition("+")[0]
@@ -184,6 +193,69 @@ def doctor(
         _print(findings)
     if not is_well:
         raise typer.Exit(EXIT_PROBLEMS)
+
+
+def read_options(path: Path) -> dict[str, str]:
+    """Return the client options in the properties file `path`: one name=value a line.
+
+    Raises:
+        ConfigError: It cannot be read, or holds something else. Never repeats a value.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"--kafka-options {path}: {reason}") from None
+    options: dict[str, str] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        name, separator, value = line.partition("=")
+        if not separator:
+            raise ConfigError(f"--kafka-options {path}, line {number} is not name=value")
+        options[name.strip()] = value.strip()
+    return options
+
+
+def examine(checks: Sequence[Check], timeout_s: float) -> tuple[Finding, ...]:
+    """Return what all checks find, in the order of `checks`; none is waited for any longer.
+
+    A check that hangs is left behind on its thread, which ends with the process.
+    """
+    running = [_Running(check) for check in checks]
+    deadline = time.monotonic() + timeout_s
+    return tuple(finding for one in running for finding in one.findings(deadline, timeout_s))
+
+
+class _Running:
+    def __init__(self, check: Check) -> None:
+        self._check = check
+        self._found: Sequence[Finding] = ()
+        self._thread = threading.Thread(target=self._run, name=f"doctor {check.area}", daemon=True)
+        self._thread.start()
+
+    def findings(self, deadline: float, timeout_s: float) -> Sequence[Finding]:
+        """Return what it found, or that it has not answered by `deadline`."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            return (
+                Area(self._check.area).problem(
+                    f"no answer within {timeout_s:g} s",
+                    "an answer",
+                    "see whether it hangs or is overloaded; or give it longer: --timeout",
+                ),
+            )
+        return self._found
+
+    def _run(self) -> None:
+        try:
+            self._found = self._check.look()
+        except Exception as error:  # the edge: one failure must not hide the other checks
+            self._found = (
+                Area(self._check.area).problem(
+                    f"the check failed: {type(error).__name__}: {error}", "", ""
+                ),
+            )
 
 
 def _print(findings: Sequence[Finding]) -> None:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import onceflow
-from onceflow.cli.doctor.findings import Area, Finding
-from onceflow.cli.doctor.python import install_command
+from onceflow.cli.doctor.machine import install_command
 from onceflow.cli.doctor.storage import remove_empty
+from onceflow.core.diagnosis import Area, Finding
 from onceflow.core.storage import FileSystemStorage
 
 CLOCK_SKEW_MAX_S = 5.0

@@ -10,7 +10,7 @@ from onceflow.core.state.api import (
     StateContext,
     ValueState,
 )
-from onceflow.core.state.backends import HeapBackend, RocksDBBackend, backend_named
+from onceflow.core.state.backends import HeapBackend, RocksDBBackend
 from onceflow.core.state.descriptors import (
     AccumulatorColumn,
     ListStateDescriptor,
@@ -42,7 +42,6 @@ __all__ = [
     "StateWriter",
     "ValueState",
     "ValueStateDescriptor",
-    "backend_named",
     "hash_key",
     "hash_keys",
     "key_group_of",

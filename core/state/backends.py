@@ -1,16 +1,13 @@
-"""The state backends that a user can choose, and how others are found."""
+"""The state backends that a user can choose."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.state.api import KeyedStateStore, StateBackend, StateContext
 from onceflow.core.state.handles import StateHandle, StateReader
-
-BACKEND_ENTRY_POINTS = "onceflow.state_backends"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,25 +53,3 @@ class RocksDBBackend(StateBackend):
         from onceflow.core.state.rocksdb import RocksDBStore
 
         return RocksDBStore.open(self, context, restored, reader)
-
-
-def backend_named(name: str) -> StateBackend:
-    """Return the backend `heap`, `rocksdb` or one that an installed package registers, by name.
-
-    Raises:
-        ConfigError: There is none of that name; lists those there are.
-    """
-    known: dict[str, type[StateBackend]] = {"heap": HeapBackend, "rocksdb": RocksDBBackend}
-    if name in known:
-        return known[name]()
-    found = {point.name: point for point in entry_points(group=BACKEND_ENTRY_POINTS)}
-    if name not in found:
-        raise ConfigError(
-            f"no state backend {name!r}; there are {', '.join(sorted({*known, *found}))}"
-        )
-    loaded = found[name].load()
-    if not (isinstance(loaded, type) and issubclass(loaded, StateBackend)):
-        raise ConfigError(
-            f"entry point {name!r} of {BACKEND_ENTRY_POINTS} is no StateBackend class: {loaded!r}"
-        )
-    return loaded()

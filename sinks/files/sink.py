@@ -16,6 +16,7 @@ from typing import Any, Literal
 import pyarrow as pa
 from typing_extensions import override
 
+from onceflow.core.connector import SinkConnector
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.protocol.committables import (
     AbortOutcome,
@@ -293,3 +294,7 @@ def _sweep(fs: StreamedFiles, paths: SinkPaths, context: CommitterContext) -> No
     if litter:
         _logger.info("sink %s: deleting %d files of killed writers", context.sink_id, len(litter))
         fs.for_each(fs.delete, litter)
+
+
+CONNECTOR = SinkConnector(sink=FileSink)
+"""What the catalogue finds."""

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from onceflow.core.bad_rows import BadRows
 from onceflow.core.client_options import OptionValue
+from onceflow.core.connector import SinkConnector
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import (
     Committer,
@@ -178,3 +179,7 @@ def _choice(kind: type[_Choice], setting: str, value: object) -> _Choice:
     except ValueError:
         known = ", ".join(str(one.value) for one in kind)
         raise ConfigError(f"{setting}={value!r}: choose one of {known}") from None
+
+
+CONNECTOR = SinkConnector(sink=KafkaSink)
+"""What the catalogue finds."""

@@ -16,6 +16,7 @@ from typing import cast
 import numpy as np
 import pyarrow as pa
 
+from onceflow.core.connector import SourceConnector
 from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.spi import EndOfInput, ReaderContext, Source, SourceReader, Split
 from onceflow.sources.datagen.payments import PAYMENTS_SCHEMA, GeneratedPayments
@@ -159,3 +160,7 @@ class DatagenReader(SourceReader):
         if wait_s > 0:
             self._closed.wait(wait_s)
         return int((time.monotonic() - self._started_at) * share) - self._returned
+
+
+CONNECTOR = SourceConnector(source=DatagenSource)
+"""What the catalogue finds."""

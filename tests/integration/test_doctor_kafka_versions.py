@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from onceflow.cli.doctor.findings import Level
-from onceflow.cli.doctor.kafka import check_kafka
-from onceflow.cli.doctor.kafka_question import KafkaQuestion
+from onceflow.core.connector import ServerAccess
+from onceflow.core.diagnosis import Level
 from onceflow.integration.servers import EmbeddedKafka
 from onceflow.integration.servers.kinds import KafkaServer
+from onceflow.sources.kafka.diagnosis import questions_of_kafka
 
 _ISSUE = "KAFKA-20734"
 
 
 def _warned(servers: str) -> list[str]:
-    findings = check_kafka(KafkaQuestion(servers))
+    findings = questions_of_kafka(ServerAccess(f"kafka://{servers}"), (), 1)()
     return [one.found for one in findings if one.level is Level.WARNING and _ISSUE in one.needed]
 
 

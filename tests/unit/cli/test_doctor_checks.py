@@ -21,12 +21,12 @@ import pytest
 from typer.testing import CliRunner
 
 import onceflow
-from onceflow.cli.doctor.findings import Area, Check, Finding, Level, examine
-from onceflow.cli.doctor.java import check_java
-from onceflow.cli.doctor.kafka_settings import topic_findings
-from onceflow.cli.doctor.python import check_python, install_command
+from onceflow.cli.doctor.command import Check, examine
+from onceflow.cli.doctor.machine import check_java, check_python, install_command
 from onceflow.cli.doctor.storage import check_storage, missing_directories
 from onceflow.cli.main import app
+from onceflow.core.diagnosis import Area, Finding, Level
+from onceflow.sources.kafka.diagnosis import topic_findings
 
 JAVA = shutil.which("java")
 

@@ -19,7 +19,6 @@ from onceflow.core.state import (
     MapStateDescriptor,
     RocksDBBackend,
     ValueStateDescriptor,
-    backend_named,
 )
 from onceflow.core.state.cells import Cells
 from onceflow.core.state.serializers import serializer_of
@@ -109,13 +108,6 @@ def test_a_type_without_bytes_is_refused_when_the_state_is_described() -> None:
         ValueStateDescriptor("v", dict[list[int], int] | dict[str, int])
     with pytest.raises(ConfigError, match="not supported"):
         ValueStateDescriptor("v", pa.struct([("a", pa.int8())]))
-
-
-def test_backends_are_found_by_name() -> None:
-    assert backend_named("heap") == HeapBackend()
-    assert backend_named("rocksdb") == RocksDBBackend()
-    with pytest.raises(ConfigError, match=r"no state backend 'redis'; there are heap, rocksdb"):
-        backend_named("redis")
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,13 @@
-"""Whether a broker, its topics and its settings carry what a job reads and writes."""
+"""Whether brokers, their topics and their settings carry what a job reads and writes."""
 
 from __future__ import annotations
 
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from confluent_kafka import (
     Consumer,
@@ -21,14 +21,19 @@ from confluent_kafka.admin._acl import AclOperation
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
-from onceflow.cli.doctor.findings import Area, Finding
-from onceflow.cli.doctor.kafka_question import KafkaQuestion
-from onceflow.cli.doctor.kafka_settings import Settings, settings_findings, topic_findings
+from onceflow.core.connector import Questions, ServerAccess, SourceConnector
+from onceflow.core.diagnosis import Area, Finding
 from onceflow.core.errors import ConfigError
 from onceflow.sources.kafka.settings import RULES
+from onceflow.sources.kafka.source import KafkaSource
 
 CONNECT_TIMEOUT_S = 5.0
+OFFSETS_RETENTION_MIN_MINUTES = 24 * 60
+"""The Kafka sink's proof of a commit is a group's offset: it must outlive any downtime."""
+_NEW_IN_4_3 = "cordoned.log.dirs"
+"""A broker does not tell its version; since 4.3 it has this setting."""
 
+_Settings: TypeAlias = Mapping[str, str | None]
 _GROUP_TRY_S = 1.0
 _MAY_PASS = (
     KafkaError._TIMED_OUT,
@@ -45,9 +50,15 @@ _ALLOW = (
 )
 
 
-def check_kafka(question: KafkaQuestion) -> Sequence[Finding]:
-    """Ask the broker for its cluster, its topics, what is allowed and how it is set."""
-    return _Examination(question).findings()
+def questions_of_kafka(access: ServerAccess, topics: Sequence[str], parallelism: int) -> Questions:
+    """Return what the brokers are asked: their cluster, topics, what is allowed, how they are set.
+
+    With the option `group.id`, also whether that group's offsets may be read.
+
+    Raises:
+        ConfigError: An option is not for users to set, or the client refuses it.
+    """
+    return _Examination(access, tuple(topics), parallelism).findings
 
 
 class _Troubles:
@@ -68,15 +79,20 @@ class _Troubles:
 
 
 class _Examination:
-    def __init__(self, question: KafkaQuestion) -> None:
-        self._question = question
+    def __init__(self, access: ServerAccess, topics: tuple[str, ...], parallelism: int) -> None:
+        options = dict(access.options)
+        self._group_id = options.pop("group.id", None)
+        self._options = RULES.accepted(options)
+        self._servers = access.url.removeprefix("kafka://")
+        self._topics = topics
+        self._parallelism = parallelism
         self._area = Area("kafka")
         self._troubles = _Troubles()
-        self._deadline = time.monotonic() + question.timeout_s * 0.8
+        self._deadline = time.monotonic() + access.timeout_s * 0.8
         self._config: dict[str, Any] = {
             "socket.connection.setup.timeout.ms": 5_000,
-            **RULES.resolved(question.options),
-            "bootstrap.servers": question.servers,
+            **RULES.resolved(self._options),
+            "bootstrap.servers": self._servers,
             "error_cb": self._troubles.note,
             "log_level": 0,
         }
@@ -88,7 +104,7 @@ class _Examination:
             ) from None
 
     def findings(self) -> list[Finding]:
-        area, servers = self._area, self._question.servers
+        area, servers = self._area, self._servers
         refusals = [refusal for server in servers.split(",") if (refusal := _refusal(server))]
         if len(refusals) == len(servers.split(",")):
             return [
@@ -113,14 +129,14 @@ class _Examination:
             ]
         brokers: dict[int, Any] = cluster.brokers
         findings = [area.ok(f"{len(brokers)} broker(s), cluster {cluster.cluster_id}")]
-        for topic in self._question.topics:
+        for topic in self._topics:
             findings += self._topic(topic, cluster.topics.get(topic), len(brokers))
-        if self._question.group is not None:
-            findings += self._group(self._question.group)
+        if self._group_id is not None:
+            findings += self._group(self._group_id)
         return [*findings, *self._settings(next(iter(brokers)), len(brokers))]
 
     def _topic(self, topic: str, found: Any, brokers: int) -> list[Finding]:
-        servers, parallelism = self._question.servers, self._question.parallelism
+        servers, parallelism = self._servers, self._parallelism
         area = Area(f"topic {topic}")
         if found is None or found.error is not None:
             code = found.error.code() if found is not None else None
@@ -184,7 +200,7 @@ class _Examination:
 
     def _group(self, group: str) -> list[Finding]:
         area = Area(f"group {group}")
-        topic = self._question.topics[0] if self._question.topics else _ANY_TOPIC
+        topic = self._topics[0] if self._topics else _ANY_TOPIC
         # As a source asks. The admin client's request for a group gives up where the coordinator
         # is only starting, and has been seen to end the process there.
         consumer = Consumer({**self._config, "group.id": group})
@@ -235,24 +251,22 @@ class _Examination:
                     f"the broker's settings are not told: {self._text(error)}",
                     "only for this check",
                     _ALLOW.format(
-                        servers=self._question.servers,
+                        servers=self._servers,
                         operation="DescribeConfigs",
                         kind="cluster",
                         name="",
                     ).strip(),
                 )
             ]
-        return settings_findings(self._area, value, brokers)
+        return _broker_findings(self._area, value, brokers)
 
-    def _told(self, resource: ConfigResource) -> Settings:
+    def _told(self, resource: ConfigResource) -> _Settings:
         futures = self._admin.describe_configs([resource], request_timeout=self._left_s())
         entries: dict[str, Any] = self._answer(futures[resource])
         return {name: entry.value for name, entry in entries.items()}
 
     def _denied(self, area: Area, operation: str, kind: str, name: str) -> Finding:
-        allow = _ALLOW.format(
-            servers=self._question.servers, operation=operation, kind=kind, name=name
-        )
+        allow = _ALLOW.format(servers=self._servers, operation=operation, kind=kind, name=name)
         return area.problem(f"{operation} is not allowed", f"{operation} on {kind} {name}", allow)
 
     def _answer(self, future: Future[Any]) -> Any:
@@ -268,7 +282,7 @@ class _Examination:
         )
 
     def _clean(self, text: str) -> str:
-        return RULES.without_secrets(text, self._question.options)
+        return RULES.without_secrets(text, self._options)
 
 
 def _refusal(server: str) -> str:
@@ -281,3 +295,100 @@ def _refusal(server: str) -> str:
     except OSError as error:
         return f"no connection to {server}: {error.strerror or error}"
     return ""
+
+
+def _broker_findings(area: Area, value: _Settings, brokers: int) -> list[Finding]:
+    """Return what is wrong with the settings of a broker of a cluster of `brokers`."""
+    return [*_version(area, value), *_replication(area, value, brokers), *_limits(area, value)]
+
+
+def topic_findings(area: Area, value: _Settings, replicas: int, brokers: int) -> list[Finding]:
+    """Return which failures make a topic with these settings forget what it acknowledged.
+
+    A broker acknowledges before the disk has a record: its own process may die, and other brokers
+    must have the record when its machine does.
+    """
+    outlives = "what is acknowledged outlives a broker's process"
+    if replicas == 1 and brokers == 1 and value.get("flush.messages") != "1":
+        return [area.ok(f"{outlives}, and not its machine: there is one broker")]
+    more = "min.insync.replicas = 2 and three replicas, or it is gone with a broker's machine"
+    alter = "kafka-configs.sh --alter --entity-type topics --entity-name <topic> --add-config"
+    findings: list[Finding] = []
+    if replicas == 1 and value.get("flush.messages") != "1":
+        remedy = "kafka-reassign-partitions.sh with three replicas for each partition"
+        findings.append(area.warning("1 replica", more, remedy))
+    elif replicas > 1 and int(value.get("min.insync.replicas") or 1) < 2:
+        remedy = f"{alter} min.insync.replicas=2"
+        findings.append(area.warning("min.insync.replicas = 1", more, remedy))
+    if value.get("unclean.leader.election.enable") == "true":
+        findings.append(
+            area.warning(
+                "unclean.leader.election.enable = true",
+                "false, or a replica that lacks acknowledged records may become the leader",
+                f"{alter} unclean.leader.election.enable=false",
+            )
+        )
+    return findings or [area.ok(f"{outlives} and its machine")]
+
+
+def _version(area: Area, value: _Settings) -> list[Finding]:
+    """Source: KAFKA-20734."""
+    if _NEW_IN_4_3 not in value:
+        return []
+    return [
+        area.warning(
+            "Kafka 4.3 or newer",
+            "not 4.3.0, 4.3.1 or 4.4.0: killed in a commit, they may never end the transaction,"
+            " and consumers that read committed wait for ever (KAFKA-20734)",
+            "see kafka-topics.sh --version; use 4.2, or a release that has it mended",
+        )
+    ]
+
+
+def _replication(area: Area, value: _Settings, brokers: int) -> list[Finding]:
+    findings: list[Finding] = []
+    for name in (
+        "transaction.state.log.replication.factor",
+        "transaction.state.log.min.isr",
+        "offsets.topic.replication.factor",
+    ):
+        number = int(value.get(name) or 1)
+        if number > brokers:
+            findings.append(
+                area.problem(
+                    f"{name} = {number} with {brokers} broker(s)",
+                    "at most one for each broker, or no transaction and no group begins",
+                    f"set {name}={brokers} in server.properties and restart the brokers",
+                )
+            )
+    return findings
+
+
+def _limits(area: Area, value: _Settings) -> list[Finding]:
+    timeout_ms = int(value.get("transaction.max.timeout.ms") or 900_000)
+    retention = int(value.get("offsets.retention.minutes") or 10_080)
+    findings: list[Finding] = []
+    if timeout_ms < 60_000:
+        findings.append(
+            area.warning(
+                f"transaction.max.timeout.ms = {timeout_ms}",
+                "60000 or more: the Kafka sink writes a checkpoint's records in one",
+                "set transaction.max.timeout.ms=900000 in server.properties",
+            )
+        )
+    if retention < OFFSETS_RETENTION_MIN_MINUTES:
+        findings.append(
+            area.warning(
+                f"offsets.retention.minutes = {retention}",
+                f"{OFFSETS_RETENTION_MIN_MINUTES} or more, longer than a job is ever down: the"
+                " Kafka sink's proof of a commit is an offset",
+                "set offsets.retention.minutes=10080 in server.properties",
+            )
+        )
+    return findings or [
+        area.ok(f"transactions up to {timeout_ms // 1000} s, offsets kept for {retention} minutes")
+    ]
+
+
+CONNECTOR = SourceConnector(source=KafkaSource, diagnosis=questions_of_kafka)
+"""What the catalogue finds."""

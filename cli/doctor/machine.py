@@ -1,0 +1,126 @@
+"""Java, Python and the packages of this machine, which is where the driver will run."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from onceflow.core.diagnosis import Area, Finding
+
+JAVA_VERSION_MIN = 17
+_JAVA_VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
+_INSTALL = "Debian, Ubuntu: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17"
+_PLACES = ("/usr/lib/jvm/*/bin/java", "/opt/homebrew/opt/openjdk*/bin/java")
+_MINIMA = {"pyspark": (4, 0), "pyarrow": (18, 0), "confluent-kafka": (2, 6), "psycopg": (3, 2)}
+
+
+def check_java(timeout_s: float) -> Sequence[Finding]:
+    """Look at JAVA_HOME, which Spark asks first, and at PATH."""
+    area, needed = Area("java"), f"Java {JAVA_VERSION_MIN} or newer"
+    home, on_path = os.environ.get("JAVA_HOME", ""), shutil.which("java")
+    if home:
+        used = f"{home}/bin/java"
+        if not os.access(used, os.X_OK):
+            remedy = "unset JAVA_HOME" if on_path else _java_advice()
+            return [area.problem(f"JAVA_HOME={home} has no bin/java, and wins", needed, remedy)]
+    elif on_path:
+        used = on_path
+    else:
+        return [area.problem("there is no java on PATH, and no JAVA_HOME", needed, _java_advice())]
+    version = java_version(used, timeout_s)
+    if version is None:
+        return [area.problem(f"{used} does not tell its version", needed, _java_advice())]
+    if version < JAVA_VERSION_MIN:
+        return [area.problem(f"{used} is Java {version}", needed, _java_advice())]
+    found = [area.ok(f"Java {version} ({used}{', by JAVA_HOME' if home else ''})")]
+    other = java_version(on_path, timeout_s) if home and on_path else version
+    if other is not None and other != version:
+        found.append(
+            area.warning(
+                f"JAVA_HOME is Java {version} and {on_path} is Java {other}",
+                "one Java; Spark takes JAVA_HOME, your shell takes PATH",
+                f'export PATH="{home}/bin:$PATH"',
+            )
+        )
+    return found
+
+
+def java_version(java: str, timeout_s: float) -> int | None:
+    """Return the major version of `java`, or None when it does not tell."""
+    try:
+        said = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = _JAVA_VERSION.search(said.stderr) or _JAVA_VERSION.search(said.stdout)
+    if match is None:
+        return None
+    # Java 8 calls itself 1.8.
+    return int(match[2] or 0) if match[1] == "1" else int(match[1])
+
+
+def _java_advice() -> str:
+    installed = sorted(str(java) for place in _PLACES for java in Path("/").glob(place[1:]))
+    for java in installed:
+        if (java_version(java, 10.0) or 0) >= JAVA_VERSION_MIN:
+            return f"export JAVA_HOME={java.removesuffix('/bin/java')}"
+    return _INSTALL
+
+
+def check_python() -> Sequence[Finding]:
+    """Look at the interpreter and at the packages that a job needs."""
+    area = Area("python")
+    findings: list[Finding] = []
+    versions: dict[str, str] = {}
+    for package, minimum in _MINIMA.items():
+        needed = f"{package}>={'.'.join(map(str, minimum))}"
+        remedy = f"{sys.executable} -m pip install '{needed}'"
+        try:
+            version = versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            findings.append(area.problem(f"{package} is not installed", needed, remedy))
+            continue
+        if _numbers(version) < minimum:
+            findings.append(area.problem(f"{package} {version}", needed, remedy))
+    if not findings:
+        listed = ", ".join(f"{name} {version}" for name, version in versions.items())
+        findings.append(area.ok(f"Python {platform.python_version()}, {listed}"))
+    return findings
+
+
+def install_command(python: str, versions: Mapping[str, str]) -> str:
+    """Return what gives the interpreter `python` the driver's packages, of these versions.
+
+    A package that was installed from a directory or a repository is installed from there again:
+    onceflow is in no index.
+    """
+    wanted = [_requirement(name, version) for name, version in versions.items() if name != "python"]
+    return shlex.join([python, "-m", "pip", "install", *wanted])
+
+
+def _requirement(package: str, version: str) -> str:
+    try:
+        recorded = metadata.distribution(package).read_text("direct_url.json")
+    except metadata.PackageNotFoundError:  # on PYTHONPATH, as in a distribution of Spark
+        recorded = None
+    if recorded is None:
+        return f"{package}=={version}"
+    origin = json.loads(recorded)
+    if "vcs_info" not in origin:
+        return f"{package} @ {origin['url']}"
+    vcs = origin["vcs_info"]
+    return f"{package} @ {vcs['vcs']}+{origin['url']}@{vcs['commit_id']}"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())

@@ -1,0 +1,156 @@
+"""Finds connectors by name or by the scheme of a URL, ours and those of installed packages alike.
+
+A package describes its connector (`SinkConnector`, `SourceConnector`, a `StateBackend` class) and
+names the description by an entry point, once for each name and each scheme of a URL:
+
+    [project.entry-points."onceflow.sinks"]
+    redis = "acme.redis_sink:CONNECTOR"
+
+A program that is no package calls `SINKS.register("redis", CONNECTOR)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
+
+from onceflow.core.connector import SinkConnector, SourceConnector
+from onceflow.core.errors import ConfigError
+
+if TYPE_CHECKING:  # what only a look-up needs is imported by the first one
+    from importlib.metadata import EntryPoint
+
+    from onceflow.core.state import StateBackend
+
+T = TypeVar("T")
+
+
+def _installed(group: str) -> Iterable[EntryPoint]:
+    from importlib.metadata import entry_points
+
+    return entry_points(group=group)
+
+
+@dataclass(slots=True)
+class ConnectorCatalog(Generic[T]):
+    """All connectors of one kind, each loaded when it is first asked for."""
+
+    kind: str
+    group: str
+    """Of the entry points."""
+    accepts: Callable[[object], bool]
+    """Whether something is a description of this kind."""
+    entry_points: Callable[[str], Iterable[EntryPoint]] = _installed
+    _registered: dict[str, T] = field(default_factory=dict[str, T])
+
+    def names(self) -> tuple[str, ...]:
+        """Return every name, sorted. Loads nothing."""
+        installed = {point.name for point in self.entry_points(self.group)}
+        return tuple(sorted(installed | self._registered.keys()))
+
+    def find(self, name: str) -> T:
+        """Return what is called `name`, loaded.
+
+        Raises:
+            ConfigError: There is none, or there are two, or the one there is cannot be loaded;
+                names the nearest, both, or the distribution that it comes from.
+        """
+        if name in self._registered:
+            return self._registered[name]
+        points = {
+            (point.value, _origin(point)): point
+            for point in self.entry_points(self.group)
+            if point.name == name
+        }
+        if not points:
+            raise ConfigError(self._unknown(name))
+        if len(points) > 1:
+            both = " and ".join(f"{value} of {origin}" for value, origin in sorted(points))
+            raise ConfigError(
+                f"{self.kind} {name!r} is brought by {both} (entry points of group {self.group}):"
+                " uninstall all but one"
+            )
+        return self._loaded(*points.values())
+
+    def find_by_url(self, url: str) -> T:
+        """Return what the scheme of `url` names; that of jdbc:x+driver://… is x.
+
+        Raises:
+            ConfigError: As `find`; never repeats more of the URL than its scheme.
+        """
+        scheme, separator, _ = url.partition("://")
+        if not separator:
+            raise ConfigError(
+                f"this URL has no scheme; it must begin with one of {self._listed('://')}"
+            )
+        return self.find(scheme.removeprefix("jdbc:").partition("+")[0])
+
+    def register(self, name: str, described: T) -> None:
+        """Let `name` stand for `described` in this process; again with the same one is nothing.
+
+        Raises:
+            ConfigError: Something else has that name, or this is not a description.
+        """
+        if not self.accepts(described):
+            raise ConfigError(f"{self.kind} {name!r} {self._unfit(described)}")
+        taken = self._registered.get(name)
+        if taken is described:
+            return
+        if taken is not None or name in self.names():
+            raise ConfigError(
+                f"there is a {self.kind} {name!r} already; names: {', '.join(self.names())}"
+            )
+        self._registered[name] = described
+
+    def _loaded(self, point: EntryPoint) -> T:
+        text = f"{self.kind} {point.name!r} ({point.value} of {_origin(point)})"
+        try:
+            found: object = point.load()
+        except Exception as error:  # another package's module may raise anything
+            raise ConfigError(
+                f"{text} cannot be loaded: {type(error).__name__}: {error}; mend or uninstall that"
+                " distribution"
+            ) from error
+        if not self.accepts(found):
+            raise ConfigError(f"{text} {self._unfit(found)}")
+        return cast("T", found)
+
+    def _unfit(self, found: object) -> str:
+        return f"is of type {type(found).__name__}, by which no {self.kind} is described"
+
+    def _unknown(self, name: str) -> str:
+        near = get_close_matches(name, self.names(), n=1)
+        meant = f"did you mean {near[0]!r}? " if near else ""
+        return (
+            f"there is no {self.kind} {name!r}: {meant}there are {self._listed('') or 'none'};"
+            f" packages bring theirs by entry points of group {self.group}"
+        )
+
+    def _listed(self, suffix: str) -> str:
+        return ", ".join(f"{name}{suffix}" for name in self.names())
+
+
+def _origin(point: EntryPoint) -> str:
+    """Return the distribution that `point` is of."""
+    if point.dist is None:
+        return "an unknown distribution"
+    return f"distribution {point.dist.name} {point.dist.version}"
+
+
+def _is_backend(found: object) -> bool:
+    from onceflow.core.state import StateBackend
+
+    return isinstance(found, type) and issubclass(found, StateBackend)
+
+
+SINKS: ConnectorCatalog[SinkConnector] = ConnectorCatalog(
+    "sink connector", "onceflow.sinks", lambda found: isinstance(found, SinkConnector)
+)
+SOURCES: ConnectorCatalog[SourceConnector] = ConnectorCatalog(
+    "source connector", "onceflow.sources", lambda found: isinstance(found, SourceConnector)
+)
+STATE_BACKENDS: ConnectorCatalog[type[StateBackend]] = ConnectorCatalog(
+    "state backend", "onceflow.state_backends", _is_backend
+)
