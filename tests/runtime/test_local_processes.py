@@ -107,7 +107,9 @@ directory = Path(sys.argv[1])
 seen = directory / "seen"
 
 def look(record):
-    seen.write_text(json.dumps([os.environ["COLOUR"], os.getcwd(), "pyspark" in sys.modules]))
+    fresh = seen.with_suffix("." + str(os.getpid()))
+    fresh.write_text(json.dumps([os.environ["COLOUR"], os.getcwd(), "pyspark" in sys.modules]))
+    fresh.replace(seen)
     return record
 
 checkpointing = Checkpointing(storage=str(directory / "checkpoints"), interval=0.1)

@@ -20,9 +20,12 @@ import pyspark
 import pytest
 from cryptography import x509
 from pyarrow import flight
+from pyspark.sql import SparkSession
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
-from tests.support.ledger import assert_exactly_once
+from tests.support.ledger import assert_exactly_once, ledger
+
+from onceflow.core.errors import ConfigError
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
@@ -196,3 +199,11 @@ def test_on_a_standalone_cluster_executors_and_the_driver_may_be_killed(
     finally:
         process.kill()
         process.wait(10)
+
+
+def test_more_slots_than_spark_has_are_refused_before_anything_runs(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    pipeline, _ = ledger(spark, tmp_path, CountingSource(10), parallelism=9)
+    with pytest.raises(ConfigError, match="parallelism=9"):
+        pipeline.start()

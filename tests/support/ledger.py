@@ -9,8 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource, amount_of
 from tests.support.directory_sink import DirectorySink
 
@@ -27,14 +27,11 @@ from onceflow import (
 from onceflow.core.protocol.restart import RestartStrategy
 from onceflow.core.state import StateBackend
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 SETTINGS = RuntimeSettings(start_timeout_s=30, heartbeat_timeout_s=10)
 
 
 def ledger(
-    cluster: SparkSession | LocalProcesses,
+    cluster: AnyCluster,
     directory: Path,
     source: CountingSource,
     *,
@@ -77,13 +74,18 @@ def ledger(
 
 @contextmanager
 def ledger_process(
-    directory: Path, source: CountingSource
+    cluster: AnyCluster, directory: Path, source: CountingSource
 ) -> Generator[subprocess.Popen[bytes], None, None]:
-    """Run the same pipeline under `directory` in a process of its own; killed after the block."""
+    """Run the same pipeline in a process of its own, with a cluster of that kind of its own.
+
+    It is killed after the block.
+    """
+    master = "" if isinstance(cluster, LocalProcesses) else "local[2]"
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "tests.support.ledger_process", str(directory)),
             *("--records", str(source.records), "--pause-s", str(source.pause_s)),
+            *("--master", master),
         ],
         cwd=Path(__file__).parents[2],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

@@ -3,7 +3,8 @@
     python -m tests.support.ledger_process DIRECTORY --records N [--pause-s S] [--master M]
         [--tls T]
 
-While it runs, DIRECTORY/status.json holds the job's status as of a moment ago.
+Without a master its slots are processes of this machine. While it runs, DIRECTORY/status.json
+holds the job's status as of a moment ago.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.ledger import SETTINGS, ledger
 
-from onceflow import JobStatus
+from onceflow import JobStatus, LocalProcesses
 
 
 def main() -> None:
@@ -28,24 +29,13 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--records", type=int, required=True)
     parser.add_argument("--pause-s", type=float, default=0.0)
-    parser.add_argument("--master", default="local[2]")
+    parser.add_argument("--master", default="")
     parser.add_argument("--tls", default="auto")
     arguments = parser.parse_args()
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = (
-        SparkSession.builder.master(arguments.master)
-        .config("spark.ui.enabled", "false")
-        .config("spark.log.level", "OFF")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.executorEnv.PYTHONPATH", os.environ["PYTHONPATH"])
-    )
-    spark = builder.getOrCreate()
     source = CountingSource(arguments.records, pause_s=arguments.pause_s)
-    job = ledger(spark, arguments.directory, source, settings=replace(SETTINGS, tls=arguments.tls))[
-        0
-    ].start()
+    settings = replace(SETTINGS, tls=arguments.tls)
+    cluster = _cluster(arguments.master)
+    job = ledger(cluster, arguments.directory, source, settings=settings)[0].start()
     while not job.state.ended:
         _publish(job.status(), arguments.directory / "status.json")
         try:
@@ -53,7 +43,27 @@ def main() -> None:
         except TimeoutError:
             continue
     _publish(job.status(), arguments.directory / "status.json")
-    spark.stop()
+    if not isinstance(cluster, LocalProcesses):
+        cluster.stop()
+
+
+def _cluster(master: str) -> AnyCluster:
+    if not master:
+        return LocalProcesses()
+    from pyspark.sql import SparkSession
+
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    return (
+        SparkSession.Builder()
+        .master(master)
+        .config("spark.ui.enabled", "false")
+        .config("spark.log.level", "OFF")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.executorEnv.PYTHONPATH", os.environ["PYTHONPATH"])
+        .getOrCreate()
+    )
 
 
 def _publish(status: JobStatus, path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from tests.support.clusters import ON_BOTH, AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS, assert_exactly_once, ledger, ledger_process
@@ -26,12 +26,10 @@ from onceflow import (
     count,
     sum_,
 )
-from onceflow.core.errors import ConfigError, StateIncompatible, UserFunctionError
+from onceflow.core.errors import StateIncompatible, UserFunctionError
 from onceflow.core.pipeline import Job
 from onceflow.core.protocol.restart import RestartStrategy
 from onceflow.core.state import StateBackend
-
-pytestmark = pytest.mark.spark
 
 BACKENDS = [
     pytest.param(HeapBackend(), id="heap", marks=pytest.mark.slow),
@@ -53,10 +51,10 @@ def await_checkpoints(job: Job, completed: int, timeout_s: float = 30.0) -> None
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_bounded_input_is_written_whole_and_the_job_finishes(
-    spark: SparkSession, tmp_path: Path, backend: StateBackend
+    cluster: AnyCluster, tmp_path: Path, backend: StateBackend
 ) -> None:
     source = CountingSource(5_000)
-    pipeline, sink = ledger(spark, tmp_path, source, backend=backend)
+    pipeline, sink = ledger(cluster, tmp_path, source, backend=backend)
     status = pipeline.run(60)
     assert status.state is JobState.FINISHED
     assert status.restores == 0
@@ -64,20 +62,21 @@ def test_a_bounded_input_is_written_whole_and_the_job_finishes(
 
 
 def test_without_periodic_checkpoints_the_final_one_commits_everything(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
     source = CountingSource(2_000)
-    pipeline, sink = ledger(spark, tmp_path, source, interval=None)
+    pipeline, sink = ledger(cluster, tmp_path, source, interval=None)
     assert pipeline.run(60).checkpoints_completed == 1
     assert_exactly_once(sink, source)
 
 
+@ON_BOTH
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_slots_killed_again_and_again_neither_lose_nor_double_a_row(
-    spark: SparkSession, tmp_path: Path, backend: StateBackend
+    cluster: AnyCluster, tmp_path: Path, backend: StateBackend
 ) -> None:
     source = CountingSource(40_000, pause_s=0.002)
-    pipeline, sink = ledger(spark, tmp_path, source, backend=backend)
+    pipeline, sink = ledger(cluster, tmp_path, source, backend=backend)
     job = pipeline.start()
     for kill in range(3):
         await_checkpoints(job, 3 * (kill + 1))
@@ -91,7 +90,7 @@ def test_slots_killed_again_and_again_neither_lose_nor_double_a_row(
 
 
 def test_a_function_that_fails_in_every_attempt_still_ends_with_each_record_once(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
     """S27: fails after some records of each attempt, restarted until done."""
     marks = tmp_path / "failures"
@@ -106,7 +105,7 @@ def test_a_function_that_fails_in_every_attempt_still_ends_with_each_record_once
             raise ValueError(f"record {record['id']} fails once")
         return record
 
-    pipeline, sink = _with_map(spark, tmp_path, source, fail_sometimes)
+    pipeline, sink = _with_map(cluster, tmp_path, source, fail_sometimes)
     status = pipeline.run(60)
     assert len(list(marks.iterdir())) == 4
     # Two slots may fail in the same attempt.
@@ -115,13 +114,13 @@ def test_a_function_that_fails_in_every_attempt_still_ends_with_each_record_once
 
 
 def test_a_function_that_always_fails_ends_the_job_with_its_own_error(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
     def fail(record: Record) -> Record:
         raise ZeroDivisionError("no way")
 
     pipeline, sink = _with_map(
-        spark, tmp_path, CountingSource(100), fail, restart=FixedDelay(attempts=2, delay_s=0.0)
+        cluster, tmp_path, CountingSource(100), fail, restart=FixedDelay(attempts=2, delay_s=0.0)
     )
     job = pipeline.start()
     with pytest.raises(UserFunctionError, match=r"check-amount.*ZeroDivisionError: no way"):
@@ -132,88 +131,82 @@ def test_a_function_that_always_fails_ends_the_job_with_its_own_error(
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2), (2, 2)])
 def test_a_stopped_job_goes_on_at_another_parallelism_with_every_record_once(
-    spark: SparkSession, tmp_path: Path, before: int, after: int
+    cluster: AnyCluster, tmp_path: Path, before: int, after: int
 ) -> None:
     source = CountingSource(12_000, splits_count=3, pause_s=0.002)
-    pipeline, sink = ledger(spark, tmp_path, source, parallelism=before)
+    pipeline, sink = ledger(cluster, tmp_path, source, parallelism=before)
     job = pipeline.start()
     await_checkpoints(job, 2)
     assert job.stop(60).state is JobState.STOPPED
     assert 0 < len(sink.rows()) < source.records
     assert sink.prepared() == []
-    pipeline, sink = ledger(spark, tmp_path, source, parallelism=after)
+    pipeline, sink = ledger(cluster, tmp_path, source, parallelism=after)
     assert pipeline.run(60).state is JobState.FINISHED
     assert_exactly_once(sink, source)
 
 
+@ON_BOTH
 def test_a_cancelled_job_leaves_nothing_visible_that_is_not_decided_and_can_go_on(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
     source = CountingSource(12_000, pause_s=0.002)
-    pipeline, sink = ledger(spark, tmp_path, source)
+    pipeline, sink = ledger(cluster, tmp_path, source)
     job = pipeline.start()
     await_checkpoints(job, 2)
     assert job.cancel(60).state is JobState.CANCELLED
     assert len(sink.rows()) < source.records
-    pipeline, sink = ledger(spark, tmp_path, source)
+    pipeline, sink = ledger(cluster, tmp_path, source)
     assert pipeline.run(60).state is JobState.FINISHED
     assert_exactly_once(sink, source)
 
 
 def test_a_finished_job_started_again_finishes_at_once_and_doubles_nothing(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
     source = CountingSource(1_000)
-    ledger(spark, tmp_path, source)[0].run(60)
-    pipeline, sink = ledger(spark, tmp_path, source)
+    ledger(cluster, tmp_path, source)[0].run(60)
+    pipeline, sink = ledger(cluster, tmp_path, source)
     assert pipeline.run(60).state is JobState.FINISHED
     assert_exactly_once(sink, source)
 
 
 def test_another_number_of_key_groups_is_refused_by_name(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
     source = CountingSource(500)
-    ledger(spark, tmp_path, source, max_parallelism=64)[0].run(60)
-    pipeline, _ = ledger(spark, tmp_path, source, max_parallelism=128)
+    ledger(cluster, tmp_path, source, max_parallelism=64)[0].run(60)
+    pipeline, _ = ledger(cluster, tmp_path, source, max_parallelism=128)
     with pytest.raises(StateIncompatible, match="max_parallelism=64"):
         pipeline.run(60)
 
 
-def test_more_slots_than_spark_has_are_refused_before_anything_runs(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    pipeline, _ = ledger(spark, tmp_path, CountingSource(10), parallelism=9)
-    with pytest.raises(ConfigError, match="parallelism=9"):
-        pipeline.start()
-
-
-def test_a_failure_without_restart_ends_the_job(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_failure_without_restart_ends_the_job(cluster: AnyCluster, tmp_path: Path) -> None:
     source = CountingSource(40_000, pause_s=0.002)
-    pipeline, sink = ledger(spark, tmp_path, source, restart=NoRestart())
+    pipeline, sink = ledger(cluster, tmp_path, source, restart=NoRestart())
     job = pipeline.start()
     await_checkpoints(job, 2)
     os.kill(job.status().slots[0].pid, signal.SIGKILL)
     with pytest.raises(Exception, match="slot 0 is lost"):
         job.wait(60)
     assert job.state is JobState.FAILED
-    pipeline, sink = ledger(spark, tmp_path, source)
+    pipeline, sink = ledger(cluster, tmp_path, source)
     pipeline.run(60)
     assert_exactly_once(sink, source)
 
 
+@ON_BOTH
 def test_a_driver_killed_with_sigkill_is_followed_by_another_process_that_goes_on(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
     source = CountingSource(30_000, pause_s=0.002)
     out = tmp_path / "out" / "committed"
-    with ledger_process(tmp_path, source) as first:
+    with ledger_process(cluster, tmp_path, source) as first:
         deadline = time.monotonic() + 120
         while not out.exists() or len(list(out.iterdir())) < 6:
             assert first.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.01)
-    pipeline, sink = ledger(spark, tmp_path, source)
+    pipeline, sink = ledger(cluster, tmp_path, source)
     status = pipeline.run(60)
     assert status.attempt == 2
     assert status.attempts[0].restored_checkpoint > 0
@@ -221,7 +214,7 @@ def test_a_driver_killed_with_sigkill_is_followed_by_another_process_that_goes_o
 
 
 def _with_map(
-    spark: SparkSession,
+    cluster: AnyCluster,
     tmp_path: Path,
     source: CountingSource,
     function: Callable[[Record], Record],
@@ -230,7 +223,7 @@ def _with_map(
     """As `ledger`, with `function` mapped over the records first."""
     sink = DirectorySink(str(tmp_path / "out"))
     pipeline = Pipeline(
-        spark,
+        cluster,
         name="ledger",
         parallelism=4,
         checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"), interval=0.05),

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +9,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from tests.support.clusters import ON_BOTH, AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS, ledger
@@ -24,15 +20,11 @@ from onceflow.core.functions import Record
 from onceflow.core.spi import SinkWriter, WriterContext
 from onceflow.core.stream import Stream
 
-pytestmark = pytest.mark.spark
 
-REPOSITORY = Path(__file__).parents[2]
-
-
-def begin(spark: SparkSession, directory: Path, records: int = 500) -> tuple[Pipeline, Stream]:
+def begin(cluster: AnyCluster, directory: Path, records: int = 500) -> tuple[Pipeline, Stream]:
     """A pipeline with the default restart strategy, and its source."""
     pipeline = Pipeline(
-        spark,
+        cluster,
         name="mistakes",
         parallelism=2,
         checkpointing=Checkpointing(storage=str(directory / "checkpoints"), interval=0.1),
@@ -75,9 +67,9 @@ def with_step(stream: Stream, kind: str) -> Stream:
 
 @pytest.mark.parametrize("kind", ["map", "flat_map", "filter", "process"])
 def test_a_record_that_fails_three_times_ends_the_job_by_its_name(
-    spark: SparkSession, tmp_path: Path, kind: str
+    cluster: AnyCluster, tmp_path: Path, kind: str
 ) -> None:
-    pipeline, stream = begin(spark, tmp_path)
+    pipeline, stream = begin(cluster, tmp_path)
     sink = DirectorySink(str(tmp_path / "out"))
     with_step(stream, kind).write(sink, uid="out")
     job = pipeline.start()
@@ -92,10 +84,11 @@ def test_a_record_that_fails_three_times_ends_the_job_by_its_name(
     assert job.status().restores == 2
 
 
+@ON_BOTH
 def test_a_function_of_batches_that_fails_three_times_ends_the_job_by_its_line(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
-    pipeline, stream = begin(spark, tmp_path)
+    pipeline, stream = begin(cluster, tmp_path)
     stream.map_batches(fail_batch_of_77, uid="step").write(
         DirectorySink(str(tmp_path / "out")), uid="out"
     )
@@ -106,9 +99,9 @@ def test_a_function_of_batches_that_fails_three_times_ends_the_job_by_its_line(
 
 
 def test_a_running_sum_that_overflows_ends_the_job_by_its_record(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
-    pipeline, stream = begin(spark, tmp_path)
+    pipeline, stream = begin(cluster, tmp_path)
     large = stream.map(lambda record: record | {"amount": 2**62}, uid="large")
     large.key_by("account").running(total=sum_("amount"), uid="totals").write(
         DirectorySink(str(tmp_path / "out")), uid="out"
@@ -132,9 +125,9 @@ class MistakenSink(DirectorySink):
 
 
 def test_a_sink_with_a_mistake_ends_the_job_by_the_error_that_it_raised(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
-    pipeline, stream = begin(spark, tmp_path)
+    pipeline, stream = begin(cluster, tmp_path)
     stream.write(MistakenSink(str(tmp_path / "out")), uid="out")
     job = pipeline.start()
     with pytest.raises(SlotFailed, match="AttributeError: .*no_such_method"):
@@ -143,7 +136,7 @@ def test_a_sink_with_a_mistake_ends_the_job_by_the_error_that_it_raised(
 
 
 def test_a_failure_of_the_network_is_tried_again_for_as_long_as_it_lasts(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
     mark = tmp_path / "tries"
 
@@ -155,7 +148,7 @@ def test_a_failure_of_the_network_is_tried_again_for_as_long_as_it_lasts(
                 raise ConnectionRefusedError("nobody listens")
         return record
 
-    pipeline, stream = begin(spark, tmp_path)
+    pipeline, stream = begin(cluster, tmp_path)
     sink = DirectorySink(str(tmp_path / "out"))
     stream.map(ask, uid="step").write(sink, uid="out")
     assert pipeline.run(60).state is JobState.FINISHED
@@ -163,7 +156,7 @@ def test_a_failure_of_the_network_is_tried_again_for_as_long_as_it_lasts(
 
 
 def test_a_function_that_cannot_be_pickled_is_refused_at_the_start_by_operator_and_variable(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
     lock = threading.Lock()
 
@@ -171,7 +164,7 @@ def test_a_function_that_cannot_be_pickled_is_refused_at_the_start_by_operator_a
         with lock:
             return record
 
-    pipeline, stream = begin(spark, tmp_path)
+    pipeline, stream = begin(cluster, tmp_path)
     stream.map(guarded, uid="guarded").write(DirectorySink(str(tmp_path)), uid="out")
     with pytest.raises(ConfigError, match=r"guarded of operator 'guarded', which holds 'lock'"):
         pipeline.start()
@@ -179,93 +172,11 @@ def test_a_function_that_cannot_be_pickled_is_refused_at_the_start_by_operator_a
 
 
 def test_a_certificate_that_is_not_there_is_refused_at_the_start(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
     missing = TlsFiles(*(str(tmp_path / name) for name in ("tls.crt", "tls.key", "ca.crt")))
     pipeline, _ = ledger(
-        spark, tmp_path, CountingSource(10), settings=replace(SETTINGS, tls=missing)
+        cluster, tmp_path, CountingSource(10), settings=replace(SETTINGS, tls=missing)
     )
     with pytest.raises(ConfigError, match=r"TlsFiles\(certificate='.*tls.crt'\) cannot be read"):
         pipeline.start()
-
-
-DRIVER = """
-    import sys
-    from pathlib import Path
-    from pyspark.sql import SparkSession
-    from onceflow import Checkpointing, Pipeline
-    from tests.support.counting_source import CountingSource
-    from tests.support.directory_sink import DirectorySink
-
-    directory = Path(sys.argv[1])
-    sys.path.insert(0, str(directory / "only_here"))
-    import of_the_driver
-
-    spark = (
-        SparkSession.builder.master("local-cluster[2,1,1024]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.executorEnv.PYTHONPATH", sys.argv[2])
-        .getOrCreate()
-    )
-    pipeline = Pipeline(
-        spark, name="modules", parallelism=2,
-        checkpointing=Checkpointing(storage=str(directory / "checkpoints"), interval=0.1),
-    )
-    if sys.argv[3] == "sent":
-        spark.sparkContext.addPyFile(str(directory / "only_here" / "of_the_driver.py"))
-    records = pipeline.read(CountingSource(100), uid="records")
-    records.map(of_the_driver.double, uid="step").write(
-        DirectorySink(str(directory / "out")), uid="out"
-    )
-    try:
-        print("RESULT", pipeline.run(90).state.value)
-    except Exception as error:
-        print("RESULT", type(error).__name__, error)
-    print("ENDED", file=sys.stderr, flush=True)
-    spark.stop()
-"""
-
-
-@pytest.mark.timeout(300)
-def test_a_module_that_executors_lack_ends_the_job_at_once_and_says_how_to_send_it(
-    tmp_path: Path,
-) -> None:
-    driver_only_module(tmp_path)
-    lacking = run_driver(tmp_path, "lacking")
-    result = next(line for line in lacking.stdout.splitlines() if line.startswith("RESULT"))
-    assert result.startswith("RESULT ConfigError")
-    assert "the module 'of_the_driver'" in result
-    assert "--py-files" in result
-    assert "addPyFile" in result
-    said = lacking.stderr.partition("ENDED")[0]
-    assert len(said.splitlines()) < 20, said
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_module_that_is_sent_to_executors_is_found_there(tmp_path: Path) -> None:
-    driver_only_module(tmp_path)
-    sent = run_driver(tmp_path, "sent")
-    assert "RESULT finished" in sent.stdout, sent.stderr[-2000:]
-    assert len(DirectorySink(str(tmp_path / "out")).rows()) == 100
-
-
-def driver_only_module(directory: Path) -> None:
-    (directory / "only_here").mkdir()
-    (directory / "only_here" / "of_the_driver.py").write_text(
-        "def double(record):\n    return record | {'amount': 2 * record['amount']}\n"
-    )
-
-
-def run_driver(directory: Path, how: str) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join(filter(None, sys.path))
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(DRIVER), str(directory), paths, how],
-        cwd=REPOSITORY,
-        env=os.environ | {"PYTHONPATH": paths, "PYSPARK_PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
-        timeout=140,
-        check=False,
-    )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from tests.support.clusters import ON_BOTH, AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS
@@ -21,13 +21,11 @@ from onceflow.cli.main import app
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import Sink
 
-pytestmark = pytest.mark.spark
-
-SOURCE = CountingSource(8_000, batch_rows=10, pause_s=0.01)
+SOURCE = CountingSource(3_000, batch_rows=10, pause_s=0.01)
 
 
 def job_in(
-    spark: SparkSession,
+    cluster: AnyCluster,
     directory: Path,
     sinks: Mapping[str, tuple[str | None, Sink]],
     *,
@@ -36,7 +34,7 @@ def job_in(
 ) -> Pipeline:
     """Build records -> every one of `sinks`, which are (sink id, sink) by uid."""
     pipeline = Pipeline(
-        spark,
+        cluster,
         name=name,
         parallelism=2,
         checkpointing=Checkpointing(storage=str(directory / "checkpoints"), interval=0.1),
@@ -79,57 +77,58 @@ def ids_of(sink: DirectorySink) -> list[int]:
 
 
 def test_changed_sink_id_is_refused_by_what_it_would_leave_behind(
-    spark: SparkSession, tmp_path: Path, out: ReluctantSink
+    cluster: AnyCluster, tmp_path: Path, out: ReluctantSink
 ) -> None:
-    leave_decided_and_uncommitted(job_in(spark, tmp_path, {"out": ("old", out)}), out)
-    changed = job_in(spark, tmp_path, {"out": ("new", out)})
+    leave_decided_and_uncommitted(job_in(cluster, tmp_path, {"out": ("old", out)}), out)
+    changed = job_in(cluster, tmp_path, {"out": ("new", out)})
     said = r"decided \d+ transactions \(\d+ rows\) under sink id 'old', the first old/1/"
     with pytest.raises(ConfigError, match=said) as refused:
         changed.run(60)
     assert "write(…, sink_id='old')" in str(refused.value)
     # A refused start leaves no trace: under its old id the job goes on.
-    assert job_in(spark, tmp_path, {"out": ("old", out)}).run(60).state is JobState.FINISHED
+    assert job_in(cluster, tmp_path, {"out": ("old", out)}).run(60).state is JobState.FINISHED
     assert ids_of(out) == list(range(SOURCE.records))
     assert out.prepared() == []
 
 
 def test_renamed_uid_of_a_sink_is_refused_too_and_needs_no_more_than_the_old_id(
-    spark: SparkSession, tmp_path: Path, out: ReluctantSink
+    cluster: AnyCluster, tmp_path: Path, out: ReluctantSink
 ) -> None:
-    leave_decided_and_uncommitted(job_in(spark, tmp_path, {"out": (None, out)}), out)
+    leave_decided_and_uncommitted(job_in(cluster, tmp_path, {"out": (None, out)}), out)
     with pytest.raises(ConfigError, match=r"write\(…, sink_id='names\.out'\)"):
-        job_in(spark, tmp_path, {"renamed": (None, out)}).run(60)
-    renamed = job_in(spark, tmp_path, {"renamed": ("names.out", out)})
+        job_in(cluster, tmp_path, {"renamed": (None, out)}).run(60)
+    renamed = job_in(cluster, tmp_path, {"renamed": ("names.out", out)})
     assert renamed.run(60).state is JobState.FINISHED
     assert ids_of(out) == list(range(SOURCE.records))
     assert out.prepared() == []
 
 
+@ON_BOTH
 def test_retired_sink_is_settled_and_the_job_goes_on_without_it(
-    spark: SparkSession, tmp_path: Path, out: ReluctantSink
+    cluster: AnyCluster, tmp_path: Path, out: ReluctantSink
 ) -> None:
-    leave_decided_and_uncommitted(job_in(spark, tmp_path, {"out": ("old", out)}), out)
+    leave_decided_and_uncommitted(job_in(cluster, tmp_path, {"out": ("old", out)}), out)
     sinks: dict[str, tuple[str | None, Sink]] = {"out": ("new", out)}
-    changed = job_in(spark, tmp_path, sinks, retired={"old": out})
+    changed = job_in(cluster, tmp_path, sinks, retired={"old": out})
     assert changed.run(60).state is JobState.FINISHED
     assert ids_of(out) == list(range(SOURCE.records))
     assert out.prepared() == []
     # Once a checkpoint without it is decided, nothing asks for it any more.
-    assert job_in(spark, tmp_path, sinks).run(60).state is JobState.FINISHED
+    assert job_in(cluster, tmp_path, sinks).run(60).state is JobState.FINISHED
     assert ids_of(out) == list(range(SOURCE.records))
 
 
 def test_removed_sink_is_refused_though_it_has_nothing_decided(
-    spark: SparkSession, tmp_path: Path, out: ReluctantSink
+    cluster: AnyCluster, tmp_path: Path, out: ReluctantSink
 ) -> None:
     """What its older attempts prepared and nobody decided would stay prepared for ever."""
     second = DirectorySink(str(tmp_path / "second"))
     sinks: dict[str, tuple[str | None, Sink]] = {"out": (None, out), "second": (None, second)}
-    leave_decided_and_uncommitted(job_in(spark, tmp_path, sinks), out)
+    leave_decided_and_uncommitted(job_in(cluster, tmp_path, sinks), out)
     remaining: dict[str, tuple[str | None, Sink]] = {"out": (None, out)}
     with pytest.raises(ConfigError, match="sink id 'names.second'"):
-        job_in(spark, tmp_path, remaining).run(60)
-    without = job_in(spark, tmp_path, remaining, retired={"names.second": second})
+        job_in(cluster, tmp_path, remaining).run(60)
+    without = job_in(cluster, tmp_path, remaining, retired={"names.second": second})
     assert without.run(60).state is JobState.FINISHED
     assert ids_of(out) == list(range(SOURCE.records))
     assert (out.prepared(), second.prepared()) == ([], [])
@@ -138,9 +137,9 @@ def test_removed_sink_is_refused_though_it_has_nothing_decided(
 
 
 def test_sink_that_was_settled_by_hand_is_retired_without_asking_its_target(
-    spark: SparkSession, tmp_path: Path, out: ReluctantSink, monkeypatch: pytest.MonkeyPatch
+    cluster: AnyCluster, tmp_path: Path, out: ReluctantSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leave_decided_and_uncommitted(job_in(spark, tmp_path, {"out": ("old", out)}), out)
+    leave_decided_and_uncommitted(job_in(cluster, tmp_path, {"out": ("old", out)}), out)
     (tmp_path / "my_job.py").write_text(
         "from tests.support.directory_sink import DirectorySink\n\n"
         f"old = DirectorySink({out.directory!r})\n"
@@ -158,32 +157,32 @@ def test_sink_that_was_settled_by_hand_is_retired_without_asking_its_target(
         assert done.exit_code == 0, done.output
     assert out.prepared() == []
     retired: dict[str, Sink | None] = {"old": None}
-    assert job_in(spark, tmp_path, {"out": ("new", out)}, retired=retired).run(60)
+    assert job_in(cluster, tmp_path, {"out": ("new", out)}, retired=retired).run(60)
     assert ids_of(out) == list(range(SOURCE.records))
 
 
 def test_job_under_another_name_is_refused_where_its_sink_id_tells(
-    spark: SparkSession, tmp_path: Path, out: ReluctantSink
+    cluster: AnyCluster, tmp_path: Path, out: ReluctantSink
 ) -> None:
-    leave_decided_and_uncommitted(job_in(spark, tmp_path, {"out": ("ledger", out)}), out)
-    renamed = job_in(spark, tmp_path, {"out": ("ledger", out)}, name="renamed")
+    leave_decided_and_uncommitted(job_in(cluster, tmp_path, {"out": ("ledger", out)}), out)
+    renamed = job_in(cluster, tmp_path, {"out": ("ledger", out)}, name="renamed")
     with pytest.raises(ConfigError, match=r"'ledger' is in use by job 'names'.*rename its direct"):
         renamed.run(60)
     storage = tmp_path / "checkpoints"
     (storage / "names").rename(storage / "renamed")
-    renamed = job_in(spark, tmp_path, {"out": ("ledger", out)}, name="renamed")
+    renamed = job_in(cluster, tmp_path, {"out": ("ledger", out)}, name="renamed")
     assert renamed.run(60).state is JobState.FINISHED
     assert ids_of(out) == list(range(SOURCE.records))
     assert out.prepared() == []
 
 
 def test_job_that_may_be_an_older_one_under_another_name_is_told_so(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    cluster: AnyCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sink = DirectorySink(str(tmp_path / "out"))
-    job_in(spark, tmp_path, {"out": (None, sink)}).run(60)
+    job_in(cluster, tmp_path, {"out": (None, sink)}).run(60)
     elsewhere = DirectorySink(str(tmp_path / "elsewhere"))
     with caplog.at_level(logging.WARNING, "onceflow.runtime.driver"):
-        job_in(spark, tmp_path, {"out": (None, elsewhere)}, name="other").run(60)
+        job_in(cluster, tmp_path, {"out": (None, elsewhere)}, name="other").run(60)
     assert "job 'names' in the same checkpoint storage has its operators" in caplog.text
     assert ids_of(elsewhere) == list(range(SOURCE.records))

@@ -10,17 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from tests.support.clusters import ON_BOTH, AnyCluster
 from tests.support.counting_source import SCHEMA, CountingSource
 from tests.support.directory_sink import DirectorySink
-from tests.support.ledger import assert_exactly_once
+from tests.support.ledger import assert_exactly_once, ledger
 
-from onceflow import Checkpointing, JobState, NoRestart, Pipeline, RuntimeSettings, count, sum_
+from onceflow import Checkpointing, JobState, NoRestart, Pipeline, RuntimeSettings
 from onceflow.core.errors import CommitFailed, OnceflowError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.spi import Committer, CommitterContext
-
-pytestmark = pytest.mark.spark
 
 
 class Unspeakable(Exception):
@@ -42,6 +40,7 @@ def raises_the_unspeakable(record: dict[str, Any]) -> dict[str, Any]:
     raise Unspeakable
 
 
+@ON_BOTH
 @pytest.mark.parametrize(
     ("function", "said"),
     [
@@ -51,10 +50,10 @@ def raises_the_unspeakable(record: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_an_error_that_no_message_can_spell_ends_the_job_by_its_name(
-    spark: SparkSession, tmp_path: Path, function: Callable[[Any], Any], said: str
+    cluster: AnyCluster, tmp_path: Path, function: Callable[[Any], Any], said: str
 ) -> None:
     pipeline = Pipeline(
-        spark,
+        cluster,
         name="ledger",
         parallelism=2,
         checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"), interval=None),
@@ -97,36 +96,29 @@ class _Slow(Committer):
 
 
 def test_a_recovery_that_outlasts_the_heartbeats_loses_no_slot(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
     source = CountingSource(500)
-    sink = SlowToRecover(str(tmp_path / "out"), seconds=3.0)
-    pipeline = Pipeline(
-        spark,
-        name="ledger",
-        parallelism=2,
-        checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"), interval=0.1),
-        restart=NoRestart(),
-        settings=RuntimeSettings(heartbeat_interval_s=0.2, heartbeat_timeout_s=1.5),
-    )
-    records = pipeline.read(source, uid="records").key_by("account")
-    records.running(balance=sum_("amount"), n=count(), uid="balance").write(sink, uid="ledger")
-    assert pipeline.run(30).state is JobState.FINISHED
+    slow = SlowToRecover(str(tmp_path / "out"), seconds=3.0)
+    impatient = RuntimeSettings(heartbeat_interval_s=0.2, heartbeat_timeout_s=1.5)
+    pipeline, sink = ledger(cluster, tmp_path, source, sink=slow, settings=impatient)
+    status = pipeline.run(30)
+    assert (status.state, status.restores) == (JobState.FINISHED, 0)
     assert_exactly_once(sink, source)
 
 
 def test_a_recovery_that_hangs_ends_the_job_and_says_what_it_waits_for(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
-    sink = SlowToRecover(str(tmp_path / "out"), seconds=60.0)
-    pipeline = Pipeline(
-        spark,
-        name="ledger",
-        parallelism=2,
-        checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"), interval=0.1),
+    hanging = SlowToRecover(str(tmp_path / "out"), seconds=60.0)
+    impatient = RuntimeSettings(commit_deadline_s=1.0, cancel_timeout_s=1.0)
+    pipeline, _ = ledger(
+        cluster,
+        tmp_path,
+        CountingSource(500),
+        sink=hanging,
         restart=NoRestart(),
-        settings=RuntimeSettings(commit_deadline_s=1.0, cancel_timeout_s=1.0),
+        settings=impatient,
     )
-    pipeline.read(CountingSource(500), uid="records").write(sink, uid="ledger")
     with pytest.raises(CommitFailed, match="waited . s for what sink ledger holds in doubt"):
         pipeline.run(20)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from tests.support.clusters import ON_BOTH, AnyCluster
 from tests.support.counting_source import SCHEMA, CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS, ledger
@@ -19,8 +19,6 @@ from onceflow import Checkpointing, JobState, NoRestart, Pipeline
 from onceflow.core.errors import OffsetOutOfRange, SourceUnavailable
 from onceflow.core.pipeline import Job
 from onceflow.core.spi import EndOfInput, ReaderContext, Source, SourceReader, Split
-
-pytestmark = pytest.mark.spark
 
 ROWS_A_SPLIT = 10
 
@@ -90,14 +88,14 @@ def _await(condition: Callable[[], bool], job: Job) -> None:
         time.sleep(0.02)
 
 
-def _copy(spark: SparkSession, tmp_path: Path) -> tuple[Pipeline, DirectorySink, Path]:
+def _copy(cluster: AnyCluster, tmp_path: Path) -> tuple[Pipeline, DirectorySink, Path]:
     """Build the growing source, with one split, -> directory."""
     splits = tmp_path / "splits"
     splits.mkdir()
     (splits / "0").touch()
     sink = DirectorySink(str(tmp_path / "out"))
     pipeline = Pipeline(
-        spark,
+        cluster,
         name="copy",
         parallelism=2,
         checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"), interval=0.1),
@@ -108,14 +106,15 @@ def _copy(spark: SparkSession, tmp_path: Path) -> tuple[Pipeline, DirectorySink,
     return pipeline, sink, splits
 
 
+@ON_BOTH
 def test_source_that_is_new_in_an_existing_job_is_read_exactly_once(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
-    pipeline, sink = ledger(spark, tmp_path, CountingSource(300))
+    pipeline, sink = ledger(cluster, tmp_path, CountingSource(300))
     pipeline.run(60)
     more = DirectorySink(str(tmp_path / "more"))
     for _ in range(2):
-        pipeline, _ = ledger(spark, tmp_path, CountingSource(300))
+        pipeline, _ = ledger(cluster, tmp_path, CountingSource(300))
         pipeline.read(CountingSource(500), uid="more").write(more, uid="more-out")
         assert pipeline.run(60).state is JobState.FINISHED
     assert Counter(row["id"] for row in sink.rows()) == Counter(range(300))
@@ -123,9 +122,9 @@ def test_source_that_is_new_in_an_existing_job_is_read_exactly_once(
 
 
 def test_source_that_cannot_be_asked_for_new_splits_is_asked_again_and_ends_no_job(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    cluster: AnyCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pipeline, sink, splits = _copy(spark, tmp_path)
+    pipeline, sink, splits = _copy(cluster, tmp_path)
     job = pipeline.start()
     _await(lambda: job.state is JobState.RUNNING, job)
     (splits / "away").touch()
@@ -139,9 +138,9 @@ def test_source_that_cannot_be_asked_for_new_splits_is_asked_again_and_ends_no_j
 
 
 def test_source_that_can_never_be_read_on_ends_the_job_with_its_own_error(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
-    pipeline, _, splits = _copy(spark, tmp_path)
+    pipeline, _, splits = _copy(cluster, tmp_path)
     job = pipeline.start()
     _await(lambda: job.state is JobState.RUNNING, job)
     (splits / "lost").touch()

@@ -6,15 +6,13 @@ import time
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.ledger import assert_exactly_once, ledger
 
 from onceflow import JobState, RuntimeSettings
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.storage import ClaimedLog
-
-pytestmark = pytest.mark.spark
 
 IMPATIENT = RuntimeSettings(
     start_timeout_s=60, heartbeat_interval_s=0.2, heartbeat_timeout_s=2.0, cancel_timeout_s=10
@@ -23,7 +21,7 @@ SLOW_S = 5.0
 
 
 def test_an_append_that_takes_longer_than_slots_wait_for_the_driver_costs_no_attempt(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: AnyCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append, took_s = ClaimedLog.append, list[float]()
 
@@ -35,7 +33,7 @@ def test_an_append_that_takes_longer_than_slots_wait_for_the_driver_costs_no_att
 
     monkeypatch.setattr(ClaimedLog, "append", append_slowly)
     source = CountingSource(20_000, pause_s=0.001)
-    pipeline, sink = ledger(spark, tmp_path, source, settings=IMPATIENT)
+    pipeline, sink = ledger(cluster, tmp_path, source, settings=IMPATIENT)
     status = pipeline.run(120)
     assert status.state is JobState.FINISHED
     assert took_s == [SLOW_S]

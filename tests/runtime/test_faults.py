@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from tests.support.clusters import ON_BOTH, AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.forgetful_sink import ForgetfulSink
@@ -28,8 +28,6 @@ from onceflow.core.errors import (
 )
 from onceflow.core.pipeline import Job
 
-pytestmark = pytest.mark.spark
-
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -41,9 +39,10 @@ def await_checkpoints(job: Job, completed: int, timeout_s: float = 30.0) -> None
         time.sleep(0.01)
 
 
-def test_a_null_key_is_refused_by_name_and_not_retried(spark: SparkSession, tmp_path: Path) -> None:
+@ON_BOTH
+def test_a_null_key_is_refused_by_name_and_not_retried(cluster: AnyCluster, tmp_path: Path) -> None:
     source = CountingSource(100)
-    pipeline, sink = ledger(spark, tmp_path / "unused", source)
+    pipeline, sink = ledger(cluster, tmp_path / "unused", source)
     records = pipeline.read(source, uid="more").map(
         lambda r: r | {"account": None if r["id"] == 7 else r["account"]}
     )
@@ -55,15 +54,15 @@ def test_a_null_key_is_refused_by_name_and_not_retried(spark: SparkSession, tmp_
 
 
 def test_of_two_drivers_of_one_job_the_older_stops_and_no_row_is_doubled(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
     source = CountingSource(40_000, pause_s=0.01)
     # The older one's input never ends: it must be told to stop.
     endless = replace(source, ends_with=str(tmp_path / "never"))
-    pipeline, sink = ledger(spark, tmp_path, endless)
+    pipeline, sink = ledger(cluster, tmp_path, endless)
     older = pipeline.start()
     await_checkpoints(older, 2)
-    with ledger_process(tmp_path, source) as newer:
+    with ledger_process(cluster, tmp_path, source) as newer:
         with pytest.raises(Fenced, match="Attempt 2 .* owns the job"):
             older.wait(120)
         assert newer.wait(120) == 0
@@ -71,18 +70,18 @@ def test_of_two_drivers_of_one_job_the_older_stops_and_no_row_is_doubled(
 
 
 def test_a_driver_that_was_overtaken_in_recovery_says_so_when_its_sink_has_forgotten_its_commits(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
     """What it hears of the sink, "lost", is true of nothing but its own old view of the log."""
     source = CountingSource(20_000, pause_s=0.01)
     plain = ForgetfulSink(str(tmp_path / "out"))
-    first = ledger(spark, tmp_path, source, sink=plain)[0].start()
+    first = ledger(cluster, tmp_path, source, sink=plain)[0].start()
     await_checkpoints(first, 2)
     first.cancel()
     held = tmp_path / "held"
-    older = ledger(spark, tmp_path, source, sink=replace(plain, held=str(held)))[0].start()
+    older = ledger(cluster, tmp_path, source, sink=replace(plain, held=str(held)))[0].start()
     _await(lambda: held.with_suffix(".waits").exists() and len(older.status().slots) == 2)
-    assert ledger(spark, tmp_path, source, sink=plain)[0].run(60).state is JobState.FINISHED
+    assert ledger(cluster, tmp_path, source, sink=plain)[0].run(60).state is JobState.FINISHED
     held.touch()
     with pytest.raises(Fenced, match="attempt 2 is fenced"):
         older.wait(60)
@@ -102,10 +101,10 @@ def _await(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     ["flip", *(pytest.param(one, marks=pytest.mark.slow) for one in ("truncate", "delete"))],
 )
 def test_a_damaged_state_file_is_refused_by_name(
-    spark: SparkSession, tmp_path: Path, damage: str
+    cluster: AnyCluster, tmp_path: Path, damage: str
 ) -> None:
     source = CountingSource(20_000, accounts=5_000)
-    ledger(spark, tmp_path, source, backend=HeapBackend())[0].run(60)
+    ledger(cluster, tmp_path, source, backend=HeapBackend())[0].run(60)
     state = _largest_file(_last_checkpoint(tmp_path / "checkpoints" / "ledger"))
     data = bytearray(state.read_bytes())
     if damage == "flip":
@@ -115,7 +114,7 @@ def test_a_damaged_state_file_is_refused_by_name(
         state.write_bytes(data[:-1])
     else:
         state.unlink()
-    pipeline, sink = ledger(spark, tmp_path, source, backend=HeapBackend())
+    pipeline, sink = ledger(cluster, tmp_path, source, backend=HeapBackend())
     with pytest.raises(CheckpointCorrupt, match=state.name):
         pipeline.run(60)
     assert len(sink.rows()) == source.records
@@ -132,14 +131,14 @@ def _largest_file(directory: Path) -> Path:
     )
 
 
-def test_a_damaged_decision_log_is_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_damaged_decision_log_is_refused_by_name(cluster: AnyCluster, tmp_path: Path) -> None:
     source = CountingSource(500)
-    ledger(spark, tmp_path, source)[0].run(60)
+    ledger(cluster, tmp_path, source)[0].run(60)
     record = max((tmp_path / "checkpoints").rglob("log/*.json"))
     data = bytearray(record.read_bytes())
     data[len(data) // 2] ^= 1
     record.write_bytes(data)
-    pipeline, sink = ledger(spark, tmp_path, source)
+    pipeline, sink = ledger(cluster, tmp_path, source)
     with pytest.raises(CheckpointCorrupt, match=record.name):
         pipeline.run(60)
     assert_exactly_once(sink, source)
@@ -162,12 +161,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_fails_checkpoints_and_not_rows(
-    spark: SparkSession, tmp_path: Path, small_disk: Path
+    cluster: AnyCluster, tmp_path: Path, small_disk: Path
 ) -> None:
     """The job ends by its own rule; with space again it goes on, each row once."""
     source = CountingSource(20_000, accounts=20_000, pause_s=0.002)
     filler = small_disk / "filler"
-    pipeline, sink = ledger(spark, tmp_path, source, restart=NoRestart(), interval=0.1)
+    pipeline, sink = ledger(cluster, tmp_path, source, restart=NoRestart(), interval=0.1)
     job = pipeline.start()
     await_checkpoints(job, 2)
     with pytest.raises(OSError, match="No space"), filler.open("wb") as file:
@@ -178,20 +177,20 @@ def test_a_full_disk_fails_checkpoints_and_not_rows(
         job.wait(60)
     filler.unlink()
     subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
-    pipeline, sink = ledger(spark, tmp_path, source)
+    pipeline, sink = ledger(cluster, tmp_path, source)
     assert pipeline.run(60).state is JobState.FINISHED
     assert_exactly_once(sink, source)
 
 
 def test_state_whose_operator_is_gone_is_not_dropped_silently(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
     source = CountingSource(500)
-    ledger(spark, tmp_path, source)[0].run(60)
+    ledger(cluster, tmp_path, source)[0].run(60)
     from onceflow import Checkpointing, Pipeline
 
     pipeline = Pipeline(
-        spark, name="ledger", checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"))
+        cluster, name="ledger", checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"))
     )
     stream = pipeline.read(source, uid="records")
     stream.write(DirectorySink(str(tmp_path / "out")), uid="ledger")
@@ -200,11 +199,11 @@ def test_state_whose_operator_is_gone_is_not_dropped_silently(
 
 
 def test_storage_that_cannot_be_written_is_named_before_anything_runs(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
     (tmp_path / "checkpoints").write_text("a file, not a directory")
     pipeline, _ = ledger(
-        spark, tmp_path, CountingSource(10), restart=FixedDelay(attempts=1, delay_s=0)
+        cluster, tmp_path, CountingSource(10), restart=FixedDelay(attempts=1, delay_s=0)
     )
     with pytest.raises((ConfigError, StorageError), match="checkpoints"):
         pipeline.run(60)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-from pyspark.sql import SparkSession
+from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectoryCommitter, DirectorySink
 from tests.support.ledger import assert_exactly_once
@@ -18,8 +17,6 @@ from onceflow.core.errors import SinkError
 from onceflow.core.pipeline import Job
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.spi import Committer, CommitterContext
-
-pytestmark = pytest.mark.spark
 
 
 @dataclass(frozen=True)
@@ -44,10 +41,10 @@ class _UnlistableOnce(DirectoryCommitter):
 
 
 def started(
-    spark: SparkSession, directory: Path, source: CountingSource, sink: DirectorySink
+    cluster: AnyCluster, directory: Path, source: CountingSource, sink: DirectorySink
 ) -> Job:
     pipeline = Pipeline(
-        spark,
+        cluster,
         name="ledger",
         parallelism=2,
         checkpointing=Checkpointing(
@@ -71,16 +68,16 @@ def await_checkpoints(job: Job, more: int) -> None:
 
 
 def test_sweep_of_a_sink_that_fails_is_tried_again_at_the_next_checkpoint(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
     """I3: a transaction that a dead attempt prepared after recovery had looked."""
     first = DirectorySink(str(tmp_path / "out"))
     source = CountingSource(2_000, ends_with=str(tmp_path / "end"))
-    job = started(spark, tmp_path, source, first)
+    job = started(cluster, tmp_path, source, first)
     await_checkpoints(job, 2)
     job.stop()
     sink = UnlistableOnce(first.directory)
-    job = started(spark, tmp_path, source, sink)
+    job = started(cluster, tmp_path, source, sink)
     await_checkpoints(job, 4)
     prepared = sink.prepared()
     (tmp_path / "end").touch()

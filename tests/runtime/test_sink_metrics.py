@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-from pyspark.sql import SparkSession
+from tests.support.clusters import ON_BOTH, AnyCluster
 from tests.support.counting_source import CountingSource, amount_of
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS
@@ -20,8 +19,6 @@ from onceflow import Checkpointing, FixedDelay, Job, JobState, JobStatus, Pipeli
 from onceflow.core.protocol.committables import CommitOutcome, Committable, RetryLater
 from onceflow.core.runtime.driver.status import SinkStatus
 from onceflow.core.spi import Committer, CommitterContext
-
-pytestmark = pytest.mark.spark
 
 RECORDS = 6_000
 
@@ -45,9 +42,9 @@ class GatedSink(DirectorySink):
         return committer
 
 
-def pipeline_in(spark: SparkSession, directory: Path) -> Pipeline:
+def pipeline_in(cluster: AnyCluster, directory: Path) -> Pipeline:
     return Pipeline(
-        spark,
+        cluster,
         name="metered",
         parallelism=2,
         checkpointing=Checkpointing(storage=str(directory / "checkpoints"), interval=0.1),
@@ -73,12 +70,13 @@ def wait_for(job: Job, condition: Callable[[JobStatus], bool]) -> JobStatus:
     return status
 
 
+@ON_BOTH
 def test_at_the_end_the_counts_are_those_of_the_targets(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
     source = CountingSource(RECORDS, pause_s=0.005)
     all_rows, some = DirectorySink(str(tmp_path / "all")), PickySink(str(tmp_path / "some"))
-    pipeline = pipeline_in(spark, tmp_path)
+    pipeline = pipeline_in(cluster, tmp_path)
     records = pipeline.read(source, uid="records")
     records.write(all_rows, uid="everything")
     records.write(some, uid="picky", on_bad_row="drop")
@@ -101,12 +99,12 @@ def test_at_the_end_the_counts_are_those_of_the_targets(
 
 
 def test_what_cannot_be_committed_is_told_while_it_waits(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
     source = CountingSource(RECORDS, pause_s=0.02)
     sink = GatedSink(str(tmp_path / "out"), str(gate))
-    pipeline = pipeline_in(spark, tmp_path)
+    pipeline = pipeline_in(cluster, tmp_path)
     pipeline.read(source, uid="records").write(sink, uid="ledger")
     job = pipeline.start()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from tests.support.clusters import ON_BOTH, AnyCluster
 from tests.support.counting_source import CountingSource, amount_of
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS
@@ -19,8 +19,6 @@ from tests.support.picky_sink import REFUSED_AMOUNT, PickySink
 
 from onceflow import Checkpointing, FixedDelay, JobState, NoRestart, Pipeline, Stream
 from onceflow.core.errors import BadRow, ConfigError
-
-pytestmark = pytest.mark.spark
 
 RECORDS = 20_000
 REFUSED = [n for n in range(RECORDS) if amount_of(n) == REFUSED_AMOUNT]
@@ -37,9 +35,9 @@ def without_some_accounts(rows: pa.RecordBatch) -> pa.RecordBatch:
     return rows.set_column(1, "account", pa.array(accounts, pa.string()))
 
 
-def pipeline_in(spark: SparkSession, directory: Path, source: CountingSource) -> Pipeline:
+def pipeline_in(cluster: AnyCluster, directory: Path, source: CountingSource) -> Pipeline:
     return Pipeline(
-        spark,
+        cluster,
         name="letters",
         parallelism=2,
         checkpointing=Checkpointing(storage=str(directory / "checkpoints"), interval=0.1),
@@ -52,6 +50,7 @@ def records_of(pipeline: Pipeline, source: CountingSource) -> Stream:
     return pipeline.read(source, uid="records").map_batches(without_some_accounts, uid="spoil")
 
 
+@ON_BOTH
 @pytest.mark.parametrize(
     "key",
     [
@@ -60,11 +59,11 @@ def records_of(pipeline: Pipeline, source: CountingSource) -> Stream:
     ],
 )
 def test_dead_letters_are_there_exactly_once_with_the_rest_though_slots_are_killed(
-    spark: SparkSession, tmp_path: Path, key: tuple[str, ...]
+    cluster: AnyCluster, tmp_path: Path, key: tuple[str, ...]
 ) -> None:
     source = CountingSource(RECORDS, pause_s=0.01)
     good, bad = PickySink(str(tmp_path / "good"), key), DirectorySink(str(tmp_path / "bad"))
-    pipeline = pipeline_in(spark, tmp_path, source)
+    pipeline = pipeline_in(cluster, tmp_path, source)
     records_of(pipeline, source).write(good, uid="ledger", dead_letters=bad)
     job = pipeline.start()
     for kill in range(2):
@@ -95,11 +94,11 @@ def test_dead_letters_are_there_exactly_once_with_the_rest_though_slots_are_kill
 
 
 def test_rows_of_one_key_are_all_written_by_one_subtask(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
     source = CountingSource(2_000)
     sink = PickySink(str(tmp_path / "good"), ("account",))
-    pipeline = pipeline_in(spark, tmp_path, source)
+    pipeline = pipeline_in(cluster, tmp_path, source)
     pipeline.read(source, uid="records").write(sink, uid="ledger", on_bad_row="drop")
     status = pipeline.run(60)
     writers: dict[str, set[int]] = defaultdict(set)
@@ -113,12 +112,12 @@ def test_rows_of_one_key_are_all_written_by_one_subtask(
 
 
 def test_a_bad_row_fails_the_job_by_name_where_nothing_else_is_said(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
     source = CountingSource(2_000)
     sink = PickySink(str(tmp_path / "good"))
     pipeline = Pipeline(
-        spark,
+        cluster,
         name="fails",
         parallelism=1,
         checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"), interval=None),
@@ -132,11 +131,11 @@ def test_a_bad_row_fails_the_job_by_name_where_nothing_else_is_said(
 
 
 def test_policies_that_contradict_each_other_are_refused_when_the_pipeline_is_built(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
     source = CountingSource(10)
     sink = PickySink(str(tmp_path / "good"))
-    pipeline = pipeline_in(spark, tmp_path, source)
+    pipeline = pipeline_in(cluster, tmp_path, source)
     stream = pipeline.read(source, uid="records")
     with pytest.raises(ConfigError, match="needs dead_letters="):
         stream.write(sink, uid="a", on_bad_row="dead_letter")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from tests.support.clusters import ON_BOTH, AnyCluster
 from tests.support.counting_source import CountingSource, amount_of
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS
@@ -31,9 +31,7 @@ from onceflow.core.errors import StateIncompatible
 from onceflow.core.functions import KeyedFunction, StateAccess
 from onceflow.core.state import StateBackend
 
-pytestmark = pytest.mark.spark
-
-SOURCE = CountingSource(6_000, accounts=20, batch_rows=10, pause_s=0.01)
+SOURCE = CountingSource(3_000, accounts=20, batch_rows=10, pause_s=0.01)
 Work = Callable[[Stream], Stream]
 
 
@@ -68,7 +66,7 @@ def run_aggregates(records: Stream) -> Stream:
 
 
 def pipeline_of(
-    spark: SparkSession,
+    cluster: AnyCluster,
     directory: Path,
     work: Work,
     *,
@@ -76,7 +74,7 @@ def pipeline_of(
     allow: bool = False,
 ) -> tuple[Pipeline, DirectorySink]:
     pipeline = Pipeline(
-        spark,
+        cluster,
         name="changes",
         parallelism=2,
         checkpointing=Checkpointing(storage=str(directory / "checkpoints"), interval=0.1),
@@ -116,39 +114,40 @@ def assert_each_record_once_and_counts_go_on(sink: DirectorySink) -> None:
     [pytest.param(HeapBackend(), id="heap"), pytest.param(RocksDBBackend(), id="rocksdb")],
 )
 def test_renamed_state_is_refused_by_name_and_dropped_alone_where_allowed(
-    spark: SparkSession, tmp_path: Path, backend: StateBackend
+    cluster: AnyCluster, tmp_path: Path, backend: StateBackend
 ) -> None:
-    stop_half_way(pipeline_of(spark, tmp_path, processed(), backend=backend)[0])
+    stop_half_way(pipeline_of(cluster, tmp_path, processed(), backend=backend)[0])
     renamed = processed(total="saldo")
     with pytest.raises(StateIncompatible, match="'total' .*asks for 'number', 'saldo'"):
-        pipeline_of(spark, tmp_path, renamed, backend=backend)[0].run(60)
-    pipeline, sink = pipeline_of(spark, tmp_path, renamed, backend=backend, allow=True)
+        pipeline_of(cluster, tmp_path, renamed, backend=backend)[0].run(60)
+    pipeline, sink = pipeline_of(cluster, tmp_path, renamed, backend=backend, allow=True)
     status = pipeline.run(60)
     assert status.state is JobState.FINISHED
     assert status.dropped_state == ("state 'total' of balance",)
     assert_each_record_once_and_counts_go_on(sink)
 
 
+@ON_BOTH
 def test_running_turned_into_process_under_one_uid_is_refused_by_name(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
-    stop_half_way(pipeline_of(spark, tmp_path, run_aggregates)[0])
+    stop_half_way(pipeline_of(cluster, tmp_path, run_aggregates)[0])
     with pytest.raises(StateIncompatible, match="'running'.*asks for 'number', 'total'"):
-        pipeline_of(spark, tmp_path, processed())[0].run(60)
-    assert pipeline_of(spark, tmp_path, run_aggregates)[0].run(60).dropped_state == ()
+        pipeline_of(cluster, tmp_path, processed())[0].run(60)
+    assert pipeline_of(cluster, tmp_path, run_aggregates)[0].run(60).dropped_state == ()
 
 
 def test_an_aggregate_is_added_and_another_removed_while_the_others_go_on(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
-    stop_half_way(pipeline_of(spark, tmp_path, run_aggregates)[0])
+    stop_half_way(pipeline_of(cluster, tmp_path, run_aggregates)[0])
 
     def changed(records: Stream) -> Stream:
         return records.key_by("account").running(n=count(), most=max_("amount"), uid="balance")
 
     with pytest.raises(StateIncompatible, match="aggregate 'most' would start empty"):
-        pipeline_of(spark, tmp_path, changed)[0].run(60)
-    pipeline, sink = pipeline_of(spark, tmp_path, changed, allow=True)
+        pipeline_of(cluster, tmp_path, changed)[0].run(60)
+    pipeline, sink = pipeline_of(cluster, tmp_path, changed, allow=True)
     status = pipeline.run(60)
     assert status.dropped_state == ("aggregate 'balance' of balance",)
     assert_each_record_once_and_counts_go_on(sink)
@@ -160,9 +159,9 @@ def test_an_aggregate_is_added_and_another_removed_while_the_others_go_on(
 
 
 def test_a_stateful_operator_is_removed_only_where_that_is_allowed(
-    spark: SparkSession, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path
 ) -> None:
-    stop_half_way(pipeline_of(spark, tmp_path, run_aggregates)[0])
+    stop_half_way(pipeline_of(cluster, tmp_path, run_aggregates)[0])
 
     def removed(records: Stream) -> Stream:
         return records
@@ -172,8 +171,8 @@ def test_a_stateful_operator_is_removed_only_where_that_is_allowed(
 
     for work in (removed, stateless):
         with pytest.raises(StateIncompatible, match="holds state of balance.*allow_non_restored"):
-            pipeline_of(spark, tmp_path, work)[0].run(60)
-    pipeline, sink = pipeline_of(spark, tmp_path, stateless, allow=True)
+            pipeline_of(cluster, tmp_path, work)[0].run(60)
+    pipeline, sink = pipeline_of(cluster, tmp_path, stateless, allow=True)
     status = pipeline.run(60)
     assert status.dropped_state == ("the state of operator 'balance'",)
     assert sorted(row["id"] for row in sink.rows()) == list(range(SOURCE.records))
