@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -21,7 +22,11 @@ from onceflow.core.runtime.cluster.process_host import (
 )
 from onceflow.core.runtime.slot.slot import SlotTask
 
+_log = logging.getLogger("onceflow.runtime.cluster")
+
 _LOG_END_BYTES = 2000
+_LAST_WORDS_S = 1.0
+"""What a slot has sent before it died is heard within it; see `LocalSlots._tell`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,7 @@ class LocalSlots:
         self._task = task
         self._log_directory = Path(log_directory) if log_directory is not None else None
         self._ended = ended
-        self._told = False
+        self._lost = False
         self._links: dict[Link, tuple[int, int]] = {}
         """Slot and process id of each that runs."""
         self._killed = threading.Event()
@@ -111,7 +116,8 @@ class LocalSlots:
         while self._links:
             for link in wait(list(self._links)):
                 self._on_word(link)  # type: ignore[arg-type]
-        self._tell(SlotLost("every slot returned before the job was done"))
+        if not self._lost:
+            self._ended(SlotLost("every slot returned before the job was done"))
 
     def _start(self, slot: int, imports: list[str]) -> None:
         log = 2
@@ -132,6 +138,7 @@ class LocalSlots:
             word = link.recv()
         except (EOFError, OSError):
             how = f"its process {pid} {_host().how_ended(pid)}"
+            _log.info("slot %d of job %s: %s", slot, self._task.plan.job, how)
             self._tell(SlotLost(f"slot {slot} is lost: {how}{self._end_of_log(slot)}"))
         else:
             match word:
@@ -145,9 +152,12 @@ class LocalSlots:
         link.close()
 
     def _tell(self, error: OnceflowError) -> None:
-        if not self._told:
-            self._told = True
-            self._ended(error)
+        """Tell the driver soon: first comes what the slot itself has said on its control stream."""
+        if not self._lost:
+            self._lost = True
+            later = threading.Timer(_LAST_WORDS_S, self._ended, [error])
+            later.daemon = True
+            later.start()
 
     def _log_path(self, directory: Path, slot: int) -> Path:
         directory.mkdir(parents=True, exist_ok=True)

@@ -236,7 +236,7 @@ class Attempt:
             case SlotGone(slot, attempt, reason) if attempt == self._plan.attempt:
                 if slot in self._slots:
                     raise SlotLost(f"slot {slot} is lost: {reason}")
-            case SlotsEnded(error):
+            case SlotsEnded(attempt, error) if attempt == self._plan.attempt:
                 raise error
             case CheckpointRequested() | CancelRequested():
                 self._on_request(event)

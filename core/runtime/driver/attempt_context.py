@@ -43,8 +43,9 @@ class AttemptContext:
 
 @dataclass(frozen=True, slots=True)
 class SlotsEnded:
-    """All slots have returned, or one has died."""
+    """All slots of an attempt have returned, or one has died."""
 
+    attempt: AttemptId
     error: OnceflowError
 
 

@@ -305,7 +305,9 @@ class JobDriver:
         try:
             settings = context.plan.settings
             self._cluster.await_slots(context.plan.parallelism, settings.start_timeout_s)
-            slots = self._cluster.start(task, lambda error: self._events.put(SlotsEnded(error)))
+            slots = self._cluster.start(
+                task, lambda error: self._events.put(SlotsEnded(context.plan.attempt, error))
+            )
             return attempt.run()
         except BaseException as error:
             self._failed_at = self._progress.failing()

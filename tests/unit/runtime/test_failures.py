@@ -49,7 +49,7 @@ def test_an_error_of_its_own_is_told_at_once_and_nothing_is_taken() -> None:
 
 def test_what_the_user_asks_for_meanwhile_stays_asked() -> None:
     events: queue.SimpleQueue[AttemptEvent] = queue.SimpleQueue()
-    for event in (CancelRequested(), SlotsEnded(SlotLost("over"))):
+    for event in (CancelRequested(), SlotsEnded(_ATTEMPT, SlotLost("over"))):
         events.put(event)
     cause_of(failed_message(_ATTEMPT, 1, _CHANNEL), events)
     assert events.get_nowait() == CancelRequested()
