@@ -5,13 +5,12 @@ from __future__ import annotations
 import getpass
 import re
 
-from psycopg import sql
-
 from onceflow.cli.doctor.databases import Remedies
 from onceflow.core.errors import OnceflowError
-from onceflow.sinks.mysql.connection import Endpoint as MySQLEndpoint
+from onceflow.sinks.mysql.connection import MySQLEndpoint
 from onceflow.sinks.mysql.names import quoted
-from onceflow.sinks.postgres.connection import Endpoint as PostgresEndpoint
+from onceflow.sinks.postgres.catalog import quoted as identifier
+from onceflow.sinks.postgres.connection import PostgresEndpoint
 
 _ACCOUNT = re.compile(r"for user ('.*'@'.*') to database")
 
@@ -20,7 +19,7 @@ def remedies_of_postgres(where: PostgresEndpoint) -> Remedies:
     """Return the statements, as a superuser connected to another database runs them."""
     given = dict(where.parameters)
     user = given.get("user") or getpass.getuser()
-    role, database = _identifier(user), _identifier(given.get("dbname") or user)
+    role, database = identifier(user), identifier(given.get("dbname") or user)
     from_here = (
         f"a line in pg_hba.conf: host {database} {role} <this machine's address>/32 scram-sha-256;"
         " then SELECT pg_reload_conf()"
@@ -44,7 +43,7 @@ def remedies_of_mysql(where: MySQLEndpoint, error: OnceflowError) -> Remedies:
     # The account is in the text when the login was right; else it may be at any host.
     account = found[1] if (found := _ACCOUNT.search(str(error))) else f"'{user}'@'%'"
     password = (
-        f"ALTER USER {account} IDENTIFIED BY '…', or CREATE USER if there is none; which there"  # noqa: S608 - to read
+        f"ALTER USER {account} IDENTIFIED BY '…', or CREATE USER if there is none; which there"
         f" is: SELECT user, host FROM mysql.user WHERE user = '{user}'"
     )
     privileges = "SELECT, INSERT, UPDATE, DELETE, CREATE, INDEX"
@@ -55,7 +54,3 @@ def remedies_of_mysql(where: MySQLEndpoint, error: OnceflowError) -> Remedies:
         ("ertificate", "ssl_ca=, ssl_cert= and ssl_key= in the url"),
         ("", password),
     )
-
-
-def _identifier(name: str) -> str:
-    return sql.Identifier(name).as_string(None)

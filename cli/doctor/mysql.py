@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from pymysql.err import MySQLError
-
 from onceflow.cli.doctor.databases import (
     CLOCK_SKEW_MAX_S,
     CONNECTIONS_A_SUBTASK,
@@ -18,13 +16,13 @@ from onceflow.cli.doctor.logins import remedies_of_mysql
 from onceflow.cli.txn.mysql import with_password_of_environment
 from onceflow.core.errors import OnceflowError
 from onceflow.sinks import MySQLSink
-from onceflow.sinks.mysql.catalog import ServerFacts, may_recover, server_facts, target_table
-from onceflow.sinks.mysql.connection import Session
-from onceflow.sinks.mysql.durability import Crash, weaknesses
-from onceflow.sinks.mysql.failures import described
-from onceflow.sinks.mysql.names import identifier, quoted
-from onceflow.sinks.mysql.settings import SinkSettings
-from onceflow.sinks.sql import TableName
+from onceflow.sinks.mysql.catalog import found as found_table
+from onceflow.sinks.mysql.connection import MySQLSession
+from onceflow.sinks.mysql.names import XaNames, identifier, quoted
+from onceflow.sinks.mysql.server import Crash, ServerFacts, server_facts, weaknesses
+from onceflow.sinks.mysql.two_phase import may_recover, recovered
+from onceflow.sinks.sql.errors import SqlError
+from onceflow.sinks.sql.tables import TableName
 
 _VERSION_MIN = {False: (8, 0, 29), True: (10, 6, 0)}
 """MySQL's and MariaDB's first that keep a prepared transaction without its session."""
@@ -44,20 +42,19 @@ def check_mysql(question: DatabaseQuestion) -> Sequence[Finding]:
         )
     )
     try:
-        session = sink.settings.endpoint.connect("onceflow doctor")
+        session = sink.endpoint.connect("onceflow doctor")
     except OnceflowError as error:
-        remedies = remedies_of_mysql(sink.settings.endpoint, error)
+        remedies = remedies_of_mysql(sink.endpoint, error)
         return [refused(error, remedies, "bind_address, port")]
     with session:
-        return _Examination(question, sink.settings, session).findings()
+        return _Examination(question, sink, session).findings()
 
 
 class _Examination:
-    def __init__(
-        self, question: DatabaseQuestion, settings: SinkSettings, session: Session
-    ) -> None:
+    def __init__(self, question: DatabaseQuestion, sink: MySQLSink, session: MySQLSession) -> None:
         self._question = question
-        self._settings = settings
+        self._endpoint = sink.endpoint
+        self._ledger = sink.settings.ledger_schema
         self._session = session
         self._area = Area("database")
 
@@ -65,8 +62,8 @@ class _Examination:
         """Return all findings; a question that the server refuses does not end the others."""
         try:
             facts = server_facts(self._session)
-        except MySQLError as error:
-            return [self._area.problem(f"it tells nothing of itself: {described(error)}", "", "")]
+        except SqlError as error:
+            return [self._area.problem(f"it tells nothing of itself: {error}", "", "")]
         found: list[Finding] = []
         for look in (
             self._server, self._durability, self._two_phase, self._loading, self._connections,
@@ -74,10 +71,10 @@ class _Examination:
         ):  # fmt: skip
             try:
                 found += look(facts)
-            except MySQLError as error:
+            except SqlError as error:
                 name = look.__name__.strip("_").replace("_", " ")
-                found.append(self._area.problem(f"{name}: {described(error)}", "", ""))
-                if not self._session.open:
+                found.append(self._area.problem(f"{name}: {error}", "", ""))
+                if not self._session.is_open:
                     break
         return found
 
@@ -90,7 +87,7 @@ class _Examination:
                     "name the primary, or: SET GLOBAL read_only = OFF",
                 )
             ]
-        return [self._area.ok(f"{facts.shown}, {self._settings.endpoint}")]
+        return [self._area.ok(f"{facts.shown}, {self._endpoint}")]
 
     def _durability(self, facts: ServerFacts) -> list[Finding]:
         covered = "what is committed outlives the server's process and its machine"
@@ -176,7 +173,7 @@ class _Examination:
         return [self._area.ok(f"{free} of {total} connections are free")]
 
     def _privileges(self, facts: ServerFacts) -> list[Finding]:
-        database = self._settings.ledger.database
+        database = self._ledger
         granted = {
             str(one)
             for scope in (
@@ -184,12 +181,12 @@ class _Examination:
                 f"schema_privileges WHERE '{_text(database)}' LIKE table_schema",
             )
             for (one,) in self._session.query(
-                f"SELECT privilege_type FROM information_schema.{scope} "  # noqa: S608 - ours
+                f"SELECT privilege_type FROM information_schema.{scope} "
                 f"AND REPLACE(grantee, '''', '') = '{_text(facts.user)}'"
             )
         }
         needed = {"SELECT", "INSERT", "UPDATE", "DELETE"}
-        tables = [target_table(self._session, TableName(database, name)) for name in
+        tables = [found_table(self._session, TableName(database, name)) for name in
                   ("onceflow_ledger", "onceflow_sinks")]  # fmt: skip
         if None in tables:
             needed |= {"CREATE", "INDEX"}
@@ -208,16 +205,15 @@ class _Examination:
         if given is None:
             return []
         area, name = Area(f"table {given}"), TableName.parse(given)
-        shown = identifier(TableName(name.schema or self._settings.endpoint.database, name.name))
-        table = target_table(self._session, name)
+        shown = identifier(TableName(name.schema or self._endpoint.database, name.name))
+        table = found_table(self._session, name)
         if table is None:
             text = "it does not exist, or may not be seen"
             create = f"CREATE TABLE {shown} (…), or MySQLSink(…, create=True)"
             return [area.problem(text, "the table", create)]
-        if table.engine.lower() != _SINGLE_ENGINE.lower():
+        if table.unfit:
             alter = f"ALTER TABLE {shown} ENGINE = {_SINGLE_ENGINE}"
-            text = f"its engine is {table.engine or table.kind}"
-            return [area.problem(text, "an engine with transactions", alter)]
+            return [area.problem(table.unfit, "an engine with transactions", alter)]
         if not all(one.insertable or one.generated for one in table.columns):
             grant = f"GRANT SELECT, INSERT, UPDATE, DELETE ON {shown} TO {facts.user}"
             return [area.problem(f"{facts.user} may not insert", "INSERT", grant)]
@@ -245,13 +241,8 @@ class _Examination:
         del facts
         if not may_recover(self._session):
             return []
-        rows = self._session.query("XA RECOVER")
-        parsed = [
-            self._settings.names.parsed(
-                int(format_id), int(gtrid), data if isinstance(data, bytes) else data.encode()
-            )
-            for format_id, gtrid, _, data in rows
-        ]
+        rows, names = recovered(self._session), XaNames(self._ledger)
+        parsed = [names.parsed(int(one), int(gtrid), data) for one, gtrid, _, data in rows]
         ours = sorted(one for one in parsed if one is not None)
         found: list[Finding] = []
         if ours:

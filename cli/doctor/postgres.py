@@ -5,9 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-import psycopg
-from psycopg import sql
-
 from onceflow.cli.doctor.databases import (
     CLOCK_SKEW_MAX_S,
     CONNECTIONS_A_SUBTASK,
@@ -16,25 +13,26 @@ from onceflow.cli.doctor.databases import (
 )
 from onceflow.cli.doctor.findings import Area, Finding
 from onceflow.cli.doctor.logins import remedies_of_postgres
-from onceflow.cli.doctor.postgres_privileges import Privileges, one_row, quoted
+from onceflow.cli.doctor.postgres_privileges import Privileges, one_row
 from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.sinks.postgres.catalog import SERVER_VERSION_MIN
-from onceflow.sinks.postgres.commit_mode import is_pooled
-from onceflow.sinks.postgres.connection import BoundedConnection, Endpoint, endpoint
-from onceflow.sinks.postgres.failures import described
+from onceflow.sinks.postgres.catalog import literal, quoted
+from onceflow.sinks.postgres.connection import PostgresEndpoint, PostgresSession, endpoint_of
+from onceflow.sinks.postgres.server import SERVER_VERSION_MIN, is_pooled
+from onceflow.sinks.sql.errors import SqlError
 
 OLD_S = 3600.0
 
 
 def check_postgres(question: DatabaseQuestion) -> Sequence[Finding]:
     """Connect, and ask the server about itself; changes nothing in it."""
-    where = endpoint(
+    where = endpoint_of(
         question.url,
         user=None,
         password=question.password,
         connect_timeout_s=question.timeout_s / 2,
         reply_timeout_s=question.timeout_s / 2,
+        lock_timeout_s=question.timeout_s / 2,
     )
     try:
         connection = where.connect("onceflow doctor")
@@ -46,7 +44,7 @@ def check_postgres(question: DatabaseQuestion) -> Sequence[Finding]:
 
 class _Examination:
     def __init__(
-        self, question: DatabaseQuestion, where: Endpoint, connection: BoundedConnection
+        self, question: DatabaseQuestion, where: PostgresEndpoint, connection: PostgresSession
     ) -> None:
         self._question = question
         self._where = where
@@ -63,10 +61,10 @@ class _Examination:
         ):  # fmt: skip
             try:
                 found += look()
-            except psycopg.Error as error:
+            except SqlError as error:
                 name = look.__name__.strip("_").replace("_", " ")
-                found.append(self._area.problem(f"{name}: {described(error)}", "", ""))
-                if self._connection.closed:
+                found.append(self._area.problem(f"{name}: {error}", "", ""))
+                if not self._connection.is_open:
                     break
         return found
 
@@ -76,7 +74,7 @@ class _Examination:
             "SELECT pg_is_in_recovery(), current_setting('transaction_read_only')::bool, "
             "current_user::text",
         )
-        version, found = self._connection.info.server_version, list[Finding]()
+        version, found = self._connection.server_version, list[Finding]()
         if version < SERVER_VERSION_MIN:
             text = f"PostgreSQL {version // 10000}"
             needed = f"PostgreSQL {SERVER_VERSION_MIN // 10000} or newer"
@@ -201,10 +199,10 @@ class _Examination:
         ]
 
     def _left_behind(self) -> list[Finding]:
-        rows = self._connection.execute(
+        rows = self._connection.query(
             "SELECT gid, extract(epoch FROM clock_timestamp() - prepared)::float8 "
             "FROM pg_catalog.pg_prepared_xacts WHERE database = current_database() ORDER BY 2 DESC"
-        ).fetchall()
+        )
         ours = [(gid, age_s) for gid, age_s in rows if TransactionId.parse(str(gid)) is not None]
         others = [(gid, age_s) for gid, age_s in rows if TransactionId.parse(str(gid)) is None]
         found: list[Finding] = []
@@ -217,9 +215,9 @@ class _Examination:
                 remedy = "start their job, or: onceflow txn list --url … --storage … --job …"
                 found.append(self._area.warning(text, needed, remedy))
         if others:
-            statement = sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(others[0][0]))
+            statement = f"ROLLBACK PREPARED {literal(str(others[0][0]))}"
             text = f"{len(others)} of others prepared, the oldest for {others[0][1]:.0f} s"
-            remedy = f"ask who owns it, then COMMIT PREPARED or {statement.as_string(None)}"
+            remedy = f"ask who owns it, then COMMIT PREPARED or {statement}"
             found.append(self._area.warning(text, "that somebody settles them", remedy))
         return found or [self._area.ok("nothing is left prepared")]
 

@@ -4,35 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
-import psycopg
-from psycopg import sql
-
 from onceflow.cli.doctor.databases import DatabaseQuestion
 from onceflow.cli.doctor.findings import Area, Finding
-from onceflow.sinks.postgres.connection import BoundedConnection
+from onceflow.sinks.postgres.catalog import identifier, literal, quoted
+from onceflow.sinks.postgres.connection import PostgresSession
+from onceflow.sinks.sql.errors import StatementRefused
+from onceflow.sinks.sql.tables import TableName
 
 
-def one_row(connection: BoundedConnection, statement: str, *parameters: object) -> tuple[Any, ...]:
+def one_row(session: PostgresSession, statement: str, *values: str) -> tuple[Any, ...]:
     """Return the one row of `statement`.
 
     Raises:
-        psycopg.Error: The server refuses it.
+        SqlError: The server refuses it.
     """
-    row = connection.execute(statement.encode(), parameters or None).fetchone()
-    if row is None:
-        raise psycopg.InternalError("the server answered a SELECT of one row with none")
-    return row
-
-
-def quoted(name: str) -> str:
-    """Return `name` as a statement has it."""
-    return sql.Identifier(name).as_string(None)
+    for value in values:
+        statement = statement.replace("%s", literal(value), 1)
+    rows = session.query(statement)
+    if not rows:
+        raise StatementRefused("the server answered a SELECT of one row with none")
+    return rows[0]
 
 
 class Privileges:
     """Looks by the connection of a role; changes nothing."""
 
-    def __init__(self, question: DatabaseQuestion, connection: BoundedConnection) -> None:
+    def __init__(self, question: DatabaseQuestion, connection: PostgresSession) -> None:
         self._question = question
         self._connection = connection
         self._area = Area("database")
@@ -89,7 +86,7 @@ class Privileges:
         given = self._question.table
         if given is None:
             return []
-        area, name = Area(f"table {given}"), sql.Identifier(*given.split(".")).as_string(None)
+        area, name = Area(f"table {given}"), identifier(TableName.parse(given))
         refusal = self._hidden_schema(area, given)
         if refusal is not None:
             return [refusal]
@@ -106,7 +103,7 @@ class Privileges:
             " has_table_privilege(oid, 'INSERT') OR has_any_column_privilege(oid, 'INSERT'),"
             " has_table_privilege(oid, 'SELECT'), has_table_privilege(oid, 'UPDATE'),"
             " has_table_privilege(oid, 'DELETE') FROM pg_catalog.pg_class WHERE oid = %s",
-            oid,
+            str(oid),
         )
         if not insert:
             grant = f"GRANT SELECT, INSERT, UPDATE, DELETE ON {name} TO {quoted(role)}"
@@ -125,16 +122,20 @@ class Privileges:
         """Return the problem with a schema that has `table` and may not be used."""
         schema, _, bare = table.rpartition(".")
         # Of a name without a schema: the server passes over those that the role may not use.
-        found = self._connection.execute(
-            b"SELECT n.nspname::text, current_user::text FROM pg_catalog.pg_namespace AS n"
-            b" JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = %s"
-            b" WHERE NOT has_schema_privilege(n.oid, 'USAGE') AND (n.nspname = %s OR %s = '' AND"
-            b" n.nspname = ANY(string_to_array(translate("
-            b"current_setting('search_path'), ' \"', ''), ',')))",
-            (bare, schema, schema),
-        ).fetchone()
-        if found is None:
+        searched = "string_to_array(translate(current_setting('search_path'), ' \"', ''), ',')"
+        found = self._connection.query(
+            "SELECT n.nspname::text, current_user::text FROM pg_catalog.pg_namespace AS n "
+            "JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid "
+            "WHERE NOT has_schema_privilege(n.oid, 'USAGE') "
+            f"AND c.relname = {literal(bare)} "
+            + (
+                f"AND n.nspname = {literal(schema)}"
+                if schema
+                else f"AND n.nspname = ANY({searched})"
+            )
+        )
+        if not found:
             return None
-        schema, role = map(str, found)
+        schema, role = map(str, found[0])
         grant = f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {quoted(role)}"
         return area.problem(f"role {role} may not look into schema {schema}", "USAGE", grant)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from pymysql.err import MySQLError
 from typing_extensions import override
 
 from onceflow.core.errors import SinkError
@@ -16,9 +15,10 @@ from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.in_doubt import LogFacts
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.sinks import MySQLSink
-from onceflow.sinks.mysql.connection import Session
-from onceflow.sinks.mysql.failures import NO_SUCH_TABLE, XA_FATAL, code, described
-from onceflow.sinks.mysql.names import literal
+from onceflow.sinks.mysql.connection import MySQLSession
+from onceflow.sinks.mysql.names import XaNames, literal
+from onceflow.sinks.mysql.two_phase import recovered
+from onceflow.sinks.sql.errors import SqlError, TableMissing
 
 _T = TypeVar("_T")
 PASSWORD_VARIABLE = "MYSQL_PWD"  # noqa: S105 - its name
@@ -35,7 +35,7 @@ _HELD_LOCKS = """
 def with_password_of_environment(sink: MySQLSink) -> MySQLSink:
     """Return `sink` with the password in MYSQL_PWD, unless it has one."""
     password = os.environ.get(PASSWORD_VARIABLE)
-    if password and not sink.settings.endpoint.password:
+    if password and not sink.endpoint.password:
         return replace(sink, password=password)
     return sink
 
@@ -60,7 +60,8 @@ class MySQLResourceManager(ResourceManager):
             )
         )
         self._settings = self._sink.settings
-        self._session: Session | None = None
+        self._names = XaNames(self._settings.ledger_schema)
+        self._session: MySQLSession | None = None
 
     @property
     @override
@@ -70,10 +71,8 @@ class MySQLResourceManager(ResourceManager):
     @override
     def sink_ids(self, log: LogFacts | None) -> Sequence[str]:
         parsed = (
-            self._settings.names.parsed(
-                int(format_id), int(gtrid), data if isinstance(data, bytes) else data.encode()
-            )
-            for format_id, gtrid, _, data in self._ask("XA RECOVER")
+            self._names.parsed(int(format_id), int(gtrid), data)
+            for format_id, gtrid, _, data in self._asked(recovered)
         )
         return sorted({transaction.sink_id for transaction in parsed if transaction})
 
@@ -91,7 +90,7 @@ class MySQLResourceManager(ResourceManager):
 
     @override
     def sessions(self, sink_id: str) -> Sequence[str]:
-        prefix = literal(self._settings.names.writers_lock(sink_id))
+        prefix = literal(self._names.writers_lock(sink_id))
         return [
             f"the writer of subtask {subtask} is connected to {self.name} (session {session})"
             for subtask, session in self._ask(_HELD_LOCKS.format(prefix=prefix))
@@ -101,7 +100,7 @@ class MySQLResourceManager(ResourceManager):
     def rows(self, transaction: TransactionId) -> int | None:
         # The ledger row is in the transaction itself, and nobody else may see it otherwise.
         statement = (
-            f"SELECT row_count FROM {self._settings.ledger.ledger} "  # noqa: S608 - quoted
+            f"SELECT row_count FROM {self._settings.ledger.ledger} "
             f"WHERE transaction_id = {literal(str(transaction))}"
         )
 
@@ -123,26 +122,26 @@ class MySQLResourceManager(ResourceManager):
         """Return what `ask` returns; None where our tables are not."""
         try:
             return ask()
-        except MySQLError as error:
-            if code(error) == NO_SUCH_TABLE:
-                return None
+        except TableMissing:
+            return None
+        except SqlError as error:
             raise self._refused(error) from error
 
     def _ask(self, statement: str) -> Sequence[tuple[Any, ...]]:
+        return self._asked(lambda session: session.query(statement))
+
+    def _asked(
+        self, ask: Callable[[MySQLSession], Sequence[tuple[Any, ...]]]
+    ) -> Sequence[tuple[Any, ...]]:
         try:
-            return self._connected().query(statement)
-        except MySQLError as error:
+            return ask(self._connected())
+        except SqlError as error:
             raise self._refused(error) from error
 
-    def _connected(self) -> Session:
-        if self._session is None or not self._session.open:
-            self._session = self._settings.endpoint.connect("onceflow txn")
+    def _connected(self) -> MySQLSession:
+        if self._session is None or not self._session.is_open:
+            self._session = self._sink.endpoint.connect("onceflow txn")
         return self._session
 
-    def _refused(self, error: MySQLError) -> SinkError:
-        remedy = (
-            "; the user may not list prepared transactions: GRANT XA_RECOVER_ADMIN ON *.* TO it"
-            if code(error) == XA_FATAL
-            else ""
-        )
-        return SinkError(f"{self._settings.endpoint}: {described(error)}{remedy}")
+    def _refused(self, error: SqlError) -> SinkError:
+        return SinkError(f"{self._settings.endpoint}: {error}")

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import psycopg
-from psycopg import sql
 from typing_extensions import override
 
 from onceflow.core.errors import SinkError
@@ -16,10 +14,8 @@ from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.in_doubt import LogFacts
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.sinks import PostgresSink
-from onceflow.sinks.postgres.connection import BoundedConnection
-from onceflow.sinks.postgres.failures import described
-from onceflow.sinks.postgres.settings import attempt_of_writer
-from onceflow.sinks.sql.bookkeeping import SINKS
+from onceflow.sinks.postgres.connection import PostgresSession, attempt_of_writer
+from onceflow.sinks.sql.errors import SqlError, TableMissing
 
 _PREPARED = "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()"
 _SESSIONS = (
@@ -44,9 +40,8 @@ class PostgresResourceManager(ResourceManager):
             connect_timeout_s=timeout_s,
             statement_timeout_s=timeout_s,
         )
-        self._endpoint = self._sink.settings.endpoint
-        self._schema = ledger_schema
-        self._connection: BoundedConnection | None = None
+        self._endpoint = self._sink.endpoint
+        self._session: PostgresSession | None = None
 
     @property
     @override
@@ -64,13 +59,13 @@ class PostgresResourceManager(ResourceManager):
 
     @override
     def claimed_by(self, sink_id: str) -> str | None:
-        table = sql.Identifier(self._schema, SINKS)
-        there = self._ask("SELECT pg_catalog.to_regclass(%s) IS NOT NULL", table.as_string(None))
-        if not there[0][0]:
+        try:
+            owner = self._sink.settings.ledger.owner(self._connected(), sink_id)
+        except TableMissing:
             return None
-        statement = sql.SQL("SELECT log_id FROM {} WHERE sink_id = %s").format(table)
-        found = self._ask(statement, sink_id)
-        return str(found[0][0]) if found else None
+        except SqlError as error:
+            raise self._refused(error) from error
+        return owner.log_id if owner else None
 
     @override
     def sessions(self, sink_id: str) -> Sequence[str]:
@@ -82,15 +77,20 @@ class PostgresResourceManager(ResourceManager):
 
     @override
     def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
 
-    def _ask(self, statement: str | sql.Composed, *parameters: str) -> list[tuple[Any, ...]]:
-        if self._connection is None or self._connection.closed:
-            self._connection = self._endpoint.connect("onceflow txn")
-        query = statement.encode() if isinstance(statement, str) else statement
+    def _ask(self, statement: str) -> Sequence[tuple[Any, ...]]:
         try:
-            return self._connection.execute(query, parameters or None).fetchall()
-        except psycopg.Error as error:
-            raise SinkError(f"{self._endpoint}: {described(error)}") from error
+            return self._connected().query(statement)
+        except SqlError as error:
+            raise self._refused(error) from error
+
+    def _connected(self) -> PostgresSession:
+        if self._session is None or not self._session.is_open:
+            self._session = self._endpoint.connect("onceflow txn")
+        return self._session
+
+    def _refused(self, error: SqlError) -> SinkError:
+        return SinkError(f"{self._endpoint}: {error}")

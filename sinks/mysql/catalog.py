@@ -11,84 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pymysql.err import MySQLError, OperationalError
+from onceflow.sinks.mysql.names import identifier, literal, quoted
+from onceflow.sinks.sql.session import Session
+from onceflow.sinks.sql.tables import Table, TableColumn, TableName
 
-from onceflow.core.protocol.ids import TransactionId
-from onceflow.sinks.mysql.connection import Session
-from onceflow.sinks.mysql.failures import DENIED, PRIVILEGE_MISSING, XA_FATAL, code
-from onceflow.sinks.mysql.names import XaNames, literal
-from onceflow.sinks.sql import TableName
-
-_VERSION = re.compile(r"(?:5\.5\.5-)?(\d+)\.(\d+)\.(\d+)")
+TEXTS = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext"})
 
 
 @dataclass(frozen=True, slots=True)
-class ServerFacts:
-    """What the commit modes need to know about a server."""
-
-    mariadb: bool
-    version: tuple[int, int, int]
-    read_only: bool
-    detaches: bool
-    """Whether a session may go on after XA PREPARE, and others commit what it prepared."""
-    binlog_format: str
-    """Empty when there is no binary log."""
-    galera: bool
-    flush_at_commit: str
-    """innodb_flush_log_at_trx_commit."""
-    sync_binlog: str
-    doublewrite: str
-    redo_log: bool
-    local_infile: bool
-    user: str
-    """As GRANT takes it."""
-
-    @property
-    def shown(self) -> str:
-        """Product and version."""
-        return f"{'MariaDB' if self.mariadb else 'MySQL'} {'.'.join(map(str, self.version))}"
-
-
-def server_facts(session: Session) -> ServerFacts:
-    """Return the facts as of now."""
-    names = (
-        "read_only",
-        "super_read_only",
-        "xa_detach_on_prepare",
-        "log_bin",
-        "binlog_format",
-        "wsrep_on",
-        "innodb_flush_log_at_trx_commit",
-        "sync_binlog",
-        "innodb_doublewrite",
-        "local_infile",
-    )
-    listed = ", ".join(map(literal, names))
-    found = session.query(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({listed})")
-    values = {str(name).lower(): str(value) for name, value in found}
-    # Of MySQL alone, and no variable.
-    redo_log = session.query("SHOW GLOBAL STATUS LIKE 'Innodb_redo_log_enabled'")
-    match = _VERSION.match(session.version_text)
-    major, minor, patch = map(int, match.groups()) if match else (0, 0, 0)
-    ((user,),) = session.query("SELECT CURRENT_USER()")
-    return ServerFacts(
-        mariadb=session.is_mariadb,
-        version=(major, minor, patch),
-        read_only="ON" in (values.get("read_only"), values.get("super_read_only")),
-        detaches=session.is_mariadb or values.get("xa_detach_on_prepare") == "ON",
-        binlog_format=values.get("binlog_format", "") if values.get("log_bin") == "ON" else "",
-        galera=values.get("wsrep_on") == "ON",
-        flush_at_commit=values.get("innodb_flush_log_at_trx_commit", ""),
-        sync_binlog=values.get("sync_binlog", ""),
-        doublewrite=values.get("innodb_doublewrite", ""),
-        redo_log=not redo_log or redo_log[0][1] == "ON",
-        local_infile=values.get("local_infile") == "ON",
-        user=_grantee(str(user)),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnType:
+class MySQLType:
     """A column's type, as far as values depend on it."""
 
     name: str
@@ -118,58 +49,18 @@ class ColumnType:
         return tuple(member.replace("''", "'") for member in quoted)
 
 
-@dataclass(frozen=True, slots=True)
-class TableColumn:
-    """One column of the target table."""
-
-    name: str
-    type: ColumnType
-    nullable: bool
-    has_default: bool
-    generated: bool
-    insertable: bool
-    updatable: bool
-    readable: bool
-
-
-@dataclass(frozen=True, slots=True)
-class TargetTable:
-    """The table that rows go to."""
-
-    name: TableName
-    """With its database."""
-    kind: str
-    """BASE TABLE, VIEW and others."""
-    engine: str
-    columns: tuple[TableColumn, ...]
-    unique_keys: tuple[tuple[str, frozenset[str]], ...] = ()
-    """Every unique index over whole columns: its name and its columns."""
-    other_unique: bool = False
-    """Whether there is a unique index over parts of columns or expressions."""
-    grantee: str = ""
-    """Who looks at it, as GRANT takes it."""
-
-    def column(self, name: str) -> TableColumn | None:
-        """Return the column called `name`, or None."""
-        return next((column for column in self.columns if column.name == name), None)
-
-    def index_over(self, key: Sequence[str]) -> str | None:
-        """Return the unique index over exactly the columns of `key`."""
-        wanted = frozenset(key)
-        return next((name for name, columns in self.unique_keys if columns == wanted), None)
-
-
-def target_table(session: Session, name: TableName) -> TargetTable | None:
+def found(session: Session, name: TableName) -> Table | None:
     """Return the table called `name`, in the session's database unless it names one; or None."""
     database = "DATABASE()" if name.schema is None else literal(name.schema)
     where = f"table_schema = {database} AND table_name = {literal(name.name)}"
-    found = session.query(
+    known = session.query(
         "SELECT table_schema, table_name, table_type, engine, CURRENT_USER() "
         f"FROM information_schema.tables WHERE {where}"
     )
-    if not found:
+    if not known:
         return None
-    schema, table, kind, engine, user = found[0]
+    schema, table, kind, engine, user = known[0]
+    shown = TableName(str(schema), str(table))
     rows = session.query(
         "SELECT column_name, data_type, column_type, numeric_precision, numeric_scale, "
         "datetime_precision, character_maximum_length, character_octet_length, "
@@ -182,18 +73,30 @@ def target_table(session: Session, name: TableName) -> TargetTable | None:
             f"WHERE {where} AND non_unique = 0 ORDER BY index_name, seq_in_index"
         )
     )
-    return TargetTable(
-        name=TableName(str(schema), str(table)),
-        kind=str(kind),
-        engine=str(engine or ""),
-        columns=tuple(_column(row) for row in rows),
+    return Table(
+        name=shown,
+        columns=tuple(_column(shown, row) for row in rows),
+        unfit=_unfit(shown, str(kind), str(engine or "")),
         unique_keys=keys,
         other_unique=other_unique,
-        grantee=_grantee(str(user)),
+        grantee=grantee(str(user)),
     )
 
 
-def _grantee(user: str) -> str:
+def _unfit(name: TableName, kind: str, engine: str) -> str:
+    """Say why a transaction does not keep what it writes to a table, and nothing else."""
+    if kind != "BASE TABLE":
+        return f"{name} is a {kind.lower()}; name an ordinary table"
+    if engine.lower() != "innodb":
+        return (
+            f"table {name} is stored by {engine}, which takes no part in prepared transactions. "
+            f"Run: ALTER TABLE {identifier(name)} ENGINE = InnoDB"
+        )
+    return ""
+
+
+def grantee(user: str) -> str:
+    """Return CURRENT_USER() as GRANT takes it."""
     name, _, host = user.rpartition("@")
     return f"{literal(name)}@{literal(host)}"
 
@@ -213,29 +116,44 @@ def _unique_keys(
     return whole_ones, len(whole_ones) < len(parts)
 
 
-def _column(row: tuple[Any, ...]) -> TableColumn:
+def _column(table: TableName, row: tuple[Any, ...]) -> TableColumn:
     (name, data_type, column_type, precision, scale, fraction, length, octets) = row[:8]
     (charset, collation, nullable, default, extra, privileges) = row[8:]
     extra, granted = str(extra).lower(), str(privileges).split(",")
+    kind = MySQLType(
+        name=_text(data_type).lower(),
+        shown=_text(column_type),
+        precision=_number(precision),
+        scale=_number(scale),
+        fraction_digits=_number(fraction) or 0,
+        length=_number(length),
+        octets=_number(octets),
+        charset=str(charset or ""),
+        collation=str(collation or ""),
+    )
     return TableColumn(
         name=str(name),
-        type=ColumnType(
-            name=_text(data_type).lower(),
-            shown=_text(column_type),
-            precision=_number(precision),
-            scale=_number(scale),
-            fraction_digits=_number(fraction) or 0,
-            length=_number(length),
-            octets=_number(octets),
-            charset=str(charset or ""),
-            collation=str(collation or ""),
-        ),
+        type=kind,
         nullable=nullable == "YES",
         has_default=default is not None or "auto_increment" in extra or "default_gen" in extra,
         generated="generated" in extra.replace("default_generated", ""),
         insertable="insert" in granted,
         updatable="update" in granted,
         readable="select" in granted,
+        key_fault=_key_fault(table, str(name), kind, nullable=nullable == "YES"),
+    )
+
+
+def _key_fault(table: TableName, name: str, kind: MySQLType, *, nullable: bool) -> str:
+    """Say why equal values may differ in their bytes; spaces at the end are looked at apart."""
+    exact = kind.collation.endswith("_bin") or kind.collation == "binary"
+    if kind.name not in TEXTS or exact:
+        return ""
+    return (
+        f"key column {name!r} has collation {kind.collation}, which takes different text for "
+        "equal, so two keys of the stream may be one row. Run: ALTER TABLE "
+        f"{identifier(table)} MODIFY {quoted(name)} {kind.shown} CHARACTER SET utf8mb4 COLLATE "
+        f"utf8mb4_bin{'' if nullable else ' NOT NULL'}"
     )
 
 
@@ -245,48 +163,3 @@ def _text(value: object) -> str:
 
 def _number(value: object) -> int | None:
     return None if value is None else int(str(value))
-
-
-def prepared_transactions(
-    session: Session, names: XaNames, sink_id: str
-) -> tuple[TransactionId, ...]:
-    """Return what is prepared under exactly this sink id with this ledger, by anybody.
-
-    Raises:
-        MySQLError: The user may not ask (one of `DENIED`), or the server cannot answer.
-    """
-    parsed = (
-        names.parsed(int(format_id), int(gtrid), _data_bytes(data))
-        for format_id, gtrid, _, data in _recovered(session)
-    )
-    return tuple(sorted(one for one in parsed if one is not None and one.sink_id == sink_id))
-
-
-def may_recover(session: Session) -> bool:
-    """Return whether the user may list prepared transactions, and commit what others prepared."""
-    try:
-        _recovered(session)
-    except MySQLError as error:
-        if code(error) in DENIED:
-            return False
-        raise
-    return True
-
-
-def _recovered(session: Session) -> Sequence[tuple[Any, ...]]:
-    try:
-        return session.query("XA RECOVER")
-    except MySQLError as error:
-        # MySQL says "fatal error" to users without XA_RECOVER_ADMIN.
-        if code(error) not in DENIED and code(error) != XA_FATAL:
-            raise
-        ((user,),) = session.query("SELECT CURRENT_USER()")
-        raise OperationalError(
-            PRIVILEGE_MISSING,
-            "the user may not list prepared transactions. Run: GRANT XA_RECOVER_ADMIN ON *.* TO "
-            f"{_grantee(str(user))}",
-        ) from error
-
-
-def _data_bytes(data: str | bytes) -> bytes:
-    return data if isinstance(data, bytes) else data.encode()

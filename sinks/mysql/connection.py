@@ -5,17 +5,18 @@ from __future__ import annotations
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from pymysql.err import MySQLError
-from typing_extensions import Self
+from typing_extensions import override
 
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.secret_references import followed
-from onceflow.sinks.mysql.failures import code, described, is_connection_lost
 from onceflow.sinks.mysql.names import literal
 from onceflow.sinks.mysql.tls import Tls, TlsMode
-from onceflow.sinks.mysql.wire import Reply, WireConnection, timed_out
+from onceflow.sinks.mysql.wire import Reply, WireConnection
+from onceflow.sinks.sql.errors import SqlError
+from onceflow.sinks.sql.session import Session
 
 # Nothing is cut, rounded to another day or defaulted in silence, and 0 is no "next number".
 SQL_MODE = (
@@ -29,15 +30,19 @@ SQL_MODE = (
 # A source may be idle for long while a transaction is open; what a vanished machine left behind is
 # ended by the next attempt.
 _IDLE_S_MAX = 86_400
-_LOGIN_REFUSED = frozenset({1044, 1045, 1049, 1130, 1251, 1396, 1698, 1862, 3118, 4151})
+_LOGIN_REFUSED = frozenset(
+    {"1044", "1045", "1049", "1130", "1251", "1396", "1698", "1862", "3118", "4151"}
+)
+# A server that hangs is left alone after it; the end of the connection rolls back too.
+_CLOSE_TIMEOUT_S = 2.0
 _CANNOT_RESOLVE = ("Name or service not known", "nodename nor servname", "No address associated")
 
 
-class Session:
+class MySQLSession(Session):
     """A session that is given up when the server is silent for too long. Used by one thread.
 
     Strict, in UTC, utf8mb4, READ COMMITTED: a prepared transaction then holds no locks between its
-    rows. Errors are PyMySQL's own.
+    rows.
     """
 
     def __init__(self, wire: WireConnection, *, lock_timeout_s: float) -> None:
@@ -77,8 +82,8 @@ class Session:
             )
 
     @property
-    def open(self) -> bool:
-        """Whether there is a connection; false after it broke."""
+    @override
+    def is_open(self) -> bool:
         return self._wire.open
 
     @property
@@ -94,13 +99,19 @@ class Session:
         """
         return self._wire.session_id != int(self.session_id)
 
+    @cached_property
+    def loads(self) -> bool:
+        """Whether the server allows LOAD DATA LOCAL; it is asked once."""
+        found = self.query("SHOW GLOBAL VARIABLES LIKE 'local_infile'")
+        return [value for _, value in found] == ["ON"]
+
+    @override
     def query(self, statement: str) -> Sequence[tuple[Any, ...]]:
-        """Return the rows that `statement` answers."""
         return self._wire.query(statement)
 
-    def execute(self, statement: str | bytes) -> Reply:
-        """Return what `statement`, which answers no rows, did."""
-        return self._wire.execute(statement)
+    @override
+    def execute(self, statement: str) -> int:
+        return self._wire.execute(statement).rows
 
     def send(self, statement: str | bytes, file: Sequence[memoryview] | None = None) -> None:
         """Send `statement` with the file it loads, and await the reply in `receive`."""
@@ -110,23 +121,40 @@ class Session:
         """Return the reply to what was sent."""
         return self._wire.receive()
 
-    def hasten(self, timeout_s: float) -> None:
-        """From now on wait for the server at most so long."""
-        self._wire.wait_at_most(min(self._wire.reply_timeout_s, timeout_s))
+    @override
+    def begin(self) -> None:
+        self.execute("START TRANSACTION READ WRITE")
 
+    @override
+    def commit(self) -> None:
+        self.execute("COMMIT")
+
+    @override
+    def roll_back(self) -> None:
+        if not self.is_open:
+            return
+        try:
+            self.execute("ROLLBACK")
+        except SqlError:
+            self.close()
+
+    @override
+    def hasten(self) -> None:
+        self._wire.wait_at_most(min(self._wire.reply_timeout_s, _CLOSE_TIMEOUT_S))
+
+    @override
     def close(self) -> None:
-        """Disconnect, by which the server rolls back what is open. Safe to call twice."""
         self._wire.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+def own(session: Session) -> MySQLSession:
+    """Return `session` as what it is: a `MySQLEndpoint` made it."""
+    assert isinstance(session, MySQLSession), session
+    return session
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class MySQLEndpoint:
     """A database and how to reach it; pickles with what the user gave and never prints it."""
 
     host: str
@@ -144,7 +172,7 @@ class Endpoint:
         place = self.unix_socket or f"{self.host}:{self.port}"
         return f"database {self.database!r} at {place} as user {self.user!r}"
 
-    def connect(self, name: str) -> Session:
+    def connect(self, name: str) -> MySQLSession:
         """Return a new session in autocommit mode, shown to the server's operator as `name`.
 
         Raises:
@@ -170,22 +198,19 @@ class Endpoint:
             )
             if self.tls.mode is not TlsMode.PREFERRED and self.tls.mode is not TlsMode.DISABLED:
                 _require_encryption(wire)
-            return Session(wire, lock_timeout_s=self.lock_timeout_s)
-        except (MySQLError, ssl.SSLError, OSError) as error:
+            return MySQLSession(wire, lock_timeout_s=self.lock_timeout_s)
+        except (SqlError, ssl.SSLError, OSError) as error:
             raise self._refused(error) from None
 
-    def _refused(self, error: MySQLError | OSError) -> ConfigError | SinkError:
-        if not isinstance(error, MySQLError):
-            return ConfigError(f"cannot connect to {self}: {self.without_secrets(str(error))}")
-        reason = self.without_secrets(described(error))
+    def _refused(self, error: SqlError | OSError) -> ConfigError | SinkError:
+        reason = self.without_secrets(str(error))
         wrong = (
-            code(error) in _LOGIN_REFUSED
+            not isinstance(error, SqlError)
+            or error.code in _LOGIN_REFUSED
             or any(text in reason for text in _CANNOT_RESOLVE)
             or "SSL is required" in reason
             or "certificate" in reason.lower()
         )
-        if timed_out(error):
-            reason = f"it did not answer within {self.connect_timeout_s:g} s"
         return (ConfigError if wrong else SinkError)(f"cannot connect to {self}: {reason}")
 
     def without_secrets(self, text: str) -> str:
@@ -198,11 +223,6 @@ class Endpoint:
     def _secret(self) -> str:
         """Return the password itself, where the user gave a reference to it."""
         return followed(self.password, setting=f"the sink's password ({self})")
-
-
-def is_lost(session: Session, error: MySQLError) -> bool:
-    """Return whether `error` says that the connection is gone, so the reply never came."""
-    return not session.open or is_connection_lost(error)
 
 
 def _require_encryption(wire: WireConnection) -> None:

@@ -16,9 +16,10 @@ import pyarrow.compute as pc
 from pyarrow import types as arrow
 
 from onceflow.core.errors import SinkError
-from onceflow.sinks.mysql.catalog import TableColumn
-from onceflow.sinks.mysql.types import TEXTS, Wire, wire_of
-from onceflow.sinks.sql import decoded, fitted, refused_at
+from onceflow.sinks.mysql.catalog import TEXTS, MySQLType
+from onceflow.sinks.mysql.types import Wire, wire_of
+from onceflow.sinks.sql.tables import TableColumn, Target
+from onceflow.sinks.sql.values import decoded, fitted, refused_at
 
 # Days and microseconds from 1970. Year 0 is MySQL's mark for dates that are none.
 _DAY_FIRST, _DAY_LAST = -719_162, 2_932_896
@@ -35,10 +36,12 @@ _UUID = "^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnFit:
+class MySQLFit:
     """Takes one column of a batch to what is spelled for one column of the table."""
 
     column: TableColumn
+    type: MySQLType
+    """The column's."""
     wire: Wire
     is_key: bool = False
     """Whether rows are found by it."""
@@ -51,7 +54,7 @@ class ColumnFit:
     @property
     def shown(self) -> str:
         """The table's type as an error message shows it."""
-        return self.column.type.shown
+        return self.type.shown
 
     @property
     def nullable(self) -> bool:
@@ -67,7 +70,7 @@ class ColumnFit:
         """
         given = decoded(given)
         wire = self.wire.type
-        if given.type != wire and wire_of(given.type, self.column.type) is None:
+        if given.type != wire and wire_of(given.type, self.type) is None:
             raise SinkError(
                 f"column {self.name!r}: a batch has Arrow type {given.type}, which does not go "
                 f"into the table's type {self.shown}"
@@ -78,7 +81,7 @@ class ColumnFit:
         if arrow.is_integer(given.type) and arrow.is_decimal(wire):
             given = given.cast(_ANY_INTEGER)
         result = fitted(given, wire, name=self.name, target=self.shown)
-        check = _CHECKS.get(self.column.type.name)
+        check = _CHECKS.get(self.type.name)
         if check is not None and len(result) > result.null_count:
             check(self, result)
         return result
@@ -95,22 +98,22 @@ class ColumnFit:
 
     def check_decimal(self, values: pa.Array) -> None:
         """Refuse what is below zero where nothing is."""
-        if self.column.type.unsigned:
+        if self.type.unsigned:
             self._refuse(values, pc.less(values, pa.scalar(Decimal(0), values.type)), "below zero")
 
     def check_float(self, values: pa.Array) -> None:
         """Refuse what is no number."""
         self._refuse(values, pc.invert(pc.is_finite(values)), "it stores neither NaN nor infinity")
-        if self.column.type.unsigned:
+        if self.type.unsigned:
             self._refuse(values, pc.less(values, 0), "below zero")
 
     def check_mediumint(self, values: pa.Array) -> None:
         """Refuse what has over 24 bits."""
-        self._check_range(values, values, *_MEDIUMINT[self.column.type.unsigned])
+        self._check_range(values, values, *_MEDIUMINT[self.type.unsigned])
 
     def check_bits(self, values: pa.Array) -> None:
         """Refuse what has more bits than the column."""
-        bits = self.column.type.precision or 1
+        bits = self.type.precision or 1
         self._check_range(values, values, 0, 2**bits - 1)
 
     def check_date(self, values: pa.Array) -> None:
@@ -133,7 +136,7 @@ class ColumnFit:
 
     def check_text(self, values: pa.Array) -> None:
         """Refuse what is too long, what loses its last spaces, and what the charset lacks."""
-        kind = self.column.type
+        kind = self.type
         lengths = pc.binary_length(values)
         longest = pc.max(lengths).as_py()
         if kind.length is not None and longest > kind.length:
@@ -152,7 +155,7 @@ class ColumnFit:
 
     def check_enum(self, values: pa.Array) -> None:
         """Refuse what is no member, to the letter."""
-        members = pa.array(list(self.column.type.members), values.type)
+        members = pa.array(list(self.type.members), values.type)
         foreign = pc.and_(pc.invert(pc.is_in(values, members)), values.is_valid())
         self._refuse(values, foreign, "it is none of its members, letter by letter")
 
@@ -162,16 +165,16 @@ class ColumnFit:
 
     def check_bytes(self, values: pa.Array) -> None:
         """Refuse what is too long, or would be padded."""
-        limit = self.column.type.length
+        limit = self.type.length
         if limit is None:
             return
         lengths = pc.binary_length(values)
-        if self.column.type.name == "binary":
+        if self.type.name == "binary":
             self._refuse(values, pc.not_equal(lengths, limit), f"it must have {limit} bytes")
         self._refuse(values, pc.greater(lengths, limit), f"over {limit} bytes")
 
     def _check_fraction(self, values: pa.Array) -> None:
-        digits = self.column.type.fraction_digits
+        digits = self.type.fraction_digits
         if digits >= _MICROSECOND_DIGITS:
             return
         unit = 10 ** (_MICROSECOND_DIGITS - digits)
@@ -194,7 +197,13 @@ class ColumnFit:
             raise refused_at(values, row, name=self.name, target=self.shown, why=why)
 
 
-def fitted_rows(fits: Sequence[ColumnFit], rows: pa.RecordBatch) -> pa.RecordBatch:
+def fits_of(target: Target, names: Sequence[str] | None = None) -> tuple[MySQLFit, ...]:
+    """Return the fits of `target`, or of the columns `names` in their order."""
+    fits = target.fits if names is None else target.fits_of(names)
+    return tuple(fit for fit in fits if isinstance(fit, MySQLFit))
+
+
+def fitted_rows(fits: Sequence[MySQLFit], rows: pa.RecordBatch) -> pa.RecordBatch:
     """Return the columns of `rows` that `fits` are of, in their order, as they are spelled.
 
     Raises:
@@ -215,22 +224,22 @@ def _pads(collation: str) -> bool:
     return not ("_nopad_" in collation or "_0900_" in collation or collation == "binary")
 
 
-_CHECKS: Mapping[str, Callable[[ColumnFit, pa.Array], None]] = MappingProxyType(
+_CHECKS: Mapping[str, Callable[[MySQLFit, pa.Array], None]] = MappingProxyType(
     {
-        **dict.fromkeys(sorted(TEXTS), ColumnFit.check_text),
+        **dict.fromkeys(sorted(TEXTS), MySQLFit.check_text),
         **dict.fromkeys(
-            ("binary", "varbinary", "tinyblob", "blob", "mediumblob"), ColumnFit.check_bytes
+            ("binary", "varbinary", "tinyblob", "blob", "mediumblob"), MySQLFit.check_bytes
         ),
-        "float": ColumnFit.check_float,
-        "double": ColumnFit.check_float,
-        "decimal": ColumnFit.check_decimal,
-        "mediumint": ColumnFit.check_mediumint,
-        "bit": ColumnFit.check_bits,
-        "date": ColumnFit.check_date,
-        "datetime": ColumnFit.check_datetime,
-        "timestamp": ColumnFit.check_timestamp,
-        "time": ColumnFit.check_time,
-        "enum": ColumnFit.check_enum,
-        "uuid": ColumnFit.check_uuid,
+        "float": MySQLFit.check_float,
+        "double": MySQLFit.check_float,
+        "decimal": MySQLFit.check_decimal,
+        "mediumint": MySQLFit.check_mediumint,
+        "bit": MySQLFit.check_bits,
+        "date": MySQLFit.check_date,
+        "datetime": MySQLFit.check_datetime,
+        "timestamp": MySQLFit.check_timestamp,
+        "time": MySQLFit.check_time,
+        "enum": MySQLFit.check_enum,
+        "uuid": MySQLFit.check_uuid,
     }
 )

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.sinks.sql import TableName
+from onceflow.sinks.sql.tables import TableName
 
 _FORMAT_ID = int.from_bytes(b"once", "big")
 _QUALIFIER_LENGTH_MAX = 64

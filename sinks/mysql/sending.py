@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pyarrow as pa
-from pymysql.err import DataError
 
-from onceflow.sinks.mysql.connection import Session
+from onceflow.sinks.mysql.connection import MySQLSession
+from onceflow.sinks.mysql.fitting import fits_of
 from onceflow.sinks.mysql.spelling import file_lines
 from onceflow.sinks.mysql.statements import insert_statement, load_statement
-from onceflow.sinks.mysql.tables import MySQLTarget
-from onceflow.sinks.mysql.wire import Reply
+from onceflow.sinks.mysql.wire import Reply, refused
+from onceflow.sinks.sql.tables import Target
 
 ROWS_A_STATEMENT = 10_000
 BYTES_A_STATEMENT = 1 << 20
@@ -26,32 +26,32 @@ _HARMLESS = frozenset({1287, 1592, 1681})
 
 
 class RowSender:
-    """Inserts rows into one table. Errors are PyMySQL's own, a refused row is one too."""
+    """Inserts rows into one table. Errors are `SqlError`s, of a refused row too."""
 
-    def __init__(self, target: MySQLTarget, *, local_infile: bool) -> None:
+    def __init__(self, target: Target, *, local_infile: bool) -> None:
         """Prepare the statements."""
-        self._target = target
+        self._fits = fits_of(target)
         self._load = load_statement(target) if local_infile else None
         self._insert = insert_statement(target)
         self._awaited = 0
 
-    def send(self, session: Session, rows: pa.RecordBatch) -> None:
+    def send(self, session: MySQLSession, rows: pa.RecordBatch) -> None:
         """Send `rows`, which are `fitted_rows`; `settle` knows what became of them."""
         if self._load is not None:
-            lines = file_lines(self._target.fits, rows)
+            lines = file_lines(self._fits, rows)
             self.settle(session)
             session.send(self._load, [lines])
         else:
-            statement = self._insert(self._target.fits, rows)
+            statement = self._insert(self._fits, rows)
             self.settle(session)
             session.send(statement)
         self._awaited = rows.num_rows
 
-    def settle(self, session: Session) -> None:
+    def settle(self, session: MySQLSession) -> None:
         """Return when all rows that were sent are taken as they are.
 
         Raises:
-            MySQLError: One is not, or the connection broke.
+            SqlError: One is not, or the connection broke.
         """
         awaited, self._awaited = self._awaited, 0
         if awaited:
@@ -62,27 +62,28 @@ class RowSender:
         self._awaited = 0
 
 
-def require_taken(session: Session, reply: Reply, rows: int | None) -> None:
+def require_taken(session: MySQLSession, reply: Reply, rows: int | None) -> None:
     """Return when `reply` says that `rows` rows were taken, and warns of nothing.
 
     Raises:
-        MySQLError: Its number and text are those of the first warning.
+        SqlError: Its number and text are those of the first warning.
     """
     if reply.warnings:
         for _, number, text in session.query("SHOW WARNINGS"):
             if int(number) not in _HARMLESS:
-                raise DataError(int(number), str(text))
+                raise refused(int(number), str(text))
     if rows is not None and reply.rows != rows:
-        raise DataError(1261, f"{rows} rows were sent, and the server took {reply.rows}")
+        raise refused(1261, f"{rows} rows were sent, and the server took {reply.rows}")
 
 
-def execute_checked(session: Session, statement: bytes) -> None:
+def execute_checked(session: MySQLSession, statement: bytes) -> None:
     """Carry out `statement`, which may change any number of rows but must not warn.
 
     Raises:
-        MySQLError: The server refused, or warns.
+        SqlError: The server refused, or warns.
     """
-    require_taken(session, session.execute(statement), None)
+    session.send(statement)
+    require_taken(session, session.receive(), None)
 
 
 def statement_sized(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

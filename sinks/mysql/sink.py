@@ -2,193 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Literal, TypeVar
+from dataclasses import dataclass
+from typing import ClassVar
 
-import pyarrow as pa
 from typing_extensions import override
 
-from onceflow.core.errors import ConfigError
-from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
-from onceflow.sinks.mysql.committer import MySQLCommitter
-from onceflow.sinks.mysql.database import MySQLDatabase
-from onceflow.sinks.mysql.ledger import Ledger
-from onceflow.sinks.mysql.preflight import run_preflight
-from onceflow.sinks.mysql.settings import SinkSettings
-from onceflow.sinks.mysql.transactions import PlainTransactions, XaTransactions
-from onceflow.sinks.mysql.url import endpoint
-from onceflow.sinks.sql import ChangeRules, CommitMode, TableName, WriteMode
-from onceflow.sinks.sql.commit_mode import mode_of_writer
-from onceflow.sinks.sql.staged_writer import StagedWriter
-from onceflow.sinks.sql.writer import AtLeastOnceWriter, TwoPhaseWriter
-
-_FLUSH_ROWS = 50_000
-_Choice = TypeVar("_Choice", bound=Enum)
-_Words = Literal["auto", "two_phase", "ledger"]
-
-
-class _Delivery(Enum):
-    EXACTLY_ONCE = "exactly_once"
-    AT_LEAST_ONCE = "at_least_once"
-
-
-class _Overflow(Enum):
-    ERROR = "error"
-    NULL = "null"
+from onceflow.sinks.mysql.connection import MySQLEndpoint
+from onceflow.sinks.mysql.dialect import MYSQL
+from onceflow.sinks.mysql.url import endpoint_of
+from onceflow.sinks.sql.dialect import Dialect
+from onceflow.sinks.sql.sink import SqlSink
 
 
 @dataclass(frozen=True, repr=False)
-class MySQLSink(Sink):
-    """Writes every row to its table; each takes effect exactly once, through any crash.
+class MySQLSink(SqlSink):
+    """Writes every row to its table in MySQL or MariaDB; each takes effect exactly once.
 
     Rows are kept invisible from their barrier on and committed once the checkpoint is decided: in a
     prepared XA transaction of the server, which needs MySQL 8.0.29 or MariaDB 10.6, or in
-    checkpoint storage. Columns go by name; further columns of the table get their defaults. In
-    `ledger_schema` onceflow keeps two small tables, onceflow_ledger and onceflow_sinks.
-
-    Pickles with its password, prints without it.
+    checkpoint storage.
 
     Args:
         url: `mysql://user:password@host:3306/database?ssl_mode=required`, or with `mariadb`, or
             SQLAlchemy's `mysql+pymysql://…`, or JDBC's `jdbc:mysql://…` and `jdbc:mariadb://…`.
         table: `table` or `database.table`, with upper and lower case exactly as in the database.
-        create: Whether to create the table from the rows' schema when there is none.
-        evolve: Whether to add columns that the rows have and the table lacks; nullable ones.
-        delivery: `at_least_once` commits without two phases: rows are seen at once, and come twice
-            after a failure.
-        commit_mode: How exactly-once is reached. `two_phase` prepares XA transactions; `ledger`
-            stages rows in checkpoint storage and applies them after the decision, for servers,
-            users and proxies that cannot prepare. `auto` takes two_phase where it
-            is possible, and logs what it chose and why. All give the same guarantee.
-        write_mode: `insert` adds rows; `upsert` also puts them over rows of the same key; `ignore`
-            leaves such rows as they are; `update` only puts them over such rows. All but `insert`
-            need `primary_key`, bring a key's rows to one subtask, and apply a checkpoint's changes
-            at its end.
-        user: Over what the url says.
-        password: Over what the url says; needs no percent-encoding. `${env:NAME}` or
-            `${file:/path}` refers to a secret, which is then in no pickle: each process that
-            connects looks it up.
-        primary_key: The columns by which rows are found, which a unique index must have; also the
-            primary key of a table that is created.
-        tombstones: Whether a row whose other columns are all null deletes its key.
-        operation_column: A text column that says what a row does: insert, create, c, r, i, upsert,
-            update, u to put it, delete, d to delete its key. It is not written.
-        table_column: A text column that names the row's table, null for `table`; all tables are
-            written in one transaction. It is not written.
-        overflow: What a value is that does not fit its column: `error`, a bad row, or `null`, null.
         ledger_schema: The database of onceflow's own tables, created if it may be; the url's
             unless given.
-        connect_timeout_s: How long one connection may take; also how long a committer keeps asking
-            after a reply was lost.
-        statement_timeout_s: How long the server may be silent before the connection is given up.
-        lock_timeout_s: How long the server may wait for another transaction's lock.
-        flush_rows: At least once: how many rows are committed together, at most a batch more.
-
-    Raises:
-        ConfigError: A setting is wrong by itself; what needs the server is found by `open`.
+        others: As `SqlSink` has them.
     """
 
-    url: str
-    table: str = field(kw_only=True)
-    create: bool = field(default=False, kw_only=True)
-    evolve: bool = field(default=False, kw_only=True)
-    delivery: Literal["exactly_once", "at_least_once"] = field(default="exactly_once", kw_only=True)
-    commit_mode: _Words = field(default="auto", kw_only=True)
-    write_mode: Literal["insert", "upsert", "ignore", "update"] = field(
-        default="insert", kw_only=True
-    )
-    user: str | None = field(default=None, kw_only=True)
-    password: str | None = field(default=None, kw_only=True)
-    primary_key: tuple[str, ...] = field(default=(), kw_only=True)
-    tombstones: bool = field(default=False, kw_only=True)
-    operation_column: str | None = field(default=None, kw_only=True)
-    table_column: str | None = field(default=None, kw_only=True)
-    overflow: Literal["error", "null"] = field(default="error", kw_only=True)
-    ledger_schema: str | None = field(default=None, kw_only=True)
-    connect_timeout_s: float = field(default=10.0, kw_only=True)
-    statement_timeout_s: float = field(default=120.0, kw_only=True)
-    lock_timeout_s: float = field(default=60.0, kw_only=True)
-    flush_rows: int = field(default=_FLUSH_ROWS, kw_only=True)
-
-    def __post_init__(self) -> None:
-        if isinstance(self.primary_key, str):
-            raise ConfigError(f"primary_key={self.primary_key!r}: give a tuple of column names")
-        object.__setattr__(self, "primary_key", tuple(self.primary_key))
-        for name in ("connect_timeout_s", "statement_timeout_s", "lock_timeout_s", "flush_rows"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must be over 0")
-        if self.ledger_schema == "":
-            raise ConfigError("ledger_schema is empty; name a database, or leave it out")
-        self._delivery()
-        _ = self.settings
-
-    def __repr__(self) -> str:
-        return (
-            f"MySQLSink({self.settings.endpoint}, table={self.table!r}, "
-            f"delivery={self.delivery!r}, commit_mode={self.commit_mode!r}, "
-            f"write_mode={self.write_mode!r})"
-        )
-
-    @override
-    def routing_key(self) -> tuple[str, ...]:
-        """Return the primary key where rows are found by it: one key, one writer."""
-        return self.primary_key if self.settings.rules.changes_in_place else ()
-
-    def open(self, context: CommitterContext, schema: pa.Schema) -> None:
-        """Return when rows of `schema` can be written; creates what is missing, fences the sink id.
-
-        Repeated in the same attempt it is refused, as the SPI says. A crash in it leaves at most
-        the tables created and the sink id claimed, which the next attempt claims in turn.
-
-        Raises:
-            ConfigError: They cannot: settings, server, privileges, table, columns or types.
-            Fenced: This attempt or a newer one has claimed the sink id.
-            SinkError: The server cannot be reached now.
-        """
-        run_preflight(
-            self.settings,
-            context,
-            schema,
-            exactly_once=self._delivery() is _Delivery.EXACTLY_ONCE,
-        )
-
-    def writer(self, context: WriterContext) -> SinkWriter:
-        """Return a connected writer.
-
-        Raises:
-            ConfigError: The table does not take the rows, or the server too few prepared ones.
-            SinkError: The server cannot be reached now.
-        """
-        settings = self.settings
-        database = MySQLDatabase(settings)
-        if self._delivery() is _Delivery.AT_LEAST_ONCE:
-            return AtLeastOnceWriter(database, context, PlainTransactions(settings, context))
-        match mode_of_writer(settings, database.failures, context):
-            case CommitMode.TWO_PHASE:
-                return TwoPhaseWriter(database, context, XaTransactions(settings, context))
-            case CommitMode.LEDGER:
-                return StagedWriter(database, context)
-
-    def committer(self, context: CommitterContext) -> Committer:
-        """Return a committer, which connects when it is first asked.
-
-        At least once it has nothing to commit, but finds what the job left in doubt when it was
-        still exactly once.
-        """
-        return MySQLCommitter(self.settings, context)
-
-    def _delivery(self) -> _Delivery:
-        return _choice("delivery", self.delivery, _Delivery)
+    dialect: ClassVar[Dialect] = MYSQL
 
     @property
-    def settings(self) -> SinkSettings:
-        """What the arguments say, resolved; holds the password, and prints without it."""
-        try:
-            table = TableName.parse(self.table)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
-        where = endpoint(
+    @override
+    def endpoint(self) -> MySQLEndpoint:
+        return endpoint_of(
             self.url,
             user=self.user,
             password=self.password,
@@ -196,33 +44,7 @@ class MySQLSink(Sink):
             reply_timeout_s=self.statement_timeout_s,
             lock_timeout_s=self.lock_timeout_s,
         )
-        return SinkSettings(
-            endpoint=where,
-            table=table,
-            ledger=Ledger(self.ledger_schema or where.database),
-            lock_timeout_s=self.lock_timeout_s,
-            flush_rows=self.flush_rows,
-            rules=ChangeRules(
-                mode=_choice("write_mode", self.write_mode, WriteMode),
-                primary_key=self.primary_key,
-                tombstones=self.tombstones,
-                operation_column=self.operation_column,
-                table_column=self.table_column,
-            ),
-            create=self.create,
-            evolve=self.evolve,
-            null_overflow=_choice("overflow", self.overflow, _Overflow) is _Overflow.NULL,
-            commit_mode=(
-                None
-                if self.commit_mode == "auto"
-                else _choice("commit_mode", self.commit_mode, CommitMode, "auto")
-            ),
-        )
 
-
-def _choice(setting: str, word: str, choices: type[_Choice], *more: str) -> _Choice:
-    try:
-        return choices(word)
-    except ValueError:
-        known = ", ".join((*more, *(str(one.value) for one in choices)))
-        raise ConfigError(f"{setting}={word!r}: choose one of {known}") from None
+    @override
+    def _ledger_schema(self) -> str:
+        return self.ledger_schema or self.endpoint.database

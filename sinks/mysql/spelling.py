@@ -17,17 +17,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
 
-from onceflow.sinks.mysql.fitting import ColumnFit
+from onceflow.sinks.mysql.fitting import MySQLFit
 from onceflow.sinks.mysql.types import Spelling
 
 
-def file_lines(fits: Sequence[ColumnFit], rows: pa.RecordBatch) -> memoryview:
+def file_lines(fits: Sequence[MySQLFit], rows: pa.RecordBatch) -> memoryview:
     """Return `rows`, which are `fitted_rows` of `fits`, as lines."""
     fields = [_field(*one) for one in zip(fits, rows.columns, strict=True)]
     return _bytes_of(pc.binary_join_element_wise(*fields, _NEWLINE, _TAB))
 
 
-def value_rows(fits: Sequence[ColumnFit], rows: pa.RecordBatch, *, word: str = "") -> memoryview:
+def value_rows(fits: Sequence[MySQLFit], rows: pa.RecordBatch, *, word: str = "") -> memoryview:
     """Return `rows`, which are `fitted_rows` of `fits`, in parentheses, each after `word`."""
     values = [_value(*one) for one in zip(fits, rows.columns, strict=True)]
     joined = values[0] if len(values) == 1 else pc.binary_join_element_wise(*values, _COMMA)
@@ -35,7 +35,7 @@ def value_rows(fits: Sequence[ColumnFit], rows: pa.RecordBatch, *, word: str = "
     return _bytes_of(whole)[:-1]
 
 
-def _field(fit: ColumnFit, column: pa.Array) -> pa.Array:
+def _field(fit: MySQLFit, column: pa.Array) -> pa.Array:
     match fit.wire.spelling:
         case Spelling.TEXT:
             column = _escaped_for_file(column)
@@ -46,7 +46,7 @@ def _field(fit: ColumnFit, column: pa.Array) -> pa.Array:
     return column if not column.null_count else pc.fill_null(column, _text("\\N"))
 
 
-def _value(fit: ColumnFit, column: pa.Array) -> pa.Array:
+def _value(fit: MySQLFit, column: pa.Array) -> pa.Array:
     match fit.wire.spelling:
         case Spelling.TEXT:
             column = _between("'", _escaped_for_sql(column))

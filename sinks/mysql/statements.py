@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from onceflow.sinks.mysql.fitting import ColumnFit
+from onceflow.sinks.mysql.catalog import TEXTS
+from onceflow.sinks.mysql.fitting import MySQLFit, fits_of
 from onceflow.sinks.mysql.names import identifier, quoted
 from onceflow.sinks.mysql.spelling import value_rows
-from onceflow.sinks.mysql.tables import MySQLTarget
-from onceflow.sinks.mysql.types import TEXTS, Spelling
-from onceflow.sinks.sql import WriteMode
+from onceflow.sinks.mysql.types import Spelling
+from onceflow.sinks.sql.tables import Target
+from onceflow.sinks.sql.write_mode import WriteMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class RowsStatement:
     row_word: str = ""
     """What each row begins with, before its parenthesis."""
 
-    def __call__(self, fits: Sequence[ColumnFit], rows: pa.RecordBatch) -> bytes:
+    def __call__(self, fits: Sequence[MySQLFit], rows: pa.RecordBatch) -> bytes:
         """Return the statement with `rows`, which are `fitted_rows` of `fits`, in it."""
         return b"".join((self.before, value_rows(fits, rows, word=self.row_word), self.after))
 
@@ -37,11 +38,11 @@ class RowsStatement:
 _TEMPORALS = {"date": "DATE", "datetime": "DATETIME(6)", "timestamp": "DATETIME(6)"}
 
 
-def load_statement(target: MySQLTarget) -> str:
+def load_statement(target: Target) -> str:
     """Return the LOAD DATA whose file is of `file_lines`; LOCAL makes an error a warning."""
     places: list[str] = []
     assigned: list[str] = []
-    for number, fit in enumerate(target.fits):
+    for number, fit in enumerate(fits_of(target)):
         match fit.wire.spelling:
             case Spelling.HEX:
                 assigned.append(f"{quoted(fit.name)} = UNHEX(@c{number})")
@@ -59,16 +60,16 @@ def load_statement(target: MySQLTarget) -> str:
     )
 
 
-def insert_statement(target: MySQLTarget) -> RowsStatement:
+def insert_statement(target: Target) -> RowsStatement:
     """Return the INSERT of many rows."""
     return RowsStatement(f"{_insert_into(target)} VALUES ".encode())
 
 
 def put_statements(
-    target: MySQLTarget, mode: WriteMode, key: Sequence[str], *, mariadb: bool
+    target: Target, mode: WriteMode, key: Sequence[str], *, mariadb: bool
 ) -> tuple[RowsStatement, ...]:
     """Return what puts rows of all columns by `key`, one after the other; none for no change."""
-    others = [number for number, fit in enumerate(target.fits) if fit.name not in key]
+    others = [number for number, fit in enumerate(fits_of(target)) if fit.name not in key]
     if mode is WriteMode.UPDATE:
         return (_update(target, key, others, mariadb=mariadb),) if others else ()
     changes = others if mode is WriteMode.UPSERT else []
@@ -79,15 +80,15 @@ def put_statements(
     return (*update, _insert_absent(target, key, mariadb=mariadb))
 
 
-def delete_statement(target: MySQLTarget, key: Sequence[str], *, mariadb: bool) -> RowsStatement:
+def delete_statement(target: Target, key: Sequence[str], *, mariadb: bool) -> RowsStatement:
     """Return what deletes the rows of the keys given."""
-    fits = target.fits_of(tuple(key))
+    fits = fits_of(target, key)
     tail = f" STRAIGHT_JOIN {_indexed(target, key)} ON {_same(fits, range(len(fits)))}"
     return _around_rows(fits, "DELETE FROM t USING ", tail, mariadb=mariadb)
 
 
 def _on_duplicate_key(
-    target: MySQLTarget, key: Sequence[str], others: Sequence[int], *, mariadb: bool
+    target: Target, key: Sequence[str], others: Sequence[int], *, mariadb: bool
 ) -> RowsStatement:
     names = [target.fits[number].name for number in others]
     new = "VALUES({})" if mariadb else "new_row.{}"
@@ -100,17 +101,17 @@ def _on_duplicate_key(
 
 
 def _update(
-    target: MySQLTarget, key: Sequence[str], others: Sequence[int], *, mariadb: bool
+    target: Target, key: Sequence[str], others: Sequence[int], *, mariadb: bool
 ) -> RowsStatement:
     numbers = _numbers(target, key)
-    fits = target.fits
+    fits = fits_of(target)
     assigned = ", ".join(f"t.{quoted(fits[number].name)} = r.c{number}" for number in others)
     tail = f" STRAIGHT_JOIN {_indexed(target, key)} ON {_same(fits, numbers)} SET {assigned}"
     return _around_rows(fits, "UPDATE ", tail, mariadb=mariadb)
 
 
-def _insert_absent(target: MySQLTarget, key: Sequence[str], *, mariadb: bool) -> RowsStatement:
-    fits = target.fits
+def _insert_absent(target: Target, key: Sequence[str], *, mariadb: bool) -> RowsStatement:
+    fits = fits_of(target)
     columns = ", ".join(f"r.c{number}" for number in range(len(fits)))
     tail = (
         f" LEFT JOIN {_indexed(target, key)} ON {_same(fits, _numbers(target, key))} "
@@ -120,14 +121,12 @@ def _insert_absent(target: MySQLTarget, key: Sequence[str], *, mariadb: bool) ->
     return _around_rows(fits, head, tail, mariadb=mariadb)
 
 
-def _insert_into(target: MySQLTarget) -> str:
+def _insert_into(target: Target) -> str:
     columns = ", ".join(quoted(fit.name) for fit in target.fits)
     return f"INSERT INTO {identifier(target.name)} ({columns})"
 
 
-def _around_rows(
-    fits: Sequence[ColumnFit], head: str, tail: str, *, mariadb: bool
-) -> RowsStatement:
+def _around_rows(fits: Sequence[MySQLFit], head: str, tail: str, *, mariadb: bool) -> RowsStatement:
     """Return a statement on the rows as a table `r` with the columns c0, c1 and so on."""
     names = ", ".join(f"c{number}" for number in range(len(fits)))
     typed = ", ".join(_typed(number, fit) for number, fit in enumerate(fits))
@@ -136,9 +135,9 @@ def _around_rows(
     return RowsStatement(before, after, "" if mariadb else "ROW")
 
 
-def _typed(number: int, fit: ColumnFit) -> str:
+def _typed(number: int, fit: MySQLFit) -> str:
     """Return a column as values that compare by the index, and assign as they are."""
-    name, kind = f"c{number}", fit.column.type
+    name, kind = f"c{number}", fit.type
     if fit.is_key and kind.name in _TEMPORALS:
         return f"CAST({name} AS {_TEMPORALS[kind.name]}) AS {name}"
     if fit.is_key and kind.name == "decimal":
@@ -146,24 +145,24 @@ def _typed(number: int, fit: ColumnFit) -> str:
     return name
 
 
-def _same(fits: Sequence[ColumnFit], numbers: Sequence[int]) -> str:
+def _same(fits: Sequence[MySQLFit], numbers: Sequence[int]) -> str:
     return " AND ".join(
         f"t.{quoted(fits[number].name)} = {_compared(number, fits[number])}" for number in numbers
     )
 
 
-def _compared(number: int, fit: ColumnFit) -> str:
-    kind = fit.column.type
+def _compared(number: int, fit: MySQLFit) -> str:
+    kind = fit.type
     if kind.name in TEXTS and kind.collation:
         return f"CONVERT(r.c{number} USING {kind.charset}) COLLATE {kind.collation}"
     return f"r.c{number}"
 
 
-def _numbers(target: MySQLTarget, key: Sequence[str]) -> list[int]:
-    return [number for number, fit in enumerate(target.fits) if fit.name in key]
+def _numbers(target: Target, key: Sequence[str]) -> list[int]:
+    return [number for number, fit in enumerate(fits_of(target)) if fit.name in key]
 
 
-def _indexed(target: MySQLTarget, key: Sequence[str]) -> str:
+def _indexed(target: Target, key: Sequence[str]) -> str:
     index = target.table.index_over(key)
     hint = f" FORCE INDEX ({quoted(index)})" if index else ""
     return f"{identifier(target.name)} AS t{hint}"

@@ -9,27 +9,25 @@ from __future__ import annotations
 import pyarrow as pa
 from typing_extensions import override
 
-from onceflow.sinks.mysql.connection import Session
-from onceflow.sinks.mysql.fitting import fitted_rows
+from onceflow.sinks.mysql.connection import own
+from onceflow.sinks.mysql.fitting import fits_of, fitted_rows
 from onceflow.sinks.mysql.sending import (
     BYTES_A_STATEMENT,
     ROWS_A_STATEMENT,
     RowSender,
     statement_sized,
 )
-from onceflow.sinks.mysql.tables import MySQLTarget
 from onceflow.sinks.sql.row_loader import RowLoader
+from onceflow.sinks.sql.tables import Target
 from onceflow.sinks.sql.transactions import Transactions
 
 
 class StreamedInserts(RowLoader):
     """Rows of one table that go in at once. The first bad row is the end of the transaction."""
 
-    def __init__(
-        self, transactions: Transactions[Session], target: MySQLTarget, sender: RowSender
-    ) -> None:
+    def __init__(self, transactions: Transactions, target: Target, sender: RowSender) -> None:
         self._transactions = transactions
-        self._target = target
+        self._fits = fits_of(target)
         self._sender = sender
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = 0
@@ -44,7 +42,7 @@ class StreamedInserts(RowLoader):
     @override
     def write(self, batch: pa.RecordBatch) -> None:
         # A value that does not fit is told of now, and not when enough rows have come together.
-        self._waiting.append(fitted_rows(self._target.fits, batch))
+        self._waiting.append(fitted_rows(self._fits, batch))
         self._waiting_rows += batch.num_rows
         self._waiting_bytes += batch.nbytes
         self._rows += batch.num_rows
@@ -54,7 +52,7 @@ class StreamedInserts(RowLoader):
     @override
     def finish(self) -> int:
         self._send()
-        self._sender.settle(self._transactions.begin())
+        self._sender.settle(own(self._transactions.begin()))
         rows, self._rows = self._rows, 0
         return rows
 
@@ -66,7 +64,7 @@ class StreamedInserts(RowLoader):
     def _send(self) -> None:
         if not self._waiting:
             return
-        session = self._transactions.begin()
+        session = own(self._transactions.begin())
         rows = pa.concat_batches(self._waiting) if len(self._waiting) > 1 else self._waiting[0]
         for part in statement_sized(rows):
             self._sender.send(session, part)

@@ -12,7 +12,8 @@ from enum import Enum
 import pyarrow as pa
 from pyarrow import types as arrow
 
-from onceflow.sinks.mysql.catalog import ColumnType
+from onceflow.sinks.mysql.catalog import TEXTS, MySQLType
+from onceflow.sinks.sql.values import is_bytes, is_text
 
 _INTEGERS: dict[str, tuple[pa.DataType, pa.DataType]] = {
     "tinyint": (pa.int8(), pa.uint8()),
@@ -21,7 +22,6 @@ _INTEGERS: dict[str, tuple[pa.DataType, pa.DataType]] = {
     "int": (pa.int32(), pa.uint32()),
     "bigint": (pa.int64(), pa.uint64()),
 }
-TEXTS = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext"})
 BINARIES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
 _DECIMAL128_PRECISION_MAX = 38
 
@@ -45,7 +45,7 @@ class Wire:
     spelling: Spelling
 
 
-def wire_of(given: pa.DataType, target: ColumnType) -> Wire | None:
+def wire_of(given: pa.DataType, target: MySQLType) -> Wire | None:
     """Return how a column of `given` goes into `target`; None when it cannot unchanged.
 
     `given` is a plain type: dictionaries, run-end encodings and extensions are decoded before.
@@ -60,33 +60,7 @@ def wire_of(given: pa.DataType, target: ColumnType) -> Wire | None:
     return _number_wire(given, target) or _temporal_wire(given, name)
 
 
-def plain(given: pa.DataType) -> pa.DataType:
-    """Return the type of the values themselves, without dictionary, run ends or extension."""
-    if isinstance(given, pa.BaseExtensionType):
-        return plain(given.storage_type)
-    if arrow.is_dictionary(given) or arrow.is_run_end_encoded(given):
-        return plain(given.value_type)
-    return given
-
-
-def is_text(given: pa.DataType) -> bool:
-    """Return whether `given` holds UTF-8 text."""
-    return bool(
-        arrow.is_string(given) or arrow.is_large_string(given) or arrow.is_string_view(given)
-    )
-
-
-def is_bytes(given: pa.DataType) -> bool:
-    """Return whether `given` holds bytes."""
-    return bool(
-        arrow.is_binary(given)
-        or arrow.is_large_binary(given)
-        or arrow.is_binary_view(given)
-        or arrow.is_fixed_size_binary(given)
-    )
-
-
-def _number_wire(given: pa.DataType, target: ColumnType) -> Wire | None:
+def _number_wire(given: pa.DataType, target: MySQLType) -> Wire | None:
     name = target.name
     whole = arrow.is_integer(given) or arrow.is_boolean(given)
     if name in _INTEGERS:
@@ -103,7 +77,7 @@ def _number_wire(given: pa.DataType, target: ColumnType) -> Wire | None:
     return None
 
 
-def _float_type(given: pa.DataType, target: ColumnType) -> pa.DataType | None:
+def _float_type(given: pa.DataType, target: MySQLType) -> pa.DataType | None:
     bits = given.bit_width if arrow.is_integer(given) or arrow.is_floating(given) else None
     # FLOAT(M,D) rounds to D digits in silence.
     if bits is None or target.scale is not None:
@@ -114,7 +88,7 @@ def _float_type(given: pa.DataType, target: ColumnType) -> pa.DataType | None:
     return pa.float32() if bits <= (32 if arrow.is_floating(given) else 16) else None
 
 
-def _decimal_type(given: pa.DataType, target: ColumnType) -> pa.DataType | None:
+def _decimal_type(given: pa.DataType, target: MySQLType) -> pa.DataType | None:
     if arrow.is_integer(given):
         digits, scale = (20 if given.bit_width == 64 else 10), 0
     elif arrow.is_decimal(given):

@@ -8,7 +8,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from onceflow.core.errors import ConfigError
-from onceflow.sinks.mysql.connection import Endpoint
+from onceflow.sinks.mysql.connection import MySQLEndpoint
 from onceflow.sinks.mysql.tls import Tls
 
 _FLAVORS = ("mysql", "mariadb")
@@ -21,7 +21,7 @@ _KNOWN = frozenset(
 )
 
 
-def endpoint(
+def endpoint_of(
     url: str,
     *,
     user: str | None,
@@ -29,7 +29,7 @@ def endpoint(
     connect_timeout_s: float,
     reply_timeout_s: float,
     lock_timeout_s: float,
-) -> Endpoint:
+) -> MySQLEndpoint:
     """Return what `url` says, with `user` and `password` over it.
 
     Takes `mysql://user:password@host:3306/database?ssl_mode=required`, the same with `mariadb` or
@@ -59,7 +59,7 @@ def endpoint(
     if not name:
         raise ConfigError("url names no user; write mysql://user@host/database, or pass user=…")
     secret = password if password is not None else (parsed.password or settings.get("password"))
-    return Endpoint(
+    return MySQLEndpoint(
         host=parsed.host or "localhost",
         port=parsed.port or _PORT,
         user=name,

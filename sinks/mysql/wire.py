@@ -4,26 +4,70 @@ PyMySQL sends a file of this machine when the server asks for one. Here the perm
 the server only (CLIENT.LOCAL_FILES) and not to PyMySQL, which then refuses every such request: what
 answers LOAD DATA LOCAL is the data that `send` was given, and no server can ask for anything else.
 
-Private names of PyMySQL are used in this module and nowhere else; pyproject.toml bounds the version
-for them: Connection._execute_command, _read_packet, _read_timeout, _write_timeout.
+The only module that knows PyMySQL: its errors become those of `sql.errors` here. Private names of
+PyMySQL are used, and pyproject.toml bounds the version for them: Connection._execute_command,
+_read_packet, _read_timeout, _write_timeout.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, cast
 
 import pymysql
 from pymysql.connections import Connection
 from pymysql.constants import CLIENT, COMMAND, CR
 from pymysql.cursors import Cursor
-from pymysql.err import InternalError, MySQLError, OperationalError, ProgrammingError
+from pymysql.err import InternalError, MySQLError, OperationalError
 from pymysql.protocol import OKPacketWrapper
 
+from onceflow.sinks.sql.errors import (
+    AccessDenied,
+    ConnectionLost,
+    DuplicateKey,
+    LockTimeout,
+    NameTaken,
+    NameUnknown,
+    RowRefused,
+    SqlError,
+    StatementRefused,
+    TableMissing,
+)
+
+XA_FATAL = "1401"
+"""What MySQL says of XA RECOVER to users who may not list what is prepared."""
+
+# A value does not fit its column, or a constraint forbids the row, or a trigger's SIGNAL does.
+_ROW_REFUSED = frozenset(
+    {1048, 1118, 1169, 1216, 1217, 1261, 1262, 1263, 1264, 1265, 1292, 1300, 1301}
+    | {1364, 1365, 1366, 1367, 1369, 1406, 1411, 1416, 1441, 1451, 1452, 1526, 1557, 1586, 1690}
+    | {1644, 1748, 1761, 1762, 3819, 4025, 4078}
+    # JSON text that is none, in MySQL and in MariaDB.
+    | set(range(3140, 3158))
+    | set(range(4035, 4045))
+)
+# The client's: could not connect, gone, lost. The server's: it stops, it ends the session.
+_LOST = frozenset({0, 2002, 2003, 2006, 2013, 2014, 2055, 1053, 1077, 1152, 1184, 1927, 3169, 4031})
+_KINDS: Mapping[int, type[SqlError]] = MappingProxyType(
+    {
+        **dict.fromkeys(_ROW_REFUSED, RowRefused),
+        **dict.fromkeys(_LOST, ConnectionLost),
+        # Of a database, a login, a table, a column, the server, a routine.
+        **dict.fromkeys((1044, 1045, 1142, 1143, 1227, 1370), AccessDenied),
+        1062: DuplicateKey,
+        1146: TableMissing,
+        1205: LockTimeout,
+        # A session, a transaction.
+        **dict.fromkeys((1094, 1397), NameUnknown),
+        # An index, a transaction.
+        **dict.fromkeys((1061, 1440), NameTaken),
+    }
+)
 _PIECE_BYTES = 1 << 20
-CONNECTION_IN_USE = 2014
+_OUT_OF_SYNC = 2014
 """CR_COMMANDS_OUT_OF_SYNC: a statement was sent before the last one's reply was read."""
 
 
@@ -37,21 +81,22 @@ class Reply:
 
 
 class WireConnection:
-    """A connection whose every wait ends. Errors are PyMySQL's own. Used by one thread."""
+    """A connection whose every wait ends. Errors are `SqlError`s. Used by one thread."""
 
     def __init__(self, arguments: dict[str, Any], *, timeout_s: float, reply_timeout_s: float):
         """Connect and log in within `timeout_s` a step; later replies take `reply_timeout_s`."""
-        self._connection: Connection[Cursor] = pymysql.connect(
-            **arguments,
-            charset="utf8mb4",
-            autocommit=True,
-            client_flag=CLIENT.LOCAL_FILES,
-            connect_timeout=cast("int", timeout_s),
-            read_timeout=timeout_s,
-            write_timeout=timeout_s,
-        )
         self._awaits_reply = False
-        self._reply_timeout_s = reply_timeout_s
+        self._reply_timeout_s = timeout_s
+        with _translated(timeout_s):
+            self._connection: Connection[Cursor] = pymysql.connect(
+                **arguments,
+                charset="utf8mb4",
+                autocommit=True,
+                client_flag=CLIENT.LOCAL_FILES,
+                connect_timeout=cast("int", timeout_s),
+                read_timeout=timeout_s,
+                write_timeout=timeout_s,
+            )
         self.wait_at_most(reply_timeout_s)
 
     @property
@@ -97,7 +142,7 @@ class WireConnection:
         """Send `statement` and the `file` that it loads, if it does; `receive` has its reply.
 
         Raises:
-            MySQLError: The connection broke, or the server does not want the file.
+            SqlError: The connection broke, or the server does not want the file.
         """
         self._require_settled()
         private = cast("Any", self._connection)
@@ -106,7 +151,7 @@ class WireConnection:
             if file is not None:
                 packet = private._read_packet()
                 if not packet.is_load_local_packet():
-                    raise InternalError(CONNECTION_IN_USE, "the server did not ask for the rows")
+                    raise InternalError(_OUT_OF_SYNC, "the server did not ask for the rows")
                 for chunk in file:
                     for start in range(0, len(chunk), _PIECE_BYTES):
                         private.write_packet(bytes(chunk[start : start + _PIECE_BYTES]))
@@ -120,7 +165,7 @@ class WireConnection:
             packet = cast("Any", self._connection)._read_packet()
         if not packet.is_ok_packet():
             self.close()
-            raise InternalError(CONNECTION_IN_USE, "the server answered neither success nor error")
+            raise refused(_OUT_OF_SYNC, "the server answered neither success nor error")
         reply = cast("Any", OKPacketWrapper)(packet)
         return Reply(int(reply.affected_rows), int(reply.warning_count))
 
@@ -133,21 +178,44 @@ class WireConnection:
 
     @contextmanager
     def _bounded(self) -> Generator[None, None, None]:
-        """Have an error that tells of a silence say how long it was."""
+        """Raise PyMySQL's errors as `SqlError`; after a lost connection it is closed."""
         try:
-            yield
-        except OperationalError as error:
-            if not timed_out(error):
-                raise
-            text = f"the server did not answer within {self._reply_timeout_s:g} s"
-            raise OperationalError(CR.CR_SERVER_LOST, text) from error
+            with _translated(self._reply_timeout_s):
+                yield
+        except SqlError as error:
+            if not self.open and not isinstance(error, ConnectionLost):
+                raise ConnectionLost(str(error), error.code) from error
+            if isinstance(error, ConnectionLost):
+                self.close()
+            raise
 
     def _require_settled(self) -> None:
         if self._awaits_reply:
-            raise ProgrammingError(CONNECTION_IN_USE, "the reply to the last statement is not read")
+            self.close()
+            raise refused(_OUT_OF_SYNC, "the reply to the last statement is not read")
 
 
-def timed_out(error: MySQLError) -> bool:
+def refused(number: int, text: str) -> SqlError:
+    """Return what the server's error `number` means."""
+    return _KINDS.get(number, StatementRefused)(
+        f"{' '.join(text.split())} (error {number})", str(number)
+    )
+
+
+@contextmanager
+def _translated(reply_timeout_s: float) -> Generator[None, None, None]:
+    """Raise PyMySQL's errors as `SqlError`; one that tells of a silence says how long it was."""
+    try:
+        yield
+    except MySQLError as error:
+        number = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+        text = " ".join(str(part) for part in error.args[1:]) or type(error).__name__
+        if _timed_out(error):
+            text = f"the server did not answer within {reply_timeout_s:g} s"
+        raise refused(number, text) from error
+
+
+def _timed_out(error: MySQLError) -> bool:
     """Return whether `error` tells of a silence that was too long."""
     lost = (CR.CR_SERVER_LOST, CR.CR_SERVER_GONE_ERROR, CR.CR_CONN_HOST_ERROR)
     return (

@@ -11,22 +11,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pgpq
-import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
-from psycopg import postgres
-from psycopg.abc import Buffer
-from psycopg.adapt import Dumper
-from psycopg.pq import Format
 from pyarrow import types as arrow
-from typing_extensions import override
 
 from onceflow.core.errors import SinkError
 from onceflow.sinks.postgres.catalog import PostgresType
-from onceflow.sinks.postgres.fitting import ColumnFit
+from onceflow.sinks.postgres.connection import BinaryArray, type_number
+from onceflow.sinks.postgres.fitting import PostgresFit
 
 # Signature, flags and length of the extension area of a COPY, then the number of columns.
 _COPY_HEAD_BYTES = 11 + 4 + 4
@@ -41,35 +35,12 @@ _OWN_ARRAYS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class BinaryArray:
-    """The value of one array parameter, as it goes over the wire."""
-
-    data: bytes
-
-
-class _BinaryArrayDumper(Dumper):
-    """Leaves the type open: the statement casts each parameter."""
-
-    format = Format.BINARY
-    oid = 0
-
-    @override
-    def dump(self, obj: BinaryArray) -> Buffer | None:
-        return obj.data
-
-
-def accept_arrays(connection: psycopg.Connection[object]) -> None:
-    """Let `BinaryArray` be a parameter on `connection`."""
-    connection.adapters.register_dumper(BinaryArray, _BinaryArrayDumper)
-
-
 def parameter_type(target: PostgresType) -> str:
     """Return the element type in which values of `target` travel: its own, or text."""
     return target.name if target.name in _OWN_ARRAYS and not target.element else "text"
 
 
-def array_parameters(fits: Sequence[ColumnFit], rows: pa.RecordBatch) -> list[BinaryArray]:
+def array_parameters(fits: Sequence[PostgresFit], rows: pa.RecordBatch) -> list[BinaryArray]:
     """Return the columns of `rows` that `fits` name, each as one array.
 
     Raises:
@@ -83,7 +54,7 @@ def array_parameters(fits: Sequence[ColumnFit], rows: pa.RecordBatch) -> list[Bi
     encoder = pgpq.ArrowToPostgresBinaryEncoder(single.schema)
     data = bytearray(encoder.write_header()) + encoder.write_batch(single) + encoder.finish()
     return [
-        BinaryArray(_with_element_type(one, parameter_type(fit.column.type)))
+        BinaryArray(_with_element_type(one, parameter_type(fit.type)))
         for one, fit in zip(_fields(data, len(fits)), fits, strict=True)
     ]
 
@@ -104,12 +75,12 @@ def _fields(data: bytearray, expected: int) -> list[bytearray]:
 
 
 def _with_element_type(array: bytearray, name: str) -> bytes:
-    _ELEMENT_TYPE.pack_into(array, _ELEMENT_TYPE_AT, postgres.types[name].oid)
+    _ELEMENT_TYPE.pack_into(array, _ELEMENT_TYPE_AT, type_number(name))
     return bytes(array)
 
 
-def _element_form(fit: ColumnFit, column: pa.Array) -> pa.Array:
-    if not fit.column.type.element:
+def _element_form(fit: PostgresFit, column: pa.Array) -> pa.Array:
+    if not fit.type.element:
         return column
     if not arrow.is_list(column.type):
         return pa.nulls(len(column), pa.large_string())

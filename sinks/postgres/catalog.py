@@ -7,30 +7,31 @@ type under domains, enums as such, generated columns and the privilege on each c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import psycopg
-from psycopg import sql
-from psycopg.rows import TupleRow, dict_row
-
-from onceflow.core.protocol.ids import TransactionId
-from onceflow.sinks.sql import TableName
-
-SERVER_VERSION_MIN = 120000
-"""PostgreSQL 12: the oldest whose catalogs have generated columns."""
+from onceflow.sinks.sql.session import Session
+from onceflow.sinks.sql.tables import Table, TableColumn, TableName
 
 _TYPMOD_OFFSET = 4
+_KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 
 
-def identifier(name: TableName) -> sql.Identifier:
-    """Return `name`, quoted."""
-    return sql.Identifier(*([name.schema] if name.schema else []), name.name)
+def quoted(name: str) -> str:
+    """Return `name` as an identifier."""
+    return f'"{name.replace(chr(34), chr(34) * 2)}"'
 
 
-def quoted(column: str) -> str:
-    """Return the name of a column as statements take it."""
-    return sql.Identifier(column).as_string(None)
+def literal(value: str) -> str:
+    """Return `value` as SQL, whatever the server's standard_conforming_strings."""
+    escaped = value.replace("'", "''")
+    return f" E'{escaped.replace(chr(92), chr(92) * 2)}'" if "\\" in value else f"'{escaped}'"
+
+
+def identifier(name: TableName) -> str:
+    """Return a table's name, quoted."""
+    return f"{quoted(name.schema)}.{quoted(name.name)}" if name.schema else quoted(name.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,87 +53,13 @@ class PostgresType:
     """Of varchar(length) and char(length), in characters; None without limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class TableColumn:
-    """One column of the target table."""
-
-    name: str
-    type: PostgresType
-    nullable: bool
-    has_default: bool
-    generated: bool
-    insertable: bool
-    """Whether the connected role may write it."""
-    updatable: bool = True
-    readable: bool = True
-    deterministic: bool = True
-    """Whether equal text is the same bytes, by the column's collation."""
-
-
-@dataclass(frozen=True, slots=True)
-class TargetTable:
-    """The table that rows go to."""
-
-    name: TableName
-    kind: str
-    """pg_class.relkind: r table, p partitioned table, v view, m materialized view, f foreign."""
-    persistence: str
-    """pg_class.relpersistence: p permanent, u unlogged, t temporary."""
-    columns: tuple[TableColumn, ...]
-    deletable: bool = True
-    """Whether the connected role may delete rows."""
-    unique_keys: tuple[frozenset[str], ...] = ()
-    """The columns of every unique index that ON CONFLICT can go by."""
-    grantee: str = ""
-    """The connected role, as GRANT takes it."""
-
-    @property
-    def quoted(self) -> str:
-        """The name as statements take it."""
-        return identifier(self.name).as_string(None)
-
-    def column(self, name: str) -> TableColumn | None:
-        """Return the column called `name`, or None."""
-        return next((column for column in self.columns if column.name == name), None)
-
-
-@dataclass(frozen=True, slots=True)
-class ServerFacts:
-    """What two-phase commit needs to know about a server."""
-
-    version: int
-    """As 160004."""
-    max_prepared_transactions: int
-    standby: bool
-    read_only: bool
-    database: str
-    role: str
-    schema: str | None
-    """Where a table without a schema is created; None when the search path names none."""
-
-
-def server_facts(connection: psycopg.Connection[TupleRow]) -> ServerFacts:
-    """Return the facts as of now."""
-    row = connection.execute(
-        "SELECT current_setting('max_prepared_transactions')::int, pg_is_in_recovery(), "
-        "current_setting('transaction_read_only')::bool, current_database(), "
-        "current_user::text, current_schema()::text"
-    ).fetchone()
-    if row is None:
-        raise psycopg.InternalError("the server answered a SELECT of one row with none")
-    maximum, standby, read_only, database, role, schema = row
-    return ServerFacts(
-        connection.info.server_version, maximum, standby, read_only, database, role, schema
-    )
-
-
 _TABLE = """
     SELECT c.oid, n.nspname::text AS schema, c.relname::text AS name,
            c.relkind::text AS kind, c.relpersistence::text AS persistence,
            pg_catalog.has_table_privilege(c.oid, 'DELETE') AS deletable,
            pg_catalog.quote_ident(current_user) AS grantee
     FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-    WHERE c.oid = pg_catalog.to_regclass(%s)
+    WHERE c.oid = pg_catalog.to_regclass({name})
 """
 # A domain leads to the type under it, which may be a domain again; only the last one counts. The
 # limits of a domain are its own, a domain's column has none.
@@ -141,7 +68,7 @@ _COLUMNS = """
         SELECT a.attnum, a.atttypid AS type, a.atttypmod AS modifier, 0 AS depth,
                a.attnotnull AS not_null, a.atthasdef OR a.attidentity <> '' AS has_default
         FROM pg_catalog.pg_attribute AS a
-        WHERE a.attrelid = %(table)s AND a.attnum > 0 AND NOT a.attisdropped
+        WHERE a.attrelid = {table} AND a.attnum > 0 AND NOT a.attisdropped
         UNION ALL
         SELECT layer.attnum, t.typbasetype, t.typtypmod, layer.depth + 1,
                layer.not_null OR t.typnotnull, layer.has_default OR t.typdefault IS NOT NULL
@@ -162,7 +89,7 @@ _COLUMNS = """
            CASE WHEN t.typcategory = 'A' AND e.typtype = 'b' THEN e.typname::text ELSE '' END
                AS element
     FROM layer
-    JOIN pg_catalog.pg_attribute AS a ON a.attrelid = %(table)s AND a.attnum = layer.attnum
+    JOIN pg_catalog.pg_attribute AS a ON a.attrelid = {table} AND a.attnum = layer.attnum
     JOIN pg_catalog.pg_type AS t ON t.oid = layer.type
     JOIN pg_catalog.pg_namespace AS n ON n.oid = t.typnamespace
     LEFT JOIN pg_catalog.pg_type AS e ON e.oid = t.typelem
@@ -172,67 +99,78 @@ _COLUMNS = """
 """
 # Not those over a part of the rows, over expressions, or checked only at the end.
 _UNIQUE_KEYS = """
-    SELECT array_agg(a.attname::text)
+    SELECT i.indexrelid::regclass::text, array_agg(a.attname::text)
     FROM pg_catalog.pg_index AS i
     CROSS JOIN LATERAL unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) AS k(attnum)
     JOIN pg_catalog.pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-    WHERE i.indrelid = %(table)s AND i.indisunique AND i.indisvalid AND i.indimmediate
+    WHERE i.indrelid = {table} AND i.indisunique AND i.indisvalid AND i.indimmediate
         AND i.indpred IS NULL AND i.indexprs IS NULL
     GROUP BY i.indexrelid
 """
 
 
-def target_table(connection: psycopg.Connection[TupleRow], name: TableName) -> TargetTable | None:
+def found(session: Session, name: TableName) -> Table | None:
     """Return the table called `name` as the search path finds it, or None."""
-    with connection.cursor(row_factory=dict_row) as cursor:
-        found = cursor.execute(_TABLE, (identifier(name).as_string(connection),)).fetchone()
-        if found is None:
-            return None
-        rows = cursor.execute(_COLUMNS, {"table": found["oid"]}).fetchall()
-    keys = connection.execute(_UNIQUE_KEYS, {"table": found["oid"]}).fetchall()
-    return TargetTable(
-        name=TableName(found["schema"], found["name"]),
-        kind=found["kind"],
-        persistence=found["persistence"],
-        columns=tuple(_column(row) for row in rows),
-        deletable=found["deletable"],
-        unique_keys=tuple(frozenset(names) for (names,) in keys),
-        grantee=found["grantee"],
+    known = session.query(_TABLE.format(name=literal(identifier(name))))
+    if not known:
+        return None
+    oid, schema, table, kind, persistence, deletable, grantee = known[0]
+    shown = TableName(schema, table)
+    keys = session.query(_UNIQUE_KEYS.format(table=int(oid)))
+    return Table(
+        name=shown,
+        columns=tuple(map(_column, session.query(_COLUMNS.format(table=int(oid))))),
+        unfit=_unfit(shown, kind, persistence),
+        unique_keys=tuple((index, frozenset(columns)) for index, columns in keys),
+        deletable=deletable,
+        grantee=grantee,
     )
 
 
-def _column(row: dict[str, Any]) -> TableColumn:
+def _unfit(name: TableName, kind: str, persistence: str) -> str:
+    """Say why COPY cannot write a table, or a prepared transaction not keep what it wrote.
+
+    `kind` is pg_class.relkind: r table, p partitioned table, v, m, f as in `_KINDS`.
+    `persistence` is pg_class.relpersistence: p permanent, u unlogged, t temporary.
+    """
+    if kind not in ("r", "p"):
+        return f"{name} is {_KINDS.get(kind, 'no table')}; name an ordinary or a partitioned table"
+    if persistence == "u":
+        return (
+            f"table {name} is unlogged: a crash of the server empties it, committed rows too. Run: "
+            f"ALTER TABLE {identifier(name)} SET LOGGED"
+        )
+    if persistence == "t":
+        return f"table {name} is temporary; prepared transactions cannot use it"
+    return ""
+
+
+def _column(row: Sequence[Any]) -> TableColumn:
+    name, modifier, not_null, has_default, generated, insertable, updatable, readable = row[:8]
+    deterministic, shown, base, kind, element = row[8:]
     precision: int | None = None
     scale: int | None = None
-    if row["type"] == "numeric" and row["modifier"] >= _TYPMOD_OFFSET:
-        packed = row["modifier"] - _TYPMOD_OFFSET
+    if kind == "numeric" and modifier >= _TYPMOD_OFFSET:
+        packed = modifier - _TYPMOD_OFFSET
         precision = packed >> 16
         # Eleven bits with sign: numeric(3, -2) is a type since PostgreSQL 15.
         scale = ((packed & 0x7FF) ^ 1024) - 1024
     length: int | None = None
-    if row["type"] in ("varchar", "bpchar") and row["modifier"] >= _TYPMOD_OFFSET:
-        length = row["modifier"] - _TYPMOD_OFFSET
-    return TableColumn(
-        name=row["name"],
-        type=PostgresType(
-            row["type"], row["shown"], precision, scale, row["element"], row["base"], length
-        ),
-        nullable=not row["not_null"],
-        has_default=row["has_default"],
-        generated=row["generated"],
-        insertable=row["insertable"],
-        updatable=row["updatable"],
-        readable=row["readable"],
-        deterministic=row["deterministic"],
+    if kind in ("varchar", "bpchar") and modifier >= _TYPMOD_OFFSET:
+        length = modifier - _TYPMOD_OFFSET
+    fault = (
+        f"key column {name!r} compares text otherwise than by its bytes, so two keys of the stream "
+        "may be one in the table; give it a deterministic collation or type text, and bring the "
+        "keys to one form in the pipeline"
     )
-
-
-def prepared_transactions(
-    connection: psycopg.Connection[TupleRow], sink_id: str
-) -> tuple[TransactionId, ...]:
-    """Return what is prepared under exactly this sink id in this database, by anybody."""
-    rows = connection.execute(
-        "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()"
-    ).fetchall()
-    parsed = (TransactionId.parse(str(gid)) for (gid,) in rows)
-    return tuple(sorted(one for one in parsed if one is not None and one.sink_id == sink_id))
+    return TableColumn(
+        name=name,
+        type=PostgresType(kind, shown, precision, scale, element, base, length),
+        nullable=not not_null,
+        has_default=has_default,
+        generated=generated,
+        insertable=insertable,
+        updatable=updatable,
+        readable=readable,
+        key_fault="" if deterministic else fault,
+    )

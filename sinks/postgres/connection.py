@@ -1,28 +1,84 @@
-"""Where the database is, and connections to it on which every wait has a deadline.
+"""Where the database is, and sessions with it on which every wait has a deadline.
 
-No session state is relied on: settings are `SET LOCAL`, no statement is prepared by name, so that a
-connection may go through a pooler that gives each transaction another session.
+The only module that knows psycopg: its errors become those of `sql.errors` here. No session state
+is relied on: settings are `SET LOCAL`, no statement is prepared by name, so that a session may go
+through a pooler that gives each transaction another one.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import psycopg
+import psycopg.postgres
+from psycopg.abc import Buffer
+from psycopg.adapt import Dumper
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import Format, TransactionStatus
 from psycopg.rows import TupleRow
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
+from typing_extensions import override
 
 from onceflow.core.errors import ConfigError, SinkError
+from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX
 from onceflow.core.secret_references import followed
+from onceflow.sinks.sql.errors import (
+    AccessDenied,
+    ConnectionLost,
+    DuplicateKey,
+    LockTimeout,
+    NameTaken,
+    NameUnknown,
+    RowRefused,
+    SqlError,
+    StatementRefused,
+    TableMissing,
+)
+from onceflow.sinks.sql.session import Session
 
 _T = TypeVar("_T")
+
+# Class 08 is the connection's own; by 57P the server ends the session, as it stops or crashed.
+# Class 22: a value does not fit its type. Class 23: a constraint forbids the row. P0001: a trigger
+# does. 54000: a value is too long for an index.
+_KINDS: tuple[tuple[str, type[SqlError]], ...] = (
+    ("08", ConnectionLost),
+    ("57P", ConnectionLost),
+    ("23505", DuplicateKey),
+    ("22", RowRefused),
+    ("23", RowRefused),
+    ("P0001", RowRefused),
+    ("54000", RowRefused),
+    ("55P03", LockTimeout),
+    ("42501", AccessDenied),
+    ("42P01", TableMissing),
+    ("42704", NameUnknown),
+    ("42710", NameTaken),
+)
+# Limits of the role's own would end a COPY that lasts as long as a checkpoint interval; the wait
+# for each reply has its deadline in the client. Keepalives: should this machine vanish without a
+# word, the server rolls back within a minute, and a new attempt finds no lock of ours in its way.
+# A commit after which nobody has the rows any more must not be in the server's memory alone.
+_BEGIN = """
+    BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+    SET LOCAL lock_timeout = {lock_timeout_ms};
+    SET LOCAL statement_timeout = 0;
+    SET LOCAL idle_in_transaction_session_timeout = 0;
+    SET LOCAL tcp_keepalives_idle = 20;
+    SET LOCAL tcp_keepalives_interval = 10;
+    SET LOCAL tcp_keepalives_count = 3;
+    SELECT pg_catalog.set_config('synchronous_commit', 'on', true)
+    WHERE pg_catalog.current_setting('synchronous_commit') = 'off';
+"""
+# A server that hangs is left alone after it; the end of the connection rolls back too.
+_CLOSE_TIMEOUT_S = 2.0
 
 # Found out within half a minute when the server's machine is gone without a word.
 _DEFAULTS: dict[str, str] = {
@@ -32,6 +88,7 @@ _DEFAULTS: dict[str, str] = {
     "keepalives_count": "4",
 }
 _APPLICATION_NAME_LENGTH_MAX = 63
+_WRITER_NAME = re.compile(rf"onceflow ([A-Za-z0-9_.-]{{1,{SINK_ID_LENGTH_MAX}}})/(\d+)/\d+ writer")
 _SCHEME = re.compile(r"(jdbc:)?[a-z0-9]+(\+[a-z0-9]+)?")
 # Startup failures carry no SQLSTATE, so their text decides; what is not listed may heal by itself.
 _WRONG_SETTING = re.compile(
@@ -45,7 +102,7 @@ class ReplyTimeout(psycopg.OperationalError):
     """Raised when the server did not answer in time; the connection is closed by then."""
 
 
-class BoundedConnection(psycopg.Connection[TupleRow]):
+class _BoundedConnection(psycopg.Connection[TupleRow]):
     """A connection that is given up when the server is silent for too long."""
 
     reply_timeout_s: float = 120.0
@@ -80,16 +137,212 @@ def until_silent(gen: Generator[Any, Any, _T], timeout_s: float) -> Generator[An
         return cast("_T", stop.value)
 
 
+def type_number(name: str) -> int:
+    """Return the number by which the wire format knows a type."""
+    return psycopg.postgres.types[name].oid
+
+
+def writer_name(sink_id: str, attempt: int, subtask: int) -> str:
+    """Return the application name of a writer's session, by which its attempt is known."""
+    return f"onceflow {sink_id}/{attempt}/{subtask} writer"
+
+
+def attempt_of_writer(application_name: str, sink_id: str) -> int | None:
+    """Return the attempt of the writer called so; None when it is no writer of `sink_id`."""
+    match = _WRITER_NAME.fullmatch(application_name)
+    return int(match[2]) if match is not None and match[1] == sink_id else None
+
+
+@dataclass(frozen=True, slots=True)
+class BinaryArray:
+    """The value of one array parameter, as it goes over the wire."""
+
+    data: bytes
+
+
+class _BinaryArrayDumper(Dumper):
+    """Leaves the type open: the statement casts each parameter."""
+
+    format = Format.BINARY
+    oid = 0
+
+    @override
+    def dump(self, obj: BinaryArray) -> Buffer | None:
+        return obj.data
+
+
+class PostgresSession(Session):
+    """A session whose transactions bring their settings with them. Used by one thread."""
+
+    def __init__(self, connection: _BoundedConnection, lock_timeout_s: float) -> None:
+        """Ask nothing yet; errors of `connection` are translated here and nowhere else."""
+        self._connection = connection
+        self._begin = _BEGIN.format(lock_timeout_ms=round(lock_timeout_s * 1000)).encode()
+        connection.adapters.register_dumper(BinaryArray, _BinaryArrayDumper)
+
+    @property
+    @override
+    def is_open(self) -> bool:
+        return not self._connection.closed
+
+    @property
+    def server_version(self) -> int:
+        """As 160004."""
+        return self._connection.info.server_version
+
+    @property
+    def backend_pid(self) -> int:
+        """The session's number, as the other side told it at the login."""
+        return self._connection.info.backend_pid
+
+    @override
+    def query(self, statement: str) -> Sequence[tuple[Any, ...]]:
+        with _translated(self._connection):
+            return self._connection.execute(statement.encode()).fetchall()
+
+    @override
+    def execute(self, statement: str) -> int:
+        with _translated(self._connection):
+            return self._connection.execute(statement.encode()).rowcount
+
+    def execute_arrays(self, statement: str, parameters: Sequence[BinaryArray]) -> None:
+        """Carry out `statement` with `parameters`, which it calls $1 and so on."""
+        with _translated(self._connection), psycopg.RawCursor(self._connection) as cursor:
+            cursor.execute(statement.encode(), parameters)
+
+    def end_transaction(self, statement: str, answer: str) -> None:
+        """Carry out `statement`; return only when the server says `answer`.
+
+        In a failed transaction it says ROLLBACK, and no error.
+        """
+        with _translated(self._connection):
+            said = self._connection.execute(statement.encode()).statusmessage
+        if said != answer:
+            raise StatementRefused(
+                f"{statement} was answered with {said}: the transaction had failed and is rolled"
+                " back"
+            )
+
+    @override
+    def begin(self) -> None:
+        with _translated(self._connection):
+            self._connection.execute(self._begin)
+
+    @override
+    def commit(self) -> None:
+        self.end_transaction("COMMIT", "COMMIT")
+
+    @override
+    def roll_back(self) -> None:
+        connection = self._connection
+        if connection.closed or connection.info.transaction_status == TransactionStatus.IDLE:
+            return
+        try:
+            connection.execute("ROLLBACK")
+        except psycopg.Error:
+            self.close()
+
+    def copy_in(self, statement: str) -> CopyIn:
+        """Begin the COPY … FROM STDIN that `statement` is."""
+        return CopyIn(self._connection, statement)
+
+    @override
+    def hasten(self) -> None:
+        connection = self._connection
+        connection.reply_timeout_s = min(connection.reply_timeout_s, _CLOSE_TIMEOUT_S)
+
+    @override
+    def close(self) -> None:
+        with suppress(psycopg.Error):
+            self._connection.close()
+
+
+def own(session: Session) -> PostgresSession:
+    """Return `session` as what it is: a `PostgresEndpoint` made it."""
+    assert isinstance(session, PostgresSession), session
+    return session
+
+
+class CopyIn:
+    """One COPY into a table, from its beginning to its end."""
+
+    def __init__(self, connection: _BoundedConnection, statement: str) -> None:
+        self._connection = connection
+        self._open = ExitStack()
+        with _translated(connection):
+            copying = connection.cursor().copy(statement.encode())
+            self._copy = self._open.enter_context(copying)
+
+    def write(self, data: bytes) -> None:
+        """Send `data`. libpq does not tell of an error before the end."""
+        with _translated(self._connection):
+            self._copy.write(data)
+
+    def end(self) -> None:
+        """Return when the server has taken all rows.
+
+        Raises:
+            SqlError: It has not; the transaction has failed.
+        """
+        with _translated(self._connection):
+            self._open.close()
+
+    def give_up(self) -> None:
+        """Tell the server that no more rows come; the transaction has failed then."""
+        given_up = _GivenUp("the writer was closed")
+        with suppress(psycopg.Error):
+            self._open.__exit__(_GivenUp, given_up, None)
+
+
+class _GivenUp(Exception):
+    """Tells the server that no more rows come."""
+
+
+@contextmanager
+def _translated(connection: _BoundedConnection) -> Generator[None, None, None]:
+    """Raise psycopg's errors as `SqlError`; one that tells of a lost connection also closes it."""
+    try:
+        yield
+    except psycopg.Error as error:
+        state = error.sqlstate or ""
+        kind = next((kind for start, kind in _KINDS if state.startswith(start)), StatementRefused)
+        if connection.closed:
+            kind = ConnectionLost
+        elif kind is ConnectionLost:
+            with suppress(psycopg.Error):
+                connection.close()
+        raise kind(_described(error), state) from error
+
+
+def _described(error: psycopg.Error) -> str:
+    """Return what the server said on one line: text, constraint, detail, hint, place, SQLSTATE."""
+    diagnostics = error.diag
+    if diagnostics.message_primary is None:
+        return " ".join(str(error).split())
+    parts = [diagnostics.message_primary]
+    if diagnostics.constraint_name:
+        parts.append(f"constraint {diagnostics.constraint_name}")
+    elif diagnostics.column_name:
+        parts.append(f"column {diagnostics.column_name}")
+    parts += [part for part in (diagnostics.message_detail, diagnostics.message_hint) if part]
+    if diagnostics.context:
+        # The innermost first; the last line is the COPY's own and names row and column.
+        parts += diagnostics.context.splitlines()[-2:]
+    # A deadlock's detail has a line for each process in it.
+    return f"{' '.join('; '.join(parts).split())} (SQLSTATE {error.sqlstate})"
+
+
 @dataclass(frozen=True, slots=True, repr=False)
-class Endpoint:
+class PostgresEndpoint:
     """A database and how to reach it; pickles with what the user gave and never prints it."""
 
     parameters: tuple[tuple[str, str], ...]
     connect_timeout_s: float
     reply_timeout_s: float
+    lock_timeout_s: float
 
     def __repr__(self) -> str:
-        return f"Endpoint({self})"
+        return f"PostgresEndpoint({self})"
 
     def __str__(self) -> str:
         given = dict(self.parameters)
@@ -99,8 +352,8 @@ class Endpoint:
             f"{host}:{given.get('port') or 5432} as user {given.get('user') or 'of the system'!r}"
         )
 
-    def connect(self, name: str) -> BoundedConnection:
-        """Return a new connection in autocommit mode, shown to the server's operator as `name`.
+    def connect(self, name: str) -> PostgresSession:
+        """Return a new session in autocommit mode, shown to the server's operator as `name`.
 
         Raises:
             ConfigError: It is refused for good: password, database, role, host or encryption.
@@ -111,13 +364,13 @@ class Endpoint:
         # libpq takes whole seconds, and 1 as 2.
         parameters["connect_timeout"] = str(max(2, round(self.connect_timeout_s)))
         try:
-            connection = BoundedConnection.connect(
+            connection = _BoundedConnection.connect(
                 **cast("dict[str, Any]", parameters), autocommit=True, prepare_threshold=None
             )
         except psycopg.Error as error:
             raise self._refused(error) from None
         connection.reply_timeout_s = self.reply_timeout_s
-        return connection
+        return PostgresSession(connection, self.lock_timeout_s)
 
     def _refused(self, error: psycopg.Error) -> ConfigError | SinkError:
         reason = self.without_secrets(str(error).strip())
@@ -139,14 +392,15 @@ class Endpoint:
         }
 
 
-def endpoint(
+def endpoint_of(
     url: str,
     *,
     user: str | None,
     password: str | None,
     connect_timeout_s: float,
     reply_timeout_s: float,
-) -> Endpoint:
+    lock_timeout_s: float,
+) -> PostgresEndpoint:
     """Return what `url` says, in libpq's terms, with `user` and `password` over it.
 
     Takes libpq's URLs (`postgresql://h1,h2/db?sslmode=require`), SQLAlchemy's
@@ -168,7 +422,9 @@ def endpoint(
         parameters["user"] = user
     if password is not None:
         parameters["password"] = password
-    return Endpoint(tuple(sorted(parameters.items())), connect_timeout_s, reply_timeout_s)
+    return PostgresEndpoint(
+        tuple(sorted(parameters.items())), connect_timeout_s, reply_timeout_s, lock_timeout_s
+    )
 
 
 def _from_libpq(url: str) -> dict[str, str]:
@@ -194,12 +450,3 @@ def _from_sqlalchemy(url: str) -> dict[str, str]:
             "percent-encode special characters of the password, or pass password=…"
         ) from None
     return {str(key): str(value) for key, value in cast("dict[str, Any]", parsed).items()}
-
-
-def is_lost(connection: psycopg.Connection[TupleRow], error: psycopg.Error) -> bool:
-    """Return whether `error` says that the connection is gone, so the reply never came.
-
-    Class 08 is the connection's own; by 57P the server ends the session, as it stops or crashed.
-    """
-    state = error.sqlstate or ""
-    return connection.closed or state.startswith(("08", "57P"))

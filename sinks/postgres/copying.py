@@ -9,45 +9,35 @@ also bounds what the server queues for the end of the statement, the checks of f
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack, suppress
 
-import psycopg
 import pyarrow as pa
-from psycopg import sql
 from typing_extensions import override
 
-from onceflow.sinks.postgres.catalog import identifier
-from onceflow.sinks.postgres.connection import BoundedConnection
+from onceflow.sinks.postgres.catalog import identifier, quoted
+from onceflow.sinks.postgres.connection import CopyIn, own
 from onceflow.sinks.postgres.encoder import BinaryRows
-from onceflow.sinks.postgres.tables import PostgresTarget
+from onceflow.sinks.postgres.fitting import fits_of
 from onceflow.sinks.sql.row_loader import RowLoader
+from onceflow.sinks.sql.tables import Target
 from onceflow.sinks.sql.transactions import Transactions
 
 _COPY_S_MAX = 1.0
 
 
-class _GivenUp(Exception):
-    """Tells the server that no more rows come."""
-
-
-def copy_statement(target: PostgresTarget) -> sql.Composed:
+def copy_statement(target: Target) -> str:
     """Return the COPY into `target` of the columns that its fits have, in their order."""
-    return sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(
-        identifier(target.name), sql.SQL(", ").join(sql.Identifier(fit.name) for fit in target.fits)
-    )
+    columns = ", ".join(quoted(fit.name) for fit in target.fits)
+    return f"COPY {identifier(target.name)} ({columns}) FROM STDIN (FORMAT binary)"
 
 
 class StreamedInserts(RowLoader):
     """Rows of one table that go in at once. The first bad row is the end of the transaction."""
 
-    def __init__(
-        self, transactions: Transactions[BoundedConnection], target: PostgresTarget
-    ) -> None:
+    def __init__(self, transactions: Transactions, target: Target) -> None:
         self._transactions = transactions
-        self._format = BinaryRows(target.fits)
+        self._format = BinaryRows(fits_of(target))
         self._copy_in = copy_statement(target)
-        self._open_copy = ExitStack()
-        self._copy: psycopg.Copy | None = None
+        self._copy: CopyIn | None = None
         self._copying_since = 0.0
         self._rows = 0
 
@@ -72,22 +62,21 @@ class StreamedInserts(RowLoader):
 
     @override
     def close(self) -> None:
-        self._copy = None
+        copy, self._copy = self._copy, None
         self._transactions.hasten()
-        given_up = _GivenUp("the writer was closed")
-        with suppress(psycopg.Error):
-            self._open_copy.__exit__(_GivenUp, given_up, None)
+        if copy is not None:
+            copy.give_up()
 
-    def _begin_copy(self) -> psycopg.Copy:
-        connection = self._transactions.begin()
-        copy = self._open_copy.enter_context(connection.cursor().copy(self._copy_in))
-        copy.write(self._format.begin())
+    def _begin_copy(self) -> CopyIn:
+        copy = own(self._transactions.begin()).copy_in(self._copy_in)
         self._copy = copy
+        copy.write(self._format.begin())
         self._copying_since = time.monotonic()
         return copy
 
     def _end_copy(self) -> None:
-        copy, self._copy = self._copy, None
+        copy = self._copy
         if copy is not None:
             copy.write(self._format.end())
-            self._open_copy.close()
+            self._copy = None
+            copy.end()

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 
-import psycopg
 import pyarrow as pa
-from psycopg import sql
 from typing_extensions import override
 
-from onceflow.sinks.postgres.arrays import accept_arrays, array_parameters
-from onceflow.sinks.postgres.connection import BoundedConnection
+from onceflow.sinks.postgres.arrays import array_parameters
+from onceflow.sinks.postgres.connection import own
 from onceflow.sinks.postgres.copying import copy_statement
 from onceflow.sinks.postgres.encoder import BinaryRows
+from onceflow.sinks.postgres.fitting import fits_of
 from onceflow.sinks.postgres.statements import delete_statement, put_statement
-from onceflow.sinks.postgres.tables import PostgresTarget
-from onceflow.sinks.sql import WriteMode
 from onceflow.sinks.sql.dml import DmlExecutor
+from onceflow.sinks.sql.session import Session
+from onceflow.sinks.sql.tables import Target
+from onceflow.sinks.sql.write_mode import WriteMode
 
 _BYTES_A_STATEMENT = 16 * 1024 * 1024
 
 
-class PostgresDmlExecutor(DmlExecutor[BoundedConnection, PostgresTarget]):
+class PostgresDmlExecutor(DmlExecutor):
     """COPY for inserts, statements over arrays for changes by key."""
 
     def __init__(self, mode: WriteMode, key: Sequence[str]) -> None:
@@ -31,63 +30,51 @@ class PostgresDmlExecutor(DmlExecutor[BoundedConnection, PostgresTarget]):
         self._key = tuple(key)
 
     @override
-    def put(
-        self, connection: BoundedConnection, target: PostgresTarget, rows: pa.RecordBatch
-    ) -> None:
+    def put(self, session: Session, target: Target, rows: pa.RecordBatch) -> None:
         """Put `rows`, of which each key comes once unless they are inserted."""
-        self.put_all(connection, target, [rows])
+        self.put_all(session, target, [rows])
 
     @override
     def put_all(
         self,
-        connection: BoundedConnection,
-        target: PostgresTarget,
+        session: Session,
+        target: Target,
         batches: Iterable[pa.RecordBatch],
     ) -> None:
         """Put one batch after another; inserts go in by one COPY."""
         if self._mode is WriteMode.INSERT:
-            _copy(connection, target, batches)
+            _copy(session, target, batches)
             return
         statement = put_statement(target, self._mode, self._key)
         if statement is None:
             return
+        fits = fits_of(target)
         for rows in batches:
             for part in _statement_sized(rows):
-                _execute(connection, statement, array_parameters(target.fits, part))
+                own(session).execute_arrays(statement, array_parameters(fits, part))
 
     @override
-    def delete(
-        self, connection: BoundedConnection, target: PostgresTarget, rows: pa.RecordBatch
-    ) -> None:
+    def delete(self, session: Session, target: Target, rows: pa.RecordBatch) -> None:
         """Delete the keys of `rows`."""
         statement = delete_statement(target, self._key)
-        fits = target.fits_of(self._key)
+        fits = fits_of(target, self._key)
         for part in _statement_sized(rows):
-            _execute(connection, statement, array_parameters(fits, part))
-
-    @override
-    def savepoint(self, connection: BoundedConnection) -> AbstractContextManager[object]:
-        return connection.transaction()
+            own(session).execute_arrays(statement, array_parameters(fits, part))
 
 
-def _copy(
-    connection: BoundedConnection, target: PostgresTarget, batches: Iterable[pa.RecordBatch]
-) -> None:
+def _copy(session: Session, target: Target, batches: Iterable[pa.RecordBatch]) -> None:
     names = [fit.name for fit in target.fits]
-    encoder = BinaryRows(target.fits)
-    with connection.cursor().copy(copy_statement(target)) as copy:
+    encoder = BinaryRows(fits_of(target))
+    copy = own(session).copy_in(copy_statement(target))
+    try:
         copy.write(encoder.begin())
         for rows in batches:
             copy.write(encoder.encode(rows.select(names)))
         copy.write(encoder.end())
-
-
-def _execute(
-    connection: BoundedConnection, statement: sql.Composed, parameters: Sequence[object]
-) -> None:
-    accept_arrays(connection)
-    with psycopg.RawCursor(connection) as cursor:
-        cursor.execute(statement, parameters)
+    except BaseException:
+        copy.give_up()
+        raise
+    copy.end()
 
 
 def _statement_sized(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

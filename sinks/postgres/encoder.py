@@ -12,14 +12,15 @@ import pyarrow as pa
 from pyarrow import types as arrow
 
 from onceflow.core.errors import SinkError
-from onceflow.sinks.postgres.fitting import ColumnFit
-from onceflow.sinks.postgres.types import plain, wire_of
+from onceflow.sinks.postgres.fitting import PostgresFit
+from onceflow.sinks.postgres.types import wire_of
+from onceflow.sinks.sql.values import plain
 
 
 class BinaryRows:
     """The rows of one COPY after another: begin, encode*, end, and again."""
 
-    def __init__(self, fits: Sequence[ColumnFit]) -> None:
+    def __init__(self, fits: Sequence[PostgresFit]) -> None:
         self._fits = tuple(fits)
         self._names = [fit.name for fit in fits]
         # Nullable throughout: for other fields the encoder would write a null's stray bytes.
@@ -65,7 +66,7 @@ class BinaryRows:
             )
         for fit in self._fits:
             given = schema.field(fit.name).type
-            if wire_of(plain(given), fit.column.type) is None:
+            if wire_of(plain(given), fit.type) is None:
                 raise SinkError(
                     f"column {fit.name!r}: a batch has Arrow type {given}, which does not go into "
                     f"the table's type {fit.shown}"

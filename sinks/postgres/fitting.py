@@ -7,6 +7,7 @@ columns at a time: text is searched for NUL by memchr, int64 for bigint is not t
 from __future__ import annotations
 
 import binascii
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,9 +16,10 @@ import pyarrow.compute as pc
 from pyarrow import types as arrow
 
 from onceflow.core.errors import BadRow
-from onceflow.sinks.postgres.catalog import TableColumn
-from onceflow.sinks.postgres.types import Wire, is_text
-from onceflow.sinks.sql import decoded, fitted, refused_at
+from onceflow.sinks.postgres.catalog import PostgresType
+from onceflow.sinks.postgres.types import Wire
+from onceflow.sinks.sql.tables import TableColumn, Target
+from onceflow.sinks.sql.values import decoded, fitted, is_text, refused_at
 
 # The first day and microsecond that Postgres has, 4714-11-24 BC, and the day after its last one,
 # counted from 1970. Its last microsecond is beyond Arrow's.
@@ -31,10 +33,12 @@ _ANY_INTEGER = pa.decimal128(20, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnFit:
+class PostgresFit:
     """Takes one column of a batch to what the encoder wants for one column of the table."""
 
     column: TableColumn
+    type: PostgresType
+    """The column's."""
     wire: Wire
 
     @property
@@ -45,7 +49,7 @@ class ColumnFit:
     @property
     def shown(self) -> str:
         """The table's type as an error message shows it."""
-        return self.column.type.shown
+        return self.type.shown
 
     @property
     def nullable(self) -> bool:
@@ -75,7 +79,7 @@ class ColumnFit:
             BadRow: A value cannot be stored in the column; names the column and the value.
         """
         result = self.apply(given)
-        limit = self.column.type.length
+        limit = self.type.length
         if limit is None or not is_text(result.type):
             return
         longest = pc.max(pc.binary_length(result)).as_py()
@@ -117,6 +121,12 @@ class ColumnFit:
 
     def _error(self, values: pa.Array, row: int, why: str) -> BadRow:
         return refused_at(values, row, name=self.name, target=self.shown, why=why)
+
+
+def fits_of(target: Target, names: Sequence[str] | None = None) -> tuple[PostgresFit, ...]:
+    """Return the fits of `target`, or of the columns `names` in their order."""
+    fits = target.fits if names is None else target.fits_of(names)
+    return tuple(fit for fit in fits if isinstance(fit, PostgresFit))
 
 
 def _may_hold_nul(values: pa.Array) -> bool:

@@ -5,98 +5,74 @@ Their parameters are numbered, $1 and so on: names of columns may hold a percent
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, cast
-
-from psycopg import sql
+from collections.abc import Sequence
 
 from onceflow.sinks.postgres.arrays import parameter_type
-from onceflow.sinks.postgres.catalog import identifier
-from onceflow.sinks.postgres.fitting import ColumnFit
-from onceflow.sinks.postgres.tables import PostgresTarget
-from onceflow.sinks.sql import WriteMode
+from onceflow.sinks.postgres.catalog import identifier, quoted
+from onceflow.sinks.postgres.fitting import PostgresFit, fits_of
+from onceflow.sinks.sql.tables import Target
+from onceflow.sinks.sql.write_mode import WriteMode
 
 
-def put_statement(
-    target: PostgresTarget, mode: WriteMode, key: Sequence[str]
-) -> sql.Composed | None:
+def put_statement(target: Target, mode: WriteMode, key: Sequence[str]) -> str | None:
     """Return what puts rows of all columns; None when the mode changes nothing with them.
 
     Values are cast to the type without its limits, so that a value over a limit is refused: an
     explicit cast to the limited type would cut it in silence.
     """
-    others = [number for number, fit in enumerate(target.fits) if fit.name not in key]
+    fits = fits_of(target)
+    others = [number for number, fit in enumerate(fits) if fit.name not in key]
     if mode is WriteMode.UPDATE:
         return _update(target, key, others) if others else None
-    statement = sql.SQL(
-        "INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT {values} FROM {rows}"
-    ).format(
-        table=identifier(target.name),
-        columns=_joined(sql.Identifier(fit.name) for fit in target.fits),
-        values=_joined(_value(number, fit) for number, fit in enumerate(target.fits)),
-        rows=_rows(target.fits),
+    columns = ", ".join(quoted(fit.name) for fit in fits)
+    values = ", ".join(_value(number, fit) for number, fit in enumerate(fits))
+    statement = (
+        f"INSERT INTO {identifier(target.name)} ({columns}) OVERRIDING SYSTEM VALUE "
+        f"SELECT {values} FROM {_rows(fits)}"
     )
     if mode is WriteMode.INSERT:
         return statement
-    conflict = sql.SQL(" ON CONFLICT ({}) ").format(_joined(map(sql.Identifier, key)))
+    conflict = f" ON CONFLICT ({', '.join(map(quoted, key))}) "
     if mode is WriteMode.IGNORE or not others:
-        return statement + conflict + sql.SQL("DO NOTHING")
-    names = [sql.Identifier(target.fits[number].name) for number in others]
-    assigned = _joined(sql.SQL("{0} = excluded.{0}").format(name) for name in names)
-    return statement + conflict + sql.SQL("DO UPDATE SET ") + assigned
+        return f"{statement}{conflict}DO NOTHING"
+    names = [quoted(fits[number].name) for number in others]
+    assigned = ", ".join(f"{name} = excluded.{name}" for name in names)
+    return f"{statement}{conflict}DO UPDATE SET {assigned}"
 
 
-def delete_statement(target: PostgresTarget, key: Sequence[str]) -> sql.Composed:
+def delete_statement(target: Target, key: Sequence[str]) -> str:
     """Return what deletes the rows of the keys given, one array a key column."""
-    fits = target.fits_of(tuple(key))
-    return sql.SQL("DELETE FROM {table} AS t USING {rows} WHERE {same}").format(
-        table=identifier(target.name), rows=_rows(fits), same=_same(fits)
+    fits = fits_of(target, key)
+    return f"DELETE FROM {identifier(target.name)} AS t USING {_rows(fits)} WHERE {_same(fits)}"
+
+
+def _update(target: Target, key: Sequence[str], others: Sequence[int]) -> str:
+    fits = fits_of(target)
+    assigned = ", ".join(
+        f"{quoted(fits[number].name)} = {_value(number, fits[number])}" for number in others
+    )
+    return (
+        f"UPDATE {identifier(target.name)} AS t SET {assigned} FROM {_rows(fits)} "
+        f"WHERE {_same(fits, key)}"
     )
 
 
-def _update(target: PostgresTarget, key: Sequence[str], others: Sequence[int]) -> sql.Composed:
-    assigned = _joined(
-        sql.SQL("{} = {}").format(
-            sql.Identifier(target.fits[number].name), _value(number, target.fits[number])
-        )
-        for number in others
+def _rows(fits: Sequence[PostgresFit]) -> str:
+    arrays = ", ".join(
+        f"${number}::pg_catalog.{parameter_type(fit.type)}[]" for number, fit in enumerate(fits, 1)
     )
-    return sql.SQL("UPDATE {table} AS t SET {assigned} FROM {rows} WHERE {same}").format(
-        table=identifier(target.name),
-        assigned=assigned,
-        rows=_rows(target.fits),
-        same=_same(target.fits, key),
-    )
+    names = ", ".join(f"c{number}" for number in range(len(fits)))
+    return f"unnest({arrays}) AS u({names})"
 
 
-def _rows(fits: Sequence[ColumnFit]) -> sql.Composed:
-    arrays = _joined(
-        _text(f"${number}::pg_catalog.{parameter_type(fit.column.type)}[]")
-        for number, fit in enumerate(fits, 1)
-    )
-    names = _joined(sql.Identifier(f"c{number}") for number in range(len(fits)))
-    return sql.SQL("unnest({}) AS u({})").format(arrays, names)
+def _value(number: int, fit: PostgresFit) -> str:
+    column = f"u.c{number}"
+    return column if parameter_type(fit.type) == fit.type.name else f"{column}::{fit.type.base}"
 
 
-def _value(number: int, fit: ColumnFit) -> sql.Composed:
-    column = sql.Identifier("u", f"c{number}")
-    if parameter_type(fit.column.type) == fit.column.type.name:
-        return sql.Composed([column])
-    return sql.SQL("{}::{}").format(column, _text(fit.column.type.base))
-
-
-def _same(fits: Sequence[ColumnFit], key: Sequence[str] | None = None) -> sql.Composed:
-    return sql.SQL(" AND ").join(
-        sql.SQL("t.{} = {}").format(sql.Identifier(fit.name), _value(number, fit))
+def _same(fits: Sequence[PostgresFit], key: Sequence[str] | None = None) -> str:
+    return " AND ".join(
+        f"t.{quoted(fit.name)} = {_value(number, fit)}"
         for number, fit in enumerate(fits)
         if key is None or fit.name in key
     )
-
-
-def _joined(parts: Iterable[sql.Composable]) -> sql.Composed:
-    return sql.SQL(", ").join(parts)
-
-
-def _text(made: str) -> sql.SQL:
-    """Return SQL that is made of numbers and of what the catalogs say of types."""
-    return sql.SQL(cast("Any", made))

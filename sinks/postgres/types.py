@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyarrow import types as arrow
 
 from onceflow.sinks.postgres.catalog import PostgresType
+from onceflow.sinks.sql.values import is_text
 
 DECIMAL_PRECISION_MAX = 38
 """Of decimal128, the widest that the encoder writes."""
@@ -56,22 +57,6 @@ def wire_of(given: pa.DataType, target: PostgresType) -> Wire | None:
     if target.name == "uuid" and is_text(given):
         return Wire(pa.binary(16), uuid_text=True)
     return None
-
-
-def plain(given: pa.DataType) -> pa.DataType:
-    """Return the type of the values themselves, without dictionary, run ends or extension."""
-    if isinstance(given, pa.BaseExtensionType):
-        return plain(given.storage_type)
-    if arrow.is_dictionary(given) or arrow.is_run_end_encoded(given):
-        return plain(given.value_type)
-    return given
-
-
-def is_text(given: pa.DataType) -> bool:
-    """Return whether `given` holds UTF-8 text."""
-    return bool(
-        arrow.is_string(given) or arrow.is_large_string(given) or arrow.is_string_view(given)
-    )
 
 
 def _list_wire(given: pa.DataType, target: PostgresType) -> Wire | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Generic
 
 import pyarrow as pa
 from typing_extensions import override
@@ -12,36 +11,33 @@ from typing_extensions import override
 from onceflow.core.bad_rows import BadRows
 from onceflow.core.spi import RejectedRows
 from onceflow.sinks.sql.changes import ChangeBuffer
-from onceflow.sinks.sql.connection import ConnectionT
 from onceflow.sinks.sql.dml import DmlExecutor, apply_without_refused
-from onceflow.sinks.sql.failures import Failures
 from onceflow.sinks.sql.row_loader import RowLoader
-from onceflow.sinks.sql.row_validator import RowValidator, TargetT
-from onceflow.sinks.sql.table_name import TableName
+from onceflow.sinks.sql.row_validator import RowValidator
+from onceflow.sinks.sql.session import Session
+from onceflow.sinks.sql.tables import TableName, Target
 from onceflow.sinks.sql.transactions import Transactions
 from onceflow.sinks.sql.write_mode import ChangeRules
 
 _CHUNK_ROWS = 20_000
 _CHUNK_BYTES = 16 * 1024 * 1024
 
-_Apply = Callable[[ConnectionT, TargetT, pa.RecordBatch], None]
+_Apply = Callable[[Session, Target, pa.RecordBatch], None]
 
 
-class _Held(RowLoader, Generic[ConnectionT, TargetT]):
+class _Held(RowLoader):
     """Applies batches, and leaves refused rows out where they do not fail the job."""
 
     def __init__(
         self,
-        transactions: Transactions[ConnectionT],
-        validator: RowValidator[TargetT],
-        executor: DmlExecutor[ConnectionT, TargetT],
-        failures: Failures[ConnectionT, Any],
+        transactions: Transactions,
+        validator: RowValidator,
+        executor: DmlExecutor,
         bad_rows: BadRows,
     ) -> None:
         self._transactions = transactions
         self._validator = validator
         self._executor = executor
-        self._failures = failures
         self._bad_rows = bad_rows
 
     @override
@@ -50,42 +46,40 @@ class _Held(RowLoader, Generic[ConnectionT, TargetT]):
 
     def _place(
         self,
-        apply: _Apply[ConnectionT, TargetT],
-        target: TargetT,
+        apply: _Apply,
+        target: Target,
         batches: Iterable[pa.RecordBatch],
     ) -> int:
         """Return how many rows of `batches` the server took."""
-        connection = self._transactions.begin()
+        session = self._transactions.begin()
         placed = 0
         for rows in batches:
             if self._bad_rows.fail:
-                apply(connection, target, rows)
+                apply(session, target, rows)
                 placed += rows.num_rows
                 continue
             taken = apply_without_refused(
                 rows,
-                partial(apply, connection, target),
-                partial(self._executor.savepoint, connection),
-                self._failures,
+                partial(apply, session, target),
+                session,
                 self._bad_rows,
             )
             placed += sum(part.num_rows for part in taken)
         return placed
 
 
-class BatchedInserts(_Held[ConnectionT, TargetT]):
+class BatchedInserts(_Held):
     """Inserts into several tables, or with bad rows left out: a batch of each table at a time."""
 
     def __init__(
         self,
-        transactions: Transactions[ConnectionT],
-        validator: RowValidator[TargetT],
-        executor: DmlExecutor[ConnectionT, TargetT],
-        failures: Failures[ConnectionT, Any],
+        transactions: Transactions,
+        validator: RowValidator,
+        executor: DmlExecutor,
         bad_rows: BadRows,
     ) -> None:
-        super().__init__(transactions, validator, executor, failures, bad_rows)
-        self._waiting: dict[TableName, tuple[TargetT, list[pa.RecordBatch]]] = {}
+        super().__init__(transactions, validator, executor, bad_rows)
+        self._waiting: dict[TableName, tuple[Target, list[pa.RecordBatch]]] = {}
         self._waiting_rows = 0
         self._waiting_bytes = 0
         self._placed = 0
@@ -127,21 +121,20 @@ class BatchedInserts(_Held[ConnectionT, TargetT]):
         self._waiting_rows = self._waiting_bytes = 0
 
 
-class BufferedChanges(_Held[ConnectionT, TargetT]):
+class BufferedChanges(_Held):
     """Changes by key, applied sorted when asked to finish: no row is locked before the barrier."""
 
     def __init__(
         self,
-        transactions: Transactions[ConnectionT],
-        validator: RowValidator[TargetT],
+        transactions: Transactions,
+        validator: RowValidator,
         rules: ChangeRules,
-        executor: DmlExecutor[ConnectionT, TargetT],
-        failures: Failures[ConnectionT, Any],
+        executor: DmlExecutor,
         bad_rows: BadRows,
     ) -> None:
-        super().__init__(transactions, validator, executor, failures, bad_rows)
+        super().__init__(transactions, validator, executor, bad_rows)
         self._buffer = ChangeBuffer(rules)
-        self._targets: dict[str, TargetT] = {}
+        self._targets: dict[str, Target] = {}
 
     @property
     @override

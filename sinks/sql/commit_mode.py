@@ -9,33 +9,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import CommitterContext, WriterContext
 from onceflow.core.staging import StagingArea
-from onceflow.sinks.sql.connection import ConnectionT, Endpoint, session_name
-from onceflow.sinks.sql.failures import ErrorT, Failures
-from onceflow.sinks.sql.ledger import Ledger
-from onceflow.sinks.sql.settings import CommitMode, SinkSettings
-
-
-@dataclass(frozen=True, slots=True)
-class TwoPhaseProspects:
-    """Whether two_phase is possible in a server as it is reached, and whether it is wise."""
-
-    merit: str
-    """Why it is both, when nothing below says otherwise."""
-    obstacle: str = ""
-    """Why it is impossible, with what mends that."""
-    drawback: str = ""
-    """Why ledger is better, though it is possible."""
+from onceflow.sinks.sql.dialect import TwoPhaseSupport
+from onceflow.sinks.sql.errors import SqlError, TableMissing, refusal
+from onceflow.sinks.sql.session import session_name
+from onceflow.sinks.sql.settings import CommitMode, SqlSettings
 
 
 def chosen_mode(
-    settings: SinkSettings[object, object],
+    settings: SqlSettings,
     context: CommitterContext,
-    look: Callable[[], TwoPhaseProspects],
+    look: Callable[[], TwoPhaseSupport],
     log: logging.Logger,
 ) -> CommitMode:
     """Return the mode of this attempt: the user's, or the one that server and path allow.
@@ -74,11 +61,7 @@ def chosen_mode(
     return mode
 
 
-def mode_of_writer(
-    settings: SinkSettings[Endpoint[ConnectionT], Ledger[ConnectionT]],
-    failures: Failures[ConnectionT, ErrorT],
-    context: WriterContext,
-) -> CommitMode:
+def mode_of_writer(settings: SqlSettings, context: WriterContext) -> CommitMode:
     """Return the mode that `open` recorded for all subtasks, or the user's.
 
     Raises:
@@ -87,10 +70,10 @@ def mode_of_writer(
     """
     if settings.commit_mode is not None:
         return settings.commit_mode
-    recorded = _recorded(settings, failures, context)
+    recorded = _recorded(settings, context)
     if recorded is None:
         # Never checked: its first pre-commit says so, and prepares nothing.
-        return CommitMode.TWO_PHASE
+        return CommitMode.LEDGER if settings.two_phase is None else CommitMode.TWO_PHASE
     try:
         return CommitMode(recorded)
     except ValueError:
@@ -114,18 +97,13 @@ def required_staging(context: CommitterContext | WriterContext) -> StagingArea:
     return context.staging
 
 
-def _recorded(
-    settings: SinkSettings[Endpoint[ConnectionT], Ledger[ConnectionT]],
-    failures: Failures[ConnectionT, ErrorT],
-    context: WriterContext,
-) -> str | None:
-    connection = settings.endpoint.connect(session_name(context.sink_id, context.attempt, "mode"))
-    try:
-        return settings.ledger.commit_mode(connection, context.sink_id)
-    except failures.errors as error:
-        if failures.is_table_missing(error):
+def _recorded(settings: SqlSettings, context: WriterContext) -> str | None:
+    name = session_name(context.sink_id, context.attempt, "mode")
+    with settings.endpoint.connect(name) as session:
+        try:
+            return settings.ledger.commit_mode(session, context.sink_id)
+        except TableMissing:
             return None
-        text = f"sink {context.sink_id}: {settings.endpoint}: the commit mode is not told"
-        raise failures.refusal(error, text) from error
-    finally:
-        connection.close()
+        except SqlError as error:
+            text = f"sink {context.sink_id}: {settings.endpoint}: the commit mode is not told"
+            raise refusal(error, text) from error

@@ -4,46 +4,36 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
-from typing import Generic, TypeVar
 
 import pyarrow as pa
 
 from onceflow.core.bad_rows import BadRows
-from onceflow.sinks.sql.connection import ConnectionT
-from onceflow.sinks.sql.failures import ErrorT, Failures
+from onceflow.sinks.sql.errors import RowRefused
+from onceflow.sinks.sql.session import Session
+from onceflow.sinks.sql.tables import Target
 
-_TargetT = TypeVar("_TargetT")
 
-
-class DmlExecutor(ABC, Generic[ConnectionT, _TargetT]):
-    """What is done with rows, by their write mode. Errors are the driver's own."""
+class DmlExecutor(ABC):
+    """What is done with rows, by their write mode. Errors of the server are `SqlError`s."""
 
     @abstractmethod
-    def put(self, connection: ConnectionT, target: _TargetT, rows: pa.RecordBatch) -> None:
+    def put(self, session: Session, target: Target, rows: pa.RecordBatch) -> None:
         """Put `rows`, of which each key comes once unless they are inserted."""
 
-    def put_all(
-        self, connection: ConnectionT, target: _TargetT, batches: Iterable[pa.RecordBatch]
-    ) -> None:
+    def put_all(self, session: Session, target: Target, batches: Iterable[pa.RecordBatch]) -> None:
         """Put one batch after another, by one statement where there is one for all."""
         for rows in batches:
-            self.put(connection, target, rows)
+            self.put(session, target, rows)
 
     @abstractmethod
-    def delete(self, connection: ConnectionT, target: _TargetT, rows: pa.RecordBatch) -> None:
+    def delete(self, session: Session, target: Target, rows: pa.RecordBatch) -> None:
         """Delete the keys of `rows`."""
-
-    @abstractmethod
-    def savepoint(self, connection: ConnectionT) -> AbstractContextManager[object]:
-        """Take back what was done in a block, and only that, when a refused row is its end."""
 
 
 def apply_without_refused(
     rows: pa.RecordBatch,
     apply: Callable[[pa.RecordBatch], None],
-    savepoint: Callable[[], AbstractContextManager[object]],
-    failures: Failures[ConnectionT, ErrorT],
+    session: Session,
     bad_rows: BadRows,
 ) -> Iterator[pa.RecordBatch]:
     """Apply `rows` but those that the server refuses, and yield what it took.
@@ -52,17 +42,15 @@ def apply_without_refused(
     costs about twice the logarithm of the batch in statements.
     """
     try:
-        with savepoint():
+        with session.savepoint():
             apply(rows)
-    except failures.errors as error:
-        if not failures.is_row_refused(error):
-            raise
+    except RowRefused as error:
         if rows.num_rows == 1:
-            bad_rows.reject(rows, [failures.described(error)])
+            bad_rows.reject(rows, [str(error)])
             return
     else:
         yield rows
         return
     half = rows.num_rows // 2
     for part in (rows.slice(0, half), rows.slice(half)):
-        yield from apply_without_refused(part, apply, savepoint, failures, bad_rows)
+        yield from apply_without_refused(part, apply, session, bad_rows)

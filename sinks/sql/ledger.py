@@ -1,81 +1,222 @@
-"""What is asked of the bookkeeping tables, in whatever SQL a dialect has for it."""
+"""The two tables that onceflow keeps in a target database, and the statements on them.
+
+onceflow_ledger   one row a transaction, written inside it: visible if and only if the
+                  transaction is committed, so it tells "committed" from "rolled back" when the
+                  prepared transaction itself is gone
+onceflow_sinks    one row a sink id: which decision log owns it, its newest attempt, and how that
+                  one commits
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    DateTime,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    func,
+)
+from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement
+
+from onceflow.core.protocol.ids import (
+    SINK_ID_LENGTH_MAX,
+    TRANSACTION_ID_LENGTH_MAX,
+    CheckpointId,
+    TransactionId,
+)
 from onceflow.sinks.fence import FenceOwner
-from onceflow.sinks.sql.connection import ConnectionT_contra
+from onceflow.sinks.sql.dialect import Dialect
+from onceflow.sinks.sql.errors import DuplicateKey
+from onceflow.sinks.sql.session import Session
+from onceflow.sinks.sql.tables import TableName
+
+LEDGER = "onceflow_ledger"
+SINKS = "onceflow_sinks"
+COMMIT_MODE_LENGTH_MAX = 16
+_COLUMNS = "(transaction_id, sink_id, attempt, checkpoint, subtask, row_count)"
+_PRUNED_AT_ONCE = 1_000
 
 
-class Ledger(Protocol[ConnectionT_contra]):
-    """The tables of `bookkeeping` in one schema. Each call runs in the connection's transaction."""
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The bookkeeping tables in one schema. Each call runs in the session's transaction.
+
+    Errors are `SqlError`s: a ledger that is missing proves nothing, so that is never False.
+    """
+
+    dialect: Dialect
+    schema: str
 
     @property
-    def sinks_shown(self) -> str:
+    def ledger(self) -> str:
+        """The quoted name of the ledger."""
+        return self.dialect.identifier(TableName(self.schema, LEDGER))
+
+    @property
+    def sinks(self) -> str:
         """The quoted name of the table that says who may write."""
-        ...
+        return self.dialect.identifier(TableName(self.schema, SINKS))
 
-    def take_over(self, sink_id: str, /) -> str:
-        """Return the statement by which an operator hands a sink id to another job."""
-        ...
+    def creation(self) -> Sequence[str]:
+        """Return the statements that create both tables in an existing schema, indexes last."""
+        tables = (self._ledger_table(), self._sinks_table())
+        indexes = [
+            CreateIndex(index, if_not_exists=self.dialect.creates_index_if_missing)
+            for table in tables
+            for index in table.indexes
+        ]
+        elements: list[DDLElement] = [CreateTable(table, if_not_exists=True) for table in tables]
+        return [self.dialect.compiled(element) for element in (*elements, *indexes)]
 
-    def record(
-        self, connection: ConnectionT_contra, transaction: TransactionId, rows: int, /
-    ) -> bool:
+    def take_over(self, sink_id: str) -> str:
+        """Return the statement by which an operator hands `sink_id` to another job."""
+        return f"DELETE FROM {self.sinks} WHERE sink_id = {self._literal(sink_id)}"
+
+    def record(self, session: Session, transaction: TransactionId, rows: int) -> bool:
         """Return whether the ledger row is written; not when a newer attempt has the sink.
 
         Nor, where the server would wait for it, when a prepared transaction has the name.
 
         Raises:
-            Exception: The driver's: the transaction is committed (duplicate key), or refused.
+            DuplicateKey: The transaction is committed.
         """
-        ...
+        # The fence's row is read without a lock that a prepared transaction would keep.
+        guard = self.dialect.guard_of_record(transaction)
+        return (
+            session.execute(
+                f"INSERT INTO {self.ledger} {_COLUMNS} SELECT {self._values(transaction, rows)} "
+                f"FROM {self.sinks} WHERE sink_id = {self._literal(transaction.sink_id)} "
+                f"AND attempt <= {transaction.attempt}{guard}"
+            )
+            == 1
+        )
 
-    def record_applied(
-        self, connection: ConnectionT_contra, transaction: TransactionId, rows: int, /
-    ) -> bool:
+    def record_applied(self, session: Session, transaction: TransactionId, rows: int) -> bool:
         """Return whether the ledger row is written; not when the transaction is committed.
 
         Waits for another session that is writing it, and then knows how that one ended.
         """
-        ...
+        return self._is_inserted(
+            session,
+            f"INSERT INTO {self.ledger} {_COLUMNS} VALUES ({self._values(transaction, rows)})",
+        )
 
-    def has(self, connection: ConnectionT_contra, transaction: TransactionId, /) -> bool:
-        """Return whether the ledger proves that `transaction` is committed.
+    def has(self, session: Session, transaction: TransactionId) -> bool:
+        """Return whether the ledger proves that `transaction` is committed."""
+        name = self._literal(str(transaction))
+        return bool(session.query(f"SELECT 1 FROM {self.ledger} WHERE transaction_id = {name}"))
 
-        A ledger that is missing proves nothing, so that is the driver's error and not False.
-        """
-        ...
-
-    def owner(self, connection: ConnectionT_contra, sink_id: str, /) -> FenceOwner | None:
+    def owner(self, session: Session, sink_id: str) -> FenceOwner | None:
         """Return who claimed `sink_id` last."""
-        ...
+        found = self._of_sink(session, "log_id, attempt", sink_id)
+        return FenceOwner(str(found[0][0]), int(found[0][1])) if found else None
 
-    def commit_mode(self, connection: ConnectionT_contra, sink_id: str, /) -> str | None:
-        """Return the commit mode that the last claim chose; None when there is none."""
-        ...
+    def commit_mode(self, session: Session, sink_id: str) -> str | None:
+        """Return the commit mode that the last claim chose; None when it recorded none."""
+        found = self._of_sink(session, "commit_mode", sink_id)
+        return found[0][0] if found else None
 
     def claim(
-        self,
-        connection: ConnectionT_contra,
-        sink_id: str,
-        job: str,
-        owner: FenceOwner,
-        commit_mode: str,
-        /,
+        self, session: Session, sink_id: str, job: str, owner: FenceOwner, commit_mode: str
     ) -> bool:
         """Return whether `owner` is now the only one who may write under `sink_id`.
 
-        Not when another log, the same attempt or a newer one has it: the rule of `fence`. May also
-        be refused because another claim was quicker, which its row then tells.
+        Not when another log, the same attempt or a newer one has it: the rule of `sinks.fence`. Nor
+        when another claim of a new sink id was quicker; the next call knows by that one's row.
         """
-        ...
+        sink, name, log, mode = map(self._literal, (sink_id, job, owner.log_id, commit_mode))
+        updated = session.execute(
+            f"UPDATE {self.sinks} SET job = {name}, attempt = {owner.attempt}, "
+            f"claimed_at = CURRENT_TIMESTAMP, commit_mode = {mode} "
+            f"WHERE sink_id = {sink} AND log_id = {log} AND attempt < {owner.attempt}"
+        )
+        return updated > 0 or self._is_inserted(
+            session,
+            f"INSERT INTO {self.sinks} (sink_id, job, log_id, attempt, commit_mode) "
+            f"VALUES ({sink}, {name}, {log}, {owner.attempt}, {mode})",
+        )
 
-    def prune(self, connection: ConnectionT_contra, sink_id: str, before: CheckpointId, /) -> bool:
+    def prune(self, session: Session, sink_id: str, before: CheckpointId) -> bool:
         """Delete a bounded number of committed rows before `before`; return whether more are left.
 
-        Rows of prepared transactions are not seen, and stay.
+        Rows of prepared transactions are not seen, and stay. Losing a deletion to a crash does no
+        harm.
         """
-        ...
+        with session.transaction():
+            for statement in self.dialect.before_pruning:
+                session.execute(statement)
+            found = session.query(
+                f"SELECT transaction_id FROM {self.ledger} "
+                f"WHERE sink_id = {self._literal(sink_id)} AND checkpoint < {int(before)} "
+                f"LIMIT {_PRUNED_AT_ONCE}{self.dialect.locks_what_is_pruned}"
+            )
+            if found:
+                names = ", ".join(self._literal(str(name)) for (name,) in found)
+                session.execute(f"DELETE FROM {self.ledger} WHERE transaction_id IN ({names})")
+        return len(found) == _PRUNED_AT_ONCE
+
+    def _of_sink(self, session: Session, columns: str, sink_id: str) -> Sequence[tuple[Any, ...]]:
+        return session.query(
+            f"SELECT {columns} FROM {self.sinks} WHERE sink_id = {self._literal(sink_id)}"
+        )
+
+    def _is_inserted(self, session: Session, statement: str) -> bool:
+        """Return whether `statement` inserted its row; not when there is one of the same key."""
+        try:
+            return session.execute(f"{statement}{self.dialect.unless_there}") == 1
+        except DuplicateKey:
+            return False
+
+    def _values(self, transaction: TransactionId, rows: int) -> str:
+        return (
+            f"{self._literal(str(transaction))}, {self._literal(transaction.sink_id)}, "
+            f"{transaction.attempt}, {transaction.checkpoint}, {transaction.subtask}, {rows}"
+        )
+
+    def _literal(self, value: str) -> str:
+        return self.dialect.literal(value)
+
+    def _ledger_table(self) -> Table:
+        # Its index serves pruning, which goes by sink and age.
+        return Table(
+            LEDGER,
+            MetaData(),
+            Column("transaction_id", String(TRANSACTION_ID_LENGTH_MAX), primary_key=True),
+            Column("sink_id", String(SINK_ID_LENGTH_MAX), nullable=False),
+            Column("attempt", Integer, nullable=False),
+            Column("checkpoint", BigInteger, nullable=False),
+            Column("subtask", Integer, nullable=False),
+            Column("row_count", BigInteger, nullable=False),
+            Column(
+                "prepared_at", DateTime(timezone=True), nullable=False, server_default=func.now()
+            ),
+            Index("onceflow_ledger_by_checkpoint", "sink_id", "checkpoint"),
+            schema=self.schema or None,
+            **self.dialect.options_of_bookkeeping,
+        )
+
+    def _sinks_table(self) -> Table:
+        return Table(
+            SINKS,
+            MetaData(),
+            Column("sink_id", String(SINK_ID_LENGTH_MAX), primary_key=True),
+            Column("job", Text, nullable=False),
+            Column("log_id", Text, nullable=False),
+            Column("attempt", Integer, nullable=False),
+            Column(
+                "claimed_at", DateTime(timezone=True), nullable=False, server_default=func.now()
+            ),
+            # What `open` chose for the attempt, so that all its subtasks do the same.
+            Column("commit_mode", String(COMMIT_MODE_LENGTH_MAX)),
+            schema=self.schema or None,
+            **self.dialect.options_of_bookkeeping,
+        )

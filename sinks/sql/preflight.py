@@ -1,8 +1,9 @@
-"""What every dialect claims and looks at on the driver before an attempt writes anything."""
+"""What is checked, created and claimed on the driver before an attempt writes anything."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import pyarrow as pa
 
@@ -10,73 +11,190 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import CommitterContext
 from onceflow.sinks.fence import FenceOwner, check_fence
-from onceflow.sinks.sql.connection import ConnectionT
-from onceflow.sinks.sql.database import Database
-from onceflow.sinks.sql.failures import ErrorT
-from onceflow.sinks.sql.settings import CommitMode
-from onceflow.sinks.sql.tables import FitT, Table, TableT
+from onceflow.sinks.sql.commit_mode import chosen_mode
+from onceflow.sinks.sql.dialect import Server, TwoPhaseSupport
+from onceflow.sinks.sql.errors import AccessDenied, LockTimeout, NameTaken, SqlError, refusal
+from onceflow.sinks.sql.ledger import COMMIT_MODE_LENGTH_MAX, LEDGER, SINKS
+from onceflow.sinks.sql.matching import matched
+from onceflow.sinks.sql.session import Session, session_name
+from onceflow.sinks.sql.settings import CommitMode, SqlSettings
+from onceflow.sinks.sql.table_resolver import created, evolved, missing, require_writable
+from onceflow.sinks.sql.tables import Table, TableName
 from onceflow.sinks.sql.write_mode import ChangeRules
 
+_NO_TWO_PHASE = TwoPhaseSupport(
+    "", obstacle="it has no prepared transactions that another session can commit"
+)
 
-def claim(
-    database: Database[ConnectionT, ErrorT, TableT, FitT],
-    connection: ConnectionT,
-    context: CommitterContext,
-    mode: CommitMode,
+
+def run_preflight(
+    settings: SqlSettings, context: CommitterContext, schema: pa.Schema, *, exactly_once: bool
 ) -> None:
-    """Return when this attempt, and no older one, may write under the sink id in `mode`.
+    """Return when rows of `schema` can be written, with everything created and claimed.
 
     Raises:
-        ConfigError: Another job owns the sink id.
-        Fenced: This attempt or a newer one has claimed it.
+        ConfigError: They cannot; the text has what mends it.
+        Fenced: This attempt or a newer one owns the sink id.
+        SinkError: The server cannot be reached or asked now.
     """
-    ledger = database.settings.ledger
-    claimant = FenceOwner(context.log_id, context.attempt)
-    while not ledger.claim(connection, context.sink_id, context.job, claimant, mode.value):
-        # Goes on only if the row that stood in the way is gone meanwhile, or older.
-        check_fence(
-            context.sink_id,
-            ledger.owner(connection, context.sink_id),
-            claimant,
-            take_over=ledger.take_over(context.sink_id),
-        )
+    try:
+        TransactionId(context.sink_id, context.attempt, checkpoint=0, subtask=0)
+    except ValueError as error:
+        raise ConfigError(f"sink id {context.sink_id!r}: {error}") from None
+    text = f"sink {context.sink_id}: {settings.endpoint}"
+    name = session_name(context.sink_id, context.attempt, "check")
+    with settings.endpoint.connect(name) as session:
+        try:
+            _Preflight(settings, context, session).run(schema, exactly_once=exactly_once)
+        except AccessDenied as error:
+            raise ConfigError(f"{text}: not permitted: {error}") from error
+        except SqlError as error:
+            raise refusal(error, text) from error
 
 
-def required_table(
-    database: Database[ConnectionT, ErrorT, TableT, FitT],
-    connection: ConnectionT,
-    context: CommitterContext,
-    schema: pa.Schema,
-    prepared: Callable[[], Sequence[TransactionId]],
-) -> TableT:
-    """Return the target table, which takes rows of `schema`; made or altered when asked for.
+class _Preflight:
+    """One run of the checks, on one session."""
 
-    Only while nothing is `prepared`: columns are added by the writers, after recovery, if need be.
+    def __init__(self, settings: SqlSettings, context: CommitterContext, session: Session) -> None:
+        self._settings = settings
+        self._dialect = settings.dialect
+        self._context = context
+        self._session = session
 
-    Raises:
-        ConfigError: There is none, or it does not take the rows.
-    """
-    settings, tables = database.settings, database.tables
-    table = tables.found(connection, settings.table)
-    if table is None:
-        if not settings.create:
-            raise tables.missing(settings.table, schema)
-        _require_nothing(prepared(), database, context)
-        table = tables.created(connection, settings.table, schema, settings.rules)
-    tables.require_writable(table)
-    if settings.evolve:
-        waiting = prepared()
-        if waiting:
-            database.log.info(
-                "sink %s: columns are added after recovery: %s transactions are prepared",
+    def run(self, schema: pa.Schema, *, exactly_once: bool) -> None:
+        settings, context = self._settings, self._context
+        server = self._dialect.look_at_server(self._session)
+        server.require(settings.endpoint, context.sink_id)
+        if exactly_once:
+            look = partial(self._support, server)
+            mode = chosen_mode(settings, context, look, self._dialect.log)
+            self._ensure_bookkeeping(server)
+            self._claim(mode)
+            self._dialect.end_older_writers(self._session, settings.ledger_schema, context)
+        table = self._required_table(schema)
+        if settings.rules.tombstones or settings.rules.operation_column:
+            self._dialect.require_delete(self._session, table)
+
+    def _support(self, server: Server) -> TwoPhaseSupport:
+        if self._settings.two_phase is None:
+            return _NO_TWO_PHASE
+        return server.two_phase_support(self._session)
+
+    def _ensure_bookkeeping(self, server: Server) -> None:
+        """Return when ledger and fence exist; creates what is missing, whoever else does the same.
+
+        Raises:
+            ConfigError: They do not, and the user may not create them.
+        """
+        ledger, session = self._settings.ledger, self._session
+        tables = [
+            self._dialect.found(session, TableName(ledger.schema, name)) for name in (LEDGER, SINKS)
+        ]
+        if all(table is not None and table.unique_keys for table in tables):
+            self._ensure_commit_mode(tables[1])
+            return
+        try:
+            with self._dialect.one_at_a_time(session):
+                if not self._dialect.has_schema(session, ledger.schema):
+                    session.execute(f"CREATE SCHEMA {self._dialect.quoted(ledger.schema)}")
+                for statement in ledger.creation():
+                    self._create(statement)
+        except AccessDenied as error:
+            raise ConfigError(
+                f"{self._dialect.user} {server.user} may not create onceflow's tables in "
+                f"{self._settings.endpoint}: {error}. Run as the owner of the database: "
+                f"{server.bookkeeping_grants(ledger.schema)}"
+            ) from error
+
+    def _create(self, statement: str) -> None:
+        try:
+            self._session.execute(statement)
+        except NameTaken:
+            # An index, where there is no IF NOT EXISTS for it; a crash may have come before it.
+            if self._dialect.creates_index_if_missing:
+                raise
+
+    def _ensure_commit_mode(self, sinks: Table | None) -> None:
+        """Bring a fence that was created before commit modes up to date."""
+        if sinks is None or sinks.column("commit_mode") is not None:
+            return
+        name = self._dialect.identifier(sinks.name)
+        statement = f"ALTER TABLE {name} ADD COLUMN commit_mode varchar({COMMIT_MODE_LENGTH_MAX})"
+        try:
+            with self._dialect.one_at_a_time(self._session):
+                self._session.execute(statement)
+        except (AccessDenied, LockTimeout) as error:
+            raise ConfigError(
+                f"{name} in {self._settings.endpoint} is of an older onceflow and cannot be "
+                f"altered: {error}. While nothing is prepared (see "
+                f"{self._dialect.lists_prepared}), run as its owner: {statement}"
+            ) from error
+
+    def _claim(self, mode: CommitMode) -> None:
+        """Return when this attempt, and no older one, may write under the sink id in `mode`.
+
+        Raises:
+            ConfigError: Another job owns the sink id.
+            Fenced: This attempt or a newer one has claimed it.
+        """
+        context, ledger, session = self._context, self._settings.ledger, self._session
+        claimant = FenceOwner(context.log_id, context.attempt)
+        while not ledger.claim(session, context.sink_id, context.job, claimant, mode.value):
+            # Goes on only if the row that stood in the way is gone meanwhile, or older.
+            check_fence(
                 context.sink_id,
-                len(waiting),
+                ledger.owner(session, context.sink_id),
+                claimant,
+                take_over=ledger.take_over(context.sink_id),
             )
-            schema = _known_columns(table, schema, settings.rules)
-        else:
-            table = tables.evolved(connection, table, schema, settings.rules)
-    tables.matched(table, schema, settings.rules)
-    return table
+
+    def _required_table(self, schema: pa.Schema) -> Table:
+        """Return the target table, which takes rows of `schema`; made or altered when asked for.
+
+        Only while nothing is prepared: columns are added by the writers, after recovery, if need
+        be.
+
+        Raises:
+            ConfigError: There is none, or it does not take the rows.
+        """
+        settings, session = self._settings, self._session
+        table = self._dialect.found(session, settings.table)
+        if table is None:
+            if not settings.create:
+                raise missing(settings, settings.table, schema)
+            self._require_nothing_prepared()
+            table = created(settings, session, settings.table, schema, settings.rules)
+        require_writable(table)
+        if settings.evolve:
+            waiting = self._prepared()
+            if waiting:
+                self._dialect.log.info(
+                    "sink %s: columns are added after recovery: %s transactions are prepared",
+                    self._context.sink_id,
+                    len(waiting),
+                )
+                schema = _known_columns(table, schema, settings.rules)
+            else:
+                table = evolved(settings, session, table, schema, settings.rules)
+        matched(self._dialect, table, schema, settings.rules)
+        return table
+
+    def _require_nothing_prepared(self) -> None:
+        two_phase, prepared = self._settings.two_phase, self._prepared()
+        if two_phase is not None and prepared:
+            raise ConfigError(
+                f"table {self._settings.table} is to be created, and {len(prepared)} transactions "
+                f"of sink {self._context.sink_id} are in doubt, the first {prepared[0]}: tables "
+                "are created only while nothing is prepared. Start the job once with the table it "
+                f"had before, or finish them by {two_phase.endings(prepared[0])}"
+            )
+
+    def _prepared(self) -> Sequence[TransactionId]:
+        """Return what is prepared under the sink id; nothing where the user may not ask."""
+        two_phase = self._settings.two_phase
+        if two_phase is None or not two_phase.may_list(self._session):
+            return ()
+        return two_phase.listed(self._session, self._context.sink_id)
 
 
 def _known_columns(table: Table, schema: pa.Schema, rules: ChangeRules) -> pa.Schema:
@@ -84,17 +202,3 @@ def _known_columns(table: Table, schema: pa.Schema, rules: ChangeRules) -> pa.Sc
     return pa.schema(
         [one for one in schema if one.name in control or table.column(one.name) is not None]
     )
-
-
-def _require_nothing(
-    prepared: Sequence[TransactionId],
-    database: Database[ConnectionT, ErrorT, TableT, FitT],
-    context: CommitterContext,
-) -> None:
-    if prepared:
-        raise ConfigError(
-            f"table {database.settings.table} is to be created, and {len(prepared)} transactions "
-            f"of sink {context.sink_id} are in doubt, the first {prepared[0]}: tables are created "
-            "only while nothing is prepared. Start the job once with the table it had before, or "
-            f"finish them by {database.endings(prepared[0])}"
-        )

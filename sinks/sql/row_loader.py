@@ -13,7 +13,7 @@ from onceflow.core.spi import RejectedRows
 class RowLoader(ABC):
     """Takes rows now and has all of them in the open transaction when it is asked to finish.
 
-    Used by one writer. Errors of the server are its driver's own and end the transaction.
+    Used by one writer. Errors of the server are `SqlError`s and end the transaction.
     """
 
     @property

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,41 +11,23 @@ import pyarrow.compute as pc
 from onceflow.core.bad_rows import BadRows
 from onceflow.core.errors import BadRow, ConfigError
 from onceflow.sinks.sql.changes import rows_by_table
-from onceflow.sinks.sql.settings import SinkSettings
-from onceflow.sinks.sql.table_name import TableName
-from onceflow.sinks.sql.tables import ColumnFit
+from onceflow.sinks.sql.settings import SqlSettings
+from onceflow.sinks.sql.tables import ColumnFit, TableName, Target
 from onceflow.sinks.sql.values import decoded_rows
 from onceflow.sinks.sql.write_mode import Classified
 
 _ALONE = " (row 0 of its batch)"
 
 
-class WrittenTable(Protocol):
-    """A table that rows go to; `targets.Target` is one."""
-
-    @property
-    def name(self) -> TableName:
-        """The table's name, with its schema."""
-        ...
-
-    @property
-    def fits(self) -> Sequence[ColumnFit]:
-        """How the columns of the rows go into the table."""
-        ...
-
-
-TargetT = TypeVar("TargetT", bound=WrittenTable)
-
-
 @dataclass(frozen=True, slots=True)
-class TableRows(Generic[TargetT]):
+class TableRows:
     """Rows of one table, in the sink's schema, of which every value fits."""
 
-    target: TargetT
+    target: Target
     changes: Classified
 
 
-class RowValidator(Generic[TargetT]):
+class RowValidator:
     """What a writer does with every batch before anything is sent.
 
     Whatever can be known of a row without the server is known after it: a row that is staged must
@@ -55,8 +36,8 @@ class RowValidator(Generic[TargetT]):
 
     def __init__(
         self,
-        settings: SinkSettings[object, object],
-        named: Callable[[TableName], TargetT],
+        settings: SqlSettings,
+        named: Callable[[TableName], Target],
         bad_rows: BadRows,
     ) -> None:
         """Take nothing yet; `named` returns a table and raises ConfigError if it takes no rows."""
@@ -66,7 +47,7 @@ class RowValidator(Generic[TargetT]):
         self._bad_rows = bad_rows
         self._names: dict[str | None, TableName] = {None: settings.table}
 
-    def take(self, batch: pa.RecordBatch) -> Iterator[TableRows[TargetT]]:
+    def take(self, batch: pa.RecordBatch) -> Iterator[TableRows]:
         """Yield the rows of `batch` that can be written, table by table.
 
         Raises:
@@ -83,7 +64,7 @@ class RowValidator(Generic[TargetT]):
             if found.rows.num_rows:
                 yield TableRows(target, found)
 
-    def _target(self, name: str | None, rows: pa.RecordBatch) -> TargetT | None:
+    def _target(self, name: str | None, rows: pa.RecordBatch) -> Target | None:
         """Return the table called `name`; None when there is none and its rows are rejected."""
         try:
             known = self._names.get(name)

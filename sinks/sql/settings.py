@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Generic, TypeVar
 
-from onceflow.sinks.sql.table_name import TableName
+from onceflow.sinks.sql.dialect import Dialect, TwoPhase
+from onceflow.sinks.sql.ledger import Ledger
+from onceflow.sinks.sql.session import Endpoint
+from onceflow.sinks.sql.tables import TableName
 from onceflow.sinks.sql.write_mode import ChangeRules
-
-EndpointT_co = TypeVar("EndpointT_co", covariant=True)
-LedgerT_co = TypeVar("LedgerT_co", covariant=True)
 
 
 class CommitMode(Enum):
@@ -23,13 +22,15 @@ class CommitMode(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SinkSettings(Generic[EndpointT_co, LedgerT_co]):
+class SqlSettings:
     """One target table and how to work with it."""
 
-    endpoint: EndpointT_co
+    dialect: Dialect
+    endpoint: Endpoint
     table: TableName
     """The table of rows that name none."""
-    ledger: LedgerT_co
+    ledger_schema: str
+    """Where onceflow's own tables are."""
     lock_timeout_s: float
     """How long the server may wait for another transaction's lock."""
     flush_rows: int
@@ -41,3 +42,13 @@ class SinkSettings(Generic[EndpointT_co, LedgerT_co]):
     """Whether a value that does not fit becomes null, and is not a bad row."""
     commit_mode: CommitMode | None = None
     """What the user chose; None lets `open` choose."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """Onceflow's own tables."""
+        return Ledger(self.dialect, self.ledger_schema)
+
+    @property
+    def two_phase(self) -> TwoPhase | None:
+        """How transactions are prepared under this ledger; None where they cannot be."""
+        return self.dialect.two_phase(self.ledger_schema)

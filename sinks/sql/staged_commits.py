@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from itertools import groupby
-from typing import Generic, TypeVar, cast
+from typing import TypeVar, cast
 
 import pyarrow as pa
 
@@ -33,49 +33,48 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import CommitterContext
 from onceflow.core.staging import StagingArea
-from onceflow.sinks.sql.connection import ConnectionT
-from onceflow.sinks.sql.database import Database
-from onceflow.sinks.sql.failures import ErrorT
-from onceflow.sinks.sql.replies import NoReply
+from onceflow.sinks.sql.errors import ConnectionLost, RowRefused, SqlError
+from onceflow.sinks.sql.session import Session
+from onceflow.sinks.sql.settings import SqlSettings
 from onceflow.sinks.sql.staged_operation import StagedOperation
-from onceflow.sinks.sql.tables import FitT, TableT, Target
-from onceflow.sinks.sql.targets import Targets
+from onceflow.sinks.sql.table_resolver import TableResolver
+from onceflow.sinks.sql.tables import Target
 from onceflow.sinks.sql.write_mode import ChangeRules
 
 _Outcome = TypeVar("_Outcome")
 
 
-class StagedCommits(Generic[ConnectionT, ErrorT, TableT, FitT]):
-    """What a committer does with staged rows, on the committer's own connection."""
+class StagedCommits:
+    """What a committer does with staged rows, on the committer's own session."""
 
     def __init__(
         self,
-        database: Database[ConnectionT, ErrorT, TableT, FitT],
+        settings: SqlSettings,
         context: CommitterContext,
-        connected: Callable[[], ConnectionT],
+        connected: Callable[[], Session],
     ) -> None:
-        """Ask nothing yet; `connected` returns the connection, opened anew when it was lost."""
-        self._database = database
+        """Ask nothing yet; `connected` returns the session, opened anew when it was lost."""
+        self._settings = settings
         self._context = context
         self._connected = connected
-        self._targets: dict[tuple[StagedOperation, pa.Schema], Target[TableT, FitT]] = {}
+        self._targets: dict[tuple[StagedOperation, pa.Schema], Target] = {}
 
     def commit(self, committable: Committable) -> CommitOutcome:
         """Apply and discard what is staged, unless the ledger has it already.
 
         Raises:
             StateCorrupt: What is staged is not what was sealed, and was not committed.
-            NoReply: The connection broke; the server must be asked again.
+            ConnectionLost: The connection broke; the server must be asked again.
             SinkError: The server cannot be reached, and nothing was sent to it.
         """
         staging = self._context.staging
         transaction = committable.transaction
         if staging is None:
             return _no_storage(transaction)
-        with self._transaction() as connection:
-            ledger = self._database.settings.ledger
-            if ledger.record_applied(connection, transaction, committable.rows):
-                outcome = self._applied(connection, staging, transaction)
+        with self._transaction() as session:
+            ledger = self._settings.ledger
+            if ledger.record_applied(session, transaction, committable.rows):
+                outcome = self._applied(session, staging, transaction)
             else:
                 outcome = AlreadyCommitted()
         if isinstance(outcome, (Committed, AlreadyCommitted)):
@@ -86,20 +85,20 @@ class StagedCommits(Generic[ConnectionT, ErrorT, TableT, FitT]):
         """Discard what is staged, unless the ledger has it.
 
         Raises:
-            NoReply: The connection broke; the server must be asked again.
+            ConnectionLost: The connection broke; the server must be asked again.
             SinkError: The server cannot be reached, and nothing was sent to it.
         """
         staging = self._context.staging
         if staging is None:
             return _no_storage(transaction)
-        with self._transaction() as connection:
-            ledger = self._database.settings.ledger
-            fresh = ledger.record_applied(connection, transaction, 0)
+        with self._transaction() as session:
+            ledger = self._settings.ledger
+            fresh = ledger.record_applied(session, transaction, 0)
             # Before the ledger row is given up: a committer that waits for it then finds nothing.
             return _discarded(staging, transaction, Aborted() if fresh else AlreadyCommitted())
 
     def _applied(
-        self, connection: ConnectionT, staging: StagingArea, transaction: TransactionId
+        self, session: Session, staging: StagingArea, transaction: TransactionId
     ) -> CommitOutcome:
         """Apply what is staged and commit it with the ledger row, which is written."""
         try:
@@ -107,71 +106,57 @@ class StagedCommits(Generic[ConnectionT, ErrorT, TableT, FitT]):
         except StorageError as error:
             return RetryLater(str(error))
         if staged is None:
-            return self._gone(connection, transaction)
+            return self._gone(session, transaction)
         try:
-            self._apply(connection, staged)
-            answer = self._database.commit(connection)
-        except self._database.failures.errors as error:
-            if self._database.failures.is_lost(connection, error):
-                raise
+            self._apply(session, staged)
+            session.commit()
+        except ConnectionLost:
+            raise
+        except SqlError as error:
             self._targets.clear()
-            return RetryLater(self._refused(transaction, error))
-        if answer != "COMMIT":
-            return RetryLater(f"{transaction}: COMMIT was answered {answer}")
+            return RetryLater(_refused(transaction, error))
         return Committed()
 
     @contextmanager
-    def _transaction(self) -> Generator[ConnectionT, None, None]:
-        """Give a connection with a transaction open, rolled back at the end if it is there still.
-
-        Raises:
-            NoReply: The connection broke.
-        """
-        connection = self._connected()
-        failures = self._database.failures
+    def _transaction(self) -> Generator[Session, None, None]:
+        """Give a session with a transaction open, rolled back at the end if it is there still."""
+        session = self._connected()
         try:
-            self._database.begin(connection)
-            yield connection
-        except failures.errors as error:
-            if failures.is_lost(connection, error):
-                connection.close()
-                raise NoReply(failures.described(error)) from error
-            raise
+            session.begin()
+            yield session
         finally:
-            self._database.roll_back(connection)
+            session.roll_back()
 
-    def _apply(self, connection: ConnectionT, staged: Iterator[tuple[str, pa.RecordBatch]]) -> None:
+    def _apply(self, session: Session, staged: Iterator[tuple[str, pa.RecordBatch]]) -> None:
         with closing(cast("Generator[tuple[str, pa.RecordBatch], None, None]", staged)) as parts:
             for (label, schema), group in groupby(parts, key=_label_and_schema):
                 operation = StagedOperation.decoded(label)
-                target = self._target(connection, operation, schema)
-                executor = self._database.executor(connection, operation.mode, operation.key)
+                target = self._target(session, operation, schema)
+                executor = self._settings.dialect.executor(session, operation.mode, operation.key)
                 batches = (rows for _, rows in group)
                 if operation.deletes:
                     for rows in batches:
-                        executor.delete(connection, target, rows)
+                        executor.delete(session, target, rows)
                 else:
-                    executor.put_all(connection, target, batches)
+                    executor.put_all(session, target, batches)
 
-    def _target(
-        self, connection: ConnectionT, operation: StagedOperation, schema: pa.Schema
-    ) -> Target[TableT, FitT]:
+    def _target(self, session: Session, operation: StagedOperation, schema: pa.Schema) -> Target:
         """Return the table as it is now; looked at once, until something is refused."""
         found = self._targets.get((operation, schema))
         if found is None:
             rules = ChangeRules(operation.mode, operation.key)
-            targets = Targets(self._database.tables, schema, lambda: connection, rules)
+            tables = TableResolver(self._settings, schema, lambda: session, rules)
             found = self._targets[operation, schema] = (
-                targets.keyed(operation.table)
+                tables.keyed(operation.table)
                 if operation.deletes
-                else targets.named(operation.table)
+                else tables.named(operation.table)
             )
         return found
 
-    def _gone(self, connection: ConnectionT, transaction: TransactionId) -> RetryLater | Lost:
+    def _gone(self, session: Session, transaction: TransactionId) -> RetryLater | Lost:
         """Tell rows that are lost from those that a newer attempt has committed, proof and all."""
-        settings = self._database.settings
-        owner = settings.ledger.owner(connection, transaction.sink_id)
+        settings = self._settings
+        owner = settings.ledger.owner(session, transaction.sink_id)
         if owner is not None and owner.attempt > self._context.attempt:
             return RetryLater(
                 f"{transaction} is staged no more; attempt {owner.attempt} has taken over from "
@@ -183,16 +168,15 @@ class StagedCommits(Generic[ConnectionT, ErrorT, TableT, FitT]):
             "somebody deleted the file, or the database is an older copy of itself"
         )
 
-    def _refused(self, transaction: TransactionId, error: ErrorT) -> str:
-        failures = self._database.failures
-        reason = failures.described(error)
-        text = f"{transaction}: its rows are decided and cannot be applied now: {reason}"
-        if not failures.is_row_refused(error):
-            return text
-        return (
-            f"{text}. They stay in checkpoint storage, and nothing after them is committed, until "
-            "the table takes them: remove or change the row or the constraint that is in their way"
-        )
+
+def _refused(transaction: TransactionId, error: SqlError) -> str:
+    text = f"{transaction}: its rows are decided and cannot be applied now: {error}"
+    if not isinstance(error, RowRefused):
+        return text
+    return (
+        f"{text}. They stay in checkpoint storage, and nothing after them is committed, until "
+        "the table takes them: remove or change the row or the constraint that is in their way"
+    )
 
 
 def _discarded(

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 
 from onceflow.core.errors import StateCorrupt
-from onceflow.sinks.sql.table_name import TableName
+from onceflow.sinks.sql.tables import TableName
 from onceflow.sinks.sql.write_mode import WriteMode
 
 _VERSION = 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import Generic
 
 import pyarrow as pa
 from typing_extensions import override
@@ -22,21 +21,19 @@ from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
 from onceflow.sinks.sql.changes import ChangeBuffer
 from onceflow.sinks.sql.commit_mode import required_staging
-from onceflow.sinks.sql.connection import ConnectionT
-from onceflow.sinks.sql.database import Database
-from onceflow.sinks.sql.failures import ErrorT
+from onceflow.sinks.sql.errors import SqlError, refusal
 from onceflow.sinks.sql.row_validator import RowValidator
+from onceflow.sinks.sql.session import Session
+from onceflow.sinks.sql.settings import SqlSettings
 from onceflow.sinks.sql.staged_operation import StagedOperation
-from onceflow.sinks.sql.tables import FitT, TableT, Target
-from onceflow.sinks.sql.targets import Targets
+from onceflow.sinks.sql.table_resolver import TableResolver
+from onceflow.sinks.sql.tables import Target
 
 
-class StagedWriter(SinkWriter, Generic[ConnectionT, ErrorT, TableT, FitT]):
+class StagedWriter(SinkWriter):
     """Stages at each barrier; a committer applies what it staged. Any failure is its end."""
 
-    def __init__(
-        self, database: Database[ConnectionT, ErrorT, TableT, FitT], context: WriterContext
-    ) -> None:
+    def __init__(self, settings: SqlSettings, context: WriterContext) -> None:
         """Match the rows to the table.
 
         Raises:
@@ -44,28 +41,27 @@ class StagedWriter(SinkWriter, Generic[ConnectionT, ErrorT, TableT, FitT]):
             SinkError: The server cannot be reached now.
         """
         staging = required_staging(context)
-        settings = database.settings
-        self._database = database
+        self._settings = settings
         self._context = context
         self._where = f"sink {context.sink_id} subtask {context.subtask}, table {settings.table}"
         self._closed = False
-        self._connection: ConnectionT | None = None
+        self._session: Session | None = None
         self._rules = settings.rules
         self._bad_rows = BadRows(context.on_bad_row, context.schema, where=self._where)
-        targets = Targets(database.tables, context.schema, self._connected)
-        self._validator = RowValidator(settings, targets.named, self._bad_rows)
+        tables = TableResolver(settings, context.schema, self._connected)
+        self._validator = RowValidator(settings, tables.named, self._bad_rows)
         self._staged = staging.open()
         self._buffer = ChangeBuffer(self._rules)
-        self._targets: dict[str, Target[TableT, FitT]] = {}
+        self._targets: dict[str, Target] = {}
         if not self._bad_rows.fail:
-            database.log.warning(
+            settings.dialect.log.warning(
                 "%s: commit_mode is ledger: rows that do not fit are left out, but a row that the "
                 "server refuses, by a constraint for instance, is met only when it is decided, and "
                 "stops the commit",
                 self._where,
             )
         with self._or_close("the table cannot be looked at", SinkError):
-            targets.named(settings.table)
+            tables.named(settings.table)
             self._disconnect()
 
     @override
@@ -123,34 +119,32 @@ class StagedWriter(SinkWriter, Generic[ConnectionT, ErrorT, TableT, FitT]):
         self._staged.close()
         self._disconnect()
 
-    def _stage(self, target: Target[TableT, FitT], rows: pa.RecordBatch, *, deletes: bool) -> None:
+    def _stage(self, target: Target, rows: pa.RecordBatch, *, deletes: bool) -> None:
         key = self._rules.primary_key
         names = list(key) if deletes else [fit.name for fit in target.fits]
         operation = StagedOperation(target.name, self._rules.mode, key, deletes)
         self._staged.write(rows.select(names), part=operation.encoded())
 
-    def _connected(self) -> ConnectionT:
-        if self._connection is None:
-            database, context = self._database, self._context
-            name = database.writer_name(context.sink_id, context.attempt, context.subtask)
-            self._connection = database.settings.endpoint.connect(name)
-        return self._connection
+    def _connected(self) -> Session:
+        if self._session is None:
+            name = self._settings.dialect.writer_name(self._context)
+            self._session = self._settings.endpoint.connect(name)
+        return self._session
 
     def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
 
     @contextmanager
     def _or_close(self, doing: str, kind: type[SinkError]) -> Generator[None, None, None]:
         if self._closed:
             raise kind(f"{self._where}: {doing}: the writer is closed, or has failed before")
-        failures = self._database.failures
         try:
             yield
-        except failures.errors as error:
+        except SqlError as error:
             self.close()
-            raise failures.refusal(error, f"{self._where}: {doing}") from error
+            raise refusal(error, f"{self._where}: {doing}") from error
         except StorageError as error:
             self.close()
             raise kind(f"{self._where}: {doing}: {error}") from error

@@ -41,6 +41,32 @@ def decoded(given: pa.Array) -> pa.Array:
             return given
 
 
+def plain(given: pa.DataType) -> pa.DataType:
+    """Return the type of the values themselves, without dictionary, run ends or extension."""
+    if isinstance(given, pa.BaseExtensionType):
+        return plain(given.storage_type)
+    if arrow.is_dictionary(given) or arrow.is_run_end_encoded(given):
+        return plain(given.value_type)
+    return given
+
+
+def is_text(given: pa.DataType) -> bool:
+    """Return whether `given` holds UTF-8 text."""
+    return bool(
+        arrow.is_string(given) or arrow.is_large_string(given) or arrow.is_string_view(given)
+    )
+
+
+def is_bytes(given: pa.DataType) -> bool:
+    """Return whether `given` holds bytes."""
+    return bool(
+        arrow.is_binary(given)
+        or arrow.is_large_binary(given)
+        or arrow.is_binary_view(given)
+        or arrow.is_fixed_size_binary(given)
+    )
+
+
 def decoded_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return `batch` with every column of plain values, which any kernel takes.
 

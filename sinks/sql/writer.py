@@ -11,7 +11,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import Generic
 
 import pyarrow as pa
 from typing_extensions import override
@@ -23,13 +22,11 @@ from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import OnBadRow, RejectedRows, SinkWriter, WriterContext
 from onceflow.sinks.sql.buffered import BatchedInserts, BufferedChanges
-from onceflow.sinks.sql.connection import ConnectionT
-from onceflow.sinks.sql.database import Database
-from onceflow.sinks.sql.failures import ErrorT
+from onceflow.sinks.sql.errors import DuplicateKey, LockTimeout, RowRefused, SqlError, refusal
 from onceflow.sinks.sql.row_loader import RowLoader
 from onceflow.sinks.sql.row_validator import RowValidator
-from onceflow.sinks.sql.tables import FitT, TableT
-from onceflow.sinks.sql.targets import Targets
+from onceflow.sinks.sql.settings import SqlSettings
+from onceflow.sinks.sql.table_resolver import TableResolver
 from onceflow.sinks.sql.transactions import (
     PlainTransactions,
     PreparedTransactions,
@@ -37,14 +34,14 @@ from onceflow.sinks.sql.transactions import (
 )
 
 
-class TransactionWriter(SinkWriter, Generic[ConnectionT, ErrorT, TableT, FitT]):
+class TransactionWriter(SinkWriter):
     """What both writers share: any failure rolls the rows back and is the writer's end."""
 
     def __init__(
         self,
-        database: Database[ConnectionT, ErrorT, TableT, FitT],
+        settings: SqlSettings,
         context: WriterContext,
-        transactions: Transactions[ConnectionT],
+        transactions: Transactions,
     ) -> None:
         """Match the rows to the table; `transactions` are connected and end with the writer.
 
@@ -52,18 +49,16 @@ class TransactionWriter(SinkWriter, Generic[ConnectionT, ErrorT, TableT, FitT]):
             ConfigError: The table does not take the rows.
             SinkError: The server cannot be reached or asked now.
         """
-        settings = database.settings
-        self._database = database
+        self._settings = settings
         self._context = context
         self._all_transactions = transactions
         self._closed = False
         self._where = f"sink {context.sink_id} subtask {context.subtask}, table {settings.table}"
         try:
             self._loader = self._placed()
-        except database.failures.errors as error:
+        except SqlError as error:
             transactions.close()
-            text = f"{self._where}: the table cannot be looked at"
-            raise database.failures.refusal(error, text) from error
+            raise refusal(error, f"{self._where}: the table cannot be looked at") from error
         except BaseException:
             transactions.close()
             raise
@@ -119,35 +114,34 @@ class TransactionWriter(SinkWriter, Generic[ConnectionT, ErrorT, TableT, FitT]):
 
     def _placed(self) -> RowLoader:
         """Return how rows go in: streamed when they are inserts into one table and none is bad."""
-        database, context = self._database, self._context
-        settings, transactions = database.settings, self._all_transactions
+        settings, context = self._settings, self._context
+        dialect, transactions = settings.dialect, self._all_transactions
         rules = settings.rules
-        targets = Targets(database.tables, context.schema, lambda: transactions.connection)
-        target = targets.named(settings.table)
+        tables = TableResolver(settings, context.schema, lambda: transactions.session)
+        target = tables.named(settings.table)
         fails = context.on_bad_row is OnBadRow.FAIL and not settings.null_overflow
         if fails and not rules.changes_in_place and rules.table_column is None:
-            return database.streamed(transactions, target)
+            return dialect.streamed(transactions, target)
         bad_rows = BadRows(context.on_bad_row, context.schema, where=self._where)
-        validator = RowValidator(settings, targets.named, bad_rows)
-        executor = database.executor(transactions.connection, rules.mode, rules.primary_key)
-        failures = database.failures
+        validator = RowValidator(settings, tables.named, bad_rows)
+        executor = dialect.executor(transactions.session, rules.mode, rules.primary_key)
         if rules.changes_in_place:
-            return BufferedChanges(transactions, validator, rules, executor, failures, bad_rows)
-        return BatchedInserts(transactions, validator, executor, failures, bad_rows)
+            return BufferedChanges(transactions, validator, rules, executor, bad_rows)
+        return BatchedInserts(transactions, validator, executor, bad_rows)
 
     @contextmanager
     def _or_close(self, doing: str, kind: type[SinkError]) -> Generator[None, None, None]:
         if self._closed:
             raise kind(f"{self._where}: {doing}: the writer is closed, or has failed before")
-        failures = self._database.failures
         text = f"{self._where}: {doing}"
         try:
             yield
-        except failures.errors as error:
+        except RowRefused as error:
             self.close()
-            if failures.is_row_refused(error):
-                raise failures.refusal(error, text) from error
-            raise kind(f"{text}: {failures.described(error)}{self._advice(error)}") from error
+            raise refusal(error, text) from error
+        except SqlError as error:
+            self.close()
+            raise kind(f"{text}: {error}{self._advice(error)}") from error
         except SinkError as error:
             self.close()
             if type(error) is SinkError:
@@ -157,24 +151,20 @@ class TransactionWriter(SinkWriter, Generic[ConnectionT, ErrorT, TableT, FitT]):
             self.close()
             raise
 
-    def _advice(self, error: ErrorT) -> str:
+    def _advice(self, error: SqlError) -> str:
         """Say who holds the rows that were waited for in vain."""
-        database = self._database
-        if not database.failures.is_lock_timeout(error):
+        settings = self._settings
+        if not isinstance(error, LockTimeout):
             return ""
-        waited = (
-            f". Rows were locked by another transaction for {database.settings.lock_timeout_s:g} s"
-        )
+        waited = f". Rows were locked by another transaction for {settings.lock_timeout_s:g} s"
         try:
-            connection = database.settings.endpoint.connect("onceflow looks for locks")
-            try:
-                found = database.prepared(connection, self._context.sink_id)
-            finally:
-                connection.close()
-        except (database.failures.errors, SinkError, ConfigError):
+            with settings.endpoint.connect("onceflow looks for locks") as session:
+                two_phase = settings.two_phase
+                found = two_phase.listed(session, self._context.sink_id) if two_phase else ()
+        except (SqlError, SinkError, ConfigError):
             return waited
         if not found:
-            return f"{waited}; see {database.lists_locks} for whose"
+            return f"{waited}; see {settings.dialect.lists_locks} for whose"
         return (
             f"{waited}: prepared and not yet committed by this sink are "
             f"{', '.join(map(str, found[:4]))}, whose commit lets the next checkpoint go on; is "
@@ -182,14 +172,14 @@ class TransactionWriter(SinkWriter, Generic[ConnectionT, ErrorT, TableT, FitT]):
         )
 
 
-class TwoPhaseWriter(TransactionWriter[ConnectionT, ErrorT, TableT, FitT]):
+class TwoPhaseWriter(TransactionWriter):
     """Prepares at each barrier; a committer does the rest."""
 
     def __init__(
         self,
-        database: Database[ConnectionT, ErrorT, TableT, FitT],
+        settings: SqlSettings,
         context: WriterContext,
-        transactions: PreparedTransactions[ConnectionT],
+        transactions: PreparedTransactions,
     ) -> None:
         """Match the rows to the table.
 
@@ -198,7 +188,7 @@ class TwoPhaseWriter(TransactionWriter[ConnectionT, ErrorT, TableT, FitT]):
             SinkError: The server cannot be reached or asked now.
         """
         self._transactions = transactions
-        super().__init__(database, context, transactions)
+        super().__init__(settings, context, transactions)
 
     @override
     def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
@@ -225,23 +215,20 @@ class TwoPhaseWriter(TransactionWriter[ConnectionT, ErrorT, TableT, FitT]):
         return Committable(transaction, rows)
 
     def _record(self, transaction: TransactionId, rows: int) -> None:
-        connection, failures = self._transactions.connection, self._database.failures
-        ledger = self._database.settings.ledger
+        session, ledger = self._transactions.session, self._settings.ledger
         try:
-            recorded = ledger.record(connection, transaction, rows)
-        except failures.errors as error:
-            if not failures.is_duplicate_key(error):
-                raise
+            recorded = ledger.record(session, transaction, rows)
+        except DuplicateKey as error:
             raise PreCommitFailed(
                 f"{self._where}: transaction {transaction} was committed before: the ledger has "
                 "it. Attempt or checkpoint numbers were used twice; was the decision log deleted?"
             ) from error
         if recorded:
             return
-        owner = ledger.owner(connection, transaction.sink_id)
+        owner = ledger.owner(session, transaction.sink_id)
         if owner is None:
             raise PreCommitFailed(
-                f"{self._where}: sink id {transaction.sink_id!r} is not in {ledger.sinks_shown}: "
+                f"{self._where}: sink id {transaction.sink_id!r} is not in {ledger.sinks}: "
                 "it was not checked before this attempt, or somebody deleted its row"
             )
         if owner.attempt > transaction.attempt:
@@ -252,14 +239,14 @@ class TwoPhaseWriter(TransactionWriter[ConnectionT, ErrorT, TableT, FitT]):
         raise PreCommitFailed(f"{self._where}: {self._transactions.name_in_use(transaction)}")
 
 
-class AtLeastOnceWriter(TransactionWriter[ConnectionT, ErrorT, TableT, FitT]):
+class AtLeastOnceWriter(TransactionWriter):
     """Commits as it goes: rows are seen at once, and again when a failure has them sent again."""
 
     def __init__(
         self,
-        database: Database[ConnectionT, ErrorT, TableT, FitT],
+        settings: SqlSettings,
         context: WriterContext,
-        transactions: PlainTransactions[ConnectionT],
+        transactions: PlainTransactions,
     ) -> None:
         """Match the rows to the table.
 
@@ -268,7 +255,7 @@ class AtLeastOnceWriter(TransactionWriter[ConnectionT, ErrorT, TableT, FitT]):
             SinkError: The server cannot be reached or asked now.
         """
         self._transactions = transactions
-        super().__init__(database, context, transactions)
+        super().__init__(settings, context, transactions)
 
     @override
     def write(self, batch: pa.RecordBatch) -> None:
@@ -279,7 +266,7 @@ class AtLeastOnceWriter(TransactionWriter[ConnectionT, ErrorT, TableT, FitT]):
             SinkError: The server refused or is gone.
         """
         super().write(batch)
-        if self._loader.rows >= self._database.settings.flush_rows:
+        if self._loader.rows >= self._settings.flush_rows:
             with self._or_close("rows were not committed", SinkError):
                 self._commit()
 
@@ -289,6 +276,4 @@ class AtLeastOnceWriter(TransactionWriter[ConnectionT, ErrorT, TableT, FitT]):
 
     def _commit(self) -> None:
         self._loader.finish()
-        answer = self._transactions.commit()
-        if answer != "COMMIT":
-            raise SinkError(f"COMMIT was answered with {answer}")
+        self._transactions.commit()

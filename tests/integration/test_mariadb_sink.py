@@ -11,8 +11,8 @@ from tests.integration.sink_kit import until_settled
 
 from onceflow.core.protocol.committables import Committed, RetryLater
 from onceflow.sinks import MySQLSink
-from onceflow.sinks.mysql.connection import Session
-from onceflow.sinks.mysql.wire import Reply
+from onceflow.sinks.mysql.connection import MySQLSession
+from onceflow.sinks.mysql.names import XaNames
 
 
 @pytest.fixture
@@ -25,14 +25,14 @@ def job(mariadb_database: str) -> Iterator[Job]:
 @contextmanager
 def _commits_only_answered(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
     """Let the server answer each XA COMMIT with OK, and do nothing."""
-    execute = Session.execute
+    execute = MySQLSession.execute
 
-    def answered(self: Session, statement: str | bytes) -> Reply:
-        only_answered = str(statement).startswith("XA COMMIT")
+    def answered(self: MySQLSession, statement: str) -> int:
+        only_answered = statement.startswith("XA COMMIT")
         return execute(self, "DO 0" if only_answered else statement)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Session, "execute", answered)
+        patched.setattr(MySQLSession, "execute", answered)
         yield
 
 
@@ -41,7 +41,7 @@ def test_nothing_is_sent_while_the_session_that_prepared_is_ending(
 ) -> None:
     """Its lock says that it is there; the name was free before, and the rows were not."""
     committable, committer = job.prepare(1, [1]), job.committer()
-    lock = job.sink.settings.names.owner_lock(committable.transaction)
+    lock = XaNames(job.sink.settings.ledger_schema).owner_lock(committable.transaction)
     with job.sink.settings.endpoint.connect("is ending") as ending:
         ending.query(f"SELECT GET_LOCK('{lock}', 0)")
         assert isinstance(committer.commit(committable), RetryLater)

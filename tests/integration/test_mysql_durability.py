@@ -14,8 +14,7 @@ from onceflow.core.errors import ConfigError
 from onceflow.integration.servers import EmbeddedMariaDB, EmbeddedMySQL
 from onceflow.integration.servers.mysql_admin import connect
 from onceflow.sinks import MySQLSink
-from onceflow.sinks.mysql.catalog import server_facts
-from onceflow.sinks.mysql.durability import Crash, weaknesses
+from onceflow.sinks.mysql.server import Crash, server_facts, weaknesses
 
 _SETTING = "innodb_flush_log_at_trx_commit"
 _Server: TypeAlias = EmbeddedMySQL | EmbeddedMariaDB

@@ -12,6 +12,7 @@ from onceflow.core.errors import SinkError
 from onceflow.core.protocol.committables import Aborted, Committable, Committed, RetryLater
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.sinks import MySQLSink
+from onceflow.sinks.mysql.names import XaNames
 
 
 @pytest.fixture(params=FLAVORS)
@@ -87,7 +88,7 @@ def test_owner_that_stays_connected_in_mariadb_is_ended_and_its_rows_are_committ
 ) -> None:
     """A process that hangs between XA PREPARE and its disconnect: unknown XID, and yet listed."""
     committable = job.prepare(1, [1])
-    names = job.sink.settings.names
+    names = XaNames(job.sink.settings.ledger_schema)
     with job.sink.settings.endpoint.connect("hangs") as owner:
         transaction = TransactionId("job.ledger", 1, 2, 0)
         owner.execute(f"XA START {names.xid(transaction)}")
@@ -109,7 +110,7 @@ def test_owner_that_stays_connected_in_mariadb_is_ended_and_its_rows_are_committ
 def test_session_that_holds_a_transaction_unknown_to_us_is_waited_for_and_never_called_lost(
     job: Job, url: str
 ) -> None:
-    names = job.sink.settings.names
+    names = XaNames(job.sink.settings.ledger_schema)
     transaction = TransactionId("job.ledger", 1, 1, 0)
     with job.sink.settings.endpoint.connect("operator") as owner:
         owner.execute(f"XA START {names.xid(transaction)}")

@@ -21,7 +21,7 @@ from onceflow.core.staging import is_staged
 from onceflow.core.storage import FileStagingArea
 from onceflow.integration.servers import EmbeddedPostgres
 from onceflow.sinks import PostgresSink
-from onceflow.sinks.postgres.commit_mode import is_pooled
+from onceflow.sinks.postgres.server import is_pooled
 
 pooled_only = pytest.mark.skipif(find_pgbouncer() is None, reason="pgbouncer is not installed")
 
@@ -127,10 +127,11 @@ def test_fence_of_an_older_onceflow_gets_the_column(postgres_database: str) -> N
 
 @pooled_only
 def test_pooler_is_told_from_a_server(pooler: PgBouncer, postgres_database: str) -> None:
-    with psycopg.connect(postgres_database) as connection:
-        assert not is_pooled(connection)
-    with psycopg.connect(pooler.url(_name(postgres_database))) as connection:
-        assert is_pooled(connection)
+    with PostgresSink(postgres_database, table="t").endpoint.connect("direct") as session:
+        assert not is_pooled(session)
+    pooled = PostgresSink(pooler.url(_name(postgres_database)), table="t")
+    with pooled.endpoint.connect("pooled") as session:
+        assert is_pooled(session)
 
 
 def _name(url: str) -> str:

@@ -242,7 +242,7 @@ MYSQL = TypeTables(
     forbidden=_FORBIDDEN,
     created=_CREATED,
     uncreated=[pa.duration("us"), pa.list_(pa.int64()), pa.decimal256(70, 2)],
-    said_of_uncreated="no type of MySQL is made from",
+    said_of_uncreated="no type is made from",
     keys=_KEYS,
     fuzzed={
         "i8": ("BIGINT", st.integers(-(2**63), 2**63 - 1), pa.int64()),

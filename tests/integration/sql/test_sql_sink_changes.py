@@ -21,7 +21,7 @@ from onceflow.core.protocol.committables import Committed, RetryLater
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import SinkWriter
 from onceflow.core.storage import FileStagingArea
-from onceflow.sinks.sql import ChangeBuffer
+from onceflow.sinks.sql.changes import ChangeBuffer
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("op", pa.string())])
 BY_KEY: dict[str, Any] = {

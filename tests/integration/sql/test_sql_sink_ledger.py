@@ -196,12 +196,12 @@ def test_committer_waits_for_another_that_is_applying_and_goes_on_when_that_one_
         job.sink.settings.endpoint.connect("another committer") as other,
         ThreadPoolExecutor(1) as pool,
     ):
-        other.execute(b"START TRANSACTION")
-        other.execute(proof.encode())
+        other.execute("START TRANSACTION")
+        other.execute(proof)
         outcome = pool.submit(job.committer().commit, committable)
         database.await_lock_wait()
         assert not outcome.done()
-        other.execute(b"ROLLBACK")
+        other.execute("ROLLBACK")
         assert outcome.result(20) == Committed()
     assert database.ids_in() == [1]
 
@@ -374,16 +374,16 @@ def _entangled(database: Database, job: SqlJob, act: Callable[[], object]) -> ob
         ThreadPoolExecutor(2) as pool,
     ):
         for statement in DIALECTS[database.name].outlive_deadlock:
-            rival.execute(statement.encode())
-        rival.execute(b"UPDATE ledger SET amount = 0 WHERE id = 2")
+            rival.execute(statement)
+        rival.execute("UPDATE ledger SET amount = 0 WHERE id = 2")
         acting = pool.submit(act)
         database.await_lock_wait()
-        waiting = pool.submit(lambda: rival.execute(b"UPDATE ledger SET amount = 0 WHERE id = 1"))
+        waiting = pool.submit(lambda: rival.execute("UPDATE ledger SET amount = 0 WHERE id = 1"))
         try:
             return acting.result(30)
         finally:
             waiting.result(30)
-            rival.execute(b"ROLLBACK")
+            rival.execute("ROLLBACK")
 
 
 def test_deadlock_victim_in_pre_commit_fails_the_checkpoint_and_leaves_nothing(

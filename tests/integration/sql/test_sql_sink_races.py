@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -25,9 +24,6 @@ from onceflow.core.protocol.committables import (
 )
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import SinkWriter
-from onceflow.sinks import PostgresSink
-from onceflow.sinks.mysql.committer import MySQLCommitter
-from onceflow.sinks.postgres.committer import PostgresCommitter
 from onceflow.sinks.sql.committer import SqlCommitter
 
 
@@ -97,7 +93,7 @@ def dialect(kind: type[Database]) -> _Dialect:
 # -- others decide at the same moment --------------------------------------------------------------
 
 
-class _Interrupted(SqlCommitter[Any, Any, Any, Any]):
+class _Interrupted(SqlCommitter):
     """A committer during whose first look at the ledger something happens elsewhere."""
 
     happens: Callable[[], None] | None = None
@@ -111,20 +107,9 @@ class _Interrupted(SqlCommitter[Any, Any, Any, Any]):
         return found
 
 
-class _InterruptedPostgres(_Interrupted, PostgresCommitter):
-    pass
-
-
-class _InterruptedMySQL(_Interrupted, MySQLCommitter):
-    pass
-
-
 def _interrupted(job: SqlJob, happens: Callable[[], None]) -> _Interrupted:
     context = job.committer_context()
-    if isinstance(job.sink, PostgresSink):
-        committer: _Interrupted = _InterruptedPostgres(job.sink.settings, context)
-    else:
-        committer = _InterruptedMySQL(job.sink.settings, context)
+    committer = _Interrupted(job.sink.settings, context)
     committer.happens = happens
     return committer
 

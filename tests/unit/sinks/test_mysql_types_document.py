@@ -13,10 +13,12 @@ import pytest
 from tests.unit.sinks.test_types_document import ARROW
 
 from onceflow.core.errors import ConfigError
-from onceflow.sinks.mysql.catalog import ColumnType
-from onceflow.sinks.mysql.ddl import create_statement
-from onceflow.sinks.mysql.types import BINARIES, TEXTS, plain, wire_of
-from onceflow.sinks.sql import TableName
+from onceflow.sinks.mysql.catalog import TEXTS, MySQLType
+from onceflow.sinks.mysql.dialect import MYSQL
+from onceflow.sinks.mysql.types import BINARIES, wire_of
+from onceflow.sinks.sql.matching import creation
+from onceflow.sinks.sql.tables import TableName
+from onceflow.sinks.sql.values import plain
 
 _DOCUMENT = Path(__file__).resolve().parents[3] / "docs/sinks/types.md"
 _INTEGERS = ("tinyint", "smallint", "mediumint", "int", "bigint")
@@ -44,7 +46,7 @@ def taken_by(kind: pa.DataType) -> str:
     found: list[str] = []
     for shown, names in _TARGETS.items():
         takes = {
-            wire_of(plain(kind), ColumnType(name.split()[0], name)) is not None for name in names
+            wire_of(plain(kind), MySQLType(name.split()[0], name)) is not None for name in names
         }
         assert len(takes) == 1, f"{shown}: some take {kind} and others do not"
         found += [shown] if takes == {True} else []
@@ -55,7 +57,7 @@ def created_as(kind: pa.DataType, *, key: bool) -> str:
     """Return the type of the column in a table that onceflow creates, or "-"."""
     try:
         schema = pa.schema([pa.field("v", kind, nullable=not key)])
-        text = create_statement(TableName(None, "t"), schema, ("v",) if key else ())
+        text = creation(MYSQL, TableName(None, "t"), schema, ("v",) if key else ())
     except (ConfigError, ValueError):
         return "-"
     found = re.search(r"\bv`? (.*?)(?: NOT NULL)?, ?PRIMARY|\bv`? (.*)\)", " ".join(text.split()))

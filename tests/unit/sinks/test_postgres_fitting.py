@@ -8,18 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onceflow.core.errors import BadRow
-from onceflow.sinks.postgres.catalog import PostgresType, TableColumn
-from onceflow.sinks.postgres.fitting import ColumnFit
+from onceflow.sinks.postgres.catalog import PostgresType
+from onceflow.sinks.postgres.fitting import PostgresFit
 from onceflow.sinks.postgres.types import wire_of
+from onceflow.sinks.sql.tables import TableColumn
 
 _TEXTS = st.lists(st.none() | st.text(st.sampled_from("ab\0é"), max_size=4), max_size=12)
 
 
-def _fit(kind: pa.DataType, target: str = "text") -> ColumnFit:
+def _fit(kind: pa.DataType, target: str = "text") -> PostgresFit:
     shown = PostgresType(target, target)
     wire = wire_of(kind, shown)
     assert wire is not None
-    return ColumnFit(TableColumn("v", shown, True, False, False, True), wire)
+    return PostgresFit(TableColumn("v", shown, True, False, False, True), shown, wire)
 
 
 @given(_TEXTS, st.sampled_from([pa.string(), pa.large_string()]), st.data())

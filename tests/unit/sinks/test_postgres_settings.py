@@ -16,9 +16,13 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.spi import CommitterContext
 from onceflow.sinks import PostgresSink
-from onceflow.sinks.postgres.connection import ReplyTimeout, until_silent
-from onceflow.sinks.postgres.settings import attempt_of_writer, writer_name
-from onceflow.sinks.sql import TableName
+from onceflow.sinks.postgres.connection import (
+    ReplyTimeout,
+    attempt_of_writer,
+    until_silent,
+    writer_name,
+)
+from onceflow.sinks.sql.tables import TableName
 
 PASSWORD = "p@ss/w:rd%#?"
 _QUOTED = "p%40ss%2Fw%3Ard%25%23%3F"
@@ -36,7 +40,7 @@ _QUOTED = "p%40ss%2Fw%3Ard%25%23%3F"
 )
 def test_every_form_of_url_says_the_same(url: str) -> None:
     sink = PostgresSink(url, table="ledger")
-    assert dict(sink.settings.endpoint.parameters) == {
+    assert dict(sink.endpoint.parameters) == {
         "user": "ann",
         "password": PASSWORD,
         "host": "db.example",
@@ -50,7 +54,7 @@ def test_every_form_of_url_says_the_same(url: str) -> None:
 
 def test_several_hosts_are_kept() -> None:
     sink = PostgresSink("postgresql://a:1,b:2/shop?target_session_attrs=read-write", table="ledger")
-    parameters = dict(sink.settings.endpoint.parameters)
+    parameters = dict(sink.endpoint.parameters)
     assert (parameters["host"], parameters["port"]) == ("a,b", "1,2")
 
 
@@ -58,7 +62,7 @@ def test_user_and_password_go_over_the_url() -> None:
     sink = PostgresSink(
         "postgresql://ann:old@h/shop", table="ledger", user="bob", password=PASSWORD
     )
-    parameters = dict(sink.settings.endpoint.parameters)
+    parameters = dict(sink.endpoint.parameters)
     assert (parameters["user"], parameters["password"]) == ("bob", PASSWORD)
 
 
@@ -70,7 +74,7 @@ def test_password_pickles_and_is_never_printed(in_url: bool) -> None:
         sink = PostgresSink("postgresql://ann@h/shop", table="ledger", password=PASSWORD)
     copy = pickle.loads(pickle.dumps(sink))
     assert copy == sink
-    assert dict(copy.settings.endpoint.parameters)["password"] == PASSWORD
+    assert dict(copy.endpoint.parameters)["password"] == PASSWORD
     context = CommitterContext("job", "ledger", "job.ledger", AttemptId(1))
     for shown in (repr(sink), str(sink), repr(sink.settings), repr(sink.committer(context))):
         assert PASSWORD not in shown

@@ -17,15 +17,9 @@ from hypothesis import strategies as st
 from onceflow.core.bad_rows import BadRows
 from onceflow.core.errors import BadRow, ConfigError, SinkError
 from onceflow.core.spi import OnBadRow
-from onceflow.sinks.sql import (
-    ChangeBuffer,
-    ChangeRules,
-    Classified,
-    TableChanges,
-    WriteMode,
-    decoded_rows,
-    rows_by_table,
-)
+from onceflow.sinks.sql.changes import ChangeBuffer, TableChanges, rows_by_table
+from onceflow.sinks.sql.values import decoded_rows
+from onceflow.sinks.sql.write_mode import ChangeRules, Classified, WriteMode
 
 SCHEMA = pa.schema([("id", pa.int64()), ("part", pa.string()), ("value", pa.int64())])
 KEY = ("id", "part")

@@ -11,26 +11,22 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.spi import CommitterContext
 from onceflow.core.storage import FileStagingArea
-from onceflow.sinks.sql import CommitMode, SinkSettings, TableName
-from onceflow.sinks.sql.commit_mode import TwoPhaseProspects, chosen_mode
+from onceflow.sinks import PostgresSink
+from onceflow.sinks.sql.commit_mode import chosen_mode
+from onceflow.sinks.sql.dialect import TwoPhaseSupport
+from onceflow.sinks.sql.settings import CommitMode
 
 LOG = logging.getLogger("onceflow.sinks.test")
-FINE = TwoPhaseProspects("it prepares")
-IMPOSSIBLE = TwoPhaseProspects("it prepares", obstacle="it is off. Run: SET on")
-UNWISE = TwoPhaseProspects("it prepares", drawback="a pooler stands there")
+FINE = TwoPhaseSupport("it prepares")
+IMPOSSIBLE = TwoPhaseSupport("it prepares", obstacle="it is off. Run: SET on")
+UNWISE = TwoPhaseSupport("it prepares", drawback="a pooler stands there")
 
 
 def _chosen(
-    tmp_path: Path, asked: CommitMode | None, found: TwoPhaseProspects, *, staged: bool = True
+    tmp_path: Path, asked: CommitMode | None, found: TwoPhaseSupport, *, staged: bool = True
 ) -> CommitMode:
-    settings = SinkSettings(
-        endpoint="database 'd'",
-        table=TableName(None, "t"),
-        ledger=None,
-        lock_timeout_s=1.0,
-        flush_rows=1,
-        commit_mode=asked,
-    )
+    sink = PostgresSink("postgresql://h/d", table="t", commit_mode=asked.value if asked else "auto")
+    settings = sink.settings
     staging = FileStagingArea.in_directory(str(tmp_path), "s") if staged else None
     context = CommitterContext("job", "uid", "s", AttemptId(1), staging=staging)
     return chosen_mode(settings, context, lambda: found, LOG)
@@ -47,7 +43,7 @@ def _chosen(
 def test_auto_goes_by_what_is_found_and_says_why(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    found: TwoPhaseProspects,
+    found: TwoPhaseSupport,
     mode: CommitMode,
     why: str,
 ) -> None:
@@ -68,7 +64,7 @@ def test_what_the_user_chose_is_done_or_refused_and_never_replaced(
     assert _chosen(tmp_path, CommitMode.LEDGER, FINE) is CommitMode.LEDGER
     assert _chosen(tmp_path, CommitMode.TWO_PHASE, UNWISE) is CommitMode.TWO_PHASE
     assert "but a pooler stands there" in caplog.text
-    with pytest.raises(ConfigError, match="database 'd' cannot do .* it is off"):
+    with pytest.raises(ConfigError, match="database 'd' .* cannot do .* it is off"):
         _chosen(tmp_path, CommitMode.TWO_PHASE, IMPOSSIBLE)
     with pytest.raises(ConfigError, match="keeps rows in checkpoint storage"):
         _chosen(tmp_path, CommitMode.LEDGER, FINE, staged=False)

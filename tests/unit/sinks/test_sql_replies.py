@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from onceflow.core.errors import SinkError
 from onceflow.core.protocol.committables import Committed, RetryLater, Unknown
-from onceflow.sinks.sql.replies import NoReply, settled
+from onceflow.sinks.sql.committer import settled
+from onceflow.sinks.sql.errors import ConnectionLost
 
 
 def _answers(*given: Exception | Committed) -> Callable[[], Committed]:
@@ -30,13 +31,13 @@ def test_server_that_cannot_be_reached_before_anything_is_sent_is_asked_later() 
 
 
 def test_lost_reply_is_asked_for_again_also_while_the_server_is_away() -> None:
-    ask = _answers(NoReply("cut"), SinkError("starting"), Committed())
+    ask = _answers(ConnectionLost("cut"), SinkError("starting"), Committed())
     assert settled(ask, "COMMIT x", sent_to="the server", timeout_s=9.0) == Committed()
 
 
 def test_reply_that_stays_lost_is_unknown_and_never_a_retry() -> None:
     """Whoever takes it for "nothing happened" would apply the rows twice."""
-    ask = _answers(NoReply("cut"), SinkError("starting"))
+    ask = _answers(ConnectionLost("cut"), SinkError("starting"))
     outcome = settled(ask, "COMMIT x", sent_to="the server", timeout_s=0.2)
     assert isinstance(outcome, Unknown)
     assert "COMMIT x was sent to the server and not answered (cut)" in str(outcome)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -10,20 +11,22 @@ import pytest
 from onceflow.core.bad_rows import BadRows
 from onceflow.core.errors import BadRow
 from onceflow.core.spi import OnBadRow
-from onceflow.sinks.postgres.catalog import PostgresType, TableColumn, TargetTable
-from onceflow.sinks.postgres.fitting import ColumnFit
+from onceflow.sinks import PostgresSink
+from onceflow.sinks.postgres.catalog import PostgresType
+from onceflow.sinks.postgres.fitting import PostgresFit
 from onceflow.sinks.postgres.types import wire_of
-from onceflow.sinks.sql import ChangeRules, RowValidator, SinkSettings, TableName, WriteMode
-from onceflow.sinks.sql.tables import Target
+from onceflow.sinks.sql.row_validator import RowValidator
+from onceflow.sinks.sql.tables import Table, TableColumn, TableName, Target
+from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("v", pa.string())])
 BY_KEY = ChangeRules(WriteMode.UPSERT, ("id",), tombstones=True)
 
 
-def _fit(name: str, kind: PostgresType, given: pa.DataType, *, nullable: bool) -> ColumnFit:
+def _fit(name: str, kind: PostgresType, given: pa.DataType, *, nullable: bool) -> PostgresFit:
     wire = wire_of(given, kind)
     assert wire is not None
-    return ColumnFit(TableColumn(name, kind, nullable, False, False, True), wire)
+    return PostgresFit(TableColumn(name, kind, nullable, False, False, True), kind, wire)
 
 
 def _taken(
@@ -45,17 +48,10 @@ def _taken(
             nullable=nullable,
         ),
     )
-    target = Target(TargetTable(name, "r", "p", ()), fits)
+    target = Target(Table(name, ()), fits)
     bad_rows = BadRows(on_bad_row, SCHEMA)
-    settings = SinkSettings(
-        endpoint=None,
-        table=name,
-        ledger=None,
-        lock_timeout_s=1.0,
-        flush_rows=1,
-        rules=rules,
-        null_overflow=null_overflow,
-    )
+    sink = PostgresSink("postgresql://h/d", table="t")
+    settings = replace(sink.settings, table=name, rules=rules, null_overflow=null_overflow)
     validator = RowValidator(settings, lambda _: target, bad_rows)
     batch = pa.record_batch([list(range(len(values))), list(values)], schema=SCHEMA)
     taken: dict[int, str | None] = {}

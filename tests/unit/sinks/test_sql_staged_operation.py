@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onceflow.core.errors import StateCorrupt
-from onceflow.sinks.sql import WriteMode
 from onceflow.sinks.sql.staged_operation import StagedOperation
-from onceflow.sinks.sql.table_name import TableName
+from onceflow.sinks.sql.tables import TableName
+from onceflow.sinks.sql.write_mode import WriteMode
 
 
 @given(

@@ -17,9 +17,11 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from onceflow.core.errors import ConfigError
 from onceflow.sinks.postgres.catalog import PostgresType
-from onceflow.sinks.postgres.ddl import create_statement
-from onceflow.sinks.postgres.types import plain, wire_of
-from onceflow.sinks.sql import TableName
+from onceflow.sinks.postgres.dialect import POSTGRES
+from onceflow.sinks.postgres.types import wire_of
+from onceflow.sinks.sql.matching import creation
+from onceflow.sinks.sql.tables import TableName
+from onceflow.sinks.sql.values import plain
 
 _DOCUMENT = Path(__file__).resolve().parents[3] / "docs/sinks/types.md"
 
@@ -74,7 +76,7 @@ def taken_by(kind: pa.DataType) -> list[str]:
 def created_as(kind: pa.DataType) -> str:
     """Return the type of the column in a table that onceflow creates, or "-"."""
     try:
-        text = create_statement(TableName(None, "t"), pa.schema([("v", kind)]), ())
+        text = creation(POSTGRES, TableName(None, "t"), pa.schema([("v", kind)]), ())
     except ConfigError:
         return "-"
     made = re.sub(r"\s+", " ", text.partition("(")[2].rpartition(")")[0]).strip()

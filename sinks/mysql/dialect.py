@@ -1,0 +1,224 @@
+"""What MySQL and MariaDB do their own way."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any, ClassVar, cast
+
+import pyarrow as pa
+import sqlalchemy as sa
+from pyarrow import types as arrow
+from sqlalchemy.dialects import mysql
+from sqlalchemy.dialects.mysql.base import MySQLDialect as MySQLCompiler
+from sqlalchemy.engine import Dialect as Compiler
+from sqlalchemy.types import TypeEngine
+from typing_extensions import override
+
+from onceflow.core.errors import ConfigError, SinkError
+from onceflow.core.spi import CommitterContext
+from onceflow.sinks.mysql import catalog, names
+from onceflow.sinks.mysql.connection import own
+from onceflow.sinks.mysql.dml import MySQLDmlExecutor
+from onceflow.sinks.mysql.fitting import MySQLFit
+from onceflow.sinks.mysql.sending import RowSender
+from onceflow.sinks.mysql.server import MySQLServer
+from onceflow.sinks.mysql.streaming import StreamedInserts
+from onceflow.sinks.mysql.two_phase import XaTwoPhase
+from onceflow.sinks.mysql.types import wire_of
+from onceflow.sinks.sql.dialect import Dialect
+from onceflow.sinks.sql.errors import AccessDenied, NameUnknown
+from onceflow.sinks.sql.session import Session
+from onceflow.sinks.sql.tables import Table, TableColumn, TableName, Target
+from onceflow.sinks.sql.transactions import Transactions
+from onceflow.sinks.sql.values import is_bytes, is_text, plain
+from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
+
+_SqlType = TypeEngine[Any]
+_CHARSET = "utf8mb4"
+# Text that differs in a byte is another key.
+_KEY_COLLATION = "utf8mb4_bin"
+# An index takes 3072 bytes: three key columns of so many letters.
+_KEY_LENGTH = 255
+_BINARY_LENGTH_MAX = 255
+_DECIMAL_PRECISION_MAX, _DECIMAL_SCALE_MAX = 65, 30
+_TYPES: dict[pa.DataType, _SqlType] = {
+    pa.bool_(): sa.Boolean(),
+    pa.int8(): mysql.TINYINT(),
+    pa.int16(): mysql.SMALLINT(),
+    pa.int32(): mysql.INTEGER(),
+    pa.int64(): mysql.BIGINT(),
+    pa.uint8(): mysql.TINYINT(unsigned=True),
+    pa.uint16(): mysql.SMALLINT(unsigned=True),
+    pa.uint32(): mysql.INTEGER(unsigned=True),
+    pa.uint64(): mysql.BIGINT(unsigned=True),
+    pa.float16(): mysql.FLOAT(),
+    pa.float32(): mysql.FLOAT(),
+    pa.float64(): mysql.DOUBLE(),
+    pa.date32(): sa.Date(),
+    pa.date64(): sa.Date(),
+}
+# Of every subtask that a job may have on one server, which has fewer connections.
+_HELD_LOCKS = """
+    SELECT IS_USED_LOCK(CONCAT({prefix}, subtask)) AS session FROM (
+        SELECT a.n + 10 * b.n + 100 * c.n + 1000 * d.n AS subtask
+        FROM {ten} AS a, {ten} AS b, {ten} AS c, {ten} AS d
+    ) AS every_subtask HAVING session IS NOT NULL
+"""
+_TEN = "(SELECT 0 AS n" + "".join(f" UNION ALL SELECT {n}" for n in range(1, 10)) + ")"
+
+
+class MySQLDialect(Dialect):
+    """Sessions keep their settings, so every transaction on one has them."""
+
+    log: ClassVar[logging.Logger] = logging.getLogger("onceflow.sinks.mysql")
+    product: ClassVar[str] = "type"
+    lists_locks: ClassVar[str] = "information_schema.innodb_trx and XA RECOVER"
+    lists_prepared: ClassVar[str] = "XA RECOVER"
+    absence: ClassVar[str] = "does not exist, or may not be seen by the user,"
+    folds_names: ClassVar[bool] = True
+    deletes_by_index: ClassVar[bool] = True
+    # In another parameter style each % of a name would be doubled.
+    compiler: ClassVar[Compiler] = cast("Any", MySQLCompiler)(paramstyle="named")
+    creates_index_if_missing: ClassVar[bool] = False
+    options_of_tables: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {"mysql_engine": "InnoDB", "mysql_charset": _CHARSET}
+    )
+    options_of_bookkeeping: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {**options_of_tables, "mysql_collate": _KEY_COLLATION}
+    )
+    no_type_advice: ClassVar[str] = "nested data to JSON text, durations to whole numbers"
+
+    @override
+    def quoted(self, name: str) -> str:
+        return names.quoted(name)
+
+    @override
+    def literal(self, value: str) -> str:
+        return names.literal(value)
+
+    @override
+    def found(self, session: Session, name: TableName) -> Table | None:
+        return catalog.found(session, name)
+
+    @override
+    def fit(self, column: TableColumn, given: pa.DataType, *, is_key: bool) -> MySQLFit | None:
+        kind = column.type
+        assert isinstance(kind, catalog.MySQLType), kind
+        wire = wire_of(given, kind)
+        return None if wire is None else MySQLFit(column, kind, wire, is_key)
+
+    @override
+    def column_type(self, field: pa.Field, *, is_key: bool) -> _SqlType | None:
+        given = plain(field.type)
+        found = _key_type(given) if is_key else None
+        return found or _TYPES.get(given) or _other_type(given)
+
+    @override
+    def assigned(
+        self, table: Table, others: Sequence[TableColumn], rules: ChangeRules
+    ) -> Sequence[TableColumn]:
+        if others and rules.mode is not WriteMode.IGNORE:
+            return others
+        first = table.column(rules.primary_key[0])
+        alone = len(table.unique_keys) == 1 and not table.other_unique
+        # ON DUPLICATE KEY wants an assignment even where nothing changes.
+        return (first,) if first and alone and rules.mode is not WriteMode.UPDATE else ()
+
+    @contextmanager
+    @override
+    def one_at_a_time(self, session: Session) -> Generator[None, None, None]:
+        """Hold a lock of the server's. Each statement is a transaction of its own."""
+        name = names.literal("onceflow/ddl")
+        wait_s = max(1, round(own(session).reply_timeout_s / 2))
+        ((taken,),) = session.query(f"SELECT GET_LOCK({name}, {wait_s})")
+        if taken != 1:
+            raise SinkError(
+                f"another job has been creating tables for {wait_s} s; see IS_USED_LOCK"
+            )
+        try:
+            yield
+        finally:
+            if session.is_open:
+                session.query(f"SELECT RELEASE_LOCK({name})")
+
+    @override
+    def has_schema(self, session: Session, schema: str | None) -> bool:
+        if schema is None:
+            return True
+        name = names.literal(schema)
+        return bool(
+            session.query(f"SELECT 1 FROM information_schema.schemata WHERE schema_name = {name}")
+        )
+
+    @override
+    def executor(self, session: Session, mode: WriteMode, key: Sequence[str]) -> MySQLDmlExecutor:
+        return MySQLDmlExecutor(mode, key, local_infile=own(session).loads)
+
+    @override
+    def streamed(self, transactions: Transactions, target: Target) -> StreamedInserts:
+        sender = RowSender(target, local_infile=own(transactions.session).loads)
+        return StreamedInserts(transactions, target, sender)
+
+    @override
+    def two_phase(self, schema: str) -> XaTwoPhase:
+        return XaTwoPhase(schema)
+
+    @override
+    def look_at_server(self, session: Session) -> MySQLServer:
+        return MySQLServer(session)
+
+    @override
+    def end_older_writers(self, session: Session, schema: str, context: CommitterContext) -> None:
+        prefix = names.literal(names.XaNames(schema).writers_lock(context.sink_id))
+        for (holder,) in session.query(_HELD_LOCKS.format(prefix=prefix, ten=_TEN)):
+            self.log.info(
+                "sink %s: ending the session %s of an older attempt's writer, attempt %s took over",
+                context.sink_id,
+                holder,
+                context.attempt,
+            )
+            try:
+                session.execute(f"KILL {int(holder)}")
+            except NameUnknown:
+                continue
+
+    @override
+    def require_delete(self, session: Session, table: Table) -> None:
+        name = names.identifier(table.name)
+        try:
+            session.query(f"EXPLAIN DELETE FROM {name} WHERE FALSE")
+        except AccessDenied as error:
+            raise ConfigError(
+                f"rows cannot be deleted from table {table.name}: {error}. Run: GRANT DELETE ON "
+                f"{name} TO {table.grantee}"
+            ) from error
+
+
+MYSQL = MySQLDialect()
+
+
+def _key_type(given: pa.DataType) -> _SqlType | None:
+    if is_text(given):
+        return mysql.VARCHAR(_KEY_LENGTH, charset=_CHARSET, collation=_KEY_COLLATION)
+    if is_bytes(given) and not arrow.is_fixed_size_binary(given):
+        return mysql.VARBINARY(_KEY_LENGTH)
+    return None
+
+
+def _other_type(given: pa.DataType) -> _SqlType | None:
+    if is_bytes(given):
+        fixed = arrow.is_fixed_size_binary(given) and given.byte_width <= _BINARY_LENGTH_MAX
+        return mysql.BINARY(given.byte_width) if fixed else mysql.LONGBLOB()
+    if arrow.is_timestamp(given):
+        return mysql.TIMESTAMP(fsp=6) if given.tz else mysql.DATETIME(fsp=6)
+    if arrow.is_decimal(given):
+        # Arrow's negative scales mean trailing zeros before the point.
+        precision, scale = given.precision - min(given.scale, 0), max(given.scale, 0)
+        fits = precision <= _DECIMAL_PRECISION_MAX and scale <= _DECIMAL_SCALE_MAX
+        return mysql.DECIMAL(precision, scale) if fits else None
+    if is_text(given):
+        return mysql.LONGTEXT()
+    return mysql.TIME(fsp=6) if arrow.is_time(given) else None

@@ -1,0 +1,191 @@
+"""What Postgres does its own way."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any, ClassVar, cast
+
+import pyarrow as pa
+import sqlalchemy as sa
+from pyarrow import types as arrow
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.dialects.postgresql.base import PGDialect
+from sqlalchemy.engine import Dialect as Compiler
+from sqlalchemy.types import TypeEngine
+from typing_extensions import override
+
+from onceflow.core.protocol.ids import TransactionId
+from onceflow.core.spi import CommitterContext, WriterContext
+from onceflow.sinks.postgres import catalog
+from onceflow.sinks.postgres.connection import attempt_of_writer, writer_name
+from onceflow.sinks.postgres.copying import StreamedInserts
+from onceflow.sinks.postgres.dml import PostgresDmlExecutor
+from onceflow.sinks.postgres.fitting import PostgresFit
+from onceflow.sinks.postgres.server import PostgresServer, is_pooled
+from onceflow.sinks.postgres.two_phase import PostgresTwoPhase
+from onceflow.sinks.postgres.types import DECIMAL_PRECISION_MAX, wire_of
+from onceflow.sinks.sql.dialect import Dialect
+from onceflow.sinks.sql.session import Session
+from onceflow.sinks.sql.tables import Table, TableColumn, TableName, Target
+from onceflow.sinks.sql.transactions import Transactions
+from onceflow.sinks.sql.values import is_text, plain
+from onceflow.sinks.sql.write_mode import WriteMode
+
+_SqlType = TypeEngine[Any]
+_TYPES: Mapping[pa.DataType, _SqlType] = MappingProxyType(
+    {
+        pa.int8(): sa.SmallInteger(),
+        pa.int16(): sa.SmallInteger(),
+        pa.int32(): sa.Integer(),
+        pa.int64(): sa.BigInteger(),
+        pa.uint8(): sa.SmallInteger(),
+        pa.uint16(): sa.Integer(),
+        pa.uint32(): sa.BigInteger(),
+        # bigint ends at half of uint64.
+        pa.uint64(): sa.Numeric(20, 0),
+        pa.bool_(): sa.Boolean(),
+        pa.float16(): postgresql.REAL(),
+        pa.float32(): postgresql.REAL(),
+        pa.float64(): postgresql.DOUBLE_PRECISION(),
+        pa.date32(): sa.Date(),
+        pa.date64(): sa.Date(),
+    }
+)
+# Taken in every transaction that creates or alters something: IF NOT EXISTS alone loses to a
+# concurrent creator with a unique violation in the catalogs. The number is "onceflow" in ASCII.
+_DDL_LOCK = int.from_bytes(b"onceflow", "big")
+
+
+class PostgresDialect(Dialect):
+    """Transactions bring their settings with them, so that a pooler may stand in between."""
+
+    log: ClassVar[logging.Logger] = logging.getLogger("onceflow.sinks.postgres")
+    product: ClassVar[str] = "Postgres type"
+    user: ClassVar[str] = "role"
+    lists_locks: ClassVar[str] = "pg_locks and pg_stat_activity"
+    lists_prepared: ClassVar[str] = "pg_prepared_xacts"
+    unless_there: ClassVar[str] = " ON CONFLICT DO NOTHING"
+    before_pruning: ClassVar[Sequence[str]] = ("SET LOCAL synchronous_commit TO off",)
+    locks_what_is_pruned: ClassVar[str] = " FOR UPDATE SKIP LOCKED"
+    # In another parameter style each % of a name would be doubled.
+    compiler: ClassVar[Compiler] = cast("Any", PGDialect)(paramstyle="named")
+
+    @override
+    def quoted(self, name: str) -> str:
+        return catalog.quoted(name)
+
+    @override
+    def literal(self, value: str) -> str:
+        return catalog.literal(value)
+
+    @override
+    def found(self, session: Session, name: TableName) -> Table | None:
+        return catalog.found(session, name)
+
+    @override
+    def fit(self, column: TableColumn, given: pa.DataType, *, is_key: bool) -> PostgresFit | None:
+        kind = column.type
+        assert isinstance(kind, catalog.PostgresType), kind
+        wire = wire_of(given, kind)
+        return None if wire is None else PostgresFit(column, kind, wire)
+
+    @override
+    def column_type(self, field: pa.Field, *, is_key: bool) -> _SqlType | None:
+        given = plain(field.type)
+        if isinstance(field.type, pa.UuidType):
+            return postgresql.UUID()
+        found = _scalar_type(given)
+        if found is None and (arrow.is_list(given) or arrow.is_large_list(given)):
+            element = _scalar_type(given.value_type)
+            found = None if element is None else postgresql.ARRAY(element)
+        return found
+
+    @contextmanager
+    @override
+    def one_at_a_time(self, session: Session) -> Generator[None, None, None]:
+        """Hold a lock in a transaction: a crash leaves all that is done in it, or nothing."""
+        with session.transaction():
+            session.query(f"SELECT pg_catalog.pg_advisory_xact_lock({_DDL_LOCK})")
+            yield
+
+    @override
+    def has_schema(self, session: Session, schema: str | None) -> bool:
+        if schema is None:
+            return session.query("SELECT current_schema()::text") != [(None,)]
+        name = catalog.literal(schema)
+        return bool(session.query(f"SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = {name}"))
+
+    @override
+    def executor(
+        self, session: Session, mode: WriteMode, key: Sequence[str]
+    ) -> PostgresDmlExecutor:
+        return PostgresDmlExecutor(mode, key)
+
+    @override
+    def streamed(self, transactions: Transactions, target: Target) -> StreamedInserts:
+        return StreamedInserts(transactions, target)
+
+    @override
+    def writer_name(self, context: WriterContext) -> str:
+        return writer_name(context.sink_id, context.attempt, context.subtask)
+
+    @override
+    def guard_of_record(self, transaction: TransactionId) -> str:
+        # That one's ledger row would hold the statement up until the lock timeout, and say nothing.
+        name = catalog.literal(str(transaction))
+        return f" AND NOT EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts WHERE gid = {name})"
+
+    @override
+    def two_phase(self, schema: str) -> PostgresTwoPhase:
+        return PostgresTwoPhase(schema)
+
+    @override
+    def look_at_server(self, session: Session) -> PostgresServer:
+        return PostgresServer(session)
+
+    @override
+    def end_older_writers(self, session: Session, schema: str, context: CommitterContext) -> None:
+        if is_pooled(session):
+            # A pooler's sessions serve whoever comes; in one of them nothing stays open for long.
+            return
+        for pid, name in session.query(
+            "SELECT pid, application_name FROM pg_catalog.pg_stat_activity "
+            "WHERE datname = current_database() AND application_name LIKE 'onceflow %' "
+            "AND usename = current_user"
+        ):
+            attempt = attempt_of_writer(str(name), context.sink_id)
+            if attempt is not None and attempt < context.attempt:
+                self.log.info(
+                    "ending the session of %s, attempt %s took over", name, context.attempt
+                )
+                session.query(f"SELECT pg_catalog.pg_terminate_backend({int(pid)})")
+
+
+POSTGRES = PostgresDialect()
+
+
+def _scalar_type(given: pa.DataType) -> _SqlType | None:
+    known = _TYPES.get(given)
+    if known is not None:
+        return known
+    if is_text(given):
+        return sa.Text()
+    if arrow.is_timestamp(given):
+        return sa.DateTime(timezone=given.tz is not None)
+    if arrow.is_decimal(given) and given.precision <= DECIMAL_PRECISION_MAX:
+        # Arrow's negative scales mean trailing zeros before the point.
+        return sa.Numeric(given.precision - min(given.scale, 0), max(given.scale, 0))
+    for is_kind, made in (
+        (arrow.is_binary, postgresql.BYTEA()),
+        (arrow.is_large_binary, postgresql.BYTEA()),
+        (arrow.is_binary_view, postgresql.BYTEA()),
+        (arrow.is_fixed_size_binary, postgresql.BYTEA()),
+        (arrow.is_time, sa.Time()),
+        (arrow.is_duration, postgresql.INTERVAL()),
+    ):
+        if is_kind(given):
+            return cast("_SqlType", made)
+    return None

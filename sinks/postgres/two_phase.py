@@ -1,0 +1,128 @@
+"""Transactions that Postgres prepares, and their ends by name from any session."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from functools import partial
+from typing import ClassVar, cast
+
+from typing_extensions import override
+
+from onceflow.core.errors import ConfigError, SinkError
+from onceflow.core.protocol.ids import TransactionId
+from onceflow.core.spi import WriterContext
+from onceflow.sinks.postgres.catalog import literal
+from onceflow.sinks.postgres.connection import own, writer_name
+from onceflow.sinks.sql.dialect import TwoPhase
+from onceflow.sinks.sql.errors import NameTaken, SqlError, refusal
+from onceflow.sinks.sql.session import Endpoint, Session
+from onceflow.sinks.sql.transactions import PreparedTransactions
+
+
+class PostgresTransactions(PreparedTransactions):
+    """Transactions of which each gets its name only when it is prepared."""
+
+    def __init__(self, endpoint: Endpoint, context: WriterContext) -> None:
+        """Connect, and see that the server has room for what all subtasks prepare.
+
+        Raises:
+            ConfigError: It has not.
+            SinkError: The server cannot be reached or asked now.
+        """
+        name = writer_name(context.sink_id, context.attempt, context.subtask)
+        super().__init__(partial(endpoint.connect, name), context.first_checkpoint)
+        self._context = context
+        try:
+            _require_room(self.session, context)
+        except SqlError as error:
+            self.close()
+            text = f"sink {context.sink_id} subtask {context.subtask}: the server was not asked"
+            raise refusal(error, text) from error
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    @override
+    def transaction(self) -> TransactionId:
+        context = self._context
+        return TransactionId(
+            context.sink_id, context.attempt, self._next, context.subtask, sequence=0
+        )
+
+    @override
+    def prepare(self) -> None:
+        transaction = self.transaction
+        statement = f"PREPARE TRANSACTION {literal(str(transaction))}"
+        try:
+            own(self.session).end_transaction(statement, "PREPARE TRANSACTION")
+        except NameTaken as error:
+            raise SinkError(self.name_in_use(transaction)) from error
+        self._open = False
+
+    @override
+    def _way_to_end(self, transaction: TransactionId) -> str:
+        return f"See pg_prepared_xacts, and COMMIT or ROLLBACK PREPARED '{transaction}' there"
+
+
+class PostgresTwoPhase(TwoPhase):
+    """Prepared transactions belong to a database; their names to the whole server."""
+
+    commit_words: ClassVar[str] = "COMMIT PREPARED"
+    roll_back_words: ClassVar[str] = "ROLLBACK PREPARED"
+
+    @override
+    def transactions(self, endpoint: Endpoint, context: WriterContext) -> PostgresTransactions:
+        return PostgresTransactions(endpoint, context)
+
+    @override
+    def listed(self, session: Session, sink_id: str) -> tuple[TransactionId, ...]:
+        rows = session.query(
+            "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()"
+        )
+        parsed = (TransactionId.parse(str(gid)) for (gid,) in rows)
+        return tuple(sorted(one for one in parsed if one is not None and one.sink_id == sink_id))
+
+    @override
+    def is_prepared(self, session: Session, transaction: TransactionId) -> bool:
+        name = literal(str(transaction))
+        return bool(session.query(f"SELECT 1 FROM pg_catalog.pg_prepared_xacts WHERE gid = {name}"))
+
+    @override
+    def prepared_at(self, session: Session, transaction: TransactionId) -> datetime | None:
+        found = session.query(
+            "SELECT prepared FROM pg_catalog.pg_prepared_xacts "
+            f"WHERE gid = {literal(str(transaction))} AND database = pg_catalog.current_database()"
+        )
+        return cast("datetime", found[0][0]) if found else None
+
+    @override
+    def commit(self, session: Session, transaction: TransactionId) -> None:
+        # Refused when another session is deciding the same one (55000), it was prepared by another
+        # role (42501) or in another database (0A000): it is still there.
+        session.execute(f"COMMIT PREPARED {literal(str(transaction))}")
+
+    @override
+    def roll_back(self, session: Session, transaction: TransactionId) -> None:
+        session.execute(f"ROLLBACK PREPARED {literal(str(transaction))}")
+
+    @override
+    def let_go(self, session: Session, transaction: TransactionId) -> str:
+        return f"transaction {transaction} is being prepared, or is in another database"
+
+    @override
+    def endings(self, transaction: TransactionId) -> str:
+        return f"COMMIT PREPARED or ROLLBACK PREPARED '{transaction}'"
+
+
+def _require_room(session: Session, context: WriterContext) -> None:
+    ((maximum,),) = session.query("SELECT current_setting('max_prepared_transactions')::int")
+    # One waits for its commit while the next one is prepared.
+    needed = 2 * context.parallelism
+    if maximum < needed:
+        raise ConfigError(
+            f"sink {context.sink_id} subtask {context.subtask}: max_prepared_transactions is "
+            f"{maximum} and parallelism {context.parallelism} needs {needed}. Run: ALTER SYSTEM "
+            f"SET max_prepared_transactions = {max(64, 2 * needed)}; then restart the server; or "
+            "pass commit_mode='ledger'"
+        )

@@ -1,0 +1,284 @@
+"""The seam between the SQL sink and a kind of server: what a dialect must give, and nothing else.
+
+A dialect is data and small methods, and holds no state: one object serves all sinks. To add one:
+
+    connection.py   its `Endpoint`, and its `Session`: the only module that imports the driver
+    catalog.py      how the server describes a table: `found`
+    types.py        Arrow types and the server's: `fit`, `column_type`
+    dml.py          how rows go in: `executor`, and `streamed` if it is worth a way of its own
+    dialect.py      its `Dialect`, which refers to these
+    sink.py         the user's class: a `SqlSink` with its options and its URL
+    two_phase.py    its `TwoPhase`, only where transactions can be prepared
+    server.py       what it asks a server before a job writes there, for preflight and doctor
+
+Without `two_phase` every sink of the dialect is in ledger mode.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from sqlalchemy.engine import Dialect as Compiler
+from sqlalchemy.schema import CreateColumn, DDLElement
+from sqlalchemy.types import TypeEngine
+
+from onceflow.core.protocol.ids import TransactionId
+from onceflow.core.spi import CommitterContext, WriterContext
+from onceflow.sinks.sql.dml import DmlExecutor
+from onceflow.sinks.sql.row_loader import RowLoader
+from onceflow.sinks.sql.session import Endpoint, Session, session_name
+from onceflow.sinks.sql.tables import ColumnFit, Table, TableColumn, TableName, Target
+from onceflow.sinks.sql.transactions import PreparedTransactions, Transactions
+from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
+
+
+class Dialect(ABC):
+    """One kind of server. Methods that take a session raise `SqlError`s."""
+
+    log: ClassVar[logging.Logger]
+    product: ClassVar[str]
+    """What messages call a type of the server: Postgres type, type."""
+    user: ClassVar[str] = "user"
+    """What it calls who connects: role, user."""
+    lists_locks: ClassVar[str]
+    """Where the server tells who holds which locks."""
+    lists_prepared: ClassVar[str] = ""
+    """Where it tells what is prepared."""
+    absence: ClassVar[str] = "does not exist"
+    """What is known of a table that is not found."""
+    folds_names: ClassVar[bool] = False
+    """Whether columns are the same that differ only in upper and lower case."""
+    deletes_by_index: ClassVar[bool] = False
+    """Whether keys can be deleted only where a unique index is over them."""
+
+    unless_there: ClassVar[str] = ""
+    """What makes an INSERT do nothing where a row of the key is; empty if it is refused then."""
+    before_pruning: ClassVar[Sequence[str]] = ()
+    """Statements of a transaction that only prunes: it need not be durable."""
+    locks_what_is_pruned: ClassVar[str] = ""
+    """What passes over the rows that another session is pruning."""
+
+    compiler: ClassVar[Compiler]
+    """SQLAlchemy's, for the text of CREATE and ALTER."""
+    creates_index_if_missing: ClassVar[bool] = True
+    """Whether there is a CREATE INDEX IF NOT EXISTS."""
+    options_of_tables: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    options_of_bookkeeping: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """SQLAlchemy's options of the tables that are created: engine, character set."""
+
+    # -- text --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def quoted(self, name: str) -> str:
+        """Return `name` as an identifier."""
+
+    @abstractmethod
+    def literal(self, value: str) -> str:
+        """Return `value` as SQL, whatever is in it."""
+
+    def identifier(self, name: TableName) -> str:
+        """Return a table's name, quoted."""
+        return ".".join(map(self.quoted, ([name.schema] if name.schema else []) + [name.name]))
+
+    def compiled(self, element: DDLElement | CreateColumn) -> str:
+        """Return SQLAlchemy's `element` as text."""
+        return str(element.compile(dialect=self.compiler)).strip()
+
+    # -- tables ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def found(self, session: Session, name: TableName) -> Table | None:
+        """Return the table called `name` as the session finds it, or None."""
+
+    @abstractmethod
+    def fit(self, column: TableColumn, given: pa.DataType, *, is_key: bool) -> ColumnFit | None:
+        """Return how values of `given` go into `column`; None when they cannot unchanged."""
+
+    @abstractmethod
+    def column_type(self, field: pa.Field, *, is_key: bool) -> TypeEngine[Any] | None:
+        """Return the type of a column that is created for `field`; None when there is none."""
+
+    no_type_advice: ClassVar[str] = "nested data to JSON text"
+    """What can be made of columns for which there is no type."""
+
+    def assigned(
+        self, table: Table, others: Sequence[TableColumn], rules: ChangeRules
+    ) -> Sequence[TableColumn]:
+        """Return the columns to which changes by key assign; `others` are those outside the key."""
+        del table
+        return () if rules.mode is WriteMode.IGNORE else others
+
+    @abstractmethod
+    def one_at_a_time(self, session: Session) -> AbstractContextManager[None]:
+        """Let nobody else create or alter anything in the block; what is done in it holds after.
+
+        Waits no longer than the settings allow.
+        """
+
+    @abstractmethod
+    def has_schema(self, session: Session, schema: str | None) -> bool:
+        """Return whether `schema`, or the one that the server takes by itself, is there."""
+
+    # -- rows --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def executor(self, session: Session, mode: WriteMode, key: Sequence[str]) -> DmlExecutor:
+        """Return what puts and deletes rows on `session`; `key` may be empty for inserts."""
+
+    @abstractmethod
+    def streamed(self, transactions: Transactions, target: Target) -> RowLoader:
+        """Return what sends inserts as they come; the first bad row is the transaction's end."""
+
+    def writer_name(self, context: WriterContext) -> str:
+        """Return the name of a writer's session, by which its attempt is known."""
+        return session_name(context.sink_id, context.attempt, f"subtask {context.subtask} writer")
+
+    # -- before a job writes -----------------------------------------------------------------------
+
+    def guard_of_record(self, transaction: TransactionId) -> str:
+        """Return what else must hold when a ledger row is written, from AND on; or nothing.
+
+        For servers where the row of a prepared transaction of the same name would be waited for.
+        """
+        del transaction
+        return ""
+
+    def two_phase(self, schema: str) -> TwoPhase | None:
+        """Return how transactions are prepared under the ledger in `schema`; None if not at all."""
+        del schema
+        return None
+
+    @abstractmethod
+    def look_at_server(self, session: Session) -> Server:
+        """Return what the server is, as of now."""
+
+    def end_older_writers(  # noqa: B027 - where nothing is open between statements
+        self, session: Session, schema: str, context: CommitterContext
+    ) -> None:
+        """End the sessions of older attempts' writers: what they hold is rolled back."""
+
+    def require_delete(  # noqa: B027 - where the catalogs tell
+        self, session: Session, table: Table
+    ) -> None:
+        """Return when the user may delete rows, where `Table.deletable` cannot tell.
+
+        Raises:
+            ConfigError: The user may not.
+        """
+
+
+class Server(ABC):
+    """What a server said of itself, and what that means for a sink."""
+
+    user: str
+    """Who is connected, as GRANT takes it."""
+
+    @abstractmethod
+    def require(self, where: Endpoint, sink_id: str) -> None:
+        """Return when it can be written to, and forgets nothing when it is killed.
+
+        Raises:
+            ConfigError: It cannot; says what mends it.
+        """
+
+    @abstractmethod
+    def two_phase_support(self, session: Session) -> TwoPhaseSupport:
+        """Return whether transactions can be prepared, and whether that is wise."""
+
+    @abstractmethod
+    def bookkeeping_grants(self, schema: str) -> str:
+        """Return the statements by which the user may create our tables, and what else helps."""
+
+
+@dataclass(frozen=True, slots=True)
+class TwoPhaseSupport:
+    """Whether two_phase is possible in a server as it is reached, and whether it is wise."""
+
+    merit: str
+    """Why it is both, when nothing below says otherwise."""
+    obstacle: str = ""
+    """Why it is impossible, with what mends that."""
+    drawback: str = ""
+    """Why ledger is better, though it is possible."""
+
+
+class TwoPhase(ABC):
+    """How transactions are prepared under one ledger, and ended by their names from any session."""
+
+    commit_words: ClassVar[str]
+    """What commits a prepared transaction, as messages call it; its name follows."""
+    roll_back_words: ClassVar[str]
+    holder_leaves_s: ClassVar[float] = 0.0
+    """How long a session that holds a prepared transaction may take to let go of it."""
+
+    def __init__(self, schema: str) -> None:
+        """Ask nothing; `schema` is the ledger's."""
+        self.schema = schema
+
+    @abstractmethod
+    def transactions(self, endpoint: Endpoint, context: WriterContext) -> PreparedTransactions:
+        """Return the connected transactions of one writer.
+
+        Raises:
+            ConfigError: The server cannot hold what all writers prepare.
+            SinkError: The server cannot be reached or asked now.
+        """
+
+    @abstractmethod
+    def listed(self, session: Session, sink_id: str) -> tuple[TransactionId, ...]:
+        """Return what is prepared under exactly this sink id with this ledger, by anybody."""
+
+    def may_list(self, session: Session) -> bool:
+        """Return whether the user may ask what is prepared."""
+        del session
+        return True
+
+    def is_prepared(self, session: Session, transaction: TransactionId) -> bool:
+        """Return whether the server knows the name."""
+        return transaction in self.listed(session, transaction.sink_id)
+
+    @abstractmethod
+    def prepared_at(self, session: Session, transaction: TransactionId) -> datetime | None:
+        """Return when the server prepared it, by its own clock; None when it is not prepared."""
+
+    def is_held(self, session: Session, transaction: TransactionId) -> bool:
+        """Return whether the session that prepared it is to be waited for before it is ended."""
+        del session, transaction
+        return False
+
+    @abstractmethod
+    def commit(self, session: Session, transaction: TransactionId) -> None:
+        """Commit what is prepared.
+
+        Raises:
+            NameUnknown: Nothing is prepared under the name, or a session holds it.
+        """
+
+    @abstractmethod
+    def roll_back(self, session: Session, transaction: TransactionId) -> None:
+        """Roll back what is prepared.
+
+        Raises:
+            NameUnknown: Nothing is prepared under the name, or a session holds it.
+        """
+
+    def commit_is_proof(self, session: Session) -> bool:
+        """Return whether the answer to a commit proves it; else the ledger is looked at."""
+        del session
+        return True
+
+    @abstractmethod
+    def let_go(self, session: Session, transaction: TransactionId) -> str:
+        """Say who holds the transaction after all; end that session if nobody needs it."""
+
+    @abstractmethod
+    def endings(self, transaction: TransactionId) -> str:
+        """Return the statements by which an operator ends a prepared transaction."""

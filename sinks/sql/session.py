@@ -1,0 +1,108 @@
+"""How a database is reached and spoken to, as far as every dialect does it alike."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from typing_extensions import Self
+
+from onceflow.sinks.sql.errors import RowRefused
+
+_SAVEPOINT = "onceflow_rows"
+
+
+class Session(ABC):
+    """One connection in autocommit mode on which every wait ends. Used by one thread.
+
+    All methods raise `errors.SqlError` and nothing of the driver's. After `ConnectionLost` the
+    session is closed. Statements carry their values as the dialect's literals.
+    """
+
+    @property
+    @abstractmethod
+    def is_open(self) -> bool:
+        """Whether there is a connection; false after it broke."""
+
+    @abstractmethod
+    def query(self, statement: str) -> Sequence[tuple[Any, ...]]:
+        """Return the rows that `statement` answers."""
+
+    @abstractmethod
+    def execute(self, statement: str) -> int:
+        """Carry out `statement`, which answers no rows; return how many it changed."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Open an ordinary transaction whose commit is durable and whose waits for locks end."""
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Commit it; returns only when the server says that it is committed."""
+
+    @abstractmethod
+    def roll_back(self) -> None:
+        """End what is open, if anything is. Raises nothing: it closes the session if it fails."""
+
+    @abstractmethod
+    def hasten(self) -> None:
+        """From now on wait for the server only as long as leaving it may take."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Disconnect, by which the server rolls back what is open. Safe to call twice."""
+
+    @contextmanager
+    def transaction(self) -> Generator[None, None, None]:
+        """Commit what is done in the block, or nothing of it when the block raises."""
+        self.begin()
+        try:
+            yield
+            self.commit()
+        except BaseException:
+            self.roll_back()
+            raise
+
+    @contextmanager
+    def savepoint(self) -> Generator[None, None, None]:
+        """Take back what was done in the block, and only that, when a refused row is its end."""
+        self.execute(f"SAVEPOINT {_SAVEPOINT}")
+        try:
+            yield
+        except RowRefused:
+            # A deadlock takes the savepoint with it, and nobody goes on after other errors.
+            self.execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+            self.execute(f"RELEASE SAVEPOINT {_SAVEPOINT}")
+            raise
+        self.execute(f"RELEASE SAVEPOINT {_SAVEPOINT}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Endpoint(Protocol):
+    """A database and how to reach it; prints without a secret."""
+
+    @property
+    def connect_timeout_s(self) -> float:
+        """How long one connection may take."""
+        ...
+
+    def connect(self, name: str) -> Session:
+        """Return a new session, shown to the server's operator as `name`.
+
+        Raises:
+            ConfigError: It is refused for good.
+            SinkError: It is refused now.
+        """
+        ...
+
+
+def session_name(sink_id: str, attempt: int, role: str) -> str:
+    """Return the name under which the server's operator sees a session."""
+    return f"onceflow {sink_id}/{attempt} {role}"
