@@ -25,8 +25,7 @@ from onceflow.cli.doctor.mysql import check_mysql
 from onceflow.cli.doctor.postgres import check_postgres
 from onceflow.cli.doctor.spark import SparkQuestion, check_spark
 from onceflow.cli.doctor.storage import check_storage, missing_directories
-from onceflow.cli.listing import print_listing
-from onceflow.cli.txn.places import read_password
+from onceflow.cli.terminal import print_listing, read_password
 from onceflow.connectors.catalog import SOURCES
 from onceflow.core.connector import Questions, ServerAccess
 from onceflow.core.diagnosis import Area, Finding, Level

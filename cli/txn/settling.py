@@ -1,4 +1,4 @@
-"""Settles transactions in doubt as a person wishes, after asking; says what was done to each."""
+"""Transactions in doubt: shown to a person or a program, and settled after asking."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 
 import typer
 from rich.console import Console
 
-from onceflow.cli.txn import report
+from onceflow.cli.terminal import console, print_listing, say
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.in_doubt import (
     ContradictsLog,
@@ -18,8 +19,39 @@ from onceflow.core.in_doubt import (
     InDoubtTransactions,
     SinkNeeded,
 )
+from onceflow.core.protocol.committables import (
+    Aborted,
+    AbortOutcome,
+    AlreadyCommitted,
+    CommitOutcome,
+    Committed,
+    Lost,
+    RetryLater,
+    Unknown,
+)
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.protocol.in_doubt import Resolution
+from onceflow.core.protocol.in_doubt import LoggedDecision, RecoveryAction, Resolution
+
+EXIT_DONE = 0
+EXIT_REFUSED = 1
+EXIT_USAGE = 2
+EXIT_UNREACHABLE = 3
+
+_COLOURS = {
+    LoggedDecision.DECIDED: "green",
+    LoggedDecision.UNDECIDED: "yellow",
+    LoggedDecision.PENDING: "cyan",
+    LoggedDecision.SETTLED: "bold red",
+    LoggedDecision.FOREIGN: "magenta",
+    LoggedDecision.UNKNOWN: "magenta",
+}
+_NEXT_START = {
+    RecoveryAction.COMMIT: "commits it",
+    RecoveryAction.ABORT: "rolls it back",
+    RecoveryAction.KEEP: "leaves it",
+    RecoveryAction.STOP: "stops and says so",
+    RecoveryAction.UNKNOWN: "unknown",
+}
 
 
 class UsageError(ConfigError):
@@ -75,16 +107,16 @@ def _wanted(
     missing = [str(transaction) for transaction, one in found.items() if one is None]
     if missing:
         say(f"not in doubt here, and the log does not list it: {', '.join(missing)}")
-        raise typer.Exit(report.EXIT_REFUSED)
+        raise typer.Exit(EXIT_REFUSED)
     return tuple(one for one in found.values() if one is not None)
 
 
 def _sorted_out(
     transactions: InDoubtTransactions, wish: Wish, wanted: Sequence[InDoubtTransaction]
-) -> tuple[list[InDoubtTransaction], list[report.Result]]:
+) -> tuple[list[InDoubtTransaction], list[Result]]:
     """Return what is to be done, and what is refused."""
     allowed: list[InDoubtTransaction] = []
-    refused: list[report.Result] = []
+    refused: list[Result] = []
     for one in wanted:
         reason = transactions.refusal(wish.resolution, one)
         if reason is None:
@@ -93,30 +125,28 @@ def _sorted_out(
             say(f"{one.transaction}: forced, although {reason}")
             allowed.append(one)
         elif not wish.everything:
-            refused.append(report.Result(report.EXIT_REFUSED, one, "refused", f"refused: {reason}"))
+            refused.append(Result(EXIT_REFUSED, one, "refused", f"refused: {reason}"))
     return allowed, refused
 
 
-def _carried_out(
-    transactions: InDoubtTransactions, wish: Wish, one: InDoubtTransaction
-) -> report.Result:
+def _carried_out(transactions: InDoubtTransactions, wish: Wish, one: InDoubtTransaction) -> Result:
     """Settle `one`. What goes wrong with it does not keep the others from being told."""
     try:
         match wish.resolution, wish.force:
             # While the question was open the log may have gone on: it is asked once more.
             case Resolution.COMMIT, False:
-                return report.result_of(wish.resolution, one, transactions.commit(one))
+                return result_of(wish.resolution, one, transactions.commit(one))
             case Resolution.COMMIT, True:
-                return report.result_of(wish.resolution, one, transactions.force_commit(one))
+                return result_of(wish.resolution, one, transactions.force_commit(one))
             case Resolution.ABORT, False:
-                return report.result_of(wish.resolution, one, transactions.abort(one))
+                return result_of(wish.resolution, one, transactions.abort(one))
             case _:
-                return report.result_of(wish.resolution, one, transactions.force_abort(one))
+                return result_of(wish.resolution, one, transactions.force_abort(one))
     except OnceflowError as error:
-        return report.Result(status_of(error), one, "failed", f"not done: {error}")
+        return Result(status_of(error), one, "failed", f"not done: {error}")
 
 
-def _print_results(resolution: Resolution, results: Sequence[report.Result], json_: bool) -> None:
+def _print_results(resolution: Resolution, results: Sequence[Result], json_: bool) -> None:
     if json_:
         done = [result.as_json() for result in results]
         print(json.dumps({"action": resolution.value, "results": done}))
@@ -124,7 +154,7 @@ def _print_results(resolution: Resolution, results: Sequence[report.Result], jso
         console().print(f"nothing to {resolution.value}: the log says so of nothing in doubt here")
     for result in () if json_ else results:
         console().print(f"{result.one.transaction} {result.sentence}", markup=False, soft_wrap=True)
-    worst = max((result.status for result in results), default=report.EXIT_DONE)
+    worst = max((result.status for result in results), default=EXIT_DONE)
     if worst:
         raise typer.Exit(worst)
 
@@ -133,11 +163,11 @@ def status_of(error: OnceflowError) -> int:
     """Return the exit status that `error` ends with."""
     match error:
         case UsageError() | SinkNeeded():
-            return report.EXIT_USAGE
+            return EXIT_USAGE
         case ContradictsLog():
-            return report.EXIT_REFUSED
+            return EXIT_REFUSED
         case _:
-            return report.EXIT_UNREACHABLE
+            return EXIT_UNREACHABLE
 
 
 def parsed(text: str) -> TransactionId:
@@ -161,14 +191,124 @@ def _confirm(question: str, yes: bool) -> None:
         raise UsageError("this is no terminal to ask on: add --yes")
     if not typer.confirm(question, err=True):
         say("nothing more was changed")
-        raise typer.Exit(report.EXIT_REFUSED)
+        raise typer.Exit(EXIT_REFUSED)
 
 
-def console() -> Console:
-    """Return where results go."""
-    return Console(highlight=False)
+def age_seconds(one: InDoubtTransaction) -> float | None:
+    """Return how long ago it was prepared, by this machine's clock; None when nobody tells."""
+    if one.prepared_at is None:
+        return None
+    return max(0.0, (datetime.now(timezone.utc) - one.prepared_at).total_seconds())
 
 
-def say(text: str, style: str = "") -> None:
-    """Print what is not a result, for people."""
-    Console(stderr=True, highlight=False).print(text, markup=False, style=style, soft_wrap=True)
+def as_json(one: InDoubtTransaction) -> dict[str, object]:
+    """Return what `--json` prints of one transaction."""
+    transaction, age_s = one.transaction, age_seconds(one)
+    return {
+        "id": str(transaction),
+        "sink": transaction.sink_id,
+        "attempt": transaction.attempt,
+        "checkpoint": transaction.checkpoint,
+        "subtask": transaction.subtask,
+        "sequence": transaction.sequence,
+        "kind": one.kind.value,
+        "place": one.held_by,
+        "in_doubt": one.held,
+        "rows": one.rows,
+        "prepared_at": one.prepared_at.isoformat() if one.prepared_at else None,
+        "age_seconds": None if age_s is None else round(age_s, 3),
+        "verdict": one.status.decision.value,
+        "next_start": one.status.recovery_action.value,
+        "reason": one.status.reason,
+    }
+
+
+def print_transactions(console: Console, found: tuple[InDoubtTransaction, ...]) -> None:
+    """Print one line a transaction, and what to do next."""
+    if not found:
+        console.print("nothing is in doubt")
+        return
+    headings = ("transaction", "kind", "rows", "age", "the log says", "the next start")
+    rows = [
+        (
+            (str(one.transaction), "bold"),
+            (one.kind.value, ""),
+            ("?" if one.rows is None else f"{one.rows:,}", ""),
+            (_age(one), ""),
+            (one.status.decision.value, _COLOURS[one.status.decision]),
+            (_NEXT_START[one.status.recovery_action], ""),
+        )
+        for one in found
+    ]
+    print_listing(console, headings, rows)
+
+
+def print_transaction(console: Console, one: InDoubtTransaction) -> None:
+    """Print everything about one transaction."""
+    transaction = one.transaction
+    lines = {
+        "transaction": str(transaction),
+        "sink id": transaction.sink_id,
+        "attempt": str(transaction.attempt),
+        "checkpoint": str(transaction.checkpoint),
+        "subtask": f"{transaction.subtask} (sequence {transaction.sequence})",
+        "held by": one.held_by if one.held else f"nobody: {one.held_by} has it no longer",
+        "kind": one.kind.value,
+        "rows": "not known" if one.rows is None else f"{one.rows:,}",
+        "prepared": f"{one.prepared_at:%Y-%m-%d %H:%M:%S %Z}, {_age(one)} ago"
+        if one.prepared_at
+        else "not known",
+        "the log says": f"{one.status.decision.value}: {one.status.reason}",
+        "the next start": _NEXT_START[one.status.recovery_action],
+    }
+    width = max(map(len, lines))
+    for name, text in lines.items():
+        console.print(f"{name.ljust(width)}  {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of one transaction."""
+
+    status: int
+    one: InDoubtTransaction
+    outcome: str
+    sentence: str
+
+    def as_json(self) -> dict[str, object]:
+        """Return what `--json` prints of it."""
+        return as_json(self.one) | {"outcome": self.outcome, "message": self.sentence}
+
+
+def result_of(
+    resolution: Resolution, one: InDoubtTransaction, outcome: CommitOutcome | AbortOutcome
+) -> Result:
+    """Return how it ended, in words and as an exit status."""
+    rows = "its rows" if one.rows is None else f"its rows ({one.rows:,})"
+    match outcome:
+        case Committed():
+            said = (EXIT_DONE, "committed", f"committed: {rows} are visible now")
+        case Aborted():
+            said = (EXIT_DONE, "aborted", f"rolled back: {rows} are gone and never were visible")
+        case AlreadyCommitted() if resolution is Resolution.COMMIT:
+            said = (EXIT_DONE, "already_committed", "was committed before; nothing was changed")
+        case AlreadyCommitted():
+            said = (EXIT_REFUSED, "already_committed", f"was committed before: {rows} stay")
+        case Lost(reason):
+            said = (EXIT_REFUSED, "lost", f"cannot be committed any more: {reason}")
+        case RetryLater(reason):
+            said = (EXIT_UNREACHABLE, "retry_later", f"nothing was changed, try later: {reason}")
+        case Unknown(reason):
+            said = (EXIT_UNREACHABLE, "unknown", f"nobody knows how it ended, ask again: {reason}")
+    status, word, sentence = said
+    return Result(status, one, word, sentence)
+
+
+def _age(one: InDoubtTransaction) -> str:
+    age_s = age_seconds(one)
+    if age_s is None:
+        return "?"
+    for unit, seconds in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if age_s >= 2 * seconds:
+            return f"{age_s / seconds:.0f} {unit}"
+    return f"{age_s:.0f} s"
