@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from onceflow.integration.conformance.harness import Effort
     from onceflow.integration.conformance.processes import Processes
-    from onceflow.integration.conformance.rig import Effort
     from onceflow.integration.conformance.target import SinkTarget
 
 _PROPERTY = "onceflow_clause"
@@ -131,7 +131,7 @@ def onceflow_processes() -> Iterator[Processes]:
 @pytest.fixture(scope="session")
 def onceflow_effort(pytestconfig: pytest.Config) -> Effort:
     """How much is tried, from the options."""
-    from onceflow.integration.conformance.rig import Effort
+    from onceflow.integration.conformance.harness import Effort
 
     seed, rounds = _effort(pytestconfig)
     return Effort(seed=seed, rounds=rounds)

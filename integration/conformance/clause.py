@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from onceflow.integration.conformance.rig import Rig
+    from onceflow.integration.conformance.harness import Harness
 
 
 class Violation(AssertionError):
@@ -28,7 +28,7 @@ class Clause:
     says: str
     scenarios: tuple[int, ...]
     """Numbers of the scenarios in Apache Flink's own tests that it stands for."""
-    test: Callable[[Rig], None] = field(repr=False)
+    test: Callable[[Harness], None] = field(repr=False)
     needs: tuple[str, ...] = ()
     """Optional methods of the target."""
     rests_on: tuple[str, ...] = ()
@@ -39,10 +39,10 @@ class Clause:
 
 def clause(
     *, scenarios: Sequence[int] = (), needs: Sequence[str] = (), rests_on: Sequence[Clause] = ()
-) -> Callable[[Callable[[Rig], None]], Clause]:
+) -> Callable[[Callable[[Harness], None]], Clause]:
     """Make a clause of a test: its id is the function's name, its sentence the docstring."""
 
-    def make(test: Callable[[Rig], None]) -> Clause:
+    def make(test: Callable[[Harness], None]) -> Clause:
         return Clause(
             id=test.__name__.replace("_", "-"),
             says=" ".join((inspect.getdoc(test) or "").split()),

@@ -36,6 +36,7 @@ from onceflow.core.runtime.cluster.process_host import Link
 from onceflow.core.spi import Committer, CommitterContext, WriterContext
 from onceflow.core.storage import ClaimedLog, FileSystemStorage
 from onceflow.integration.conformance.clause import told
+from onceflow.integration.conformance.harness import SERVER_PATIENCE_S, settled
 from onceflow.integration.conformance.mini_subtask import (
     ANSWER_S,
     Ack,
@@ -48,7 +49,6 @@ from onceflow.integration.conformance.mini_subtask import (
     Through,
     Work,
 )
-from onceflow.integration.conformance.rig import SERVER_PATIENCE_S, settled
 from onceflow.integration.conformance.sink_job import JOB, UID
 
 MAX_PARALLELISM = 128

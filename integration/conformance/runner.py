@@ -11,8 +11,8 @@ from enum import Enum
 from pathlib import Path
 
 from onceflow.integration.conformance.clause import Clause, Violation
+from onceflow.integration.conformance.harness import Effort, Harness
 from onceflow.integration.conformance.processes import Processes
-from onceflow.integration.conformance.rig import Effort, Rig
 from onceflow.integration.conformance.target import NotTestable, SinkTarget
 
 DEFAULT_EFFORT = Effort()
@@ -61,11 +61,11 @@ def check_clause(
         Exception: Whatever the sink raised where it should not: it breaks the clause, too.
     """
     with tempfile.TemporaryDirectory(prefix="onceflow-clause-") as directory:
-        rig = Rig(target, processes, Path(directory), effort, clause.id)
+        harness = Harness(target, processes, Path(directory), effort, clause.id)
         try:
-            clause.test(rig)
+            clause.test(harness)
         finally:
-            rig.clean_up()
+            harness.clean_up()
 
 
 def run_clauses(

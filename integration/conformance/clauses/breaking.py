@@ -22,7 +22,7 @@ from onceflow.integration.conformance.clause import Violation, clause, expect
 from onceflow.integration.conformance.clauses.deciding import abort_leaves_nothing, commit_elsewhere
 from onceflow.integration.conformance.clauses.recovering import orphans_are_rolled_back_on_start
 from onceflow.integration.conformance.exchange_proxy import ExchangeProxy, Lose
-from onceflow.integration.conformance.rig import SERVER_PATIENCE_S, Prepared, Rig
+from onceflow.integration.conformance.harness import SERVER_PATIENCE_S, Harness, Prepared
 from onceflow.integration.conformance.target import NotTestable
 
 _SERVER = ["kill", "start"]
@@ -31,57 +31,57 @@ _EXCHANGES_MAX = 60
 
 
 @clause(scenarios=[14, 23], needs=_SERVER, rests_on=[commit_elsewhere])
-def server_killed_before_commit(rig: Rig) -> None:
+def server_killed_before_commit(harness: Harness) -> None:
     """What is pre-committed outlives its server: hidden, in doubt, and committed once."""
-    rig.patience_s = SERVER_PATIENCE_S
-    writer, committer = rig.job.writer(), rig.job.committer()
-    first = rig.prepare(1, writer=writer)
-    open_ids = rig.ids(50)
+    harness.patience_s = SERVER_PATIENCE_S
+    writer, committer = harness.job.writer(), harness.job.committer()
+    first = harness.prepare(1, writer=writer)
+    open_ids = harness.ids(50)
     expect(len(committer.in_doubt()) == 1, "in_doubt does not list what is pre-committed")
     with suppress(OnceflowError):
-        writer.write(rig.target.batch(open_ids))
-    _bounce(rig)
-    rig.expect_seen(when="after the server was killed and started")
-    rig.expect_in_doubt(first, when="after the server was killed and started")
+        writer.write(harness.target.batch(open_ids))
+    _bounce(harness)
+    harness.expect_seen(when="after the server was killed and started")
+    harness.expect_in_doubt(first, when="after the server was killed and started")
     # The same committer: its connection died with the server.
-    outcomes = [rig.commit(first, committer)]
-    _bounce(rig)
-    outcomes.append(rig.commit(first, committer))
+    outcomes = [harness.commit(first, committer)]
+    _bounce(harness)
+    outcomes.append(harness.commit(first, committer))
     expect(outcomes == [Committed(), AlreadyCommitted()], f"commits after restarts: {outcomes}")
-    rig.expect_seen(first.ids, when="after commit and another restart of the server")
+    harness.expect_seen(first.ids, when="after commit and another restart of the server")
 
 
 @clause(scenarios=[43], needs=_SERVER, rests_on=[commit_elsewhere, abort_leaves_nothing])
-def server_away_changes_nothing(rig: Rig) -> None:
+def server_away_changes_nothing(harness: Harness) -> None:
     """While the server is away nothing is called committed, aborted, lost or not in doubt."""
-    rig.patience_s = SERVER_PATIENCE_S
-    prepared, committer = rig.prepare(1), rig.job.committer()
-    writer = rig.job.writer()
-    later_ids = rig.ids()
-    rig.target.kill()
+    harness.patience_s = SERVER_PATIENCE_S
+    prepared, committer = harness.prepare(1), harness.job.committer()
+    writer = harness.job.writer()
+    later_ids = harness.ids()
+    harness.target.kill()
     try:
         said = [committer.commit(prepared.committable), committer.abort(prepared.committable)]
         listed = _in_doubt_or_error(committer)
-        later = _pre_commit_or_error(rig, writer, later_ids)
+        later = _pre_commit_or_error(harness, writer, later_ids)
     finally:
-        rig.target.start()
+        harness.target.start()
     for outcome in said:
         expect(isinstance(outcome, (RetryLater, Unknown)), f"the server is away; said is {outcome}")
     expect(listed, "the server is away, and in_doubt says that nothing is in doubt")
     writer.close()
-    rig.commit_all(prepared)
-    rig.expect_seen(prepared.ids, when="after the server came back, and commit")
+    harness.commit_all(prepared)
+    harness.expect_seen(prepared.ids, when="after the server came back, and commit")
     if isinstance(later, Committable):
         # Durable somewhere else, as it says: then it can be committed.
-        rig.commit_all(Prepared(later, later_ids))
-        rig.expect_seen(prepared.ids, later_ids, when="after commit of what came meanwhile")
+        harness.commit_all(Prepared(later, later_ids))
+        harness.expect_seen(prepared.ids, later_ids, when="after commit of what came meanwhile")
 
 
 @clause(scenarios=[37], needs=["pause", "unpause"], rests_on=[commit_elsewhere])
-def frozen_server_commits_once(rig: Rig) -> None:
+def frozen_server_commits_once(harness: Harness) -> None:
     """A commit that the server answers only after a long pause is applied once."""
-    rig.patience_s = SERVER_PATIENCE_S
-    prepared, committer = rig.prepare(1), rig.job.committer()
+    harness.patience_s = SERVER_PATIENCE_S
+    prepared, committer = harness.prepare(1), harness.job.committer()
     expect(len(committer.in_doubt()) == 1, "in_doubt does not list what is pre-committed")
     outcomes: list[CommitOutcome | OnceflowError] = []
 
@@ -92,42 +92,42 @@ def frozen_server_commits_once(rig: Rig) -> None:
             outcomes.append(error)
 
     thread = threading.Thread(target=commit)
-    rig.target.pause()
+    harness.target.pause()
     try:
         thread.start()
         thread.join(1.0)
     finally:
-        rig.target.unpause()
+        harness.target.unpause()
     thread.join(150)
     expect(not thread.is_alive(), "a commit hangs although the server answers again")
-    outcome = rig.commit(prepared)
+    outcome = harness.commit(prepared)
     when = f"after commits that answered {outcomes} and {outcome}"
     expect(isinstance(outcome, (Committed, AlreadyCommitted)), when)
-    rig.expect_seen(prepared.ids, when=when)
+    harness.expect_seen(prepared.ids, when=when)
 
 
 @clause(scenarios=[37], needs=_NETWORK, rests_on=[commit_elsewhere, server_away_changes_nothing])
-def reply_lost_at_commit(rig: Rig) -> None:
+def reply_lost_at_commit(harness: Harness) -> None:
     """Whichever request or reply of commit is lost, it is asked again and applied once."""
     seen: list[tuple[int, ...]] = []
 
     def once(job_rig: _Remote, lose: Lose, exchange: int) -> None:
-        prepared = rig.prepare(len(seen) + 1)
+        prepared = harness.prepare(len(seen) + 1)
         seen.append(prepared.ids)
         committer = job_rig.job.committer()
         job_rig.proxy.lose(lose, exchange)
         first = committer.commit(prepared.committable)
         job_rig.proxy.heal()
-        outcome = rig.commit(prepared)
+        outcome = harness.commit(prepared)
         when = f"{lose.value} of exchange {exchange} lost; answered were {first}, then {outcome}"
         expect(isinstance(first, (Committed, AlreadyCommitted, RetryLater, Unknown)), when)
         expect(isinstance(outcome, (Committed, AlreadyCommitted)), when)
         said_done = isinstance(first, (Committed, AlreadyCommitted))
         expect(not said_done or outcome == AlreadyCommitted(), when)
-        rig.expect_seen(*seen, when=when)
+        harness.expect_seen(*seen, when=when)
 
-    _each_exchange(rig, once)
-    rig.expect_in_doubt(when="after commits of which a reply was lost")
+    _each_exchange(harness, once)
+    harness.expect_in_doubt(when="after commits of which a reply was lost")
 
 
 @clause(
@@ -135,24 +135,24 @@ def reply_lost_at_commit(rig: Rig) -> None:
     needs=_NETWORK,
     rests_on=[commit_elsewhere, abort_leaves_nothing, server_away_changes_nothing],
 )
-def reply_lost_at_abort(rig: Rig) -> None:
+def reply_lost_at_abort(harness: Harness) -> None:
     """Whichever request or reply of abort is lost, nothing of the rows remains."""
     checkpoints = iter(range(1, 1 << 20))
 
     def once(job_rig: _Remote, lose: Lose, exchange: int) -> None:
-        prepared = rig.prepare(next(checkpoints))
+        prepared = harness.prepare(next(checkpoints))
         committer = job_rig.job.committer()
         job_rig.proxy.lose(lose, exchange)
         first = committer.abort(prepared.committable)
         job_rig.proxy.heal()
-        outcome = rig.abort(prepared)
+        outcome = harness.abort(prepared)
         when = f"{lose.value} of exchange {exchange} lost; answered were {first}, then {outcome}"
         expect(isinstance(first, (Aborted, RetryLater, Unknown)), when)
         expect(outcome == Aborted(), when)
 
-    _each_exchange(rig, once)
-    rig.expect_in_doubt(when="after aborts of which a reply was lost")
-    rig.expect_seen(when="after aborts of which a reply was lost")
+    _each_exchange(harness, once)
+    harness.expect_in_doubt(when="after aborts of which a reply was lost")
+    harness.expect_seen(when="after aborts of which a reply was lost")
 
 
 @clause(
@@ -160,17 +160,17 @@ def reply_lost_at_abort(rig: Rig) -> None:
     needs=_NETWORK,
     rests_on=[orphans_are_rolled_back_on_start, server_away_changes_nothing],
 )
-def reply_lost_at_pre_commit(rig: Rig) -> None:
+def reply_lost_at_pre_commit(harness: Harness) -> None:
     """Whichever reply of pre_commit is lost, it fails or is durable; the replay is there once."""
     attempts = iter(range(1, 1 << 20, 2))
     seen: list[tuple[int, ...]] = []
 
     def once(job_rig: _Remote, lose: Lose, exchange: int) -> None:
         attempt = next(attempts)
-        rig.job.begin(attempt)
-        ids = rig.ids()
-        writer = job_rig.sink.writer(rig.job.writer_context(attempt))
-        writer.write(rig.target.batch(ids))
+        harness.job.begin(attempt)
+        ids = harness.ids()
+        writer = job_rig.sink.writer(harness.job.writer_context(attempt))
+        writer.write(harness.target.batch(ids))
         job_rig.proxy.lose(lose, exchange)
         try:
             committable = writer.pre_commit(CheckpointId(1))
@@ -180,41 +180,41 @@ def reply_lost_at_pre_commit(rig: Rig) -> None:
             job_rig.proxy.heal()
             writer.close()
         when = f"{lose.value} of exchange {exchange} of pre_commit lost"
-        rig.expect_seen(*seen, when=when)
-        rig.job.begin(attempt + 1)
-        committer = rig.job.committer(attempt + 1)
+        harness.expect_seen(*seen, when=when)
+        harness.job.begin(attempt + 1)
+        committer = harness.job.committer(attempt + 1)
         if committable is not None:
             # It was acknowledged, so it may be decided.
-            rig.commit_all(Prepared(committable, ids))
+            harness.commit_all(Prepared(committable, ids))
         for one in committer.in_doubt():
             expect(one != committable, f"{when}: {one} is committed and still in doubt")
-            rig.abort(Prepared(one, ids), committer)
+            harness.abort(Prepared(one, ids), committer)
         if committable is None:
-            rig.commit_all(rig.prepare(1, attempt=attempt + 1, ids=ids))
+            harness.commit_all(harness.prepare(1, attempt=attempt + 1, ids=ids))
         seen.append(ids)
-        rig.expect_seen(*seen, when=when)
+        harness.expect_seen(*seen, when=when)
 
-    _each_exchange(rig, once)
+    _each_exchange(harness, once)
 
 
 class _Remote:
     """The clause's job through a network that can be broken."""
 
-    def __init__(self, rig: Rig, proxy: ExchangeProxy) -> None:
+    def __init__(self, harness: Harness, proxy: ExchangeProxy) -> None:
         self.proxy = proxy
-        self.sink = rig.target.sink_at("127.0.0.1", proxy.port)
-        rig.job.begin(1)
-        self.job = rig.job.through(self.sink)
+        self.sink = harness.target.sink_at("127.0.0.1", proxy.port)
+        harness.job.begin(1)
+        self.job = harness.job.through(self.sink)
 
 
-def _each_exchange(rig: Rig, once: Callable[[_Remote, Lose, int], None]) -> None:
+def _each_exchange(harness: Harness, once: Callable[[_Remote, Lose, int], None]) -> None:
     """Run `once` with a loss at the first exchange, the second … until no loss is met."""
-    rig.patience_s = SERVER_PATIENCE_S
-    with ExchangeProxy(rig.target.address()) as proxy:
+    harness.patience_s = SERVER_PATIENCE_S
+    with ExchangeProxy(harness.target.address()) as proxy:
         for lose in Lose:
             for exchange in range(1, _EXCHANGES_MAX):
                 broken = proxy.breaks
-                once(_Remote(rig, proxy), lose, exchange)
+                once(_Remote(harness, proxy), lose, exchange)
                 if proxy.breaks == broken:
                     break
             else:
@@ -223,9 +223,9 @@ def _each_exchange(rig: Rig, once: Callable[[_Remote, Lose, int], None]) -> None
             raise NotTestable("the sink asks no server for this, at least not by the address")
 
 
-def _bounce(rig: Rig) -> None:
-    rig.target.kill()
-    rig.target.start()
+def _bounce(harness: Harness) -> None:
+    harness.target.kill()
+    harness.target.start()
 
 
 def _in_doubt_or_error(committer: Committer) -> Sequence[Committable] | OnceflowError:
@@ -236,10 +236,10 @@ def _in_doubt_or_error(committer: Committer) -> Sequence[Committable] | Onceflow
 
 
 def _pre_commit_or_error(
-    rig: Rig, writer: SinkWriter, ids: Sequence[int]
+    harness: Harness, writer: SinkWriter, ids: Sequence[int]
 ) -> Committable | OnceflowError:
     try:
-        return rig.prepare(2, writer=writer, ids=ids).committable
+        return harness.prepare(2, writer=writer, ids=ids).committable
     except OnceflowError as error:
         return error
 

@@ -19,128 +19,130 @@ from onceflow.integration.conformance.clauses.writing import (
     commit_shows_its_rows,
     pre_committed_survives_death,
 )
-from onceflow.integration.conformance.rig import Prepared, Rig
+from onceflow.integration.conformance.harness import Harness, Prepared
 
 
 @clause(scenarios=[2, 21], rests_on=[close_keeps_what_is_pre_committed])
-def commit_again(rig: Rig) -> None:
+def commit_again(harness: Harness) -> None:
     """The first commit says Committed, every further one AlreadyCommitted; rows are there once."""
-    prepared = rig.prepare(1)
-    committer = rig.job.committer()
-    outcomes = [rig.commit(prepared, committer) for _ in range(5)]
+    prepared = harness.prepare(1)
+    committer = harness.job.committer()
+    outcomes = [harness.commit(prepared, committer) for _ in range(5)]
     # Another one knows nothing of the first: only the target can tell it.
-    outcomes += [rig.commit(prepared) for _ in range(5)]
+    outcomes += [harness.commit(prepared) for _ in range(5)]
     expected = [Committed(), *[AlreadyCommitted()] * 9]
-    rig.expect_seen(prepared.ids, when="after ten commits")
+    harness.expect_seen(prepared.ids, when="after ten commits")
     expect(outcomes == expected, f"ten commits of one transaction answered {outcomes}")
-    rig.expect_in_doubt(when="after ten commits")
+    harness.expect_in_doubt(when="after ten commits")
 
 
 @clause(scenarios=[7, 26, 40], rests_on=[commit_again, pre_committed_survives_death])
-def commit_elsewhere(rig: Rig) -> None:
+def commit_elsewhere(harness: Harness) -> None:
     """Another process commits from the sink's description and the committable alone."""
-    prepared = rig.prepare(1)
-    context = rig.job.committer_context()
-    outcomes = rig.processes.run(children.commit, rig.sink, context, [prepared.committable])
+    prepared = harness.prepare(1)
+    context = harness.job.committer_context()
+    outcomes = harness.processes.run(children.commit, harness.sink, context, [prepared.committable])
     expect(outcomes == [Committed()], f"commit in another process answered {outcomes}")
-    rig.expect_seen(prepared.ids, when="after commit in another process")
-    outcomes = rig.processes.run(children.commit, rig.sink, context, [prepared.committable])
+    harness.expect_seen(prepared.ids, when="after commit in another process")
+    outcomes = harness.processes.run(children.commit, harness.sink, context, [prepared.committable])
     expect(outcomes == [AlreadyCommitted()], f"commit in a third process answered {outcomes}")
-    rig.expect_seen(prepared.ids, when="after commit in a third process")
+    harness.expect_seen(prepared.ids, when="after commit in a third process")
 
 
 @clause(scenarios=[20, 26], rests_on=[commit_shows_its_rows])
-def commit_in_any_order(rig: Rig) -> None:
+def commit_in_any_order(harness: Harness) -> None:
     """Several prepared transactions are committed in any order, each by itself."""
-    writer = rig.job.writer()
-    prepared = [rig.prepare(checkpoint, writer=writer) for checkpoint in (1, 2, 3, 4)]
-    order = rig.random.sample(prepared, len(prepared))
+    writer = harness.job.writer()
+    prepared = [harness.prepare(checkpoint, writer=writer) for checkpoint in (1, 2, 3, 4)]
+    order = harness.random.sample(prepared, len(prepared))
     for count, one in enumerate(order, 1):
-        rig.commit_all(one)
-        rig.expect_seen(
+        harness.commit_all(one)
+        harness.expect_seen(
             *(done.ids for done in order[:count]),
             when=f"after commit of {', '.join(map(_name, order[:count]))}",
         )
 
 
 @clause(scenarios=[3, 17, 40], rests_on=[close_keeps_what_is_pre_committed])
-def abort_leaves_nothing(rig: Rig) -> None:
+def abort_leaves_nothing(harness: Harness) -> None:
     """Abort says Aborted; its rows are gone for ever, and nobody else's."""
-    aborted, kept = rig.prepare(1), rig.prepare(2)
-    outcome = rig.abort(aborted)
+    aborted, kept = harness.prepare(1), harness.prepare(2)
+    outcome = harness.abort(aborted)
     expect(outcome == Aborted(), f"abort of {aborted.committable.transaction}: {outcome}")
-    rig.expect_in_doubt(kept, when="after abort")
-    rig.expect_seen(when="after abort")
-    rig.commit_all(kept)
-    rig.expect_seen(kept.ids, when="after abort, and commit of another")
+    harness.expect_in_doubt(kept, when="after abort")
+    harness.expect_seen(when="after abort")
+    harness.commit_all(kept)
+    harness.expect_seen(kept.ids, when="after abort, and commit of another")
 
 
 @clause(scenarios=[40], rests_on=[abort_leaves_nothing])
-def abort_again(rig: Rig) -> None:
+def abort_again(harness: Harness) -> None:
     """Abort says Aborted however often it is asked, from anywhere, and for what never was."""
-    prepared = rig.prepare(1)
-    committer = rig.job.committer()
-    outcomes = [rig.abort(prepared, committer) for _ in range(3)]
-    outcomes.append(rig.abort(prepared))
-    outcomes += rig.processes.run(
-        children.abort, rig.sink, rig.job.committer_context(), [prepared.committable]
+    prepared = harness.prepare(1)
+    committer = harness.job.committer()
+    outcomes = [harness.abort(prepared, committer) for _ in range(3)]
+    outcomes.append(harness.abort(prepared))
+    outcomes += harness.processes.run(
+        children.abort, harness.sink, harness.job.committer_context(), [prepared.committable]
     )
-    never = TransactionId(rig.job.sink_id, 1, 7, 2)
-    outcomes.append(rig.abort(Prepared(Committable(never, 1, prepared.committable.payload), ())))
+    never = TransactionId(harness.job.sink_id, 1, 7, 2)
+    outcomes.append(
+        harness.abort(Prepared(Committable(never, 1, prepared.committable.payload), ()))
+    )
     expected: list[AbortOutcome] = [Aborted()] * len(outcomes)
     expect(outcomes == expected, f"aborts again and again answered {outcomes}")
 
 
 @clause(scenarios=[40], rests_on=[commit_again])
-def abort_after_commit(rig: Rig) -> None:
+def abort_after_commit(harness: Harness) -> None:
     """Abort after commit says AlreadyCommitted and takes nothing away."""
-    prepared = rig.prepare(1)
-    rig.commit_all(prepared)
-    outcomes = [rig.abort(prepared), rig.abort(prepared)]
-    rig.expect_seen(prepared.ids, when=f"after commit, and aborts that answered {outcomes}")
+    prepared = harness.prepare(1)
+    harness.commit_all(prepared)
+    outcomes = [harness.abort(prepared), harness.abort(prepared)]
+    harness.expect_seen(prepared.ids, when=f"after commit, and aborts that answered {outcomes}")
     expect(outcomes == [AlreadyCommitted()] * 2, f"abort after commit answered {outcomes}")
-    outcome = rig.commit(prepared)
+    outcome = harness.commit(prepared)
     expect(outcome == AlreadyCommitted(), f"commit after commit and abort answered {outcome}")
 
 
 @clause(scenarios=[4], rests_on=[commit_again, abort_leaves_nothing])
-def unknown_is_lost(rig: Rig) -> None:
+def unknown_is_lost(harness: Harness) -> None:
     """Commit of a transaction that the target does not know says Lost: it proves no commit."""
-    gone, kept = rig.prepare(1), rig.prepare(2)
-    rig.abort(gone)
+    gone, kept = harness.prepare(1), harness.prepare(2)
+    harness.abort(gone)
     # With a payload of the sink's own making, which names nothing any more.
-    unknown = Committable(TransactionId(rig.job.sink_id, 1, 3, 0), 3, gone.committable.payload)
-    outcome = rig.commit(Prepared(unknown, ()))
+    unknown = Committable(TransactionId(harness.job.sink_id, 1, 3, 0), 3, gone.committable.payload)
+    outcome = harness.commit(Prepared(unknown, ()))
     expect(isinstance(outcome, Lost), f"commit of {unknown}, never pre-committed: {outcome}")
-    rig.expect_seen(when="after commit of an unknown transaction")
-    rig.expect_in_doubt(kept, when="after commit of an unknown transaction")
+    harness.expect_seen(when="after commit of an unknown transaction")
+    harness.expect_in_doubt(kept, when="after commit of an unknown transaction")
 
 
 @clause(scenarios=[4], rests_on=[unknown_is_lost, abort_again])
-def lost_is_reported(rig: Rig) -> None:
+def lost_is_reported(harness: Harness) -> None:
     """What somebody rolled back behind our back is Lost at commit, never taken for committed."""
-    lost, other = rig.prepare(1), rig.prepare(2)
+    lost, other = harness.prepare(1), harness.prepare(2)
     if is_staged(lost.committable):
-        rig.job.storage.staging(rig.job.sink_id).discard(lost.committable.transaction)
+        harness.job.storage.staging(harness.job.sink_id).discard(lost.committable.transaction)
     else:
-        rig.target.lose(lost.committable)
-    outcome = rig.commit(lost)
+        harness.target.lose(lost.committable)
+    outcome = harness.commit(lost)
     expect(isinstance(outcome, Lost), f"commit of what was rolled back behind our back: {outcome}")
-    rig.expect_in_doubt(other, when="after one transaction was lost")
-    aborted = rig.abort(lost)
+    harness.expect_in_doubt(other, when="after one transaction was lost")
+    aborted = harness.abort(lost)
     expect(aborted == Aborted(), f"abort of what was rolled back behind our back: {aborted}")
-    rig.commit_all(other)
-    rig.expect_seen(other.ids, when="after one transaction was lost and another committed")
+    harness.commit_all(other)
+    harness.expect_seen(other.ids, when="after one transaction was lost and another committed")
 
 
 @clause(scenarios=[40], rests_on=[abort_leaves_nothing, unknown_is_lost])
-def commit_after_abort(rig: Rig) -> None:
+def commit_after_abort(harness: Harness) -> None:
     """Commit after abort says Lost, never Committed, and shows nothing."""
-    prepared = rig.prepare(1)
-    rig.abort(prepared)
-    outcome = rig.commit(prepared)
+    prepared = harness.prepare(1)
+    harness.abort(prepared)
+    outcome = harness.commit(prepared)
     expect(isinstance(outcome, Lost), f"commit after abort answered {outcome}")
-    rig.expect_seen(when="after abort and commit")
+    harness.expect_seen(when="after abort and commit")
 
 
 def _name(prepared: Prepared) -> str:

@@ -18,125 +18,125 @@ from onceflow.integration.conformance.clause import clause, expect, told
 from onceflow.integration.conformance.clauses.deciding import abort_again, commit_elsewhere
 from onceflow.integration.conformance.clauses.recovering import orphans_are_rolled_back_on_start
 from onceflow.integration.conformance.clauses.writing import pre_committed_survives_death
-from onceflow.integration.conformance.rig import Prepared, Rig
+from onceflow.integration.conformance.harness import Harness, Prepared
 
 
 @clause(scenarios=[15, 37], rests_on=[commit_elsewhere])
-def killed_in_commit(rig: Rig) -> None:
+def killed_in_commit(harness: Harness) -> None:
     """Killed at any line of commit, the next one ends it: every row there once."""
     seen: list[tuple[int, ...]] = []
     checkpoints = iter(range(1, 1 << 20))
 
     def attempt(line: int) -> int | None:
-        prepared = rig.prepare(next(checkpoints))
+        prepared = harness.prepare(next(checkpoints))
         seen.append(prepared.ids)
         lines = _lines(
-            rig,
+            harness,
             children.commit_until_line,
-            rig.sink,
-            rig.job.committer_context(),
+            harness.sink,
+            harness.job.committer_context(),
             prepared.committable,
             line,
         )
-        outcome = rig.commit(prepared)
+        outcome = harness.commit(prepared)
         when = f"after commit was killed at line {line} of its run, and the next said {outcome}"
         expect(isinstance(outcome, (Committed, AlreadyCommitted)), when)
-        rig.expect_seen(*seen, when=when)
+        harness.expect_seen(*seen, when=when)
         return lines
 
-    _each_line(rig, attempt)
-    rig.expect_in_doubt(when="after commits that were killed, and others that ended them")
+    _each_line(harness, attempt)
+    harness.expect_in_doubt(when="after commits that were killed, and others that ended them")
 
 
 @clause(scenarios=[37], rests_on=[commit_elsewhere, abort_again])
-def killed_in_abort(rig: Rig) -> None:
+def killed_in_abort(harness: Harness) -> None:
     """Killed at any line of abort, the next one ends it: nothing seen, nothing in doubt."""
     checkpoints = iter(range(1, 1 << 20))
 
     def attempt(line: int) -> int | None:
-        prepared = rig.prepare(next(checkpoints))
+        prepared = harness.prepare(next(checkpoints))
         lines = _lines(
-            rig,
+            harness,
             children.abort_until_line,
-            rig.sink,
-            rig.job.committer_context(),
+            harness.sink,
+            harness.job.committer_context(),
             prepared.committable,
             line,
         )
-        outcome = rig.abort(prepared)
+        outcome = harness.abort(prepared)
         when = f"after abort was killed at line {line} of its run, and the next said {outcome}"
         expect(outcome == Aborted(), when)
-        rig.expect_seen(when=when)
+        harness.expect_seen(when=when)
         return lines
 
-    _each_line(rig, attempt)
-    rig.expect_in_doubt(when="after aborts that were killed, and others that ended them")
+    _each_line(harness, attempt)
+    harness.expect_in_doubt(when="after aborts that were killed, and others that ended them")
 
 
 @clause(
     scenarios=[16, 23, 32],
     rests_on=[pre_committed_survives_death, orphans_are_rolled_back_on_start],
 )
-def killed_in_pre_commit(rig: Rig) -> None:
+def killed_in_pre_commit(harness: Harness) -> None:
     """Killed at any line of pre_commit, the rows are whole and in doubt, or not there at all."""
     attempts = iter(range(1, 1 << 20, 2))
     seen: list[tuple[int, ...]] = []
 
     def attempt(line: int) -> int | None:
         number = next(attempts)
-        rig.job.begin(number)
-        ids = rig.ids()
+        harness.job.begin(number)
+        ids = harness.ids()
         lines = _lines(
-            rig,
+            harness,
             children.pre_commit_until_line,
-            rig.sink,
-            rig.job.writer_context(number),
-            rig.target.batch(ids),
+            harness.sink,
+            harness.job.writer_context(number),
+            harness.target.batch(ids),
             1,
             line,
         )
         when = f"after pre_commit was killed at line {line} of its run"
-        rig.job.begin(number + 1)
-        committer = rig.job.committer(number + 1)
+        harness.job.begin(number + 1)
+        committer = harness.job.committer(number + 1)
         left = list(committer.in_doubt())
         expect(len(left) <= 1, f"{when}: in doubt are {left}")
-        rig.expect_seen(*seen, when=when)
+        harness.expect_seen(*seen, when=when)
         # As if it had been decided after all: what is in doubt must be whole.
-        rig.commit_all(
-            Prepared(left[0], ids) if left else rig.prepare(1, attempt=number + 1, ids=ids)
+        harness.commit_all(
+            Prepared(left[0], ids) if left else harness.prepare(1, attempt=number + 1, ids=ids)
         )
         seen.append(ids)
-        rig.expect_seen(*seen, when=when)
+        harness.expect_seen(*seen, when=when)
         return lines
 
-    _each_line(rig, attempt)
-    rig.expect_in_doubt(when="after pre_commits that were killed")
+    _each_line(harness, attempt)
+    harness.expect_in_doubt(when="after pre_commits that were killed")
 
 
 @clause(scenarios=[21], rests_on=[killed_in_commit])
-def commit_race(rig: Rig) -> None:
+def commit_race(harness: Harness) -> None:
     """Committers that commit one transaction at the same moment put its rows there once."""
     seen: list[tuple[int, ...]] = []
     for checkpoint in range(1, 6):
-        prepared = rig.prepare(checkpoint)
+        prepared = harness.prepare(checkpoint)
         seen.append(prepared.ids)
-        outcomes = _raced(rig, prepared)
-        rig.expect_seen(*seen, when=f"after a race that answered {outcomes}")
+        outcomes = _raced(harness, prepared)
+        harness.expect_seen(*seen, when=f"after a race that answered {outcomes}")
         for outcome in outcomes:
             expect(
                 isinstance(outcome, (Committed, AlreadyCommitted)), f"the race answered {outcomes}"
             )
 
 
-def _raced(rig: Rig, prepared: Prepared) -> list[CommitOutcome | str]:
+def _raced(harness: Harness, prepared: Prepared) -> list[CommitOutcome | str]:
     start = threading.Barrier(4)
     outcomes: list[CommitOutcome | str] = []
 
     def race() -> None:
         try:
-            committer = rig.sink.committer(rig.job.committer_context())
+            committer = harness.sink.committer(harness.job.committer_context())
             start.wait(30)
-            outcomes.append(rig.commit(prepared, committer))
+            outcomes.append(harness.commit(prepared, committer))
             committer.close()
         except Exception as error:
             outcomes.append(told(error))
@@ -149,30 +149,30 @@ def _raced(rig: Rig, prepared: Prepared) -> list[CommitOutcome | str]:
     return outcomes
 
 
-def _lines(rig: Rig, function: Callable[..., object], *arguments: object) -> int | None:
+def _lines(harness: Harness, function: Callable[..., object], *arguments: object) -> int | None:
     """Return how many lines ran to the end; None when the process was killed at one of them."""
     try:
-        lines: int = rig.processes.run(function, *arguments)
+        lines: int = harness.processes.run(function, *arguments)
     except ProcessKilled:
         return None
     return lines
 
 
-def _each_line(rig: Rig, attempt: Callable[[int], int | None]) -> None:
+def _each_line(harness: Harness, attempt: Callable[[int], int | None]) -> None:
     """Run whole once, then be killed at the first line, the last, and some in between."""
     lines = attempt(0)
     expect(lines, "no line of the sink's own code ran")
-    for line in spread(rig, lines or 1, 2 * rig.effort.rounds):
+    for line in spread(harness, lines or 1, 2 * harness.effort.rounds):
         # Other paths may be shorter (a connection that is there): then it was not killed at all.
         attempt(line)
 
 
-def spread(rig: Rig, lines: int, count: int) -> Sequence[int]:
+def spread(harness: Harness, lines: int, count: int) -> Sequence[int]:
     """Return `count` lines of 1 … `lines`: the ends, and one drawn from each part between."""
     if lines <= count:
         return range(1, lines + 1)
     bounds = [1 + lines * part // count for part in range(count + 1)]
-    drawn = {rig.random.randrange(low, high) for low, high in pairwise(bounds)}
+    drawn = {harness.random.randrange(low, high) for low, high in pairwise(bounds)}
     return sorted({*drawn, 1, lines})
 
 

@@ -24,7 +24,7 @@ from onceflow.integration.conformance.clauses.deciding import (
     commit_elsewhere,
 )
 from onceflow.integration.conformance.clauses.writing import close_keeps_what_is_pre_committed
-from onceflow.integration.conformance.rig import Prepared, Rig
+from onceflow.integration.conformance.harness import Harness, Prepared
 from onceflow.integration.conformance.sink_job import UID
 
 _PAYLOAD_BYTES_MAX = 64 * 1024
@@ -32,111 +32,113 @@ _SECRET_LENGTH_MIN = 6
 
 
 @clause(scenarios=[23, 25], rests_on=[abort_leaves_nothing, commit_again])
-def in_doubt_is_exact(rig: Rig) -> None:
+def in_doubt_is_exact(harness: Harness) -> None:
     """In doubt is what is pre-committed and neither committed nor aborted, and nothing else."""
-    rig.job.begin(1)
-    rig.expect_in_doubt(when="before anything was written")
-    first, second, third = (rig.prepare(checkpoint) for checkpoint in (1, 2, 3))
-    rig.expect_in_doubt(first, second, third, when="after three checkpoints")
-    rig.commit_all(second)
-    rig.abort(third)
-    rig.expect_in_doubt(first, when="after one was committed and one aborted")
-    committer = rig.job.committer()
+    harness.job.begin(1)
+    harness.expect_in_doubt(when="before anything was written")
+    first, second, third = (harness.prepare(checkpoint) for checkpoint in (1, 2, 3))
+    harness.expect_in_doubt(first, second, third, when="after three checkpoints")
+    harness.commit_all(second)
+    harness.abort(third)
+    harness.expect_in_doubt(first, when="after one was committed and one aborted")
+    committer = harness.job.committer()
     listed = list(committer.in_doubt())
-    outcome = rig.commit(Prepared(listed[0], first.ids), committer)
-    rig.expect_seen(
+    outcome = harness.commit(Prepared(listed[0], first.ids), committer)
+    harness.expect_seen(
         first.ids, second.ids, when=f"after commit of what in_doubt had listed: {outcome}"
     )
 
 
 @clause(scenarios=[7, 25, 32, 38], rests_on=[in_doubt_is_exact])
-def in_doubt_of_every_subtask(rig: Rig) -> None:
+def in_doubt_of_every_subtask(harness: Harness) -> None:
     """In doubt is what any subtask has pre-committed, also one that there is no longer."""
-    prepared = [rig.prepare(1, subtask=subtask) for subtask in (0, 1, 2, 11)]
-    rig.expect_in_doubt(*prepared, when="after four subtasks have pre-committed")
+    prepared = [harness.prepare(1, subtask=subtask) for subtask in (0, 1, 2, 11)]
+    harness.expect_in_doubt(*prepared, when="after four subtasks have pre-committed")
 
 
 @clause(scenarios=[17, 25], rests_on=[in_doubt_is_exact])
-def in_doubt_of_every_attempt(rig: Rig) -> None:
+def in_doubt_of_every_attempt(harness: Harness) -> None:
     """In doubt is what any attempt has pre-committed, and a newer one lists it."""
-    prepared = [rig.prepare(1, attempt=attempt) for attempt in (1, 2, 11)]
-    rig.job.begin(12)
-    rig.expect_in_doubt(*prepared, when="after attempts 1, 2 and 11 have pre-committed")
+    prepared = [harness.prepare(1, attempt=attempt) for attempt in (1, 2, 11)]
+    harness.job.begin(12)
+    harness.expect_in_doubt(*prepared, when="after attempts 1, 2 and 11 have pre-committed")
 
 
 @clause(scenarios=[25], rests_on=[in_doubt_is_exact])
-def in_doubt_of_no_other_sink(rig: Rig) -> None:
+def in_doubt_of_no_other_sink(harness: Harness) -> None:
     """In doubt is nothing of another sink id, be it a prefix or in another case, or match `_`."""
-    own = rig.job.sink_id
+    own = harness.job.sink_id
     others = [f"{own}.1", f"{own}-1", f"{own}_", own[:-1], f"{own[:-1]}_", own.upper()]
-    mine = rig.prepare(1)
-    jobs = [rig.another_job(other, log=f"log-{index}") for index, other in enumerate(others)]
-    theirs = [rig.prepare(1, job=job) for job in jobs]
-    rig.expect_in_doubt(mine, when=f"while sinks {others} have pre-committed")
+    mine = harness.prepare(1)
+    jobs = [harness.another_job(other, log=f"log-{index}") for index, other in enumerate(others)]
+    theirs = [harness.prepare(1, job=job) for job in jobs]
+    harness.expect_in_doubt(mine, when=f"while sinks {others} have pre-committed")
     for job, prepared in zip(jobs, theirs, strict=True):
         names = [str(prepared.committable.transaction)]
         found = job.in_doubt()
         expect(found == names, f"in doubt of sink {job.sink_id} are {found}, not {names}")
-    rig.abort(mine)
+    harness.abort(mine)
     for job, prepared in zip(jobs, theirs, strict=True):
-        rig.commit(prepared, job.committer())
-    rig.expect_seen(
+        harness.commit(prepared, job.committer())
+    harness.expect_seen(
         *(prepared.ids for prepared in theirs), when="after only the others were committed"
     )
 
 
 @clause(scenarios=[28], rests_on=[close_keeps_what_is_pre_committed])
-def committable_fits_the_log(rig: Rig) -> None:
+def committable_fits_the_log(harness: Harness) -> None:
     """A committable is small, whatever it stands for, and comes back from the log as it was."""
-    few, many = rig.prepare(1), rig.prepare(2, ids=rig.ids(3000))
+    few, many = harness.prepare(1), harness.prepare(2, ids=harness.ids(3000))
     size_bytes = len(many.committable.payload)
     expect(size_bytes < _PAYLOAD_BYTES_MAX, f"the payload of 3000 rows has {size_bytes} bytes")
     growth_bytes = size_bytes - len(few.committable.payload)
     expect(growth_bytes < 1024, f"the payload of 3000 rows is {growth_bytes} bytes over that of 3")
     again = through_the_log(few.committable)
     expect(again == few.committable, f"{few.committable} came back from the log as {again}")
-    rig.commit_all(Prepared(again, few.ids), Prepared(through_the_log(many.committable), many.ids))
-    rig.expect_seen(few.ids, many.ids, when="after commit of what came back from the log")
+    harness.commit_all(
+        Prepared(again, few.ids), Prepared(through_the_log(many.committable), many.ids)
+    )
+    harness.expect_seen(few.ids, many.ids, when="after commit of what came back from the log")
 
 
 @clause(rests_on=[close_keeps_what_is_pre_committed])
-def description_pickles(rig: Rig) -> None:
+def description_pickles(harness: Harness) -> None:
     """The sink's description crosses processes as a value, and works there the same."""
-    data = pickle.dumps(rig.sink)
+    data = pickle.dumps(harness.sink)
     again = pickle.loads(data)  # noqa: S301 - our own, of a moment ago
-    expect(type(again) is type(rig.sink), f"the sink comes back as {type(again)}")
-    expect(again.routing_key() == rig.sink.routing_key(), "the copy routes by another key")
-    prepared = rig.prepare(1)
-    other = rig.job.through(again)
-    rig.commit_all(rig.prepare(2, writer=other.writer()))
-    rig.commit(prepared, other.committer())
-    expect(pickle.dumps(rig.sink) == data, "the description changed while it was used")
+    expect(type(again) is type(harness.sink), f"the sink comes back as {type(again)}")
+    expect(again.routing_key() == harness.sink.routing_key(), "the copy routes by another key")
+    prepared = harness.prepare(1)
+    other = harness.job.through(again)
+    harness.commit_all(harness.prepare(2, writer=other.writer()))
+    harness.commit(prepared, other.committer())
+    expect(pickle.dumps(harness.sink) == data, "the description changed while it was used")
 
 
 @clause(needs=["secrets"], rests_on=[close_keeps_what_is_pre_committed])
-def no_secret_is_kept(rig: Rig) -> None:
+def no_secret_is_kept(harness: Harness) -> None:
     """No password stands in a committable, a checkpoint's files, the sink's repr or a log line."""
-    secrets = rig.target.secrets()
+    secrets = harness.target.secrets()
     for secret in secrets:
         expect(len(secret) >= _SECRET_LENGTH_MIN, "a secret of the target is too short to look for")
     with _logged() as lines:
-        prepared, aborted = rig.prepare(1), rig.prepare(2)
-        staged = [path for path in rig.directory.rglob("*") if path.is_file()]
+        prepared, aborted = harness.prepare(1), harness.prepare(2)
+        staged = [path for path in harness.directory.rglob("*") if path.is_file()]
         kept = b"\n".join(path.read_bytes() for path in staged)
-        committer = rig.job.committer()
+        committer = harness.job.committer()
         listed = [*committer.in_doubt()]
-        rig.commit_all(prepared)
-        rig.commit(prepared)
-        rig.abort(aborted)
-        outcome = rig.commit(aborted)
+        harness.commit_all(prepared)
+        harness.commit(prepared)
+        harness.abort(aborted)
+        outcome = harness.commit(aborted)
         committer.prune(CheckpointId(2))
     places = {
         "a committable": repr([prepared.committable, *listed]).encode(),
         "an outcome": repr(outcome).encode(),
         "checkpoint storage": kept,
-        "repr(sink)": repr(rig.sink).encode(),
-        "str(sink)": str(rig.sink).encode(),
-        "repr of a writer or committer": repr([committer, rig.job.writer()]).encode(),
+        "repr(sink)": repr(harness.sink).encode(),
+        "str(sink)": str(harness.sink).encode(),
+        "repr of a writer or committer": repr([committer, harness.job.writer()]).encode(),
         "the log": "\n".join(lines).encode(),
     }
     for secret in secrets:
@@ -145,49 +147,49 @@ def no_secret_is_kept(rig: Rig) -> None:
 
 
 @clause(rests_on=[commit_again])
-def prune_keeps_what_is_asked_for(rig: Rig) -> None:
+def prune_keeps_what_is_asked_for(harness: Harness) -> None:
     """Pruning before a checkpoint forgets no proof of it or of a later one."""
-    prepared = [rig.prepare(checkpoint) for checkpoint in (1, 2, 3, 10)]
-    rig.commit_all(*prepared)
-    committer = rig.job.committer()
+    prepared = [harness.prepare(checkpoint) for checkpoint in (1, 2, 3, 10)]
+    harness.commit_all(*prepared)
+    committer = harness.job.committer()
     for _ in range(2):
         committer.prune(CheckpointId(2))
     for one in prepared[1:]:
-        outcome = rig.commit(one)
+        outcome = harness.commit(one)
         expect(
             outcome == AlreadyCommitted(),
             f"commit of {one.committable.transaction} after prune(2): {outcome}",
         )
-    rig.expect_seen(*(one.ids for one in prepared), when="after prune")
+    harness.expect_seen(*(one.ids for one in prepared), when="after prune")
 
 
 @clause(rests_on=[commit_again])
-def prune_keeps_what_is_in_doubt(rig: Rig) -> None:
+def prune_keeps_what_is_in_doubt(harness: Harness) -> None:
     """Pruning takes nothing that is pre-committed, nor another sink's proofs."""
-    other = rig.another_job(f"{rig.job.sink_id}.1", log="other-log")
-    proven = rig.prepare(1, job=other)
-    rig.commit(proven, other.committer())
-    prepared = rig.prepare(1)
-    rig.job.committer().prune(CheckpointId(50))
-    rig.expect_in_doubt(prepared, when="after prune(50)")
-    outcome = rig.commit(proven, other.committer())
+    other = harness.another_job(f"{harness.job.sink_id}.1", log="other-log")
+    proven = harness.prepare(1, job=other)
+    harness.commit(proven, other.committer())
+    prepared = harness.prepare(1)
+    harness.job.committer().prune(CheckpointId(50))
+    harness.expect_in_doubt(prepared, when="after prune(50)")
+    outcome = harness.commit(proven, other.committer())
     expect(outcome == AlreadyCommitted(), f"pruning here, another sink's commit says {outcome}")
-    rig.commit_all(prepared)
-    rig.expect_seen(prepared.ids, proven.ids, when="after prune(50) and commit")
+    harness.commit_all(prepared)
+    harness.expect_seen(prepared.ids, proven.ids, when="after prune(50) and commit")
 
 
 @clause(rests_on=[commit_elsewhere])
-def committer_closes_and_comes_again(rig: Rig) -> None:
+def committer_closes_and_comes_again(harness: Harness) -> None:
     """A committer closes twice, and holds nothing that the next one would miss."""
-    prepared = rig.prepare(1)
-    first = rig.job.committer()
+    prepared = harness.prepare(1)
+    first = harness.job.committer()
     expect(len(first.in_doubt()) == 1, "a committer does not list what a writer has pre-committed")
     first.close()
     first.close()
-    outcomes = rig.processes.run(
-        children.commit, rig.sink, rig.job.committer_context(), [prepared.committable] * 2
+    outcomes = harness.processes.run(
+        children.commit, harness.sink, harness.job.committer_context(), [prepared.committable] * 2
     )
-    rig.expect_seen(prepared.ids, when=f"after commits that answered {outcomes}")
+    harness.expect_seen(prepared.ids, when=f"after commits that answered {outcomes}")
 
 
 def through_the_log(committable: Committable) -> Committable:

@@ -29,8 +29,8 @@ from onceflow.integration.conformance.clause import Violation, clause, expect, t
 from onceflow.integration.conformance.clauses.killing import commit_race, spread
 from onceflow.integration.conformance.clauses.listing import prune_keeps_what_is_asked_for
 from onceflow.integration.conformance.exchange_proxy import ExchangeProxy
+from onceflow.integration.conformance.harness import Harness, Prepared
 from onceflow.integration.conformance.lines import LineTracer
-from onceflow.integration.conformance.rig import Prepared, Rig
 from onceflow.integration.conformance.target import NotTestable
 
 _BLOCKED_S_MIN, _BLOCKED_S_MAX = 0.2, 2.0
@@ -41,45 +41,47 @@ _T = TypeVar("_T")
 
 
 @clause(rests_on=[prune_keeps_what_is_asked_for, commit_race])
-def commit_after_pruning(rig: Rig) -> None:
+def commit_after_pruning(harness: Harness) -> None:
     """Commit of what was committed and pruned long ago applies nothing, and says so."""
-    committer = rig.job.committer()
-    pair = _Series(rig).pair()
+    committer = harness.job.committer()
+    pair = _Series(harness).pair()
     pair.overtake()
-    for asked in (committer, rig.job.committer(), rig.job.committer(2)):
+    for asked in (committer, harness.job.committer(), harness.job.committer(2)):
         pair.expect_harmless(_answer(asked, pair), "commit of what was committed and pruned")
-    rig.expect_in_doubt(when="after commits of what was committed and pruned")
+    harness.expect_in_doubt(when="after commits of what was committed and pruned")
 
 
 @clause(rests_on=[commit_after_pruning])
-def overtaken_in_a_thread(rig: Rig) -> None:
+def overtaken_in_a_thread(harness: Harness) -> None:
     """A commit held up at any line, in a thread, while another commits and prunes is harmless."""
 
     def run(pair: _Pair, line: int) -> HeldCommit:
         held, released = threading.Event(), threading.Event()
-        context = rig.job.committer_context()
+        context = harness.job.committer_context()
 
         def hold() -> None:
             held.set()
             released.wait(_ENDS_S)
 
-        tracer = LineTracer(rig.sink, line, hold)
-        thread = _Thread(lambda: children.held_commit(rig.sink, context, pair.committable, tracer))
+        tracer = LineTracer(harness.sink, line, hold)
+        thread = _Thread(
+            lambda: children.held_commit(harness.sink, context, pair.committable, tracer)
+        )
         thread.wait_for(held)
         pair.overtake(released.set)
         return thread.result(f"a commit that was held up at line {line} of its run does not end")
 
-    _at_each_line(rig, run, attempts=repeat(1))
+    _at_each_line(harness, run, attempts=repeat(1))
 
 
 @clause(rests_on=[overtaken_in_a_thread])
-def overtaken_in_another_process(rig: Rig) -> None:
+def overtaken_in_another_process(harness: Harness) -> None:
     """A process frozen at any line of commit while the next attempt goes on does no harm."""
 
     def run(pair: _Pair, line: int) -> HeldCommit:
-        context = rig.job.committer_context(pair.attempt)
-        arguments = (rig.sink, context, pair.committable, line)
-        child = rig.processes.start(children.commit_held_at_line, *arguments)
+        context = harness.job.committer_context(pair.attempt)
+        arguments = (harness.sink, context, pair.committable, line)
+        child = harness.processes.start(children.commit_held_at_line, *arguments)
         ended: HeldCommit
         match child.said():
             case Returned(ended):
@@ -94,16 +96,16 @@ def overtaken_in_another_process(rig: Rig) -> None:
                     raise
         return ended
 
-    _at_each_line(rig, run, attempts=count(1))
+    _at_each_line(harness, run, attempts=count(1))
 
 
 @clause(needs=["address", "sink_at"], rests_on=[overtaken_in_a_thread])
-def overtaken_on_the_way(rig: Rig) -> None:
+def overtaken_on_the_way(harness: Harness) -> None:
     """A request of commit that arrives after another has committed and pruned does no harm."""
-    series = _Series(rig)
-    with ExchangeProxy(rig.target.address()) as proxy:
-        rig.job.begin(1)
-        remote = rig.job.through(rig.target.sink_at("127.0.0.1", proxy.port))
+    series = _Series(harness)
+    with ExchangeProxy(harness.target.address()) as proxy:
+        harness.job.begin(1)
+        remote = harness.job.through(harness.target.sink_at("127.0.0.1", proxy.port))
         for exchange in range(1, _EXCHANGES_MAX):
             pair = series.pair()
             hold = proxy.hold(exchange)
@@ -119,21 +121,21 @@ def overtaken_on_the_way(rig: Rig) -> None:
             raise Violation(f"{_EXCHANGES_MAX} exchanges, and still not done")
     if exchange == 1:
         raise NotTestable("the sink asks no server for this, at least not by the address")
-    rig.expect_in_doubt(when="after commits of which a request came late")
+    harness.expect_in_doubt(when="after commits of which a request came late")
 
 
 class _Series:
     """Transactions one after the other, each of which is overtaken; all are seen at the end."""
 
-    def __init__(self, rig: Rig) -> None:
-        self.rig = rig
+    def __init__(self, harness: Harness) -> None:
+        self.harness = harness
         self.seen: list[Sequence[int]] = []
         self.blocked_s = _BLOCKED_S_MAX
         self._checkpoints = count(1, 2)
 
     def pair(self, attempt: int = 1) -> _Pair:
         """Return the next one, pre-committed by `attempt`."""
-        first = self.rig.prepare(next(self._checkpoints), attempt=attempt)
+        first = self.harness.prepare(next(self._checkpoints), attempt=attempt)
         self.seen.append(first.ids)
         return _Pair(self, first)
 
@@ -173,23 +175,23 @@ class _Pair:
     def expect_harmless(self, outcome: CommitOutcome | str, what: str) -> None:
         """Return when both are there once, though another committer came late with `outcome`."""
         when = f"after a {what}; it answered {outcome}, and the one before it {self._overtaking}"
-        self._series.rig.expect_seen(*self._series.seen, when=when)
+        self._series.harness.expect_seen(*self._series.seen, when=when)
         expect([outcome, self._overtaking] != [Committed(), Committed()], when)
 
     def _go_on(self, attempt: int) -> None:
-        rig, first = self._series.rig, self._first
-        committer = rig.job.committer(attempt)
-        self._overtaking = rig.commit(first, committer)
+        harness, first = self._series.harness, self._first
+        committer = harness.job.committer(attempt)
+        self._overtaking = harness.commit(first, committer)
         expect(
             isinstance(self._overtaking, (Committed, AlreadyCommitted)),
             f"commit of {self.committable.transaction} said {self._overtaking}",
         )
         ids = first.ids
-        if not rig.change(ids):
-            ids = rig.ids()
+        if not harness.change(ids):
+            ids = harness.ids()
             self._series.seen.append(ids)
         later = self.committable.transaction.checkpoint + 1
-        rig.commit_all(rig.prepare(later, attempt=attempt, ids=ids))
+        harness.commit_all(harness.prepare(later, attempt=attempt, ids=ids))
         committer.prune(CheckpointId(later))
 
 
@@ -238,10 +240,10 @@ def _answer(committer: Committer, pair: _Pair) -> CommitOutcome | str:
 
 
 def _at_each_line(
-    rig: Rig, run: Callable[[_Pair, int], HeldCommit], attempts: Iterator[int]
+    harness: Harness, run: Callable[[_Pair, int], HeldCommit], attempts: Iterator[int]
 ) -> None:
     """Run whole once, then be held up at lines of the sink's own, and some of what it inherits."""
-    series = _Series(rig)
+    series = _Series(harness)
 
     def held(line: int) -> HeldCommit:
         pair = series.pair(next(attempts))
@@ -251,11 +253,11 @@ def _at_each_line(
 
     whole = held(0)
     expect(whole.lines, "no line of the sink's own code ran")
-    rounds = rig.effort.rounds
-    lines = {whole.own[at - 1] for at in spread(rig, len(whole.own), 2 * rounds)}
-    for line in sorted(lines.union(spread(rig, whole.lines, rounds))):
+    rounds = harness.effort.rounds
+    lines = {whole.own[at - 1] for at in spread(harness, len(whole.own), 2 * rounds)}
+    for line in sorted(lines.union(spread(harness, whole.lines, rounds))):
         held(line)
-    rig.expect_in_doubt(when="after commits that were held up, and others that overtook them")
+    harness.expect_in_doubt(when="after commits that were held up, and others that overtook them")
 
 
 CLAUSES = (

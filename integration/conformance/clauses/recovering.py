@@ -32,27 +32,27 @@ from onceflow.integration.conformance.clauses.writing import (
     close_rolls_back_what_is_open,
     empty_checkpoint,
 )
-from onceflow.integration.conformance.rig import Prepared, Rig
+from onceflow.integration.conformance.harness import Harness, Prepared
 
 
 @clause(
     scenarios=[1, 2, 11, 20, 21], rests_on=[commit_in_any_order, commit_again, empty_checkpoint]
 )
-def notifications_late_and_twice(rig: Rig) -> None:
+def notifications_late_and_twice(harness: Harness) -> None:
     """Decisions heard late, twice, out of order or not at all commit each checkpoint once."""
-    writer, committer = rig.job.writer(), rig.job.committer()
+    writer, committer = harness.job.writer(), harness.job.committer()
     queue = CommitQueue(CommitRetryPolicy())
     prepared: list[Prepared] = []
 
     def prepare(checkpoint: int) -> None:
-        prepared.append(rig.prepare(checkpoint, writer=writer))
+        prepared.append(harness.prepare(checkpoint, writer=writer))
         queue.pre_committed(CheckpointId(checkpoint), prepared[-1].committable)
 
     def hear(*checkpoints: int, seen: int) -> None:
         for checkpoint in checkpoints:
             queue.completed(CheckpointId(checkpoint))
             _empty(queue, committer)
-        rig.expect_seen(*(p.ids for p in prepared[:seen]), when=f"after completed{checkpoints}")
+        harness.expect_seen(*(p.ids for p in prepared[:seen]), when=f"after completed{checkpoints}")
 
     prepare(1)
     prepare(2)
@@ -65,115 +65,115 @@ def notifications_late_and_twice(rig: Rig) -> None:
     hear(4, 4, 3, seen=3)
     prepare(6)
     hear(6, 5, 6, seen=5)
-    rig.expect_in_doubt(when="after every checkpoint was decided")
+    harness.expect_in_doubt(when="after every checkpoint was decided")
     expect(queue.committed_through == 6, f"committed through {queue.committed_through}, not 6")
 
 
 @clause(scenarios=[17, 31, 32, 36], rests_on=[in_doubt_of_every_attempt, in_doubt_of_every_subtask])
-def orphans_are_rolled_back_on_start(rig: Rig) -> None:
+def orphans_are_rolled_back_on_start(harness: Harness) -> None:
     """What was pre-committed and never decided is rolled back by the next attempt."""
     for subtask in range(5):
-        rig.prepare(1, subtask=subtask)
-    counts = _recover(rig, attempt=2, decided=[])
+        harness.prepare(1, subtask=subtask)
+    counts = _recover(harness, attempt=2, decided=[])
     expect(counts == (0, 5), f"recovery committed and aborted {counts}, not (0, 5)")
-    rig.expect_in_doubt(when="after the recovery of a job that had decided nothing")
-    rig.expect_seen(when="after the recovery of a job that had decided nothing")
+    harness.expect_in_doubt(when="after the recovery of a job that had decided nothing")
+    harness.expect_seen(when="after the recovery of a job that had decided nothing")
 
 
 @clause(scenarios=[7, 18, 35], rests_on=[orphans_are_rolled_back_on_start])
-def commit_upon_start(rig: Rig) -> None:
+def commit_upon_start(harness: Harness) -> None:
     """What was decided and never committed is committed by the next attempt, which then goes on."""
-    first, second = rig.prepare(1), rig.prepare(2)
-    undecided = rig.prepare(3)
-    _recover(rig, attempt=2, decided=[first, second])
-    rig.expect_seen(first.ids, second.ids, when="after the start that followed the decision")
-    replayed = rig.prepare(3, attempt=2, ids=undecided.ids)
-    rig.commit_all(replayed)
-    rig.expect_seen(first.ids, second.ids, replayed.ids, when="after the next checkpoint")
+    first, second = harness.prepare(1), harness.prepare(2)
+    undecided = harness.prepare(3)
+    _recover(harness, attempt=2, decided=[first, second])
+    harness.expect_seen(first.ids, second.ids, when="after the start that followed the decision")
+    replayed = harness.prepare(3, attempt=2, ids=undecided.ids)
+    harness.commit_all(replayed)
+    harness.expect_seen(first.ids, second.ids, replayed.ids, when="after the next checkpoint")
 
 
 @clause(scenarios=[3, 15, 29], rests_on=[commit_upon_start, close_rolls_back_what_is_open])
-def crash_and_replay_double_nothing(rig: Rig) -> None:
+def crash_and_replay_double_nothing(harness: Harness) -> None:
     """Rows that are sent again after a crash are there once, whether committed before or not."""
-    writer = rig.job.writer()
-    first = rig.prepare(1, writer=writer)
-    rig.commit_all(first)
-    second = rig.prepare(2, writer=writer)
-    open_ids = rig.ids()
-    writer.write(rig.target.batch(open_ids))
+    writer = harness.job.writer()
+    first = harness.prepare(1, writer=writer)
+    harness.commit_all(first)
+    second = harness.prepare(2, writer=writer)
+    open_ids = harness.ids()
+    writer.write(harness.target.batch(open_ids))
     writer.close()
     for attempt in (2, 3):
         # The decision of 1 may be asked for again; 2 was never decided and is sent again.
-        _recover(rig, attempt=attempt, decided=[first])
-        rig.expect_seen(first.ids, when=f"after the recovery of attempt {attempt}")
-        replayed = rig.prepare(2, attempt=attempt, ids=(*second.ids, *open_ids))
-    rig.commit_all(replayed)
-    _recover(rig, attempt=4, decided=[replayed])
-    rig.expect_seen(first.ids, second.ids, open_ids, when="after the replay was committed")
-    rig.expect_in_doubt(when="after the replay was committed")
+        _recover(harness, attempt=attempt, decided=[first])
+        harness.expect_seen(first.ids, when=f"after the recovery of attempt {attempt}")
+        replayed = harness.prepare(2, attempt=attempt, ids=(*second.ids, *open_ids))
+    harness.commit_all(replayed)
+    _recover(harness, attempt=4, decided=[replayed])
+    harness.expect_seen(first.ids, second.ids, open_ids, when="after the replay was committed")
+    harness.expect_in_doubt(when="after the replay was committed")
 
 
 @clause(scenarios=[7, 25, 32, 33, 38], rests_on=[commit_upon_start])
-def rescaling_loses_nothing(rig: Rig) -> None:
+def rescaling_loses_nothing(harness: Harness) -> None:
     """Recovery at any other parallelism commits all that is decided and aborts the rest."""
     attempt, checkpoint = 1, 1
     seen: list[tuple[int, ...]] = []
     for parallelism, after in ((3, 1), (1, 5), (5, 2), (2, 3)):
         decided = [
-            rig.prepare(checkpoint, attempt=attempt, subtask=subtask)
+            harness.prepare(checkpoint, attempt=attempt, subtask=subtask)
             for subtask in range(parallelism)
         ]
         for subtask in range(parallelism):
-            rig.prepare(checkpoint + 1, attempt=attempt, subtask=subtask)
+            harness.prepare(checkpoint + 1, attempt=attempt, subtask=subtask)
         attempt += 1
-        _recover(rig, attempt=attempt, decided=decided)
+        _recover(harness, attempt=attempt, decided=decided)
         seen += [one.ids for one in decided]
-        rig.expect_seen(*seen, when=f"after rescaling from {parallelism} to {after}")
-        rig.expect_in_doubt(when=f"after rescaling from {parallelism} to {after}")
+        harness.expect_seen(*seen, when=f"after rescaling from {parallelism} to {after}")
+        harness.expect_in_doubt(when=f"after rescaling from {parallelism} to {after}")
         checkpoint += 1
 
 
 @clause(scenarios=[3], rests_on=[commit_upon_start, commit_elsewhere])
-def recovery_again_changes_nothing(rig: Rig) -> None:
+def recovery_again_changes_nothing(harness: Harness) -> None:
     """Recovery that runs three times, or that was killed in its middle, ends the same."""
-    decided = [rig.prepare(1, subtask=subtask) for subtask in range(4)]
+    decided = [harness.prepare(1, subtask=subtask) for subtask in range(4)]
     for subtask in range(2):
-        rig.prepare(2, subtask=subtask)
+        harness.prepare(2, subtask=subtask)
     # Killed after two of four commits.
-    rig.job.begin(2)
-    child = rig.processes.start(
+    harness.job.begin(2)
+    child = harness.processes.start(
         children.commit_some_and_wait,
-        rig.sink,
-        rig.job.committer_context(2),
+        harness.sink,
+        harness.job.committer_context(2),
         [one.committable for one in decided[:2]],
     )
     child.said()
     child.kill()
     for attempt in (3, 4, 5):
-        _recover(rig, attempt=attempt, decided=decided)
-        rig.expect_seen(*(one.ids for one in decided), when=f"after recovery {attempt - 2}")
-        rig.expect_in_doubt(when=f"after recovery {attempt - 2}")
+        _recover(harness, attempt=attempt, decided=decided)
+        harness.expect_seen(*(one.ids for one in decided), when=f"after recovery {attempt - 2}")
+        harness.expect_in_doubt(when=f"after recovery {attempt - 2}")
 
 
 @clause(scenarios=[17], rests_on=[in_doubt_of_every_attempt])
-def replay_beside_an_orphan(rig: Rig) -> None:
+def replay_beside_an_orphan(harness: Harness) -> None:
     """A checkpoint number used again by a newer attempt does not meet the old one's transaction."""
     # Other rows: with the same ones a unique key would let the replay wait for the orphan.
-    orphan = rig.prepare(1)
-    replayed = rig.prepare(1, attempt=2)
-    rig.expect_in_doubt(orphan, replayed, when="after attempt 2 has replayed checkpoint 1")
-    rig.abort(orphan, rig.job.committer(2))
-    rig.expect_in_doubt(replayed, when="after the orphan was aborted")
-    rig.commit_all(replayed)
-    rig.expect_seen(replayed.ids, when="after the orphan was aborted and the replay committed")
+    orphan = harness.prepare(1)
+    replayed = harness.prepare(1, attempt=2)
+    harness.expect_in_doubt(orphan, replayed, when="after attempt 2 has replayed checkpoint 1")
+    harness.abort(orphan, harness.job.committer(2))
+    harness.expect_in_doubt(replayed, when="after the orphan was aborted")
+    harness.commit_all(replayed)
+    harness.expect_seen(replayed.ids, when="after the orphan was aborted and the replay committed")
 
 
 @clause(scenarios=[25, 41])
-def another_job_is_refused(rig: Rig) -> None:
+def another_job_is_refused(harness: Harness) -> None:
     """A job with another decision log is refused the sink id, whatever its attempt."""
-    rig.job.check(3)
+    harness.job.check(3)
     for attempt in (1, 3, 9):
-        other = rig.another_job(rig.job.sink_id, log="another-log")
+        other = harness.another_job(harness.job.sink_id, log="another-log")
         try:
             other.check(attempt)
         except OnceflowError as error:
@@ -186,30 +186,30 @@ def another_job_is_refused(rig: Rig) -> None:
             f"check of attempt {attempt} with another decision log was let in: two jobs would"
             " commit and abort each other's rows"
         )
-    rig.job.check(4)
+    harness.job.check(4)
 
 
 @clause(scenarios=[25])
-def older_attempt_is_refused(rig: Rig) -> None:
+def older_attempt_is_refused(harness: Harness) -> None:
     """An attempt that is not newer than the last one seen is refused by check."""
-    rig.job.check(2)
+    harness.job.check(2)
     for attempt in (2, 1):
         try:
-            rig.job.check(attempt)
+            harness.job.check(attempt)
         except OnceflowError:
             continue
         raise Violation(f"check of attempt {attempt} was let in after that of attempt 2")
-    rig.job.check(3)
+    harness.job.check(3)
 
 
 @clause(scenarios=[36], rests_on=[older_attempt_is_refused, crash_and_replay_double_nothing])
-def older_attempt_is_harmless(rig: Rig) -> None:
+def older_attempt_is_harmless(harness: Harness) -> None:
     """A writer that outlives its attempt is fenced, or what it pre-commits is swept away."""
-    old = rig.job.writer()
-    before = rig.prepare(1, writer=old)
-    ids = rig.ids()
-    old.write(rig.target.batch(ids))
-    _recover(rig, attempt=2, decided=[before])
+    old = harness.job.writer()
+    before = harness.prepare(1, writer=old)
+    ids = harness.ids()
+    old.write(harness.target.batch(ids))
+    _recover(harness, attempt=2, decided=[before])
     try:
         late = old.pre_commit(CheckpointId(2))
     except SinkError:
@@ -218,17 +218,17 @@ def older_attempt_is_harmless(rig: Rig) -> None:
         expect(type(error).__name__ == "Fenced", f"pre_commit of an older attempt: {error!r}")
         late = None
     old.close()
-    rig.expect_seen(before.ids, when="after an older attempt has pre-committed or was refused")
-    committer = rig.job.committer(2)
+    harness.expect_seen(before.ids, when="after an older attempt has pre-committed or was refused")
+    committer = harness.job.committer(2)
     left = [str(one.transaction) for one in committer.in_doubt()]
     if late is not None:
         # Then the newer attempt must find it, and sweeps it away.
         expect(str(late.transaction) in left, f"{late.transaction} is not in doubt: {left}")
-        rig.abort(Prepared(late, ids), committer)
-    replayed = rig.prepare(2, attempt=2, ids=ids)
-    rig.commit_all(replayed)
-    rig.expect_seen(before.ids, ids, when="after the newer attempt has replayed the rows")
-    rig.expect_in_doubt(when="after the newer attempt has replayed the rows")
+        harness.abort(Prepared(late, ids), committer)
+    replayed = harness.prepare(2, attempt=2, ids=ids)
+    harness.commit_all(replayed)
+    harness.expect_seen(before.ids, ids, when="after the newer attempt has replayed the rows")
+    harness.expect_in_doubt(when="after the newer attempt has replayed the rows")
 
 
 def _empty(queue: CommitQueue, committer: Committer) -> None:
@@ -242,18 +242,18 @@ def _empty(queue: CommitQueue, committer: Committer) -> None:
         expect(isinstance(ended, Done), f"commit of {step.transaction}: {ended}")
 
 
-def _recover(rig: Rig, *, attempt: int, decided: Sequence[Prepared]) -> tuple[int, int]:
+def _recover(harness: Harness, *, attempt: int, decided: Sequence[Prepared]) -> tuple[int, int]:
     """Do what the driver does before an attempt's slots begin; return commits and aborts."""
-    rig.job.check(attempt)
-    committer = rig.job.committer(attempt)
+    harness.job.check(attempt)
+    committer = harness.job.committer(attempt)
     listed = [through_the_log(one.committable) for one in decided]
     plan = plan_recovery(
-        listed, committer.in_doubt(), sink_id=rig.job.sink_id, attempt=AttemptId(attempt)
+        listed, committer.in_doubt(), sink_id=harness.job.sink_id, attempt=AttemptId(attempt)
     )
     expect(not plan.foreign, f"in_doubt lists other sinks' transactions: {plan.foreign}")
-    committed = [_committed(rig, one, committer) for one in plan.commit]
+    committed = [_committed(harness, one, committer) for one in plan.commit]
     for one in plan.abort:
-        outcome: AbortOutcome = rig.abort(Prepared(one, ()), committer)
+        outcome: AbortOutcome = harness.abort(Prepared(one, ()), committer)
         expect(
             not isinstance(outcome, AlreadyCommitted),
             f"{one.transaction} was never decided, and its abort says {outcome}",
@@ -262,8 +262,8 @@ def _recover(rig: Rig, *, attempt: int, decided: Sequence[Prepared]) -> tuple[in
     return sum(committed), len(plan.abort)
 
 
-def _committed(rig: Rig, committable: Committable, committer: Committer) -> bool:
-    outcome: CommitOutcome = rig.commit(Prepared(committable, ()), committer)
+def _committed(harness: Harness, committable: Committable, committer: Committer) -> bool:
+    outcome: CommitOutcome = harness.commit(Prepared(committable, ()), committer)
     expect(
         isinstance(outcome, (Committed, AlreadyCommitted)),
         f"{committable.transaction} is decided, and its commit says {outcome}",

@@ -21,6 +21,7 @@ from onceflow.integration.conformance.clauses.recovering import (
     crash_and_replay_double_nothing,
     rescaling_loses_nothing,
 )
+from onceflow.integration.conformance.harness import Harness
 from onceflow.integration.conformance.mini_job import (
     AttemptPlan,
     Finished,
@@ -31,7 +32,6 @@ from onceflow.integration.conformance.mini_job import (
 )
 from onceflow.integration.conformance.mini_subtask import Work
 from onceflow.integration.conformance.processes import ChildFailed
-from onceflow.integration.conformance.rig import Rig
 from onceflow.integration.conformance.sink_job import JOB
 from onceflow.integration.conformance.target import NotTestable
 
@@ -51,14 +51,14 @@ _STEPS = (
 class _JobRun:
     """One job, attempt by attempt, and what must hold between any two."""
 
-    def __init__(self, rig: Rig, rows: int) -> None:
-        self._rig = rig
-        self.ids = rig.ids(rows)
+    def __init__(self, harness: Harness, rows: int) -> None:
+        self._harness = harness
+        self.ids = harness.ids(rows)
         self._work = Work(
-            rig.sink,
-            rig.job.sink_id,
-            str(rig.directory / "job"),
-            rig.target.batch(self.ids),
+            harness.sink,
+            harness.job.sink_id,
+            str(harness.directory / "job"),
+            harness.target.batch(self.ids),
             _ROWS_A_CHECKPOINT,
         )
         self._storage = FileSystemStorage(self._work.storage).open(JOB)
@@ -66,7 +66,7 @@ class _JobRun:
 
     def attempt(self, plan: AttemptPlan, kill_after_s: float | None = None) -> bool:
         """Run one attempt to its end or its death; return whether all rows are committed."""
-        child = self._rig.processes.start(run_attempt, self._work, plan)
+        child = self._harness.processes.start(run_attempt, self._work, plan)
         done = False
         started = child.said()
         if not isinstance(started, Started):
@@ -95,12 +95,12 @@ class _JobRun:
 
     def expect_all(self) -> None:
         """Return when every row is there once and nothing is in doubt."""
-        self._rig.expect_seen(self.ids, when=str(self))
-        self._rig.expect_in_doubt(when=str(self))
+        self._harness.expect_seen(self.ids, when=str(self))
+        self._harness.expect_in_doubt(when=str(self))
 
     def _look(self) -> None:
         """Nothing may be seen twice, and nothing that the log has not decided."""
-        seen = self._rig.seen_ids()
+        seen = self._harness.seen_ids()
         expect(len(seen) == len(set(seen)), f"{self}: rows are there more than once")
         decided = decided_rows(self._storage.log.read())
         early = set(seen) - set(self.ids[:decided])
@@ -111,11 +111,11 @@ class _JobRun:
 
 
 def _killed_at(point: CrashPoint, what: str) -> Clause:
-    def test(rig: Rig) -> None:
-        job = _JobRun(rig, _ROWS)
-        crash_at = rig.random.choice((1, 2))
-        done = job.attempt(AttemptPlan(rig.random.choice((1, 2, 3)), point, crash_at))
-        missed = rig.processes.disarm()
+    def test(harness: Harness) -> None:
+        job = _JobRun(harness, _ROWS)
+        crash_at = harness.random.choice((1, 2))
+        done = job.attempt(AttemptPlan(harness.random.choice((1, 2, 3)), point, crash_at))
+        missed = harness.processes.disarm()
         if done and missed:
             job.expect_all()
             raise NotTestable(f"the sink never says crash_points.reach({point!r})")
@@ -147,19 +147,21 @@ _KILLS = tuple(
 
 
 @clause(scenarios=[15, 27, 29, 30, 33, 42], rests_on=[*_KILLS, rescaling_loses_nothing])
-def job_killed_again_and_again(rig: Rig) -> None:
+def job_killed_again_and_again(harness: Harness) -> None:
     """A job killed at random steps and moments, and rescaled, has each row there once."""
-    rounds = rig.effort.rounds
-    job = _JobRun(rig, _SOAK_ROWS_A_ROUND * rounds)
-    points: Sequence[CrashPoint] = rig.random.sample(CRASH_POINTS, len(CRASH_POINTS))
+    rounds = harness.effort.rounds
+    job = _JobRun(harness, _SOAK_ROWS_A_ROUND * rounds)
+    points: Sequence[CrashPoint] = harness.random.sample(CRASH_POINTS, len(CRASH_POINTS))
     for number in range(rounds):
-        parallelism = rig.random.choice((1, 2, 3))
+        parallelism = harness.random.choice((1, 2, 3))
         if number % 3 == 2:
-            done = job.attempt(AttemptPlan(parallelism), kill_after_s=rig.random.uniform(0.0, 0.3))
+            done = job.attempt(
+                AttemptPlan(parallelism), kill_after_s=harness.random.uniform(0.0, 0.3)
+            )
         else:
             point = points[number % len(points)]
-            done = job.attempt(AttemptPlan(parallelism, point, rig.random.choice((1, 2))))
-        rig.processes.disarm()
+            done = job.attempt(AttemptPlan(parallelism, point, harness.random.choice((1, 2))))
+        harness.processes.disarm()
         if done:
             break
     job.finish()

@@ -56,7 +56,7 @@ class Effort:
     """Attempts of the long run that are killed; twice as many kills at single lines of the sink."""
 
 
-class Rig:
+class Harness:
     """One clause's own sink id, row ids, checkpoint storage and randomness. One thread."""
 
     def __init__(
