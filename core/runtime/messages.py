@@ -1,19 +1,21 @@
 """The control plane's messages between the job driver and its slots, and their bytes.
 
-A message is msgpack: `[name of its class, its fields]`. Every message of a slot carries its
-attempt; the driver drops those of another attempt, and a slot that hears of a newer attempt exits
-(I7).
+A message is msgpack: `[name of its class, its fields]`. A stream belongs to the attempt and the
+slot that its `Hello` names; the driver drops what is said on one of another attempt, and tells that
+slot to shut down (I7). What the driver says of checkpoints is also the mail of the subtasks.
 """
 
 from __future__ import annotations
 
+import hashlib
+import traceback
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast, get_args
 
 import msgspec
 
-from onceflow.core.errors import MessageCorrupt
-from onceflow.core.protocol.alignment import Barrier
+from onceflow.core.errors import MessageCorrupt, OnceflowError, UserFunctionError
+from onceflow.core.protocol.decisions import NotifyAbort, TriggerCheckpoint
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.snapshots import StateHandle, SubtaskSnapshot
 from onceflow.core.protocol.splits import Split
@@ -41,8 +43,6 @@ class Hello:
 class Running:
     """Every chain of the slot has its state and its channels, and has begun."""
 
-    attempt: AttemptId
-    slot: int
     dropped: tuple[str, ...] = ()
     """State that the checkpoint held and no operator takes, for people."""
 
@@ -51,7 +51,6 @@ class Running:
 class Acked:
     """One subtask's part of a checkpoint is durable."""
 
-    attempt: AttemptId
     checkpoint: CheckpointId
     snapshot: SubtaskSnapshot
 
@@ -60,7 +59,6 @@ class Acked:
 class Declined:
     """One subtask cannot take part in a checkpoint; it goes on with the stream."""
 
-    attempt: AttemptId
     checkpoint: CheckpointId
     subtask: SubtaskRef
     reason: str
@@ -70,7 +68,6 @@ class Declined:
 class CommittedThrough:
     """A subtask has heard of `checkpoint`, and has nothing left to commit up to it."""
 
-    attempt: AttemptId
     subtask: SubtaskRef
     checkpoint: CheckpointId
     commit_ms: float = 0.0
@@ -82,7 +79,6 @@ class CommittedThrough:
 class SourceExhausted:
     """A bounded source subtask has emitted its last record."""
 
-    attempt: AttemptId
     subtask: SubtaskRef
 
 
@@ -93,7 +89,6 @@ class Failed:
     `error_class` is a name of `onceflow.core.errors`, or of another module.
     """
 
-    attempt: AttemptId
     slot: int
     error_class: str
     message: str
@@ -101,6 +96,22 @@ class Failed:
     retry: str
     fingerprint: str = ""
     """Equal for equal mistakes of the program; empty for what is none."""
+
+    @classmethod
+    def of(cls, slot: int, error: BaseException) -> Failed:
+        """Return what slot `slot` tells the driver of `error`, whatever its class does if asked."""
+        try:
+            text = str(error)
+        except Exception as unspoken:
+            text = f"{type(error).__name__}, whose text cannot be had: {type(unspoken).__name__}"
+        return cls(
+            slot,
+            type(error).__name__,
+            text or type(error).__name__,
+            "".join(traceback.format_exception(error)),
+            error.retry if isinstance(error, OnceflowError) else "job",
+            fingerprint_of(error),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +155,9 @@ class SinkMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A slot is alive. Also a driver's answer, with `slot` -1."""
+    """A slot is alive, or the driver is: then the fields say nothing."""
 
-    attempt: AttemptId
-    slot: int
+    slot: int = -1
     subtasks: tuple[SubtaskMetrics, ...] = ()
     rss_bytes: int = 0
     sinks: tuple[SinkMetrics, ...] = ()
@@ -156,9 +166,6 @@ class Heartbeat:
 @dataclass(frozen=True, slots=True)
 class SlotClosed:
     """A slot has closed everything and leaves, as it was told to."""
-
-    attempt: AttemptId
-    slot: int
 
 
 # --- driver to slot ---------------------------------------------------------------------------
@@ -181,7 +188,6 @@ class RestoredOperator:
 class Deploy:
     """Begin: what to run, where the other slots are, and this one's state of every operator."""
 
-    attempt: AttemptId
     data_addresses: tuple[str, ...]
     restored_checkpoint: CheckpointId
     next_checkpoint: CheckpointId
@@ -193,13 +199,6 @@ class Deploy:
         """Return the state of operator `uid`; empty when the checkpoint holds none."""
         found = (operator for operator in self.operators if operator.uid == uid)
         return next(found, RestoredOperator(uid))
-
-
-@dataclass(frozen=True, slots=True)
-class Trigger:
-    """Sources: take part in this checkpoint now."""
-
-    barrier: Barrier
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,23 +219,8 @@ class Complete:
 
 
 @dataclass(frozen=True, slots=True)
-class Abort:
-    """The checkpoint will never complete; what was pre-committed for it stays pending."""
-
-    checkpoint: CheckpointId
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """All is committed: close everything, say goodbye, leave."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """The attempt is over: leave at once, roll back what is open, commit nothing more."""
+class Shutdown:
+    """Close everything, roll back what is open, commit nothing more, say `SlotClosed` and leave."""
 
     reason: str
 
@@ -252,17 +236,41 @@ SlotMessage: TypeAlias = (
     | Heartbeat
     | SlotClosed
 )
-DriverMessage: TypeAlias = (
-    Deploy | Trigger | OfferSplits | Complete | Abort | Stop | Cancel | Heartbeat
-)
+SubtaskMail: TypeAlias = TriggerCheckpoint | OfferSplits | Complete | NotifyAbort | Shutdown
+"""What the thread of a subtask is told; triggers and splits are for those of sources."""
+DriverMessage: TypeAlias = Deploy | SubtaskMail | Heartbeat
+
+# --- within a slot ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionHeard:
+    """Every operator of the subtask knows the checkpoint to be decided."""
+
+    subtask: SubtaskRef
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class SinkCommitted:
+    """One sink of a subtask has nothing left to commit up to `through`."""
+
+    subtask: SubtaskRef
+    uid: str
+    through: CheckpointId
+    commit_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class PartFailed:
+    """A part of the slot cannot go on, and so the attempt cannot."""
+
+    error: BaseException
+
 
 _CLASSES: dict[str, type[Any]] = {
-    message.__name__: message
-    for message in (
-        Hello, Running, Acked, Declined, CommittedThrough, SourceExhausted, Failed, Heartbeat,
-        SlotClosed, Deploy, Trigger, OfferSplits, Complete, Abort, Stop, Cancel,
-    )
-}  # fmt: skip
+    message.__name__: message for message in (*get_args(SlotMessage), *get_args(DriverMessage))
+}
 _ENCODER = msgspec.msgpack.Encoder()
 _PROSE = ("message", "trace", "reason")
 """The fields that people read and nothing is looked up by."""
@@ -308,3 +316,21 @@ def decode_message(data: bytes | memoryview) -> SlotMessage | DriverMessage:
             f"unreadable message of {len(data)} bytes on the control stream ({error}); driver and"
             " executors must run the same version of onceflow"
         ) from error
+
+
+def fingerprint_of(error: BaseException) -> str:
+    """Return what is equal for equal mistakes of the program or its data; empty for all else."""
+    match error:
+        case UserFunctionError():
+            return error.fingerprint
+        case OnceflowError(domain=domain, fingerprint=fingerprint):
+            return fingerprint or (_digest(error) if domain == "user" else "")
+        case TypeError() | AttributeError() | NameError() | ImportError() | NotImplementedError():
+            return _digest(error)
+        case _:
+            return ""
+
+
+def _digest(error: BaseException) -> str:
+    text = "".join(traceback.format_exception_only(error))
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from onceflow.core.errors import BadRecord, SlotLost
 from onceflow.core.protocol.alignment import Barrier
+from onceflow.core.runtime.messages import SubtaskMail
 from onceflow.core.state import hash_keys, key_groups
 
 Hashes: TypeAlias = npt.NDArray[np.uint64]
@@ -54,10 +55,6 @@ class Received:
 
     channel: int
     element: Element
-
-
-Mail: TypeAlias = Any
-"""What other threads post to a subtask's own thread."""
 
 
 class Credits:
@@ -133,7 +130,7 @@ class InputGate:
         self._queues: list[deque[Element]] = [deque() for _ in range(channels)]
         self._blocked = [False] * channels
         self._release: list[Callable[[], None]] = [lambda: None] * channels
-        self._mail: deque[Mail] = deque()
+        self._mail: deque[SubtaskMail] = deque()
         self._ready = threading.Condition()
         self._turn = 0
 
@@ -156,18 +153,18 @@ class InputGate:
             if not self._blocked[channel]:
                 self._ready.notify()
 
-    def post(self, mail: Mail) -> None:
+    def post(self, mail: SubtaskMail) -> None:
         """Append `mail` for the subtask's own thread."""
         with self._ready:
             self._mail.append(mail)
             self._ready.notify()
 
-    def take_mail(self) -> Mail | None:
+    def take_mail(self) -> SubtaskMail | None:
         """Return the next mail, or None at once."""
         with self._ready:
             return self._mail.popleft() if self._mail else None
 
-    def take(self, timeout_s: float) -> Mail | Received | None:
+    def take(self, timeout_s: float) -> SubtaskMail | Received | None:
         """Return the next mail, else the next element, else None after `timeout_s`."""
         with self._ready:
             item = self._next()
@@ -193,7 +190,7 @@ class InputGate:
         """Return how many elements wait in all channels."""
         return sum(map(len, self._queues))
 
-    def _next(self) -> Mail | Received | None:
+    def _next(self) -> SubtaskMail | Received | None:
         if self._mail:
             return self._mail.popleft()
         count = len(self._queues)

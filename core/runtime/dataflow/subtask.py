@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 from onceflow.core.protocol.alignment import (
     AlignmentAborted,
@@ -24,10 +24,9 @@ from onceflow.core.protocol.alignment import (
     TakeSnapshot,
     Unblock,
 )
-from onceflow.core.protocol.decisions import CheckpointKind
+from onceflow.core.protocol.decisions import CheckpointKind, NotifyAbort, TriggerCheckpoint
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
 from onceflow.core.protocol.snapshots import SnapshotTimings
-from onceflow.core.protocol.splits import Split
 from onceflow.core.runtime.dataflow.channels import (
     Batch,
     Element,
@@ -41,65 +40,32 @@ from onceflow.core.runtime.dataflow.operators import (
     RunningOperator,
     SourceOperator,
 )
-from onceflow.core.runtime.messages import SubtaskMetrics
+from onceflow.core.runtime.messages import (
+    Complete,
+    CompletionHeard,
+    Declined,
+    OfferSplits,
+    PartFailed,
+    Shutdown,
+    SourceExhausted,
+    SubtaskMail,
+    SubtaskMetrics,
+)
 from onceflow.core.spi import EndOfInput
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointTriggered:
-    """Mail to a source: emit this barrier now."""
+class SnapshotTaken:
+    """The synchronous part of a snapshot is done: upload `pending` and ack."""
 
-    barrier: Barrier
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointCompleted:
-    """Mail: the checkpoint is decided."""
-
+    subtask: SubtaskRef
     checkpoint: CheckpointId
+    pending: tuple[PendingSnapshot, ...]
+    timings: SnapshotTimings
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointAborted:
-    """Mail: the checkpoint will never be."""
-
-    checkpoint: CheckpointId
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Shutdown:
-    """Mail: close the operators and end the thread."""
-
-
-class SlotReports(Protocol):
-    """Where a subtask reports to: its slot."""
-
-    def snapshot_taken(
-        self,
-        subtask: SubtaskRef,
-        checkpoint: CheckpointId,
-        pending: Sequence[PendingSnapshot],
-        timings: SnapshotTimings,
-    ) -> None:
-        """Upload `pending` and ack."""
-        ...
-
-    def snapshot_declined(self, subtask: SubtaskRef, checkpoint: CheckpointId, reason: str) -> None:
-        """Decline the checkpoint."""
-        ...
-
-    def completion_heard(self, subtask: SubtaskRef, checkpoint: CheckpointId) -> None:
-        """Take note that every operator of the subtask knows the checkpoint to be decided."""
-        ...
-
-    def source_exhausted(self, subtask: SubtaskRef) -> None:
-        """Tell the driver that a source has emitted its last record."""
-        ...
-
-    def subtask_failed(self, subtask: SubtaskRef, error: BaseException) -> None:
-        """End the attempt."""
-        ...
+SubtaskReport: TypeAlias = SnapshotTaken | CompletionHeard | Declined | SourceExhausted | PartFailed
+"""What a subtask tells its slot."""
 
 
 class Subtask(ABC):
@@ -111,14 +77,14 @@ class Subtask(ABC):
         gate: InputGate,
         operators: Sequence[RunningOperator],
         edges: Sequence[KeyGroupPartitioner],
-        reports: SlotReports,
+        report: Callable[[SubtaskReport], None],
     ) -> None:
         self.ref = ref
         self.gate = gate
         self._operators = operators
         self._outlet = next(one for one in reversed(operators) if not one.takes_dead_letters)
         self._edges = edges
-        self._reports = reports
+        self._report = report
         self._busy_s = 0.0
         self._cpu_s = 0.0
         self._leaving = False
@@ -151,10 +117,6 @@ class Subtask(ABC):
         """Do one piece of work, or wait for one for a bounded time."""
 
     @abstractmethod
-    def _on_triggered(self, barrier: Barrier) -> None:
-        """Take part in a checkpoint as its source."""
-
-    @abstractmethod
     def _on_aborted(self, checkpoint: CheckpointId) -> None:
         """Give up waiting for the checkpoint's barriers."""
 
@@ -164,7 +126,7 @@ class Subtask(ABC):
                 self._step()
                 self._cpu_s = time.thread_time()
         except BaseException as error:  # the edge of the loop: everything goes to the driver
-            self._reports.subtask_failed(self.ref, error)
+            self._report(PartFailed(error))
         finally:
             self._close()
 
@@ -173,24 +135,22 @@ class Subtask(ABC):
             try:
                 operator.close()
             except Exception as error:
-                self._reports.subtask_failed(self.ref, error)
+                self._report(PartFailed(error))
 
-    def _handle(self, mail: object) -> None:
+    def _handle(self, mail: SubtaskMail) -> None:
         match mail:
-            case CheckpointTriggered(barrier):
-                self._on_triggered(barrier)
-            case CheckpointCompleted(checkpoint):
+            case Complete(checkpoint):
                 for operator in self._operators:
                     operator.completed(checkpoint)
-                self._reports.completion_heard(self.ref, checkpoint)
-            case CheckpointAborted(checkpoint):
+                self._report(CompletionHeard(self.ref, checkpoint))
+            case NotifyAbort(checkpoint):
                 for operator in self._operators:
                     operator.aborted(checkpoint)
                 self._on_aborted(checkpoint)
             case Shutdown():
                 self._leaving = True
-            case _:
-                raise TypeError(f"subtask {self.ref} cannot read mail {mail!r}")
+            case TriggerCheckpoint() | OfferSplits():
+                raise TypeError(f"{self.ref} is no source and cannot take {mail!r}")
 
     def _snapshot(self, barrier: Barrier, alignment_ms: float) -> None:
         """Take the synchronous part, forward the barrier, hand the rest to the uploader."""
@@ -206,8 +166,8 @@ class Subtask(ABC):
             sync_ms=round(sync_ms, 3),
             start_delay_ms=round(start_delay_ms, 3),
         )
-        pending = [snapshot for snapshot in taken if snapshot is not None]
-        self._reports.snapshot_taken(self.ref, barrier.checkpoint, pending, timings)
+        pending = tuple(snapshot for snapshot in taken if snapshot is not None)
+        self._report(SnapshotTaken(self.ref, barrier.checkpoint, pending, timings))
 
     def _end_of_stream(self) -> None:
         for edge in self._edges:
@@ -221,13 +181,6 @@ class Subtask(ABC):
         self._busy_s += time.monotonic() - began - waited
 
 
-@dataclass(frozen=True, slots=True)
-class SplitsOffered:
-    """Mail to a source: these splits have appeared, and are its own."""
-
-    splits: tuple[Split, ...]
-
-
 class SourceSubtask(Subtask):
     """Polls its reader between mails; stops reading at its end and after a stop barrier."""
 
@@ -237,10 +190,10 @@ class SourceSubtask(Subtask):
         source: SourceOperator,
         operators: Sequence[RunningOperator],
         edges: Sequence[KeyGroupPartitioner],
-        reports: SlotReports,
+        report: Callable[[SubtaskReport], None],
         poll_timeout_s: float,
     ) -> None:
-        super().__init__(ref, InputGate(0), operators, edges, reports)
+        super().__init__(ref, InputGate(0), operators, edges, report)
         self._source = source
         self._poll_timeout_s = poll_timeout_s
         self._reading = True
@@ -248,9 +201,9 @@ class SourceSubtask(Subtask):
 
     def _step(self) -> None:
         if not self._reading:
-            mail = self.gate.take(1.0)
-            if mail is not None:
-                self._handle(mail)
+            item = self.gate.take(1.0)
+            if not (item is None or isinstance(item, Received)):
+                self._handle(item)
             return
         while (mail := self.gate.take_mail()) is not None:
             self._handle(mail)
@@ -264,22 +217,26 @@ class SourceSubtask(Subtask):
             case EndOfInput():
                 self._reading = False
                 self._end_of_stream()
-                self._reports.source_exhausted(self.ref)
+                self._report(SourceExhausted(self.ref))
             case rows:
                 self._timed(lambda: self._source.receive(Batch(rows)))
 
-    def _handle(self, mail: object) -> None:
-        if isinstance(mail, SplitsOffered):
-            self._source.offered(mail.splits)
-        else:
-            super()._handle(mail)
+    def _handle(self, mail: SubtaskMail) -> None:
+        match mail:
+            case TriggerCheckpoint():
+                self._on_triggered(mail)
+            case OfferSplits(_, splits):
+                self._source.offered(splits)
+            case _:
+                super()._handle(mail)
 
-    def _on_triggered(self, barrier: Barrier) -> None:
-        if barrier.checkpoint <= self._last_checkpoint:
+    def _on_triggered(self, trigger: TriggerCheckpoint) -> None:
+        if trigger.checkpoint <= self._last_checkpoint:
             return
-        self._last_checkpoint = barrier.checkpoint
-        if barrier.kind is CheckpointKind.STOP:
+        self._last_checkpoint = trigger.checkpoint
+        if trigger.kind is CheckpointKind.STOP:
             self._reading = False
+        barrier = Barrier(trigger.checkpoint, trigger.kind, trigger.triggered_at_ms)
         self._snapshot(barrier, alignment_ms=0.0)
 
     def _on_aborted(self, checkpoint: CheckpointId) -> None:
@@ -295,10 +252,10 @@ class KeyedSubtask(Subtask):
         gate: InputGate,
         operators: Sequence[RunningOperator],
         edges: Sequence[KeyGroupPartitioner],
-        reports: SlotReports,
+        report: Callable[[SubtaskReport], None],
         mode: AlignmentMode,
     ) -> None:
-        super().__init__(ref, gate, operators, edges, reports)
+        super().__init__(ref, gate, operators, edges, report)
         self._alignment = BarrierAlignment(gate.channels, mode)
 
     def _step(self) -> None:
@@ -319,9 +276,6 @@ class KeyedSubtask(Subtask):
                 if self._alignment.all_ended:
                     self._end_of_stream()
 
-    def _on_triggered(self, barrier: Barrier) -> None:
-        raise TypeError(f"{self.ref} is no source; checkpoint {barrier.checkpoint} triggered at it")
-
     def _on_aborted(self, checkpoint: CheckpointId) -> None:
         self._carry_out(self._alignment.on_abort(checkpoint))
 
@@ -335,4 +289,4 @@ class KeyedSubtask(Subtask):
                 case TakeSnapshot():
                     self._snapshot(action.barrier, action.alignment_ms)
                 case AlignmentAborted(checkpoint, reason):
-                    self._reports.snapshot_declined(self.ref, checkpoint, reason)
+                    self._report(Declined(checkpoint, self.ref, reason))

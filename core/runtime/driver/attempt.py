@@ -18,7 +18,6 @@ from concurrent.futures import Future
 from onceflow.core import errors
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import CommitFailed, SlotLost, StorageError
-from onceflow.core.protocol.alignment import Barrier
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.decisions import (
     AppendDecision,
@@ -52,9 +51,7 @@ from onceflow.core.runtime.driver.sink_recovery import RecoveryCounts
 from onceflow.core.runtime.driver.slot_pool import SlotPool
 from onceflow.core.runtime.driver.source_splits import SplitDiscovery
 from onceflow.core.runtime.messages import (
-    Abort,
     Acked,
-    Cancel,
     CommittedThrough,
     Complete,
     Declined,
@@ -62,11 +59,10 @@ from onceflow.core.runtime.messages import (
     Failed,
     Heartbeat,
     Running,
+    Shutdown,
     SlotClosed,
     SlotMessage,
     SourceExhausted,
-    Stop,
-    Trigger,
 )
 from onceflow.core.runtime.transport.control_plane import (
     SlotConnected,
@@ -115,7 +111,7 @@ class Attempt:
 
     def cancel(self, reason: str) -> None:
         """Tell every slot to leave at once."""
-        self._slots.send_all(Cancel(reason))
+        self._slots.send_all(Shutdown(reason))
 
     def unfulfilled(self) -> frozenset[CheckpointKind]:
         """Return what the user asked for and this attempt, now ended, has not brought about."""
@@ -176,7 +172,6 @@ class Attempt:
         for slot, link in self._slots:
             link.send(
                 Deploy(
-                    plan.attempt,
                     addresses,
                     restored.checkpoint,
                     self._context.next_checkpoint,
@@ -229,10 +224,9 @@ class Attempt:
         match event:
             case SlotConnected(link):
                 self._admit(link)
-            case SlotSaid(slot, message):
-                if message.attempt == self._plan.attempt:  # I7
-                    self._slots.heard(slot, time.monotonic())
-                    self._on_message(slot, message)
+            case SlotSaid(attempt, slot, message) if attempt == self._plan.attempt:  # I7
+                self._slots.heard(slot, time.monotonic())
+                self._on_message(slot, message)
             case SlotGone(slot, attempt, reason) if attempt == self._plan.attempt:
                 if slot in self._slots:
                     raise SlotLost(f"slot {slot} is lost: {reason}")
@@ -275,22 +269,24 @@ class Attempt:
                 self._running.add(slot)
                 self._context.progress.dropped(dropped)
             case Failed():
-                raise cause_of(message, self._events)
+                raise cause_of(message, self._plan.attempt, self._events)
             case Heartbeat():
                 self._context.progress.heartbeat(message)
             case SlotClosed():
                 self._slots.remove(slot)
             case _ if coordinator is None:
-                self._deferred.append(SlotSaid(slot, message))
-            case Acked(attempt, checkpoint, snapshot):
+                self._deferred.append(SlotSaid(self._plan.attempt, slot, message))
+            case Acked(checkpoint, snapshot):
                 self._context.progress.acked(checkpoint, snapshot)
-                self._carry_out(coordinator.acked(attempt, checkpoint, snapshot, now_s))
-            case Declined(attempt, checkpoint, subtask, reason):
-                self._carry_out(coordinator.declined(attempt, checkpoint, subtask, reason, now_s))
-            case CommittedThrough(_, subtask, checkpoint, _, committed):
+                self._carry_out(coordinator.acked(self._plan.attempt, checkpoint, snapshot, now_s))
+            case Declined(checkpoint, subtask, reason):
+                self._carry_out(
+                    coordinator.declined(self._plan.attempt, checkpoint, subtask, reason, now_s)
+                )
+            case CommittedThrough(subtask, checkpoint, _, committed):
                 self._context.progress.committed(subtask, committed)
                 self._carry_out(coordinator.committed(subtask, checkpoint, now_s))
-            case SourceExhausted(_, subtask):
+            case SourceExhausted(subtask):
                 self._carry_out(coordinator.source_exhausted(subtask, now_s))
             case _:
                 pass
@@ -304,8 +300,8 @@ class Attempt:
                     self._append(completed)
                 case NotifyComplete(checkpoint, oldest_retained):
                     self._after_complete(checkpoint, oldest_retained)
-                case NotifyAbort(checkpoint, reason):
-                    self._slots.send_all(Abort(checkpoint, reason))
+                case NotifyAbort():
+                    self._slots.send_all(decision)
                 case DiscardState(handles):
                     self._cleaner.discard(handles)
                 case CheckpointFailed(checkpoint, reason):
@@ -319,8 +315,7 @@ class Attempt:
         if decision.kind is CheckpointKind.STOP:
             self._stopping.add(decision.checkpoint)
         self._context.progress.triggered(decision.checkpoint)
-        barrier = Barrier(decision.checkpoint, decision.kind, decision.triggered_at_ms)
-        self._slots.send_all(Trigger(barrier))
+        self._slots.send_all(decision)
 
     def _listening(self) -> CheckpointCoordinator | None:
         """Return the coordinator, unless it is to be told nothing now.
@@ -386,7 +381,7 @@ class Attempt:
 
         Acks still come of checkpoints that were given up: their files are deleted (I9).
         """
-        self._slots.send_all(Stop(f"job {self._plan.job} is done"))
+        self._slots.send_all(Shutdown(f"job {self._plan.job} is done"))
         deadline = time.monotonic() + self._plan.settings.cancel_timeout_s
         while len(self._slots) and time.monotonic() < deadline:
             try:
@@ -394,7 +389,7 @@ class Attempt:
             except queue.Empty:
                 continue
             match event:
-                case SlotSaid(slot, SlotClosed()) | SlotGone(slot):
+                case SlotSaid(slot=slot, message=SlotClosed()) | SlotGone(slot):
                     self._slots.remove(slot)
                 case SlotSaid(message=Heartbeat() as last):
                     self._context.progress.heartbeat(last)

@@ -50,8 +50,8 @@ from onceflow.core.runtime.driver.sink_recovery import SinkRecovery
 from onceflow.core.runtime.driver.source_splits import genesis_of, with_discovered_splits
 from onceflow.core.runtime.driver.status import JobState, JobStatus
 from onceflow.core.runtime.driver.stop_signals import STOP_SIGNALS
+from onceflow.core.runtime.messages import fingerprint_of
 from onceflow.core.runtime.slot.context import SlotPlan
-from onceflow.core.runtime.slot.failure_report import fingerprint_of
 from onceflow.core.runtime.slot.program import Program, pickled_program
 from onceflow.core.runtime.slot.slot import SlotTask
 from onceflow.core.runtime.transport.control_plane import ControlServer

@@ -7,6 +7,7 @@ import time
 
 from onceflow.core import errors
 from onceflow.core.errors import OnceflowError, SlotFailed, SlotLost
+from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.runtime.driver.attempt_context import (
     AttemptEvent,
     CancelRequested,
@@ -34,7 +35,9 @@ def slot_error(failed: Failed) -> OnceflowError:
     return SlotFailed(text, fingerprint=failed.fingerprint)
 
 
-def cause_of(failed: Failed, events: queue.SimpleQueue[AttemptEvent]) -> OnceflowError:
+def cause_of(
+    failed: Failed, attempt: AttemptId, events: queue.SimpleQueue[AttemptEvent]
+) -> OnceflowError:
     """Return why an attempt fails in which a slot reports `failed`; takes from `events`.
 
     A slot that loses a channel may say so before the end of the slot at its other side is noticed,
@@ -49,9 +52,7 @@ def cause_of(failed: Failed, events: queue.SimpleQueue[AttemptEvent]) -> Onceflo
         except queue.Empty:
             break
         match event:
-            case SlotGone(slot, attempt, reason) if (
-                attempt == failed.attempt and slot != failed.slot
-            ):
+            case SlotGone(slot, of, reason) if of == attempt and slot != failed.slot:
                 error = SlotLost(f"slot {slot} is lost: {reason}. Of it, {error}")
                 break
             case CheckpointRequested() | CancelRequested():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from onceflow.core.errors import ConfigError, SlotLost
-from onceflow.core.runtime.messages import Cancel, DriverMessage, Heartbeat
+from onceflow.core.runtime.messages import DriverMessage, Heartbeat, Shutdown
 from onceflow.core.runtime.slot.context import SlotPlan, versions
 from onceflow.core.runtime.transport.control_plane import SlotLink
 from onceflow.core.storage import JobStorage
@@ -42,7 +42,7 @@ class SlotPool:
         """
         hello = link.hello
         if hello.attempt != self._plan.attempt:
-            link.send(Cancel(f"attempt {hello.attempt} is over; {self._plan.attempt} runs"))
+            link.send(Shutdown(f"attempt {hello.attempt} is over; {self._plan.attempt} runs"))
             return False
         if hello.versions != versions():
             raise ConfigError(
@@ -82,7 +82,7 @@ class SlotPool:
         if now - self._beat_at < settings.heartbeat_interval_s:
             return
         self._beat_at = now
-        self.send_all(Heartbeat(self._plan.attempt, -1))
+        self.send_all(Heartbeat())
         for slot, heard_at in self._heard_at.items():
             if now - heard_at > settings.heartbeat_timeout_s:
                 raise SlotLost(

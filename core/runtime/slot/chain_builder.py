@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 from pyarrow import flight
 
 from onceflow.core.config import Delivery
+from onceflow.core.errors import SlotLost
 from onceflow.core.graph import (
     Chain,
     FilterRecords,
@@ -45,63 +45,61 @@ from onceflow.core.runtime.dataflow.operators import (
     SourceOperator,
     decode_split,
 )
-from onceflow.core.runtime.dataflow.subtask import KeyedSubtask, SlotReports, SourceSubtask, Subtask
+from onceflow.core.runtime.dataflow.subtask import KeyedSubtask, SourceSubtask, Subtask
 from onceflow.core.runtime.messages import Deploy, RestoredOperator
-from onceflow.core.runtime.slot.commits import CommitWorker
-from onceflow.core.runtime.slot.context import SlotPlan
+from onceflow.core.runtime.slot.commits import SlotCommits
+from onceflow.core.runtime.slot.context import SlotContext
 from onceflow.core.runtime.slot.program import Program
-from onceflow.core.runtime.transport.credentials import Credentials
 from onceflow.core.runtime.transport.data_plane import FlightChannel
 from onceflow.core.spi import ReaderContext, WriterContext
 from onceflow.core.state import KeyedStateStore, StateContext
-from onceflow.core.storage import JobStorage
 
 
 @dataclass(frozen=True, slots=True)
-class SlotContext:
-    """What a slot lends to the chains that are built in it."""
+class Chains:
+    """Everything that a slot runs: built, its state restored, and not started."""
 
-    slot: int
-    credentials: Credentials
-    storage: JobStorage
-    scratch_dir: Path
-    reports: SlotReports
-    beside: Callable[[Callable[[], None]], object]
-    commit_worker: Callable[[SubtaskRef, Operator, WriteTo], CommitWorker]
+    subtasks: tuple[Subtask, ...]
+    channels: tuple[OutputChannel, ...]
+    commits: SlotCommits
+    dropped: tuple[str, ...]
+    """What the restored checkpoint held and no operator takes, for people."""
 
 
 class ChainBuilder:
     """Builds every subtask of one slot from the program and the state that `deploy` brings."""
 
-    def __init__(
-        self, plan: SlotPlan, program: Program, parts: SlotContext, deploy: Deploy
-    ) -> None:
-        self._plan = plan
+    def __init__(self, context: SlotContext, program: Program, deploy: Deploy) -> None:
+        self._context = context
+        self._plan = context.plan
         self._backend = program.backend
-        self._parts = parts
         self._deploy = deploy
         self._chains = program.graph.chains()
+        self._commits = SlotCommits(context)
         self._clients: dict[int, flight.FlightClient] = {}
-        self.channels: list[OutputChannel] = []
-        self.dropped: list[str] = []
-        """What the restored checkpoint held and no operator takes, for people."""
+        self._channels: list[OutputChannel] = []
+        self._dropped: list[str] = []
         self.gates: dict[str, InputGate] = {
-            chain.id: InputGate(plan.parallelism) for chain in self._chains if chain.input
+            chain.id: InputGate(self._plan.parallelism) for chain in self._chains if chain.input
         }
 
-    def build(self) -> tuple[Subtask, ...]:
-        """Return the subtasks, state restored, channels connected, not started.
+    def build(self) -> Chains:
+        """Return the chains, state restored, channels connected, not started.
 
         `gates` must be served to the other slots before this is called.
+
+        Raises:
+            SlotLost: The slot shuts down, or a channel cannot be opened.
         """
         edges = {chain.id: self._edge(chain) for chain in self._chains if chain.input}
-        return tuple(self._subtask(chain, edges) for chain in self._chains)
+        subtasks = tuple(self._subtask(chain, edges) for chain in self._chains)
+        return Chains(subtasks, tuple(self._channels), self._commits, tuple(self._dropped))
 
     def _edge(self, chain: Chain) -> KeyGroupPartitioner:
         credits_count = self._plan.settings.channel_batches
         assert chain.input_schema is not None
         schema: pa.Schema = chain.input_schema
-        me = self._parts.slot
+        me = self._context.slot
         channels: list[OutputChannel] = []
         for target in range(self._plan.parallelism):
             if target == me:
@@ -110,7 +108,7 @@ class ChainBuilder:
                 channels.append(
                     FlightChannel(
                         self._client(target),
-                        self._parts.credentials,
+                        self._context.credentials,
                         chain=chain.id,
                         attempt=self._plan.attempt,
                         source=me,
@@ -119,23 +117,25 @@ class ChainBuilder:
                         credits_count=credits_count,
                     )
                 )
-        self.channels.extend(channels)
+        self._channels.extend(channels)
         edge = SinkPartitioner if isinstance(chain.head.work, WriteTo) else KeyGroupPartitioner
         return edge(chain.key, self._plan.max_parallelism, channels)
 
     def _client(self, target: int) -> flight.FlightClient:
         if target not in self._clients:
             address = self._deploy.data_addresses[target]
-            self._clients[target] = self._parts.credentials.slot_client(address)
+            self._clients[target] = self._context.credentials.slot_client(address)
         return self._clients[target]
 
     def _subtask(self, chain: Chain, edges: Mapping[str, KeyGroupPartitioner]) -> Subtask:
-        ref = SubtaskRef(chain.id, self._parts.slot)
+        ref = SubtaskRef(chain.id, self._context.slot)
         running: dict[str, RunningOperator] = {}
         for operator in chain.operators:
+            if self._context.closing.is_set():
+                raise SlotLost("the slot shuts down while its state is restored")
             running[operator.uid] = built = self._operator(chain, operator, ref)
             if isinstance(built, KeyedOperator):
-                self.dropped += built.dropped
+                self._dropped += built.dropped
             if operator is not chain.head:
                 _outputs(running, operator).append(built.receive)
         leaving: list[KeyGroupPartitioner] = []
@@ -147,14 +147,14 @@ class ChainBuilder:
         head = operators[0]
         if isinstance(head, SourceOperator):
             timeout_s = self._plan.settings.poll_timeout_s
-            return SourceSubtask(ref, head, operators, leaving, self._parts.reports, timeout_s)
+            return SourceSubtask(ref, head, operators, leaving, self._context.post, timeout_s)
         mode = (
             AlignmentMode.ALIGNED
             if self._plan.delivery is Delivery.EXACTLY_ONCE
             else AlignmentMode.AT_LEAST_ONCE
         )
         gate = self.gates[chain.id]
-        return KeyedSubtask(ref, gate, operators, leaving, self._parts.reports, mode)
+        return KeyedSubtask(ref, gate, operators, leaving, self._context.post, mode)
 
     def _operator(self, chain: Chain, operator: Operator, ref: SubtaskRef) -> RunningOperator:
         uid = operator.uid
@@ -179,25 +179,27 @@ class ChainBuilder:
         context = ReaderContext(
             job=self._plan.job,
             uid=uid,
-            subtask=self._parts.slot,
+            subtask=self._context.slot,
             parallelism=self._plan.parallelism,
             attempt=self._plan.attempt,
         )
         splits = [decode_split(element) for element in elements]
-        return SourceOperator(uid, work.source.reader(splits, context), self._parts.beside)
+        return SourceOperator(uid, work.source.reader(splits, context), self._context.beside)
 
     def _store(self, uid: str) -> KeyedStateStore:
         plan = self._plan
-        groups = key_group_range(plan.max_parallelism, plan.parallelism, self._parts.slot)
+        groups = key_group_range(plan.max_parallelism, plan.parallelism, self._context.slot)
         context = StateContext(
             uid=uid,
-            subtask=self._parts.slot,
+            subtask=self._context.slot,
             key_groups=groups,
             max_parallelism=plan.max_parallelism,
-            scratch_dir=self._parts.scratch_dir,
+            scratch_dir=self._context.scratch_dir,
             allow_non_restored_state=plan.allow_non_restored_state,
         )
-        return self._backend.open(context, self._restored(uid).keyed, self._parts.storage.reader())
+        return self._backend.open(
+            context, self._restored(uid).keyed, self._context.storage.reader()
+        )
 
     def _sink(self, operator: Operator, work: WriteTo, ref: SubtaskRef) -> SinkOperator:
         context = WriterContext(
@@ -209,10 +211,10 @@ class ChainBuilder:
             attempt=self._plan.attempt,
             first_checkpoint=self._deploy.next_checkpoint,
             schema=operator.schema,
-            staging=self._parts.storage.staging(work.sink_id),
+            staging=self._context.storage.staging(work.sink_id),
             on_bad_row=work.on_bad_row,
         )
-        worker = self._parts.commit_worker(ref, operator, work)
+        worker = self._commits.worker(ref, operator, work)
         writer = work.sink.writer(context)
         return SinkOperator(operator.uid, work, writer, worker.pre_committed, worker.metrics)
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import (
@@ -31,10 +32,15 @@ from onceflow.core.protocol.commits import (
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import GENESIS, CheckpointId, SubtaskRef
 from onceflow.core.runtime.dataflow.operators import SinkMetricGroup
-from onceflow.core.runtime.messages import SinkMetrics
-from onceflow.core.runtime.slot.context import SlotPlan
+from onceflow.core.runtime.messages import (
+    CommittedThrough,
+    Complete,
+    CompletionHeard,
+    SinkCommitted,
+    SinkMetrics,
+)
+from onceflow.core.runtime.slot.context import SlotContext
 from onceflow.core.spi import Committer, CommitterContext
-from onceflow.core.storage import JobStorage
 
 
 class CommitWorker:
@@ -151,6 +157,105 @@ class CommitWorker:
             reach("replied")
 
 
+@dataclass(slots=True)
+class _Progress:
+    """How far one subtask and its sinks have come.
+
+    Shared state files may go when all have confirmed a later decision, so nothing is confirmed that
+    the subtask's state has not heard of, however far its committers are.
+    """
+
+    heard: CheckpointId = GENESIS
+    decided: CheckpointId = GENESIS
+    by_sink: dict[str, CheckpointId] = field(default_factory=dict[str, CheckpointId])
+    told: tuple[CheckpointId, CheckpointId] = (GENESIS, GENESIS)
+
+    @property
+    def committed(self) -> CheckpointId:
+        """What all sinks have committed: everything decided, where there is none."""
+        return min(self.by_sink.values(), default=self.decided)
+
+
+class SlotCommits:
+    """A committer, on a thread of its own, for each sink of each subtask, and how far they are.
+
+    Built while the chains are; from then on used by the thread of the slot's control alone. What it
+    returns is to be told to the driver.
+    """
+
+    def __init__(self, context: SlotContext) -> None:
+        self._context = context
+        self._workers: list[CommitWorker] = []
+        self._progress: defaultdict[SubtaskRef, _Progress] = defaultdict(_Progress)
+
+    def worker(self, ref: SubtaskRef, operator: Operator, work: WriteTo) -> CommitWorker:
+        """Return the running committer of one sink of subtask `ref`."""
+        slot, uid = self._context, operator.uid
+        self._progress[ref].by_sink[uid] = GENESIS
+        worker = CommitWorker(
+            f"{uid}[{ref.index}]",
+            CommitQueue(CommitRetryPolicy(deadline_s=slot.plan.settings.commit_deadline_s)),
+            work.sink.committer(
+                CommitterContext(
+                    job=slot.plan.job,
+                    uid=uid,
+                    sink_id=work.sink_id,
+                    attempt=slot.plan.attempt,
+                    log_id=slot.log_id,
+                    staging=slot.storage.staging(work.sink_id),
+                )
+            ),
+            committed=lambda through, ms: slot.post(SinkCommitted(ref, uid, through, ms)),
+            failed=slot.fail,
+            metrics=SinkMetricGroup(uid, work.sink_id, ref.index),
+        )
+        self._workers.append(worker)
+        return worker
+
+    def completed(
+        self, complete: Complete, subtasks: Iterable[SubtaskRef]
+    ) -> list[CommittedThrough]:
+        """Let every committer commit what is decided; `subtasks` are all of the slot."""
+        for worker in self._workers:
+            retain_from = complete.retain_ledger_from[worker.metrics.sink_id]
+            worker.completed(complete.checkpoint, retain_from)
+        told: list[CommittedThrough] = []
+        for ref in subtasks:
+            progress = self._progress[ref]
+            progress.decided = max(progress.decided, complete.checkpoint)
+            told += self._come(ref)
+        return told
+
+    def progressed(self, by: CompletionHeard | SinkCommitted) -> list[CommittedThrough]:
+        """Take in that a subtask has heard of a decision, or that a sink of it has committed."""
+        progress = self._progress[by.subtask]
+        match by:
+            case CompletionHeard(_, checkpoint):
+                progress.heard = max(progress.heard, checkpoint)
+                return self._come(by.subtask)
+            case SinkCommitted(_, uid, through, commit_ms):
+                progress.by_sink[uid] = max(progress.by_sink[uid], through)
+                return self._come(by.subtask, commit_ms)
+
+    def metrics(self) -> tuple[SinkMetrics, ...]:
+        """Return what each sink's transactions have gone through."""
+        return tuple(worker.metrics.read() for worker in self._workers)
+
+    def close(self, left_s: Callable[[], float]) -> bool:
+        """End every committer; return whether all ended within the seconds that are left."""
+        return min([worker.close(left_s()) for worker in self._workers], default=True)
+
+    def _come(self, ref: SubtaskRef, commit_ms: float = 0.0) -> list[CommittedThrough]:
+        """Return how far `ref` has come, if that is further than was told before."""
+        progress = self._progress[ref]
+        committed = progress.committed
+        confirmed = min(progress.heard, committed)
+        if (confirmed, committed) == progress.told:
+            return []
+        progress.told = (confirmed, committed)
+        return [CommittedThrough(ref, confirmed, round(commit_ms, 3), committed)]
+
+
 def _error_of(step: GiveUp, committable: Committable) -> SinkError:
     classes: dict[str, type[SinkError]] = {
         "lost": PreparedTransactionLost,
@@ -161,110 +266,3 @@ def _error_of(step: GiveUp, committable: Committable) -> SinkError:
         f"transaction {committable.transaction} ({committable.rows} rows): {step.message}."
         f" `onceflow txn show {committable.transaction}` tells more, docs/operations.md what to do"
     )
-
-
-_HEARD, _NO_SINK = "", "no sink"
-"""Beside the uids of a subtask's sinks: the subtask itself, and what stands for none."""
-
-
-class Committed(Protocol):
-    """Hears how far a subtask has come, on the thread that has brought it there."""
-
-    def __call__(
-        self, ref: SubtaskRef, confirmed: CheckpointId, committed: CheckpointId, commit_ms: float
-    ) -> None:
-        """All sinks of `ref` have committed up to `committed`; up to `confirmed` it knows, too."""
-        ...
-
-
-class SlotCommits:
-    """One committer, on a thread of its own, for each sink of each subtask."""
-
-    def __init__(
-        self,
-        plan: SlotPlan,
-        storage: JobStorage,
-        log_id: str,
-        *,
-        committed: Committed,
-        failed: Callable[[BaseException], None],
-    ) -> None:
-        self._plan = plan
-        self._storage = storage
-        self._log_id = log_id
-        self._report = committed
-        self._failed = failed
-        self._workers: list[CommitWorker] = []
-        self._through: dict[SubtaskRef, dict[str, CheckpointId]] = {}
-        self._lock = threading.Lock()
-
-    def worker(self, ref: SubtaskRef, operator: Operator, work: WriteTo) -> CommitWorker:
-        """Return the running committer of one sink of subtask `ref`."""
-        context = CommitterContext(
-            job=self._plan.job,
-            uid=operator.uid,
-            sink_id=work.sink_id,
-            attempt=self._plan.attempt,
-            log_id=self._log_id,
-            staging=self._storage.staging(work.sink_id),
-        )
-        with self._lock:
-            self._through.setdefault(ref, {_HEARD: GENESIS})[operator.uid] = GENESIS
-
-        def committed(through: CheckpointId, commit_ms: float) -> None:
-            self._come(ref, operator.uid, through, commit_ms)
-
-        worker = CommitWorker(
-            f"{operator.uid}[{ref.index}]",
-            CommitQueue(CommitRetryPolicy(deadline_s=self._plan.settings.commit_deadline_s)),
-            work.sink.committer(context),
-            committed=committed,
-            failed=self._failed,
-            metrics=SinkMetricGroup(operator.uid, work.sink_id, ref.index),
-        )
-        self._workers.append(worker)
-        return worker
-
-    def heard(self, ref: SubtaskRef, checkpoint: CheckpointId) -> None:
-        """Take in that subtask `ref` knows `checkpoint` to be decided. Its own thread.
-
-        Shared state files may go when all have confirmed a later decision, so a committer must not
-        confirm one that the subtask's state has not heard of.
-        """
-        self._come(ref, _HEARD, checkpoint, 0.0)
-
-    def _come(self, ref: SubtaskRef, who: str, through: CheckpointId, commit_ms: float) -> None:
-        with self._lock:
-            known = self._through.setdefault(ref, {_HEARD: GENESIS, _NO_SINK: GENESIS})
-            before = _lowest(known)
-            known[who] = max(known[who], through)
-            confirmed, committed = _lowest(known)
-        if (confirmed, committed) != before:
-            self._report(ref, confirmed, committed, round(commit_ms, 3))
-
-    def completed(
-        self,
-        checkpoint: CheckpointId,
-        retain_ledger_from: Mapping[str, CheckpointId],
-        subtasks: Iterable[SubtaskRef],
-    ) -> None:
-        """Let every committer commit what `checkpoint` decided; `subtasks` are all of the slot."""
-        for worker in self._workers:
-            worker.completed(checkpoint, retain_ledger_from[worker.metrics.sink_id])
-        for ref in subtasks:
-            if _NO_SINK in self._through.get(ref, {_NO_SINK: GENESIS}):
-                self._come(ref, _NO_SINK, checkpoint, 0.0)
-
-    def metrics(self) -> tuple[SinkMetrics, ...]:
-        """Return what each sink's transactions have gone through."""
-        return tuple(worker.metrics.read() for worker in self._workers)
-
-    def close(self, left_s: Callable[[], float]) -> bool:
-        """End every committer; return whether all ended within the seconds that are left."""
-        return min([worker.close(left_s()) for worker in self._workers], default=True)
-
-
-def _lowest(known: dict[str, CheckpointId]) -> tuple[CheckpointId, CheckpointId]:
-    """Return (what the subtask and its sinks have come to, what its sinks have)."""
-    committed = min(through for who, through in known.items() if who != _HEARD)
-    return min(known[_HEARD], committed), committed

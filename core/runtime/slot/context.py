@@ -5,7 +5,11 @@ from __future__ import annotations
 import platform
 import resource
 import socket
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
 
 import cloudpickle
 import msgspec
@@ -14,7 +18,14 @@ import pyarrow as pa
 
 from onceflow.core.config import Delivery, RuntimeSettings
 from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.runtime.dataflow.subtask import SubtaskReport
+from onceflow.core.runtime.messages import Acked, PartFailed, SinkCommitted
+from onceflow.core.runtime.transport.credentials import Credentials
+from onceflow.core.storage import JobStorage
 from onceflow.core.version import VERSION
+
+SlotMail: TypeAlias = SubtaskReport | Acked | SinkCommitted
+"""What the parts of a slot tell its control."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +39,28 @@ class SlotPlan:
     delivery: Delivery
     settings: RuntimeSettings
     allow_non_restored_state: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SlotContext:
+    """What lives in a slot from its start to its end; every part of the slot is given it."""
+
+    plan: SlotPlan
+    slot: int
+    log_id: str
+    credentials: Credentials
+    storage: JobStorage
+    scratch_dir: Path
+    post: Callable[[SlotMail], None]
+    """Tells the slot's control something, without waiting. Any thread."""
+    beside: Callable[[Callable[[], None]], object]
+    """Does something on a thread where it may wait, some time later or never."""
+    closing: threading.Event
+    """Set when the slot has begun to shut down."""
+
+    def fail(self, error: BaseException) -> None:
+        """Have the attempt ended because of `error`. Any thread."""
+        self.post(PartFailed(error))
 
 
 def versions() -> dict[str, str]:

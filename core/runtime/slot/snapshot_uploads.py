@@ -8,55 +8,31 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from typing import Protocol
 
 from onceflow.core.errors import StorageError
-from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
-from onceflow.core.protocol.snapshots import OperatorSnapshot, SnapshotTimings, SubtaskSnapshot
-from onceflow.core.runtime.dataflow.operators import PendingSnapshot
-from onceflow.core.storage import FileStateWriter, JobStorage
+from onceflow.core.protocol.snapshots import OperatorSnapshot, SubtaskSnapshot
+from onceflow.core.runtime.dataflow.subtask import SnapshotTaken
+from onceflow.core.runtime.messages import Acked, Declined
+from onceflow.core.runtime.slot.context import SlotContext
+from onceflow.core.storage import FileStateWriter
 
 _log = logging.getLogger("onceflow.runtime.slot")
-
-
-class UploadReports(Protocol):
-    """Hears how uploads end, on their threads."""
-
-    def snapshot_uploaded(self, checkpoint: CheckpointId, snapshot: SubtaskSnapshot) -> None:
-        """All of it is durable."""
-        ...
-
-    def snapshot_declined(self, subtask: SubtaskRef, checkpoint: CheckpointId, reason: str) -> None:
-        """Storage did not take it; what was written of it is deleted after this, or later."""
-        ...
-
-    def upload_failed(self, error: BaseException) -> None:
-        """Something else went wrong."""
-        ...
 
 
 class SnapshotUploads:
     """Two threads that upload one snapshot each at a time."""
 
-    def __init__(self, storage: JobStorage, attempt: AttemptId, reports: UploadReports) -> None:
-        self._storage = storage
-        self._attempt = attempt
-        self._reports = reports
+    def __init__(self, context: SlotContext) -> None:
+        self._context = context
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="upload")
         self._lock = threading.Lock()
         self._under_way: set[Future[None]] = set()
         self._abandoned: list[FileStateWriter] = []
         """Of declined checkpoints: storage did not delete their files when it was asked."""
 
-    def begin(
-        self,
-        subtask: SubtaskRef,
-        checkpoint: CheckpointId,
-        pending: tuple[PendingSnapshot, ...],
-        timings: SnapshotTimings,
-    ) -> None:
-        """Upload `pending` on another thread, and report how that ended."""
-        upload = self._threads.submit(self._upload, subtask, checkpoint, pending, timings)
+    def begin(self, taken: SnapshotTaken) -> None:
+        """Upload what was taken on another thread, which tells the slot how that ended."""
+        upload = self._threads.submit(self._upload, taken)
         with self._lock:
             self._under_way = {one for one in self._under_way if not one.done()} | {upload}
 
@@ -67,38 +43,31 @@ class SnapshotUploads:
             under_way = self._under_way
         return not wait(under_way, timeout_s).not_done
 
-    def _upload(
-        self,
-        subtask: SubtaskRef,
-        checkpoint: CheckpointId,
-        pending: tuple[PendingSnapshot, ...],
-        timings: SnapshotTimings,
-    ) -> None:
+    def _upload(self, taken: SnapshotTaken) -> None:
         began = time.perf_counter()
+        subtask, checkpoint, slot = taken.subtask, taken.checkpoint, self._context
         writers: list[FileStateWriter] = []
         try:
             operators: list[OperatorSnapshot] = []
-            for snapshot in pending:
-                writer = self._storage.writer(
-                    self._attempt, checkpoint, snapshot.uid, subtask.index
+            for snapshot in taken.pending:
+                writer = slot.storage.writer(
+                    slot.plan.attempt, checkpoint, snapshot.uid, subtask.index
                 )
                 writers.append(writer)
                 operators.append(snapshot.upload(writer))
             timings = replace(
-                timings,
+                taken.timings,
                 async_ms=round((time.perf_counter() - began) * 1000, 3),
                 size_bytes=sum(h.size_bytes for o in operators for h in o.keyed + o.raw),
             )
-            self._reports.snapshot_uploaded(
-                checkpoint, SubtaskSnapshot(subtask, tuple(operators), timings)
-            )
+            slot.post(Acked(checkpoint, SubtaskSnapshot(subtask, tuple(operators), timings)))
             self._abandon(())
         except StorageError as error:
             # First: storage that takes no file may not delete one either, nor answer soon.
-            self._reports.snapshot_declined(subtask, checkpoint, str(error))
+            slot.post(Declined(checkpoint, subtask, str(error)))
             self._abandon(writers)
         except BaseException as error:
-            self._reports.upload_failed(error)
+            slot.fail(error)
 
     def _abandon(self, writers: Sequence[FileStateWriter]) -> None:
         """Delete what `writers` wrote, and what could not be deleted before; or remember it."""

@@ -12,7 +12,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -20,9 +20,11 @@ import pyarrow as pa
 from pyarrow import flight
 
 from onceflow.core.errors import MessageCorrupt, SlotLost
+from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.runtime.messages import (
     DriverMessage,
     Hello,
+    PartFailed,
     SlotMessage,
     decode_message,
     encode_message,
@@ -137,6 +139,7 @@ class SlotConnected:
 class SlotSaid:
     """A slot has sent a message."""
 
+    attempt: AttemptId
     slot: int
     message: SlotMessage
 
@@ -146,7 +149,7 @@ class SlotGone:
     """A slot's stream has ended."""
 
     slot: int
-    attempt: int
+    attempt: AttemptId
     reason: str
 
 
@@ -187,7 +190,8 @@ class ControlServer(flight.FlightServerBase):
         try:
             while True:
                 data = metadata_of(reader.read_chunk())
-                self._post(SlotSaid(hello.slot, cast("SlotMessage", decode_message(data))))
+                message = cast("SlotMessage", decode_message(data))
+                self._post(SlotSaid(hello.attempt, hello.slot, message))
         except StopIteration:
             pass
         except (pa.ArrowException, OSError, MessageCorrupt) as error:
@@ -197,15 +201,29 @@ class ControlServer(flight.FlightServerBase):
             link.close()
 
 
-class ControlStream:
-    """A slot's end of its control stream."""
+@dataclass(frozen=True, slots=True)
+class DriverGone:
+    """A slot's control stream has ended."""
 
-    def __init__(self, address: str, credentials: Credentials, hello: Hello) -> None:
-        """Dial the driver and say hello.
+    reason: str
+
+
+class ControlStream:
+    """A slot's end of its control stream, and the thread that reads from it."""
+
+    def __init__(
+        self,
+        address: str,
+        credentials: Credentials,
+        hello: Hello,
+        post: Callable[[DriverMessage | DriverGone | PartFailed], None],
+    ) -> None:
+        """Dial the driver and say hello; from now on `post` is told what the driver says.
 
         Raises:
             SlotLost: The driver cannot be reached or refuses.
         """
+        self._post = post
         try:
             self._client = credentials.driver_client(address)
             self._writer, self._reader = self._client.do_exchange(_PATH, credentials.of_call())
@@ -213,6 +231,8 @@ class ControlStream:
             raise SlotLost(f"the job driver at {address} cannot be reached: {error}") from error
         self._outbox = Outbox("to the driver", self._writer.write_metadata)
         self.send(hello)
+        self._thread = threading.Thread(target=self._read, name="from the driver", daemon=True)
+        self._thread.start()
 
     def send(self, message: SlotMessage) -> None:
         """Send `message` to the driver, without waiting for it to be taken. Any thread.
@@ -223,27 +243,31 @@ class ControlStream:
         if not self._outbox.put(encode_message(message)):
             raise SlotLost("the job driver is gone")
 
-    def messages(self) -> Iterator[DriverMessage]:
-        """Yield what the driver says, for as long as it is there."""
-        while True:
-            try:
-                data = metadata_of(self._reader.read_chunk())
-            except (StopIteration, pa.ArrowException, OSError):
-                return
-            yield cast("DriverMessage", decode_message(data))
-
     def close(self, timeout_s: float) -> None:
         """End the stream in good order, or break it after `timeout_s`.
 
         In good order the driver's end returns, and with it the stream.
         """
-        deadline = threading.Timer(timeout_s, self._reader.cancel)
-        deadline.daemon = True
-        deadline.start()
+        deadline = time.monotonic() + timeout_s
         with contextlib.suppress(pa.ArrowException, OSError):
             if self._outbox.finish(timeout_s):
                 self._writer.done_writing()
-            for _ in self.messages():
-                pass
+            self._thread.join(max(0.0, deadline - time.monotonic()))
+            if self._thread.is_alive():
+                self._reader.cancel()
+                self._thread.join(timeout_s)
             self._client.close()
-        deadline.cancel()
+
+    def _read(self) -> None:
+        reason = "the job driver is gone"
+        try:
+            while True:
+                data = metadata_of(self._reader.read_chunk())
+                self._post(cast("DriverMessage", decode_message(data)))
+        except StopIteration:
+            pass
+        except (pa.ArrowException, OSError) as error:
+            reason = f"{reason}: {error}"
+        except MessageCorrupt as error:
+            self._post(PartFailed(error))
+        self._post(DriverGone(reason))

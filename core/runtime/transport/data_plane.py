@@ -75,6 +75,7 @@ class DataServer(flight.FlightServerBase):
         Streams that end now are no losses. One whose sender is cut off does not end.
         """
         self._closing = True
+        self._gates_set.set()
         ending = threading.Thread(target=self.shutdown, name="data shutdown", daemon=True)
         ending.start()
         ending.join(timeout_s)
@@ -89,6 +90,8 @@ class DataServer(flight.FlightServerBase):
             )
         if not self._gates_set.wait(self._timeout_s):
             raise flight.FlightServerError("this slot was not deployed in time")
+        if self._closing:
+            raise flight.FlightServerError("this slot shuts down")
         gate = self._gates[chain]
         channel = int(source)
         credit = _CreditLine(writer)

@@ -21,6 +21,7 @@ from onceflow.core.runtime.dataflow.channels import (
     LocalChannel,
     Received,
 )
+from onceflow.core.runtime.messages import Shutdown
 
 ROWS = pa.record_batch([pa.array([1, 2])], names=["x"])
 BARRIER = Barrier(CheckpointId(1), CheckpointKind.PERIODIC, 0)
@@ -50,8 +51,8 @@ def test_a_blocked_channel_keeps_its_elements_until_unblocked() -> None:
 def test_mail_overtakes_elements() -> None:
     gate = InputGate(1)
     LocalChannel(gate, 0, credits_count=1).send(Batch(ROWS))
-    gate.post("mail")
-    assert gate.take(0) == "mail"
+    gate.post(Shutdown("over"))
+    assert gate.take(0) == Shutdown("over")
 
 
 def test_a_sender_without_credit_waits_until_the_reader_takes_and_barriers_need_none() -> None:

@@ -14,19 +14,21 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from tests.unit.runtime.slot_parts import slot_plan
 from tests.unit.storage.storage_samples import start_python
 
 from onceflow import RuntimeSettings
-from onceflow.core.config import Delivery
 from onceflow.core.errors import SlotLost
+from onceflow.core.protocol.decisions import NotifyAbort
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.runtime.driver.slot_pool import SlotPool
-from onceflow.core.runtime.messages import Abort, Declined, Heartbeat, Hello
-from onceflow.core.runtime.slot.context import SlotPlan, versions
+from onceflow.core.runtime.messages import Declined, DriverMessage, Heartbeat, Hello, PartFailed
+from onceflow.core.runtime.slot.context import versions
 from onceflow.core.runtime.transport.control_plane import (
     ControlEvent,
     ControlServer,
     ControlStream,
+    DriverGone,
     SlotConnected,
 )
 from onceflow.core.runtime.transport.credentials import Credentials
@@ -36,12 +38,14 @@ ATTEMPT = AttemptId(1)
 MEGABYTE = "x" * (1 << 20)
 
 SLOT = """
-import json, os, sys
-from onceflow.core.runtime.transport.control_plane import ControlStream
+import json, os, queue, sys
+from onceflow.core.runtime.transport.control_plane import ControlStream, DriverGone
 from onceflow.core.runtime.transport.credentials import Credentials
 from onceflow.core.runtime.messages import Hello
 hello = Hello(1, 0, os.getpid(), os.getppid(), "here", "", json.loads(sys.argv[2]))
-for message in ControlStream(sys.argv[1], Credentials("secret"), hello).messages():
+heard = queue.SimpleQueue()
+stream = ControlStream(sys.argv[1], Credentials("secret"), hello, heard.put)
+while not isinstance(message := heard.get(), DriverGone):
     print(type(message).__name__, flush=True)
 """
 DRIVER = """
@@ -79,7 +83,7 @@ def test_a_frozen_slot_holds_nobody_up_and_is_lost_by_name_when_it_takes_nothing
     events: queue.SimpleQueue[ControlEvent] = queue.SimpleQueue()
     server = ControlServer("127.0.0.1", Credentials("secret"), events.put)
     settings = RuntimeSettings(heartbeat_interval_s=0.1, heartbeat_timeout_s=1.0)
-    plan = SlotPlan("ledger", ATTEMPT, 1, 128, Delivery.EXACTLY_ONCE, settings)
+    plan = slot_plan(settings)
     pool = SlotPool(plan, cast("JobStorage", SimpleNamespace()), "")
     with running(SLOT, server.address, json.dumps(versions())) as slot:
         connected = events.get(timeout=20)
@@ -88,7 +92,7 @@ def test_a_frozen_slot_holds_nobody_up_and_is_lost_by_name_when_it_takes_nothing
         os.kill(slot.pid, signal.SIGSTOP)
         began = time.monotonic()
         for _ in range(32):
-            pool.send_all(Abort(CheckpointId(1), MEGABYTE))
+            pool.send_all(NotifyAbort(CheckpointId(1), MEGABYTE))
         assert time.monotonic() - began < 1.0
         with pytest.raises(SlotLost, match=rf"slot 0 \(process {slot.pid}\) has taken no message"):
             while (now := time.monotonic()) < began + 10:
@@ -106,12 +110,12 @@ def test_what_waits_for_a_frozen_slot_arrives_when_it_goes_on() -> None:
         assert isinstance(connected, SlotConnected)
         os.kill(slot.pid, signal.SIGSTOP)
         for _ in range(32):
-            connected.link.send(Abort(CheckpointId(1), MEGABYTE))
-        connected.link.send(Heartbeat(ATTEMPT, -1))
+            connected.link.send(NotifyAbort(CheckpointId(1), MEGABYTE))
+        connected.link.send(Heartbeat())
         os.kill(slot.pid, signal.SIGCONT)
         assert slot.stdout is not None
         heard = [slot.stdout.readline().strip() for _ in range(33)]
-        assert heard == ["Abort"] * 32 + ["Heartbeat"]
+        assert heard == ["NotifyAbort"] * 32 + ["Heartbeat"]
         assert connected.link.waiting_s(time.monotonic()) == 0.0
     server.close(5.0)
 
@@ -121,14 +125,16 @@ def test_a_frozen_driver_holds_no_thread_of_a_slot_up() -> None:
         assert driver.stdout is not None
         address = driver.stdout.readline().strip()
         hello = Hello(ATTEMPT, 0, os.getpid(), os.getppid(), "here", "", versions())
-        stream = ControlStream(address, Credentials("secret"), hello)
+        heard: queue.SimpleQueue[DriverMessage | DriverGone | PartFailed] = queue.SimpleQueue()
+        stream = ControlStream(address, Credentials("secret"), hello, heard.put)
         os.kill(driver.pid, signal.SIGSTOP)
         began = time.monotonic()
         for _ in range(32):
-            stream.send(Declined(ATTEMPT, CheckpointId(1), SubtaskRef("balance", 0), MEGABYTE))
+            stream.send(Declined(CheckpointId(1), SubtaskRef("balance", 0), MEGABYTE))
         assert time.monotonic() - began < 1.0
         stream.close(0.5)
         assert time.monotonic() - began < 5.0
+        assert isinstance(heard.get(timeout=5), DriverGone)
 
 
 def test_a_driver_that_exits_beside_a_frozen_slot_outlives_the_stream() -> None:

@@ -54,7 +54,7 @@ def driver(
 
 def say_hello(address: str, credentials: Credentials) -> None:
     """Dial as a slot, and return when the driver has heard the end of the stream."""
-    ControlStream(address, credentials, HELLO).close(5.0)
+    ControlStream(address, credentials, HELLO, lambda _: None).close(5.0)
 
 
 def test_a_slot_with_the_attempts_certificate_is_heard(

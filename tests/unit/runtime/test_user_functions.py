@@ -11,10 +11,9 @@ import pytest
 
 from onceflow.core.errors import BadRecord, BadStateValue, UserFunctionError
 from onceflow.core.functions import Record
-from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.runtime.dataflow.user_functions import batch_of, call_user, call_user_on_records
 from onceflow.core.runtime.driver.failures import slot_error
-from onceflow.core.runtime.slot.failure_report import failed_message
+from onceflow.core.runtime.messages import Failed
 
 SCHEMA = pa.schema([("id", pa.int64()), ("note", pa.string())])
 
@@ -97,7 +96,7 @@ def test_an_error_without_a_readable_text_is_told_all_the_same() -> None:
 
 def test_the_fingerprint_reaches_the_driver() -> None:
     error = failure(rows(7), ValueError("seven"))
-    reported = slot_error(failed_message(AttemptId(1), 0, error))
+    reported = slot_error(Failed.of(0, error))
     assert isinstance(reported, UserFunctionError)
     assert reported.fingerprint == error.fingerprint
     assert pickle.loads(pickle.dumps(error)).fingerprint == error.fingerprint
