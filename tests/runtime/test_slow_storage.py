@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,12 +12,20 @@ from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.ledger import assert_exactly_once, ledger
 
-from onceflow import JobState, RuntimeSettings
+from onceflow import HeapBackend, JobState, LocalProcesses, RuntimeSettings
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
+from onceflow.core.state import (
+    KeyedStateStore,
+    StateBackend,
+    StateContext,
+    StateHandle,
+    StateReader,
+)
 from onceflow.core.storage import ClaimedLog
+from onceflow.integration.conformance.processes import eventually
 
 IMPATIENT = RuntimeSettings(
-    start_timeout_s=60, heartbeat_interval_s=0.2, heartbeat_timeout_s=2.0, cancel_timeout_s=10
+    start_timeout_s=60, heartbeat_interval_s=0.2, heartbeat_timeout_s=2.0, cancel_timeout_s=60
 )
 SLOW_S = 5.0
 
@@ -39,3 +49,46 @@ def test_an_append_that_takes_longer_than_slots_wait_for_the_driver_costs_no_att
     assert took_s == [SLOW_S]
     assert status.restores == 0
     assert_exactly_once(sink, source)
+
+
+@dataclass(frozen=True)
+class SlowlyOpened(StateBackend):
+    """Touches `began` and takes `takes_s` to restore; then it is the heap."""
+
+    began: str
+    takes_s: float
+
+    def open(
+        self, context: StateContext, restored: Sequence[StateHandle], reader: StateReader
+    ) -> KeyedStateStore:
+        Path(self.began).touch()
+        time.sleep(self.takes_s)
+        return HeapBackend().open(context, restored, reader)
+
+
+def test_a_restore_that_takes_longer_than_the_driver_waits_for_slots_costs_no_attempt(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    source = CountingSource(2_000)
+    backend = SlowlyOpened(str(tmp_path / "began"), SLOW_S)
+    pipeline, sink = ledger(cluster, tmp_path, source, settings=IMPATIENT, backend=backend)
+    status = pipeline.run(120)
+    assert status.state is JobState.FINISHED
+    assert status.restores == 0
+    assert_exactly_once(sink, source)
+
+
+def test_a_job_is_cancelled_while_its_state_is_restored(tmp_path: Path) -> None:
+    """Slots hear of it, and none of them has to be killed."""
+    cluster = LocalProcesses(tmp_path / "logs")
+    began = tmp_path / "began"
+    backend = SlowlyOpened(str(began), takes_s=300)
+    pipeline, _ = ledger(
+        cluster, tmp_path, CountingSource(2_000), settings=IMPATIENT, backend=backend
+    )
+    job = pipeline.start()
+    assert eventually(began.exists, 60)
+    job.cancel()
+    assert job.wait(IMPATIENT.cancel_timeout_s / 2).state is JobState.CANCELLED
+    said = [log.read_text() for log in (tmp_path / "logs").glob("*-slot-*.log")]
+    assert any("not all has ended" in text for text in said), said
