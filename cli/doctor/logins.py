@@ -7,7 +7,7 @@ import re
 
 from onceflow.cli.doctor.databases import Remedies
 from onceflow.core.errors import OnceflowError
-from onceflow.sinks.mysql.connection import MySQLEndpoint
+from onceflow.sinks.mysql.endpoint import MySQLEndpoint
 from onceflow.sinks.mysql.names import quoted
 from onceflow.sinks.postgres.catalog import quoted as identifier
 from onceflow.sinks.postgres.connection import PostgresEndpoint

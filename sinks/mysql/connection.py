@@ -1,21 +1,45 @@
-"""Where the database is, and sessions with it on which every wait has a deadline."""
+"""Sessions with the database, on which a reply may be awaited later and files come from memory.
+
+PyMySQL sends a file of this machine when the server asks for one. Here the permission is given to
+the server only (CLIENT.LOCAL_FILES) and not to PyMySQL, which then refuses every such request: what
+answers LOAD DATA LOCAL is the data that `send` was given, and no server can ask for anything else.
+
+The only module that knows PyMySQL: its errors become those of `sql.errors` here. Private names of
+PyMySQL are used, and pyproject.toml bounds the version for them: Connection._execute_command,
+_read_packet, _read_timeout, _write_timeout.
+"""
 
 from __future__ import annotations
 
-import ssl
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from types import MappingProxyType
+from typing import Any, cast
 
+import pymysql
+from pymysql.connections import Connection
+from pymysql.constants import CLIENT, COMMAND, CR
+from pymysql.cursors import Cursor
+from pymysql.err import InternalError, MySQLError, OperationalError
+from pymysql.protocol import OKPacketWrapper
 from typing_extensions import override
 
-from onceflow.core.errors import ConfigError, SinkError
-from onceflow.core.secret_references import followed
+from onceflow.core.errors import ConfigError
 from onceflow.sinks.mysql.names import literal
-from onceflow.sinks.mysql.tls import Tls, TlsMode
-from onceflow.sinks.mysql.wire import Reply, WireConnection
-from onceflow.sinks.sql.errors import SqlError
+from onceflow.sinks.sql.errors import (
+    AccessDenied,
+    ConnectionLost,
+    DuplicateKey,
+    LockTimeout,
+    NameTaken,
+    NameUnknown,
+    RowRefused,
+    SqlError,
+    StatementRefused,
+    TableMissing,
+)
 from onceflow.sinks.sql.session import Session
 
 # Nothing is cut, rounded to another day or defaulted in silence, and 0 is no "next number".
@@ -30,12 +54,164 @@ SQL_MODE = (
 # A source may be idle for long while a transaction is open; what a vanished machine left behind is
 # ended by the next attempt.
 _IDLE_S_MAX = 86_400
-_LOGIN_REFUSED = frozenset(
-    {"1044", "1045", "1049", "1130", "1251", "1396", "1698", "1862", "3118", "4151"}
-)
 # A server that hangs is left alone after it; the end of the connection rolls back too.
 _CLOSE_TIMEOUT_S = 2.0
-_CANNOT_RESOLVE = ("Name or service not known", "nodename nor servname", "No address associated")
+XA_FATAL = "1401"
+"""What MySQL says of XA RECOVER to users who may not list what is prepared."""
+
+# A value does not fit its column, or a constraint forbids the row, or a trigger's SIGNAL does.
+_ROW_REFUSED = frozenset(
+    {1048, 1118, 1169, 1216, 1217, 1261, 1262, 1263, 1264, 1265, 1292, 1300, 1301}
+    | {1364, 1365, 1366, 1367, 1369, 1406, 1411, 1416, 1441, 1451, 1452, 1526, 1557, 1586, 1690}
+    | {1644, 1748, 1761, 1762, 3819, 4025, 4078}
+    # JSON text that is none, in MySQL and in MariaDB.
+    | set(range(3140, 3158))
+    | set(range(4035, 4045))
+)
+# The client's: could not connect, gone, lost. The server's: it stops, it ends the session.
+_LOST = frozenset({0, 2002, 2003, 2006, 2013, 2014, 2055, 1053, 1077, 1152, 1184, 1927, 3169, 4031})
+_KINDS: Mapping[int, type[SqlError]] = MappingProxyType(
+    {
+        **dict.fromkeys(_ROW_REFUSED, RowRefused),
+        **dict.fromkeys(_LOST, ConnectionLost),
+        # Of a database, a login, a table, a column, the server, a routine.
+        **dict.fromkeys((1044, 1045, 1142, 1143, 1227, 1370), AccessDenied),
+        1062: DuplicateKey,
+        1146: TableMissing,
+        1205: LockTimeout,
+        # A session, a transaction.
+        **dict.fromkeys((1094, 1397), NameUnknown),
+        # An index, a transaction.
+        **dict.fromkeys((1061, 1440), NameTaken),
+    }
+)
+_PIECE_BYTES = 1 << 20
+_OUT_OF_SYNC = 2014
+"""CR_COMMANDS_OUT_OF_SYNC: a statement was sent before the last one's reply was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the server said to a statement that returns no rows."""
+
+    rows: int
+    """How many it changed."""
+    warnings: int
+
+
+class WireConnection:
+    """A connection whose every wait ends. Errors are `SqlError`s. Used by one thread."""
+
+    def __init__(self, arguments: dict[str, Any], *, timeout_s: float, reply_timeout_s: float):
+        """Connect and log in within `timeout_s` a step; later replies take `reply_timeout_s`."""
+        self._awaits_reply = False
+        self._reply_timeout_s = timeout_s
+        with _translated(timeout_s):
+            self._connection: Connection[Cursor] = pymysql.connect(
+                **arguments,
+                charset="utf8mb4",
+                autocommit=True,
+                client_flag=CLIENT.LOCAL_FILES,
+                connect_timeout=cast("int", timeout_s),
+                read_timeout=timeout_s,
+                write_timeout=timeout_s,
+            )
+        self.wait_at_most(reply_timeout_s)
+
+    @property
+    def reply_timeout_s(self) -> float:
+        """How long the server may be silent."""
+        return self._reply_timeout_s
+
+    def wait_at_most(self, reply_timeout_s: float) -> None:
+        """Give the server up after so long a silence from now on."""
+        self._reply_timeout_s = reply_timeout_s
+        private = cast("Any", self._connection)
+        private._read_timeout = reply_timeout_s
+        private._write_timeout = reply_timeout_s
+
+    @property
+    def open(self) -> bool:
+        """Whether there is a connection; false after it broke."""
+        return bool(self._connection.open)
+
+    @property
+    def session_id(self) -> int:
+        """The number of the session, as the other side told it at the login."""
+        return int(cast("Any", self._connection).server_thread_id[0])
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether TLS is on."""
+        return bool(cast("Any", self._connection)._secure)
+
+    def query(self, statement: str) -> Sequence[tuple[Any, ...]]:
+        """Return the rows that `statement` answers; none when it answers with a count."""
+        self._require_settled()
+        with self._bounded(), self._connection.cursor() as cursor:
+            cursor.execute(statement)
+            return cast("Sequence[tuple[Any, ...]]", cursor.fetchall() or ())
+
+    def execute(self, statement: str | bytes) -> Reply:
+        """Return what `statement`, which answers no rows, did."""
+        self.send(statement)
+        return self.receive()
+
+    def send(self, statement: str | bytes, file: Sequence[memoryview] | None = None) -> None:
+        """Send `statement` and the `file` that it loads, if it does; `receive` has its reply.
+
+        Raises:
+            SqlError: The connection broke, or the server does not want the file.
+        """
+        self._require_settled()
+        private = cast("Any", self._connection)
+        with self._bounded():
+            private._execute_command(COMMAND.COM_QUERY, statement)
+            if file is not None:
+                packet = private._read_packet()
+                if not packet.is_load_local_packet():
+                    raise InternalError(_OUT_OF_SYNC, "the server did not ask for the rows")
+                for chunk in file:
+                    for start in range(0, len(chunk), _PIECE_BYTES):
+                        private.write_packet(bytes(chunk[start : start + _PIECE_BYTES]))
+                private.write_packet(b"")
+        self._awaits_reply = True
+
+    def receive(self) -> Reply:
+        """Return the reply to what was sent."""
+        self._awaits_reply = False
+        with self._bounded():
+            packet = cast("Any", self._connection)._read_packet()
+        if not packet.is_ok_packet():
+            self.close()
+            raise refused(_OUT_OF_SYNC, "the server answered neither success nor error")
+        reply = cast("Any", OKPacketWrapper)(packet)
+        return Reply(int(reply.affected_rows), int(reply.warning_count))
+
+    def close(self) -> None:
+        """Disconnect without a word, by which the server rolls back what is open. May be repeated.
+
+        A farewell would wait for a server that hangs.
+        """
+        cast("Any", self._connection)._force_close()
+
+    @contextmanager
+    def _bounded(self) -> Generator[None, None, None]:
+        """Raise PyMySQL's errors as `SqlError`; after a lost connection it is closed."""
+        try:
+            with _translated(self._reply_timeout_s):
+                yield
+        except SqlError as error:
+            if not self.open and not isinstance(error, ConnectionLost):
+                raise ConnectionLost(str(error), error.code) from error
+            if isinstance(error, ConnectionLost):
+                self.close()
+            raise
+
+    def _require_settled(self) -> None:
+        if self._awaits_reply:
+            self.close()
+            raise refused(_OUT_OF_SYNC, "the reply to the last statement is not read")
 
 
 class MySQLSession(Session):
@@ -153,79 +329,31 @@ def own(session: Session) -> MySQLSession:
     return session
 
 
-@dataclass(frozen=True, slots=True)
-class MySQLEndpoint:
-    """A database and how to reach it; pickles with what the user gave and never prints it."""
-
-    host: str
-    port: int
-    user: str
-    password: str = field(repr=False)
-    database: str
-    unix_socket: str
-    tls: Tls
-    connect_timeout_s: float
-    reply_timeout_s: float
-    lock_timeout_s: float
-
-    def __str__(self) -> str:
-        place = self.unix_socket or f"{self.host}:{self.port}"
-        return f"database {self.database!r} at {place} as user {self.user!r}"
-
-    def connect(self, name: str) -> MySQLSession:
-        """Return a new session in autocommit mode, shown to the server's operator as `name`.
-
-        Raises:
-            ConfigError: It is refused for good: password, database, user, host or encryption.
-            SinkError: It is refused now: not running, starting, full, or too slow.
-        """
-        place = {"unix_socket": self.unix_socket} if self.unix_socket else {}
-        try:
-            wire = WireConnection(
-                {
-                    "host": self.host,
-                    "port": self.port,
-                    "user": self.user,
-                    # As bytes: text would be sent in latin1.
-                    "password": self._secret().encode(),
-                    "database": self.database,
-                    "program_name": name,
-                    **place,
-                    **self.tls.arguments(),
-                },
-                timeout_s=self.connect_timeout_s,
-                reply_timeout_s=self.reply_timeout_s,
-            )
-            if self.tls.mode is not TlsMode.PREFERRED and self.tls.mode is not TlsMode.DISABLED:
-                _require_encryption(wire)
-            return MySQLSession(wire, lock_timeout_s=self.lock_timeout_s)
-        except (SqlError, ssl.SSLError, OSError) as error:
-            raise self._refused(error) from None
-
-    def _refused(self, error: SqlError | OSError) -> ConfigError | SinkError:
-        reason = self.without_secrets(str(error))
-        wrong = (
-            not isinstance(error, SqlError)
-            or error.code in _LOGIN_REFUSED
-            or any(text in reason for text in _CANNOT_RESOLVE)
-            or "SSL is required" in reason
-            or "certificate" in reason.lower()
-        )
-        return (ConfigError if wrong else SinkError)(f"cannot connect to {self}: {reason}")
-
-    def without_secrets(self, text: str) -> str:
-        """Return `text` with the passwords blotted out, should they be in it."""
-        for secret in (self._secret(), self.tls.key_password):
-            if secret:
-                text = text.replace(secret, "***")
-        return text
-
-    def _secret(self) -> str:
-        """Return the password itself, where the user gave a reference to it."""
-        return followed(self.password, setting=f"the sink's password ({self})")
+def refused(number: int, text: str) -> SqlError:
+    """Return what the server's error `number` means."""
+    return _KINDS.get(number, StatementRefused)(
+        f"{' '.join(text.split())} (error {number})", str(number)
+    )
 
 
-def _require_encryption(wire: WireConnection) -> None:
-    if not wire.encrypted:
-        wire.close()
-        raise ConfigError("the server offers no encryption, and ssl_mode asks for it")
+@contextmanager
+def _translated(reply_timeout_s: float) -> Generator[None, None, None]:
+    """Raise PyMySQL's errors as `SqlError`; one that tells of a silence says how long it was."""
+    try:
+        yield
+    except MySQLError as error:
+        number = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+        text = " ".join(str(part) for part in error.args[1:]) or type(error).__name__
+        if _timed_out(error):
+            text = f"the server did not answer within {reply_timeout_s:g} s"
+        raise refused(number, text) from error
+
+
+def _timed_out(error: MySQLError) -> bool:
+    """Return whether `error` tells of a silence that was too long."""
+    lost = (CR.CR_SERVER_LOST, CR.CR_SERVER_GONE_ERROR, CR.CR_CONN_HOST_ERROR)
+    return (
+        isinstance(error, OperationalError)
+        and error.args[0] in lost
+        and "timed out" in str(error.args[1])
+    )

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from onceflow.sinks.mysql.connection import MySQLSession
+from onceflow.sinks.mysql.connection import MySQLSession, Reply, refused
 from onceflow.sinks.mysql.fitting import fits_of
 from onceflow.sinks.mysql.spelling import file_lines
 from onceflow.sinks.mysql.statements import insert_statement, load_statement
-from onceflow.sinks.mysql.wire import Reply, refused
 from onceflow.sinks.sql.tables import Target
 
 ROWS_A_STATEMENT = 10_000

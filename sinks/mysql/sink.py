@@ -7,9 +7,8 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from onceflow.sinks.mysql.connection import MySQLEndpoint
 from onceflow.sinks.mysql.dialect import MYSQL
-from onceflow.sinks.mysql.url import endpoint_of
+from onceflow.sinks.mysql.endpoint import MySQLEndpoint, endpoint_of
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.sink import SqlSink
 

@@ -23,9 +23,8 @@ from onceflow.core.errors import SinkError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import WriterContext
 from onceflow.sinks.mysql.catalog import grantee
-from onceflow.sinks.mysql.connection import own
+from onceflow.sinks.mysql.connection import XA_FATAL, own
 from onceflow.sinks.mysql.names import XaNames, identifier, literal
-from onceflow.sinks.mysql.wire import XA_FATAL
 from onceflow.sinks.sql.dialect import TwoPhase
 from onceflow.sinks.sql.errors import AccessDenied, NameTaken, NameUnknown, SqlError
 from onceflow.sinks.sql.ledger import LEDGER
