@@ -20,8 +20,13 @@ from enum import Enum
 import pyarrow as pa
 
 from onceflow.core.dead_letters import DeadLetter
-from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome, Committable
-from onceflow.core.protocol.ids import AttemptId, CheckpointId
+from onceflow.core.protocol.committables import (
+    AbortOutcome,
+    CommitOutcome,
+    Committable,
+    RetryLater,
+)
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 from onceflow.core.protocol.splits import Split as Split  # noqa: PLC0414 - part of the contract
 from onceflow.core.staging import StagingArea
 
@@ -189,6 +194,28 @@ class WriterContext:
     """Where rows may wait for their commit, when the target cannot prepare them."""
     on_bad_row: OnBadRow = OnBadRow.FAIL
 
+    def transaction(self, checkpoint: CheckpointId, sequence: int = 0) -> TransactionId:
+        """Return the id of what this writer pre-commits for `checkpoint`."""
+        return TransactionId(self.sink_id, self.attempt, checkpoint, self.subtask, sequence)
+
+
+class TransactionNamer:
+    """Names what one writer pre-commits before its checkpoint is known: at the first row, say."""
+
+    def __init__(self, context: WriterContext) -> None:
+        self._context = context
+        self._checkpoint = context.first_checkpoint
+        self._sequence = 0
+
+    def next(self) -> TransactionId:
+        """Return an id that nothing else has, for what the next `pre_commit` returns."""
+        sequence, self._sequence = self._sequence, self._sequence + 1
+        return self._context.transaction(self._checkpoint, sequence)
+
+    def pre_committed(self, checkpoint: CheckpointId) -> None:
+        """Name what comes now for the checkpoint after `checkpoint`."""
+        self._checkpoint, self._sequence = CheckpointId(checkpoint + 1), 0
+
 
 @dataclass(frozen=True, slots=True)
 class CommitterContext:
@@ -227,13 +254,20 @@ class SinkWriter(ABC):
         When it returns, the rows and the ledger row that proves their commit can be committed by
         any process from the committable alone. Returns None when no row was written.
 
-        The transaction's name holds a checkpoint after the last one pre-committed and not after
-        this one: a target that wants the name at the beginning gets the checkpoint expected next,
-        which is this one unless some between were given up.
+        A transaction's name holds a checkpoint after the last one pre-committed and not after this
+        one: a target that wants the name at the beginning (in a file's name, say) gets
+        `WriterContext.first_checkpoint`, and from then on the number after the last one that was
+        pre-committed. That is this one unless some between were given up. `TransactionNamer` does
+        it.
 
         Raises:
             PreCommitFailed: Nothing of this checkpoint is durable.
         """
+
+    def pre_commits(self, checkpoint: CheckpointId) -> Sequence[Committable]:
+        """Return what `pre_commit` does, as none or one. This is what the engine calls."""
+        committable = self.pre_commit(checkpoint)
+        return () if committable is None else (committable,)
 
     def rejected(self) -> Sequence[RejectedRows]:
         """Return the bad rows left out since the last call; empty where bad rows fail the job.
@@ -250,6 +284,23 @@ class SinkWriter(ABC):
 
         Must not touch what was pre-committed: that is the committer's.
         """
+
+
+class MultiCommitWriter(SinkWriter):
+    """A writer that prepares several transactions for one checkpoint: one a file or table, say."""
+
+    @abstractmethod
+    def pre_commits(self, checkpoint: CheckpointId) -> Sequence[Committable]:
+        """Do as `pre_commit` does; return none, one or several in the order of their commits.
+
+        Each is committed, retried and rolled back by itself, so each has a transaction id of its
+        own, with a rising `sequence`. All are durable, or it raises `PreCommitFailed` and those
+        that are durable are rolled back by the next attempt.
+        """
+
+    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
+        """Never called."""
+        raise NotImplementedError(f"{type(self).__name__} returns `pre_commits`")
 
 
 class Committer(ABC):
@@ -284,6 +335,52 @@ class Committer(ABC):
         Commits of these may still be under way in processes that were overtaken: what such a one
         does later must change nothing.
         """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything. Safe to call twice."""
+
+
+class GlobalCommitter(ABC):
+    """Makes all rows of one checkpoint visible, of all subtasks, as one version of the target.
+
+    Used by the driver, on one thread. A driver that was overtaken may still be at it, so two may
+    commit the same checkpoint at once.
+    """
+
+    @abstractmethod
+    def commit(
+        self, checkpoint: CheckpointId, committables: Sequence[Committable]
+    ) -> CommitOutcome:
+        """Make the rows of `committables` visible and `checkpoint` the proof, in one atomic step.
+
+        `committables` are all that this commit is made of, never none, the same and in the same
+        order whoever calls it. Checkpoints come rising. When the target's highest is `checkpoint`
+        or higher already, nothing changes, and the answer is `AlreadyCommitted`: looking for it is
+        part of the same step. `Lost` when rows that are to become visible are gone. Never raises
+        for an outcome that the union can say.
+        """
+
+    @abstractmethod
+    def committed_through(self) -> CheckpointId:
+        """Return the highest checkpoint that is committed under this sink id; 0 before the first.
+
+        It outlives everything: the target keeps it as long as it keeps the rows.
+
+        Raises:
+            SinkError: The target cannot be asked now.
+        """
+
+    @abstractmethod
+    def in_doubt(self) -> Sequence[Committable]:
+        """Return what may be pre-committed under this sink id, and not committed.
+
+        It may name what is committed: only what the decision log does not know is aborted.
+        """
+
+    @abstractmethod
+    def abort(self, committable: Committable) -> AbortOutcome:
+        """Make what was pre-committed gone. `AlreadyCommitted` when its rows are visible."""
 
     @abstractmethod
     def close(self) -> None:
@@ -332,3 +429,35 @@ class Sink(ABC):
     @abstractmethod
     def committer(self, context: CommitterContext) -> Committer:
         """Return a committer. Runs on the driver (recovery) and in every slot."""
+
+
+class GlobalSink(Sink):
+    """A sink whose rows become visible by one commit a checkpoint, of all subtasks.
+
+    For targets that keep versions (tables of a lake, say), or that can order commits by number.
+    """
+
+    @abstractmethod
+    def global_committer(self, context: CommitterContext) -> GlobalCommitter:
+        """Return a committer. Runs on the driver alone."""
+
+    def committer(self, context: CommitterContext) -> Committer:
+        """Return what lists and aborts by hand; it commits nothing."""
+        return _ByHand(self.global_committer(context))
+
+
+class _ByHand(Committer):
+    def __init__(self, committer: GlobalCommitter) -> None:
+        self._committer = committer
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        return RetryLater(f"{committable} becomes visible with its whole checkpoint alone")
+
+    def abort(self, committable: Committable) -> AbortOutcome:
+        return self._committer.abort(committable)
+
+    def in_doubt(self) -> Sequence[Committable]:
+        return self._committer.in_doubt()
+
+    def close(self) -> None:
+        self._committer.close()

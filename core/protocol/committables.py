@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from onceflow.core.protocol.ids import TransactionId
+from onceflow.core.protocol.ids import CheckpointId, TransactionId
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,14 @@ class Committable:
     rows: int = 0
     payload: bytes = b""
     """For sinks that need more than the name (a staged file's path, say); under 64 KiB."""
+
+    @property
+    def checkpoint(self) -> CheckpointId:
+        """The checkpoint that its transaction is named for."""
+        return CheckpointId(self.transaction.checkpoint)
+
+    def __str__(self) -> str:
+        return f"transaction {self.transaction} ({self.rows} rows)"
 
 
 @dataclass(frozen=True, slots=True)

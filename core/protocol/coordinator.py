@@ -53,7 +53,8 @@ class CheckpointCoordinator:
     """Decides on the checkpoints of one attempt. See the module for the life of a checkpoint.
 
     `retained` are the completed checkpoints in the log, oldest first, the restored one last;
-    `sources` are the subtasks whose end, when all have reported it, calls for a final checkpoint.
+    `sources` are the subtasks whose end, when all have reported it, calls for a final checkpoint;
+    `committers` confirm commits as subtasks do, and ack nothing: those of whole checkpoints.
     `now_s` is of a clock that is never set (`time.monotonic`): all waiting goes by it. `wall_ms`
     says what time it is for people, and nothing is decided by it.
     """
@@ -71,6 +72,7 @@ class CheckpointCoordinator:
         next_checkpoint: CheckpointId,
         now_s: float,
         wall_ms: Callable[[], int],
+        committers: frozenset[SubtaskRef] = frozenset(),
     ) -> None:
         if not subtasks or not sources <= subtasks:
             raise ValueError("subtasks must not be empty and must include the sources")
@@ -88,7 +90,10 @@ class CheckpointCoordinator:
         self._appended: CompletedCheckpoint | None = None
         """What is being appended to the log."""
         self._files = StateFiles()
-        self._confirmed = dict.fromkeys(subtasks, self._decided_last)
+        self._confirmed = dict.fromkeys(subtasks | committers, self._decided_last)
+        self._committers = committers
+        self._undelivered: list[CheckpointId] = []
+        """Decided, and not known to be committed by all of `committers`."""
         self._consecutive = 0
         self._schedule = TriggerSchedule(settings, sources, now_s)
         self._last: CheckpointId | None = None
@@ -213,6 +218,7 @@ class CheckpointCoordinator:
         kind = self._pending.pop(checkpoint).trigger.kind
         require(checkpoint > self._decided_last, f"{checkpoint} after {self._decided_last}")
         self._decided_last = checkpoint
+        self._undelivered += [checkpoint] if self._committers else []
         self._consecutive = 0
         self._schedule.decided(checkpoint, now_s)
         self._retained.append(decided)
@@ -264,6 +270,9 @@ class CheckpointCoordinator:
         )
         before = min(self._confirmed.values())
         self._confirmed[subtask] = max(self._confirmed[subtask], checkpoint)
+        if subtask in self._committers:
+            through = min(self._confirmed[committer] for committer in self._committers)
+            self._undelivered = [n for n in self._undelivered if n > through]
         if min(self._confirmed.values()) == before:
             return ()
         return (*self._discard(()), *self._proceed(now_s))
@@ -330,6 +339,7 @@ class CheckpointCoordinator:
             triggered_at_ms=trigger.triggered_at_ms,
             completed_at_ms=self._wall_ms(),
             final=trigger.kind.ends_job,
+            undelivered=tuple(self._undelivered),
         )
 
     def _named(self) -> frozenset[str]:

@@ -80,6 +80,18 @@ class TransactionId:
     def __str__(self) -> str:
         return f"{self.sink_id}/{self.attempt}/{self.checkpoint}/{self.subtask}/{self.sequence}"
 
+    def name(self, *, separator: str = "/", length_max: int = TRANSACTION_ID_LENGTH_MAX) -> str:
+        """Return a name of at most `length_max` characters, as unique as the id.
+
+        A sink id that is too long for it ends in 10 hex digits of its SHA-256.
+
+        Raises:
+            ValueError: No name is that short.
+        """
+        numbers = (self.attempt, self.checkpoint, self.subtask, self.sequence)
+        tail = "".join(f"{separator}{number}" for number in numbers)
+        return _within(self.sink_id, length_max - len(tail)) + tail
+
     @classmethod
     def parse(cls, text: str) -> TransactionId | None:
         """Return the id that `text` spells, or None when the transaction is somebody else's."""
@@ -99,6 +111,15 @@ def sink_id_of(job: str, uid: str) -> str:
     name = f"{job}.{uid}"
     if _SINK_ID.fullmatch(name) and "." not in job:
         return name
+    readable = re.sub(r"[^A-Za-z0-9_.-]", "_", name)
     digest = hashlib.sha256(f"{len(job)}:{name}".encode()).hexdigest()[:10]
-    readable = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[: SINK_ID_LENGTH_MAX - 11]
-    return f"{readable}-{digest}"
+    return f"{readable[: SINK_ID_LENGTH_MAX - 11]}-{digest}"
+
+
+def _within(text: str, length_max: int) -> str:
+    if len(text) <= length_max:
+        return text
+    if length_max < 12:
+        raise ValueError(f"{text!r} cannot be told from others by {length_max} characters")
+    digest = hashlib.sha256(text.encode()).hexdigest()[:10]
+    return f"{text[: length_max - 11]}-{digest}"

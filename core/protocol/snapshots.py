@@ -84,6 +84,11 @@ class CompletedCheckpoint:
     completed_at_ms: int
     final: bool = False
     """Whether all sources had reached their end, or the job was told to stop, before it."""
+    undelivered: tuple[CheckpointId, ...] = ()
+    """Earlier decisions, rising, of which a global committer was not known to have committed all.
+
+    See `global_commits`.
+    """
 
     def operator(self, uid: str) -> tuple[tuple[int, OperatorSnapshot], ...]:
         """Return (subtask index, snapshot) of operator `uid`, by index."""

@@ -66,6 +66,7 @@ def with_lists(
         others = tuple(operator for operator in old.operators if operator.uid != uid)
         held = replace(known, lists={**known.lists, name: elements})
         snapshots[first] = replace(old, operators=(held, *others))
+    listed = any(operator.committables for s in snapshots.values() for operator in s.operators)
     return replace(
         restored,
         checkpoint=CheckpointId(restored.checkpoint + 1),
@@ -74,6 +75,7 @@ def with_lists(
         triggered_at_ms=now_ms,
         completed_at_ms=now_ms,
         final=False,
+        undelivered=(*restored.undelivered, restored.checkpoint) if listed else (),
     )
 
 

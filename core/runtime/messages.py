@@ -219,6 +219,14 @@ class Complete:
 
 
 @dataclass(frozen=True, slots=True)
+class GloballyCommitted:
+    """The driver has committed all that was decided up to `checkpoint` for `sink_id`."""
+
+    sink_id: str
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """Close everything, roll back what is open, commit nothing more, say `SlotClosed` and leave."""
 
@@ -238,7 +246,7 @@ SlotMessage: TypeAlias = (
 )
 SubtaskMail: TypeAlias = TriggerCheckpoint | OfferSplits | Complete | NotifyAbort | Shutdown
 """What the thread of a subtask is told; triggers and splits are for those of sources."""
-DriverMessage: TypeAlias = Deploy | SubtaskMail | Heartbeat
+DriverMessage: TypeAlias = Deploy | SubtaskMail | GloballyCommitted | Heartbeat
 
 # --- within a slot ----------------------------------------------------------------------------
 

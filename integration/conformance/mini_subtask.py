@@ -112,9 +112,9 @@ class Subtask:
                     for at in range(0, len(share), _BATCH_ROWS):
                         writer.write(self._work.rows.take(pa.array(share[at : at + _BATCH_ROWS])))
                         reach("write")
-                    committable = writer.pre_commit(checkpoint)
+                    committables = writer.pre_commits(checkpoint)
                     reach("prepared")
-                    self._say(Ack(checkpoint, worker.pre_committed(checkpoint, committable)))
+                    self._say(Ack(checkpoint, worker.pre_committed(checkpoint, committables)))
                     reach("acked")
                 case Complete(checkpoint, needed):
                     worker.completed(checkpoint, needed)

@@ -1,13 +1,14 @@
-"""The committers of one slot: one a sink, each a thread. Mirrors CommitWorker and SlotCommits."""
+"""The committers of one slot, one a sink, each a thread, and the driver's. Mirrors CommitThread."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tests.simulation.clock import Gone, Steps
-from tests.simulation.targets import Target
+from tests.simulation.clock import Gone, Process, Steps
+from tests.simulation.targets import Target, Versioned
 
+from onceflow.core.errors import CommitFailed, OnceflowError, PreparedTransactionLost
 from onceflow.core.protocol.commits import (
     CommitRetryPolicy,
     Done,
@@ -16,10 +17,13 @@ from onceflow.core.protocol.commits import (
     WaitUntil,
 )
 from onceflow.core.protocol.committables import Committable, Committed, Lost, Unknown
+from onceflow.core.protocol.global_commits import GlobalCommit, GlobalCommitQueue
 from onceflow.core.protocol.ids import GENESIS, CheckpointId
+from onceflow.core.protocol.snapshots import CompletedCheckpoint
 
 if TYPE_CHECKING:
     from tests.simulation.slots import Slot
+    from tests.simulation.world import World
 
 DEADLINE_S = 0.1
 """Two failed tries in a row are given up: that is rare enough, and must be tried."""
@@ -82,6 +86,87 @@ class Committer:
             yield from self.target.prune(before)
         except Gone:
             self.world.clock.say(f"{self.target.sink_id}: old proofs are not deleted")
+
+
+class PreCommitter:
+    """In place of a committer, where the driver commits: confirms what the subtask has heard of."""
+
+    def __init__(self, slot: Slot, target: Versioned, committed: Callable[[CheckpointId], None]):
+        self.target = target
+        self.queue = slot.world.variant.pre_commits()
+        self._drops_decided = slot.world.variant.drops_decided
+        self._committed = committed
+
+    def completed(self, checkpoint: CheckpointId, retain_ledger_from: CheckpointId) -> None:
+        del retain_ledger_from
+        if self._drops_decided:
+            self.queue.committed(checkpoint)
+        self._committed(checkpoint)
+
+
+class GlobalCommitter:
+    """The driver's committer of one sink, for one attempt. Mirrors GlobalCommits."""
+
+    def __init__(
+        self,
+        world: World,
+        driver: Process,
+        queue: GlobalCommitQueue,
+        target: Versioned,
+        committed: Callable[[CheckpointId], None],
+        failed: Callable[[OnceflowError], None],
+    ) -> None:
+        self.world, self.driver, self.queue, self.target = world, driver, queue, target
+        self._committed, self._failed = committed, failed
+        self._closing = self._busy = False
+
+    def decided(self, completed: CompletedCheckpoint) -> None:
+        self.queue.decided(completed)
+        if not self._busy:
+            self._busy = True
+            self.driver.begin(self._work())
+
+    def close(self) -> None:
+        self._closing = True
+
+    def _work(self) -> Steps[None]:
+        yield 0.005
+        while not self._closing:
+            step = self.queue.next_commit(self.world.clock.now_s)
+            if isinstance(step, WaitUntil):
+                yield max(0.001, step.at_s - self.world.clock.now_s)
+            elif step is None:
+                self._committed(self.queue.committed_through)
+                break
+            elif (yield from self._commit(step)):
+                return
+        self._busy = False
+
+    def _commit(self, commit: GlobalCommit) -> Steps[bool]:
+        """Return whether it is the last that this committer does."""
+        if self._crashes("before a global commit"):
+            return True
+        outcome = yield from self.target.commit_whole(commit)
+        if self._crashes("after a global commit"):
+            return True
+        if self.world.variant.lost_is_committed and isinstance(outcome, Lost):
+            outcome = Committed()
+        if self.world.variant.unknown_is_committed and isinstance(outcome, Unknown):
+            outcome = Committed()
+        step = self.queue.outcome(commit, outcome, self.world.clock.now_s)
+        if isinstance(step, GiveUp):
+            if not self._closing:
+                lost = PreparedTransactionLost if step.kind == "lost" else CommitFailed
+                self._failed(lost(step.message))
+            return True
+        if not self._closing:
+            self._committed(self.queue.committed_through)
+        return False
+
+    def _crashes(self, where: str) -> bool:
+        if self.driver.alive and self.world.draws_crash():
+            self.driver.kill(where)
+        return not self.driver.alive
 
 
 class Confirmations:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tests.simulation.clock import Gone, Process, Steps
+from tests.simulation.committer import DEADLINE_S, GlobalCommitter
 from tests.simulation.log_owner import LogOwner
 from tests.simulation.recovery import CheckpointsCleaner, SinkRecovery, sweep_files
 from tests.simulation.slots import (
@@ -18,6 +19,7 @@ from tests.simulation.slots import (
     encode_split,
     parse_splits,
 )
+from tests.simulation.targets import Versioned
 from tests.simulation.world import World
 
 from onceflow.core.errors import (
@@ -30,6 +32,7 @@ from onceflow.core.errors import (
 )
 from onceflow.core.protocol.alignment import Barrier
 from onceflow.core.protocol.assignment import assign_splits
+from onceflow.core.protocol.commits import CommitRetryPolicy
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.decisions import (
     AppendDecision,
@@ -130,6 +133,7 @@ class Attempt:
         self._told: CheckpointId | None = None
         self._offers: dict[str, SplitOffers] = {}
         self._discover_at = 0.0
+        self._global: dict[str, GlobalCommitter] = {}
         world.clock.say(f"driver {driver.name} claims attempt {self.number}")
 
     def run(self, requests: set[CheckpointKind], running: object) -> Steps[None]:
@@ -177,6 +181,8 @@ class Attempt:
                 lambda s=slot: s.kill(why),  # type: ignore[misc]
             )
         self.slots = []
+        for committer in self._global.values():
+            committer.close()
 
     # --- the beginning -------------------------------------------------------------------------
 
@@ -206,6 +212,11 @@ class Attempt:
         deployment = Deployment(self.number, parallelism, splits, handles, self._heard)
         self.slots = [Slot(world, deployment, index) for index in range(parallelism)]
         deployment.peers = self.slots
+        self._global = {
+            sink_id: self._global_committer(target, restored.checkpoint)
+            for sink_id, target in world.targets.items()
+            if isinstance(target, Versioned)
+        }
         world.slots.extend(self.slots)
         for slot in self.slots:
             slot.start()
@@ -220,8 +231,31 @@ class Attempt:
             next_checkpoint=self.log.view.next_checkpoint,
             now_s=world.now_s,
             wall_ms=world.clock.wall_ms,
+            committers=frozenset(map(_committer_ref, self._global))
+            if world.variant.waits_for_whole
+            else frozenset(),
         )
         world.oracle.begins(self.number)
+
+    def _global_committer(self, target: Versioned, restored: CheckpointId) -> GlobalCommitter:
+        world, sink_id = self.world, target.sink_id
+
+        def committed(through: CheckpointId) -> None:
+            assert self.coordinator is not None
+            for slot in self.slots:
+                world.network.send(
+                    lambda s=slot: s.globally_committed(sink_id, through)  # type: ignore[misc]
+                )
+            who = _committer_ref(sink_id)
+            self._carry_out(self.coordinator.committed(who, through, world.now_s))
+
+        def failed(error: OnceflowError) -> None:
+            self._failure = self._failure or error
+
+        queue = world.variant.global_queue(
+            sink_id, CommitRetryPolicy(deadline_s=DEADLINE_S), restored
+        )
+        return GlobalCommitter(world, self.driver, queue, target, committed, failed)
 
     # --- the coordinator's facts and decisions ---------------------------------------------------
 
@@ -254,6 +288,8 @@ class Attempt:
                     self._append(completed)
                 case NotifyComplete(checkpoint, oldest):
                     self._told = checkpoint
+                    if not world.variant.whole_before_decision:
+                        self._commit_whole(self._last())
                     self._tell_complete(checkpoint)
                     self._cleaner.completed(checkpoint, oldest, self._last())
                 case NotifyAbort(checkpoint):
@@ -275,6 +311,8 @@ class Attempt:
         if self._crashes("before append"):
             return
         checkpoint = completed.checkpoint
+        if self.world.variant.whole_before_decision:
+            self._commit_whole(completed)
         try:
             self.log.append(completed)
         except (StorageError, self.world.variant.taken_for_refused) as error:
@@ -288,6 +326,10 @@ class Attempt:
             self.world.oracle.first_decision(self.number, checkpoint)
             more = self.coordinator.logged(checkpoint, self.world.now_s)
         self._carry_out(more)
+
+    def _commit_whole(self, completed: CompletedCheckpoint) -> None:
+        for committer in self._global.values():
+            committer.decided(completed)
 
     def _tell_complete(self, checkpoint: CheckpointId) -> None:
         assert self.coordinator is not None
@@ -353,6 +395,10 @@ class Attempt:
         if self.driver.alive and self.world.draws_crash():
             self.driver.kill(where)
         return not self.driver.alive
+
+
+def _committer_ref(sink_id: str) -> SubtaskRef:
+    return SubtaskRef(sink_id, -1)
 
 
 def genesis_of(world: World, log: LogOwner) -> CompletedCheckpoint:

@@ -13,6 +13,7 @@ from tests.simulation.targets import Target, names
 
 from onceflow.core.protocol.alignment import AlignmentMode
 from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.global_commits import GlobalCommit
 from onceflow.core.protocol.ids import GENESIS, CheckpointId, TransactionId
 from onceflow.core.protocol.log import CheckpointDecided, LogRecord, LogView, replay
 from onceflow.core.protocol.recovery import committables_of
@@ -33,6 +34,7 @@ class Oracle:
         self._partitions: set[str] = set()
         """Every partition that a decision holds."""
         self._last_commit: dict[tuple[str, int, int], int] = {}
+        self._versions: dict[str, int] = {}
         self._given_up: dict[tuple[int, int], float] = {}
         self._attempt = 0
         self._left: dict[str, set[TransactionId]] = {}
@@ -136,6 +138,28 @@ class Oracle:
             raise Violation(f"I8 {transaction} is committed after checkpoint {before}")
         self._last_commit[place] = transaction.checkpoint
 
+    def version(self, commit: GlobalCommit) -> None:
+        """I1: a version is one decision's, of all that came since the one before, and rises."""
+        sink_id, number = commit.transaction.sink_id, commit.checkpoint
+        decisions = [record.completed for record in self.decided]
+        before = max((d.checkpoint for d in decisions if d.checkpoint < number), default=GENESIS)
+        found = [d for d in decisions if d.checkpoint == number]
+        expected = [
+            c.transaction
+            for completed in found
+            for c in committables_of(completed)
+            if c.transaction.sink_id == sink_id and c.checkpoint > before
+        ]
+        if [c.transaction for c in commit.committables] != expected:
+            raise Violation(
+                f"I1 version {number} of {sink_id} is made of"
+                f" {names([c.transaction for c in commit.committables])}, and its decision of"
+                f" {names(expected)}"
+            )
+        if self._versions.get(sink_id, 0) >= number:
+            raise Violation(f"I8 version {number} of {sink_id} after {self._versions[sink_id]}")
+        self._versions[sink_id] = number
+
     def swept(self) -> None:
         """I3: what older attempts had left by the first decision is gone."""
         for sink_id, left in self._left.items():
@@ -145,6 +169,7 @@ class Oracle:
     def went_back(self, sink_id: str) -> None:
         """What was committed since has never been, for this sink."""
         self._last_commit = {p: n for p, n in self._last_commit.items() if p[0] != sink_id}
+        self._versions.pop(sink_id, None)
 
     # --- at the end of an attempt that finishes the job ------------------------------------------
 

@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from tests.simulation.clock import Gone, Process, Steps
+from tests.simulation.clock import Gone, Process, Steps, Violation
 from tests.simulation.log_owner import LogOwner
 from tests.simulation.storage import handles_in
-from tests.simulation.targets import Target
+from tests.simulation.targets import Target, Versioned
 
-from onceflow.core.errors import CheckpointError, CommitFailed, PreparedTransactionLost
+from onceflow.core.errors import CheckpointError, CommitFailed, Fenced, PreparedTransactionLost
 from onceflow.core.protocol.committables import (
     Aborted,
     AlreadyCommitted,
@@ -21,6 +21,7 @@ from onceflow.core.protocol.committables import (
     RetryLater,
     Unknown,
 )
+from onceflow.core.protocol.global_commits import GlobalCommit, undecided
 from onceflow.core.protocol.ids import GENESIS, CheckpointId
 from onceflow.core.protocol.recovery import RecoveryPlan, committables_of
 from onceflow.core.protocol.snapshots import CompletedCheckpoint, StateHandle
@@ -43,6 +44,9 @@ class SinkRecovery:
     def recover(self, restored: CompletedCheckpoint) -> Steps[None]:
         """Commit what `restored` lists, abort what older attempts left; raises OnceflowError."""
         for target in self.world.targets.values():
+            if isinstance(target, Versioned):
+                yield from self._recover_whole(target, restored)
+                continue
             plan = yield from self._plan(target, restored)
             for committable in plan.commit:
                 yield from self._commit(target, committable)
@@ -55,20 +59,56 @@ class SinkRecovery:
         if not self.world.variant.sweep:
             return
         for target in self.world.targets.values():
+            if isinstance(target, Versioned):
+                in_doubt = yield from self._in_doubt(target)
+                own = {"sink_id": target.sink_id, "attempt": self._attempt}
+                left = undecided(completed, in_doubt, **own, memory=self.log.view.memory)  # type: ignore[arg-type]
+                for committable in left:
+                    yield from self._abort(target, committable)
+                continue
             plan = yield from self._plan(target, completed)
             for committable in plan.returned:
                 yield from self._commit(target, committable)
             for committable in plan.abort:
                 yield from self._abort(target, committable)
 
-    def _plan(self, target: Target, completed: CompletedCheckpoint) -> Steps[RecoveryPlan]:
+    def _recover_whole(self, target: Versioned, restored: CompletedCheckpoint) -> Steps[None]:
         try:
-            in_doubt = yield from target.list_in_doubt()
+            through = yield from target.committed_through()
+        except Gone:
+            raise CommitFailed(f"{target.sink_id} does not say what it has committed") from None
+        in_doubt = yield from self._in_doubt(target)
+        plan = self.world.variant.global_plan(
+            restored,
+            in_doubt,
+            sink_id=target.sink_id,
+            attempt=self._attempt,
+            committed_through=through,
+            memory=self.log.view.memory,
+        )
+        if plan.ahead:
+            if self._attempt >= self.world.claimed:
+                raise Violation(f"I5 {plan.ahead}")
+            raise Fenced(plan.ahead)
+        if plan.behind:
+            raise PreparedTransactionLost(plan.behind)
+        for commit in plan.commit:
+            outcome = yield from self._settled(lambda c=commit: target.commit_whole(c))  # type: ignore[misc]
+            self._require_committed(outcome, commit)
+        for committable in plan.abort:
+            yield from self._abort(target, committable)
+        self.world.oracle.check_recovered(self._attempt, target, plan.abort)
+
+    def _in_doubt(self, target: Target) -> Steps[list[Committable]]:
+        try:
+            return (yield from target.list_in_doubt())
         except Gone:
             if self.world.variant.failed_listing_is_empty:
-                in_doubt = []
-            else:
-                raise CommitFailed(f"{target.sink_id} does not list what is in doubt") from None
+                return []
+            raise CommitFailed(f"{target.sink_id} does not list what is in doubt") from None
+
+    def _plan(self, target: Target, completed: CompletedCheckpoint) -> Steps[RecoveryPlan]:
+        in_doubt = yield from self._in_doubt(target)
         plan = self.world.variant.plan(
             committables_of(completed),
             in_doubt,
@@ -83,15 +123,18 @@ class SinkRecovery:
     def _commit(self, target: Target, committable: Committable) -> Steps[None]:
         self.world.oracle.check_asked(self._attempt, target, committable)
         outcome = yield from self._settled(lambda: target.commit(committable))
+        self._require_committed(outcome, committable)
+
+    def _require_committed(self, outcome: object, what: Committable | GlobalCommit) -> None:
         match outcome:
             case Committed() | AlreadyCommitted():
                 return
             case Lost(reason):
                 if not self.world.variant.lost_is_committed:
-                    raise PreparedTransactionLost(f"{committable.transaction}: {reason}")
+                    raise PreparedTransactionLost(f"{what}: {reason}")
             case _:
                 if not self.world.variant.unknown_is_committed:
-                    raise CommitFailed(f"{committable.transaction}: {outcome}")
+                    raise CommitFailed(f"{what}: {outcome}")
 
     def _abort(self, target: Target, committable: Committable) -> Steps[None]:
         outcome = yield from self._settled(lambda: target.abort(committable))

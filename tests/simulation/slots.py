@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.simulation.clock import Gone, Process, Steps, Violation
-from tests.simulation.committer import Committer, Confirmations
-from tests.simulation.targets import Row
+from tests.simulation.committer import Committer, Confirmations, PreCommitter
+from tests.simulation.targets import Row, Target, Versioned
 
 from onceflow.core.errors import SlotLost
 from onceflow.core.protocol.alignment import (
@@ -125,6 +125,11 @@ class Slot(Process):
         )
         for committer in self.keyed.committers:
             committer.completed(checkpoint, needed[committer.target.sink_id])
+
+    def globally_committed(self, sink_id: str, through: CheckpointId) -> None:
+        for committer in self.keyed.committers:
+            if isinstance(committer, PreCommitter) and committer.target.sink_id == sink_id:
+                committer.queue.committed(through)
 
     def abort(self, checkpoint: CheckpointId) -> None:
         for source in self.sources:
@@ -248,10 +253,15 @@ class KeyedTask:
             len(sinks),
             lambda n: slot.report(lambda c, now_s: c.committed(self.ref, n, now_s)),
         )
-        self.committers = [
-            Committer(slot, target, lambda n, who=who: self.confirmed.come(who, n))  # type: ignore[misc]
-            for who, target in enumerate(sinks)
-        ]
+        self.committers = [self._committer(target, who) for who, target in enumerate(sinks)]
+
+    def _committer(self, target: Target, who: int) -> Committer | PreCommitter:
+        def come(through: CheckpointId) -> None:
+            self.confirmed.come(who, through)
+
+        if isinstance(target, Versioned):
+            return PreCommitter(self.slot, target, come)
+        return Committer(self.slot, target, come)
 
     def compute(self) -> Steps[None]:
         while True:
@@ -330,7 +340,7 @@ class KeyedTask:
                     return
             if slot.crashes("after prepare"):
                 return
-            queue.pre_committed(checkpoint, committable)
+            queue.pre_committed(checkpoint, [committable] if committable else [])
             if committable is not None and world.variant.commit_at_pre_commit:
                 slot.begin(_ignoring_outcome(committer, committable))
             pending = queue.pending_through(checkpoint)
@@ -414,11 +424,11 @@ def _restored(slot: Slot, groups: range) -> dict[int, int]:
     return state
 
 
-def _ignoring_outcome(committer: Committer, committable: Committable) -> Steps[None]:
+def _ignoring_outcome(committer: Committer | PreCommitter, committable: Committable) -> Steps[None]:
     yield from committer.target.commit(committable)
 
 
-def _dropping(committer: Committer, committable: Committable) -> Steps[None]:
+def _dropping(committer: Committer | PreCommitter, committable: Committable) -> Steps[None]:
     yield from committer.target.abort(committable)
 
 

@@ -1,4 +1,5 @@
-"""What sinks write into: a database that prepares, and one whose rows wait in checkpoint storage.
+"""What sinks write into: a database that prepares, one whose rows wait in checkpoint storage, and
+a table with versions, of which a whole checkpoint makes one.
 
 Each is asked as a committer asks it, in steps between which everybody else goes on. `Staged` takes
 the steps of `onceflow.sinks.staged`, in the same order.
@@ -23,6 +24,7 @@ from onceflow.core.protocol.committables import (
     RetryLater,
     Unknown,
 )
+from onceflow.core.protocol.global_commits import GlobalCommit
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 
 Row = tuple[str, int, int, int]
@@ -279,6 +281,92 @@ class Staged(Target):
 
     def _set(self, state: tuple[Any, ...]) -> None:
         self.rows, self.proofs, self.pruned, self.floor = state
+
+
+class Versioned(Target):
+    """Files that nobody sees until a version names them; a version has the number of a decision."""
+
+    def __init__(self, clock: Clock, sink_id: str, on_commit: OnCommit) -> None:
+        super().__init__(clock, sink_id, on_commit)
+        self.files: dict[TransactionId, list[Row]] = {}
+        self.highest = CheckpointId(0)
+        self.on_version: Callable[[GlobalCommit], None] = lambda _: None
+        self.keeps_order = True
+
+    @property
+    def in_doubt(self) -> list[TransactionId]:
+        return [one for one in self.files if one not in self.proofs]
+
+    def pre_commit(self, transaction: TransactionId, rows: list[Row]) -> Steps[None]:
+        if transaction in self.files:
+            raise Violation(f"I7 transaction {transaction} exists already: its name is used twice")
+        self.files[transaction] = rows
+        yield 0.001
+
+    def commit(self, committable: Committable) -> Steps[CommitOutcome]:
+        return (yield from self.commit_whole(GlobalCommit(committable.checkpoint, (committable,))))
+
+    def commit_whole(self, commit: GlobalCommit) -> Steps[CommitOutcome]:
+        copy, rng = self._copies, self.clock.rng
+
+        def go_on() -> None:
+            if copy == self._copies:
+                self._apply(commit)
+
+        if rng.random() < self.overtaken_rate:
+            # Another driver has come as far, is held up, and its request arrives much later.
+            self.clock.after(rng.uniform(0.2, 4.0), go_on)
+        try:
+            outcome: CommitOutcome = yield self.ask(lambda: self._apply(commit))
+        except Gone:
+            return Unknown("the connection broke")
+        return outcome
+
+    def committed_through(self) -> Steps[CheckpointId]:
+        highest: CheckpointId = yield self.ask(lambda: self.highest)
+        return highest
+
+    def abort(self, committable: Committable) -> Steps[AbortOutcome]:
+        def delete() -> AbortOutcome:
+            if committable.transaction in self.proofs:
+                return AlreadyCommitted()
+            self.files.pop(committable.transaction, None)
+            return Aborted()
+
+        try:
+            outcome: AbortOutcome = yield self.ask(delete)
+        except Gone:
+            return Unknown("the connection broke")
+        return outcome
+
+    def list_in_doubt(self) -> Steps[list[Committable]]:
+        found: list[TransactionId] = yield self.ask(lambda: self.in_doubt)
+        return [Committable(one) for one in found]
+
+    def prune(self, before: CheckpointId) -> Steps[None]:
+        del before
+        yield 0.001
+
+    def roll_back_by_hand(self, transaction: TransactionId) -> None:
+        del self.files[transaction]
+
+    def _apply(self, commit: GlobalCommit) -> CommitOutcome:
+        if self.keeps_order and commit.checkpoint <= self.highest:
+            return AlreadyCommitted()
+        transactions = [committable.transaction for committable in commit.committables]
+        if not self.files.keys() >= set(transactions):
+            return Lost("a file is not there")
+        self.on_version(commit)
+        for transaction in transactions:
+            self._take(transaction, self.files[transaction])
+        self.highest = max(self.highest, commit.checkpoint)
+        return Committed()
+
+    def _state(self) -> tuple[Any, ...]:
+        return list(self.rows), set(self.proofs), set(self.pruned), self.highest
+
+    def _set(self, state: tuple[Any, ...]) -> None:
+        self.rows, self.proofs, self.pruned, self.highest = state
 
 
 def names(transactions: Sequence[TransactionId]) -> str:

@@ -11,6 +11,12 @@ from onceflow.core.protocol.alignment import AlignmentMode, BarrierAlignment
 from onceflow.core.protocol.commits import CommitQueue
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
+from onceflow.core.protocol.global_commits import (
+    GlobalCommitQueue,
+    GlobalRecoveryPlan,
+    PreCommits,
+    plan_global_recovery,
+)
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.recovery import RecoveryPlan, plan_recovery, retain_ledger_from
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
@@ -30,6 +36,9 @@ class Variant:
     name: str = "as built"
     coordinator: type[CheckpointCoordinator] = CheckpointCoordinator
     queue: type[CommitQueue] = CommitQueue
+    pre_commits: type[PreCommits] = PreCommits
+    global_queue: type[GlobalCommitQueue] = GlobalCommitQueue
+    global_plan: Callable[..., GlobalRecoveryPlan] = plan_global_recovery
     plan: Callable[..., RecoveryPlan] = plan_recovery
     alignment: type[BarrierAlignment] = BarrierAlignment
     retain_ledger_from: Callable[
@@ -58,3 +67,7 @@ class Variant:
     confirms_unheard: bool = False
     requests_survive: bool = True
     reads_undecided_splits: bool = False
+    waits_for_whole: bool = True
+    """Whether the coordinator knows of the driver's own committers."""
+    whole_before_decision: bool = False
+    drops_decided: bool = False

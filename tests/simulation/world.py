@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tests.simulation.clock import Clock, Network
 from tests.simulation.oracle import Oracle
 from tests.simulation.storage import Files, SharedLog
-from tests.simulation.targets import Staged, Target, TwoPhase
+from tests.simulation.targets import Staged, Target, TwoPhase, Versioned
 from tests.simulation.variant import Variant
 
 from onceflow.core.protocol.alignment import AlignmentMode
@@ -90,7 +90,7 @@ class Shape:
             checkpoints=checkpoints,
             restart=rng.choice(RESTARTS),
             mode=mildest if rng.random() < 0.05 else AlignmentMode.ALIGNED,
-            targets=rng.choices([TwoPhase, Staged], k=rng.choice([1, 1, 2])),
+            targets=rng.choices([TwoPhase, Staged, Versioned], k=rng.choice([1, 1, 2])),
             crash_rate=rng.choice([0.0, 0.005, 0.02, 0.05]),
             loss=loss,
             doubling=rng.choice([0.0, 0.1]),
@@ -130,6 +130,8 @@ class World:
             target = kind(self.clock, sink_id, self.oracle.committed)
             target.fault_rate, target.slow_rate = shape.database_faults, shape.slow_commits
             target.overtaken_rate = shape.overtaken_commits
+            if isinstance(target, Versioned):
+                target.on_version = self.oracle.version
             self.targets[sink_id] = target
         variant.prepare(self)
         self.files.fault_rate = shape.storage_faults

@@ -373,11 +373,11 @@ class SinkMetricGroup:
         """The writer left `rows` bad rows out."""
         self._rejected += rows
 
-    def pre_committed(self, committable: Committable | None) -> None:
+    def pre_committed(self, committables: Sequence[Committable]) -> None:
         """Everything written is prepared, if there was anything."""
         with self._lock:
             self._open = False
-            if committable is not None:
+            for committable in committables:
                 self._prepared_at[committable.transaction] = time.monotonic()
 
     def decided(self, checkpoint: CheckpointId) -> None:
@@ -433,7 +433,7 @@ class SinkOperator(RunningOperator):
         uid: str,
         work: WriteTo,
         writer: SinkWriter,
-        pre_committed: Callable[[CheckpointId, Any], tuple[Any, ...]],
+        pre_committed: Callable[[CheckpointId, Sequence[Committable]], tuple[Committable, ...]],
         metrics: SinkMetricGroup,
     ) -> None:
         super().__init__(uid)
@@ -452,12 +452,12 @@ class SinkOperator(RunningOperator):
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
         """Pre-commit; the ack will list all that is pending, this checkpoint's included."""
-        committable = self._writer.pre_commit(checkpoint)
+        committables = self._writer.pre_commits(checkpoint)
         # Before the sink of dead letters, which comes later in the chain, takes its own snapshot.
         self._take_rejected()
         reach("prepared")
         snapshot = OperatorSnapshot(
-            self.uid, committables=self._pre_committed(checkpoint, committable)
+            self.uid, committables=self._pre_committed(checkpoint, committables)
         )
         return PendingSnapshot(self.uid, lambda _: snapshot)
 

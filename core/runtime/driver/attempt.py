@@ -40,12 +40,14 @@ from onceflow.core.runtime.driver.attempt_context import (
     AttemptEvent,
     CancelRequested,
     CheckpointRequested,
+    GlobalCommitEnded,
     RecoveryEnded,
     SlotsEnded,
     SplitsDiscovered,
 )
 from onceflow.core.runtime.driver.background import Background, CheckpointsCleaner
 from onceflow.core.runtime.driver.failures import JobCancelled, cause_of
+from onceflow.core.runtime.driver.global_commits import GlobalCommits, committer_ref
 from onceflow.core.runtime.driver.restore import restored_operators
 from onceflow.core.runtime.driver.sink_recovery import RecoveryCounts
 from onceflow.core.runtime.driver.slot_pool import SlotPool
@@ -57,6 +59,7 @@ from onceflow.core.runtime.messages import (
     Declined,
     Deploy,
     Failed,
+    GloballyCommitted,
     Heartbeat,
     Running,
     Shutdown,
@@ -85,7 +88,7 @@ class Attempt:
         self._slots = SlotPool(context.plan, context.storage, context.storage_token)
         self._running: set[int] = set()
         self._finished: FinishJob | None = None
-        self._deferred: deque[SlotSaid | CheckpointRequested] = deque()
+        self._deferred: deque[SlotSaid | CheckpointRequested | GlobalCommitEnded] = deque()
         """What the coordinator is told as soon as it listens."""
         self._appending = False
         self._stopping: set[CheckpointId] = set()
@@ -93,6 +96,7 @@ class Attempt:
         self._appender = Background("decision log")
         self._recovered: Future[RecoveryCounts] | None = None
         self._cleaner = CheckpointsCleaner(context, self._background)
+        self._global_commits = GlobalCommits(context, events.put)
         self._discovery = SplitDiscovery(context, events.put, time.monotonic())
 
     def run(self) -> bool:
@@ -126,6 +130,8 @@ class Attempt:
         next attempt reads what it has appended.
         """
         self._appender.end(lambda: None, self._plan.settings.cancel_timeout_s)
+        for uid in self._global_commits.close(self._plan.settings.cancel_timeout_s):
+            _log.warning("attempt %d is over and waits for %s", self._plan.attempt, uid)
         if not self._background.end(
             self._context.recovery.close, self._plan.settings.cancel_timeout_s
         ):
@@ -190,6 +196,7 @@ class Attempt:
 
     def _coordinate(self) -> bool:
         self._coordinator = self._context.coordinator(time.monotonic())
+        self._global_commits.start()
         while self._finished is None:
             while self._deferred and self._listening():
                 self._on_event(self._deferred.popleft())
@@ -236,10 +243,22 @@ class Attempt:
                 self._on_request(event)
             case SplitsDiscovered():
                 self._on_discovered(event)
-            case AppendEnded() if event.attempt == self._plan.attempt:
-                self._on_appended(event)
+            case AppendEnded() | GlobalCommitEnded() if event.attempt == self._plan.attempt:
+                self._on_ended(event)
             case _:
                 pass  # of an older attempt; or `RecoveryEnded`, which has woken who waits for it
+
+    def _on_ended(self, end: AppendEnded | GlobalCommitEnded) -> None:
+        if isinstance(end, AppendEnded):
+            self._on_appended(end)
+        elif end.error is not None:
+            raise end.error
+        elif coordinator := self._listening():
+            self._slots.send_all(GloballyCommitted(end.sink_id, end.checkpoint))
+            who, now_s = committer_ref(end.uid), time.monotonic()
+            self._carry_out(coordinator.committed(who, end.checkpoint, now_s))
+        else:
+            self._deferred.append(end)
 
     def _on_request(self, request: CheckpointRequested | CancelRequested) -> None:
         if isinstance(request, CancelRequested):
@@ -374,6 +393,7 @@ class Attempt:
             for sink_id in log.memory.sinks
         }
         self._slots.send_all(Complete(checkpoint, needed))
+        self._global_commits.decided(retained[-1])
         self._cleaner.completed(checkpoint, oldest_retained, retained[-1])
 
     def _say_stop(self) -> None:

@@ -86,6 +86,17 @@ class AppendEnded:
     error: BaseException | None
 
 
+@dataclass(frozen=True, slots=True)
+class GlobalCommitEnded:
+    """The driver has committed up to `checkpoint` for sink `uid`, or gave up with `error`."""
+
+    attempt: AttemptId
+    uid: str
+    sink_id: str
+    checkpoint: CheckpointId
+    error: BaseException | None = None
+
+
 AttemptEvent: TypeAlias = (
     ControlEvent
     | SlotsEnded
@@ -94,4 +105,5 @@ AttemptEvent: TypeAlias = (
     | RecoveryEnded
     | SplitsDiscovered
     | AppendEnded
+    | GlobalCommitEnded
 )

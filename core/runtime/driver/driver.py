@@ -38,6 +38,7 @@ from onceflow.core.runtime.driver.attempt_context import (
     SlotsEnded,
 )
 from onceflow.core.runtime.driver.failures import JobCancelled
+from onceflow.core.runtime.driver.global_commits import committer_ref
 from onceflow.core.runtime.driver.progress import Progress
 from onceflow.core.runtime.driver.restore import (
     check_max_parallelism,
@@ -62,7 +63,7 @@ from onceflow.core.runtime.transport.credentials import (
     identity_in,
     new_token,
 )
-from onceflow.core.spi import Sink
+from onceflow.core.spi import GlobalSink, Sink
 from onceflow.core.state import StateBackend
 from onceflow.core.storage import ClaimedLog, JobStorage
 
@@ -358,6 +359,11 @@ class JobDriver:
             next_checkpoint=view.next_checkpoint,
             now_s=now_s,
             wall_ms=_wall_ms,
+            committers=frozenset(
+                committer_ref(operator.uid)
+                for operator, work in self._plan.graph.sinks()
+                if isinstance(work.sink, GlobalSink)
+            ),
         )
 
     def _end_slots(self, slots: RunningSlots) -> None:

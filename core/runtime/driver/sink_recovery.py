@@ -9,32 +9,47 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
 from onceflow.core.errors import (
     CommitFailed,
     CommitOutcomeUnknown,
+    ConfigError,
     DecisionForgotten,
     PreparedTransactionLost,
 )
 from onceflow.core.graph import Graph
 from onceflow.core.protocol.committables import (
     Aborted,
+    AbortOutcome,
     AlreadyCommitted,
+    CommitOutcome,
     Committable,
     Committed,
     Lost,
     RetryLater,
     Unknown,
 )
+from onceflow.core.protocol.global_commits import (
+    GlobalCommit,
+    plan_global_recovery,
+    undecided,
+)
 from onceflow.core.protocol.recovery import RecoveryPlan, committables_of, plan_recovery
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.retries import Retries
 from onceflow.core.runtime.driver.status import SinkStatus
-from onceflow.core.spi import Committer, CommitterContext, Sink
+from onceflow.core.spi import (
+    Committer,
+    CommitterContext,
+    GlobalCommitter,
+    GlobalSink,
+    Sink,
+)
 from onceflow.core.storage import ClaimedLog, JobStorage
 
 _log = logging.getLogger("onceflow.runtime.recovery")
@@ -118,6 +133,7 @@ class SinkRecovery:
             if sink is not None:
                 self._targets.append(target(sink, sink_id, sink_id, None))
         self._committers: dict[str, Committer] = {}
+        self._global: dict[str, GlobalCommitter] = {}
 
     def open(self) -> None:
         """Return when every sink can be written; creates tables and fences older attempts.
@@ -149,10 +165,15 @@ class SinkRecovery:
         """
         counts: list[SinkStatus] = []
         for target in self._targets:
+            if isinstance(target.sink, GlobalSink):
+                counts.append(self._recover_whole(target, restored))
+                continue
             plan, committer = self._plan(target, restored)
-            committed = [c.rows for c in plan.commit if self._commit(committer, c)]
+            committed = [
+                c.rows for c in plan.commit if self._commit(c, partial(committer.commit, c))
+            ]
             for committable in plan.abort:
-                self._abort(committer, committable)
+                self._abort(committable, committer.abort)
             counts.append(
                 SinkStatus(
                     target.context.uid,
@@ -173,20 +194,92 @@ class SinkRecovery:
         """
         counts: list[SinkStatus] = []
         for target in self._targets:
+            uid, sink_id = target.context.uid, target.context.sink_id
+            if isinstance(target.sink, GlobalSink):
+                aborted = self._sweep_whole(self._global_committer(target), completed, sink_id)
+                counts.append(SinkStatus(uid, sink_id, aborted=aborted))
+                continue
             plan, committer = self._plan(target, completed)
             for committable in plan.returned:
-                self._commit(committer, committable)
+                self._commit(committable, partial(committer.commit, committable))
             for committable in plan.abort:
-                self._abort(committer, committable)
-            uid, sink_id = target.context.uid, target.context.sink_id
+                self._abort(committable, committer.abort)
             counts.append(SinkStatus(uid, sink_id, aborted=len(plan.abort)))
         return RecoveryCounts(tuple(counts))
+
+    def global_committers(self) -> Iterator[tuple[str, str, GlobalCommitter]]:
+        """Yield uid, sink id and a new committer of every sink that commits whole checkpoints."""
+        for target in self._targets:
+            if isinstance(target.sink, GlobalSink) and target.schema is not None:
+                committer = target.sink.global_committer(target.context)
+                yield target.context.uid, target.context.sink_id, committer
 
     def close(self) -> None:
         """Close every committer."""
         for committer in self._committers.values():
             committer.close()
+        for whole in self._global.values():
+            whole.close()
         self._committers.clear()
+        self._global.clear()
+
+    def _recover_whole(self, target: _Target, restored: CompletedCheckpoint) -> SinkStatus:
+        committer, context = self._global_committer(target), target.context
+        self._begin(f"what sink {context.uid} has committed last and holds in doubt")
+        through = committer.committed_through()
+        plan = plan_global_recovery(
+            restored,
+            committer.in_doubt(),
+            sink_id=context.sink_id,
+            attempt=self._log.attempt,
+            committed_through=through,
+            memory=self._log.view.memory,
+        )
+        if plan.ahead:
+            raise ConfigError(
+                f"{plan.ahead}: a newer attempt, or another job, has committed under this sink id,"
+                " or the log is an older copy. Give the sink another id, or the job its own log"
+            )
+        if plan.behind:
+            raise PreparedTransactionLost(f"{plan.behind}. docs/operations.md says what to do")
+        done = [
+            committable
+            for one in plan.commit
+            if self._commit(one, partial(committer.commit, one.checkpoint, one.committables))
+            for committable in one.committables
+        ]
+        for committable in plan.abort:
+            self._abort(committable, committer.abort)
+        return SinkStatus(
+            context.uid,
+            context.sink_id,
+            committed=len(done),
+            rows_committed=sum(committable.rows for committable in done),
+            aborted=len(plan.abort),
+        )
+
+    def _sweep_whole(
+        self, committer: GlobalCommitter, completed: CompletedCheckpoint, sink_id: str
+    ) -> int:
+        """Abort what older attempts left; what `completed` decides is being committed meanwhile."""
+        self._begin(f"what sink id {sink_id} holds in doubt")
+        left = undecided(
+            completed,
+            committer.in_doubt(),
+            sink_id=sink_id,
+            attempt=self._log.attempt,
+            memory=self._log.view.memory,
+        )
+        for committable in left:
+            self._abort(committable, committer.abort)
+        return len(left)
+
+    def _global_committer(self, target: _Target) -> GlobalCommitter:
+        sink_id = target.context.sink_id
+        if sink_id not in self._global:
+            assert isinstance(target.sink, GlobalSink)
+            self._global[sink_id] = target.sink.global_committer(target.context)
+        return self._global[sink_id]
 
     def _plan(
         self, target: _Target, checkpoint: CompletedCheckpoint
@@ -221,41 +314,38 @@ class SinkRecovery:
             )
         return plan, committer
 
-    def _commit(self, committer: Committer, committable: Committable) -> bool:
-        self._begin(f"the commit of transaction {committable.transaction}")
-        outcome = self._until_settled(lambda: committer.commit(committable))
-        name = f"transaction {committable.transaction} ({committable.rows} rows)"
-        more = (
-            f". `onceflow txn show {committable.transaction}` tells more, docs/operations.md"
-            " what to do"
-        )
+    def _commit(self, what: Committable | GlobalCommit, call: Callable[[], CommitOutcome]) -> bool:
+        self._begin(f"the commit of {what}")
+        outcome = self._until_settled(call)
+        more = f". `onceflow txn show {what.transaction}` tells more, docs/operations.md what to do"
         match outcome:
             case Committed():
                 return True
             case AlreadyCommitted():
                 return False
             case Lost(reason):
-                raise PreparedTransactionLost(f"{name}: {reason}{more}")
+                raise PreparedTransactionLost(f"{what}: {reason}{more}")
             case Unknown(reason):
-                raise CommitOutcomeUnknown(f"{name}: {reason}{more}")
+                raise CommitOutcomeUnknown(f"{what}: {reason}{more}")
             case _:
-                raise CommitFailed(f"{name} is decided and could not be committed: {outcome}{more}")
+                raise CommitFailed(f"{what} is decided and could not be committed: {outcome}{more}")
 
-    def _abort(self, committer: Committer, committable: Committable) -> None:
-        self._begin(f"the rollback of transaction {committable.transaction}")
-        outcome = self._until_settled(lambda: committer.abort(committable))
+    def _abort(
+        self, committable: Committable, abort: Callable[[Committable], AbortOutcome]
+    ) -> None:
+        self._begin(f"the rollback of {committable}")
+        outcome = self._until_settled(lambda: abort(committable))
         match outcome:
             case Aborted():
                 return
             case AlreadyCommitted():
                 raise CommitFailed(
-                    f"transaction {committable.transaction} is not decided by the log, and the sink"
-                    " says it was committed: another job writes under this sink id"
+                    f"{committable} is not decided by the log, and the sink says it was committed:"
+                    " another job writes under this sink id"
                 )
             case _:
                 raise CommitFailed(
-                    f"transaction {committable.transaction} of an older attempt could not be rolled"
-                    f" back: {outcome}"
+                    f"{committable} of an older attempt could not be rolled back: {outcome}"
                 )
 
     def _begin(self, text: str) -> None:

@@ -2,16 +2,18 @@
 
 A later transaction of the same subtask may be waiting for a row lock that a commit releases, so
 committing has a thread and a connection of its own. What to commit, in which order and what an
-outcome means is decided by `protocol.commits.CommitQueue`; the thread only carries it out.
+outcome means is decided by `protocol.commits`; the threads only carry it out.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Generic
 
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import (
@@ -22,29 +24,137 @@ from onceflow.core.errors import (
 )
 from onceflow.core.graph import Operator, WriteTo
 from onceflow.core.protocol.commits import (
+    C,
     CommitQueue,
     CommitRetryPolicy,
     Done,
     GiveUp,
+    OrderedCommits,
     RetryAt,
     WaitUntil,
 )
-from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.committables import CommitOutcome, Committable
+from onceflow.core.protocol.global_commits import PreCommits
 from onceflow.core.protocol.ids import GENESIS, CheckpointId, SubtaskRef
 from onceflow.core.runtime.dataflow.operators import SinkMetricGroup
 from onceflow.core.runtime.messages import (
     CommittedThrough,
     Complete,
     CompletionHeard,
+    GloballyCommitted,
     SinkCommitted,
     SinkMetrics,
 )
 from onceflow.core.runtime.slot.context import SlotContext
-from onceflow.core.spi import Committer, CommitterContext
+from onceflow.core.spi import Committer, CommitterContext, GlobalSink
 
 
-class CommitWorker:
-    """The commit queue of one sink subtask and the thread that empties it."""
+class CommitThread(ABC, Generic[C]):
+    """A queue of commits and the thread that empties it; `start` begins."""
+
+    def __init__(
+        self,
+        name: str,
+        queue: OrderedCommits[C],
+        *,
+        committed: Callable[[CheckpointId, float], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._commits = queue
+        self._committed = committed
+        self._failed = failed
+        self._condition = threading.Condition()
+        self._closing = False
+        self._prune_before: CheckpointId | None = None
+        self._reported = queue.committed_through
+        self._thread = threading.Thread(target=self._run, name=f"commit {name}", daemon=True)
+
+    @abstractmethod
+    def _commit(self, commit: C) -> CommitOutcome: ...
+
+    @abstractmethod
+    def _ended(self, commit: C, step: Done | RetryAt) -> None: ...
+
+    @abstractmethod
+    def _release(self) -> None: ...
+
+    def _prune(self, before: CheckpointId) -> None:
+        raise NotImplementedError(f"{type(self).__name__} keeps no proofs before {before}")
+
+    def close(self, timeout_s: float) -> bool:
+        """Stop after the commit under way; return whether it ended within `timeout_s`.
+
+        If not, its thread goes on, and so a slot's process must not: what it sends may arrive when
+        the next attempt has committed the same transaction and forgotten the proof.
+        """
+        with self._condition:
+            self._closing = True
+            self._condition.notify()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            return False
+        self._release()
+        return True
+
+    def _run(self) -> None:
+        try:
+            while (commit := self._next()) is not None:
+                began = time.monotonic()
+                reach("commit")
+                outcome = self._commit(commit)
+                reach("committed")
+                now_s = time.monotonic()
+                with self._condition:
+                    step = self._commits.outcome(commit, outcome, now_s)
+                if isinstance(step, GiveUp):
+                    raise self._error_of(step, commit)
+                self._ended(commit, step)
+                self._report((time.monotonic() - began) * 1000)
+        except BaseException as error:
+            self._failed(error)
+
+    def _next(self) -> C | None:
+        """Wait for the next commit; prune and report while idle; None when closing."""
+        while True:
+            with self._condition:
+                if self._closing:
+                    return None
+                step = self._commits.next_commit(time.monotonic())
+                if step is not None and not isinstance(step, WaitUntil):
+                    return step
+                prune_before, self._prune_before = self._prune_before, None
+                if prune_before is None and self._commits.committed_through == self._reported:
+                    wait_s = step.at_s - time.monotonic() if isinstance(step, WaitUntil) else 1.0
+                    self._condition.wait(max(0.001, min(wait_s, 1.0)))
+                    continue
+            self._report(0.0)
+            if prune_before is not None:
+                self._prune(prune_before)
+
+    def _report(self, commit_ms: float) -> None:
+        with self._condition:
+            through = self._commits.committed_through
+            if through == self._reported:
+                return
+            self._reported = through
+        self._committed(through, commit_ms)
+        if commit_ms:
+            reach("replied")
+
+    def _error_of(self, step: GiveUp, commit: C) -> SinkError:
+        classes: dict[str, type[SinkError]] = {
+            "lost": PreparedTransactionLost,
+            "unknown": CommitOutcomeUnknown,
+            "failed": CommitFailed,
+        }
+        return classes[step.kind](
+            f"{step.message}. `onceflow txn show {commit.transaction}` tells more,"
+            " docs/operations.md what to do"
+        )
+
+
+class CommitWorker(CommitThread[Committable]):
+    """The commits of one sink subtask, one transaction after the other."""
 
     def __init__(
         self,
@@ -56,25 +166,19 @@ class CommitWorker:
         failed: Callable[[BaseException], None],
         metrics: SinkMetricGroup | None = None,
     ) -> None:
+        super().__init__(name, queue, committed=committed, failed=failed)
         self.metrics = metrics or SinkMetricGroup(name, "", 0)
         self._queue = queue
         self._committer = committer
-        self._committed = committed
-        self._failed = failed
-        self._condition = threading.Condition()
-        self._closing = False
-        self._prune_before: CheckpointId | None = None
-        self._reported: CheckpointId | None = None
-        self._thread = threading.Thread(target=self._run, name=f"commit {name}", daemon=True)
         self._thread.start()
 
     def pre_committed(
-        self, checkpoint: CheckpointId, committable: Committable | None
+        self, checkpoint: CheckpointId, committables: Sequence[Committable]
     ) -> tuple[Committable, ...]:
-        """Take note of a pre-commit; return all that the ack of `checkpoint` must list."""
+        """Record a pre-commit; return all that the ack of `checkpoint` must list."""
         with self._condition:
-            self._queue.pre_committed(checkpoint, committable)
-            self.metrics.pre_committed(committable)
+            self._queue.pre_committed(checkpoint, committables)
+            self.metrics.pre_committed(committables)
             return self._queue.pending_through(checkpoint)
 
     def completed(self, checkpoint: CheckpointId, retain_ledger_from: CheckpointId) -> None:
@@ -85,76 +189,44 @@ class CommitWorker:
             self._prune_before = retain_ledger_from
             self._condition.notify()
 
-    def close(self, timeout_s: float) -> bool:
-        """Stop after the commit under way; return whether it ended within `timeout_s`.
+    def _commit(self, commit: Committable) -> CommitOutcome:
+        return self._committer.commit(commit)
 
-        If not, its thread goes on, and so the process must not: what it sends may arrive when the
-        next attempt has committed the same transaction and forgotten the proof.
-        """
-        with self._condition:
-            self._closing = True
-            self._condition.notify()
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            return False
+    def _ended(self, commit: Committable, step: Done | RetryAt) -> None:
+        if isinstance(step, Done):
+            self.metrics.committed(commit)
+        else:
+            self.metrics.retried()
+
+    def _prune(self, before: CheckpointId) -> None:
+        self._committer.prune(before)
+
+    def _release(self) -> None:
         self._committer.close()
-        return True
 
-    def _run(self) -> None:
-        try:
-            while True:
-                committable = self._next()
-                if committable is None:
-                    return
-                began = time.monotonic()
-                reach("commit")
-                outcome = self._committer.commit(committable)
-                reach("committed")
-                now_s = time.monotonic()
-                with self._condition:
-                    step = self._queue.outcome(committable, outcome, now_s)
-                match step:
-                    case Done() | RetryAt():
-                        if isinstance(step, Done):
-                            self.metrics.committed(committable)
-                        else:
-                            self.metrics.retried()
-                        self._report((time.monotonic() - began) * 1000)
-                    case GiveUp():
-                        raise _error_of(step, committable)
-        except BaseException as error:
-            self._failed(error)
 
-    def _next(self) -> Committable | None:
-        """Wait for the next committable; prune and report while idle; None when closing."""
-        while True:
-            with self._condition:
-                if self._closing:
-                    return None
-                step = self._queue.next_commit(time.monotonic())
-                if isinstance(step, Committable):
-                    return step
-                prune_before, self._prune_before = self._prune_before, None
-                if prune_before is None and not self._unreported():
-                    wait_s = step.at_s - time.monotonic() if isinstance(step, WaitUntil) else 1.0
-                    self._condition.wait(max(0.001, min(wait_s, 1.0)))
-                    continue
-            self._report(0.0)
-            if prune_before is not None:
-                self._committer.prune(prune_before)
+class GlobalPreCommits:
+    """What one subtask has pre-committed for commits of the driver's. Any thread."""
 
-    def _unreported(self) -> bool:
-        return self._queue.committed_through != self._reported
+    def __init__(self, metrics: SinkMetricGroup) -> None:
+        self.metrics = metrics
+        self._waiting = PreCommits()
+        self._lock = threading.Lock()
 
-    def _report(self, commit_ms: float) -> None:
-        with self._condition:
-            through = self._queue.committed_through
-            if through == self._reported:
-                return
-            self._reported = through
-        self._committed(through, commit_ms)
-        if commit_ms:
-            reach("replied")
+    def pre_committed(
+        self, checkpoint: CheckpointId, committables: Sequence[Committable]
+    ) -> tuple[Committable, ...]:
+        """Record a pre-commit; return all that the ack of `checkpoint` must list."""
+        with self._lock:
+            self._waiting.pre_committed(checkpoint, committables)
+            self.metrics.pre_committed(committables)
+            return self._waiting.pending_through(checkpoint)
+
+    def committed(self, through: CheckpointId) -> None:
+        """Record that everything decided up to `through` is visible."""
+        with self._lock:
+            for committable in self._waiting.committed(through):
+                self.metrics.committed(committable)
 
 
 @dataclass(slots=True)
@@ -179,6 +251,8 @@ class _Progress:
 class SlotCommits:
     """A committer, on a thread of its own, for each sink of each subtask, and how far they are.
 
+    For sinks that commit whole checkpoints the driver does it, and confirms it.
+
     Built while the chains are; from then on used by the thread of the slot's control alone. What it
     returns is to be told to the driver.
     """
@@ -186,11 +260,19 @@ class SlotCommits:
     def __init__(self, context: SlotContext) -> None:
         self._context = context
         self._workers: list[CommitWorker] = []
+        self._global: list[GlobalPreCommits] = []
         self._progress: defaultdict[SubtaskRef, _Progress] = defaultdict(_Progress)
 
-    def worker(self, ref: SubtaskRef, operator: Operator, work: WriteTo) -> CommitWorker:
-        """Return the running committer of one sink of subtask `ref`."""
+    def worker(
+        self, ref: SubtaskRef, operator: Operator, work: WriteTo
+    ) -> CommitWorker | GlobalPreCommits:
+        """Return the running committer of one sink of subtask `ref`, or what stands for it."""
         slot, uid = self._context, operator.uid
+        metrics = SinkMetricGroup(uid, work.sink_id, ref.index)
+        if isinstance(work.sink, GlobalSink):
+            pre_commits = GlobalPreCommits(metrics)
+            self._global.append(pre_commits)
+            return pre_commits
         self._progress[ref].by_sink[uid] = GENESIS
         worker = CommitWorker(
             f"{uid}[{ref.index}]",
@@ -207,7 +289,7 @@ class SlotCommits:
             ),
             committed=lambda through, ms: slot.post(SinkCommitted(ref, uid, through, ms)),
             failed=slot.fail,
-            metrics=SinkMetricGroup(uid, work.sink_id, ref.index),
+            metrics=metrics,
         )
         self._workers.append(worker)
         return worker
@@ -219,6 +301,8 @@ class SlotCommits:
         for worker in self._workers:
             retain_from = complete.retain_ledger_from[worker.metrics.sink_id]
             worker.completed(complete.checkpoint, retain_from)
+        for pre_commits in self._global:
+            pre_commits.metrics.decided(complete.checkpoint)
         told: list[CommittedThrough] = []
         for ref in subtasks:
             progress = self._progress[ref]
@@ -237,9 +321,16 @@ class SlotCommits:
                 progress.by_sink[uid] = max(progress.by_sink[uid], through)
                 return self._come(by.subtask, commit_ms)
 
+    def globally_committed(self, commit: GloballyCommitted) -> None:
+        """Record what the driver has committed for a sink."""
+        for pre_commits in self._global:
+            if pre_commits.metrics.sink_id == commit.sink_id:
+                pre_commits.committed(commit.checkpoint)
+
     def metrics(self) -> tuple[SinkMetrics, ...]:
         """Return what each sink's transactions have gone through."""
-        return tuple(worker.metrics.read() for worker in self._workers)
+        groups = (one.metrics for some in (self._workers, self._global) for one in some)
+        return tuple(group.read() for group in groups)
 
     def close(self, left_s: Callable[[], float]) -> bool:
         """End every committer; return whether all ended within the seconds that are left."""
@@ -254,15 +345,3 @@ class SlotCommits:
             return []
         progress.told = (confirmed, committed)
         return [CommittedThrough(ref, confirmed, round(commit_ms, 3), committed)]
-
-
-def _error_of(step: GiveUp, committable: Committable) -> SinkError:
-    classes: dict[str, type[SinkError]] = {
-        "lost": PreparedTransactionLost,
-        "unknown": CommitOutcomeUnknown,
-        "failed": CommitFailed,
-    }
-    return classes[step.kind](
-        f"transaction {committable.transaction} ({committable.rows} rows): {step.message}."
-        f" `onceflow txn show {committable.transaction}` tells more, docs/operations.md what to do"
-    )

@@ -33,6 +33,7 @@ from onceflow.core.runtime.messages import (
     Deploy,
     DriverMessage,
     Failed,
+    GloballyCommitted,
     Heartbeat,
     Hello,
     OfferSplits,
@@ -138,6 +139,9 @@ class SlotControl:
                 self._on_checkpoint(mail)
             case Shutdown(reason):
                 self._close(reason)
+            case GloballyCommitted():
+                if self._chains:
+                    self._chains.commits.globally_committed(mail)
             case Heartbeat():
                 pass
             case DriverGone(reason):

@@ -46,7 +46,7 @@ def notifications_late_and_twice(harness: Harness) -> None:
 
     def prepare(checkpoint: int) -> None:
         prepared.append(harness.prepare(checkpoint, writer=writer))
-        queue.pre_committed(CheckpointId(checkpoint), prepared[-1].committable)
+        queue.pre_committed(CheckpointId(checkpoint), [prepared[-1].committable])
 
     def hear(*checkpoints: int, seen: int) -> None:
         for checkpoint in checkpoints:
@@ -60,7 +60,7 @@ def notifications_late_and_twice(harness: Harness) -> None:
     hear(1, 1, seen=1)
     prepare(3)
     hear(3, 2, 1, seen=3)
-    queue.pre_committed(CheckpointId(4), writer.pre_commit(CheckpointId(4)))
+    queue.pre_committed(CheckpointId(4), writer.pre_commits(CheckpointId(4)))
     prepare(5)
     hear(4, 4, 3, seen=3)
     prepare(6)

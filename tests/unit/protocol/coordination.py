@@ -61,7 +61,10 @@ class Coordination:
     """Feeds facts to a coordinator at `now_s` and keeps every decision and every deleted path."""
 
     def __init__(
-        self, settings: CheckpointSettings, retained: Sequence[CompletedCheckpoint] = ()
+        self,
+        settings: CheckpointSettings,
+        retained: Sequence[CompletedCheckpoint] = (),
+        committers: frozenset[SubtaskRef] = frozenset(),
     ) -> None:
         last = retained[-1].checkpoint if retained else 0
         self.now_s = START_S
@@ -77,6 +80,7 @@ class Coordination:
             next_checkpoint=CheckpointId(last + 1),
             now_s=self.now_s,
             wall_ms=lambda: int(self.wall_s * 1000),
+            committers=committers,
         )
         self.decisions: list[Decision] = []
         self.deleted: list[str] = []

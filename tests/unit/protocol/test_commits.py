@@ -29,14 +29,14 @@ from onceflow.core.protocol.invariant import InvariantViolation
 POLICY = CommitRetryPolicy(initial_delay_s=1.0, multiplier=2.0, max_delay_s=5.0, deadline_s=20.0)
 
 
-def transaction(checkpoint: int, attempt: int = 1) -> Committable:
-    return Committable(TransactionId("sink", attempt, checkpoint, 0), rows=7)
+def transaction(checkpoint: int, attempt: int = 1, sequence: int = 0) -> Committable:
+    return Committable(TransactionId("sink", attempt, checkpoint, 0, sequence), rows=7)
 
 
 def queue_of(*checkpoints: int) -> CommitQueue:
     queue = CommitQueue(POLICY)
     for checkpoint in checkpoints:
-        queue.pre_committed(CheckpointId(checkpoint), transaction(checkpoint))
+        queue.pre_committed(CheckpointId(checkpoint), [transaction(checkpoint)])
     return queue
 
 
@@ -44,7 +44,7 @@ def drain(queue: CommitQueue) -> list[int]:
     """Commit whatever is due; return the checkpoints, in the order committed."""
     committed: list[int] = []
     while isinstance(head := queue.next_commit(0.0), Committable):
-        assert queue.outcome(head, Committed(), 0.0) == Done(head, already=False)
+        assert queue.outcome(head, Committed(), 0.0) == Done(already=False)
         committed.append(head.transaction.checkpoint)
     assert head is None
     return committed
@@ -114,7 +114,7 @@ def test_ack_lists_what_is_decided_and_not_known_to_be_committed() -> None:
     queue = queue_of(1)
     queue.completed(CheckpointId(1))
     assert queue.next_commit(0.0) == transaction(1)
-    queue.pre_committed(CheckpointId(2), transaction(2))
+    queue.pre_committed(CheckpointId(2), [transaction(2)])
     assert queue.pending_through(CheckpointId(2)) == (transaction(1), transaction(2))
     queue.outcome(transaction(1), Committed(), 0.0)
     assert queue.pending_through(CheckpointId(2)) == (transaction(2),)
@@ -127,8 +127,8 @@ def test_ack_lists_nothing_of_later_checkpoints() -> None:
 def test_checkpoint_without_rows_has_nothing_to_commit() -> None:
     """S19: empty checkpoints are committed as soon as they are decided."""
     queue = CommitQueue(POLICY)
-    queue.pre_committed(CheckpointId(1), None)
-    queue.pre_committed(CheckpointId(2), None)
+    queue.pre_committed(CheckpointId(1), [])
+    queue.pre_committed(CheckpointId(2), [])
     assert queue.pending_through(CheckpointId(2)) == ()
     queue.completed(CheckpointId(2))
     assert queue.next_commit(0.0) is None
@@ -147,14 +147,6 @@ def test_committed_through_names_decided_checkpoints_only() -> None:
     assert queue.committed_through == 5
 
 
-def test_restored_transactions_are_committed_at_once_and_first() -> None:
-    """S3, S7, S18: decided before the crash, by any attempt and subtask, in checkpoint order."""
-    queue = CommitQueue(POLICY, [transaction(5, attempt=2), transaction(4, attempt=1)])
-    queue.pre_committed(CheckpointId(6), transaction(6, attempt=3))
-    assert drain(queue) == [4, 5]
-    assert queue.pending_through(CheckpointId(6)) == (transaction(6, attempt=3),)
-
-
 def test_commit_that_landed_but_was_reported_unknown_is_not_applied_twice() -> None:
     """The same transaction is asked again, and the target proves that it is committed."""
     queue = queue_of(1)
@@ -164,7 +156,7 @@ def test_commit_that_landed_but_was_reported_unknown_is_not_applied_twice() -> N
     assert queue.committed_through == 0
     assert queue.next_commit(1.0) == transaction(1)
     step = queue.outcome(transaction(1), AlreadyCommitted(), 1.0)
-    assert step == Done(transaction(1), already=True)
+    assert step == Done(already=True)
     assert queue.committed_through == 1
 
 
@@ -172,7 +164,7 @@ def test_tries_are_spaced_further_and_further_up_to_a_bound() -> None:
     """S8, with backoff: never a tight loop."""
     policy = CommitRetryPolicy(initial_delay_s=1.0, max_delay_s=5.0, deadline_s=1e6)
     queue = CommitQueue(policy)
-    queue.pre_committed(CheckpointId(1), transaction(1))
+    queue.pre_committed(CheckpointId(1), [transaction(1)])
     queue.completed(CheckpointId(1))
     now_s = 100.0
     waits: list[float] = []
@@ -232,7 +224,7 @@ def test_a_transaction_keeps_the_name_of_a_checkpoint_that_was_given_up_before_i
 ):
     """XA names a transaction when it begins; 3 and 4 were given up, so 5 takes what began for 3."""
     queue = queue_of(2)
-    queue.pre_committed(CheckpointId(5), transaction(3))
+    queue.pre_committed(CheckpointId(5), [transaction(3)])
     assert queue.pending_through(CheckpointId(5)) == (transaction(2), transaction(3))
     queue.completed(CheckpointId(2))
     assert queue.next_commit(0.0) == transaction(2)
@@ -244,18 +236,37 @@ def test_a_transaction_keeps_the_name_of_a_checkpoint_that_was_given_up_before_i
     queue.outcome(transaction(3), Committed(), 0.0)
     assert queue.committed_through == CheckpointId(5)
     with pytest.raises(InvariantViolation, match="given up since 5"):
-        queue.pre_committed(CheckpointId(7), transaction(5))
+        queue.pre_committed(CheckpointId(7), [transaction(5)])
+
+
+def test_several_committables_of_one_pre_commit_are_committed_in_their_order() -> None:
+    """Listed together, committed one by one: the checkpoint is committed when the last one is."""
+    queue, several = CommitQueue(POLICY), [transaction(2, sequence=n) for n in range(3)]
+    queue.pre_committed(CheckpointId(2), several)
+    queue.pre_committed(CheckpointId(3), [transaction(3)])
+    assert queue.pending_through(CheckpointId(2)) == tuple(several)
+    queue.completed(CheckpointId(2))
+    for one in several:
+        assert queue.committed_through == 0
+        assert queue.next_commit(0.0) == one
+        queue.outcome(one, Committed(), 0.0)
+    assert queue.committed_through == 2
+    assert queue.pending_through(CheckpointId(3)) == (transaction(3),)
+    for wrong in (several[:1] * 2, several[::-1]):
+        named = [transaction(4, sequence=one.transaction.sequence) for one in wrong]
+        with pytest.raises(InvariantViolation, match="names of their own"):
+            queue.pre_committed(CheckpointId(4), named)
 
 
 def test_pre_commits_out_of_order_or_under_another_name_are_a_bug() -> None:
     queue = queue_of(2)
     with pytest.raises(InvariantViolation, match="pre-committed 2"):
-        queue.pre_committed(CheckpointId(2), transaction(2))
+        queue.pre_committed(CheckpointId(2), [transaction(2)])
     with pytest.raises(InvariantViolation, match="not of checkpoint 3"):
-        queue.pre_committed(CheckpointId(3), transaction(4))
+        queue.pre_committed(CheckpointId(3), [transaction(4)])
     queue.completed(CheckpointId(9))
-    with pytest.raises(InvariantViolation, match="decided 9"):
-        queue.pre_committed(CheckpointId(9), None)
+    with pytest.raises(InvariantViolation, match="after 9"):
+        queue.pre_committed(CheckpointId(9), [])
 
 
 @pytest.mark.parametrize(
@@ -290,7 +301,7 @@ def test_every_decided_transaction_is_committed_once_in_order_whatever_comes(
             case "prepare":
                 number = max(number, decided) + 1
                 rows = data.draw(st.booleans())
-                queue.pre_committed(CheckpointId(number), transaction(number) if rows else None)
+                queue.pre_committed(CheckpointId(number), [transaction(number)] if rows else [])
                 prepared += [number] if rows else []
             case "complete" if number:
                 checkpoint = data.draw(st.integers(1, number))

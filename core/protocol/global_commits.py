@@ -1,0 +1,200 @@
+"""One commit for all rows of a checkpoint, of all subtasks: for targets that keep versions.
+
+    pre-committed by subtasks -> listed by a decision -> one `GlobalCommit` -> one version
+
+The driver commits, one checkpoint after the other, and the target keeps the highest checkpoint that
+it has committed: an ordered proof. It moves only upwards, in the same step in which rows become
+visible, so a commit that comes late or twice finds that it is over.
+
+Which commit a transaction belongs to must be the same whoever asks, or two drivers would put its
+rows into two versions. So it belongs to the first decision at or after its own checkpoint. A
+decision names those before it that were not known to be committed (`undelivered`): from the last
+record alone every driver finds the same commits.
+
+Invariants:
+    transaction.checkpoint <= GlobalCommit.checkpoint, which is decided
+    a transaction up to the target's highest checkpoint is committed, or was never decided
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from onceflow.core.protocol.commits import CommitRetryPolicy, OrderedCommits, require_named
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, TransactionId
+from onceflow.core.protocol.invariant import require
+from onceflow.core.protocol.log_memory import NOTHING_REMEMBERED, Coverage, LogMemory
+from onceflow.core.protocol.recovery import commit_order, committables_of
+from onceflow.core.protocol.snapshots import CompletedCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalCommit:
+    """All that becomes visible with one decision under one sink id."""
+
+    checkpoint: CheckpointId
+    """The decision: what the target records as its highest."""
+    committables: tuple[Committable, ...]
+    """Of all subtasks, in commit order; never empty."""
+
+    @property
+    def transaction(self) -> TransactionId:
+        """The first of its names."""
+        return self.committables[0].transaction
+
+    def __str__(self) -> str:
+        rows = sum(committable.rows for committable in self.committables)
+        return f"checkpoint {self.checkpoint} of sink {self.transaction.sink_id} ({rows} rows)"
+
+
+class PreCommits:
+    """The subtask's side: what it has pre-committed and does not know to be committed."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Committable] = []
+        self._prepared_last = GENESIS
+
+    def pre_committed(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> None:
+        """Record what `pre_commit(checkpoint)` returned.
+
+        Raises:
+            InvariantViolation: See `commits.require_named`.
+        """
+        require_named(checkpoint, committables, self._prepared_last)
+        self._prepared_last = checkpoint
+        self._waiting += committables
+
+    def pending_through(self, checkpoint: CheckpointId) -> tuple[Committable, ...]:
+        """Return what the ack of `checkpoint` must list.
+
+        It may list what is committed already, which does no harm, and leaves out nothing that is
+        not.
+        """
+        return tuple(c for c in self._waiting if c.checkpoint <= checkpoint)
+
+    def committed(self, through: CheckpointId) -> tuple[Committable, ...]:
+        """Record that all decided up to `through` is committed; return what that was."""
+        done = tuple(c for c in self._waiting if c.checkpoint <= through)
+        self._waiting = self._waiting[len(done) :]
+        return done
+
+
+class GlobalCommitQueue(OrderedCommits[GlobalCommit]):
+    """The driver's side, for one sink in one attempt.
+
+    `restored` is where the attempt began: all that it decides is committed.
+    """
+
+    def __init__(self, sink_id: str, retry: CommitRetryPolicy, restored: CheckpointId) -> None:
+        super().__init__(retry, restored)
+        self._sink_id = sink_id
+
+    def decided(self, completed: CompletedCheckpoint) -> None:
+        """Record a decision, in order: what it lists after the one before is one commit.
+
+        Raises:
+            InvariantViolation: Out of order.
+        """
+        checkpoint, before = completed.checkpoint, self._decided_last
+        require(checkpoint > before, f"decision {checkpoint} of {self._sink_id} after {before}")
+        listed = _listed(completed, self._sink_id, after=before)
+        if listed:
+            self._waiting.append(GlobalCommit(checkpoint, listed))
+        self.completed(checkpoint)
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalRecoveryPlan:
+    """What a new attempt does with the transactions of one sink, each in the order given."""
+
+    commit: tuple[GlobalCommit, ...] = ()
+    """Decided, and not in the target's proof."""
+    abort: tuple[Committable, ...] = ()
+    """Of older attempts and not decided: their records will be, or were, sent again."""
+    ahead: str = ""
+    """Why nothing may be done: the target has committed more than this log has decided."""
+    behind: str = ""
+    """Why nothing may be done: the target lacks what the log knows to be committed."""
+
+
+def plan_global_recovery(
+    decided: CompletedCheckpoint,
+    in_doubt: Sequence[Committable],
+    *,
+    sink_id: str,
+    attempt: AttemptId,
+    committed_through: CheckpointId,
+    memory: LogMemory = NOTHING_REMEMBERED,
+) -> GlobalRecoveryPlan:
+    """Return what attempt `attempt` does, from the last decision and the target's own proof.
+
+    `committed_through` was asked for before `in_doubt`, after the attempt had claimed the log:
+    nobody decides anything else meanwhile. Idempotent.
+    """
+    last = decided.checkpoint
+    if committed_through > last:
+        return GlobalRecoveryPlan(
+            ahead=f"the target has committed checkpoint {committed_through} of sink {sink_id}, and"
+            f" the last decision of this log is {last}"
+        )
+    known = max((c.checkpoint for c in memory.of_sink(sink_id)), default=GENESIS)
+    if committed_through < known:
+        return GlobalRecoveryPlan(
+            behind=f"checkpoint {known} of sink {sink_id} was committed, and the target has"
+            f" {committed_through} as its highest: it has gone back to an older copy"
+        )
+    listed = _listed(decided, sink_id, after=GENESIS)
+    left = (c for c in listed if c.checkpoint > committed_through)
+    return GlobalRecoveryPlan(
+        commit=_by_decision(left, (*decided.undelivered, last)),
+        abort=undecided(decided, in_doubt, sink_id=sink_id, attempt=attempt, memory=memory),
+    )
+
+
+def undecided(
+    decided: CompletedCheckpoint,
+    in_doubt: Sequence[Committable],
+    *,
+    sink_id: str,
+    attempt: AttemptId,
+    memory: LogMemory = NOTHING_REMEMBERED,
+) -> tuple[Committable, ...]:
+    """Return those of `in_doubt` that older attempts than `attempt` prepared and never decided.
+
+    Asked for at a start, and again after the first checkpoint: a slot of an older attempt may have
+    prepared something in between. What the log no longer remembers is left where it is: unseen.
+    """
+    own = {committable.transaction for committable in _listed(decided, sink_id, after=GENESIS)}
+    found = (
+        c
+        for c in in_doubt
+        if c.transaction.sink_id == sink_id
+        and c.transaction.attempt < attempt
+        and c.transaction not in own
+        and memory.coverage(c.transaction) is Coverage.UNDECIDED
+    )
+    return tuple(sorted(found, key=commit_order))
+
+
+def _by_decision(
+    committables: Iterable[Committable], decisions: Sequence[CheckpointId]
+) -> tuple[GlobalCommit, ...]:
+    """Return one commit for each of `decisions`, which rise, that is the first for any of them."""
+    found: dict[CheckpointId, tuple[Committable, ...]] = {}
+    for committable in committables:
+        decision = decisions[bisect_left(decisions, committable.checkpoint)]
+        found[decision] = (*found.get(decision, ()), committable)
+    return tuple(GlobalCommit(n, found[n]) for n in sorted(found))
+
+
+def _listed(
+    completed: CompletedCheckpoint, sink_id: str, *, after: CheckpointId
+) -> tuple[Committable, ...]:
+    return tuple(
+        c
+        for c in committables_of(completed)
+        if c.transaction.sink_id == sink_id and c.checkpoint > after
+    )

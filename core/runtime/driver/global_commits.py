@@ -1,0 +1,96 @@
+"""Commits of whole checkpoints, on the driver: a thread for each sink that has a `GlobalCommitter`.
+
+An attempt that was overtaken may go on committing what it has decided. That is what the newer one
+commits, too, and the target's ordered proof lets one of them: see `protocol.global_commits`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from onceflow.core.protocol.commits import CommitRetryPolicy, Done, RetryAt
+from onceflow.core.protocol.committables import CommitOutcome
+from onceflow.core.protocol.global_commits import GlobalCommit, GlobalCommitQueue
+from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
+from onceflow.core.protocol.snapshots import CompletedCheckpoint
+from onceflow.core.runtime.driver.attempt_context import AttemptContext, GlobalCommitEnded
+from onceflow.core.runtime.slot.commits import CommitThread
+from onceflow.core.spi import GlobalCommitter
+
+
+def committer_ref(uid: str) -> SubtaskRef:
+    """Return what the coordinator knows the driver's committer of sink `uid` by: no subtask."""
+    return SubtaskRef(uid, -1)
+
+
+class GlobalCommits:
+    """Every global committer of one attempt. Used by the attempt's thread, which never waits."""
+
+    def __init__(self, context: AttemptContext, tell: Callable[[GlobalCommitEnded], None]) -> None:
+        self._context = context
+        self._tell = tell
+        self._workers: list[_GlobalWorker] = []
+
+    def start(self) -> None:
+        """Begin, once recovery has committed all that the restored checkpoint decides."""
+        plan, restored = self._context.plan, self._context.restored.checkpoint
+        retry = CommitRetryPolicy(deadline_s=plan.settings.commit_deadline_s)
+        for uid, sink_id, committer in self._context.recovery.global_committers():
+            self._workers.append(
+                _GlobalWorker(
+                    uid,
+                    GlobalCommitQueue(sink_id, retry, restored),
+                    committer,
+                    committed=partial(self._committed, uid, sink_id),
+                    failed=partial(self._failed, uid, sink_id),
+                )
+            )
+
+    def decided(self, completed: CompletedCheckpoint) -> None:
+        """Commit what `completed` decides, soon; called with each decision, in order."""
+        for worker in self._workers:
+            worker.decided(completed)
+
+    def close(self, timeout_s: float) -> Iterable[str]:
+        """End every committer; return the uids of those that do not end within `timeout_s`."""
+        return [worker.uid for worker in self._workers if not worker.close(timeout_s)]
+
+    def _committed(self, uid: str, sink_id: str, through: CheckpointId, commit_ms: float) -> None:
+        del commit_ms
+        self._tell(GlobalCommitEnded(self._context.plan.attempt, uid, sink_id, through))
+
+    def _failed(self, uid: str, sink_id: str, error: BaseException) -> None:
+        restored = self._context.restored.checkpoint
+        self._tell(GlobalCommitEnded(self._context.plan.attempt, uid, sink_id, restored, error))
+
+
+class _GlobalWorker(CommitThread[GlobalCommit]):
+    def __init__(
+        self,
+        uid: str,
+        queue: GlobalCommitQueue,
+        committer: GlobalCommitter,
+        *,
+        committed: Callable[[CheckpointId, float], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        super().__init__(f"checkpoints of {uid}", queue, committed=committed, failed=failed)
+        self.uid = uid
+        self._queue = queue
+        self._committer = committer
+        self._thread.start()
+
+    def decided(self, completed: CompletedCheckpoint) -> None:
+        with self._condition:
+            self._queue.decided(completed)
+            self._condition.notify()
+
+    def _commit(self, commit: GlobalCommit) -> CommitOutcome:
+        return self._committer.commit(commit.checkpoint, commit.committables)
+
+    def _ended(self, commit: GlobalCommit, step: Done | RetryAt) -> None:
+        """Slots count what is committed."""
+
+    def _release(self) -> None:
+        self._committer.close()

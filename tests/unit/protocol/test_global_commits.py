@@ -1,0 +1,161 @@
+"""One commit a checkpoint: every driver finds the same ones, whatever the last record was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.protocol.coordination import SINKS, Coordination, completed, of_type
+
+from onceflow.core.protocol.commits import CommitRetryPolicy
+from onceflow.core.protocol.committables import AlreadyCommitted, Committable, Committed, Lost
+from onceflow.core.protocol.coordinator import CheckpointSettings
+from onceflow.core.protocol.decisions import AppendDecision, CheckpointKind, FinishJob
+from onceflow.core.protocol.global_commits import (
+    GlobalCommit,
+    GlobalCommitQueue,
+    PreCommits,
+    plan_global_recovery,
+    undecided,
+)
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
+from onceflow.core.protocol.invariant import InvariantViolation
+from onceflow.core.protocol.log_memory import Decided, LogMemory
+from onceflow.core.protocol.snapshots import CompletedCheckpoint, OperatorSnapshot, SubtaskSnapshot
+
+SINK = "job.lake"
+ATTEMPT = AttemptId(2)
+
+
+def tx(checkpoint: int, subtask: int = 0, attempt: int = 1, sink_id: str = SINK) -> Committable:
+    return Committable(TransactionId(sink_id, attempt, checkpoint, subtask), rows=5)
+
+
+def decision(
+    number: int, *listed: Committable, undelivered: tuple[int, ...] = ()
+) -> CompletedCheckpoint:
+    operator = OperatorSnapshot("lake", committables=listed)
+    return replace(
+        completed(number, attempt=1),
+        snapshots=(SubtaskSnapshot(SINKS[0], (operator,)),),
+        undelivered=tuple(map(CheckpointId, undelivered)),
+    )
+
+
+def commit(number: int, *committables: Committable) -> GlobalCommit:
+    return GlobalCommit(CheckpointId(number), committables)
+
+
+def test_each_decision_is_one_commit_of_all_subtasks() -> None:
+    """What aborted checkpoints had prepared is the next decision's; what is listed again is not."""
+    queue = GlobalCommitQueue(SINK, CommitRetryPolicy(), CheckpointId(3))
+    queue.decided(decision(5, tx(4), tx(5, 1), tx(5), tx(5, sink_id="job.other")))
+    queue.decided(decision(6, tx(4), tx(5), tx(5, 1), tx(6)))
+    queue.decided(decision(7))
+    first, second = commit(5, tx(4), tx(5), tx(5, 1)), commit(6, tx(6))
+    assert queue.next_commit(0.0) == first
+    queue.outcome(first, Committed(), 0.0)
+    assert queue.committed_through == 5
+    assert queue.next_commit(0.0) == second
+    queue.outcome(second, AlreadyCommitted(), 0.0)
+    assert queue.committed_through == 7
+    assert queue.next_commit(0.0) is None
+
+
+def test_lost_files_name_the_checkpoint() -> None:
+    queue = GlobalCommitQueue(SINK, CommitRetryPolicy(), CheckpointId(0))
+    queue.decided(decision(1, tx(1), tx(1, 1)))
+    step = queue.outcome(commit(1, tx(1), tx(1, 1)), Lost("no such file"), 0.0)
+    assert "checkpoint 1 of sink job.lake (10 rows) was decided and is gone" in str(step)
+    with pytest.raises(InvariantViolation, match="decision 1 of job.lake after 1"):
+        queue.decided(decision(1))
+
+
+def test_subtask_lists_what_it_does_not_know_to_be_committed() -> None:
+    waiting = PreCommits()
+    waiting.pre_committed(CheckpointId(1), [tx(1)])
+    waiting.pre_committed(CheckpointId(2), [])
+    waiting.pre_committed(CheckpointId(3), [tx(3)])
+    assert waiting.pending_through(CheckpointId(2)) == (tx(1),)
+    assert waiting.pending_through(CheckpointId(3)) == (tx(1), tx(3))
+    assert waiting.committed(CheckpointId(2)) == (tx(1),)
+    assert waiting.committed(CheckpointId(1)) == ()
+    assert waiting.pending_through(CheckpointId(3)) == (tx(3),)
+    with pytest.raises(InvariantViolation, match="pre-committed 3 after 3"):
+        waiting.pre_committed(CheckpointId(3), [tx(3)])
+
+
+def test_recovery_finds_the_commits_of_every_decision_that_may_be_undelivered() -> None:
+    """Not one for all: an older driver may be committing the first of them at this moment."""
+    last = decision(8, tx(4), tx(5), tx(6), tx(8), tx(8, 1), undelivered=(5, 6))
+    plan = plan_global_recovery(
+        last, [], sink_id=SINK, attempt=ATTEMPT, committed_through=CheckpointId(0)
+    )
+    assert plan.commit == (
+        commit(5, tx(4), tx(5)),
+        commit(6, tx(6)),
+        commit(8, tx(8), tx(8, 1)),
+    )
+    later = plan_global_recovery(
+        last, [], sink_id=SINK, attempt=ATTEMPT, committed_through=CheckpointId(6)
+    )
+    assert later.commit == (commit(8, tx(8), tx(8, 1)),)
+
+
+def test_recovery_aborts_what_older_attempts_did_not_decide() -> None:
+    memory = LogMemory(decided=(Decided(1, 5),), sinks=(SINK,))
+    in_doubt = [tx(6), tx(5), tx(4), tx(7, attempt=2), tx(6, sink_id="job.other")]
+    plan = plan_global_recovery(
+        decision(5, tx(5)),
+        in_doubt,
+        sink_id=SINK,
+        attempt=ATTEMPT,
+        committed_through=CheckpointId(4),
+        memory=memory,
+    )
+    assert plan.commit == (commit(5, tx(5)),)
+    assert plan.abort == (tx(6),)
+    forgetful = replace(memory, since=2)
+    found = undecided(decision(5), in_doubt, sink_id=SINK, attempt=ATTEMPT, memory=forgetful)
+    assert found == (), "nobody knows whether a forgotten attempt decided it"
+
+
+def test_target_ahead_of_the_log_or_behind_it_is_noticed() -> None:
+    """Numbers that rise cannot say which of two logs they are of: a person must."""
+    memory = LogMemory(sinks=(SINK,), committed=(tx(4),))
+    ahead = plan_global_recovery(
+        decision(5, tx(5)),
+        [tx(6)],
+        sink_id=SINK,
+        attempt=ATTEMPT,
+        committed_through=CheckpointId(6),
+    )
+    behind = plan_global_recovery(
+        decision(5, tx(5)),
+        [],
+        sink_id=SINK,
+        attempt=ATTEMPT,
+        committed_through=CheckpointId(3),
+        memory=memory,
+    )
+    assert "has committed checkpoint 6 of sink job.lake, and the last decision" in ahead.ahead
+    assert "checkpoint 4 of sink job.lake was committed, and the target has 3" in behind.behind
+    assert not any((ahead.commit, ahead.abort, behind.commit, behind.abort))
+
+
+def test_decisions_name_those_that_are_not_known_to_be_committed() -> None:
+    """And the job finishes only when the last one is."""
+    whole = SubtaskRef("lake", -1)
+    job = Coordination(CheckpointSettings(interval_s=10.0), committers=frozenset({whole}))
+    for number in range(1, 5):
+        assert job.trigger() == number
+        job.complete(number)
+        if number == 3:
+            job.committed(2, [whole])
+    found = [d.completed.undelivered for d in of_type(AppendDecision, job.decisions)]
+    assert found == [(), (1,), (1, 2), (3,)]
+    job.decisions += job.coordinator.request(CheckpointKind.STOP, job.now_s)
+    job.complete(5)
+    assert not of_type(FinishJob, job.decisions)
+    job.committed(5, [whole])
+    assert of_type(FinishJob, job.decisions)
