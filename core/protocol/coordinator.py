@@ -271,8 +271,7 @@ class CheckpointCoordinator:
         before = min(self._confirmed.values())
         self._confirmed[subtask] = max(self._confirmed[subtask], checkpoint)
         if subtask in self._committers:
-            through = min(self._confirmed[committer] for committer in self._committers)
-            self._undelivered = [n for n in self._undelivered if n > through]
+            self._undelivered = [n for n in self._undelivered if n > self._delivered_through()]
         if min(self._confirmed.values()) == before:
             return ()
         return (*self._discard(()), *self._proceed(now_s))
@@ -339,8 +338,13 @@ class CheckpointCoordinator:
             triggered_at_ms=trigger.triggered_at_ms,
             completed_at_ms=self._wall_ms(),
             final=trigger.kind.ends_job,
+            delivered_through=self._delivered_through(),
             undelivered=tuple(self._undelivered),
         )
+
+    def _delivered_through(self) -> CheckpointId:
+        confirmed = (self._confirmed[committer] for committer in self._committers)
+        return min(confirmed, default=GENESIS)
 
     def _named(self) -> frozenset[str]:
         retained = (snapshot for kept in self._retained for snapshot in kept.snapshots)

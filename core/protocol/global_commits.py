@@ -8,8 +8,8 @@ visible, so a commit that comes late or twice finds that it is over.
 
 Which commit a transaction belongs to must be the same whoever asks, or two drivers would put its
 rows into two versions. So it belongs to the first decision at or after its own checkpoint. A
-decision names those before it that were not known to be committed (`undelivered`): from the last
-record alone every driver finds the same commits.
+decision names those before it that were not known to be committed (`undelivered`), and the last one
+that was: from the last record alone every driver finds the same commits.
 
 Invariants:
     transaction.checkpoint <= GlobalCommit.checkpoint, which is decided
@@ -140,13 +140,14 @@ def plan_global_recovery(
             ahead=f"the target has committed checkpoint {committed_through} of sink {sink_id}, and"
             f" the last decision of this log is {last}"
         )
-    known = max((c.checkpoint for c in memory.of_sink(sink_id)), default=GENESIS)
+    listed = _listed(decided, sink_id, after=GENESIS)
+    delivered = [c.checkpoint for c in listed if c.checkpoint <= decided.delivered_through]
+    known = max([*delivered, *(c.checkpoint for c in memory.of_sink(sink_id))], default=GENESIS)
     if committed_through < known:
         return GlobalRecoveryPlan(
             behind=f"checkpoint {known} of sink {sink_id} was committed, and the target has"
             f" {committed_through} as its highest: it has gone back to an older copy"
         )
-    listed = _listed(decided, sink_id, after=GENESIS)
     left = (c for c in listed if c.checkpoint > committed_through)
     return GlobalRecoveryPlan(
         commit=_by_decision(left, (*decided.undelivered, last)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from onceflow.core.protocol.committables import Committable
-from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
+from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +84,10 @@ class CompletedCheckpoint:
     completed_at_ms: int
     final: bool = False
     """Whether all sources had reached their end, or the job was told to stop, before it."""
+    delivered_through: CheckpointId = GENESIS
+    """Up to this decision all global committers were known to have committed."""
     undelivered: tuple[CheckpointId, ...] = ()
-    """Earlier decisions, rising, of which a global committer was not known to have committed all.
-
-    See `global_commits`.
-    """
+    """The decisions between that one and this one, rising. See `global_commits`."""
 
     def operator(self, uid: str) -> tuple[tuple[int, OperatorSnapshot], ...]:
         """Return (subtask index, snapshot) of operator `uid`, by index."""

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tests.simulation.targets import Staged, Versioned
+from tests.simulation.global_mutants import GLOBAL_MUTANTS
+from tests.simulation.targets import Staged
 from tests.simulation.variant import Variant
 from tests.simulation.world import World
 
@@ -27,14 +28,7 @@ from onceflow.core.protocol.decisions import (
     NotifyAbort,
     NotifyComplete,
 )
-from onceflow.core.protocol.global_commits import (
-    GlobalCommit,
-    GlobalCommitQueue,
-    GlobalRecoveryPlan,
-    PreCommits,
-    plan_global_recovery,
-)
-from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.log_memory import LogMemory
 from onceflow.core.protocol.recovery import RecoveryPlan, plan_recovery, retain_ledger_from
 from onceflow.core.protocol.snapshots import CompletedCheckpoint, StateHandle, SubtaskSnapshot
@@ -381,72 +375,6 @@ class _SkipsFailed(CommitQueue):
         return self._done(already=False)
 
 
-# --- commits of whole checkpoints ----------------------------------------------------------------
-
-
-class _ListsOwnOnly(PreCommits):
-    """Acks list only the checkpoint's own files, not those of aborted ones before it."""
-
-    def pending_through(self, checkpoint: CheckpointId) -> tuple[Committable, ...]:
-        return tuple(c for c in super().pending_through(checkpoint) if c.checkpoint == checkpoint)
-
-
-class _MergesDecisions(GlobalCommitQueue):
-    """Makes one version of all decisions that wait."""
-
-    def decided(self, completed: CompletedCheckpoint) -> None:
-        super().decided(completed)
-        if self._waiting and self._tries is None:
-            all_waiting = tuple(c for commit in self._waiting for c in commit.committables)
-            self._waiting[:] = [GlobalCommit(self._waiting[-1].checkpoint, all_waiting)]
-
-
-class _CommitsListed(GlobalCommitQueue):
-    """Commits all that a decision lists, also what an earlier one did."""
-
-    def decided(self, completed: CompletedCheckpoint) -> None:
-        before = self._decided_last
-        self._decided_last = CheckpointId(0)
-        super().decided(completed)
-        del before
-
-
-class _CommitsWholeNewestFirst(GlobalCommitQueue):
-    """Commits the newest decision first."""
-
-    def decided(self, completed: CompletedCheckpoint) -> None:
-        super().decided(completed)
-        if self._tries is None:
-            self._waiting.sort(key=lambda commit: -commit.checkpoint)
-
-
-def _as_one(decided: CompletedCheckpoint, *arguments: Any, **named: Any) -> GlobalRecoveryPlan:
-    return plan_global_recovery(replace(decided, undelivered=()), *arguments, **named)
-
-
-def _whole_of_none(*arguments: Any, **named: Any) -> GlobalRecoveryPlan:
-    return replace(plan_global_recovery(*arguments, **named), commit=())
-
-
-def _without_proof(*arguments: Any, **named: Any) -> GlobalRecoveryPlan:
-    nothing = dict(named, committed_through=GENESIS, memory=LogMemory())
-    plan = plan_global_recovery(*arguments, **nothing)
-    return replace(plan, abort=plan_global_recovery(*arguments, **named).abort)
-
-
-def _sees_no_older_copy(*arguments: Any, **named: Any) -> GlobalRecoveryPlan:
-    plan = plan_global_recovery(*arguments, **named)
-    if not plan.behind:
-        return plan
-    return replace(plan_global_recovery(*arguments, **dict(named, memory=LogMemory())), abort=())
-
-
-def _keeps_no_order(world: World) -> None:
-    for target in world.targets.values():
-        if isinstance(target, Versioned):
-            target.keeps_order = False
-
-
 # --- recovery ------------------------------------------------------------------------------------
 
 
@@ -592,18 +520,7 @@ MUTANTS: tuple[Variant, ...] = (
     Variant("prunes proofs without a floor", prepare=_keeps_no_floor),
     Variant("recovery knows the last checkpoint alone", plan=_remembers_nothing),
     Variant("reads a split before a decision holds it", reads_undecided_splits=True),
-    Variant("forgets files of aborted checkpoints", pre_commits=_ListsOwnOnly),
-    Variant("forgets files that are decided and not committed", drops_decided=True),
-    Variant("makes one version of several decisions", global_queue=_MergesDecisions),
-    Variant("commits again what a decision lists again", global_queue=_CommitsListed),
-    Variant("commits the newest decision first", global_queue=_CommitsWholeNewestFirst),
-    Variant("commits a whole checkpoint before the decision", whole_before_decision=True),
-    Variant("finishes before the last whole commit", waits_for_whole=False),
-    Variant("recovery makes one version of several decisions", global_plan=_as_one),
-    Variant("recovery commits no whole checkpoint", global_plan=_whole_of_none),
-    Variant("recovery does not ask for the ordered proof", global_plan=_without_proof),
-    Variant("recovery sees no older copy of a table", global_plan=_sees_no_older_copy),
-    Variant("the target keeps no ordered proof", prepare=_keeps_no_order),
+    *GLOBAL_MUTANTS,
     Variant("names transactions without the attempt", attempt_in_name=False),
     Variant("records the position one too early", position_shift=-1),
     Variant("records the position one too late", position_shift=1),

@@ -140,6 +140,11 @@ def test_target_ahead_of_the_log_or_behind_it_is_noticed() -> None:
     )
     assert "has committed checkpoint 6 of sink job.lake, and the last decision" in ahead.ahead
     assert "checkpoint 4 of sink job.lake was committed, and the target has 3" in behind.behind
+    delivered = replace(decision(5, tx(4), tx(5)), delivered_through=CheckpointId(4))
+    gone = plan_global_recovery(
+        delivered, [], sink_id=SINK, attempt=ATTEMPT, committed_through=CheckpointId(3)
+    )
+    assert "checkpoint 4 of sink job.lake was committed, and the target has 3" in gone.behind
     assert not any((ahead.commit, ahead.abort, behind.commit, behind.abort))
 
 
@@ -152,8 +157,9 @@ def test_decisions_name_those_that_are_not_known_to_be_committed() -> None:
         job.complete(number)
         if number == 3:
             job.committed(2, [whole])
-    found = [d.completed.undelivered for d in of_type(AppendDecision, job.decisions)]
-    assert found == [(), (1,), (1, 2), (3,)]
+    found = [d.completed for d in of_type(AppendDecision, job.decisions)]
+    assert [one.undelivered for one in found] == [(), (1,), (1, 2), (3,)]
+    assert [one.delivered_through for one in found] == [0, 0, 0, 2]
     job.decisions += job.coordinator.request(CheckpointKind.STOP, job.now_s)
     job.complete(5)
     assert not of_type(FinishJob, job.decisions)

@@ -129,7 +129,7 @@ def test_format_1_is_these_very_bytes() -> None:
         b'"timings":{"alignment_ms":0.1,"sync_ms":2.5,"async_ms":1e-9,"start_delay_ms":3.0,'
         b'"size_bytes":10}}],"triggered_at_ms":1,"completed_at_ms":2,"final":false'
     )
-    ends = b',"undelivered":[]},"previous":"previous"', b',"memory":null}}'
+    ends = b',"delivered_through":0,"undelivered":[]},"previous":"previous"', b',"memory":null}}'
     assert data.splitlines()[0] == written + b"".join(ends)
     # As versions wrote it that remembered nothing, and knew no commits of whole checkpoints.
     older = written + b'},"previous":"previous"}}'

@@ -1,0 +1,104 @@
+"""Broken variants of commits of whole checkpoints; each must be caught, as those of `mutants`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.targets import Versioned
+from tests.simulation.variant import Variant
+
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.global_commits import (
+    GlobalCommit,
+    GlobalCommitQueue,
+    GlobalRecoveryPlan,
+    PreCommits,
+    plan_global_recovery,
+)
+from onceflow.core.protocol.ids import GENESIS, CheckpointId
+from onceflow.core.protocol.log_memory import LogMemory
+from onceflow.core.protocol.snapshots import CompletedCheckpoint
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+
+class _ListsOwnOnly(PreCommits):
+    """Acks list only the checkpoint's own files, not those of aborted ones before it."""
+
+    def pending_through(self, checkpoint: CheckpointId) -> tuple[Committable, ...]:
+        return tuple(c for c in super().pending_through(checkpoint) if c.checkpoint == checkpoint)
+
+
+class _MergesDecisions(GlobalCommitQueue):
+    """Makes one version of all decisions that wait."""
+
+    def decided(self, completed: CompletedCheckpoint) -> None:
+        super().decided(completed)
+        if self._waiting and self._tries is None:
+            all_waiting = tuple(c for commit in self._waiting for c in commit.committables)
+            self._waiting[:] = [GlobalCommit(self._waiting[-1].checkpoint, all_waiting)]
+
+
+class _CommitsListed(GlobalCommitQueue):
+    """Commits all that a decision lists, also what an earlier one did."""
+
+    def decided(self, completed: CompletedCheckpoint) -> None:
+        self._decided_last = CheckpointId(0)
+        super().decided(completed)
+
+
+class _CommitsWholeNewestFirst(GlobalCommitQueue):
+    """Commits the newest decision first."""
+
+    def decided(self, completed: CompletedCheckpoint) -> None:
+        super().decided(completed)
+        if self._tries is None:
+            self._waiting.sort(key=lambda commit: -commit.checkpoint)
+
+
+def _as_one(decided: CompletedCheckpoint, *arguments: Any, **named: Any) -> GlobalRecoveryPlan:
+    return plan_global_recovery(replace(decided, undelivered=()), *arguments, **named)
+
+
+def _whole_of_none(*arguments: Any, **named: Any) -> GlobalRecoveryPlan:
+    return replace(plan_global_recovery(*arguments, **named), commit=())
+
+
+def _without_proof(*arguments: Any, **named: Any) -> GlobalRecoveryPlan:
+    nothing = dict(named, committed_through=GENESIS, memory=LogMemory())
+    plan = plan_global_recovery(*arguments, **nothing)
+    return replace(plan, abort=plan_global_recovery(*arguments, **named).abort)
+
+
+def _sees_no_older_copy(
+    decided: CompletedCheckpoint, *arguments: Any, **named: Any
+) -> GlobalRecoveryPlan:
+    plan = plan_global_recovery(decided, *arguments, **named)
+    if not plan.behind:
+        return plan
+    unknown = replace(decided, delivered_through=GENESIS)
+    return plan_global_recovery(unknown, *arguments, **dict(named, memory=LogMemory()))
+
+
+def _keeps_no_order(world: World) -> None:
+    for target in world.targets.values():
+        if isinstance(target, Versioned):
+            target.keeps_order = False
+
+
+GLOBAL_MUTANTS: tuple[Variant, ...] = (
+    Variant("forgets files of aborted checkpoints", pre_commits=_ListsOwnOnly),
+    Variant("forgets files that are decided and not committed", drops_decided=True),
+    Variant("makes one version of several decisions", global_queue=_MergesDecisions),
+    Variant("commits again what a decision lists again", global_queue=_CommitsListed),
+    Variant("commits the newest decision first", global_queue=_CommitsWholeNewestFirst),
+    Variant("commits a whole checkpoint before the decision", whole_before_decision=True),
+    Variant("finishes before the last whole commit", waits_for_whole=False),
+    Variant("recovery makes one version of several decisions", global_plan=_as_one),
+    Variant("recovery commits no whole checkpoint", global_plan=_whole_of_none),
+    Variant("recovery does not ask for the ordered proof", global_plan=_without_proof),
+    Variant("recovery sees no older copy of a table", global_plan=_sees_no_older_copy),
+    Variant("the target keeps no ordered proof", prepare=_keeps_no_order),
+)
