@@ -15,6 +15,7 @@ from datetime import datetime
 
 import pyarrow as pa
 
+from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import TransactionId
 
@@ -102,3 +103,16 @@ def staged_committable(transaction: TransactionId, rows: int = 0) -> Committable
 def is_staged(committable: Committable) -> bool:
     """Return whether `committable` names staged rows, and not something prepared in the target."""
     return committable.payload == _MARK
+
+
+def required_staging(staging: StagingArea | None, sink_id: str, what_waits: str) -> StagingArea:
+    """Return `staging`; `what_waits` there begins with who puts it there, and why.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if staging is None:
+        raise ConfigError(
+            f"sink {sink_id}: {what_waits} in checkpoint storage, and there is none here"
+        )
+    return staging

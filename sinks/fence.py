@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onceflow.core.errors import ConfigError, Fenced
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +42,15 @@ def check_fence(
             f"attempt {claimant.attempt} may not write under sink id {sink_id!r}: attempt "
             f"{recorded.attempt} of the same job has claimed it; this one is out of date and stops"
         )
+
+
+def check_sink_id(sink_id: str) -> None:
+    """Return when `sink_id` can be part of a transaction's name.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    try:
+        TransactionId(sink_id, attempt=AttemptId(1), checkpoint=CheckpointId(0), subtask=0)
+    except ValueError as error:
+        raise ConfigError(f"sink id {sink_id!r}: {error}") from None

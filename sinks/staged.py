@@ -23,7 +23,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from onceflow.core.crash_points import reach
-from onceflow.core.errors import BadRow, ConfigError, PreCommitFailed, SinkError, StorageError
+from onceflow.core.errors import BadRow, PreCommitFailed, SinkError, StorageError
 from onceflow.core.protocol.committables import (
     Aborted,
     AbortOutcome,
@@ -44,7 +44,7 @@ from onceflow.core.spi import (
     SinkWriter,
     WriterContext,
 )
-from onceflow.core.staging import StagingArea, staged_committable
+from onceflow.core.staging import StagingArea, required_staging, staged_committable
 
 _logger = logging.getLogger("onceflow.sinks.staged")
 
@@ -113,7 +113,7 @@ class StagedWriter(SinkWriter):
         """Begin with no rows."""
         self._sink = sink
         self._context = context
-        self._staging = _required(context.staging, context.sink_id)
+        self._staging = required_staging(context.staging, context.sink_id, "rows wait")
         self._rows = self._staging.open()
         self._rejected: list[RejectedRows] = []
 
@@ -171,7 +171,7 @@ class StagedCommitter(Committer):
         """Connect to nothing."""
         self._sink = sink
         self._sink_id = context.sink_id
-        self._staging = _required(context.staging, context.sink_id)
+        self._staging = required_staging(context.staging, context.sink_id, "rows wait")
 
     @override
     def commit(self, committable: Committable) -> CommitOutcome:
@@ -296,9 +296,3 @@ def _lost(transaction: TransactionId) -> Lost:
         f"the rows of transaction {transaction} are not in checkpoint storage any more, and the "
         "target has no proof that they were applied: somebody deleted them, or the proof"
     )
-
-
-def _required(staging: StagingArea | None, sink_id: str) -> StagingArea:
-    if staging is None:
-        raise ConfigError(f"sink {sink_id} needs checkpoint storage in which rows can be staged")
-    return staging

@@ -25,10 +25,11 @@ from onceflow.core.protocol.committables import (
     RetryLater,
     Unknown,
 )
-from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from onceflow.core.storage.file_location import FileLocation, Publish
 from onceflow.core.storage.filesystem import StreamedFiles
+from onceflow.sinks.fence import check_sink_id
 from onceflow.sinks.files.formats import Compression, file_format
 from onceflow.sinks.files.layout import SinkPaths, claim
 from onceflow.sinks.files.partitions import Partitions
@@ -213,10 +214,7 @@ class FileSink(Sink):
             Fenced: This attempt or a newer one has claimed the sink id.
             SinkError: The target cannot be reached now.
         """
-        try:
-            TransactionId(context.sink_id, context.attempt, checkpoint=0, subtask=0)
-        except ValueError as error:
-            raise ConfigError(f"sink id {context.sink_id!r}: {error}") from None
+        check_sink_id(context.sink_id)
         settings = self.settings
         _require_rows(settings, schema)
         fs, paths = open_files(settings.location), SinkPaths(context.sink_id)

@@ -45,12 +45,12 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.retries import Retries
 from onceflow.core.spi import Committer, CommitterContext
-from onceflow.core.staging import StagingArea, staged_committable
+from onceflow.core.staging import required_staging, staged_committable
 from onceflow.sinks.kafka.commit_records import CommitRecords
 from onceflow.sinks.kafka.fence import Fence
 from onceflow.sinks.kafka.preflight import is_proof_expired
 from onceflow.sinks.kafka.records import facts_of
-from onceflow.sinks.kafka.settings import KafkaSinkSettings
+from onceflow.sinks.kafka.settings import STAGED, KafkaSinkSettings
 from onceflow.sinks.kafka.transactional_lane import (
     LaneFailed,
     TransactionalLanes,
@@ -75,7 +75,7 @@ class KafkaCommitter(Committer):
         """
         self._settings = settings
         self._context = context
-        self._area = _area_of(context)
+        self._area = required_staging(context.staging, context.sink_id, STAGED)
         self._commit_records = CommitRecords(self._area)
         self._lanes = TransactionalLanes(settings, context, self._area, self._commit_records)
         self._fence = Fence(settings, context)
@@ -285,15 +285,6 @@ class KafkaCommitter(Committer):
 
     def _proof(self, transaction: TransactionId) -> str:
         return proof_of(transaction, self._context.log_id)
-
-
-def _area_of(context: CommitterContext) -> StagingArea:
-    if context.staging is None:
-        raise ConfigError(
-            f"sink {context.sink_id}: a Kafka sink stages rows in checkpoint storage, and none is"
-            " given here"
-        )
-    return context.staging
 
 
 class IdleCommitter(Committer):

@@ -13,6 +13,8 @@ from onceflow.core.client_options import OptionRules, OptionValue
 from onceflow.core.errors import ConfigError
 
 SPARK_PREFIX = "kafka."
+STAGED = "exactly once into Kafka stages rows"
+"""Why checkpoint storage is needed."""
 
 MESSAGE_BYTES_MAX = "message.max.bytes"
 MESSAGE_BYTES_MAX_DEFAULT = 1_000_000

@@ -21,12 +21,14 @@ from onceflow.core.spi import (
     SinkWriter,
     WriterContext,
 )
+from onceflow.core.staging import required_staging
 from onceflow.sinks.kafka.committer import IdleCommitter, KafkaCommitter
 from onceflow.sinks.kafka.encoder import RecordEncoder
 from onceflow.sinks.kafka.fence import Fence
 from onceflow.sinks.kafka.preflight import NewTopics, Preflight
 from onceflow.sinks.kafka.settings import (
     RULES,
+    STAGED,
     Delivery,
     KafkaSinkSettings,
     RecordFormat,
@@ -121,11 +123,7 @@ class KafkaSink(Sink):
         preflight.require_capacity()
         if settings.delivery is Delivery.AT_LEAST_ONCE:
             return
-        if context.staging is None:
-            raise ConfigError(
-                f"sink {context.sink_id}: exactly once into Kafka stages rows in checkpoint"
-                " storage, and none is given; use delivery='at_least_once' without it"
-            )
+        required_staging(context.staging, context.sink_id, STAGED)
         preflight.require_retention()
         Fence(settings, context).claim()
 

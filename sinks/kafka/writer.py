@@ -18,11 +18,11 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from onceflow.core.bad_rows import BadRows
 from onceflow.core.crash_points import reach
-from onceflow.core.errors import ConfigError, PreCommitFailed, SinkError, StorageError
+from onceflow.core.errors import PreCommitFailed, SinkError, StorageError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
-from onceflow.core.staging import StagedRows, StagingArea
+from onceflow.core.staging import StagedRows, required_staging
 from onceflow.sinks.kafka.clients import (
     Troubles,
     answered,
@@ -32,7 +32,7 @@ from onceflow.sinks.kafka.clients import (
 )
 from onceflow.sinks.kafka.encoder import RecordEncoder
 from onceflow.sinks.kafka.records import Produces, produce
-from onceflow.sinks.kafka.settings import RULES, KafkaSinkSettings
+from onceflow.sinks.kafka.settings import RULES, STAGED, KafkaSinkSettings
 
 
 class RecordWriter(SinkWriter):
@@ -73,11 +73,7 @@ class StagingWriter(RecordWriter):
             ConfigError: There is no checkpoint storage to stage rows in.
         """
         super().__init__(settings, context)
-        if context.staging is None:
-            raise ConfigError(
-                f"{self._where}: exactly once stages rows in checkpoint storage, and none is given"
-            )
-        self._area: StagingArea = context.staging
+        self._area = required_staging(context.staging, context.sink_id, STAGED)
         self._rows: StagedRows = self._area.open()
 
     def write(self, batch: pa.RecordBatch) -> None:

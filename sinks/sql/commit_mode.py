@@ -12,11 +12,13 @@ from collections.abc import Callable
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import CommitterContext, WriterContext
-from onceflow.core.staging import StagingArea
+from onceflow.core.staging import required_staging
 from onceflow.sinks.sql.dialect import TwoPhaseSupport
 from onceflow.sinks.sql.errors import SqlError, TableMissing, refusal
 from onceflow.sinks.sql.session import session_name
 from onceflow.sinks.sql.settings import CommitMode, SqlSettings
+
+STAGED = "commit_mode='ledger' keeps rows"
 
 
 def chosen_mode(
@@ -33,7 +35,7 @@ def chosen_mode(
         ConfigError: The mode is not possible here; has the statement that mends it.
     """
     if settings.commit_mode is CommitMode.LEDGER:
-        required_staging(context)
+        required_staging(context.staging, context.sink_id, STAGED)
         return CommitMode.LEDGER
     found = look()
     if settings.commit_mode is CommitMode.TWO_PHASE or context.staging is None:
@@ -81,20 +83,6 @@ def mode_of_writer(settings: SqlSettings, context: WriterContext) -> CommitMode:
             f"sink {context.sink_id}: the recorded commit mode is {recorded!r}, which this version "
             "of onceflow does not have; run driver and executors with one version"
         ) from None
-
-
-def required_staging(context: CommitterContext | WriterContext) -> StagingArea:
-    """Return the checkpoint storage in which rows wait.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    if context.staging is None:
-        raise ConfigError(
-            f"sink {context.sink_id}: commit_mode='ledger' keeps rows in checkpoint storage, and "
-            "there is none here"
-        )
-    return context.staging
 
 
 def _recorded(settings: SqlSettings, context: WriterContext) -> str | None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import CommitterContext
-from onceflow.sinks.fence import FenceOwner, check_fence
+from onceflow.sinks.fence import FenceOwner, check_fence, check_sink_id
 from onceflow.sinks.sql.commit_mode import chosen_mode
 from onceflow.sinks.sql.dialect import Server, TwoPhaseSupport
 from onceflow.sinks.sql.errors import AccessDenied, LockTimeout, NameTaken, SqlError, refusal
@@ -37,10 +37,7 @@ def run_preflight(
         Fenced: This attempt or a newer one owns the sink id.
         SinkError: The server cannot be reached or asked now.
     """
-    try:
-        TransactionId(context.sink_id, context.attempt, checkpoint=0, subtask=0)
-    except ValueError as error:
-        raise ConfigError(f"sink id {context.sink_id!r}: {error}") from None
+    check_sink_id(context.sink_id)
     text = f"sink {context.sink_id}: {settings.endpoint}"
     name = session_name(context.sink_id, context.attempt, "check")
     with settings.endpoint.connect(name) as session:

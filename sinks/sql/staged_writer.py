@@ -19,8 +19,9 @@ from onceflow.core.errors import PreCommitFailed, SinkError, StorageError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
+from onceflow.core.staging import required_staging
 from onceflow.sinks.sql.changes import ChangeBuffer
-from onceflow.sinks.sql.commit_mode import required_staging
+from onceflow.sinks.sql.commit_mode import STAGED
 from onceflow.sinks.sql.errors import SqlError, refusal
 from onceflow.sinks.sql.row_validator import RowValidator
 from onceflow.sinks.sql.session import Session
@@ -40,7 +41,7 @@ class StagedWriter(SinkWriter):
             ConfigError: The table does not take the rows, or there is no checkpoint storage.
             SinkError: The server cannot be reached now.
         """
-        staging = required_staging(context)
+        staging = required_staging(context.staging, context.sink_id, STAGED)
         self._settings = settings
         self._context = context
         self._where = f"sink {context.sink_id} subtask {context.subtask}, table {settings.table}"
