@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
@@ -80,6 +80,21 @@ class BadRows:
         if self.fail:
             raise BadRow(f"{self._where}{reasons[0]}")
         self._rejected.append(RejectedRows(_encoded(rows, self._schema), list(reasons)))
+
+    def without(self, batch: pa.RecordBatch, refusals: Mapping[int, str]) -> pa.RecordBatch:
+        """Return the rows of `batch` that have no reason in `refusals`; the others are rejected.
+
+        Raises:
+            BadRow: There are others, and bad rows fail the job; names the first one.
+        """
+        if not refusals:
+            return batch
+        bad = sorted(refusals)
+        if self.fail:
+            raise BadRow(f"{self._where}{refusals[bad[0]]} (row {bad[0]} of its batch)")
+        self.reject(batch.take(pa.array(bad, pa.int64())), [refusals[row] for row in bad])
+        keep = [row not in refusals for row in range(batch.num_rows)]
+        return batch.filter(pa.array(keep, pa.bool_()))
 
     def forget(self) -> None:
         """Drop what is noted; the rows are written anew or not at all."""

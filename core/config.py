@@ -4,19 +4,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
+from typing import Literal, TypeVar
 
 from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.coordinator import CheckpointSettings
 from onceflow.core.storage import FileSystemStorage
 
+_Choice = TypeVar("_Choice", bound=Enum)
+
 
 class Delivery(Enum):
-    """What a checkpoint promises about the records before its barrier."""
+    """How often each record takes effect, whatever fails: the promise of a job, or of one sink."""
 
     EXACTLY_ONCE = "exactly_once"
     AT_LEAST_ONCE = "at_least_once"
+
+
+def choice_of(kind: type[_Choice], given: object, *, setting: str) -> _Choice:
+    """Return the member of `kind` that `given` is, or is the word for.
+
+    Raises:
+        ConfigError: There is no such member; names `setting` and those that there are.
+    """
+    try:
+        return kind(given)
+    except ValueError:
+        known = ", ".join(str(one.value) for one in kind)
+        raise ConfigError(f"{setting}={given!r}: choose one of {known}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +79,7 @@ class Checkpointing:
 
     def delivery(self) -> Delivery:
         """Return the mode as a `Delivery`."""
-        try:
-            return Delivery(self.mode)
-        except ValueError as error:
-            known = ", ".join(item.value for item in Delivery)
-            raise ConfigError(
-                f"Checkpointing(mode={self.mode!r}): choose one of {known}"
-            ) from error
+        return choice_of(Delivery, self.mode, setting="mode")
 
     def file_system(self) -> FileSystemStorage:
         """Return the checkpoint storage described by `storage`."""

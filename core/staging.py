@@ -15,9 +15,10 @@ from datetime import datetime
 
 import pyarrow as pa
 
+from onceflow.core.crash_points import reach
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.committables import Committable
-from onceflow.core.protocol.ids import TransactionId
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 
 _MARK = b"staged"
 
@@ -93,6 +94,43 @@ class StagingArea(ABC):
         Raises:
             StorageError: It is still there.
         """
+
+
+class RowStager:
+    """Stages the rows of one subtask, one transaction a checkpoint; used by one thread."""
+
+    def __init__(
+        self, area: StagingArea, *, sink_id: str, attempt: AttemptId, subtask: int
+    ) -> None:
+        """Begin with no rows."""
+        self._area = area
+        self._sink_id = sink_id
+        self._attempt = attempt
+        self._subtask = subtask
+        self._rows = area.open()
+
+    def write(self, batch: pa.RecordBatch, *, part: str = "") -> None:
+        """Add `batch` to the next transaction, as `StagedRows.write` does."""
+        self._rows.write(batch, part=part)
+
+    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
+        """Make the rows since the last call durable; None when there are none.
+
+        Raises:
+            StorageError: They are not durable.
+        """
+        if not self._rows.rows:
+            return None
+        reach("flushed")
+        committable = self._rows.seal(
+            TransactionId(self._sink_id, self._attempt, checkpoint, self._subtask)
+        )
+        self._rows = self._area.open()
+        return committable
+
+    def close(self) -> None:
+        """Drop what is not pre-committed. Safe to call twice."""
+        self._rows.close()
 
 
 def staged_committable(transaction: TransactionId, rows: int = 0) -> Committable:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from onceflow.core.config import choice_of
 from onceflow.core.errors import ConfigError
 from onceflow.core.functions import Aggregate, KeyedFunction, Record, running_schema
 from onceflow.core.graph import (
@@ -174,11 +175,7 @@ class KeyedStream:
 
 
 def _policy_of(on_bad_row: OnBadRow | str, dead_letters: Sink | None) -> OnBadRow:
-    try:
-        policy = OnBadRow(on_bad_row)
-    except ValueError:
-        known = ", ".join(one.value for one in OnBadRow)
-        raise ConfigError(f"on_bad_row={on_bad_row!r}: choose one of {known}") from None
+    policy = choice_of(OnBadRow, on_bad_row, setting="on_bad_row")
     if dead_letters is None and policy is OnBadRow.DEAD_LETTER:
         raise ConfigError("on_bad_row='dead_letter' needs dead_letters=<the sink that takes them>")
     if dead_letters is not None and policy is OnBadRow.DROP:

@@ -22,8 +22,8 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 import pyarrow as pa
 from typing_extensions import override
 
-from onceflow.core.crash_points import reach
-from onceflow.core.errors import BadRow, PreCommitFailed, SinkError, StorageError
+from onceflow.core.bad_rows import BadRows
+from onceflow.core.errors import PreCommitFailed, SinkError, StorageError
 from onceflow.core.protocol.committables import (
     Aborted,
     AbortOutcome,
@@ -38,13 +38,12 @@ from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import (
     Committer,
     CommitterContext,
-    OnBadRow,
     RejectedRows,
     Sink,
     SinkWriter,
     WriterContext,
 )
-from onceflow.core.staging import StagingArea, required_staging, staged_committable
+from onceflow.core.staging import RowStager, StagingArea, required_staging, staged_committable
 
 _logger = logging.getLogger("onceflow.sinks.staged")
 
@@ -112,52 +111,37 @@ class StagedWriter(SinkWriter):
     def __init__(self, sink: StagedSink, context: WriterContext) -> None:
         """Begin with no rows."""
         self._sink = sink
-        self._context = context
-        self._staging = required_staging(context.staging, context.sink_id, "rows wait")
-        self._rows = self._staging.open()
-        self._rejected: list[RejectedRows] = []
+        self._bad_rows = BadRows(
+            context.on_bad_row, context.schema, where=f"sink {context.sink_id}"
+        )
+        self._stager = RowStager(
+            required_staging(context.staging, context.sink_id, "rows wait"),
+            sink_id=context.sink_id,
+            attempt=context.attempt,
+            subtask=context.subtask,
+        )
 
     @override
     def write(self, batch: pa.RecordBatch) -> None:
-        refusals = self._sink.refusals(batch)
-        if refusals:
-            batch = self._accepted(batch, refusals)
+        batch = self._bad_rows.without(batch, self._sink.refusals(batch))
         if batch.num_rows:
-            self._rows.write(batch)
+            self._stager.write(batch)
 
     @override
     def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
-        if not self._rows.rows:
-            return None
-        it = self._context
-        transaction = TransactionId(it.sink_id, it.attempt, checkpoint, it.subtask)
-        reach("flushed")
         try:
-            committable = self._rows.seal(transaction)
+            return self._stager.pre_commit(checkpoint)
         except StorageError as error:
             self.close()
             raise PreCommitFailed(f"checkpoint {checkpoint} is not staged: {error}") from error
-        self._rows.close()
-        self._rows = self._staging.open()
-        return committable
 
     @override
     def rejected(self) -> Sequence[RejectedRows]:
-        rejected, self._rejected = self._rejected, []
-        return rejected
+        return self._bad_rows.taken()
 
     @override
     def close(self) -> None:
-        self._rows.close()
-
-    def _accepted(self, batch: pa.RecordBatch, refusals: Mapping[int, str]) -> pa.RecordBatch:
-        bad = sorted(refusals)
-        if self._context.on_bad_row is OnBadRow.FAIL:
-            raise BadRow(f"sink {self._context.sink_id}: row {bad[0]}: {refusals[bad[0]]}")
-        rows = batch.take(pa.array(bad, pa.int64()))
-        self._rejected.append(RejectedRows(rows, [refusals[row] for row in bad]))
-        keep = [row not in refusals for row in range(batch.num_rows)]
-        return batch.filter(pa.array(keep, pa.bool_()))
+        self._stager.close()
 
 
 class StagedCommitter(Committer):

@@ -22,11 +22,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import override
 
+from onceflow.core.bad_rows import BadRows
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import BadRow, ConfigError, OnceflowError, PreCommitFailed, SinkError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
-from onceflow.core.spi import OnBadRow, RejectedRows, SinkWriter, WriterContext
+from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
 from onceflow.core.storage.file_location import FileLocation
 from onceflow.core.storage.filesystem import StorageRefused, StreamedFiles
 from onceflow.sinks.files.formats import FileEncoder, FileFormat
@@ -176,9 +177,9 @@ class FileWriter(SinkWriter):
         self._open: OrderedDict[str, PartFile] = OrderedDict()
         """By directory, the least recently written first."""
         self._finished: list[PartFile] = []
-        self._rejected: list[RejectedRows] = []
         self._closed = False
         self._where = f"sink {context.sink_id} subtask {context.subtask}, {settings.location}"
+        self._bad_rows = BadRows(context.on_bad_row, context.schema, where=self._where)
 
     @override
     def write(self, batch: pa.RecordBatch) -> None:
@@ -216,8 +217,7 @@ class FileWriter(SinkWriter):
 
     @override
     def rejected(self) -> Sequence[RejectedRows]:
-        rejected, self._rejected = self._rejected, []
-        return rejected
+        return self._bad_rows.taken()
 
     @override
     def close(self) -> None:
@@ -301,17 +301,7 @@ class FileWriter(SinkWriter):
             **self._partitions.refusals(batch),
             **_missing_values(batch),
         }
-        if not refusals:
-            return batch
-        if self._context.on_bad_row is OnBadRow.FAIL:
-            row = min(refusals)
-            raise BadRow(f"{self._where}: row {row} of its batch: {refusals[row]}")
-        bad = sorted(refusals)
-        self._rejected.append(
-            RejectedRows(batch.take(pa.array(bad, pa.int64())), [refusals[row] for row in bad])
-        )
-        keep = [row not in refusals for row in range(batch.num_rows)]
-        return batch.filter(pa.array(keep, pa.bool_()))
+        return self._bad_rows.without(batch, refusals)
 
     @contextmanager
     def _or_close(self, doing: str, kind: type[SinkError]) -> Generator[None]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from onceflow.core.client_options import OptionRules, OptionValue
+from onceflow.core.config import Delivery
 from onceflow.core.errors import ConfigError
 
 SPARK_PREFIX = "kafka."
@@ -96,13 +97,6 @@ class RecordFormat(Enum):
     """The value is one JSON object, a field a column."""
     RAW = "raw"
     """Columns key, value and headers are written as they are; Spark's names."""
-
-
-class Delivery(Enum):
-    """How often a row is seen after failures."""
-
-    EXACTLY_ONCE = "exactly_once"
-    AT_LEAST_ONCE = "at_least_once"
 
 
 class StaleRows(Enum):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Literal, TypeVar
+from typing import Literal
 
 import pyarrow as pa
 
 from onceflow.core.bad_rows import BadRows
 from onceflow.core.client_options import OptionValue
+from onceflow.core.config import Delivery, choice_of
 from onceflow.core.connector import SinkConnector
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import (
@@ -29,14 +29,11 @@ from onceflow.sinks.kafka.preflight import NewTopics, Preflight
 from onceflow.sinks.kafka.settings import (
     RULES,
     STAGED,
-    Delivery,
     KafkaSinkSettings,
     RecordFormat,
     StaleRows,
 )
 from onceflow.sinks.kafka.writer import AtLeastOnceWriter, StagingWriter
-
-_Choice = TypeVar("_Choice", bound=Enum)
 
 
 @dataclass(frozen=True, repr=False)
@@ -155,12 +152,12 @@ class KafkaSink(Sink):
             bootstrap_servers=self.bootstrap_servers,
             topics=_names(self.topic),
             topic_column=self.topic_column,
-            format=_choice(RecordFormat, "format", self.format),
+            format=choice_of(RecordFormat, self.format, setting="format"),
             key=_names(self.key or ()),
             partition_column=self.partition_column,
             headers_column=self.headers,
-            delivery=_choice(Delivery, "delivery", self.delivery),
-            stale_rows=_choice(StaleRows, "stale_rows", self.stale_rows),
+            delivery=choice_of(Delivery, self.delivery, setting="delivery"),
+            stale_rows=choice_of(StaleRows, self.stale_rows, setting="stale_rows"),
             transaction_timeout_s=self.transaction_timeout_s,
             deadline_s=self.deadline_s,
             options=RULES.accepted(self.options),
@@ -169,14 +166,6 @@ class KafkaSink(Sink):
 
 def _names(given: str | Sequence[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
-
-
-def _choice(kind: type[_Choice], setting: str, value: object) -> _Choice:
-    try:
-        return kind(value)
-    except ValueError:
-        known = ", ".join(str(one.value) for one in kind)
-        raise ConfigError(f"{setting}={value!r}: choose one of {known}") from None
 
 
 CONNECTOR = SinkConnector(sink=KafkaSink)

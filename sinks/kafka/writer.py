@@ -17,12 +17,11 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from onceflow.core.bad_rows import BadRows
-from onceflow.core.crash_points import reach
 from onceflow.core.errors import PreCommitFailed, SinkError, StorageError
 from onceflow.core.protocol.committables import Committable
-from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
-from onceflow.core.staging import StagedRows, required_staging
+from onceflow.core.staging import RowStager, required_staging
 from onceflow.sinks.kafka.clients import (
     Troubles,
     answered,
@@ -73,8 +72,12 @@ class StagingWriter(RecordWriter):
             ConfigError: There is no checkpoint storage to stage rows in.
         """
         super().__init__(settings, context)
-        self._area = required_staging(context.staging, context.sink_id, STAGED)
-        self._rows: StagedRows = self._area.open()
+        self._stager = RowStager(
+            required_staging(context.staging, context.sink_id, STAGED),
+            sink_id=context.sink_id,
+            attempt=context.attempt,
+            subtask=context.subtask,
+        )
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Encode `batch`; it waits in memory, or in a local file when there is much.
@@ -89,7 +92,7 @@ class StagingWriter(RecordWriter):
         with self._or_close("rows were not written", SinkError):
             records = self._encoder.encode(batch)
             if records.num_rows:
-                self._rows.write(records)
+                self._stager.write(records)
 
     def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
         """Make the records durable in checkpoint storage; None when there are none.
@@ -99,20 +102,13 @@ class StagingWriter(RecordWriter):
         """
         doing = f"checkpoint {checkpoint} was not pre-committed"
         self._require_open(doing, PreCommitFailed)
-        if not self._rows.rows:
-            return None
-        context = self._context
-        transaction = TransactionId(context.sink_id, context.attempt, checkpoint, context.subtask)
         with self._or_close(doing, PreCommitFailed):
-            reach("flushed")
-            committable = self._rows.seal(transaction)
-            self._rows = self._area.open()
-            return committable
+            return self._stager.pre_commit(checkpoint)
 
     def close(self) -> None:
         """Drop what is not pre-committed."""
         self._closed = True
-        self._rows.close()
+        self._stager.close()
 
     @contextmanager
     def _or_close(self, doing: str, kind: type[SinkError]) -> Generator[None, None, None]:

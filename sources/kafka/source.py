@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import Enum
-from typing import TypeVar
 
 import pyarrow as pa
 
 from onceflow.core.client_options import OptionValue
+from onceflow.core.config import choice_of
 from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import ReaderContext, Source, SourceReader, Split
@@ -28,8 +27,6 @@ from onceflow.sources.kafka.settings import (
     offsets_of,
 )
 from onceflow.sources.schema_text import SchemaLike, schema_of
-
-_Choice = TypeVar("_Choice", bound=Enum)
 
 
 class KafkaSource(Source):
@@ -100,7 +97,7 @@ class KafkaSource(Source):
         Raises:
             ConfigError: A setting is wrong; says which and what to give instead.
         """
-        value_format = _member(ValueFormat, format, "format")
+        value_format = choice_of(ValueFormat, format, setting="format")
         if value_format is ValueFormat.RAW and schema is not None:
             raise ConfigError("format='raw' has a schema of its own; leave schema= away")
         if value_format is ValueFormat.RAW and include_metadata:
@@ -123,7 +120,7 @@ class KafkaSource(Source):
             ending=None
             if ending_offsets is None
             else offsets_of(ending_offsets, setting="ending_offsets"),
-            on_bad_record=_member(BadRecords, on_bad_record, "on_bad_record"),
+            on_bad_record=choice_of(BadRecords, on_bad_record, setting="on_bad_record"),
             include_metadata=include_metadata,
             group_id=group_id,
             commit_offsets=commit_offsets,
@@ -213,11 +210,3 @@ class KafkaSource(Source):
     def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
         """Return a reader of `splits`; connects in the background."""
         return KafkaReader(self._settings, splits, context)
-
-
-def _member(kind: type[_Choice], given: _Choice | str, setting: str) -> _Choice:
-    try:
-        return kind(given)
-    except ValueError:
-        known = ", ".join(str(item.value) for item in kind)
-        raise ConfigError(f"{setting}={given!r}: choose one of {known}") from None
