@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,9 @@ from onceflow.core.protocol.restart import ExponentialDelay, RestartStrategy
 from onceflow.core.runtime.cluster.cluster import Cluster
 from onceflow.core.runtime.cluster.local_processes import LocalProcesses
 from onceflow.core.runtime.driver.driver import JobDriver, JobPlan
-from onceflow.core.runtime.driver.status import JobState, JobStatus
+from onceflow.core.runtime.driver.job_events import JobState
+from onceflow.core.runtime.driver.listeners import JobListener
+from onceflow.core.runtime.driver.status import JobStatus
 from onceflow.core.spi import Sink, Source
 from onceflow.core.state import HeapBackend, StateBackend
 from onceflow.core.stream import Stream
@@ -49,6 +51,16 @@ class Job:
     def status(self) -> JobStatus:
         """Return the job as of now; never waits."""
         return self._driver.status()
+
+    def add_listener(self, listener: JobListener) -> None:
+        """Call `listener(event, status)` with each event from now on, and the status as of it.
+
+        Runs on the driver, on a thread of the listener's own. What it raises is logged and stops
+        nothing. One that is so slow that 1,000 events wait for it misses some, and is told how many
+        by `EventsDropped`; the job never waits for it. `JobEnded` is never missed: `wait` returns
+        when the listener has taken it, or after 5 s.
+        """
+        self._driver.add_listener(listener)
 
     def checkpoint(self) -> None:
         """Ask for a checkpoint now; returns at once. One that fails is followed by another."""
@@ -131,6 +143,8 @@ class Pipeline:
     With `allow_non_restored_state` what the restored checkpoint holds and the pipeline does not
     take (a state of another name or type, an aggregate, an operator) is dropped, logged and listed
     in `JobStatus.dropped_state`; all else is kept. A job that would drop any is refused otherwise.
+
+    `listeners` are told of every event of the job from its start on; see `Job.add_listener`.
     """
 
     def __init__(
@@ -146,6 +160,7 @@ class Pipeline:
         settings: RuntimeSettings | None = None,
         retired_sinks: Mapping[str, Sink | None] | None = None,
         allow_non_restored_state: bool = False,
+        listeners: Sequence[JobListener] = (),
     ) -> None:
         if not _NAME.fullmatch(name):
             raise ConfigError(
@@ -168,6 +183,7 @@ class Pipeline:
         self._settings = settings or RuntimeSettings()
         self._retired_sinks = dict(retired_sinks or {})
         self._allow_non_restored_state = allow_non_restored_state
+        self._listeners = tuple(listeners)
         self._operators: list[Operator] = []
 
     def read(self, source: Source, *, uid: str, dead_letters: Sink | None = None) -> Stream:
@@ -237,6 +253,7 @@ class Pipeline:
             settings=self._settings,
             retired_sinks=self._retired_sinks,
             allow_non_restored_state=self._allow_non_restored_state,
+            listeners=self._listeners,
         )
         driver = JobDriver(_opened(self._cluster), plan)
         driver.start()

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 
 from onceflow.core.protocol.decisions import (
     AppendDecision,
-    CheckpointFailed,
     CheckpointKind,
+    CountFailure,
     Decision,
     DiscardState,
     FailAttempt,
@@ -311,7 +311,7 @@ class CheckpointCoordinator:
         self._consecutive += 1
         decisions: list[Decision] = [NotifyAbort(checkpoint, reason)]
         decisions += self._discard(handles_of(pending.snapshots.values()))
-        decisions.append(CheckpointFailed(checkpoint, reason, self._consecutive))
+        decisions.append(CountFailure(checkpoint, reason, self._consecutive))
         if self._consecutive > self._settings.tolerable_failures:
             self._over = True
             text = (

@@ -74,7 +74,7 @@ class DiscardState:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointFailed:
+class CountFailure:
     """For status and metrics: `consecutive` checkpoints in a row have failed, this one last."""
 
     checkpoint: CheckpointId
@@ -103,7 +103,7 @@ Decision: TypeAlias = (
     | NotifyComplete
     | NotifyAbort
     | DiscardState
-    | CheckpointFailed
+    | CountFailure
     | FailAttempt
     | FinishJob
 )

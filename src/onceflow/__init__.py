@@ -24,7 +24,44 @@ if TYPE_CHECKING:
     from onceflow.core.pipeline import Job, Pipeline
     from onceflow.core.protocol.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
     from onceflow.core.runtime.cluster.local_processes import LocalProcesses
-    from onceflow.core.runtime.driver.status import CheckpointStats, JobState, JobStatus, SinkStatus
+    from onceflow.core.runtime.driver.job_events import (
+        AttemptBegan,
+        AttemptEnded,
+        AttemptRunning,
+        CheckpointAcked,
+        CheckpointCompleted,
+        CheckpointFailed,
+        CheckpointTriggered,
+        EventsDropped,
+        JobEnded,
+        JobEvent,
+        JobRestarting,
+        JobStarted,
+        JobState,
+        LeftoversAborted,
+        Moment,
+        RecoveredSink,
+        SinksRecovered,
+        SlotJoined,
+        SlotLeft,
+        SlotReported,
+        SlotsDeployed,
+        SlotsJoined,
+        SplitsDiscovered,
+        StateDropped,
+        SubtaskCommitted,
+    )
+    from onceflow.core.runtime.driver.listeners import JobListener
+    from onceflow.core.runtime.driver.status import (
+        AttemptStats,
+        CheckpointFailure,
+        CheckpointStats,
+        JobStatus,
+        PendingCheckpoint,
+        SinkStatus,
+        SlotStatus,
+        SubtaskCheckpointStats,
+    )
     from onceflow.core.state import (
         HeapBackend,
         ListState,
@@ -52,7 +89,18 @@ else:
             "onceflow.core.pipeline": "Job Pipeline",
             "onceflow.core.protocol.restart": "ExponentialDelay FailureRate FixedDelay NoRestart",
             "onceflow.core.runtime.cluster.local_processes": "LocalProcesses",
-            "onceflow.core.runtime.driver.status": "CheckpointStats JobState JobStatus SinkStatus",
+            "onceflow.core.runtime.driver.job_events": (
+                "AttemptBegan AttemptEnded AttemptRunning CheckpointAcked CheckpointCompleted"
+                " CheckpointFailed CheckpointTriggered EventsDropped JobEnded JobEvent"
+                " JobRestarting JobStarted JobState LeftoversAborted Moment RecoveredSink"
+                " SinksRecovered SlotJoined SlotLeft SlotReported SlotsDeployed SlotsJoined"
+                " SplitsDiscovered StateDropped SubtaskCommitted"
+            ),
+            "onceflow.core.runtime.driver.listeners": "JobListener",
+            "onceflow.core.runtime.driver.status": (
+                "AttemptStats CheckpointFailure CheckpointStats JobStatus PendingCheckpoint"
+                " SinkStatus SlotStatus SubtaskCheckpointStats"
+            ),
             "onceflow.core.state": (
                 "HeapBackend ListState ListStateDescriptor MapState MapStateDescriptor"
                 " RocksDBBackend Serializer StateBackend ValueState ValueStateDescriptor"
@@ -67,35 +115,65 @@ __version__ = _VERSION
 __all__ = [
     "DEAD_LETTERS",
     "Aggregate",
+    "AttemptBegan",
+    "AttemptEnded",
+    "AttemptRunning",
+    "AttemptStats",
+    "CheckpointAcked",
+    "CheckpointCompleted",
+    "CheckpointFailed",
+    "CheckpointFailure",
     "CheckpointStats",
+    "CheckpointTriggered",
     "Checkpointing",
     "Delivery",
+    "EventsDropped",
     "ExponentialDelay",
     "FailureRate",
     "FileSystemStorage",
     "FixedDelay",
     "HeapBackend",
     "Job",
+    "JobEnded",
+    "JobEvent",
+    "JobListener",
+    "JobRestarting",
+    "JobStarted",
     "JobState",
     "JobStatus",
     "KeyedFunction",
     "KeyedStream",
+    "LeftoversAborted",
     "ListState",
     "ListStateDescriptor",
     "LocalProcesses",
     "MapState",
     "MapStateDescriptor",
+    "Moment",
     "NoRestart",
     "OnceflowError",
+    "PendingCheckpoint",
     "Pipeline",
     "Record",
+    "RecoveredSink",
     "RocksDBBackend",
     "RuntimeSettings",
     "Serializer",
     "SinkStatus",
+    "SinksRecovered",
+    "SlotJoined",
+    "SlotLeft",
+    "SlotReported",
+    "SlotStatus",
+    "SlotsDeployed",
+    "SlotsJoined",
+    "SplitsDiscovered",
     "StateAccess",
     "StateBackend",
+    "StateDropped",
     "Stream",
+    "SubtaskCheckpointStats",
+    "SubtaskCommitted",
     "TlsFiles",
     "ValueState",
     "ValueStateDescriptor",

@@ -36,8 +36,8 @@ from onceflow.core.protocol.commits import CommitRetryPolicy
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.decisions import (
     AppendDecision,
-    CheckpointFailed,
     CheckpointKind,
+    CountFailure,
     DiscardState,
     FailAttempt,
     FinishJob,
@@ -297,7 +297,7 @@ class Attempt:
                         world.network.send(lambda s=slot, n=checkpoint: s.abort(n))  # type: ignore[misc]
                 case DiscardState(handles):
                     self._cleaner.discard(handles)
-                case CheckpointFailed(checkpoint):
+                case CountFailure(checkpoint):
                     world.oracle.given_up(self.number, checkpoint)
                 case FailAttempt(reason):
                     self._failure = CheckpointError(reason)

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from onceflow import (
     Checkpointing,
     FixedDelay,
     HeapBackend,
+    JobListener,
     LocalProcesses,
     Pipeline,
     RuntimeSettings,
@@ -47,6 +48,7 @@ def ledger(
     mode: str = "exactly_once",
     sink_id: str | None = None,
     settings: RuntimeSettings = SETTINGS,
+    listeners: Sequence[JobListener] = (),
 ) -> tuple[Pipeline, DirectorySink]:
     """Build source -> running balance -> directory, all under `directory`."""
     sink = sink or DirectorySink(str(directory / "out"))
@@ -65,6 +67,7 @@ def ledger(
         state_backend=backend or HeapBackend(),
         restart=restart or FixedDelay(attempts=20, delay_s=0.01),
         settings=settings,
+        listeners=listeners,
     )
     records = pipeline.read(source, uid="records")
     balances = records.key_by("account").running(balance=sum_("amount"), n=count(), uid="balance")

@@ -21,8 +21,8 @@ from onceflow.core.errors import CommitFailed, SlotLost, StorageError
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.decisions import (
     AppendDecision,
-    CheckpointFailed,
     CheckpointKind,
+    CountFailure,
     Decision,
     DiscardState,
     FailAttempt,
@@ -40,16 +40,32 @@ from onceflow.core.runtime.driver.attempt_context import (
     AttemptEvent,
     CancelRequested,
     CheckpointRequested,
+    DiscoveryAnswered,
     GlobalCommitEnded,
     RecoveryEnded,
     SlotsEnded,
-    SplitsDiscovered,
 )
 from onceflow.core.runtime.driver.background import Background, CheckpointsCleaner
 from onceflow.core.runtime.driver.failures import JobCancelled, cause_of
 from onceflow.core.runtime.driver.global_commits import GlobalCommits, committer_ref
+from onceflow.core.runtime.driver.job_events import (
+    AttemptRunning,
+    CheckpointAcked,
+    CheckpointCompleted,
+    CheckpointFailed,
+    CheckpointTriggered,
+    RecoveredSink,
+    SinksRecovered,
+    SlotJoined,
+    SlotLeft,
+    SlotReported,
+    SlotsDeployed,
+    SlotsJoined,
+    SplitsDiscovered,
+    StateDropped,
+    SubtaskCommitted,
+)
 from onceflow.core.runtime.driver.restore import restored_operators
-from onceflow.core.runtime.driver.sink_recovery import RecoveryCounts
 from onceflow.core.runtime.driver.slot_pool import SlotPool
 from onceflow.core.runtime.driver.source_splits import SplitDiscovery
 from onceflow.core.runtime.messages import (
@@ -82,6 +98,7 @@ class Attempt:
 
     def __init__(self, context: AttemptContext, events: queue.SimpleQueue[AttemptEvent]) -> None:
         self._context = context
+        self._publish = context.publish
         self._plan = context.plan
         self._events = events
         self._coordinator: CheckpointCoordinator | None = None
@@ -94,7 +111,8 @@ class Attempt:
         self._stopping: set[CheckpointId] = set()
         self._background = Background("driver background")
         self._appender = Background("decision log")
-        self._recovered: Future[RecoveryCounts] | None = None
+        self._recovered: Future[tuple[RecoveredSink, ...]] | None = None
+        self._sinks_agree = False
         self._cleaner = CheckpointsCleaner(context, self._background)
         self._global_commits = GlobalCommits(context, events.put)
         self._discovery = SplitDiscovery(context, events.put, time.monotonic())
@@ -138,7 +156,7 @@ class Attempt:
             step = self._context.recovery.step.text
             _log.warning("attempt %d is over and waits for %s", self._plan.attempt, step)
 
-    def _recover(self) -> RecoveryCounts:
+    def _recover(self) -> tuple[RecoveredSink, ...]:
         """Runs beside the slots' start: neither needs the other before deployment."""
         self._context.recovery.open()
         return self._context.recovery.recover(self._context.restored)
@@ -148,7 +166,7 @@ class Attempt:
         while len(self._slots) < self._plan.parallelism:
             self._check_recovery()
             self._next_event(deadline, f"{len(self._slots)} of {self._plan.parallelism} slots up")
-        self._context.progress.slots_up()
+        self._publish(SlotsJoined())
 
     def _await_recovery(self) -> None:
         """Wait for the sinks, with heartbeats: they may take longer than slots stay in silence."""
@@ -169,7 +187,10 @@ class Attempt:
         assert self._recovered is not None
         if not self._recovered.done():
             return False
-        self._context.progress.recovered(self._recovered.result().sinks)
+        sinks = self._recovered.result()
+        if not self._sinks_agree:
+            self._sinks_agree = True
+            self._publish(SinksRecovered(sinks))
         return True
 
     def _deploy(self) -> None:
@@ -185,13 +206,13 @@ class Attempt:
                     self._context.program,
                 )
             )
-        self._context.progress.deployed()
+        self._publish(SlotsDeployed())
 
     def _await_running(self) -> None:
         deadline = time.monotonic() + self._plan.settings.start_timeout_s
         while len(self._running) < self._plan.parallelism:
             self._next_event(deadline, f"{len(self._running)} of {self._plan.parallelism} running")
-        self._context.progress.running()
+        self._publish(AttemptRunning())
         self._context.running()
 
     def _coordinate(self) -> bool:
@@ -236,12 +257,13 @@ class Attempt:
                 self._on_message(slot, message)
             case SlotGone(slot, attempt, reason) if attempt == self._plan.attempt:
                 if slot in self._slots:
+                    self._publish(SlotLeft(slot, reason))
                     raise SlotLost(f"slot {slot} is lost: {reason}")
             case SlotsEnded(attempt, error) if attempt == self._plan.attempt:
                 raise error
             case CheckpointRequested() | CancelRequested():
                 self._on_request(event)
-            case SplitsDiscovered():
+            case DiscoveryAnswered():
                 self._on_discovered(event)
             case AppendEnded() | GlobalCommitEnded() if event.attempt == self._plan.attempt:
                 self._on_ended(event)
@@ -268,47 +290,60 @@ class Attempt:
         else:
             self._deferred.append(request)
 
-    def _on_discovered(self, answer: SplitsDiscovered) -> None:
+    def _on_discovered(self, answer: DiscoveryAnswered) -> None:
         offers = self._discovery.answered(answer)
         for slot, offer in offers.items():
             self._slots[slot].send(offer)
         if offers:
+            splits = sorted(split.id for offer in offers.values() for split in offer.splits)
+            self._publish(SplitsDiscovered(answer.uid, tuple(splits)))
             # They are read once a checkpoint holds them: it does not wait its turn.
             self._on_request(CheckpointRequested(CheckpointKind.MANUAL))
 
     def _admit(self, link: SlotLink) -> None:
         if self._slots.admit(link, time.monotonic()):
-            self._context.progress.slot_connected(link.hello)
+            hello = link.hello
+            self._publish(SlotJoined(hello.slot, hello.pid, hello.parent_pid, hello.host))
 
     def _on_message(self, slot: int, message: SlotMessage) -> None:
         now_s = time.monotonic()
         coordinator = self._listening()
         match message:
-            case Running(dropped=dropped):
-                self._running.add(slot)
-                self._context.progress.dropped(dropped)
+            case Running():
+                self._on_running(slot, message.dropped)
             case Failed():
+                self._publish(SlotLeft(slot, f"{message.error_class}: {message.message}"))
                 raise cause_of(message, self._plan.attempt, self._events)
             case Heartbeat():
-                self._context.progress.heartbeat(message)
+                self._publish(_report_of(message))
             case SlotClosed():
-                self._slots.remove(slot)
+                self._remove(slot)
             case _ if coordinator is None:
                 self._deferred.append(SlotSaid(self._plan.attempt, slot, message))
             case Acked(checkpoint, snapshot):
-                self._context.progress.acked(checkpoint, snapshot)
+                self._publish(CheckpointAcked(checkpoint, snapshot.subtask, snapshot.timings))
                 self._carry_out(coordinator.acked(self._plan.attempt, checkpoint, snapshot, now_s))
             case Declined(checkpoint, subtask, reason):
                 self._carry_out(
                     coordinator.declined(self._plan.attempt, checkpoint, subtask, reason, now_s)
                 )
             case CommittedThrough(subtask, checkpoint, _, committed):
-                self._context.progress.committed(subtask, committed)
+                self._publish(SubtaskCommitted(subtask, committed))
                 self._carry_out(coordinator.committed(subtask, checkpoint, now_s))
             case SourceExhausted(subtask):
                 self._carry_out(coordinator.source_exhausted(subtask, now_s))
             case _:
                 pass
+
+    def _on_running(self, slot: int, dropped: tuple[str, ...]) -> None:
+        self._running.add(slot)
+        if dropped:
+            self._publish(StateDropped(dropped))
+
+    def _remove(self, slot: int) -> None:
+        if slot in self._slots:
+            self._slots.remove(slot)
+            self._publish(SlotLeft(slot))
 
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
@@ -323,8 +358,8 @@ class Attempt:
                     self._slots.send_all(decision)
                 case DiscardState(handles):
                     self._cleaner.discard(handles)
-                case CheckpointFailed(checkpoint, reason):
-                    self._context.progress.checkpoint_failed(checkpoint, reason)
+                case CountFailure(checkpoint, reason):
+                    self._publish(CheckpointFailed(checkpoint, reason))
                 case FailAttempt(reason):
                     raise errors.CheckpointError(reason)
                 case FinishJob():
@@ -333,7 +368,7 @@ class Attempt:
     def _trigger(self, decision: TriggerCheckpoint) -> None:
         if decision.kind is CheckpointKind.STOP:
             self._stopping.add(decision.checkpoint)
-        self._context.progress.triggered(decision.checkpoint)
+        self._publish(CheckpointTriggered(decision.checkpoint, decision.kind))
         self._slots.send_all(decision)
 
     def _listening(self) -> CheckpointCoordinator | None:
@@ -376,7 +411,7 @@ class Attempt:
         checkpoint, now_s = end.completed.checkpoint, time.monotonic()
         match end.error:
             case None:
-                self._context.progress.decided(end.completed, end.append_ms)
+                self._publish(CheckpointCompleted(checkpoint, end.append_ms))
                 self._carry_out(self._coordinator.logged(checkpoint, now_s))
             case StorageError():
                 reason = str(end.error)
@@ -410,9 +445,9 @@ class Attempt:
                 continue
             match event:
                 case SlotSaid(slot=slot, message=SlotClosed()) | SlotGone(slot):
-                    self._slots.remove(slot)
+                    self._remove(slot)
                 case SlotSaid(message=Heartbeat() as last):
-                    self._context.progress.heartbeat(last)
+                    self._publish(_report_of(last))
                 case SlotSaid(message=Acked() as late):
                     self._on_message(event.slot, late)
                 case SlotsEnded():
@@ -420,3 +455,7 @@ class Attempt:
                     return
                 case _:
                     pass
+
+
+def _report_of(beat: Heartbeat) -> SlotReported:
+    return SlotReported(beat.slot, beat.subtasks, beat.sinks, beat.rss_bytes)

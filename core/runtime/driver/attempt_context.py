@@ -13,7 +13,7 @@ from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.splits import Split
-from onceflow.core.runtime.driver.progress import Progress
+from onceflow.core.runtime.driver.job_events import JobEvent
 from onceflow.core.runtime.driver.sink_recovery import SinkRecovery
 from onceflow.core.runtime.slot.context import SlotPlan
 from onceflow.core.runtime.transport.control_plane import ControlEvent
@@ -36,7 +36,8 @@ class AttemptContext:
     next_checkpoint: CheckpointId
     coordinator: Callable[[float], CheckpointCoordinator]
     """Builds the coordinator as of the time given, once every slot runs."""
-    progress: Progress
+    publish: Callable[[JobEvent], None]
+    """Records what happens; from any thread, at once."""
     running: Callable[[], None]
     """Called once, when every slot runs."""
 
@@ -67,7 +68,7 @@ class RecoveryEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class SplitsDiscovered:
+class DiscoveryAnswered:
     """What source `uid` has answered: splits that are new, or why it cannot be read on."""
 
     attempt: AttemptId
@@ -103,7 +104,7 @@ AttemptEvent: TypeAlias = (
     | CheckpointRequested
     | CancelRequested
     | RecoveryEnded
-    | SplitsDiscovered
+    | DiscoveryAnswered
     | AppendEnded
     | GlobalCommitEnded
 )

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from onceflow.core.protocol.ids import GENESIS, CheckpointId
 from onceflow.core.protocol.snapshots import CompletedCheckpoint, StateHandle
 from onceflow.core.runtime.driver.attempt_context import AttemptContext
+from onceflow.core.runtime.driver.job_events import LeftoversAborted
 
 _log = logging.getLogger("onceflow.runtime.attempt")
 T = TypeVar("T")
@@ -108,7 +109,8 @@ class CheckpointsCleaner:
         self._sweeping = False
 
     def _sweep_sinks(self, newest: CompletedCheckpoint) -> None:
-        self._context.progress.swept(self._context.recovery.sweep(newest).sinks)
+        aborted = self._context.recovery.sweep(newest)
+        self._context.publish(LeftoversAborted(self._context.plan.attempt, aborted))
 
     def _sweep_storage(self, newest: CompletedCheckpoint) -> None:
         del newest

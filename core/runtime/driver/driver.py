@@ -11,7 +11,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -39,7 +39,16 @@ from onceflow.core.runtime.driver.attempt_context import (
 )
 from onceflow.core.runtime.driver.failures import JobCancelled
 from onceflow.core.runtime.driver.global_commits import committer_ref
-from onceflow.core.runtime.driver.progress import Progress
+from onceflow.core.runtime.driver.job_events import (
+    AttemptBegan,
+    AttemptEnded,
+    JobEnded,
+    JobRestarting,
+    JobStarted,
+    JobState,
+    StateDropped,
+)
+from onceflow.core.runtime.driver.listeners import JobListener, StatusTracker
 from onceflow.core.runtime.driver.restore import (
     check_max_parallelism,
     check_operators,
@@ -49,7 +58,7 @@ from onceflow.core.runtime.driver.restore import (
 )
 from onceflow.core.runtime.driver.sink_recovery import SinkRecovery
 from onceflow.core.runtime.driver.source_splits import genesis_of, with_discovered_splits
-from onceflow.core.runtime.driver.status import JobState, JobStatus
+from onceflow.core.runtime.driver.status import JobStatus
 from onceflow.core.runtime.driver.stop_signals import STOP_SIGNALS
 from onceflow.core.runtime.messages import fingerprint_of
 from onceflow.core.runtime.slot.context import SlotPlan
@@ -85,6 +94,8 @@ class JobPlan:
     settings: RuntimeSettings
     retired_sinks: Mapping[str, Sink | None]
     """Sinks that write no more, by sink id; None where transactions are left as they are."""
+    listeners: Sequence[JobListener]
+    """Told of every event of the job."""
     allow_non_restored_state: bool
     """Whether restored state that nobody takes is dropped; else refused."""
 
@@ -101,19 +112,19 @@ class JobDriver:
         cluster.check(plan.parallelism)
         self._file_system = plan.checkpointing.file_system()
         self._storage: JobStorage = self._file_system.open(plan.name)
-        sources = frozenset(uid for uid, _ in plan.graph.sources())
-        self._progress = Progress(plan.name, sources)
+        self._tracker = StatusTracker(plan.name, plan.listeners)
         self._events: queue.SimpleQueue[AttemptEvent] = queue.SimpleQueue()
         self._asked_to_leave = threading.Event()
-        self._failed_at = time.monotonic()
         self._log: ClaimedLog | None = None
-        self._tracker: RestartTracker = plan.restart.tracker(random.Random())  # noqa: S311 - jitter
+        self._restarts: RestartTracker = plan.restart.tracker(random.Random())  # noqa: S311 - jitter
         self._error: BaseException | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._main, name=f"job {plan.name}", daemon=True)
 
     def start(self) -> None:
         """Begin the first attempt."""
+        sources = frozenset(uid for uid, _ in self._plan.graph.sources())
+        self._tracker.publish(JobStarted(sources))
         if self._plan.settings.stop_on_signals:
             STOP_SIGNALS.add(self)
         self._thread.start()
@@ -136,7 +147,11 @@ class JobDriver:
 
     def status(self) -> JobStatus:
         """Return the job as of now. Any thread."""
-        return self._progress.status()
+        return self._tracker.status
+
+    def add_listener(self, listener: JobListener) -> None:
+        """Tell `listener` of every event from now on. Any thread."""
+        self._tracker.add_listener(listener)
 
     def request(self, kind: CheckpointKind) -> None:
         """Ask for a checkpoint of `kind`. Any thread; returns at once."""
@@ -165,13 +180,16 @@ class JobDriver:
     def _main(self) -> None:
         try:
             finished = self._attempts()
-            self._progress.state(JobState.FINISHED if finished else JobState.STOPPED)
+            end = JobEnded(JobState.FINISHED if finished else JobState.STOPPED)
         except JobCancelled:
-            self._progress.state(JobState.CANCELLED)
+            end = JobEnded(JobState.CANCELLED)
         except BaseException as error:  # the edge: the user sees it through the job handle
             self._error = error
-            self._progress.state(JobState.FAILED, f"{type(error).__name__}: {error}")
+            end = JobEnded(JobState.FAILED, _text_of(error))
             _log.error("job %s failed: %s", self._plan.name, error)
+        try:
+            self._tracker.publish(end)
+            self._tracker.close()
         finally:
             STOP_SIGNALS.remove(self)
             self._ended.set()
@@ -187,11 +205,9 @@ class JobDriver:
         self._ended.wait(3 * self._plan.settings.cancel_timeout_s)
 
     def _attempts(self) -> bool:
-        tracker = self._tracker
-        slots_ended_s = 0.0
         while True:
             try:
-                return self._attempt(slots_ended_s)
+                return self._attempt()
             except (Fenced, JobCancelled):
                 raise
             except OnceflowError as error:
@@ -199,22 +215,21 @@ class JobDriver:
                 if error.retry == "never":
                     raise
                 self._cluster.check_alive()
-                match tracker.on_failure(time.monotonic(), fingerprint_of(error)):
+                match self._restarts.on_failure(time.monotonic(), fingerprint_of(error)):
                     case GiveUp(reason):
                         raise type(error)(f"{error} (no further restart: {reason})") from error
                     case RestartAfter(delay_s):
-                        text = f"{type(error).__name__}: {error}"
+                        text = _text_of(error)
                         # The rest is a traceback, and the same one as often as it fails.
                         _log.warning("restart in %.2f s: %s", delay_s, text.partition("\n")[0])
-                        self._progress.state(JobState.RESTARTING, text)
-                        slots_ended_s = time.monotonic() - self._failed_at
+                        self._tracker.publish(JobRestarting(delay_s, text))
                         if self._asked_to_leave.wait(delay_s):
                             raise JobCancelled("cancelled while restarting") from error
             except Exception:
                 self._cluster.check_alive()
                 raise
 
-    def _attempt(self, slots_ended_s: float) -> bool:
+    def _attempt(self) -> bool:
         self._cluster.check_alive()
         plan, storage = self._plan, self._storage
         log = self._log = self._claim()
@@ -223,9 +238,10 @@ class JobDriver:
         view, max_parallelism = self._restore_point(log)
         restored = view.completed[-1]
         storage.sweep(view, log.attempt)
-        self._progress.attempt(log.attempt, restored.checkpoint, slots_ended_s)
-        left = operators_left(plan.graph, restored)
-        self._progress.dropped(f"the state of operator {uid!r}" for uid in left)
+        self._tracker.publish(AttemptBegan(log.attempt, restored.checkpoint))
+        if left := operators_left(plan.graph, restored):
+            state = tuple(f"the state of operator {uid!r}" for uid in left)
+            self._tracker.publish(StateDropped(state))
         token, (own_tls, slot_tls) = new_token(), self._tls()
         server = ControlServer(
             self._cluster.driver_host, Credentials(token, own_tls), self._events.put
@@ -269,8 +285,8 @@ class JobDriver:
             restored=restored,
             coordinator=lambda now_s: self._coordinator(slot_plan, view, now_s),
             next_checkpoint=view.next_checkpoint,
-            progress=self._progress,
-            running=lambda: self._tracker.on_running(time.monotonic()),
+            publish=self._tracker.publish,
+            running=lambda: self._restarts.on_running(time.monotonic()),
         )
         return self._run_on_cluster(context, task, server)
 
@@ -309,9 +325,11 @@ class JobDriver:
             slots = self._cluster.start(
                 task, lambda error: self._events.put(SlotsEnded(context.plan.attempt, error))
             )
-            return attempt.run()
+            finished = attempt.run()
+            self._tracker.publish(AttemptEnded(context.plan.attempt))
+            return finished
         except BaseException as error:
-            self._failed_at = self._progress.failing()
+            self._tracker.publish(AttemptEnded(context.plan.attempt, _text_of(error)))
             attempt.cancel(f"attempt {context.plan.attempt} failed: {str(error)[:500]}")
             raise
         finally:
@@ -397,6 +415,10 @@ class JobDriver:
                 return drawn_identities()
             case _:
                 return None, None
+
+
+def _text_of(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _wall_ms() -> int:

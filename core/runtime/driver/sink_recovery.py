@@ -42,7 +42,7 @@ from onceflow.core.protocol.global_commits import (
 from onceflow.core.protocol.recovery import RecoveryPlan, committables_of, plan_recovery
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.retries import Retries
-from onceflow.core.runtime.driver.status import SinkStatus
+from onceflow.core.runtime.driver.job_events import RecoveredSink
 from onceflow.core.spi import (
     Committer,
     CommitterContext,
@@ -53,24 +53,6 @@ from onceflow.core.spi import (
 from onceflow.core.storage import ClaimedLog, JobStorage
 
 _log = logging.getLogger("onceflow.runtime.recovery")
-
-
-@dataclass(frozen=True, slots=True)
-class RecoveryCounts:
-    """What recovery did to transactions."""
-
-    sinks: tuple[SinkStatus, ...] = ()
-    """By uid, with `committed`, `rows_committed` and `aborted` alone."""
-
-    @property
-    def committed(self) -> int:
-        """Transactions that this call committed; not those that it found committed."""
-        return sum(sink.committed for sink in self.sinks)
-
-    @property
-    def aborted(self) -> int:
-        """Transactions that were rolled back."""
-        return sum(sink.aborted for sink in self.sinks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +134,7 @@ class SinkRecovery:
             self._begin(f"the opening of sink {target.context.uid}")
             target.sink.open(target.context, schema)
 
-    def recover(self, restored: CompletedCheckpoint) -> RecoveryCounts:
+    def recover(self, restored: CompletedCheckpoint) -> tuple[RecoveredSink, ...]:
         """Commit all that the log decided and abort what older attempts left besides. Idempotent.
 
         What was committed before and is in doubt again is committed again: the target has gone back
@@ -163,7 +145,7 @@ class SinkRecovery:
             CommitFailed: A sink did not answer in time; the next attempt tries again.
             DecisionForgotten: Something is in doubt of which the log knows nothing any more.
         """
-        counts: list[SinkStatus] = []
+        counts: list[RecoveredSink] = []
         for target in self._targets:
             if isinstance(target.sink, GlobalSink):
                 counts.append(self._recover_whole(target, restored))
@@ -175,7 +157,7 @@ class SinkRecovery:
             for committable in plan.abort:
                 self._abort(committable, committer.abort)
             counts.append(
-                SinkStatus(
+                RecoveredSink(
                     target.context.uid,
                     target.context.sink_id,
                     committed=len(committed),
@@ -184,28 +166,28 @@ class SinkRecovery:
                 )
             )
         self._log.settle(self._retired)
-        return RecoveryCounts(tuple(counts))
+        return tuple(counts)
 
-    def sweep(self, completed: CompletedCheckpoint) -> RecoveryCounts:
+    def sweep(self, completed: CompletedCheckpoint) -> tuple[RecoveredSink, ...]:
         """Abort what a slot of an older attempt prepared after `recover` had looked (I3).
 
         Commits what has returned meanwhile with an older copy of the target, and nothing else: what
         `completed` lists is its own slots' to commit.
         """
-        counts: list[SinkStatus] = []
+        counts: list[RecoveredSink] = []
         for target in self._targets:
             uid, sink_id = target.context.uid, target.context.sink_id
             if isinstance(target.sink, GlobalSink):
                 aborted = self._sweep_whole(self._global_committer(target), completed, sink_id)
-                counts.append(SinkStatus(uid, sink_id, aborted=aborted))
+                counts.append(RecoveredSink(uid, sink_id, aborted=aborted))
                 continue
             plan, committer = self._plan(target, completed)
             for committable in plan.returned:
                 self._commit(committable, partial(committer.commit, committable))
             for committable in plan.abort:
                 self._abort(committable, committer.abort)
-            counts.append(SinkStatus(uid, sink_id, aborted=len(plan.abort)))
-        return RecoveryCounts(tuple(counts))
+            counts.append(RecoveredSink(uid, sink_id, aborted=len(plan.abort)))
+        return tuple(counts)
 
     def global_committers(self) -> Iterator[tuple[str, str, GlobalCommitter]]:
         """Yield uid, sink id and a new committer of every sink that commits whole checkpoints."""
@@ -223,7 +205,7 @@ class SinkRecovery:
         self._committers.clear()
         self._global.clear()
 
-    def _recover_whole(self, target: _Target, restored: CompletedCheckpoint) -> SinkStatus:
+    def _recover_whole(self, target: _Target, restored: CompletedCheckpoint) -> RecoveredSink:
         committer, context = self._global_committer(target), target.context
         self._begin(f"what sink {context.uid} has committed last and holds in doubt")
         through = committer.committed_through()
@@ -250,7 +232,7 @@ class SinkRecovery:
         ]
         for committable in plan.abort:
             self._abort(committable, committer.abort)
-        return SinkStatus(
+        return RecoveredSink(
             context.uid,
             context.sink_id,
             committed=len(done),

@@ -22,7 +22,7 @@ from onceflow.core.protocol.snapshots import (
 )
 from onceflow.core.protocol.splits import Split, SplitOffers, with_lists
 from onceflow.core.runtime.dataflow.operators import SPLITS, decode_split, encode_split
-from onceflow.core.runtime.driver.attempt_context import AttemptContext, SplitsDiscovered
+from onceflow.core.runtime.driver.attempt_context import AttemptContext, DiscoveryAnswered
 from onceflow.core.runtime.messages import OfferSplits
 from onceflow.core.spi import Source
 
@@ -106,7 +106,7 @@ class SplitDiscovery:
     def __init__(
         self,
         context: AttemptContext,
-        tell: Callable[[SplitsDiscovered], None],
+        tell: Callable[[DiscoveryAnswered], None],
         now: float,
     ) -> None:
         plan, restored = context.plan, context.restored
@@ -140,7 +140,7 @@ class SplitDiscovery:
                 daemon=True,
             ).start()
 
-    def answered(self, answer: SplitsDiscovered) -> dict[int, OfferSplits]:
+    def answered(self, answer: DiscoveryAnswered) -> dict[int, OfferSplits]:
         """Return what to offer which slot.
 
         Raises:
@@ -164,18 +164,18 @@ class SplitDiscovery:
 
 def _answer_of(
     attempt: AttemptId, uid: str, source: Source, known: Sequence[Split]
-) -> SplitsDiscovered:
+) -> DiscoveryAnswered:
     """Ask `source`. What a server that is away says now it may not say a minute later."""
     try:
         now = source.discover(known)
     except Exception as error:
         if isinstance(error, SourceError) and error.retry == "never":
-            return SplitsDiscovered(attempt, uid, error=error)
+            return DiscoveryAnswered(attempt, uid, error=error)
         _log.warning("source %s cannot be asked for new splits at the moment: %s", uid, error)
-        return SplitsDiscovered(attempt, uid)
+        return DiscoveryAnswered(attempt, uid)
     moved = sorted(split.id for split in known if split not in set(now))
     if moved:
-        return SplitsDiscovered(
+        return DiscoveryAnswered(
             attempt,
             uid,
             error=SourceError(
@@ -184,4 +184,4 @@ def _answer_of(
             ),
         )
     taken = {split.id for split in known}
-    return SplitsDiscovered(attempt, uid, tuple(split for split in now if split.id not in taken))
+    return DiscoveryAnswered(attempt, uid, tuple(split for split in now if split.id not in taken))

@@ -1,31 +1,56 @@
-"""What a job tells about itself: plain values, safe to read at any time from any thread."""
+"""What a job tells about itself: a fold of its events, which does no I/O and reads no clock.
+
+Invariants of a status that began as `JobStatus(job)`:
+    pending checkpoints rise, and all are above the last completed one
+    len(history), len(attempts) <= HISTORY_LENGTH, len(failures) <= FAILURES_LENGTH
+    acks over all of `history` <= SUBTASK_HISTORY_LENGTH, unless its newest alone has more
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
+from typing_extensions import assert_never
+
+from onceflow.core.protocol.ids import SubtaskRef
+from onceflow.core.runtime.driver.job_events import (
+    AttemptBegan,
+    AttemptEnded,
+    AttemptRunning,
+    CheckpointAcked,
+    CheckpointCompleted,
+    CheckpointFailed,
+    CheckpointTriggered,
+    EventsDropped,
+    JobEnded,
+    JobEvent,
+    JobRestarting,
+    JobStarted,
+    JobState,
+    LeftoversAborted,
+    Moment,
+    RecoveredSink,
+    SinksRecovered,
+    SlotJoined,
+    SlotLeft,
+    SlotReported,
+    SlotsDeployed,
+    SlotsJoined,
+    SplitsDiscovered,
+    StateDropped,
+    SubtaskCommitted,
+)
 from onceflow.core.runtime.messages import SinkMetrics, SubtaskMetrics
 
+HISTORY_LENGTH = 100
+"""Checkpoints and attempts that are remembered; enough for a page, bounded for a long run."""
 
-class JobState(Enum):
-    """Where a job stands."""
+FAILURES_LENGTH = 20
+"""Checkpoints that were given up and are remembered with their acks."""
 
-    STARTING = "starting"
-    RUNNING = "running"
-    RESTARTING = "restarting"
-    FINISHED = "finished"
-    STOPPED = "stopped"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more will happen."""
-        return self in _ENDED
-
-
-_ENDED = frozenset({JobState.FINISHED, JobState.STOPPED, JobState.CANCELLED, JobState.FAILED})
+SUBTASK_HISTORY_LENGTH = 10_000
+"""Acks that are remembered over all checkpoints: about 2 MB. Older checkpoints keep their sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +95,23 @@ class SinkStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class SubtaskCheckpointStats:
+    """One subtask's part of one checkpoint; times in milliseconds."""
+
+    subtask: SubtaskRef
+    ack_ms: float
+    """From the trigger to the driver's hearing of the ack."""
+    start_delay_ms: float
+    """From the trigger to the first barrier, by two machines' clocks: 0 where they disagree."""
+    alignment_ms: float
+    """From the first barrier to the last; 0 with a single input."""
+    sync_ms: float
+    async_ms: float
+    size_bytes: int
+    """Of the state that it uploaded."""
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointStats:
     """One completed checkpoint; the parts are the slowest subtask's, in milliseconds."""
 
@@ -85,6 +127,33 @@ class CheckpointStats:
     size_bytes: int
     committed_ms: float | None = None
     """From the decision to the last subtask's report that all is committed."""
+    subtasks: tuple[SubtaskCheckpointStats, ...] = ()
+    """In the order of their acks; empty for checkpoints of long ago."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCheckpoint:
+    """A checkpoint that is neither completed nor given up."""
+
+    checkpoint: int
+    kind: str
+    """periodic, manual, stop or final."""
+    triggered_at: Moment
+    subtasks: tuple[SubtaskCheckpointStats, ...] = ()
+    """Those that have acked."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFailure:
+    """A checkpoint that was given up."""
+
+    checkpoint: int
+    attempt: int
+    failed_at_s: float
+    """Seconds since the epoch."""
+    reason: str
+    subtasks: tuple[SubtaskCheckpointStats, ...] = ()
+    """Those that had acked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,31 +177,331 @@ class AttemptStats:
 
 
 @dataclass(frozen=True, slots=True)
+class _Tally:
+    """What the fold remembers of the running attempt besides what it tells."""
+
+    zero_s: float = 0.0
+    """When the attempt before failed, or the job was started; of `time.monotonic`."""
+    slots_ended_s: float = 0.0
+    recovered: tuple[RecoveredSink, ...] = ()
+    decided_at_s: Mapping[int, float] = field(default_factory=dict[int, float])
+    """When each checkpoint was decided that is not known to be committed."""
+    committed: Mapping[SubtaskRef, int] = field(default_factory=dict[SubtaskRef, int])
+    subtasks: int = 0
+    """How many there are; 0 before the first checkpoint has completed."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
-    """A job as of now."""
+    """A job as of one of its events."""
 
     job: str
-    state: JobState
+    state: JobState = JobState.STARTING
     attempt: int = 0
     restores: int = 0
     slots: tuple[SlotStatus, ...] = ()
     checkpoints_completed: int = 0
     checkpoints_failed: int = 0
-    checkpoints_pending: tuple[int, ...] = ()
-    last_checkpoint: CheckpointStats | None = None
+    pending: tuple[PendingCheckpoint, ...] = ()
+    """Checkpoints under way, oldest first."""
     history: tuple[CheckpointStats, ...] = ()
     """The last completed checkpoints, oldest first."""
+    failures: tuple[CheckpointFailure, ...] = ()
+    """The last checkpoints that were given up, oldest first."""
     attempts: tuple[AttemptStats, ...] = ()
     last_error: str = ""
-    records_in: int = 0
-    """Records read by all sources in this attempt.
-
-    It is 0 again after a restart; what is read once more from the restored checkpoint counts again.
-    """
-    rejected: int = 0
-    """Bad records left out in this attempt: dropped, or sent to the dead letters."""
-    subtasks: tuple[SubtaskMetrics, ...] = field(default=())
     dropped_state: tuple[str, ...] = ()
     """What restored checkpoints held and `allow_non_restored_state` has dropped, for people."""
-    sinks: tuple[SinkStatus, ...] = ()
-    """By uid; a sink is here from the attempt's recovery on."""
+    sources: frozenset[str] = frozenset()
+    """The uids of the job's sources."""
+    tally: _Tally = field(default=_Tally(), repr=False)
+
+    @property
+    def checkpoints_pending(self) -> tuple[int, ...]:
+        """The numbers of the checkpoints under way."""
+        return tuple(one.checkpoint for one in self.pending)
+
+    @property
+    def last_checkpoint(self) -> CheckpointStats | None:
+        """The last completed checkpoint; None before the first."""
+        return self.history[-1] if self.history else None
+
+    @property
+    def subtasks(self) -> tuple[SubtaskMetrics, ...]:
+        """The counters of every subtask, by slot."""
+        return tuple(metrics for slot in self.slots for metrics in slot.subtasks)
+
+    @property
+    def records_in(self) -> int:
+        """Records read by all sources in this attempt.
+
+        It is 0 again after a restart; what is read once more from the restored checkpoint counts
+        again.
+        """
+        return sum(m.records_in for m in self.subtasks if m.subtask.chain in self.sources)
+
+    @property
+    def rejected(self) -> int:
+        """Bad records left out in this attempt: dropped, or sent to the dead letters."""
+        return sum(metrics.rejected for metrics in self.subtasks)
+
+    @property
+    def sinks(self) -> tuple[SinkStatus, ...]:
+        """What recovery and the slots did, by uid.
+
+        A sink is here from the attempt's recovery on.
+        """
+        total = {
+            one.uid: SinkStatus(
+                one.uid,
+                one.sink_id,
+                committed=one.committed,
+                rows_committed=one.rows_committed,
+                aborted=one.aborted,
+            )
+            for one in self.tally.recovered
+        }
+        for one in (sink for slot in self.slots for sink in slot.sinks):
+            known = total.get(one.uid, SinkStatus(one.uid, one.sink_id))
+            total[one.uid] = replace(
+                known,
+                open=known.open + one.open,
+                prepared=known.prepared + one.prepared,
+                committed=known.committed + one.committed,
+                retried=known.retried + one.retried,
+                rows_committed=known.rows_committed + one.rows_committed,
+                rows_rejected=known.rows_rejected + one.rows_rejected,
+                oldest_prepared_s=max(known.oldest_prepared_s, one.oldest_prepared_s),
+                last_commit_ms=max(known.last_commit_ms, one.last_commit_ms),
+            )
+        return tuple(total[uid] for uid in sorted(total))
+
+
+def apply(status: JobStatus, event: JobEvent) -> JobStatus:
+    """Return `status` as it is after `event`. Pure; takes every event in every state."""
+    match event:
+        case JobStarted() | AttemptBegan() | AttemptEnded() | JobRestarting() | JobEnded():
+            return _apply_to_job(status, event)
+        case SlotsJoined() | SinksRecovered() | SlotsDeployed() | AttemptRunning():
+            return _apply_to_start(status, event)
+        case SlotJoined() | SlotReported():
+            return replace(status, slots=_slots_after(status.slots, event))
+        case StateDropped() | LeftoversAborted():
+            return _apply_to_leftovers(status, event)
+        case SlotLeft() | SplitsDiscovered() | EventsDropped():
+            # A slot that has left stays, with its last counters, until the next attempt begins.
+            return status
+        case _:
+            return _apply_to_checkpoints(status, event)
+
+
+def _apply_to_job(
+    status: JobStatus,
+    event: JobStarted | AttemptBegan | AttemptEnded | JobRestarting | JobEnded,
+) -> JobStatus:
+    tally, now_s = status.tally, event.at.monotonic_s
+    match event:
+        case JobStarted(sources):
+            return replace(status, sources=sources, tally=_Tally(zero_s=now_s))
+        case AttemptBegan(attempt, restored):
+            since_s = round(now_s - tally.zero_s, 4)
+            stats = AttemptStats(
+                attempt=attempt,
+                restored_checkpoint=restored,
+                began_at_s=event.at.wall_s - since_s,
+                slots_ended_s=tally.slots_ended_s,
+                claimed_s=since_s,
+            )
+            return replace(
+                status,
+                attempt=attempt,
+                restores=status.restores + (restored > 0 or bool(status.attempts)),
+                slots=(),
+                pending=(),
+                attempts=(*status.attempts, stats)[-HISTORY_LENGTH:],
+                tally=_Tally(tally.zero_s, tally.slots_ended_s),
+            )
+        case AttemptEnded():
+            return replace(status, tally=replace(tally, zero_s=now_s))
+        case JobRestarting(_, error):
+            ended = replace(tally, slots_ended_s=now_s - tally.zero_s)
+            return replace(status, state=JobState.RESTARTING, last_error=error, tally=ended)
+        case JobEnded(state, error):
+            return replace(status, state=state, last_error=error or status.last_error)
+
+
+def _apply_to_start(
+    status: JobStatus, event: SlotsJoined | SinksRecovered | SlotsDeployed | AttemptRunning
+) -> JobStatus:
+    if not status.attempts:
+        return status
+    *older, stats = status.attempts
+    since_s = round(event.at.monotonic_s - status.tally.zero_s, 4)
+    match event:
+        case SlotsJoined():
+            stats = replace(stats, slots_up_s=since_s)
+        case SinksRecovered(sinks):
+            stats = replace(
+                stats,
+                recovered_s=since_s,
+                committed=sum(sink.committed for sink in sinks),
+                aborted=sum(sink.aborted for sink in sinks),
+            )
+            status = replace(status, tally=replace(status.tally, recovered=sinks))
+        case SlotsDeployed():
+            stats = replace(stats, deployed_s=since_s)
+        case AttemptRunning():
+            stats = replace(stats, running_s=since_s)
+            status = replace(status, state=JobState.RUNNING)
+    return replace(status, attempts=(*older, stats))
+
+
+def _slots_after(
+    slots: tuple[SlotStatus, ...], event: SlotJoined | SlotReported
+) -> tuple[SlotStatus, ...]:
+    by_number = {slot.slot: slot for slot in slots}
+    match event:
+        case SlotJoined(number, pid, parent_pid, host):
+            by_number[number] = SlotStatus(number, pid, parent_pid, host)
+        case SlotReported(number, subtasks, sinks, rss_bytes) if number in by_number:
+            by_number[number] = replace(
+                by_number[number],
+                subtasks=subtasks,
+                sinks=sinks,
+                rss_bytes=rss_bytes,
+                heard_at_s=event.at.wall_s,
+            )
+        case _:
+            pass
+    return tuple(by_number[number] for number in sorted(by_number))
+
+
+def _apply_to_leftovers(status: JobStatus, event: StateDropped | LeftoversAborted) -> JobStatus:
+    match event:
+        case StateDropped(state):
+            new = sorted(set(state) - set(status.dropped_state))
+            return replace(status, dropped_state=(*status.dropped_state, *new))
+        case LeftoversAborted(attempt, sinks) if attempt == status.attempt:
+            known = {sink.uid: sink for sink in status.tally.recovered}
+            for sink in sinks:
+                before = known.get(sink.uid)
+                aborted = sink.aborted + (before.aborted if before else 0)
+                known[sink.uid] = replace(before or sink, aborted=aborted)
+            tally = replace(status.tally, recovered=tuple(known.values()))
+            return replace(status, tally=tally)
+        case _:
+            return status
+
+
+def _apply_to_checkpoints(
+    status: JobStatus,
+    event: CheckpointTriggered
+    | CheckpointAcked
+    | CheckpointCompleted
+    | CheckpointFailed
+    | SubtaskCommitted,
+) -> JobStatus:
+    match event:
+        case CheckpointTriggered(checkpoint, kind):
+            begun = PendingCheckpoint(checkpoint, kind.value, event.at)
+            return replace(status, pending=(*status.pending, begun))
+        case CheckpointAcked():
+            return replace(status, pending=tuple(_acked(one, event) for one in status.pending))
+        case CheckpointCompleted():
+            return _completed(status, event)
+        case CheckpointFailed():
+            return _failed(status, event)
+        case SubtaskCommitted(subtask, checkpoint):
+            return _committed(status, subtask, checkpoint, event.at.monotonic_s)
+        case _:
+            assert_never(event)
+
+
+def _acked(pending: PendingCheckpoint, event: CheckpointAcked) -> PendingCheckpoint:
+    if pending.checkpoint != event.checkpoint:
+        return pending
+    timings = event.timings
+    stats = SubtaskCheckpointStats(
+        subtask=event.subtask,
+        ack_ms=_ms_between(pending.triggered_at, event.at),
+        start_delay_ms=timings.start_delay_ms,
+        alignment_ms=timings.alignment_ms,
+        sync_ms=timings.sync_ms,
+        async_ms=timings.async_ms,
+        size_bytes=timings.size_bytes,
+    )
+    return replace(pending, subtasks=(*pending.subtasks, stats))
+
+
+def _completed(status: JobStatus, event: CheckpointCompleted) -> JobStatus:
+    done = next((one for one in status.pending if one.checkpoint == event.checkpoint), None)
+    if done is None:
+        return status
+    acks = done.subtasks
+    stats = CheckpointStats(
+        checkpoint=event.checkpoint,
+        attempt=status.attempt,
+        triggered_at_ms=int(done.triggered_at.wall_s * 1000),
+        duration_ms=_ms_between(done.triggered_at, event.at),
+        alignment_ms=max((ack.alignment_ms for ack in acks), default=0.0),
+        sync_ms=max((ack.sync_ms for ack in acks), default=0.0),
+        async_ms=max((ack.async_ms for ack in acks), default=0.0),
+        append_ms=round(event.append_ms, 3),
+        size_bytes=sum(ack.size_bytes for ack in acks),
+        subtasks=acks,
+    )
+    decided_at_s = {**status.tally.decided_at_s, event.checkpoint: event.at.monotonic_s}
+    return replace(
+        status,
+        pending=tuple(one for one in status.pending if one.checkpoint > event.checkpoint),
+        checkpoints_completed=status.checkpoints_completed + 1,
+        history=_bounded((*status.history, stats)),
+        tally=replace(status.tally, decided_at_s=decided_at_s, subtasks=len(acks)),
+    )
+
+
+def _failed(status: JobStatus, event: CheckpointFailed) -> JobStatus:
+    number = event.checkpoint
+    acks = next((one.subtasks for one in status.pending if one.checkpoint == number), ())
+    failure = CheckpointFailure(number, status.attempt, event.at.wall_s, event.reason, acks)
+    return replace(
+        status,
+        pending=tuple(one for one in status.pending if one.checkpoint != number),
+        checkpoints_failed=status.checkpoints_failed + 1,
+        failures=(*status.failures, failure)[-FAILURES_LENGTH:],
+        last_error=f"checkpoint {number}: {event.reason}",
+    )
+
+
+def _committed(status: JobStatus, subtask: SubtaskRef, checkpoint: int, now_s: float) -> JobStatus:
+    tally = status.tally
+    committed = {**tally.committed, subtask: max(checkpoint, tally.committed.get(subtask, 0))}
+    lowest = min(committed.values()) if len(committed) >= tally.subtasks else 0
+    done = {number: at_s for number, at_s in tally.decided_at_s.items() if number <= lowest}
+    if not done:
+        return replace(status, tally=replace(tally, committed=committed))
+    history = tuple(
+        replace(one, committed_ms=round((now_s - done[one.checkpoint]) * 1000, 3))
+        if one.checkpoint in done
+        else one
+        for one in status.history
+    )
+    waiting = {number: at_s for number, at_s in tally.decided_at_s.items() if number not in done}
+    tally = replace(tally, committed=committed, decided_at_s=waiting)
+    return replace(status, history=history, tally=tally)
+
+
+def _bounded(history: tuple[CheckpointStats, ...]) -> tuple[CheckpointStats, ...]:
+    """Return the newest of `history`, with the acks of as many as may be remembered."""
+    history = history[-HISTORY_LENGTH:]
+    acks = 0
+    for number, stats in enumerate(reversed(history)):
+        acks += len(stats.subtasks)
+        if number and acks > SUBTASK_HISTORY_LENGTH:
+            older, newer = history[:-number], history[-number:]
+            return (*(replace(one, subtasks=()) for one in older), *newer)
+    return history
+
+
+def _ms_between(earlier: Moment, later: Moment) -> float:
+    return round((later.monotonic_s - earlier.monotonic_s) * 1000, 3)

@@ -29,7 +29,8 @@ from onceflow.core.protocol.snapshots import (
     OperatorSnapshot,
     SubtaskSnapshot,
 )
-from onceflow.core.runtime.driver.sink_recovery import RecoveryCounts, SinkRecovery
+from onceflow.core.runtime.driver.job_events import RecoveredSink
+from onceflow.core.runtime.driver.sink_recovery import SinkRecovery
 from onceflow.core.spi import Committer, CommitterContext, Sink, WriterContext
 from onceflow.core.storage import ClaimedLog, FileSystemStorage, JobStorage
 
@@ -78,7 +79,7 @@ class Job:
     checkpoint: int = 0
     closing: list[Committer] = field(default_factory=list[Committer])
 
-    def start(self) -> RecoveryCounts:
+    def start(self) -> RecoveredSink:
         """Claim the job and recover, as a driver does."""
         graph = Graph((Operator("out", WriteTo(self.sink, SINK_ID), None, SCHEMA),))
         self.log = self.storage.log.claim("driver:1", [SINK_ID])
@@ -87,7 +88,8 @@ class Job:
         recovery = SinkRecovery(graph, {}, "job", self.log, self.storage, deadline_s=60)
         try:
             recovery.open()
-            return recovery.recover(self.log.view.completed[-1])
+            (counts,) = recovery.recover(self.log.view.completed[-1])
+            return counts
         finally:
             recovery.close()
 

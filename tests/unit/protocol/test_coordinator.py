@@ -17,8 +17,8 @@ from tests.unit.protocol.coordination import (
 from onceflow.core.protocol.coordinator import CheckpointCoordinator, CheckpointSettings
 from onceflow.core.protocol.decisions import (
     AppendDecision,
-    CheckpointFailed,
     CheckpointKind,
+    CountFailure,
     DiscardState,
     FailAttempt,
     FinishJob,
@@ -210,7 +210,7 @@ def test_failures_in_a_row_beyond_the_tolerated_fail_the_attempt(how: str) -> No
         else:
             job.ack_all(n)
             decisions = job.append_failed(n)
-        assert of_type(CheckpointFailed, decisions)
+        assert of_type(CountFailure, decisions)
         return of_type(FailAttempt, decisions)
 
     assert fail() == []
