@@ -20,7 +20,7 @@ from onceflow.core.errors import UserFunctionError
 from onceflow.core.functions import Record
 from onceflow.core.runtime.cluster import spark as spark_cluster
 from onceflow.core.runtime.driver import driver
-from onceflow.core.runtime.slot.slot import SlotTask
+from onceflow.core.runtime.slot.context import AttemptPlan
 from onceflow.core.runtime.transport.credentials import new_token
 
 pytestmark = pytest.mark.spark
@@ -68,7 +68,7 @@ def test_no_password_of_a_source_sink_or_function_is_in_what_spark_carries(
     records.filter(lambda record: password == PASSWORD).write(sink, uid="out")
     assert pipeline.run(60).state is JobState.FINISHED
     assert len(sink.rows()) == 500
-    assert any(b"SlotTask" in data for data in sent_by_spark)
+    assert any(b"AttemptPlan" in data for data in sent_by_spark)
     assert not any(PASSWORD.encode() in data for data in sent_by_spark)
 
 
@@ -97,15 +97,15 @@ def test_the_attempts_token_and_key_are_in_no_log_line_status_or_stage(
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="onceflow")
     tokens: list[str] = []
-    tasks: list[SlotTask] = []
+    plans: list[AttemptPlan] = []
 
     def recording_token() -> str:
         tokens.append(new_token())
         return tokens[-1]
 
-    def recording_body(task: SlotTask) -> Any:
-        tasks.append(task)
-        return slot_body(task)
+    def recording_body(plan: AttemptPlan) -> Any:
+        plans.append(plan)
+        return slot_body(plan)
 
     slot_body = cast("Any", spark_cluster)._slot_body
     monkeypatch.setattr(driver, "new_token", recording_token)
@@ -132,10 +132,10 @@ def test_the_attempts_token_and_key_are_in_no_log_line_status_or_stage(
     jobs = [tracker.getJobInfo(one) for one in tracker.getJobIdsForGroup("onceflow-quiet-3")]
     stages = [tracker.getStageInfo(stage) for one in jobs if one for stage in one.stageIds]
     assert stages
-    assert len(tokens) == len(tasks) == 3
+    assert len(tokens) == len(plans) == 3
     captured = capfd.readouterr()
-    said = repr((tasks, stages, job.status(), raised.value, caplog.text, captured))
-    assert "SlotTask(" in said
+    said = repr((plans, stages, job.status(), raised.value, caplog.text, captured))
+    assert "AttemptPlan(" in said
     assert "restart in" in said
     for secret in (*tokens, "PRIVATE KEY", "BEGIN CERTIFICATE"):
         assert secret not in said

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from onceflow.core.errors import OnceflowError
-from onceflow.core.runtime.slot.slot import SlotTask
+from onceflow.core.runtime.slot.context import AttemptPlan
 
 
 class RunningSlots(Protocol):
@@ -62,8 +62,8 @@ class Cluster(Protocol):
         """
         ...
 
-    def start(self, task: SlotTask, ended: Callable[[OnceflowError], None]) -> RunningSlots:
-        """Start slots 0 … `task.plan.parallelism` - 1; returns before they run.
+    def start(self, plan: AttemptPlan, ended: Callable[[OnceflowError], None]) -> RunningSlots:
+        """Start slots 0 … `plan.parallelism` - 1; returns before they run.
 
         `ended` is called once, on another thread, with the reason: when all slots have returned,
         or as soon as one of them has died.

@@ -20,7 +20,8 @@ from onceflow.core.runtime.cluster.process_host import (
     ProcessKilled,
     Raised,
 )
-from onceflow.core.runtime.slot.slot import SlotTask
+from onceflow.core.runtime.slot.context import AttemptPlan
+from onceflow.core.runtime.slot.slot import run_slot
 
 _log = logging.getLogger("onceflow.runtime.cluster")
 
@@ -64,9 +65,9 @@ class LocalProcesses:
     def await_slots(self, parallelism: int, timeout_s: float) -> None:
         """Return at once: there can be any number of processes."""
 
-    def start(self, task: SlotTask, ended: Callable[[OnceflowError], None]) -> LocalSlots:
+    def start(self, plan: AttemptPlan, ended: Callable[[OnceflowError], None]) -> LocalSlots:
         """Start a process for each slot; returns before they run."""
-        return LocalSlots(task, self.log_directory, ended)
+        return LocalSlots(plan, self.log_directory, ended)
 
     def take_signals(self) -> None:
         """Return at once: slots are in a process group of their own."""
@@ -77,18 +78,18 @@ class LocalSlots:
 
     def __init__(
         self,
-        task: SlotTask,
+        plan: AttemptPlan,
         log_directory: str | Path | None,
         ended: Callable[[OnceflowError], None],
     ) -> None:
-        self._task = task
+        self._plan = plan
         self._log_directory = Path(log_directory) if log_directory is not None else None
         self._ended = ended
         self._lost = False
         self._links: dict[Link, tuple[int, int]] = {}
         """Slot and process id of each that runs."""
         self._killed = threading.Event()
-        name = f"slots of job {task.plan.job}, attempt {task.plan.attempt}"
+        name = f"slots of job {plan.job}, attempt {plan.attempt}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -108,7 +109,7 @@ class LocalSlots:
         # What the driver has imported of us, slots will need: once for all of them.
         imports = [name for name in list(sys.modules) if name.startswith(_OURS)]
         try:
-            for slot in range(self._task.plan.parallelism):
+            for slot in range(self._plan.parallelism):
                 if not self._killed.is_set():
                     self._start(slot, imports)
         except (ProcessKilled, OSError) as error:
@@ -125,7 +126,7 @@ class LocalSlots:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
             log = os.open(self._log_path(self._log_directory, slot), flags, 0o644)
         try:
-            pid, link = _host().start(_run_slot, self._task, slot, imports=imports, log=log)
+            pid, link = _host().start(_run_slot, self._plan, slot, imports=imports, log=log)
         finally:
             if log != 2:
                 os.close(log)
@@ -138,7 +139,7 @@ class LocalSlots:
             word = link.recv()
         except (EOFError, OSError):
             how = f"its process {pid} {_host().how_ended(pid)}"
-            _log.info("slot %d of job %s: %s", slot, self._task.plan.job, how)
+            _log.info("slot %d of job %s: %s", slot, self._plan.job, how)
             self._tell(SlotLost(f"slot {slot} is lost: {how}{self._end_of_log(slot)}"))
         else:
             match word:
@@ -161,7 +162,7 @@ class LocalSlots:
 
     def _log_path(self, directory: Path, slot: int) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
-        plan = self._task.plan
+        plan = self._plan
         return directory / f"{plan.job}-attempt-{plan.attempt}-slot-{slot}.log"
 
     def _end_of_log(self, slot: int) -> str:
@@ -192,6 +193,6 @@ def _host() -> ProcessHost:
         return _HOSTS[0]
 
 
-def _run_slot(link: Link, task: SlotTask, slot: int) -> str:
+def _run_slot(link: Link, plan: AttemptPlan, slot: int) -> str:
     del link
-    return task.run(slot)
+    return run_slot(plan, slot)

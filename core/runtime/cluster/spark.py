@@ -22,8 +22,9 @@ from pyspark import BarrierTaskContext, InheritableThread, SparkContext, java_ga
 from pyspark.sql import SparkSession
 
 from onceflow.core.errors import ConfigError, OnceflowError, SlotLost, SparkStopped
+from onceflow.core.runtime.slot.context import AttemptPlan
 from onceflow.core.runtime.slot.program import MODULES_ON_EXECUTORS
-from onceflow.core.runtime.slot.slot import SlotTask
+from onceflow.core.runtime.slot.slot import run_slot
 
 _log = logging.getLogger("onceflow.runtime.cluster")
 
@@ -107,9 +108,9 @@ class SparkCluster:
             self.check_alive()
             time.sleep(0.05)
 
-    def start(self, task: SlotTask, ended: Callable[[OnceflowError], None]) -> SparkStage:
+    def start(self, plan: AttemptPlan, ended: Callable[[OnceflowError], None]) -> SparkStage:
         """Submit the barrier stage; `ended` is called once, when it is over."""
-        return SparkStage(self._context, task, ended)
+        return SparkStage(self._context, plan, ended)
 
     def take_signals(self) -> None:
         """Have the JVM ignore SIGINT and hand SIGTERM on to this process. Idempotent."""
@@ -120,11 +121,11 @@ class SparkStage:
     """Runs the slots; ends when all of them have, or when Spark gives up on one."""
 
     def __init__(
-        self, context: SparkContext, task: SlotTask, ended: Callable[[OnceflowError], None]
+        self, context: SparkContext, plan: AttemptPlan, ended: Callable[[OnceflowError], None]
     ) -> None:
         self._context = context
-        self._task = task
-        self._group = f"onceflow-{task.plan.job}-{task.plan.attempt}"
+        self._plan = plan
+        self._group = f"onceflow-{plan.job}-{plan.attempt}"
         self._ended = ended
         thread: Any = InheritableThread(target=self._run, name=f"stage {self._group}")
         thread.daemon = True
@@ -142,23 +143,23 @@ class SparkStage:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        plan = self._task.plan
+        plan = self._plan
         error: BaseException | None = None
         try:
             self._context.setJobGroup(
                 self._group, f"onceflow job {plan.job}, attempt {plan.attempt}", True
             )
             numbers = self._context.parallelize(range(plan.parallelism), plan.parallelism)
-            numbers.barrier().mapPartitions(_slot_body(self._task)).collect()
+            numbers.barrier().mapPartitions(_slot_body(self._plan)).collect()
         except BaseException as caught:
             error = caught
         self._ended(stage_error(error))
 
 
-def _slot_body(task: SlotTask) -> Callable[[Iterable[int]], Iterator[str]]:
+def _slot_body(plan: AttemptPlan) -> Callable[[Iterable[int]], Iterator[str]]:
     def body(numbers: Iterable[int]) -> Iterator[str]:
         del numbers
-        yield task.run(BarrierTaskContext.get().partitionId())
+        yield run_slot(plan, BarrierTaskContext.get().partitionId())
 
     return body
 

@@ -15,7 +15,7 @@ from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.splits import Split
 from onceflow.core.runtime.driver.job_events import JobEvent
 from onceflow.core.runtime.driver.sink_recovery import SinkRecovery
-from onceflow.core.runtime.slot.context import SlotPlan
+from onceflow.core.runtime.slot.context import AttemptPlan
 from onceflow.core.runtime.transport.control_plane import ControlEvent
 from onceflow.core.storage import ClaimedLog, JobStorage
 
@@ -24,7 +24,7 @@ from onceflow.core.storage import ClaimedLog, JobStorage
 class AttemptContext:
     """What an attempt is given by the job driver."""
 
-    plan: SlotPlan
+    plan: AttemptPlan
     graph: Graph
     program: bytes = field(repr=False)
     """What slots are deployed with; see `program`."""

@@ -61,9 +61,8 @@ from onceflow.core.runtime.driver.source_splits import genesis_of, with_discover
 from onceflow.core.runtime.driver.status import JobStatus
 from onceflow.core.runtime.driver.stop_signals import STOP_SIGNALS
 from onceflow.core.runtime.messages import fingerprint_of
-from onceflow.core.runtime.slot.context import SlotPlan
+from onceflow.core.runtime.slot.context import AttemptPlan
 from onceflow.core.runtime.slot.program import Program, pickled_program
-from onceflow.core.runtime.slot.slot import SlotTask
 from onceflow.core.runtime.transport.control_plane import ControlServer
 from onceflow.core.runtime.transport.credentials import (
     Credentials,
@@ -247,7 +246,7 @@ class JobDriver:
             self._cluster.driver_host, Credentials(token, own_tls), self._events.put
         )
         probe = storage.probe_write(log.attempt)
-        slot_plan = SlotPlan(
+        attempt_plan = AttemptPlan(
             job=plan.name,
             attempt=log.attempt,
             parallelism=plan.parallelism,
@@ -255,9 +254,6 @@ class JobDriver:
             delivery=plan.checkpointing.delivery(),
             settings=plan.settings,
             allow_non_restored_state=plan.allow_non_restored_state,
-        )
-        task = SlotTask(
-            plan=slot_plan,
             driver_address=server.address,
             token=token,
             tls=slot_tls,
@@ -275,7 +271,7 @@ class JobDriver:
             plan.settings.commit_deadline_s,
         )
         context = AttemptContext(
-            plan=slot_plan,
+            plan=attempt_plan,
             graph=plan.graph,
             program=self._program,
             log=log,
@@ -283,12 +279,12 @@ class JobDriver:
             storage_token=probe.token,
             recovery=recovery,
             restored=restored,
-            coordinator=lambda now_s: self._coordinator(slot_plan, view, now_s),
+            coordinator=lambda now_s: self._coordinator(attempt_plan, view, now_s),
             next_checkpoint=view.next_checkpoint,
             publish=self._tracker.publish,
             running=lambda: self._restarts.on_running(time.monotonic()),
         )
-        return self._run_on_cluster(context, task, server)
+        return self._run_on_cluster(context, server)
 
     def _claim(self) -> ClaimedLog:
         """The first claim takes the job over; later ones only while no other driver has done so."""
@@ -312,9 +308,7 @@ class JobDriver:
             with contextlib.suppress(StorageError):
                 self._log.check_owned()
 
-    def _run_on_cluster(
-        self, context: AttemptContext, task: SlotTask, server: ControlServer
-    ) -> bool:
+    def _run_on_cluster(self, context: AttemptContext, server: ControlServer) -> bool:
         slots: RunningSlots | None = None
         attempt = Attempt(context, self._events)
         # Hooks run last registered first, and this one must run before those of Flight's servers.
@@ -323,7 +317,8 @@ class JobDriver:
             settings = context.plan.settings
             self._cluster.await_slots(context.plan.parallelism, settings.start_timeout_s)
             slots = self._cluster.start(
-                task, lambda error: self._events.put(SlotsEnded(context.plan.attempt, error))
+                context.plan,
+                lambda error: self._events.put(SlotsEnded(context.plan.attempt, error)),
             )
             finished = attempt.run()
             self._tracker.publish(AttemptEnded(context.plan.attempt))
@@ -362,17 +357,15 @@ class JobDriver:
         log.append(genesis_of(plan.graph, log.attempt, plan.parallelism, max_parallelism, now_ms))
         return log.view, max_parallelism
 
-    def _coordinator(
-        self, slot_plan: SlotPlan, view: LogView, now_s: float
-    ) -> CheckpointCoordinator:
-        everyone, sources = self._plan.graph.subtasks(slot_plan.parallelism)
+    def _coordinator(self, plan: AttemptPlan, view: LogView, now_s: float) -> CheckpointCoordinator:
+        everyone, sources = self._plan.graph.subtasks(plan.parallelism)
         return CheckpointCoordinator(
             self._plan.checkpointing.settings(),
-            attempt=slot_plan.attempt,
+            attempt=plan.attempt,
             subtasks=everyone,
             sources=sources,
-            parallelism=slot_plan.parallelism,
-            max_parallelism=slot_plan.max_parallelism,
+            parallelism=plan.parallelism,
+            max_parallelism=plan.max_parallelism,
             retained=view.completed,
             next_checkpoint=view.next_checkpoint,
             now_s=now_s,

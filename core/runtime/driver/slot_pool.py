@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from onceflow.core.errors import ConfigError, SlotLost
 from onceflow.core.runtime.messages import DriverMessage, Heartbeat, Shutdown
-from onceflow.core.runtime.slot.context import SlotPlan, versions
+from onceflow.core.runtime.slot.context import AttemptPlan, versions
 from onceflow.core.runtime.transport.control_plane import SlotLink
 from onceflow.core.storage import JobStorage
 
@@ -14,7 +14,7 @@ from onceflow.core.storage import JobStorage
 class SlotPool:
     """Used by the attempt's thread alone; times are of `time.monotonic`."""
 
-    def __init__(self, plan: SlotPlan, storage: JobStorage, storage_token: str) -> None:
+    def __init__(self, plan: AttemptPlan, storage: JobStorage, storage_token: str) -> None:
         self._plan = plan
         self._storage = storage
         self._storage_token = storage_token

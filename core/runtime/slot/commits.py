@@ -283,7 +283,7 @@ class SlotCommits:
                     uid=uid,
                     sink_id=work.sink_id,
                     attempt=slot.plan.attempt,
-                    log_id=slot.log_id,
+                    log_id=slot.plan.log_id,
                     staging=slot.storage.staging(work.sink_id),
                 )
             ),

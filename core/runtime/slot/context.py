@@ -7,7 +7,7 @@ import resource
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
@@ -16,12 +16,12 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from onceflow.core.config import Delivery, RuntimeSettings
+from onceflow.core.config import Delivery, RuntimeSettings, TlsFiles
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.runtime.dataflow.subtask import SubtaskReport
 from onceflow.core.runtime.messages import Acked, PartFailed, SinkCommitted
-from onceflow.core.runtime.transport.credentials import Credentials
-from onceflow.core.storage import JobStorage
+from onceflow.core.runtime.transport.credentials import Credentials, TlsIdentity
+from onceflow.core.storage import FileSystemStorage, JobStorage
 from onceflow.core.version import VERSION
 
 SlotMail: TypeAlias = SubtaskReport | Acked | SinkCommitted
@@ -29,8 +29,11 @@ SlotMail: TypeAlias = SubtaskReport | Acked | SinkCommitted
 
 
 @dataclass(frozen=True, slots=True)
-class SlotPlan:
-    """What is the same for every slot of an attempt, and no secret. Spark carries it."""
+class AttemptPlan:
+    """What the driver has decided for one attempt, the same for every slot: Spark carries it there.
+
+    Spark keeps it on executors' disks, so nothing that outlives the attempt may be secret here.
+    """
 
     job: str
     attempt: AttemptId
@@ -38,16 +41,23 @@ class SlotPlan:
     max_parallelism: int
     delivery: Delivery
     settings: RuntimeSettings
-    allow_non_restored_state: bool = False
+    allow_non_restored_state: bool
+    driver_address: str
+    token: str = field(repr=False)
+    tls: TlsIdentity | TlsFiles | None
+    storage: FileSystemStorage
+    storage_token_path: str
+    log_id: str
+    loopback: bool
+    """Whether all slots are on the driver's machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotContext:
     """What lives in a slot from its start to its end; every part of the slot is given it."""
 
-    plan: SlotPlan
+    plan: AttemptPlan
     slot: int
-    log_id: str
     credentials: Credentials
     storage: JobStorage
     scratch_dir: Path

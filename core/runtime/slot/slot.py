@@ -18,65 +18,45 @@ import threading
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from onceflow.core.config import TlsFiles
 from onceflow.core.errors import ConfigError, SlotLost
 from onceflow.core.runtime.messages import Deploy, Hello
 from onceflow.core.runtime.slot.chain_builder import ChainBuilder
-from onceflow.core.runtime.slot.context import SlotContext, SlotPlan, own_address, versions
+from onceflow.core.runtime.slot.context import AttemptPlan, SlotContext, own_address, versions
 from onceflow.core.runtime.slot.control import ControlMail, Restored, RestoreFailed, SlotControl
 from onceflow.core.runtime.slot.program import unpickled_program
-from onceflow.core.runtime.transport.credentials import Credentials, TlsIdentity, identity_in
+from onceflow.core.runtime.transport.credentials import Credentials, identity_in
 from onceflow.core.runtime.transport.data_plane import DataServer
-from onceflow.core.storage import FileSystemStorage
 
 
-@dataclass(frozen=True, slots=True)
-class SlotTask:
-    """Everything that Spark carries to a slot: how to reach the driver, and no more.
-
-    Spark keeps it on executors' disks, so nothing that outlives the attempt may be secret here.
-    """
-
-    plan: SlotPlan
-    driver_address: str
-    token: str = field(repr=False)
-    tls: TlsIdentity | TlsFiles | None
-    storage: FileSystemStorage
-    storage_token_path: str
-    log_id: str
-    loopback: bool
-
-    def run(self, slot: int) -> str:
-        """Run slot number `slot` to its end; return how it ended. The body of the Spark task."""
-        with _interrupts_ignored():
-            return Slot(self, slot).run()
+def run_slot(plan: AttemptPlan, slot: int) -> str:
+    """Run slot number `slot` to its end; return how it ended. The body of the Spark plan."""
+    with _interrupts_ignored():
+        return Slot(plan, slot).run()
 
 
 class Slot:
     """The running slot: the process that Spark, or another cluster, has given to an attempt."""
 
-    def __init__(self, task: SlotTask, slot: int) -> None:
-        plan = task.plan
-        storage = task.storage.open(plan.job)
+    def __init__(self, plan: AttemptPlan, slot: int) -> None:
+        storage = plan.storage.open(plan.job)
         base = plan.settings.scratch_dir or tempfile.gettempdir()
         mailbox: queue.SimpleQueue[ControlMail] = queue.SimpleQueue()
-        tls = identity_in(task.tls) if isinstance(task.tls, TlsFiles) else task.tls
+        tls = identity_in(plan.tls) if isinstance(plan.tls, TlsFiles) else plan.tls
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="beside")
         self._context = context = SlotContext(
             plan=plan,
             slot=slot,
-            log_id=task.log_id,
-            credentials=Credentials(task.token, tls),
+            credentials=Credentials(plan.token, tls),
             storage=storage,
             scratch_dir=Path(tempfile.mkdtemp(prefix=f"onceflow-{plan.job}-{slot}-", dir=base)),
             post=mailbox.put,
             beside=self._beside.submit,
             closing=threading.Event(),
         )
-        host = "127.0.0.1" if task.loopback else own_address()
+        host = "127.0.0.1" if plan.loopback else own_address()
         self._data_server = DataServer(
             host,
             context.credentials,
@@ -92,10 +72,10 @@ class Slot:
             host=host,
             data_address=self._data_server.address,
             versions=versions(),
-            storage_probe=storage.probe_read(task.storage_token_path),
+            storage_probe=storage.probe_read(plan.storage_token_path),
         )
         self._mailbox = mailbox
-        self._control = SlotControl(context, mailbox, self._data_server, task.driver_address, hello)
+        self._control = SlotControl(context, mailbox, self._data_server, plan.driver_address, hello)
 
     def run(self) -> str:
         """Restore what the driver says, then wait for the end; return why it came."""

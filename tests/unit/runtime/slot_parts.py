@@ -9,24 +9,39 @@ from pathlib import Path
 from onceflow import RuntimeSettings
 from onceflow.core.config import Delivery
 from onceflow.core.protocol.ids import AttemptId
-from onceflow.core.runtime.slot.context import SlotContext, SlotMail, SlotPlan
+from onceflow.core.runtime.slot.context import AttemptPlan, SlotContext, SlotMail
 from onceflow.core.runtime.transport.credentials import Credentials
 from onceflow.core.storage import FileSystemStorage
 
 
-def slot_plan(settings: RuntimeSettings | None = None) -> SlotPlan:
-    settings = settings or RuntimeSettings()
-    return SlotPlan("ledger", AttemptId(1), 1, 128, Delivery.EXACTLY_ONCE, settings)
+def attempt_plan(directory: Path, settings: RuntimeSettings | None = None) -> AttemptPlan:
+    """Return the plan of the first attempt of a job with checkpoints in `directory`."""
+    return AttemptPlan(
+        job="ledger",
+        attempt=AttemptId(1),
+        parallelism=1,
+        max_parallelism=128,
+        delivery=Delivery.EXACTLY_ONCE,
+        settings=settings or RuntimeSettings(),
+        allow_non_restored_state=False,
+        driver_address="nowhere",
+        token="secret",
+        tls=None,
+        storage=FileSystemStorage(str(directory)),
+        storage_token_path="",
+        log_id="log",
+        loopback=True,
+    )
 
 
 def slot_context(directory: Path, told: queue.SimpleQueue[SlotMail]) -> SlotContext:
     """Return the context of a slot with checkpoints in `directory`, whose parts tell `told`."""
+    plan = attempt_plan(directory)
     return SlotContext(
-        plan=slot_plan(),
+        plan=plan,
         slot=0,
-        log_id="log",
-        credentials=Credentials("secret"),
-        storage=FileSystemStorage(str(directory)).open("ledger"),
+        credentials=Credentials(plan.token),
+        storage=plan.storage.open(plan.job),
         scratch_dir=directory,
         post=told.put,
         beside=lambda work: work(),

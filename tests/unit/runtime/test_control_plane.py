@@ -10,11 +10,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Generator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from tests.unit.runtime.slot_parts import slot_plan
+from tests.unit.runtime.slot_parts import attempt_plan
 from tests.unit.storage.storage_samples import start_python
 
 from onceflow import RuntimeSettings
@@ -79,11 +80,13 @@ def running(script: str, *arguments: str) -> Generator[subprocess.Popen[str], No
         process.communicate()
 
 
-def test_a_frozen_slot_holds_nobody_up_and_is_lost_by_name_when_it_takes_nothing() -> None:
+def test_a_frozen_slot_holds_nobody_up_and_is_lost_by_name_when_it_takes_nothing(
+    tmp_path: Path,
+) -> None:
     events: queue.SimpleQueue[ControlEvent] = queue.SimpleQueue()
     server = ControlServer("127.0.0.1", Credentials("secret"), events.put)
     settings = RuntimeSettings(heartbeat_interval_s=0.1, heartbeat_timeout_s=1.0)
-    plan = slot_plan(settings)
+    plan = attempt_plan(tmp_path, settings)
     pool = SlotPool(plan, cast("JobStorage", SimpleNamespace()), "")
     with running(SLOT, server.address, json.dumps(versions())) as slot:
         connected = events.get(timeout=20)
