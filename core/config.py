@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, TypeVar
@@ -21,16 +22,19 @@ class Delivery(Enum):
     AT_LEAST_ONCE = "at_least_once"
 
 
-def choice_of(kind: type[_Choice], given: object, *, setting: str) -> _Choice:
+def choice_of(
+    kind: type[_Choice], given: object, *, setting: str, besides: Sequence[str] = ()
+) -> _Choice:
     """Return the member of `kind` that `given` is, or is the word for.
 
     Raises:
-        ConfigError: There is no such member; names `setting` and those that there are.
+        ConfigError: There is no such member; names `setting`, those that there are, and the words
+            of `besides`, which the caller takes by itself.
     """
     try:
         return kind(given)
     except ValueError:
-        known = ", ".join(str(one.value) for one in kind)
+        known = ", ".join((*besides, *(str(one.value) for one in kind)))
         raise ConfigError(f"{setting}={given!r}: choose one of {known}") from None
 
 

@@ -159,7 +159,7 @@ class Source(ABC):
 
 
 class OnBadRow(Enum):
-    """What becomes of a row that the target can never take."""
+    """What becomes of a row that a target can never take, or a record that cannot be decoded."""
 
     FAIL = "fail"
     """The job stops and names it."""

@@ -8,14 +8,14 @@ from onceflow.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from onceflow.sources.datagen import DatagenSource, GeneratedPayments
-    from onceflow.sources.kafka import BadRecords, KafkaSource, ValueFormat
+    from onceflow.sources.kafka import KafkaSource, ValueFormat
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
             "onceflow.sources.datagen": "DatagenSource GeneratedPayments",
-            "onceflow.sources.kafka": "BadRecords KafkaSource ValueFormat",
+            "onceflow.sources.kafka": "KafkaSource ValueFormat",
         },
     )
 
-__all__ = ["BadRecords", "DatagenSource", "GeneratedPayments", "KafkaSource", "ValueFormat"]
+__all__ = ["DatagenSource", "GeneratedPayments", "KafkaSource", "ValueFormat"]

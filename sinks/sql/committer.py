@@ -33,6 +33,7 @@ from onceflow.core.protocol.committables import (
     Unknown,
 )
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.core.retries import Retries
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.core.staging import is_staged, staged_committable
 from onceflow.sinks.sql.dialect import TwoPhase
@@ -45,7 +46,6 @@ _T = TypeVar("_T")
 _U = TypeVar("_U")
 _PRUNE_ROUNDS_MAX = 100
 _HELD_PAUSE_S, _HELD_PAUSE_MAX_S = 0.001, 0.02
-_REPLY_PAUSE_S, _REPLY_PAUSE_MAX_S = 0.05, 1.0
 
 
 class SqlCommitter(Committer):
@@ -194,18 +194,19 @@ class SqlCommitter(Committer):
         Raises:
             ConnectionLost: The server must be asked again.
         """
-        deadline = time.monotonic() + two_phase.holder_leaves_s
-        pause_s = _HELD_PAUSE_S
+        retries = Retries(
+            until=time.monotonic() + two_phase.holder_leaves_s,
+            first_s=_HELD_PAUSE_S,
+            longest_s=_HELD_PAUSE_MAX_S,
+        )
         while True:
             outcome = decide(two_phase, transaction)
             if outcome is not None:
                 return outcome
-            if time.monotonic() + pause_s > deadline:
+            if not retries.pause():
                 return self._answered(
                     lambda: RetryLater(two_phase.let_go(self._connected(), transaction))
                 )
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 2, _HELD_PAUSE_MAX_S)
 
     def _commit_prepared(
         self, two_phase: TwoPhase, transaction: TransactionId
@@ -362,8 +363,7 @@ def settled(
     lost, only the server can tell. `statement` and `sent_to` say what was sent where.
     """
     lost_reply = ""
-    deadline = time.monotonic() + timeout_s
-    pause_s = _REPLY_PAUSE_S
+    retries = Retries(until=time.monotonic() + timeout_s)
     while True:
         try:
             return ask()
@@ -372,13 +372,11 @@ def settled(
         except (SinkError, ConfigError) as error:
             if not lost_reply:
                 return RetryLater(str(error))
-        if time.monotonic() + pause_s > deadline:
+        if not retries.pause():
             return Unknown(
                 f"{statement} was sent to {sent_to} and not answered ({lost_reply}), and the "
                 f"server could not be asked within {timeout_s:g} s what became of it"
             )
-        time.sleep(pause_s)
-        pause_s = min(pause_s * 2, _REPLY_PAUSE_MAX_S)
 
 
 def _nothing_done(transaction: TransactionId) -> RetryLater:

@@ -6,11 +6,12 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal
 
 import pyarrow as pa
 from typing_extensions import override
 
+from onceflow.core.config import Delivery, choice_of
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from onceflow.sinks.sql.commit_mode import mode_of_writer
@@ -24,13 +25,6 @@ from onceflow.sinks.sql.tables import TableName
 from onceflow.sinks.sql.transactions import PlainTransactions
 from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
 from onceflow.sinks.sql.writer import AtLeastOnceWriter, TwoPhaseWriter
-
-_Choice = TypeVar("_Choice", bound=Enum)
-
-
-class _Delivery(Enum):
-    EXACTLY_ONCE = "exactly_once"
-    AT_LEAST_ONCE = "at_least_once"
 
 
 class _Overflow(Enum):
@@ -145,7 +139,7 @@ class SqlSink(Sink):
             Fenced: This attempt or a newer one has claimed the sink id.
             SinkError: The server cannot be reached now.
         """
-        exactly_once = self._delivery() is _Delivery.EXACTLY_ONCE
+        exactly_once = self._delivery() is Delivery.EXACTLY_ONCE
         run_preflight(self.settings, context, schema, exactly_once=exactly_once)
 
     @override
@@ -157,7 +151,7 @@ class SqlSink(Sink):
             SinkError: The server cannot be reached now.
         """
         settings = self.settings
-        if self._delivery() is _Delivery.AT_LEAST_ONCE:
+        if self._delivery() is Delivery.AT_LEAST_ONCE:
             name = self.dialect.writer_name(context)
             transactions = PlainTransactions(partial(settings.endpoint.connect, name))
             return AtLeastOnceWriter(settings, context, transactions)
@@ -185,7 +179,7 @@ class SqlSink(Sink):
             raise ConfigError(str(error)) from None
         mode = None
         if self.commit_mode != "auto":
-            mode = _choice("commit_mode", self.commit_mode, CommitMode, "auto")
+            mode = choice_of(CommitMode, self.commit_mode, setting="commit_mode", besides=("auto",))
         return SqlSettings(
             dialect=self.dialect,
             endpoint=self.endpoint,
@@ -194,7 +188,7 @@ class SqlSink(Sink):
             lock_timeout_s=self.lock_timeout_s,
             flush_rows=self.flush_rows,
             rules=ChangeRules(
-                mode=_choice("write_mode", self.write_mode, WriteMode),
+                mode=choice_of(WriteMode, self.write_mode, setting="write_mode"),
                 primary_key=self.primary_key,
                 tombstones=self.tombstones,
                 operation_column=self.operation_column,
@@ -202,7 +196,7 @@ class SqlSink(Sink):
             ),
             create=self.create,
             evolve=self.evolve,
-            null_overflow=_choice("overflow", self.overflow, _Overflow) is _Overflow.NULL,
+            null_overflow=choice_of(_Overflow, self.overflow, setting="overflow") is _Overflow.NULL,
             commit_mode=mode,
         )
 
@@ -219,13 +213,5 @@ class SqlSink(Sink):
         """Return where onceflow's own tables are; empty for the schema that the server takes."""
         return self.ledger_schema or ""
 
-    def _delivery(self) -> _Delivery:
-        return _choice("delivery", self.delivery, _Delivery)
-
-
-def _choice(setting: str, word: str, choices: type[_Choice], *more: str) -> _Choice:
-    try:
-        return choices(word)
-    except ValueError:
-        known = ", ".join((*more, *(str(one.value) for one in choices)))
-        raise ConfigError(f"{setting}={word!r}: choose one of {known}") from None
+    def _delivery(self) -> Delivery:
+        return choice_of(Delivery, self.delivery, setting="delivery")

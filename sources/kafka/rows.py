@@ -21,6 +21,7 @@ from confluent_kafka import Message
 
 from onceflow.core.dead_letters import DeadLetter
 from onceflow.core.errors import BadRecord
+from onceflow.core.spi import OnBadRow
 from onceflow.sources.kafka.json_columns import (
     CONVERSION_ERRORS,
     Convert,
@@ -28,7 +29,7 @@ from onceflow.sources.kafka.json_columns import (
     converter_of,
     record_type,
 )
-from onceflow.sources.kafka.settings import BadRecords, KafkaSettings, ValueFormat
+from onceflow.sources.kafka.settings import KafkaSettings, ValueFormat
 
 _PATH = re.compile(r" - at `\$\.(.+)`$", re.DOTALL)
 _VALUE_LENGTH_MAX = 40
@@ -286,9 +287,9 @@ class JsonRows:
 
     def _refuse(self, message: Message, fault: str) -> None:
         error = bad_record(message, fault)
-        if self._on_bad_record is BadRecords.FAIL:
+        if self._on_bad_record is OnBadRow.FAIL:
             raise error from None
-        if self._on_bad_record is BadRecords.DEAD_LETTER:
+        if self._on_bad_record is OnBadRow.DEAD_LETTER:
             self.letters.append(
                 DeadLetter(
                     fault,

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from onceflow.core.client_options import OptionRules, OptionValue
 from onceflow.core.errors import ConfigError
+from onceflow.core.spi import OnBadRow
 
 SPARK_PREFIX = "kafka."
 
@@ -201,17 +202,6 @@ class ValueFormat(Enum):
     """Key and value as bytes, with Spark's columns about where the record lay."""
 
 
-class BadRecords(Enum):
-    """What happens to a record that cannot be decoded."""
-
-    FAIL = "fail"
-    """The job stops and names it."""
-    DROP = "drop"
-    """It is left out, counted and logged."""
-    DEAD_LETTER = "dead_letter"
-    """It goes to the sink of dead letters with its reason and origin."""
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class KafkaSettings:
     """The settings of one `KafkaSource`, in their final form."""
@@ -224,7 +214,7 @@ class KafkaSettings:
     """What the value holds; empty for `RAW`."""
     starting: Offsets
     ending: Offsets | None
-    on_bad_record: BadRecords
+    on_bad_record: OnBadRow
     include_metadata: bool
     group_id: str | None
     commit_offsets: bool

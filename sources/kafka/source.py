@@ -10,7 +10,7 @@ from onceflow.core.client_options import OptionValue
 from onceflow.core.config import choice_of
 from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
-from onceflow.core.spi import ReaderContext, Source, SourceReader, Split
+from onceflow.core.spi import OnBadRow, ReaderContext, Source, SourceReader, Split
 from onceflow.sources.kafka.catalog import Catalog
 from onceflow.sources.kafka.client import logger
 from onceflow.sources.kafka.discovery import positions_now
@@ -20,7 +20,6 @@ from onceflow.sources.kafka.reader import KafkaReader
 from onceflow.sources.kafka.rows import schema_of_rows
 from onceflow.sources.kafka.settings import (
     RULES,
-    BadRecords,
     KafkaSettings,
     OffsetsLike,
     ValueFormat,
@@ -47,7 +46,7 @@ class KafkaSource(Source):
         schema: SchemaLike | None = None,
         starting_offsets: OffsetsLike = "earliest",
         ending_offsets: OffsetsLike | None = None,
-        on_bad_record: BadRecords | str = BadRecords.FAIL,
+        on_bad_record: OnBadRow | str = OnBadRow.FAIL,
         include_metadata: bool = False,
         group_id: str | None = None,
         commit_offsets: bool = True,
@@ -120,7 +119,7 @@ class KafkaSource(Source):
             ending=None
             if ending_offsets is None
             else offsets_of(ending_offsets, setting="ending_offsets"),
-            on_bad_record=choice_of(BadRecords, on_bad_record, setting="on_bad_record"),
+            on_bad_record=choice_of(OnBadRow, on_bad_record, setting="on_bad_record"),
             include_metadata=include_metadata,
             group_id=group_id,
             commit_offsets=commit_offsets,
@@ -156,7 +155,7 @@ class KafkaSource(Source):
     @property
     def has_dead_letters(self) -> bool:
         """Whether bad records go to a sink of their own."""
-        return self._settings.on_bad_record is BadRecords.DEAD_LETTER
+        return self._settings.on_bad_record is OnBadRow.DEAD_LETTER
 
     def validate(self) -> None:
         """Return when every topic exists and this client may describe it.

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onceflow.core.errors import BadRecord, ConfigError
+from onceflow.core.spi import OnBadRow
 from onceflow.sources.kafka.rows import JsonRows, RawRows, schema_of_rows
-from onceflow.sources.kafka.settings import BadRecords, Earliest, KafkaSettings, ValueFormat
+from onceflow.sources.kafka.settings import Earliest, KafkaSettings, ValueFormat
 from onceflow.sources.schema_text import SchemaLike, schema_of
 
 UTC = dt.timezone.utc
@@ -31,7 +32,7 @@ def _settings(schema: SchemaLike, **given_settings: Any) -> KafkaSettings:
         "columns": schema_of(schema),
         "starting": Earliest(),
         "ending": None,
-        "on_bad_record": BadRecords.FAIL,
+        "on_bad_record": OnBadRow.FAIL,
         "include_metadata": False,
         "group_id": None,
         "commit_offsets": True,
@@ -179,7 +180,7 @@ def test_mixed_timestamps_of_one_column_are_all_exact() -> None:
 def test_newline_or_second_object_inside_a_value_never_shifts_rows() -> None:
     # Each pair is one object too many or too few if values were joined and split again.
     for bad in (b'{"id": 1}\n{"id": 2}', b'{"id": 1', b"\n", b'{"id": 1}{"id": 2}', b""):
-        rows = JsonRows(_settings("id BIGINT NOT NULL", on_bad_record=BadRecords.DROP))
+        rows = JsonRows(_settings("id BIGINT NOT NULL", on_bad_record=OnBadRow.DROP))
         rows.add(_messages(b'{"id": 0}', bad, b'{\n"id"\n:\n3\n}'))
         assert rows.take().to_pylist() == [{"id": 0}, {"id": 3}]
         assert rows.dropped_count == 1
@@ -213,7 +214,7 @@ def test_any_mix_of_good_and_bad_records_keeps_each_row_beside_its_offset(
     rows = JsonRows(
         _settings(
             "id BIGINT NOT NULL, price DECIMAL(5, 2)",
-            on_bad_record=BadRecords.DROP,
+            on_bad_record=OnBadRow.DROP,
             include_metadata=True,
         )
     )
