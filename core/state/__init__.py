@@ -8,6 +8,9 @@ from onceflow.core.state.api import (
     PendingSnapshot,
     StateBackend,
     StateContext,
+    StateHandle,
+    StateReader,
+    StateWriter,
     ValueState,
 )
 from onceflow.core.state.backends import HeapBackend, RocksDBBackend
@@ -17,9 +20,7 @@ from onceflow.core.state.descriptors import (
     MapStateDescriptor,
     ValueStateDescriptor,
 )
-from onceflow.core.state.handles import StateHandle, StateReader, StateWriter
 from onceflow.core.state.key_groups import hash_key, hash_keys, key_group_of, key_groups
-from onceflow.core.state.operator_state import ListOperatorState
 from onceflow.core.state.serializers import Serializer
 
 __all__ = [
@@ -27,7 +28,6 @@ __all__ = [
     "AccumulatorTable",
     "HeapBackend",
     "KeyedStateStore",
-    "ListOperatorState",
     "ListState",
     "ListStateDescriptor",
     "MapState",

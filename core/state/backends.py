@@ -6,8 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onceflow.core.errors import ConfigError
-from onceflow.core.state.api import KeyedStateStore, StateBackend, StateContext
-from onceflow.core.state.handles import StateHandle, StateReader
+from onceflow.core.state.api import (
+    KeyedStateStore,
+    StateBackend,
+    StateContext,
+    StateHandle,
+    StateReader,
+)
 
 
 @dataclass(frozen=True, slots=True)

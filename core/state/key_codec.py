@@ -24,7 +24,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from onceflow.core.errors import BadStateValue, StateCorrupt
-from onceflow.core.state.key_arena import fixed_binary
 from onceflow.core.state.key_groups import (
     Hashes,
     combine_hashes,
@@ -34,6 +33,7 @@ from onceflow.core.state.key_groups import (
     nanoseconds_of,
     unscaled_of,
 )
+from onceflow.core.state.slot_index import fixed_binary
 
 _SIGN = 1 << 63
 _EPOCH = datetime(1970, 1, 1)

@@ -11,49 +11,58 @@ from uuid import uuid4
 import pyarrow as pa
 
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.state.accumulator_columns import AccumulatorShape
-from onceflow.core.state.accumulators import AccumulatorTable
+from onceflow.core.state.accumulators import AccumulatorShape, AccumulatorTable
 from onceflow.core.state.api import (
     KeyedStateStore,
     ListState,
     MapState,
     PendingSnapshot,
     StateContext,
+    StateHandle,
+    StateReader,
+    StateWriter,
     ValueState,
 )
-from onceflow.core.state.canonical import StateContent, StateMeta, write_canonical
-from onceflow.core.state.cells import Cells
+from onceflow.core.state.canonical import RestoredStates, StateContent, StateMeta, write_canonical
 from onceflow.core.state.descriptors import (
     AccumulatorColumn,
     ListStateDescriptor,
     MapStateDescriptor,
     ValueStateDescriptor,
 )
-from onceflow.core.state.entries import CurrentKey, EntryListState, EntryValueState
-from onceflow.core.state.handles import StateHandle, StateReader, StateWriter
-from onceflow.core.state.map_keys import MapKeys
+from onceflow.core.state.entries import Cells, CurrentKey, EntryListState, EntryValueState, MapKeys
 from onceflow.core.state.registry import Registry, list_meta, map_meta, shape_of, value_meta
-from onceflow.core.state.restored_states import RestoredStates
-from onceflow.core.state.rocksdb_accumulators import PRELOAD_BATCH, RocksAccumulators
-from onceflow.core.state.rocksdb_database import Database, DatabaseOptions
+from onceflow.core.state.rocksdb_database import (
+    Database,
+    DatabaseOptions,
+    Pair,
+    PendingWrites,
+    WriteQueue,
+    after,
+    group_prefix,
+    merged,
+    state_prefix,
+)
 from onceflow.core.state.rocksdb_entries import (
+    PRELOAD_BATCH,
     ListFormat,
     MapFormat,
+    RocksAccumulators,
     RocksEntries,
     RocksMapState,
     RowFormat,
 )
-from onceflow.core.state.rocksdb_files import file_prefix, upload_copy
-from onceflow.core.state.rocksdb_restore import Restored, restore
-from onceflow.core.state.rocksdb_rows import Pair, after, group_prefix, merged, state_prefix
 from onceflow.core.state.rocksdb_snapshots import (
     Frozen,
     KnownFiles,
+    Restored,
     RocksSnapshot,
     Upload,
+    file_prefix,
+    restore,
     rows_of_copy,
+    upload_copy,
 )
-from onceflow.core.state.rocksdb_writes import PendingWrites, WriteQueue
 from onceflow.core.state.serializers import serializer_of
 
 if TYPE_CHECKING:

@@ -1,22 +1,39 @@
-"""The one place that speaks to rocksdict: a database of bytes to bytes, on local disk.
+"""A database of bytes to bytes on local disk: rows, the order of writes, and rocksdict itself.
+
+Row key (checkpoint format): key group, 2 bytes big-endian; length of the state's name, 1 byte; the
+name; the row's key as in the canonical form. So a range of key groups is a range of row keys.
 
 Writes come sorted and in bulk, so each becomes one file that RocksDB takes in as it stands: no
 write-ahead log, no memtable, nothing to flush at a checkpoint. Universal compaction keeps what is
 rewritten, and so uploaded again, to a few times what changed; levels would rewrite the whole
 database every few checkpoints.
+
+A snapshot takes the owner's dirty entries away and leaves them here; the thread that uploads writes
+them and makes the copy that it uploads. Whoever must write before that happens (the owner, when its
+cache is full or at the next snapshot) does this first, so the copy never holds anything newer than
+its barrier.
+
+Invariants:
+    writes reach the database in the order of the snapshots, and the owner's own after those pending
+    a copy is made right after its snapshot's writes, under the same lock
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Generator, Iterable, Iterator
+import struct
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 from uuid import uuid4
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from rocksdict import (
     AccessType,
     BlockBasedOptions,
@@ -33,7 +50,71 @@ from rocksdict import (
 )
 
 from onceflow.core.errors import StateError
-from onceflow.core.state.rocksdb_rows import Pair
+from onceflow.core.state.canonical import Groups, StateRows
+from onceflow.core.state.slot_index import fixed_binary
+
+Pair: TypeAlias = tuple[bytes, "bytes | None"]
+"""A row key and its value, None to delete it."""
+
+T = TypeVar("T")
+
+_pack_group = struct.Struct(">H").pack
+
+
+def group_prefix(group: int) -> bytes:
+    """Return what the row keys of key group `group` begin with."""
+    return _pack_group(group)
+
+
+def state_prefix(name: str) -> bytes:
+    """Return what follows the key group in the row keys of state `name`."""
+    encoded = name.encode()
+    return bytes([len(encoded)]) + encoded
+
+
+def split_row_key(data: bytes) -> tuple[int, str, bytes]:
+    """Return key group, state name and the rest of a row key."""
+    end = 3 + data[2]
+    return int.from_bytes(data[:2], "big"), data[3:end].decode(), data[end:]
+
+
+def after(prefix: bytes) -> bytes:
+    """Return the smallest key above all that begin with `prefix`, which is not all FF."""
+    return (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")
+
+
+def pairs_of(rows: StateRows, name: str) -> list[Pair]:
+    """Return rows as sorted pairs; a null value deletes."""
+    return sorted_pairs(rows.groups, name, rows.keys, rows.values.to_pylist())
+
+
+def sorted_pairs(
+    groups: Groups, name: str, keys: pa.Array, values: Sequence[T]
+) -> list[tuple[bytes, T]]:
+    """Return row key and value of rows of state `name`, sorted by row key."""
+    if not len(groups):
+        return []
+    kind = pa.large_binary()
+    row_keys = pc.binary_join_element_wise(
+        fixed_binary(groups.astype(">u2")),
+        pa.scalar(state_prefix(name), kind),
+        keys.cast(kind),
+        pa.scalar(b"", kind),
+    )
+    order = pc.array_sort_indices(row_keys)
+    ordered = map(values.__getitem__, order.to_pylist())
+    return list(zip(row_keys.take(order).to_pylist(), ordered, strict=True))
+
+
+def merged(sources: Iterable[Callable[[], list[Pair]]]) -> list[Pair]:
+    """Return the pairs of every source, sorted; no two sources have a key in common."""
+    lists = [pairs for source in sources if (pairs := source())]
+    if len(lists) == 1:
+        return lists[0]
+    pairs = [pair for part in lists for pair in part]
+    pairs.sort()
+    return pairs
+
 
 _BLOOM_BITS_A_KEY = 10
 _SORTED_RUNS = 8
@@ -168,3 +249,87 @@ def _options(sizes: DatabaseOptions) -> Options:
     options.set_max_manifest_file_size(MANIFEST_BYTES_MAX)
     options.set_max_background_jobs(2)
     return options
+
+
+PAIRS_A_SLICE = 512
+"""Pairs written before the interpreter is offered to the thread that processes: about 0.2 ms."""
+_YIELD_S = 50e-6
+
+
+class PendingWrites:
+    """What one snapshot has to write, and where its copy of the database goes."""
+
+    def __init__(self, pairs: Callable[[], Sequence[Pair]], copy: Path) -> None:
+        self.pairs = pairs
+        self.copy = copy
+        self.wanted = True
+        """False once the snapshot is discarded: then the writes are still due, the copy is not."""
+
+
+class WriteQueue:
+    """Writes of one store; at most one snapshot's are outstanding."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = threading.Lock()
+        self._pending: PendingWrites | None = None
+        self._closed = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether every snapshot's writes are in the database."""
+        return self._pending is None
+
+    def settle(self) -> None:
+        """Return when every snapshot's writes are in the database and its copy is made."""
+        if self._pending is not None or self._closed:
+            with self._lock:
+                self._settle(lambda pairs: pairs)
+
+    def settle_in_background(self) -> None:
+        """The same, letting the owner's thread run between: a little slower."""
+        with self._lock:
+            self._settle(_paced)
+
+    def submit(self, pending: PendingWrites) -> None:
+        """Leave a snapshot's writes to `settle`; the ones before are done first."""
+        with self._lock:
+            self._settle(lambda pairs: pairs)
+            self._pending = pending
+
+    def write(self, pairs: Sequence[Pair]) -> None:
+        """Write the owner's `pairs`, sorted by key, after all that is pending."""
+        with self._lock:
+            self._settle(lambda pairs: pairs)
+            self._database.write(pairs)
+
+    def discard(self, pending: PendingWrites) -> None:
+        """Delete the snapshot's copy, made or not."""
+        with self._lock:
+            pending.wanted = False
+            shutil.rmtree(pending.copy, ignore_errors=True)
+
+    def close(self) -> None:
+        """Close the database once nobody writes; what is pending is lost. Safe to call twice."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._pending = None
+                self._database.close()
+
+    def _settle(self, paced: Callable[[Sequence[Pair]], Iterable[Pair]]) -> None:
+        if self._closed:
+            raise StateError("the state was closed while a snapshot of it was under way")
+        pending = self._pending
+        if pending is None:
+            return
+        self._database.write(paced(pending.pairs()))
+        if pending.wanted:
+            self._database.link_to(pending.copy)
+        self._pending = None
+
+
+def _paced(pairs: Sequence[Pair]) -> Iterator[Pair]:
+    for start in range(0, len(pairs), PAIRS_A_SLICE):
+        yield from pairs[start : start + PAIRS_A_SLICE]
+        time.sleep(_YIELD_S)

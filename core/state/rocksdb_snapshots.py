@@ -1,23 +1,178 @@
-"""Snapshots of a RocksDB store on their way to storage, and which files they may leave out."""
+"""Snapshots of a RocksDB store: their files in storage, their upload, and the way back.
+
+A native snapshot is one *manifest* and a handle for each of the database's large files. The
+manifest (MessagePack) names the handle of each file, holds the small files themselves, and says for
+which key groups and states the database is.
+
+A large file never changes and its name is never used again by the same database, so a later
+snapshot of that database may name the handle again, once a completed checkpoint holds it.
+
+The native snapshot that shares most key groups with the new store becomes its database as it
+stands; what lies outside is deleted by range. The rows of the others, and of canonical parts, are
+read and written into it. Only then are the files of the first one known to be in a completed
+checkpoint; they may be named again if their handles are for all of the new store's key groups.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
+from onceflow.core.errors import CheckpointCorrupt, StateCorrupt, StateIncompatible
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.state.api import PendingSnapshot
-from onceflow.core.state.canonical import StateRows
-from onceflow.core.state.handles import StateHandle, StateWriter
-from onceflow.core.state.rocksdb_database import scan_copy
-from onceflow.core.state.rocksdb_files import FileHandles
-from onceflow.core.state.rocksdb_rows import after, group_prefix, split_row_key, state_prefix
-from onceflow.core.state.rocksdb_writes import PendingWrites, WriteQueue
+from onceflow.core.state.api import (
+    PendingSnapshot,
+    StateContext,
+    StateHandle,
+    StateReader,
+    StateWriter,
+)
+from onceflow.core.state.canonical import (
+    StateMeta,
+    StateRows,
+    check_format,
+    check_same_max_parallelism,
+    is_canonical,
+    read_canonical,
+)
+from onceflow.core.state.rocksdb_database import (
+    Database,
+    Pair,
+    PendingWrites,
+    WriteQueue,
+    after,
+    group_prefix,
+    pairs_of,
+    scan_copy,
+    split_row_key,
+    state_prefix,
+)
+
+FORMAT = 1
+MANIFEST_PREFIX = "rocksdb-manifest"
+_LARGE = ".sst"
+
+FileHandles: TypeAlias = dict[str, StateHandle]
+"""The database's name of a large file, to the handle of its copy in checkpoint storage."""
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What a native snapshot says about itself."""
+
+    format: int
+    max_parallelism: int
+    key_group_start: int
+    key_group_stop: int
+    states: tuple[tuple[str, str, str], ...]
+    files: dict[str, str]
+    """The database's name of a large file, to the name of its handle."""
+    small_files: dict[str, bytes]
+
+    @property
+    def key_groups(self) -> range:
+        """The key groups that the database holds."""
+        return range(self.key_group_start, self.key_group_stop)
+
+    def metas(self) -> list[StateMeta]:
+        """Return the states that the database holds."""
+        return [StateMeta(name, kind, signature) for name, kind, signature in self.states]  # type: ignore[arg-type]
+
+
+def upload_copy(
+    writer: StateWriter,
+    context: StateContext,
+    copy: Path,
+    metas: Sequence[StateMeta],
+    known: Mapping[str, StateHandle],
+    unique: str,
+    *,
+    shared: bool,
+) -> tuple[tuple[StateHandle, ...], FileHandles]:
+    """Write what is not `known`; return all handles of the snapshot, and those of its large files.
+
+    `unique` makes the names of files unlike those of any other database and checkpoint.
+    """
+    files: FileHandles = {}
+    small: dict[str, bytes] = {}
+    for path in sorted(copy.iterdir()):
+        if path.suffix != _LARGE:
+            small[path.name] = path.read_bytes()
+        elif path.name in known:
+            files[path.name] = known[path.name]
+        else:
+            files[path.name] = writer.write_file(
+                f"{unique}-{path.name}", path, shared=shared, key_groups=context.key_groups
+            )
+    manifest = Manifest(
+        FORMAT,
+        context.max_parallelism,
+        context.key_groups.start,
+        context.key_groups.stop,
+        tuple((meta.name, meta.kind, meta.signature) for meta in metas),
+        {name: handle.name for name, handle in files.items()},
+        small,
+    )
+    encoded = msgspec.msgpack.encode(manifest)
+    written = writer.write(f"{MANIFEST_PREFIX}-{unique}", encoded, key_groups=context.key_groups)
+    return (written, *files.values()), files
+
+
+def file_prefix(database_id: str, checkpoint: CheckpointId) -> str:
+    """Return what makes the names of one snapshot's files unique."""
+    return f"{database_id}-{checkpoint}"
+
+
+def is_manifest(handle: StateHandle) -> bool:
+    """Tell whether `handle` is the manifest of a native snapshot."""
+    return handle.name.startswith(MANIFEST_PREFIX)
+
+
+def read_manifest(reader: StateReader, handle: StateHandle, context: StateContext) -> Manifest:
+    """Return the manifest.
+
+    Raises:
+        StateIncompatible: Written with another max parallelism, or by a newer onceflow.
+        StateCorrupt: The bytes pass their checksum and still are no manifest.
+    """
+    try:
+        manifest = msgspec.msgpack.decode(reader.read(handle), type=Manifest)
+    except msgspec.DecodeError as error:
+        raise StateCorrupt(f"{handle.name} of {context} is no manifest: {error}") from error
+    check_format(manifest.format, FORMAT, handle.name, context)
+    check_same_max_parallelism(manifest.max_parallelism, context)
+    return manifest
+
+
+def download_copy(
+    reader: StateReader, manifest: Manifest, handles: Mapping[str, StateHandle], directory: Path
+) -> FileHandles:
+    """Leave the manifest's database in `directory`; return the handles of its large files.
+
+    Raises:
+        CheckpointCorrupt: A file is damaged or missing.
+    """
+    missing = sorted(set(manifest.files.values()) - set(handles))
+    if missing:
+        raise CheckpointCorrupt(
+            f"the snapshot names {len(missing)} files that are not among its handles, such as"
+            f" {missing[0]}; restore an older checkpoint"
+        )
+    directory.mkdir(parents=True)
+    for name, data in manifest.small_files.items():
+        (directory / name).write_bytes(data)
+    files = {name: handles[handle] for name, handle in manifest.files.items()}
+    for name, handle in files.items():
+        reader.read_to(handle, directory / name)
+    return files
+
 
 Upload: TypeAlias = Callable[[StateWriter, Path], tuple[StateHandle, ...]]
 """Writes a copy of the database; returns the handles of the snapshot."""
@@ -113,3 +268,120 @@ def rows_of_copy(copy: Path, name: str, key_groups: range) -> Iterator[StateRows
         groups = np.array([group for group, _, _ in split], np.uint16)
         keys = pa.array([rest for _, _, rest in split], kind)
         yield StateRows(groups, keys, pa.array([value for _, value in batch], kind))
+
+
+WRITE_BATCH = 131_072
+_END_OF_GROUPS = b"\xff\xff"
+
+
+@dataclass(slots=True)
+class Restored:
+    """A database that holds the restored rows, their states, and the files that storage has."""
+
+    database: Database
+    metas: dict[str, StateMeta] = field(default_factory=dict[str, StateMeta])
+    files: FileHandles = field(default_factory=dict[str, StateHandle])
+
+    def add(self, metas: Iterable[StateMeta], context: StateContext) -> None:
+        """Take note of the states of one more snapshot."""
+        for meta in metas:
+            self.metas.setdefault(meta.name, meta).check(meta, str(context))
+
+
+def restore(
+    context: StateContext,
+    handles: Sequence[StateHandle],
+    reader: StateReader,
+    directory: Path,
+    new_database: Callable[[Path], Database],
+) -> Restored:
+    """Return a database in `directory` with the rows of the context's key groups.
+
+    Raises:
+        StateIncompatible: Written with another max parallelism, or by another backend and not in
+            the canonical form.
+        CheckpointCorrupt: A file is damaged or missing.
+    """
+    by_name = {handle.name: handle for handle in handles}
+    manifests = [
+        read_manifest(reader, handle, context) for handle in by_name.values() if is_manifest(handle)
+    ]
+    _check_kinds(by_name, manifests, context)
+    sharing = [manifest for manifest in manifests if _common(manifest, context)]
+    sharing.sort(key=lambda manifest: -len(_common(manifest, context)))
+    files: FileHandles = {}
+    if sharing:
+        files = download_copy(reader, sharing[0], by_name, directory / "db")
+    restored = Restored(new_database(directory))
+    try:
+        for manifest in manifests:
+            restored.add(manifest.metas(), context)
+        if sharing:
+            _clip(restored.database, sharing[0], context)
+            if _covers(files.values(), context):
+                restored.files = files
+        for manifest in sharing[1:]:
+            _copy_rows(reader, manifest, by_name, directory / "other", restored.database, context)
+        canonical = [handle for handle in handles if is_canonical(handle)]
+        for meta, rows in read_canonical(reader, canonical, context):
+            restored.add([meta], context)
+            restored.database.write(pairs_of(rows, meta.name))
+    except BaseException:
+        restored.database.close()
+        raise
+    return restored
+
+
+def _check_kinds(
+    by_name: dict[str, StateHandle], manifests: Sequence[Manifest], context: StateContext
+) -> None:
+    if manifests:
+        return
+    foreign = [name for name, handle in by_name.items() if not is_canonical(handle)]
+    if foreign:
+        raise StateIncompatible(
+            f"state of {context} was written by another backend ({foreign[0]}); restore it with"
+            " that backend"
+        )
+
+
+def _common(manifest: Manifest, context: StateContext) -> range:
+    mine, its = context.key_groups, manifest.key_groups
+    return range(max(mine.start, its.start), min(mine.stop, its.stop))
+
+
+def _clip(database: Database, manifest: Manifest, context: StateContext) -> None:
+    """Delete what lies outside of the context's key groups."""
+    if manifest.key_groups.start < context.key_groups.start:
+        database.delete_range(group_prefix(0), group_prefix(context.key_groups.start))
+    if manifest.key_groups.stop > context.key_groups.stop:
+        database.delete_range(group_prefix(context.key_groups.stop), _END_OF_GROUPS)
+
+
+def _covers(handles: Iterable[StateHandle], context: StateContext) -> bool:
+    """Tell whether all of `handles` are for all of the context's key groups, and shared."""
+    groups = context.key_groups
+    return all(
+        handle.shared
+        and handle.key_group_first <= groups.start
+        and handle.key_group_last >= groups.stop - 1
+        for handle in handles
+    )
+
+
+def _copy_rows(
+    reader: StateReader,
+    manifest: Manifest,
+    by_name: dict[str, StateHandle],
+    directory: Path,
+    into: Database,
+    context: StateContext,
+) -> None:
+    common = _common(manifest, context)
+    try:
+        download_copy(reader, manifest, by_name, directory)
+        rows = scan_copy(directory, [(group_prefix(common.start), group_prefix(common.stop))])
+        while batch := list[Pair](islice(rows, WRITE_BATCH)):
+            into.write(batch)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)

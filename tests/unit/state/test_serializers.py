@@ -14,13 +14,12 @@ import pytest
 from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.state import (
     HeapBackend,
-    ListOperatorState,
     ListStateDescriptor,
     MapStateDescriptor,
     RocksDBBackend,
     ValueStateDescriptor,
 )
-from onceflow.core.state.cells import Cells
+from onceflow.core.state.entries import Cells
 from onceflow.core.state.serializers import serializer_of
 
 
@@ -116,21 +115,3 @@ def test_a_type_without_bytes_is_refused_when_the_state_is_described() -> None:
 def test_impossible_rocksdb_settings_are_refused(settings: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=next(iter(settings))):
         RocksDBBackend(**settings)  # type: ignore[arg-type]
-
-
-def test_operator_lists_are_replaced_whole_and_snapshots_do_not_change() -> None:
-    state = ListOperatorState({"splits": [b"a", b"b"]})
-    snapshot = state.snapshot()
-    state.replace("splits", [b"c"])
-    state.replace("other", iter([b"d"]))
-    assert snapshot == {"splits": (b"a", b"b")}
-    assert state.get("splits") == (b"c",)
-    assert state.snapshot() == {"splits": (b"c",), "other": (b"d",)}
-    with pytest.raises(StateIncompatible, match="'splits' holds bytes; got str"):
-        state.replace("splits", [b"x", "y"])  # type: ignore[list-item]
-    assert state.get("splits") == (b"c",)
-    state.clear("splits")
-    state.clear("splits")
-    assert state.get("splits") == ()
-    with pytest.raises(ConfigError):
-        state.replace("", [])

@@ -10,10 +10,9 @@ import pyarrow as pa
 import pytest
 
 from onceflow.core.errors import StateCorrupt
-from onceflow.core.state.key_arena import decode_keys, encode_keys
 from onceflow.core.state.key_columns import read_key_columns
 from onceflow.core.state.key_groups import hash_key_columns
-from onceflow.core.state.slot_index import SlotIndex
+from onceflow.core.state.slot_index import SlotIndex, decode_keys, encode_keys
 
 LONG = "long key " * 16
 
