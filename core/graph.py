@@ -11,16 +11,21 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from onceflow.core.dead_letters import DEAD_LETTERS
 from onceflow.core.errors import ConfigError
 from onceflow.core.functions import Aggregate, KeyedFunction, Record
-from onceflow.core.protocol.ids import SubtaskRef
+from onceflow.core.protocol.ids import SubtaskRef, sink_id_of
 from onceflow.core.spi import OnBadRow, Sink, Source
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+"""Of a job and of an operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,3 +252,44 @@ class Graph:
                 f"nothing takes the output of {', '.join(loose)}: end each stream with"
                 " .write(sink, uid=…)"
             )
+
+
+class GraphBuilder:
+    """Takes the operators of one pipeline in the order in which its streams name them."""
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self._operators: list[Operator] = []
+
+    def graph(self) -> Graph:
+        """Return what there is so far."""
+        return Graph(tuple(self._operators))
+
+    def sink_id(self, uid: str) -> str:
+        """Return the sink id of operator `uid` unless the user chooses another one."""
+        return sink_id_of(self._job, uid)
+
+    def add(
+        self, work: Work, *, verb: str, uid: str | None, after: Operator | None, schema: pa.Schema
+    ) -> Operator:
+        """Add one operator and return it.
+
+        Raises:
+            ConfigError: The uid is in use or not a name.
+        """
+        name = uid if uid is not None else f"{verb}-{len(self._operators)}"
+        if not NAME.fullmatch(name):
+            raise ConfigError(
+                f"uid={name!r}: use 1-64 letters, digits, '-' and '_', beginning with a letter or"
+                " digit"
+            )
+        operator = Operator(name, work, after.uid if after else None, schema)
+        Graph((*self._operators, operator))
+        self._operators.append(operator)
+        return operator
+
+    def add_dead_letters(self, refusing: Operator, sink: Sink) -> None:
+        """Write what `refusing` refuses to `sink`."""
+        uid = f"{refusing.uid}-dead-letters"
+        work = WriteTo(sink, self.sink_id(uid), takes_dead_letters=True)
+        self.add(work, verb="write", uid=uid, after=refusing, schema=DEAD_LETTERS)

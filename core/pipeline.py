@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from onceflow.core.config import Checkpointing, RuntimeSettings
-from onceflow.core.dead_letters import DEAD_LETTERS
 from onceflow.core.errors import ConfigError
-from onceflow.core.graph import Graph, Operator, ReadFrom, Work, WriteTo
+from onceflow.core.graph import NAME, GraphBuilder, ReadFrom
 from onceflow.core.protocol.assignment import default_max_parallelism
 from onceflow.core.protocol.decisions import CheckpointKind
-from onceflow.core.protocol.ids import PARALLELISM_MAX, sink_id_of
+from onceflow.core.protocol.ids import PARALLELISM_MAX
 from onceflow.core.protocol.restart import ExponentialDelay, RestartStrategy
 from onceflow.core.runtime.cluster.cluster import Cluster
 from onceflow.core.runtime.cluster.local_processes import LocalProcesses
@@ -32,8 +28,6 @@ if TYPE_CHECKING:
 
 RESTART = ExponentialDelay(initial_delay_s=0.1, multiplier=2.0, max_delay_s=5.0)
 """The default: a lost slot costs a tenth of a second, a server that is down is asked every 5 s."""
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 class Job:
@@ -162,7 +156,7 @@ class Pipeline:
         allow_non_restored_state: bool = False,
         listeners: Sequence[JobListener] = (),
     ) -> None:
-        if not _NAME.fullmatch(name):
+        if not NAME.fullmatch(name):
             raise ConfigError(
                 f"name={name!r}: use 1-64 letters, digits, '-' and '_', beginning with a letter or"
                 " digit; checkpoints and transactions go by it"
@@ -184,7 +178,7 @@ class Pipeline:
         self._retired_sinks = dict(retired_sinks or {})
         self._allow_non_restored_state = allow_non_restored_state
         self._listeners = tuple(listeners)
-        self._operators: list[Operator] = []
+        self._graph = GraphBuilder(name)
 
     def read(self, source: Source, *, uid: str, dead_letters: Sink | None = None) -> Stream:
         """Begin a stream with the records of `source`; `uid` names its position in checkpoints.
@@ -200,33 +194,12 @@ class Pipeline:
                 f"read(uid={uid!r}): on_bad_record='dead_letter' of the source and dead_letters="
                 "<the sink that takes them> go together; one of them is missing"
             )
-        operator = self.add(
+        operator = self._graph.add(
             ReadFrom(source), verb="read", uid=uid, after=None, schema=source.schema
         )
         if dead_letters is not None:
-            self.add_dead_letters(operator, dead_letters)
-        return Stream(self, operator)
-
-    def add_dead_letters(self, refusing: Operator, sink: Sink) -> None:
-        """Write what `refusing` refuses to `sink`; streams call this."""
-        uid = f"{refusing.uid}-dead-letters"
-        work = WriteTo(sink, sink_id_of(self.name, uid), takes_dead_letters=True)
-        self.add(work, verb="write", uid=uid, after=refusing, schema=DEAD_LETTERS)
-
-    def add(
-        self, work: Work, *, verb: str, uid: str | None, after: Operator | None, schema: pa.Schema
-    ) -> Operator:
-        """Add one operator; streams call this."""
-        name = uid if uid is not None else f"{verb}-{len(self._operators)}"
-        if not _NAME.fullmatch(name):
-            raise ConfigError(
-                f"uid={name!r}: use 1-64 letters, digits, '-' and '_', beginning with a letter or"
-                " digit"
-            )
-        operator = Operator(name, work, after.uid if after else None, schema)
-        Graph((*self._operators, operator))
-        self._operators.append(operator)
-        return operator
+            self._graph.add_dead_letters(operator, dead_letters)
+        return Stream(self._graph, operator)
 
     def start(self) -> Job:
         """Start the job, from its last completed checkpoint if it has one; return its handle.
@@ -234,7 +207,7 @@ class Pipeline:
         Raises:
             ConfigError: The graph is incomplete or the cluster cannot host it.
         """
-        graph = Graph(tuple(self._operators))
+        graph = self._graph.graph()
         graph.check_complete()
         for operator, work in graph.sinks():
             if work.sink_id in self._retired_sinks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -13,6 +13,7 @@ from onceflow.core.functions import Aggregate, KeyedFunction, Record, running_sc
 from onceflow.core.graph import (
     FilterRecords,
     FlatMapRecords,
+    GraphBuilder,
     MapBatches,
     MapRecords,
     Operator,
@@ -21,11 +22,7 @@ from onceflow.core.graph import (
     Work,
     WriteTo,
 )
-from onceflow.core.protocol.ids import sink_id_of
 from onceflow.core.spi import OnBadRow, Sink
-
-if TYPE_CHECKING:
-    from onceflow.core.pipeline import Pipeline
 
 
 class Stream:
@@ -35,8 +32,8 @@ class Stream:
     its records.
     """
 
-    def __init__(self, pipeline: Pipeline, operator: Operator) -> None:
-        self._pipeline = pipeline
+    def __init__(self, graph: GraphBuilder, operator: Operator) -> None:
+        self._graph = graph
         self._operator = operator
 
     @property
@@ -95,7 +92,7 @@ class Stream:
                 raise ConfigError(
                     f"key_by({column!r}): no such column; there are {', '.join(self.schema.names)}"
                 )
-        return KeyedStream(self._pipeline, self._operator, columns)
+        return KeyedStream(self._graph, self._operator, columns)
 
     def write(
         self,
@@ -125,8 +122,8 @@ class Stream:
                     f"write(uid={uid!r}): the sink brings rows together by {column!r}, and the rows"
                     f" have no such column; there are {', '.join(self.schema.names)}"
                 )
-        name = sink_id or sink_id_of(self._pipeline.name, uid)
-        written = self._pipeline.add(
+        name = sink_id or self._graph.sink_id(uid)
+        written = self._graph.add(
             WriteTo(sink, name, policy),
             verb="write",
             uid=uid,
@@ -134,20 +131,20 @@ class Stream:
             schema=self.schema,
         )
         if dead_letters is not None:
-            self._pipeline.add_dead_letters(written, dead_letters)
+            self._graph.add_dead_letters(written, dead_letters)
 
     def _then(self, work: Work, verb: str, uid: str | None, schema: pa.Schema | None) -> Stream:
-        operator = self._pipeline.add(
+        operator = self._graph.add(
             work, verb=verb, uid=uid, after=self._operator, schema=schema or self.schema
         )
-        return Stream(self._pipeline, operator)
+        return Stream(self._graph, operator)
 
 
 class KeyedStream:
     """Records grouped by key; what follows has state for each key."""
 
-    def __init__(self, pipeline: Pipeline, operator: Operator, key: tuple[str, ...]) -> None:
-        self._pipeline = pipeline
+    def __init__(self, graph: GraphBuilder, operator: Operator, key: tuple[str, ...]) -> None:
+        self._graph = graph
         self._operator = operator
         self._key = key
 
@@ -168,10 +165,8 @@ class KeyedStream:
         return self._then(RunAggregates(self._key, dict(aggregates)), uid, schema)
 
     def _then(self, work: Work, uid: str, schema: pa.Schema) -> Stream:
-        operator = self._pipeline.add(
-            work, verb="keyed", uid=uid, after=self._operator, schema=schema
-        )
-        return Stream(self._pipeline, operator)
+        operator = self._graph.add(work, verb="keyed", uid=uid, after=self._operator, schema=schema)
+        return Stream(self._graph, operator)
 
 
 def _policy_of(on_bad_row: OnBadRow | str, dead_letters: Sink | None) -> OnBadRow:

@@ -7,13 +7,10 @@ from onceflow.core.state.api import (
     MapState,
     PendingSnapshot,
     StateBackend,
-    StateContext,
-    StateHandle,
-    StateReader,
-    StateWriter,
     ValueState,
 )
 from onceflow.core.state.backends import HeapBackend, RocksDBBackend
+from onceflow.core.state.context import StateContext, StateHandle, StateReader, StateWriter
 from onceflow.core.state.descriptors import (
     AccumulatorColumn,
     ListStateDescriptor,

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from onceflow.core.errors import ConfigError
-from onceflow.core.state.api import (
-    KeyedStateStore,
-    StateBackend,
-    StateContext,
-    StateHandle,
-    StateReader,
-)
+from onceflow.core.state.api import KeyedStateStore, StateBackend
+from onceflow.core.state.context import StateContext, StateHandle, StateReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,5 +52,14 @@ class RocksDBBackend(StateBackend):
     ) -> KeyedStateStore:
         """Return a store over a new database, holding what `restored` says about the key groups."""
         from onceflow.core.state.rocksdb import RocksDBStore
+        from onceflow.core.state.rocksdb_database import DatabaseOptions
 
-        return RocksDBStore.open(self, context, restored, reader)
+        return RocksDBStore.open(
+            context,
+            restored,
+            reader,
+            home=Path(self.directory) if self.directory else context.scratch_dir,
+            sizes=DatabaseOptions(self.block_cache_bytes, self.write_buffer_bytes),
+            cache_entries=self.cache_entries,
+            incremental=self.incremental,
+        )

@@ -27,7 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from onceflow.core.errors import StateCorrupt, StateError, StateIncompatible
-from onceflow.core.state.api import StateContext, StateHandle, StateReader, StateWriter
+from onceflow.core.state.context import StateContext, StateHandle, StateReader, StateWriter
 
 StateKind: TypeAlias = Literal["value", "list", "map", "accumulators"]
 Groups: TypeAlias = npt.NDArray[np.uint16]

@@ -25,10 +25,6 @@ from onceflow.core.state.api import (
     ListState,
     MapState,
     PendingSnapshot,
-    StateContext,
-    StateHandle,
-    StateReader,
-    StateWriter,
     ValueState,
 )
 from onceflow.core.state.canonical import (
@@ -40,6 +36,7 @@ from onceflow.core.state.canonical import (
     read_canonical,
     write_canonical,
 )
+from onceflow.core.state.context import StateContext, StateHandle, StateReader, StateWriter
 from onceflow.core.state.descriptors import (
     AccumulatorColumn,
     ListStateDescriptor,

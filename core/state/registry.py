@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.state.accumulators import AccumulatorShape
-from onceflow.core.state.api import StateContext
 from onceflow.core.state.canonical import StateMeta
+from onceflow.core.state.context import StateContext
 from onceflow.core.state.descriptors import (
     AccumulatorColumn,
     ListStateDescriptor,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import pyarrow as pa
@@ -17,13 +17,10 @@ from onceflow.core.state.api import (
     ListState,
     MapState,
     PendingSnapshot,
-    StateContext,
-    StateHandle,
-    StateReader,
-    StateWriter,
     ValueState,
 )
 from onceflow.core.state.canonical import RestoredStates, StateContent, StateMeta, write_canonical
+from onceflow.core.state.context import StateContext, StateHandle, StateReader, StateWriter
 from onceflow.core.state.descriptors import (
     AccumulatorColumn,
     ListStateDescriptor,
@@ -65,9 +62,6 @@ from onceflow.core.state.rocksdb_snapshots import (
 )
 from onceflow.core.state.serializers import serializer_of
 
-if TYPE_CHECKING:
-    from onceflow.core.state.backends import RocksDBBackend
-
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
@@ -77,9 +71,16 @@ class RocksDBStore(KeyedStateStore):
     """Keyed state in a local database behind bounded caches."""
 
     def __init__(
-        self, backend: RocksDBBackend, context: StateContext, database_id: str, restored: Restored
+        self,
+        context: StateContext,
+        database_id: str,
+        restored: Restored,
+        *,
+        cache_entries: int,
+        incremental: bool,
     ) -> None:
-        self._backend = backend
+        self._cache_entries = cache_entries
+        self._incremental = incremental
         self._context = context
         self._id = database_id
         self._database = restored.database
@@ -96,26 +97,37 @@ class RocksDBStore(KeyedStateStore):
     @classmethod
     def open(
         cls,
-        backend: RocksDBBackend,
         context: StateContext,
         handles: Sequence[StateHandle],
         reader: StateReader,
+        *,
+        home: Path,
+        sizes: DatabaseOptions,
+        cache_entries: int,
+        incremental: bool,
     ) -> RocksDBStore:
         """Return a store that holds the restored rows of the context's key groups.
+
+        Its database is a new directory in `home`. `cache_entries` of each state are held in memory.
+        With `incremental`, a snapshot shares files with completed checkpoints.
 
         Raises:
             StateIncompatible, CheckpointCorrupt: See `StateBackend.open`.
         """
         database_id = uuid4().hex
-        home = Path(backend.directory) if backend.directory else context.scratch_dir
-        sizes = DatabaseOptions(backend.block_cache_bytes, backend.write_buffer_bytes)
 
         def new_database(path: Path) -> Database:
             return Database(path, sizes)
 
         directory = home / f"rocksdb-{database_id}"
         restored = restore(context, handles, reader, directory, new_database)
-        return cls(backend, context, database_id, restored)
+        return cls(
+            context,
+            database_id,
+            restored,
+            cache_entries=cache_entries,
+            incremental=incremental,
+        )
 
     def set_current_key(self, key: Any) -> None:
         """Make `key` the current key."""
@@ -179,7 +191,7 @@ class RocksDBStore(KeyedStateStore):
                 self._context.max_parallelism,
                 self._writes,
                 self._database,
-                self._backend.cache_entries,
+                self._cache_entries,
             )
             if found is not None:
                 table.preload(self._context.key_groups)
@@ -195,7 +207,7 @@ class RocksDBStore(KeyedStateStore):
             row_format,
             self._writes,
             self._database,
-            self._backend.cache_entries,
+            self._cache_entries,
             self._context.max_parallelism,
             complete=found is None,
         )
@@ -255,7 +267,7 @@ class RocksDBStore(KeyedStateStore):
 
     def _upload_native(self, checkpoint: CheckpointId) -> Upload:
         context, files, metas = self._context, self._files, list(self._metas.values())
-        incremental = self._backend.incremental
+        incremental = self._incremental
         known = files.begin(checkpoint) if incremental else {}
         unique = file_prefix(self._id, checkpoint)
 

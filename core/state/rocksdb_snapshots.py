@@ -28,13 +28,7 @@ import pyarrow as pa
 
 from onceflow.core.errors import CheckpointCorrupt, StateCorrupt, StateIncompatible
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.state.api import (
-    PendingSnapshot,
-    StateContext,
-    StateHandle,
-    StateReader,
-    StateWriter,
-)
+from onceflow.core.state.api import PendingSnapshot
 from onceflow.core.state.canonical import (
     StateMeta,
     StateRows,
@@ -43,6 +37,7 @@ from onceflow.core.state.canonical import (
     is_canonical,
     read_canonical,
 )
+from onceflow.core.state.context import StateContext, StateHandle, StateReader, StateWriter
 from onceflow.core.state.rocksdb_database import (
     Database,
     Pair,

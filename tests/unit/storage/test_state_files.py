@@ -19,7 +19,7 @@ from onceflow.core.errors import CheckpointCorrupt, StorageError
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.core.protocol.snapshots import StateHandle
-from onceflow.core.state.api import StateReader, StateWriter
+from onceflow.core.state.context import StateReader, StateWriter
 from onceflow.core.storage import FileSystemStorage, JobStorage
 from onceflow.core.storage.state_files import FileStateWriter
 
