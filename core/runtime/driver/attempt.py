@@ -42,11 +42,11 @@ from onceflow.core.runtime.driver.attempt_context import (
     CheckpointRequested,
     DiscoveryAnswered,
     GlobalCommitEnded,
+    JobCancelled,
     RecoveryEnded,
     SlotsEnded,
 )
 from onceflow.core.runtime.driver.background import Background, CheckpointsCleaner
-from onceflow.core.runtime.driver.failures import JobCancelled, cause_of
 from onceflow.core.runtime.driver.global_commits import GlobalCommits, committer_ref
 from onceflow.core.runtime.driver.job_events import (
     AttemptRunning,
@@ -66,7 +66,7 @@ from onceflow.core.runtime.driver.job_events import (
     SubtaskCommitted,
 )
 from onceflow.core.runtime.driver.restore import restored_operators
-from onceflow.core.runtime.driver.slot_pool import SlotPool
+from onceflow.core.runtime.driver.slot_pool import SlotPool, cause_of
 from onceflow.core.runtime.driver.source_splits import SplitDiscovery
 from onceflow.core.runtime.messages import (
     Acked,

@@ -62,6 +62,12 @@ class CancelRequested:
     """The user asks to leave at once, without a checkpoint."""
 
 
+class JobCancelled(OnceflowError):
+    """Raised inside an attempt when the user has cancelled the job."""
+
+    retry = "never"
+
+
 @dataclass(frozen=True, slots=True)
 class RecoveryEnded:
     """Every sink agrees with the log, or one of them does not."""

@@ -35,9 +35,9 @@ from onceflow.core.runtime.driver.attempt_context import (
     AttemptEvent,
     CancelRequested,
     CheckpointRequested,
+    JobCancelled,
     SlotsEnded,
 )
-from onceflow.core.runtime.driver.failures import JobCancelled
 from onceflow.core.runtime.driver.global_commits import committer_ref
 from onceflow.core.runtime.driver.job_events import (
     AttemptBegan,

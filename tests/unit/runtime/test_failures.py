@@ -9,7 +9,7 @@ from onceflow.core.errors import BadRecord, ConfigError, SlotFailed, SlotLost
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.runtime.cluster.spark import stage_error
 from onceflow.core.runtime.driver.attempt_context import AttemptEvent, CancelRequested, SlotsEnded
-from onceflow.core.runtime.driver.failures import (
+from onceflow.core.runtime.driver.slot_pool import (
     cause_of,
     slot_error,
 )

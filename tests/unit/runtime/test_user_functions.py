@@ -12,7 +12,7 @@ import pytest
 from onceflow.core.errors import BadRecord, BadStateValue, UserFunctionError
 from onceflow.core.functions import Record
 from onceflow.core.runtime.dataflow.user_functions import batch_of, call_user, call_user_on_records
-from onceflow.core.runtime.driver.failures import slot_error
+from onceflow.core.runtime.driver.slot_pool import slot_error
 from onceflow.core.runtime.messages import Failed
 
 SCHEMA = pa.schema([("id", pa.int64()), ("note", pa.string())])
