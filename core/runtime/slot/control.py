@@ -117,7 +117,7 @@ class SlotControl:
             while not self.ended.done():
                 with contextlib.suppress(queue.Empty):
                     wait_s = max(0.0, beat_at - time.monotonic())
-                    self._on_mail(self._mailbox.get(timeout=wait_s))
+                    self._take(self._mailbox.get(timeout=wait_s))
                 if (now := time.monotonic()) >= beat_at:
                     beat_at = now + self._settings.heartbeat_interval_s
                     self._beat(now)
@@ -129,6 +129,15 @@ class SlotControl:
     def _hear(self, mail: DriverMessage | DriverGone | PartFailed) -> None:
         self._heard_at = time.monotonic()
         self._mailbox.put(mail)
+
+    def _take(self, mail: ControlMail) -> None:
+        """Do what `mail` says; what cannot be done, or said, fails the attempt."""
+        try:
+            self._on_mail(mail)
+        except Exception as error:
+            if self._context.closing.is_set():
+                raise
+            self._fail(error)
 
     def _on_mail(self, mail: ControlMail) -> None:
         match mail:
@@ -162,11 +171,13 @@ class SlotControl:
                 self._post(mail, lambda subtask: isinstance(subtask, SourceSubtask))
             case OfferSplits(uid):
                 self._post(mail, lambda subtask: subtask.ref.chain == uid)
-            case Complete() | NotifyAbort():
+            case NotifyAbort():
                 self._post(mail)
-        if isinstance(mail, Complete) and self._chains:
-            refs = [subtask.ref for subtask in self._chains.subtasks]
-            self._send(*self._chains.commits.completed(mail, refs))
+            case Complete():
+                self._post(mail)
+                if chains := self._chains:
+                    refs = [subtask.ref for subtask in chains.subtasks]
+                    self._send(*chains.commits.completed(mail, refs))
 
     def _post(self, mail: SubtaskMail, to: Callable[[Subtask], bool] = lambda _: True) -> None:
         for subtask in self._chains.subtasks if self._chains else ():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import queue
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from onceflow import RuntimeSettings
@@ -34,16 +34,16 @@ def attempt_plan(directory: Path, settings: RuntimeSettings | None = None) -> At
     )
 
 
-def slot_context(directory: Path, told: queue.SimpleQueue[SlotMail]) -> SlotContext:
-    """Return the context of a slot with checkpoints in `directory`, whose parts tell `told`."""
+def slot_context(directory: Path, post: Callable[[SlotMail], None]) -> SlotContext:
+    """Return the context of a slot with checkpoints in `directory`."""
     plan = attempt_plan(directory)
     return SlotContext(
         plan=plan,
         slot=0,
         credentials=Credentials(plan.token),
         storage=plan.storage.open(plan.job),
-        scratch_dir=directory,
-        post=told.put,
+        scratch_dir=directory / "scratch",
+        post=post,
         beside=lambda work: work(),
         closing=threading.Event(),
     )

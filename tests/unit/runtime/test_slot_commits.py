@@ -27,7 +27,7 @@ FIRST, SECOND = CheckpointId(1), CheckpointId(2)
 def test_nothing_is_confirmed_that_the_subtask_has_not_heard_of(tmp_path: Path) -> None:
     """Shared state files are deleted on the strength of it; see `protocol.state_files`."""
     mail: queue.SimpleQueue[SlotMail] = queue.SimpleQueue()
-    commits = SlotCommits(slot_context(tmp_path / "checkpoints", mail))
+    commits = SlotCommits(slot_context(tmp_path / "checkpoints", mail.put))
     needed = {"ledger": FIRST, "audit": FIRST}
     for uid in needed:
         sink = DirectorySink(str(tmp_path / uid))

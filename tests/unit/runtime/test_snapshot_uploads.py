@@ -49,7 +49,7 @@ def test_a_checkpoint_is_declined_at_once_when_its_files_can_be_neither_written_
 ) -> None:
     """And what it had written goes with the next snapshot that storage takes."""
     mail: queue.SimpleQueue[SlotMail] = queue.SimpleQueue()
-    context = slot_context(disk, mail)
+    context = slot_context(disk, mail.put)
     before = files_in(disk)
     uploads = SnapshotUploads(context)
 
@@ -79,7 +79,7 @@ def test_a_checkpoint_is_declined_at_once_when_its_files_can_be_neither_written_
 def test_an_upload_that_is_under_way_at_the_end_ends_as_soon_as_it_is_done(tmp_path: Path) -> None:
     mail: queue.SimpleQueue[SlotMail] = queue.SimpleQueue()
     begun, may_end = threading.Event(), threading.Event()
-    uploads = SnapshotUploads(slot_context(tmp_path, mail))
+    uploads = SnapshotUploads(slot_context(tmp_path, mail.put))
 
     def write(writer: StateWriter) -> OperatorSnapshot:
         begun.set()
@@ -96,7 +96,7 @@ def test_an_upload_that_is_under_way_at_the_end_ends_as_soon_as_it_is_done(tmp_p
 def test_the_end_does_not_wait_for_ever_for_an_upload_that_hangs(tmp_path: Path) -> None:
     mail: queue.SimpleQueue[SlotMail] = queue.SimpleQueue()
     hangs = threading.Event()
-    uploads = SnapshotUploads(slot_context(tmp_path, mail))
+    uploads = SnapshotUploads(slot_context(tmp_path, mail.put))
 
     def hang(writer: StateWriter) -> OperatorSnapshot:
         hangs.wait(20)
