@@ -10,40 +10,32 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 from rich.console import Console
 
-from onceflow.cli.doctor.databases import CommitMode, DatabaseQuestion
 from onceflow.cli.doctor.machine import check_java, check_python
-from onceflow.cli.doctor.mysql import check_mysql
-from onceflow.cli.doctor.postgres import check_postgres
 from onceflow.cli.doctor.spark import SparkQuestion, check_spark
 from onceflow.cli.doctor.storage import check_storage, missing_directories
 from onceflow.cli.terminal import print_listing, read_password
-from onceflow.connectors.catalog import SOURCES
+from onceflow.connectors.catalog import SINKS, SOURCES
 from onceflow.core.connector import Questions, ServerAccess
 from onceflow.core.diagnosis import Area, Finding, Level
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.secret_references import followed
 
+CommitMode: TypeAlias = Literal["auto", "two_phase", "ledger"]
 EXIT_PROBLEMS = 1
 EXIT_USAGE = 2
 MARGIN_S = 5.0
 """What is killed at its own deadline gets so much longer to say so."""
 
 _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
-_DATABASES: dict[str, Callable[[DatabaseQuestion], Sequence[Finding]]] = {
-    "postgresql": check_postgres,
-    "postgres": check_postgres,
-    "mysql": check_mysql,
-    "mariadb": check_mysql,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +88,8 @@ class Examined:
         elif self.topics or self.group or self.kafka_options:
             raise ConfigError("--topic, --group and --kafka-options need --kafka host:port")
         if self.url is not None:
-            checks.append(self._database(followed(self.url, setting="--url")))
+            url = followed(self.url, setting="--url")
+            checks.append(Check("database", self._database(url)))
         return checks
 
     def _kafka(self, servers: str) -> Questions:
@@ -109,22 +102,19 @@ class Examined:
         access = ServerAccess(f"kafka://{servers}", None, options, self.timeout_s)
         return diagnosis(access, self.topics, self.parallelism)
 
-    def _database(self, url: str) -> Check:
-        scheme = url.partition("://")[0].removeprefix("jdbc:").partition("+")[0]
-        check = _DATABASES.get(scheme)
-        if check is None:
-            known = ", ".join(f"{name}://" for name in _DATABASES)
-            raise ConfigError(f"--url must begin with one of {known}")
-        question = DatabaseQuestion(
-            url,
-            read_password(self.password_file) if self.password_file else None,
-            self.table,
-            self.ledger_schema,
-            self.commit_mode,
-            self.parallelism,
-            self.timeout_s,
-        )
-        return Check("database", partial(check, question))
+    def _database(self, url: str) -> Questions:
+        try:
+            diagnosis = SINKS.find_by_url(url).diagnosis
+        except ConfigError as error:
+            raise ConfigError(f"--url: {error}") from None
+        if diagnosis is None:
+            raise ConfigError(f"--url: there is nothing to ask of {url.partition('://')[0]}://")
+        options: dict[str, str] = {"commit_mode": self.commit_mode}
+        if self.ledger_schema is not None:
+            options["ledger_schema"] = self.ledger_schema
+        password = read_password(self.password_file) if self.password_file else None
+        access = ServerAccess(url, password, options, self.timeout_s)
+        return diagnosis(access, (self.table,) if self.table else (), self.parallelism)
 
 
 def doctor(

@@ -21,8 +21,6 @@ from typing import Annotated, TypeAlias, cast
 import typer
 
 from onceflow.cli.terminal import console, read_password, say
-from onceflow.cli.txn.mysql import MySQLResourceManager
-from onceflow.cli.txn.postgres import PostgresResourceManager
 from onceflow.cli.txn.settling import (
     EXIT_REFUSED,
     UsageError,
@@ -34,6 +32,8 @@ from onceflow.cli.txn.settling import (
     settle,
     status_of,
 )
+from onceflow.connectors.catalog import SINKS
+from onceflow.core.connector import ServerAccess
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.in_doubt import (
     InDoubtTransactions,
@@ -226,44 +226,6 @@ def _opened(where: Where) -> Generator[InDoubtTransactions, None, None]:
 
 
 @dataclass(frozen=True, slots=True)
-class DatabaseAccess:
-    """A database and how long to wait for it."""
-
-    url: str = field(repr=False)
-    password: str | None = field(repr=False)
-    bookkeeping: str | None
-    """Where onceflow's own tables are, if not where they usually are."""
-    timeout_s: float
-
-
-def _postgres(access: DatabaseAccess) -> ResourceManager:
-    return PostgresResourceManager(
-        access.url,
-        password=access.password,
-        ledger_schema=access.bookkeeping or "onceflow",
-        timeout_s=access.timeout_s,
-    )
-
-
-def _mysql(access: DatabaseAccess) -> ResourceManager:
-    return MySQLResourceManager(
-        access.url,
-        password=access.password,
-        ledger_schema=access.bookkeeping,
-        timeout_s=access.timeout_s,
-    )
-
-
-OPENERS: dict[str, Callable[[DatabaseAccess], ResourceManager]] = {
-    "postgresql": _postgres,
-    "postgres": _postgres,
-    "mysql": _mysql,
-    "mariadb": _mysql,
-}
-"""By the scheme of a URL, without a driver's name."""
-
-
-@dataclass(frozen=True, slots=True)
 class Where:
     """The options by which transactions are found."""
 
@@ -302,15 +264,18 @@ class Where:
 
     def _database(self, given: str) -> ResourceManager:
         url = followed(given, setting="--url")
-        scheme = url.partition("://")[0].removeprefix("jdbc:").partition("+")[0]
-        opener = OPENERS.get(scheme)
-        if opener is None:
+        try:
+            connector = SINKS.find_by_url(url)
+        except ConfigError as error:
+            raise ConfigError(f"--url: {error}") from None
+        if connector.resource_manager is None:
             raise ConfigError(
-                f"--url must begin with one of {', '.join(f'{name}://' for name in OPENERS)};"
-                " for other targets name the sink: --sink module:name --sink-id ID"
+                f"--url: {url.partition('://')[0]}:// cannot list what is in doubt there; name the"
+                " sink: --sink module:name --sink-id ID"
             )
         password = read_password(self.password_file) if self.password_file else None
-        return opener(DatabaseAccess(url, password, self.ledger_schema, self.timeout_s))
+        options = {"ledger_schema": self.ledger_schema} if self.ledger_schema else {}
+        return connector.resource_manager(ServerAccess(url, password, options, self.timeout_s))
 
     def _storage(self) -> JobStorage | None:
         if self.storage is None:

@@ -21,7 +21,7 @@ from onceflow.connectors import (
     ConnectorCatalog,
     SinkConnector,
 )
-from onceflow.sinks import FileSink, KafkaSink
+from onceflow.sinks import FileSink, KafkaSink, MySQLSink, PostgresSink
 from onceflow.sources import DatagenSource, KafkaSource
 
 OURS = SinkConnector(sink=DirectorySink)
@@ -146,6 +146,17 @@ def test_ours_are_entry_points_like_any_other() -> None:
 def test_ours_are_found() -> None:
     assert SINKS.find("files").sink is FileSink
     assert SINKS.find("kafka").sink is KafkaSink
+    for url, sink in (
+        ("postgresql://u@h/d", PostgresSink),
+        ("postgres://u@h/d", PostgresSink),
+        ("jdbc:postgresql://h/d", PostgresSink),
+        ("mysql+pymysql://u@h/d", MySQLSink),
+        ("jdbc:mariadb://h/d", MySQLSink),
+    ):
+        connector = SINKS.find_by_url(url)
+        assert connector.sink is sink
+        assert connector.resource_manager is not None
+        assert connector.diagnosis is not None
     assert SOURCES.find("datagen").source is DatagenSource
     assert SOURCES.find("kafka").source is KafkaSource
     assert STATE_BACKENDS.find("heap") is HeapBackend

@@ -215,7 +215,7 @@ def test_what_is_asked_wrongly_ends_with_usage(log: AgedLog, sink: DirectorySink
         (["list", "--sink", "my_job:nothing", "--sink-id", SINK_ID], "AttributeError"),
         (["list", "--sink", "my_job:number", "--sink-id", SINK_ID], "not a Sink"),
         (["list", "--sink", "my_job:broken", "--sink-id", SINK_ID], "no such luck"),
-        (["list", "--url", "oracle://x/y"], "--url must begin with"),
+        (["list", "--url", "oracle://x/y"], "no sink connector 'oracle'"),
         (["list", "--job", "payments"], "--job needs --storage"),
         (["list", "--storage", str(log.root / "nowhere")], "no such directory"),
         (["list", *storage, "--job", "refunds"], "jobs there: payments"),

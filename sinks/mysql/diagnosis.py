@@ -2,49 +2,77 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
-from onceflow.cli.doctor.databases import (
-    CLOCK_SKEW_MAX_S,
-    CONNECTIONS_A_SUBTASK,
-    DatabaseQuestion,
-    refused,
-)
-from onceflow.cli.doctor.findings import Area, Finding
-from onceflow.cli.doctor.logins import remedies_of_mysql
-from onceflow.cli.txn.mysql import with_password_of_environment
+from onceflow.core.connector import Questions, ServerAccess
+from onceflow.core.diagnosis import Area, Finding
 from onceflow.core.errors import OnceflowError
-from onceflow.sinks import MySQLSink
 from onceflow.sinks.mysql.catalog import found as found_table
 from onceflow.sinks.mysql.connection import MySQLSession
+from onceflow.sinks.mysql.endpoint import MySQLEndpoint
 from onceflow.sinks.mysql.names import XaNames, identifier, quoted
 from onceflow.sinks.mysql.server import Crash, ServerFacts, server_facts, weaknesses
+from onceflow.sinks.mysql.sink import MySQLSink
 from onceflow.sinks.mysql.two_phase import may_recover, recovered
+from onceflow.sinks.sql.connector import (
+    CLOCK_SKEW_MAX_S,
+    CONNECTIONS_A_SUBTASK,
+    NO_TABLE,
+    DatabaseQuestion,
+    Remedies,
+    question_of,
+    refused,
+)
 from onceflow.sinks.sql.errors import SqlError
+from onceflow.sinks.sql.settings import CommitMode
 from onceflow.sinks.sql.tables import TableName
 
+PASSWORD_VARIABLE = "MYSQL_PWD"  # noqa: S105 - its name
+_ACCOUNT = re.compile(r"for user ('.*'@'.*') to database")
 _VERSION_MIN = {False: (8, 0, 29), True: (10, 6, 0)}
 """MySQL's and MariaDB's first that keep a prepared transaction without its session."""
 _SINGLE_ENGINE = "InnoDB"
 
 
-def check_mysql(question: DatabaseQuestion) -> Sequence[Finding]:
-    """Connect, and ask the server about itself; changes nothing in it."""
-    sink = with_password_of_environment(
-        MySQLSink(
-            question.url,
-            table=question.table or "onceflow",
-            password=question.password,
-            ledger_schema=question.ledger_schema,
-            connect_timeout_s=question.timeout_s / 2,
-            statement_timeout_s=question.timeout_s / 2,
-        )
+def sink_of_tools(
+    url: str, password: str | None, ledger_schema: str | None, timeout_s: float
+) -> MySQLSink:
+    """Return a sink that says how a tool reaches the server; the password may be in MYSQL_PWD.
+
+    Raises:
+        ConfigError: The URL cannot be read.
+    """
+    sink = MySQLSink(
+        url,
+        table=NO_TABLE,
+        password=password,
+        ledger_schema=ledger_schema,
+        connect_timeout_s=timeout_s,
+        statement_timeout_s=timeout_s,
+        lock_timeout_s=timeout_s,
+    )
+    known = os.environ.get(PASSWORD_VARIABLE)
+    return replace(sink, password=known) if known and not sink.endpoint.password else sink
+
+
+def questions_of_mysql(access: ServerAccess, tables: Sequence[str], parallelism: int) -> Questions:
+    """Return what a server is asked about itself; see `Diagnosis`."""
+    return partial(_ask, question_of(access, tables, parallelism))
+
+
+def _ask(question: DatabaseQuestion) -> Sequence[Finding]:
+    sink = sink_of_tools(
+        question.url, question.password, question.ledger_schema, question.timeout_s / 2
     )
     try:
         session = sink.endpoint.connect("onceflow doctor")
     except OnceflowError as error:
-        remedies = remedies_of_mysql(sink.endpoint, error)
+        remedies = _remedies(sink.endpoint, error)
         return [refused(error, remedies, "bind_address, port")]
     with session:
         return _Examination(question, sink, session).findings()
@@ -67,7 +95,7 @@ class _Examination:
         found: list[Finding] = []
         for look in (
             self._server, self._durability, self._two_phase, self._loading, self._connections,
-            self._privileges, self._table, self._clock, self._left_behind,
+            self._privileges, self._tables, self._clock, self._left_behind,
         ):  # fmt: skip
             try:
                 found += look(facts)
@@ -100,7 +128,7 @@ class _Examination:
         return found or [self._area.ok(covered)]
 
     def _two_phase(self, facts: ServerFacts) -> list[Finding]:
-        if self._question.commit_mode == "ledger":
+        if self._question.commit_mode is CommitMode.LEDGER:
             return []
         minimum = ".".join(map(str, _VERSION_MIN[facts.mariadb]))
         obstacles = (
@@ -141,7 +169,7 @@ class _Examination:
                 f"GRANT XA_RECOVER_ADMIN ON *.* TO {facts.user}",
             ),
         )
-        says = self._area.warning if self._question.commit_mode == "auto" else self._area.problem
+        says = self._area.warning if self._question.commit_mode is None else self._area.problem
         found = [says(text, needed, remedy) for is_so, text, needed, remedy in obstacles if is_so]
         return found or [self._area.ok("XA transactions can be prepared and listed")]
 
@@ -200,24 +228,24 @@ class _Examination:
             return [self._area.problem(text, "onceflow's own two tables", grant)]
         return [self._area.ok(f"{facts.user} may keep the ledger in database {database}")]
 
-    def _table(self, facts: ServerFacts) -> list[Finding]:
-        given = self._question.table
-        if given is None:
-            return []
+    def _tables(self, facts: ServerFacts) -> list[Finding]:
+        return [self._table(given, facts) for given in self._question.tables]
+
+    def _table(self, given: str, facts: ServerFacts) -> Finding:
         area, name = Area(f"table {given}"), TableName.parse(given)
         shown = identifier(TableName(name.schema or self._endpoint.database, name.name))
         table = found_table(self._session, name)
         if table is None:
             text = "it does not exist, or may not be seen"
             create = f"CREATE TABLE {shown} (…), or MySQLSink(…, create=True)"
-            return [area.problem(text, "the table", create)]
+            return area.problem(text, "the table", create)
         if table.unfit:
             alter = f"ALTER TABLE {shown} ENGINE = {_SINGLE_ENGINE}"
-            return [area.problem(table.unfit, "an engine with transactions", alter)]
+            return area.problem(table.unfit, "an engine with transactions", alter)
         if not all(one.insertable or one.generated for one in table.columns):
             grant = f"GRANT SELECT, INSERT, UPDATE, DELETE ON {shown} TO {facts.user}"
-            return [area.problem(f"{facts.user} may not insert", "INSERT", grant)]
-        return [area.ok(f"{facts.user} may insert")]
+            return area.problem(f"{facts.user} may not insert", "INSERT", grant)
+        return area.ok(f"{facts.user} may insert")
 
     def _clock(self, facts: ServerFacts) -> list[Finding]:
         del facts
@@ -264,3 +292,22 @@ class _Examination:
 def _text(value: str) -> str:
     """Return `value` for use inside quotes, without the quotes that CURRENT_USER's parts have."""
     return value.replace("'", "").replace("\\", "\\\\")
+
+
+def _remedies(where: MySQLEndpoint, error: OnceflowError) -> Remedies:
+    """Return the statements, as an administrator runs them."""
+    user, database = where.user.replace("'", "''"), quoted(where.database)
+    # The account is in the text when the login was right; else it may be at any host.
+    account = found[1] if (found := _ACCOUNT.search(str(error))) else f"'{user}'@'%'"
+    password = (
+        f"ALTER USER {account} IDENTIFIED BY '…', or CREATE USER if there is none; which there"
+        f" is: SELECT user, host FROM mysql.user WHERE user = '{user}'"
+    )
+    privileges = "SELECT, INSERT, UPDATE, DELETE, CREATE, INDEX"
+    return (
+        ("(error 1044)", f"GRANT {privileges} ON {database}.* TO {account}"),
+        ("(error 1049)", f"CREATE DATABASE {database}"),
+        ("SSL is required", "ssl_mode=required in the url"),
+        ("ertificate", "ssl_ca=, ssl_cert= and ssl_key= in the url"),
+        ("", password),
+    )
