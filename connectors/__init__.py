@@ -49,6 +49,7 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 from onceflow.core.protocol.in_doubt import (
     InDoubtStatus,
+    LogFacts,
     LoggedDecision,
     RecoveryAction,
     Resolution,
@@ -106,6 +107,7 @@ __all__ = [
     "InDoubtTransaction",
     "InDoubtTransactions",
     "Level",
+    "LogFacts",
     "LoggedDecision",
     "Lost",
     "MultiCommitWriter",

@@ -107,6 +107,11 @@ def test_wheel_names_its_license_version_and_command(wheel: Path) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
     assert "Apache License" in license_text
     assert entry_points["console_scripts"]["onceflow"] == "onceflow.cli.main:main"
+    assert {"files", "kafka", "mariadb", "mysql", "postgres"} <= entry_points[
+        "onceflow.sinks"
+    ].keys()
+    assert {"datagen", "kafka"} <= entry_points["onceflow.sources"].keys()
+    assert {"heap", "rocksdb"} == entry_points["onceflow.state_backends"].keys()
 
 
 def test_source_archive_holds_the_code_once(dist: Path) -> None:
