@@ -9,6 +9,7 @@ from onceflow.integration.conformance.clause import Clause
 from onceflow.integration.conformance.clauses import (
     breaking,
     deciding,
+    gathering,
     killing,
     listing,
     overtaking,
@@ -21,6 +22,7 @@ CLAUSES: tuple[Clause, ...] = (
     *writing.CLAUSES,
     *deciding.CLAUSES,
     *listing.CLAUSES,
+    *gathering.CLAUSES,
     *recovering.CLAUSES,
     *breaking.CLAUSES,
     *killing.CLAUSES,

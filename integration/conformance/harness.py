@@ -6,7 +6,8 @@ import random
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -23,12 +24,12 @@ from onceflow.core.protocol.committables import (
     Unknown,
 )
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.spi import Committer, SinkWriter
+from onceflow.core.spi import Committer, GlobalCommitter, GlobalSink, Sink, SinkWriter
 from onceflow.core.storage import FileSystemStorage
 from onceflow.integration.conformance.clause import Violation, expect
 from onceflow.integration.conformance.processes import Processes
-from onceflow.integration.conformance.sink_job import JOB, SinkJob
-from onceflow.integration.conformance.target import SinkTarget
+from onceflow.integration.conformance.sink_job import JOB, OneByOne, SinkJob
+from onceflow.integration.conformance.target import NotTestable, SinkTarget
 
 PATIENCE_S = 10.0
 """How long a sink may answer "later" or "unknown" where nothing is in its way."""
@@ -68,7 +69,11 @@ class Harness:
         self.effort = effort
         # A seed for each clause: what one draws does not depend on which others have run.
         self.random = random.Random(f"{effort.seed} {clause}")  # noqa: S311 - of a schedule
-        self.sink = target.sink()
+        self.described = target.sink()
+        """The sink as its author wrote it."""
+        self.sink: Sink = self.described
+        if isinstance(self.described, GlobalSink):
+            self.sink = OneByOne(self.described)
         self.job = self.another_job(f"kit{secrets.token_hex(4)}")
         self._jobs = [self.job]
         # Not from the seed: a target that is used again still has the rows of the run before.
@@ -119,7 +124,7 @@ class Harness:
         """Return what a writer has pre-committed: one of its own, closed after it, or `writer`."""
         job = job or self.job
         found = tuple(ids) or self.ids()
-        own = writer or job.writer(attempt, subtask)
+        own = writer or job.writer(attempt, subtask, first_checkpoint=checkpoint)
         own.write(self.batch(found))
         committable = own.pre_commit(CheckpointId(checkpoint))
         if writer is None:
@@ -138,6 +143,22 @@ class Harness:
         """
         own = committer or self.job.committer(prepared.committable.transaction.attempt)
         return settled(lambda: own.commit(prepared.committable), self.patience_s)
+
+    @contextmanager
+    def global_committer(self, attempt: int = 1) -> Generator[GlobalCommitter, None, None]:
+        """Lend a committer of whole checkpoints.
+
+        Raises:
+            NotTestable: The sink commits each transaction by itself.
+        """
+        if not isinstance(self.described, GlobalSink):
+            raise NotTestable("the sink commits each transaction by itself")
+        self.job.begin(attempt)
+        committer = self.described.global_committer(self.job.committer_context(attempt))
+        try:
+            yield committer
+        finally:
+            committer.close()
 
     def commit_all(self, *prepared: Prepared) -> None:
         """Commit all, in this order, each of which must succeed."""

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, TypeAlias
 
-from onceflow.core.spi import Sink
+from onceflow.core.spi import GlobalSink, Sink
+from onceflow.integration.conformance.sink_job import OneByOne
 
 _Trace: TypeAlias = Callable[[FrameType, str, Any], Any]
 
@@ -18,17 +19,18 @@ class LineTracer:
 
     def __init__(self, sink: Sink, line: int, reached: Callable[[], None]) -> None:
         """Call `reached` right before the `line`-th line runs, counted from 1; 0 is never."""
+        written = sink.sink if isinstance(sink, OneByOne) else sink
         self.lines = 0
         self.own: list[int] = []
         """Which of them are in the module of the sink's class, where its author wrote."""
         self._line = line
         self._reached = reached
-        self._module = type(sink).__module__
+        self._module = type(written).__module__
         # What a sink inherits is its own code too; the contract itself has none.
         self._packages = {
             kind.__module__.partition(".")[0]
-            for kind in type(sink).__mro__
-            if kind not in (Sink, ABC, object)
+            for kind in type(written).__mro__
+            if kind not in (GlobalSink, Sink, ABC, object)
         }
 
     def run(self, call: Callable[[], object]) -> None:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
 from onceflow.core.errors import OnceflowError
+from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome, Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
-from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
+from onceflow.core.spi import (
+    Committer,
+    CommitterContext,
+    GlobalCommitter,
+    GlobalSink,
+    Sink,
+    SinkWriter,
+    WriterContext,
+)
 from onceflow.core.storage import JobStorage
 
 JOB = "conformance"
@@ -46,7 +56,7 @@ class SinkJob:
         )
 
     def writer_context(
-        self, attempt: int = 1, subtask: int = 0, parallelism: int = 4
+        self, attempt: int = 1, subtask: int = 0, parallelism: int = 4, first_checkpoint: int = 1
     ) -> WriterContext:
         """Return the context of one subtask's writer."""
         return WriterContext(
@@ -56,7 +66,7 @@ class SinkJob:
             subtask=subtask,
             parallelism=parallelism,
             attempt=AttemptId(attempt),
-            first_checkpoint=CheckpointId(1),
+            first_checkpoint=CheckpointId(first_checkpoint),
             schema=self.schema,
             staging=self.storage.staging(self.sink_id),
         )
@@ -71,10 +81,13 @@ class SinkJob:
         if attempt > self._attempt:
             self.check(attempt)
 
-    def writer(self, attempt: int = 1, subtask: int = 0, parallelism: int = 4) -> SinkWriter:
+    def writer(
+        self, attempt: int = 1, subtask: int = 0, parallelism: int = 4, first_checkpoint: int = 1
+    ) -> SinkWriter:
         """Return a new writer of one subtask."""
         self.begin(attempt)
-        writer = self.sink.writer(self.writer_context(attempt, subtask, parallelism))
+        context = self.writer_context(attempt, subtask, parallelism, first_checkpoint)
+        writer = self.sink.writer(context)
         self._open.callback(_close, writer)
         return writer
 
@@ -114,6 +127,64 @@ class SinkJob:
                 if committable.transaction.sink_id == self.sink_id:
                     committer.abort(committable)
             committer.close()
+
+
+@dataclass(frozen=True)
+class OneByOne(Sink):
+    """A sink of whole checkpoints, of which each transaction is one: so all clauses can ask it."""
+
+    sink: GlobalSink
+
+    def __repr__(self) -> str:
+        return repr(self.sink)
+
+    def routing_key(self) -> tuple[str, ...]:
+        """Return the sink's."""
+        return self.sink.routing_key()
+
+    def validate(self, context: CommitterContext, schema: pa.Schema) -> None:
+        """Do as the sink does."""
+        self.sink.validate(context, schema)
+
+    def open(self, context: CommitterContext, schema: pa.Schema) -> None:
+        """Do as the sink does."""
+        self.sink.open(context, schema)
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        """Return the sink's."""
+        return self.sink.writer(context)
+
+    def committer(self, context: CommitterContext) -> Committer:
+        """Return what commits each transaction as a checkpoint."""
+        return WholeCommitter(self.sink.global_committer(context))
+
+
+class WholeCommitter(Committer):
+    """A global committer as a committer of single transactions."""
+
+    def __init__(self, committer: GlobalCommitter) -> None:
+        """Stand before `committer`."""
+        self._committer = committer
+
+    def commit_whole(self, committables: Sequence[Committable]) -> CommitOutcome:
+        """Commit them as one checkpoint, which is the last one's."""
+        return self._committer.commit(committables[-1].checkpoint, committables)
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        """Commit it as a checkpoint."""
+        return self.commit_whole((committable,))
+
+    def abort(self, committable: Committable) -> AbortOutcome:
+        """Abort it."""
+        return self._committer.abort(committable)
+
+    def in_doubt(self) -> Sequence[Committable]:
+        """Return what is in doubt."""
+        return self._committer.in_doubt()
+
+    def close(self) -> None:
+        """Close it."""
+        self._committer.close()
 
 
 def _close(one: SinkWriter | Committer) -> None:

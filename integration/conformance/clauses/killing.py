@@ -90,9 +90,9 @@ def killed_in_pre_commit(harness: Harness) -> None:
             harness,
             children.pre_commit_until_line,
             harness.sink,
-            harness.job.writer_context(number),
+            harness.job.writer_context(number, first_checkpoint=number),
             harness.target.batch(ids),
-            1,
+            number,
             line,
         )
         when = f"after pre_commit was killed at line {line} of its run"
@@ -102,9 +102,8 @@ def killed_in_pre_commit(harness: Harness) -> None:
         expect(len(left) <= 1, f"{when}: in doubt are {left}")
         harness.expect_seen(*seen, when=when)
         # As if it had been decided after all: what is in doubt must be whole.
-        harness.commit_all(
-            Prepared(left[0], ids) if left else harness.prepare(1, attempt=number + 1, ids=ids)
-        )
+        replayed = None if left else harness.prepare(number, attempt=number + 1, ids=ids)
+        harness.commit_all(replayed or Prepared(left[0], ids))
         seen.append(ids)
         harness.expect_seen(*seen, when=when)
         return lines

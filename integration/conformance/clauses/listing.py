@@ -38,12 +38,12 @@ def in_doubt_is_exact(harness: Harness) -> None:
     harness.expect_in_doubt(when="before anything was written")
     first, second, third = (harness.prepare(checkpoint) for checkpoint in (1, 2, 3))
     harness.expect_in_doubt(first, second, third, when="after three checkpoints")
-    harness.commit_all(second)
+    harness.commit_all(first)
     harness.abort(third)
-    harness.expect_in_doubt(first, when="after one was committed and one aborted")
+    harness.expect_in_doubt(second, when="after one was committed and one aborted")
     committer = harness.job.committer()
     listed = list(committer.in_doubt())
-    outcome = harness.commit(Prepared(listed[0], first.ids), committer)
+    outcome = harness.commit(Prepared(listed[0], second.ids), committer)
     harness.expect_seen(
         first.ids, second.ids, when=f"after commit of what in_doubt had listed: {outcome}"
     )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from onceflow.core.errors import OnceflowError, SinkError
 from onceflow.core.protocol.commits import CommitQueue, CommitRetryPolicy, Done, WaitUntil
 from onceflow.core.protocol.committables import (
     AbortOutcome,
     AlreadyCommitted,
-    CommitOutcome,
     Committable,
     Committed,
 )
@@ -32,7 +32,8 @@ from onceflow.integration.conformance.clauses.writing import (
     close_rolls_back_what_is_open,
     empty_checkpoint,
 )
-from onceflow.integration.conformance.harness import Harness, Prepared
+from onceflow.integration.conformance.harness import Harness, Prepared, settled
+from onceflow.integration.conformance.sink_job import WholeCommitter
 
 
 @clause(
@@ -136,9 +137,9 @@ def rescaling_loses_nothing(harness: Harness) -> None:
 @clause(scenarios=[3], rests_on=[commit_upon_start, commit_elsewhere])
 def recovery_again_changes_nothing(harness: Harness) -> None:
     """Recovery that runs three times, or that was killed in its middle, ends the same."""
-    decided = [harness.prepare(1, subtask=subtask) for subtask in range(4)]
+    decided = [harness.prepare(1 + number, subtask=number) for number in range(4)]
     for subtask in range(2):
-        harness.prepare(2, subtask=subtask)
+        harness.prepare(5, subtask=subtask)
     # Killed after two of four commits.
     harness.job.begin(2)
     child = harness.processes.start(
@@ -251,7 +252,7 @@ def _recover(harness: Harness, *, attempt: int, decided: Sequence[Prepared]) -> 
         listed, committer.in_doubt(), sink_id=harness.job.sink_id, attempt=AttemptId(attempt)
     )
     expect(not plan.foreign, f"in_doubt lists other sinks' transactions: {plan.foreign}")
-    committed = [_committed(harness, one, committer) for one in plan.commit]
+    committed = [_committed(harness, some, committer) for some in _commits(harness, plan.commit)]
     for one in plan.abort:
         outcome: AbortOutcome = harness.abort(Prepared(one, ()), committer)
         expect(
@@ -262,13 +263,27 @@ def _recover(harness: Harness, *, attempt: int, decided: Sequence[Prepared]) -> 
     return sum(committed), len(plan.abort)
 
 
-def _committed(harness: Harness, committable: Committable, committer: Committer) -> bool:
-    outcome: CommitOutcome = harness.commit(Prepared(committable, ()), committer)
+def _commits(
+    harness: Harness, committables: Sequence[Committable]
+) -> list[tuple[Committable, ...]]:
+    """Return what is committed at once: each by itself, or a whole checkpoint."""
+    if harness.sink is harness.described:
+        return [(one,) for one in committables]
+    return [tuple(some) for _, some in groupby(committables, key=lambda one: one.checkpoint)]
+
+
+def _committed(harness: Harness, some: Sequence[Committable], committer: Committer) -> int:
+    """Commit `some`; return how many this call has committed."""
+    if isinstance(committer, WholeCommitter):
+        outcome = settled(lambda: committer.commit_whole(some), harness.patience_s)
+    else:
+        (one,) = some
+        outcome = harness.commit(Prepared(one, ()), committer)
     expect(
         isinstance(outcome, (Committed, AlreadyCommitted)),
-        f"{committable.transaction} is decided, and its commit says {outcome}",
+        f"{some[0].transaction} is decided, and its commit says {outcome}",
     )
-    return isinstance(outcome, Committed)
+    return len(some) if isinstance(outcome, Committed) else 0
 
 
 CLAUSES = (

@@ -35,12 +35,17 @@ def names_follow_the_checkpoint(harness: Harness) -> None:
     names: set[str] = set()
     for attempt in (1, 2):
         for subtask in (0, 3):
-            writer = harness.job.writer(attempt, subtask)
+            writer, before = harness.job.writer(attempt, subtask, first_checkpoint=5), 4
             for checkpoint in (5, 6, 2**31):
                 found = harness.prepare(checkpoint, writer=writer).committable.transaction
-                parts = (found.sink_id, found.attempt, found.checkpoint, found.subtask)
-                expected = (harness.job.sink_id, attempt, checkpoint, subtask)
+                parts = (found.sink_id, found.attempt, found.subtask)
+                expected = (harness.job.sink_id, attempt, subtask)
                 expect(parts == expected, f"transaction {found}, and the context says {expected}")
+                expect(
+                    before < found.checkpoint <= checkpoint,
+                    f"transaction {found} of checkpoint {checkpoint}, and {before} was the last",
+                )
+                before = checkpoint
                 expect(str(found) not in names, f"transaction {found} is named twice")
                 names.add(str(found))
             writer.close()

@@ -1,0 +1,75 @@
+"""Clauses of sinks that commit whole checkpoints: one commit of all subtasks, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onceflow.core.protocol.committables import AlreadyCommitted, CommitOutcome, Committed, Lost
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.spi import GlobalCommitter
+from onceflow.integration.conformance.clause import clause, expect
+from onceflow.integration.conformance.clauses.deciding import abort_leaves_nothing, commit_again
+from onceflow.integration.conformance.clauses.listing import in_doubt_is_exact
+from onceflow.integration.conformance.harness import Harness, Prepared, settled
+
+
+@clause(rests_on=[commit_again, in_doubt_is_exact])
+def checkpoint_is_committed_whole(harness: Harness) -> None:
+    """A global commit shows the rows of all its subtasks, no others, and proves its checkpoint."""
+    with harness.global_committer() as committer:
+        expect(committer.committed_through() == 0, f"at first {committer.committed_through()}")
+        whole = [harness.prepare(1, subtask=subtask) for subtask in (0, 1, 11)]
+        later = harness.prepare(2)
+        outcome = _commit(harness, committer, 1, whole)
+        expect(outcome == Committed(), f"the first commit of checkpoint 1: {outcome}")
+        harness.expect_seen(*(one.ids for one in whole), when="after the commit of checkpoint 1")
+        harness.expect_in_doubt(later, when="after the commit of checkpoint 1")
+    with harness.global_committer(2) as other:
+        through = other.committed_through()
+        expect(through == 1, f"another committer says {through}, and checkpoint 1 is committed")
+
+
+@clause(rests_on=[checkpoint_is_committed_whole])
+def committed_checkpoint_only_rises(harness: Harness) -> None:
+    """What is not above the highest checkpoint committed is AlreadyCommitted, and not applied."""
+    first, second, early = harness.prepare(3), harness.prepare(5), harness.prepare(4)
+    with harness.global_committer() as committer, harness.global_committer() as other:
+        for checkpoint, one in ((3, first), (5, second)):
+            outcome = _commit(harness, committer, checkpoint, [one])
+            expect(outcome == Committed(), f"the first commit of {checkpoint}: {outcome}")
+        for checkpoint, one in ((3, first), (5, second), (4, early)):
+            outcome = _commit(harness, other, checkpoint, [one])
+            expect(outcome == AlreadyCommitted(), f"commit of {checkpoint} after 5: {outcome}")
+            through = committer.committed_through()
+            expect(through == 5, f"after 5 and then {checkpoint}, committed through {through}")
+    harness.expect_seen(first.ids, second.ids, when="after late commits of 3, 5 and 4")
+
+
+@clause(rests_on=[checkpoint_is_committed_whole, abort_leaves_nothing])
+def checkpoint_is_whole_or_lost(harness: Harness) -> None:
+    """A checkpoint of which something is gone is Lost, and nothing of it is shown or proved."""
+    first, gone, last = (harness.prepare(1, subtask=subtask) for subtask in range(3))
+    with harness.global_committer() as committer:
+        settled(lambda: committer.abort(gone.committable), harness.patience_s)
+        outcome = _commit(harness, committer, 1, [first, gone, last])
+        expect(isinstance(outcome, Lost), f"commit of a checkpoint with a part gone: {outcome}")
+        harness.expect_seen(when="after the commit of a checkpoint of which a part is gone")
+        through = committer.committed_through()
+        expect(through == 0, f"nothing is committed, and the proof says {through}")
+        harness.expect_in_doubt(first, last, when="after the commit of which a part was gone")
+
+
+def _commit(
+    harness: Harness, committer: GlobalCommitter, checkpoint: int, prepared: Sequence[Prepared]
+) -> CommitOutcome:
+    committables = [one.committable for one in prepared]
+    return settled(
+        lambda: committer.commit(CheckpointId(checkpoint), committables), harness.patience_s
+    )
+
+
+CLAUSES = (
+    checkpoint_is_committed_whole,
+    committed_checkpoint_only_rises,
+    checkpoint_is_whole_or_lost,
+)

@@ -1,0 +1,110 @@
+"""Global committers that are wrong in one way, and the clause on which the kit catches each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from deltalake import DeltaTable
+from examples.delta_sink import DeltaCommitter, DeltaSink
+from tests.conformance.test_delta_sink_conforms import DeltaTarget
+
+from onceflow.connectors import (
+    AlreadyCommitted,
+    CheckpointId,
+    CommitOutcome,
+    Committable,
+    CommitterContext,
+    GlobalCommitter,
+)
+from onceflow.integration.conformance import ClauseOutcome, run_clauses
+from onceflow.integration.conformance.catalogue import CLAUSES
+from onceflow.integration.conformance.clauses import killing, overtaking, running
+from onceflow.integration.conformance.processes import Processes
+
+
+class _TakesOlder(DeltaCommitter):
+    """Compares with the last checkpoint for equality, as a sink does that expects no late word."""
+
+    def commit(
+        self, checkpoint: CheckpointId, committables: Sequence[Committable]
+    ) -> CommitOutcome:
+        if self.committed_through() == checkpoint:
+            return AlreadyCommitted()
+        return self.append(DeltaTable(self.path), checkpoint, committables)
+
+
+class _SkipsWhatIsGone(DeltaCommitter):
+    """Makes a version of the files that it finds."""
+
+    def commit(
+        self, checkpoint: CheckpointId, committables: Sequence[Committable]
+    ) -> CommitOutcome:
+        found = [one for one in committables if self.file(one).exists()]
+        return super().commit(checkpoint, found)
+
+
+class _OneVersionAFile(DeltaCommitter):
+    """Makes a version of each file, all with the proof of the checkpoint."""
+
+    def commit(
+        self, checkpoint: CheckpointId, committables: Sequence[Committable]
+    ) -> CommitOutcome:
+        outcomes = [super(_OneVersionAFile, self).commit(checkpoint, [c]) for c in committables]
+        return outcomes[0]
+
+
+@dataclass(frozen=True)
+class BrokenDeltaSink(DeltaSink):
+    """A Delta sink with one of them."""
+
+    kind: str = ""
+    kinds: ClassVar[dict[str, type[DeltaCommitter]]] = {
+        kind.__name__: kind for kind in (_TakesOlder, _SkipsWhatIsGone, _OneVersionAFile)
+    }
+
+    def global_committer(self, context: CommitterContext) -> GlobalCommitter:
+        return self.kinds[self.kind](self.path, context.sink_id)
+
+
+@pytest.mark.parametrize(
+    ("kind", "breaks", "also"),
+    [
+        ("_TakesOlder", "committed-checkpoint-only-rises", ("prune-keeps-what-is-asked-for",)),
+        ("_SkipsWhatIsGone", "checkpoint-is-whole-or-lost", ("unknown-is-lost",)),
+        ("_OneVersionAFile", "checkpoint-is-committed-whole", ("rescaling-loses-nothing",)),
+    ],
+)
+def test_broken_global_committer_fails_on_the_clause_that_it_breaks(
+    kind: str,
+    breaks: str,
+    also: Sequence[str],
+    tmp_path: Path,
+    onceflow_processes: Processes,
+) -> None:
+    ids = [clause.id for clause in CLAUSES]
+    long = (*killing.CLAUSES, *overtaking.CLAUSES, *running.CLAUSES)
+    tried = [c for at, c in enumerate(CLAUSES) if at <= ids.index(breaks) or c not in long]
+    results = list(run_clauses(_targets(tmp_path, kind), tried, onceflow_processes))
+    failed = {one.clause.id: one.reason for one in results if one.outcome is ClauseOutcome.FAILED}
+    assert breaks in failed, failed
+    assert failed.keys() <= {breaks, *also}, failed
+
+
+def _targets(directory: Path, kind: str) -> Callable[[], DeltaTarget]:
+    numbers = itertools.count()
+
+    class Broken(DeltaTarget):
+        def sink(self) -> DeltaSink:
+            return BrokenDeltaSink(self.path, kind)
+
+    def make() -> DeltaTarget:
+        own = directory / str(next(numbers))
+        own.mkdir()
+        return Broken(own)
+
+    return make
