@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from onceflow.core.config import TlsFiles
-from onceflow.core.errors import ConfigError, SlotLost
+from onceflow.core.errors import SlotLost
 from onceflow.core.runtime.messages import Deploy, Hello
 from onceflow.core.runtime.slot.chain_builder import ChainBuilder
 from onceflow.core.runtime.slot.context import AttemptPlan, SlotContext, own_address, versions
@@ -32,7 +32,7 @@ from onceflow.core.runtime.transport.data_plane import DataServer
 
 
 def run_slot(plan: AttemptPlan, slot: int) -> str:
-    """Run slot number `slot` to its end; return how it ended. The body of the Spark plan."""
+    """Run slot number `slot` to its end; return how it ended. What Spark, or a process, runs."""
     with _interrupts_ignored():
         return Slot(plan, slot).run()
 
@@ -95,16 +95,15 @@ class Slot:
 
     def _restored(self, deploy: Deploy) -> Restored | RestoreFailed:
         """Build what `deploy` says. Here, since modules of the user's may need the main thread."""
+        built = False
         try:
             program = unpickled_program(deploy.program)
-        except ConfigError as error:
-            return RestoreFailed(error, leftovers=False)
-        try:
+            built = True
             builder = ChainBuilder(self._context, program, deploy)
             self._data_server.serve_gates(builder.gates)
             return Restored(builder.build())
         except BaseException as error:
-            return RestoreFailed(error, leftovers=True)
+            return RestoreFailed(error, leftovers=built)
 
 
 @contextmanager
