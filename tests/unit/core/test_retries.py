@@ -22,7 +22,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_pauses_double_up_to_the_longest(
     clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(random, "uniform", lambda _low, high: high)
+    def longest(_low: float, high: float) -> float:
+        return high
+
+    monkeypatch.setattr(random, "uniform", longest)
     retries = Retries(until=1003.0, first_s=0.1, longest_s=1.0)
     while retries.pause():
         pass
