@@ -22,7 +22,7 @@ from onceflow.core.dead_letters import DeadLetter
 from onceflow.core.errors import OffsetOutOfRange, SourceError, SourceUnavailable, StateIncompatible
 from onceflow.core.protocol.invariant import InvariantViolation, require
 from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
-from onceflow.sources.kafka.catalog import Catalog
+from onceflow.sources.kafka.catalog import Catalog, with_ids
 from onceflow.sources.kafka.client import (
     ClientTroubles,
     LivenessWatch,
@@ -33,7 +33,6 @@ from onceflow.sources.kafka.client import (
     is_denied,
     open_consumer,
 )
-from onceflow.sources.kafka.discovery import with_ids
 from onceflow.sources.kafka.position import PartitionPosition, gap_message
 from onceflow.sources.kafka.rows import CHUNK, rows_of
 from onceflow.sources.kafka.settings import KafkaSettings

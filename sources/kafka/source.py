@@ -11,9 +11,8 @@ from onceflow.core.config import choice_of
 from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import OnBadRow, ReaderContext, Source, SourceReader, Split
-from onceflow.sources.kafka.catalog import Catalog
+from onceflow.sources.kafka.catalog import Catalog, positions_now
 from onceflow.sources.kafka.client import logger
-from onceflow.sources.kafka.discovery import positions_now
 from onceflow.sources.kafka.json_columns import record_type
 from onceflow.sources.kafka.position import PartitionPosition
 from onceflow.sources.kafka.reader import KafkaReader

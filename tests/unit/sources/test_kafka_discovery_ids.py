@@ -8,8 +8,7 @@ import pytest
 
 from onceflow.core.errors import OffsetOutOfRange
 from onceflow.sources import KafkaSource
-from onceflow.sources.kafka.catalog import Catalog, TopicFacts
-from onceflow.sources.kafka.discovery import positions_now
+from onceflow.sources.kafka.catalog import Catalog, TopicFacts, positions_now
 from onceflow.sources.kafka.position import PartitionPosition
 
 SETTINGS = KafkaSource("nowhere:9092", topic="t", format="raw").settings
