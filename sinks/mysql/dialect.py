@@ -22,17 +22,13 @@ from onceflow.core.spi import CommitterContext
 from onceflow.sinks.mysql import catalog, names
 from onceflow.sinks.mysql.connection import own
 from onceflow.sinks.mysql.dml import MySQLDmlExecutor
-from onceflow.sinks.mysql.fitting import MySQLFit
-from onceflow.sinks.mysql.sending import RowSender
 from onceflow.sinks.mysql.server import MySQLServer
-from onceflow.sinks.mysql.streaming import StreamedInserts
 from onceflow.sinks.mysql.two_phase import XaTwoPhase
-from onceflow.sinks.mysql.types import wire_of
+from onceflow.sinks.mysql.types import MySQLFit, wire_of
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.errors import AccessDenied, NameUnknown
 from onceflow.sinks.sql.session import Session
-from onceflow.sinks.sql.tables import Table, TableColumn, TableName, Target
-from onceflow.sinks.sql.transactions import Transactions
+from onceflow.sinks.sql.tables import Table, TableColumn, TableName
 from onceflow.sinks.sql.values import is_bytes, is_text, plain
 from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
 
@@ -108,7 +104,7 @@ class MySQLDialect(Dialect):
         kind = column.type
         assert isinstance(kind, catalog.MySQLType), kind
         wire = wire_of(given, kind)
-        return None if wire is None else MySQLFit(column, kind, wire, is_key)
+        return None if wire is None else MySQLFit(column, wire, is_key, type=kind)
 
     @override
     def column_type(self, field: pa.Field, *, is_key: bool) -> _SqlType | None:
@@ -156,11 +152,6 @@ class MySQLDialect(Dialect):
     @override
     def executor(self, session: Session, mode: WriteMode, key: Sequence[str]) -> MySQLDmlExecutor:
         return MySQLDmlExecutor(mode, key, local_infile=own(session).loads)
-
-    @override
-    def streamed(self, transactions: Transactions, target: Target) -> StreamedInserts:
-        sender = RowSender(target, local_infile=own(transactions.session).loads)
-        return StreamedInserts(transactions, target, sender)
 
     @override
     def two_phase(self, schema: str) -> XaTwoPhase:

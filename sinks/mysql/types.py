@@ -1,19 +1,27 @@
-"""Which Arrow type a column is cast to before it is spelled for a column of MySQL or MariaDB.
+"""To which Arrow type a column is converted for a column of MySQL or MariaDB, and which values fit.
 
-Nothing is cast that could change a value unseen: a float does not become a decimal, nor a time
-without zone an instant. An instant goes into TIMESTAMP as it is, and into DATETIME in UTC.
+Nothing is converted that could change a value unseen: a float does not become a decimal, nor a time
+without zone an instant. An instant goes into TIMESTAMP as it is, and into DATETIME in UTC. Whatever
+the server would cut, round, pad, replace by a default or refuse late is looked for, whole columns
+at a time.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
 from enum import Enum
+from types import MappingProxyType
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import types as arrow
+from typing_extensions import override
 
 from onceflow.sinks.mysql.catalog import TEXTS, MySQLType
-from onceflow.sinks.sql.values import is_bytes, is_text
+from onceflow.sinks.sql.tables import ColumnFit, Target
+from onceflow.sinks.sql.values import decimal_digits, float_type, is_bytes, is_text
 
 _INTEGERS: dict[str, tuple[pa.DataType, pa.DataType]] = {
     "tinyint": (pa.int8(), pa.uint8()),
@@ -22,8 +30,20 @@ _INTEGERS: dict[str, tuple[pa.DataType, pa.DataType]] = {
     "int": (pa.int32(), pa.uint32()),
     "bigint": (pa.int64(), pa.uint64()),
 }
+_MANTISSA_BITS = {"float": 24, "double": 53}
 BINARIES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
 _DECIMAL128_PRECISION_MAX = 38
+
+# Days and microseconds from 1970. Year 0 is MySQL's mark for dates that are none.
+_DAY_FIRST, _DAY_LAST = -719_162, 2_932_896
+_MICROSECOND_FIRST, _MICROSECOND_LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
+# 0 is the zero date, and seconds are 32 bits; MariaDB 11.5 goes further, which nobody relies on.
+_INSTANT_FIRST, _INSTANT_LAST = 1_000_000, 2_147_483_647_999_999
+_MEDIUMINT: Mapping[bool, tuple[int, int]] = MappingProxyType(
+    {True: (0, 2**24 - 1), False: (-(2**23), 2**23 - 1)}
+)
+_MICROSECOND_DIGITS = 6
+_UUID = "^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}$"
 
 
 class Spelling(Enum):
@@ -37,81 +57,211 @@ class Spelling(Enum):
     BITS = "bits"
 
 
-@dataclass(frozen=True, slots=True)
-class Wire:
-    """How a column goes over the wire."""
+def spelling_of(wire: pa.DataType, target: MySQLType) -> Spelling:
+    """Return how values of `wire`, which is of `wire_of`, are written for `target`."""
+    if arrow.is_large_string(wire):
+        return Spelling.TEXT
+    if arrow.is_large_binary(wire):
+        return Spelling.HEX
+    if arrow.is_integer(wire) or arrow.is_floating(wire):
+        return Spelling.BITS if target.name == "bit" else Spelling.NUMBER
+    return Spelling.QUOTED
 
-    type: pa.DataType
-    spelling: Spelling
 
-
-def wire_of(given: pa.DataType, target: MySQLType) -> Wire | None:
-    """Return how a column of `given` goes into `target`; None when it cannot unchanged.
+def wire_of(given: pa.DataType, target: MySQLType) -> pa.DataType | None:
+    """Return what a column of `given` is converted to for `target`; None when it cannot unchanged.
 
     `given` is a plain type: dictionaries, run-end encodings and extensions are decoded before.
     """
     if arrow.is_null(given):
-        return Wire(pa.string(), Spelling.TEXT)
+        return given
     name = target.name
     if name in TEXTS or name in ("json", "enum", "uuid"):
-        return Wire(pa.large_string(), Spelling.TEXT) if is_text(given) else None
+        return pa.large_string() if is_text(given) else None
     if name in BINARIES:
-        return Wire(pa.large_binary(), Spelling.HEX) if is_bytes(given) else None
+        return pa.large_binary() if is_bytes(given) else None
     return _number_wire(given, target) or _temporal_wire(given, name)
 
 
-def _number_wire(given: pa.DataType, target: MySQLType) -> Wire | None:
+def _number_wire(given: pa.DataType, target: MySQLType) -> pa.DataType | None:
     name = target.name
     whole = arrow.is_integer(given) or arrow.is_boolean(given)
     if name in _INTEGERS:
         signed, unsigned = _INTEGERS[name]
-        return Wire(unsigned if target.unsigned else signed, Spelling.NUMBER) if whole else None
+        return (unsigned if target.unsigned else signed) if whole else None
     if name == "bit":
-        return Wire(pa.uint64(), Spelling.BITS) if whole else None
-    if name in ("float", "double"):
-        found = _float_type(given, target)
-        return None if found is None else Wire(found, Spelling.NUMBER)
-    if name == "decimal":
-        decimal = _decimal_type(given, target)
-        return None if decimal is None else Wire(decimal, Spelling.QUOTED)
-    return None
-
-
-def _float_type(given: pa.DataType, target: MySQLType) -> pa.DataType | None:
-    bits = given.bit_width if arrow.is_integer(given) or arrow.is_floating(given) else None
-    # FLOAT(M,D) rounds to D digits in silence.
-    if bits is None or target.scale is not None:
-        return None
-    if target.name == "double":
-        # 53 bits of mantissa hold every 32-bit integer, and no 64-bit one surely.
-        return pa.float64() if arrow.is_floating(given) or bits <= 32 else None
-    return pa.float32() if bits <= (32 if arrow.is_floating(given) else 16) else None
+        return pa.uint64() if whole else None
+    if name in _MANTISSA_BITS:
+        # FLOAT(M,D) rounds to D digits in silence.
+        rounds = target.scale is not None
+        return None if rounds else float_type(given, mantissa_bits=_MANTISSA_BITS[name])
+    return _decimal_type(given, target) if name == "decimal" else None
 
 
 def _decimal_type(given: pa.DataType, target: MySQLType) -> pa.DataType | None:
-    if arrow.is_integer(given):
-        digits, scale = (20 if given.bit_width == 64 else 10), 0
-    elif arrow.is_decimal(given):
-        # Never a negative scale: it would be spelled with an exponent.
-        digits, scale = given.precision - given.scale, max(given.scale, 0)
-    else:
+    found = decimal_digits(given, target.precision, target.scale)
+    if found is None:
         return None
-    if target.precision is not None and target.scale is not None:
-        # What needs rounding to the column's scale is refused here; the server rounds in silence.
-        digits = min(digits, target.precision - target.scale)
-        scale = min(scale, target.scale)
+    # Never a negative scale: it would be spelled with an exponent.
+    digits, scale = found[0], max(found[1], 0)
     precision = max(digits + scale, 1)
     if precision <= _DECIMAL128_PRECISION_MAX:
         return pa.decimal128(precision, scale)
     return pa.decimal256(precision, scale)
 
 
-def _temporal_wire(given: pa.DataType, name: str) -> Wire | None:
-    found: pa.DataType | None = None
+def _temporal_wire(given: pa.DataType, name: str) -> pa.DataType | None:
     if name == "date" and arrow.is_date(given):
-        found = pa.date32()
-    elif arrow.is_timestamp(given) and (name == "datetime" or (name == "timestamp" and given.tz)):
-        found = pa.timestamp("us", given.tz)
-    elif name == "time" and arrow.is_time(given):
-        found = pa.time64("us")
-    return None if found is None else Wire(found, Spelling.QUOTED)
+        return pa.date32()
+    if arrow.is_timestamp(given) and (name == "datetime" or (name == "timestamp" and given.tz)):
+        return pa.timestamp("us", given.tz)
+    return pa.time64("us") if name == "time" and arrow.is_time(given) else None
+
+
+@dataclass(frozen=True, slots=True)
+class MySQLFit(ColumnFit):
+    """Takes one column of a batch to what is spelled for one column of the table."""
+
+    type: MySQLType = field(kw_only=True)
+    """The column's."""
+
+    @property
+    def spelling(self) -> Spelling:
+        """How its values are written."""
+        return spelling_of(self.wire, self.type)
+
+    @override
+    def takes(self, given: pa.DataType) -> bool:
+        return wire_of(given, self.type) is not None
+
+    @override
+    def check(self, values: pa.Array) -> None:
+        checked = _CHECKS.get(self.type.name)
+        if checked is not None:
+            checked(self, values)
+
+    def check_decimal(self, values: pa.Array) -> None:
+        """Refuse what is below zero where nothing is."""
+        if self.type.unsigned:
+            self.refuse(values, pc.less(values, pa.scalar(Decimal(0), values.type)), "below zero")
+
+    def check_float(self, values: pa.Array) -> None:
+        """Refuse what is no number."""
+        self.refuse(values, pc.invert(pc.is_finite(values)), "it stores neither NaN nor infinity")
+        if self.type.unsigned:
+            self.refuse(values, pc.less(values, 0), "below zero")
+
+    def check_mediumint(self, values: pa.Array) -> None:
+        """Refuse what has over 24 bits."""
+        self._check_range(values, values, *_MEDIUMINT[self.type.unsigned])
+
+    def check_bits(self, values: pa.Array) -> None:
+        """Refuse what has more bits than the column."""
+        bits = self.type.precision or 1
+        self._check_range(values, values, 0, 2**bits - 1)
+
+    def check_date(self, values: pa.Array) -> None:
+        """Refuse days outside the years 1 to 9999."""
+        self._check_range(values, values.view(pa.int32()), _DAY_FIRST, _DAY_LAST)
+
+    def check_datetime(self, values: pa.Array) -> None:
+        """Refuse times outside the years 1 to 9999, and those that would be rounded."""
+        self._check_range(values, values.view(pa.int64()), _MICROSECOND_FIRST, _MICROSECOND_LAST)
+        self._check_fraction(values)
+
+    def check_timestamp(self, values: pa.Array) -> None:
+        """Refuse instants outside 1970 to 2038, and those that would be rounded."""
+        self._check_range(values, values.view(pa.int64()), _INSTANT_FIRST, _INSTANT_LAST)
+        self._check_fraction(values)
+
+    def check_time(self, values: pa.Array) -> None:
+        """Refuse times of day that would be rounded."""
+        self._check_fraction(values)
+
+    def check_text(self, values: pa.Array) -> None:
+        """Refuse what is too long, what loses its last spaces, and what the charset lacks."""
+        kind = self.type
+        lengths = pc.binary_length(values)
+        longest = pc.max(lengths).as_py()
+        if kind.length is not None and longest > kind.length:
+            over = pc.greater(pc.utf8_length(values), kind.length)
+            self.refuse(values, over, f"over {kind.length} letters")
+        if kind.octets is not None and longest > kind.octets:
+            self.refuse(values, pc.greater(lengths, kind.octets), f"over {kind.octets} bytes")
+        if kind.name == "char" or (self.is_key and _pads(kind.collation)):
+            last = pc.ends_with(values, " ")
+            self.refuse(values, last, "spaces at its end are not kept, or not told apart")
+        if kind.charset in ("utf8mb3", "utf8"):
+            wide = pc.match_substring_regex(values, "[\\x{10000}-\\x{10FFFF}]")
+            self.refuse(values, wide, f"{kind.charset} has only characters of up to 3 bytes")
+        elif kind.charset == "ascii":
+            self.refuse(values, pc.invert(pc.string_is_ascii(values)), "its charset is ascii")
+
+    def check_enum(self, values: pa.Array) -> None:
+        """Refuse what is no member, to the letter."""
+        members = pa.array(list(self.type.members), values.type)
+        foreign = pc.and_(pc.invert(pc.is_in(values, members)), values.is_valid())
+        self.refuse(values, foreign, "it is none of its members, letter by letter")
+
+    def check_uuid(self, values: pa.Array) -> None:
+        """Refuse text that is no UUID."""
+        self.refuse(values, pc.invert(pc.match_substring_regex(values, _UUID)), "it is no UUID")
+
+    def check_bytes(self, values: pa.Array) -> None:
+        """Refuse what is too long, or would be padded."""
+        limit = self.type.length
+        if limit is None:
+            return
+        lengths = pc.binary_length(values)
+        if self.type.name == "binary":
+            self.refuse(values, pc.not_equal(lengths, limit), f"it must have {limit} bytes")
+        self.refuse(values, pc.greater(lengths, limit), f"over {limit} bytes")
+
+    def _check_fraction(self, values: pa.Array) -> None:
+        digits = self.type.fraction_digits
+        if digits >= _MICROSECOND_DIGITS:
+            return
+        unit = 10 ** (_MICROSECOND_DIGITS - digits)
+        numbers = values.view(pa.int64())
+        rest = pc.subtract(numbers, pc.multiply(pc.divide(numbers, unit), unit))
+        self.refuse(values, pc.not_equal(rest, 0), f"it keeps {digits} digits of a second")
+
+    def _check_range(self, values: pa.Array, numbers: pa.Array, first: int, last: int) -> None:
+        span = pc.min_max(numbers).as_py()
+        if span["min"] < first or span["max"] > last:
+            low = pc.less(numbers, pa.scalar(first, numbers.type))
+            # A bound over the type's own is never passed.
+            high = pc.greater(numbers.cast(pa.decimal128(20)), pa.scalar(last, pa.decimal128(20)))
+            self.refuse(values, pc.or_(low, high), "out of its range")
+
+
+def fits_of(target: Target, names: Sequence[str] | None = None) -> tuple[MySQLFit, ...]:
+    """Return the fits of `target`, or of the columns `names` in their order."""
+    fits = target.fits if names is None else target.fits_of(names)
+    return tuple(fit for fit in fits if isinstance(fit, MySQLFit))
+
+
+def _pads(collation: str) -> bool:
+    """Return whether a collation takes text for equal that differs in spaces at the end."""
+    return not ("_nopad_" in collation or "_0900_" in collation or collation == "binary")
+
+
+_CHECKS: Mapping[str, Callable[[MySQLFit, pa.Array], None]] = MappingProxyType(
+    {
+        **dict.fromkeys(sorted(TEXTS), MySQLFit.check_text),
+        **dict.fromkeys(
+            ("binary", "varbinary", "tinyblob", "blob", "mediumblob"), MySQLFit.check_bytes
+        ),
+        "float": MySQLFit.check_float,
+        "double": MySQLFit.check_float,
+        "decimal": MySQLFit.check_decimal,
+        "mediumint": MySQLFit.check_mediumint,
+        "bit": MySQLFit.check_bits,
+        "date": MySQLFit.check_date,
+        "datetime": MySQLFit.check_datetime,
+        "timestamp": MySQLFit.check_timestamp,
+        "time": MySQLFit.check_time,
+        "enum": MySQLFit.check_enum,
+        "uuid": MySQLFit.check_uuid,
+    }
+)

@@ -21,16 +21,13 @@ from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import CommitterContext, WriterContext
 from onceflow.sinks.postgres import catalog
 from onceflow.sinks.postgres.connection import attempt_of_writer, writer_name
-from onceflow.sinks.postgres.copying import StreamedInserts
 from onceflow.sinks.postgres.dml import PostgresDmlExecutor
-from onceflow.sinks.postgres.fitting import PostgresFit
 from onceflow.sinks.postgres.server import PostgresServer, is_pooled
 from onceflow.sinks.postgres.two_phase import PostgresTwoPhase
-from onceflow.sinks.postgres.types import DECIMAL_PRECISION_MAX, wire_of
+from onceflow.sinks.postgres.types import DECIMAL_PRECISION_MAX, PostgresFit, wire_of
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.session import Session
-from onceflow.sinks.sql.tables import Table, TableColumn, TableName, Target
-from onceflow.sinks.sql.transactions import Transactions
+from onceflow.sinks.sql.tables import Table, TableColumn, TableName
 from onceflow.sinks.sql.values import is_text, plain
 from onceflow.sinks.sql.write_mode import WriteMode
 
@@ -90,7 +87,7 @@ class PostgresDialect(Dialect):
         kind = column.type
         assert isinstance(kind, catalog.PostgresType), kind
         wire = wire_of(given, kind)
-        return None if wire is None else PostgresFit(column, kind, wire)
+        return None if wire is None else PostgresFit(column, wire, is_key, type=kind)
 
     @override
     def column_type(self, field: pa.Field, *, is_key: bool) -> _SqlType | None:
@@ -123,10 +120,6 @@ class PostgresDialect(Dialect):
         self, session: Session, mode: WriteMode, key: Sequence[str]
     ) -> PostgresDmlExecutor:
         return PostgresDmlExecutor(mode, key)
-
-    @override
-    def streamed(self, transactions: Transactions, target: Target) -> StreamedInserts:
-        return StreamedInserts(transactions, target)
 
     @override
     def writer_name(self, context: WriterContext) -> str:

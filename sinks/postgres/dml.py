@@ -1,18 +1,30 @@
-"""Puts and deletes whole batches of rows in an open transaction."""
+"""Statements that change rows by their key, over rows given as one array parameter a column.
+
+`unnest($1, $2, …)` gives a statement its rows without a temporary table, which a prepared
+transaction may not touch, and which has a cost in the catalogs each time. Parameters are numbered,
+for names of columns may hold a percent sign.
+
+The bytes of an array are the encoder's own for a list: number of dimensions, whether there are
+nulls, element type, length, first index, then the elements, each with its length. Only the element
+type is ours, because the encoder names the one that it would have chosen.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import struct
+from collections.abc import Iterator, Sequence
 
+import pgpq
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types as arrow
 from typing_extensions import override
 
-from onceflow.sinks.postgres.arrays import array_parameters
-from onceflow.sinks.postgres.connection import own
-from onceflow.sinks.postgres.copying import copy_statement
-from onceflow.sinks.postgres.encoder import BinaryRows
-from onceflow.sinks.postgres.fitting import fits_of
-from onceflow.sinks.postgres.statements import delete_statement, put_statement
+from onceflow.core.errors import SinkError
+from onceflow.sinks.postgres.catalog import PostgresType, identifier, quoted
+from onceflow.sinks.postgres.connection import BinaryArray, own, type_number
+from onceflow.sinks.postgres.copying import CopyStream, encodable
+from onceflow.sinks.postgres.types import PostgresFit, fits_of
 from onceflow.sinks.sql.dml import DmlExecutor
 from onceflow.sinks.sql.session import Session
 from onceflow.sinks.sql.tables import Target
@@ -20,61 +32,42 @@ from onceflow.sinks.sql.write_mode import WriteMode
 
 _BYTES_A_STATEMENT = 16 * 1024 * 1024
 
+# Signature, flags and length of the extension area of a COPY; its row is a number of columns, then
+# each with its length.
+_COPY_HEAD_BYTES = 11 + 4 + 4
+_COUNT = struct.Struct(">h")
+_LENGTH = struct.Struct(">i")
+_ELEMENT_TYPE_AT = 8
+_ELEMENT_TYPE = struct.Struct(">I")
+# The others have no array form of their own on the wire, or need a version byte: they go as text.
+_OWN_ARRAYS = frozenset(
+    {"int2", "int4", "int8", "float4", "float8", "bool", "bytea", "numeric", "date", "timestamp"}
+    | {"timestamptz", "time", "interval", "uuid"}
+)
+
 
 class PostgresDmlExecutor(DmlExecutor):
     """COPY for inserts, statements over arrays for changes by key."""
 
-    def __init__(self, mode: WriteMode, key: Sequence[str]) -> None:
-        """Prepare nothing; `key` may be empty for inserts."""
-        self._mode = mode
-        self._key = tuple(key)
+    @override
+    def inserts(self, target: Target) -> CopyStream:
+        return CopyStream(target)
 
     @override
-    def put(self, session: Session, target: Target, rows: pa.RecordBatch) -> None:
-        """Put `rows`, of which each key comes once unless they are inserted."""
-        self.put_all(session, target, [rows])
-
-    @override
-    def put_all(
-        self,
-        session: Session,
-        target: Target,
-        batches: Iterable[pa.RecordBatch],
-    ) -> None:
-        """Put one batch after another; inserts go in by one COPY."""
-        if self._mode is WriteMode.INSERT:
-            _copy(session, target, batches)
-            return
-        statement = put_statement(target, self._mode, self._key)
+    def change(self, session: Session, target: Target, rows: pa.RecordBatch) -> None:
+        statement = put_statement(target, self.mode, self.key)
         if statement is None:
             return
         fits = fits_of(target)
-        for rows in batches:
-            for part in _statement_sized(rows):
-                own(session).execute_arrays(statement, array_parameters(fits, part))
-
-    @override
-    def delete(self, session: Session, target: Target, rows: pa.RecordBatch) -> None:
-        """Delete the keys of `rows`."""
-        statement = delete_statement(target, self._key)
-        fits = fits_of(target, self._key)
         for part in _statement_sized(rows):
             own(session).execute_arrays(statement, array_parameters(fits, part))
 
-
-def _copy(session: Session, target: Target, batches: Iterable[pa.RecordBatch]) -> None:
-    names = [fit.name for fit in target.fits]
-    encoder = BinaryRows(fits_of(target))
-    copy = own(session).copy_in(copy_statement(target))
-    try:
-        copy.write(encoder.begin())
-        for rows in batches:
-            copy.write(encoder.encode(rows.select(names)))
-        copy.write(encoder.end())
-    except BaseException:
-        copy.give_up()
-        raise
-    copy.end()
+    @override
+    def delete(self, session: Session, target: Target, rows: pa.RecordBatch) -> None:
+        statement = delete_statement(target, self.key)
+        fits = fits_of(target, self.key)
+        for part in _statement_sized(rows.select(list(self.key))):
+            own(session).execute_arrays(statement, array_parameters(fits, part))
 
 
 def _statement_sized(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -83,3 +76,147 @@ def _statement_sized(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     size = max(1, -(-rows.num_rows // parts))
     for start in range(0, rows.num_rows, size):
         yield rows.slice(start, size)
+
+
+def put_statement(target: Target, mode: WriteMode, key: Sequence[str]) -> str | None:
+    """Return what puts rows of all columns; None when the mode changes nothing with them.
+
+    Values are cast to the type without its limits, so that a value over a limit is refused: an
+    explicit cast to the limited type would cut it in silence.
+    """
+    fits = fits_of(target)
+    others = [number for number, fit in enumerate(fits) if fit.name not in key]
+    if mode is WriteMode.UPDATE:
+        return _update(target, key, others) if others else None
+    columns = ", ".join(quoted(fit.name) for fit in fits)
+    values = ", ".join(_value(number, fit) for number, fit in enumerate(fits))
+    statement = (
+        f"INSERT INTO {identifier(target.name)} ({columns}) OVERRIDING SYSTEM VALUE "
+        f"SELECT {values} FROM {_rows(fits)}"
+    )
+    if mode is WriteMode.INSERT:
+        return statement
+    conflict = f" ON CONFLICT ({', '.join(map(quoted, key))}) "
+    if mode is WriteMode.IGNORE or not others:
+        return f"{statement}{conflict}DO NOTHING"
+    names = [quoted(fits[number].name) for number in others]
+    assigned = ", ".join(f"{name} = excluded.{name}" for name in names)
+    return f"{statement}{conflict}DO UPDATE SET {assigned}"
+
+
+def delete_statement(target: Target, key: Sequence[str]) -> str:
+    """Return what deletes the rows of the keys given, one array a key column."""
+    fits = fits_of(target, key)
+    return f"DELETE FROM {identifier(target.name)} AS t USING {_rows(fits)} WHERE {_same(fits)}"
+
+
+def _update(target: Target, key: Sequence[str], others: Sequence[int]) -> str:
+    fits = fits_of(target)
+    assigned = ", ".join(
+        f"{quoted(fits[number].name)} = {_value(number, fits[number])}" for number in others
+    )
+    return (
+        f"UPDATE {identifier(target.name)} AS t SET {assigned} FROM {_rows(fits)} "
+        f"WHERE {_same(fits, key)}"
+    )
+
+
+def _rows(fits: Sequence[PostgresFit]) -> str:
+    arrays = ", ".join(
+        f"${number}::pg_catalog.{parameter_type(fit.type)}[]" for number, fit in enumerate(fits, 1)
+    )
+    names = ", ".join(f"c{number}" for number in range(len(fits)))
+    return f"unnest({arrays}) AS u({names})"
+
+
+def _value(number: int, fit: PostgresFit) -> str:
+    column = f"u.c{number}"
+    return column if parameter_type(fit.type) == fit.type.name else f"{column}::{fit.type.base}"
+
+
+def _same(fits: Sequence[PostgresFit], key: Sequence[str] | None = None) -> str:
+    return " AND ".join(
+        f"t.{quoted(fit.name)} = {_value(number, fit)}"
+        for number, fit in enumerate(fits)
+        if key is None or fit.name in key
+    )
+
+
+def parameter_type(target: PostgresType) -> str:
+    """Return the element type in which values of `target` travel: its own, or text."""
+    return target.name if target.name in _OWN_ARRAYS and not target.element else "text"
+
+
+def array_parameters(fits: Sequence[PostgresFit], rows: pa.RecordBatch) -> list[BinaryArray]:
+    """Return the columns of `rows`, which are converted, that `fits` name, each as one array."""
+    columns = [_element_form(fit, rows.column(fit.name)) for fit in fits]
+    bounds = pa.array([0, rows.num_rows], pa.int32())
+    lists = [pa.ListArray.from_arrays(bounds, column) for column in columns]
+    fields = [pa.field(str(number), one.type) for number, one in enumerate(lists)]
+    single = pa.RecordBatch.from_arrays(lists, schema=pa.schema(fields))
+    encoder = pgpq.ArrowToPostgresBinaryEncoder(single.schema)
+    data = bytearray(encoder.write_header())
+    # What it holds back of a small batch comes at the end.
+    data += encoder.write_batch(single)
+    data += encoder.finish()
+    places = _fields(data, len(fits))
+    for (start, _), fit in zip(places, fits, strict=True):
+        oid = type_number(parameter_type(fit.type))
+        _ELEMENT_TYPE.pack_into(data, start + _ELEMENT_TYPE_AT, oid)
+    with memoryview(data) as view:
+        return [BinaryArray(bytes(view[start:end])) for start, end in places]
+
+
+def _fields(data: bytearray, expected: int) -> list[tuple[int, int]]:
+    """Return where each field of the only row begins and ends, without its length."""
+    position = _COPY_HEAD_BYTES
+    (count,) = _COUNT.unpack_from(data, position)
+    if count != expected:
+        raise SinkError(f"the encoder wrote {count} columns for {expected}")
+    position += _COUNT.size
+    fields: list[tuple[int, int]] = []
+    for _ in range(count):
+        (length,) = _LENGTH.unpack_from(data, position)
+        start = position + _LENGTH.size
+        position = start + length
+        fields.append((start, position))
+    return fields
+
+
+def _element_form(fit: PostgresFit, column: pa.Array) -> pa.Array:
+    if not fit.type.element:
+        return encodable(column)
+    if not arrow.is_list(column.type):
+        return pa.nulls(len(column), pa.large_string())
+    return array_literals(column)
+
+
+def array_literals(lists: pa.Array) -> pa.Array:
+    """Return each list as the text that Postgres reads as an array: {"a",NULL}."""
+    values = lists.flatten()
+    if arrow.is_binary(values.type) or arrow.is_large_binary(values.type):
+        text = pa.array(
+            [None if one is None else f"\\x{one.hex()}" for one in values.to_pylist()],
+            pa.large_string(),
+        )
+    else:
+        text = values.cast(pa.large_string())
+    for special in ("\\", '"'):
+        text = pc.replace_substring(text, special, f"\\{special}")
+    elements = pc.fill_null(_enclosed('"', text, '"'), _large("NULL"))
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    bounds = pa.array([0, *lengths.cumsum().tolist()], pa.int64())
+    joined = pc.binary_join(pa.LargeListArray.from_arrays(bounds, elements), _large(","))
+    literals: pa.Array = pc.if_else(lists.is_valid(), _enclosed("{", joined, "}"), _large(None))
+    return literals
+
+
+def _enclosed(before: str, texts: pa.Array, after: str) -> pa.Array:
+    enclosed: pa.Array = pc.binary_join_element_wise(
+        _large(before), texts, _large(after), _large("")
+    )
+    return enclosed
+
+
+def _large(text: str | None) -> pa.Scalar:
+    return pa.scalar(text, pa.large_string())

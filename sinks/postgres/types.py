@@ -1,24 +1,35 @@
-"""Which Arrow type has the bytes that binary COPY wants for a Postgres type.
+"""Which Arrow type has the bytes that binary COPY wants for a Postgres type, and which values fit.
 
 The encoder writes an Arrow type's own wire format, whatever the column is: int64 sent to int4 is
 refused by the server as malformed. So the pair (Arrow type, Postgres type) decides to which Arrow
-type a column is cast first. Nothing is cast that could change a value unseen: a float does not
+type a column is converted. Nothing is converted that could change a value unseen: a float does not
 become numeric, nor a time without zone one with a zone.
+
+Of the values only what Postgres would refuse late, round in silence or read as infinity is looked
+at, and whole columns at a time: text is searched for NUL by memchr, int64 for bigint is not touched
+at all.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import binascii
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import types as arrow
+from typing_extensions import override
 
 from onceflow.sinks.postgres.catalog import PostgresType
-from onceflow.sinks.sql.values import is_text
+from onceflow.sinks.sql.tables import ColumnFit, Target
+from onceflow.sinks.sql.values import decimal_digits, float_type, is_text
 
 DECIMAL_PRECISION_MAX = 38
 """Of decimal128, the widest that the encoder writes."""
 
+_MANTISSA_BITS = {"float4": 24, "float8": 53}
 _INTEGERS: dict[str, pa.DataType] = {"int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64()}
 # Their receive functions take the text itself.
 _TEXTS = frozenset({"text", "varchar", "bpchar", "citext", "json", "enum", "jsonb"})
@@ -28,43 +39,35 @@ _ELEMENTS = frozenset(
     | {"timestamp"}
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Wire:
-    """How a column goes over the wire."""
-
-    type: pa.DataType
-    """What the encoder is given."""
-    uuid_text: bool = False
-    """The column is text and must be parsed into 16 bytes."""
-    jsonb: bool = False
-    """The encoder must write jsonb's version byte before each text."""
+# The first day and microsecond that Postgres has, 4714-11-24 BC, and the day after its last one,
+# counted from 1970. Its last microsecond is beyond Arrow's.
+# Source: src/include/datatype/timestamp.h, PostgreSQL 12 to 18.
+_DAY_FIRST = -2_440_588
+_DAY_END = 2_145_042_906
+_MICROSECOND_FIRST = -210_866_803_200_000_000
+_UUID_DIGITS = "[0-9a-fA-F]{32}"
 
 
-def wire_of(given: pa.DataType, target: PostgresType) -> Wire | None:
-    """Return how a column of `given` goes into `target`; None when it cannot unchanged.
+def wire_of(given: pa.DataType, target: PostgresType) -> pa.DataType | None:
+    """Return what a column of `given` is converted to for `target`; None when it cannot unchanged.
 
     `given` is a plain type: dictionaries, run-end encodings and extensions are decoded before.
     """
     if arrow.is_null(given):
-        # Only nulls come, and a null has no bytes: any type that the encoder knows will do.
-        return Wire(pa.int64())
+        return given
     if target.element:
         return _list_wire(given, target)
-    scalar = _scalar_wire(given, target)
-    if scalar is not None:
-        return Wire(scalar, jsonb=target.name == "jsonb")
     if target.name == "uuid" and is_text(given):
-        return Wire(pa.binary(16), uuid_text=True)
-    return None
+        return pa.binary(16)
+    return _scalar_wire(given, target)
 
 
-def _list_wire(given: pa.DataType, target: PostgresType) -> Wire | None:
+def _list_wire(given: pa.DataType, target: PostgresType) -> pa.DataType | None:
     is_list = arrow.is_list(given) or arrow.is_large_list(given) or arrow.is_fixed_size_list(given)
     if not is_list or target.element not in _ELEMENTS:
         return None
     element = _scalar_wire(given.value_type, PostgresType(target.element, target.shown))
-    return None if element is None else Wire(pa.list_(element))
+    return None if element is None else pa.list_(element)
 
 
 def _scalar_wire(given: pa.DataType, target: PostgresType) -> pa.DataType | None:
@@ -84,19 +87,9 @@ def _number_wire(given: pa.DataType, target: PostgresType) -> pa.DataType | None
     name = target.name
     if name in _INTEGERS:
         return _INTEGERS[name] if arrow.is_integer(given) else None
-    if name in ("float4", "float8"):
-        return _float_wire(given, name)
+    if name in _MANTISSA_BITS:
+        return float_type(given, mantissa_bits=_MANTISSA_BITS[name])
     return _numeric_wire(given, target) if name == "numeric" else None
-
-
-def _float_wire(given: pa.DataType, name: str) -> pa.DataType | None:
-    bits = given.bit_width if arrow.is_integer(given) or arrow.is_floating(given) else None
-    if bits is None:
-        return None
-    if name == "float8":
-        # 53 bits of mantissa hold every 32-bit integer, and no 64-bit one surely.
-        return pa.float64() if arrow.is_floating(given) or bits <= 32 else None
-    return pa.float32() if bits <= (32 if arrow.is_floating(given) else 16) else None
 
 
 def _bytes_wire(given: pa.DataType, name: str) -> pa.DataType | None:
@@ -109,18 +102,11 @@ def _bytes_wire(given: pa.DataType, name: str) -> pa.DataType | None:
 
 
 def _numeric_wire(given: pa.DataType, target: PostgresType) -> pa.DataType | None:
-    if arrow.is_integer(given):
-        digits, scale = (20 if given.bit_width == 64 else 10), 0
-    elif arrow.is_decimal(given):
-        digits, scale = given.precision - given.scale, given.scale
-    else:
+    found = decimal_digits(given, target.precision, target.scale)
+    if found is None:
         return None
-    if target.precision is not None and target.scale is not None:
-        # Postgres rounds to the column's scale in silence, so what needs rounding is refused here.
-        digits = min(digits, target.precision - target.scale)
-        scale = min(scale, target.scale)
-    precision = digits + scale
-    return pa.decimal128(precision, scale) if 0 < precision <= DECIMAL_PRECISION_MAX else None
+    precision = sum(found)
+    return pa.decimal128(precision, found[1]) if 0 < precision <= DECIMAL_PRECISION_MAX else None
 
 
 def _temporal_wire(given: pa.DataType, name: str) -> pa.DataType | None:
@@ -135,3 +121,82 @@ def _temporal_wire(given: pa.DataType, name: str) -> pa.DataType | None:
     if name == "interval":
         return pa.duration("us") if arrow.is_duration(given) else None
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresFit(ColumnFit):
+    """Takes one column of a batch to what the encoder wants for one column of the table."""
+
+    type: PostgresType = field(kw_only=True)
+    """The column's."""
+
+    @override
+    def takes(self, given: pa.DataType) -> bool:
+        return wire_of(given, self.type) is not None
+
+    @override
+    def cast(self, given: pa.Array) -> pa.Array:
+        if self.type.name == "uuid" and is_text(given.type):
+            return self._parsed_uuids(given)
+        return super(PostgresFit, self).cast(given)
+
+    @override
+    def check(self, values: pa.Array) -> None:
+        if arrow.is_list(values.type):
+            self._check_values(values.flatten())
+        else:
+            self._check_values(values)
+            if is_text(values.type):
+                self._check_length(values)
+
+    def _check_length(self, values: pa.Array) -> None:
+        limit = self.type.length
+        if limit is None:
+            return
+        longest = pc.max(pc.binary_length(values)).as_py()
+        if longest is not None and longest > limit:
+            self.refuse(values, pc.greater(pc.utf8_length(values), limit), f"over {limit} letters")
+
+    def _check_values(self, values: pa.Array) -> None:
+        if is_text(values.type):
+            if _may_hold_nul(values):
+                self.refuse(values, pc.match_substring(values, "\0"), "Postgres stores no NUL")
+        elif arrow.is_date32(values.type):
+            self._check_range(values, values.view(pa.int32()), _DAY_FIRST, _DAY_END)
+        elif arrow.is_timestamp(values.type):
+            self._check_range(values, values.view(pa.int64()), _MICROSECOND_FIRST, None)
+
+    def _check_range(
+        self, values: pa.Array, numbers: pa.Array, first: int, end: int | None
+    ) -> None:
+        span = pc.min_max(numbers).as_py()
+        if span["min"] is not None and span["min"] < first:
+            self.refuse(values, pc.less(numbers, first), "before 4714-11-24 BC")
+        if end is not None and span["max"] is not None and span["max"] >= end:
+            self.refuse(values, pc.greater_equal(numbers, end), "after 5874897-12-31")
+
+    def _parsed_uuids(self, given: pa.Array) -> pa.Array:
+        digits = pc.replace_substring(given, "-", "")
+        self.refuse(given, pc.invert(pc.match_substring_regex(digits, f"^{_UUID_DIGITS}$")), "")
+        filled = pc.fill_null(digits, "0" * 32)
+        octets = pa.py_buffer(binascii.unhexlify("".join(filled.to_pylist())))
+        every = pa.Array.from_buffers(pa.binary(16), len(given), [None, octets])
+        result: pa.Array = pc.if_else(given.is_valid(), every, pa.scalar(None, pa.binary(16)))
+        return result
+
+
+def fits_of(target: Target, names: Sequence[str] | None = None) -> tuple[PostgresFit, ...]:
+    """Return the fits of `target`, or of the columns `names` in their order."""
+    fits = target.fits if names is None else target.fits_of(names)
+    return tuple(fit for fit in fits if isinstance(fit, PostgresFit))
+
+
+def _may_hold_nul(values: pa.Array) -> bool:
+    """Return whether a NUL is among the bytes of `values`, perhaps of a value that is null."""
+    _, offsets, data = values.buffers()
+    if data is None or offsets is None or not len(values):
+        return False
+    width = np.int64 if arrow.is_large_string(values.type) else np.int32
+    bounds = np.frombuffer(memoryview(offsets), dtype=width, count=values.offset + len(values) + 1)
+    first, end = int(bounds[values.offset]), int(bounds[-1])
+    return b"\0" in data.slice(first, end - first).to_pybytes()

@@ -5,7 +5,7 @@ A dialect is data and small methods, and holds no state: one object serves all s
     connection.py   its `Endpoint`, and its `Session`: the only module that imports the driver
     catalog.py      how the server describes a table: `found`
     types.py        Arrow types and the server's: `fit`, `column_type`
-    dml.py          how rows go in: `executor`, and `streamed` if it is worth a way of its own
+    dml.py          how rows go in: `executor`
     dialect.py      its `Dialect`, which refers to these
     sink.py         the user's class: a `SqlSink` with its options and its URL
     two_phase.py    its `TwoPhase`, only where transactions can be prepared
@@ -33,10 +33,9 @@ from sqlalchemy.types import TypeEngine
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import CommitterContext, WriterContext
 from onceflow.sinks.sql.dml import DmlExecutor
-from onceflow.sinks.sql.row_loader import RowLoader
 from onceflow.sinks.sql.session import Endpoint, Session, session_name
-from onceflow.sinks.sql.tables import ColumnFit, Table, TableColumn, TableName, Target
-from onceflow.sinks.sql.transactions import PreparedTransactions, Transactions
+from onceflow.sinks.sql.tables import ColumnFit, Table, TableColumn, TableName
+from onceflow.sinks.sql.transactions import PreparedTransactions
 from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
 
 
@@ -68,6 +67,8 @@ class Dialect(ABC):
 
     compiler: ClassVar[Compiler]
     """SQLAlchemy's, for the text of CREATE and ALTER."""
+    adds_columns_one_by_one: ClassVar[bool] = False
+    """Whether an ALTER TABLE adds no more than one."""
     creates_index_if_missing: ClassVar[bool] = True
     """Whether there is a CREATE INDEX IF NOT EXISTS."""
     options_of_tables: ClassVar[Mapping[str, Any]] = MappingProxyType({})
@@ -132,10 +133,6 @@ class Dialect(ABC):
     @abstractmethod
     def executor(self, session: Session, mode: WriteMode, key: Sequence[str]) -> DmlExecutor:
         """Return what puts and deletes rows on `session`; `key` may be empty for inserts."""
-
-    @abstractmethod
-    def streamed(self, transactions: Transactions, target: Target) -> RowLoader:
-        """Return what sends inserts as they come; the first bad row is the transaction's end."""
 
     def writer_name(self, context: WriterContext) -> str:
         """Return the name of a writer's session, by which its attempt is known."""

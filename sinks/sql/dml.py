@@ -1,56 +1,67 @@
-"""Puts and deletes whole batches of rows in an open transaction."""
+"""The statements that put rows into tables and delete them, over whole batches."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
-from onceflow.core.bad_rows import BadRows
-from onceflow.sinks.sql.errors import RowRefused
 from onceflow.sinks.sql.session import Session
 from onceflow.sinks.sql.tables import Target
+from onceflow.sinks.sql.write_mode import WriteMode
+
+
+class InsertStream(ABC):
+    """Inserts into one table that go to the server as they come. Errors of it are `SqlError`s.
+
+    The server may tell of a refused row one or more calls later, at `finish` at the latest.
+    """
+
+    @abstractmethod
+    def write(self, session: Session, rows: pa.RecordBatch) -> None:
+        """Send `rows`, which are converted, in the transaction that is open on `session`."""
+
+    @abstractmethod
+    def finish(self, session: Session) -> None:
+        """Return when the server has taken all rows since the last call as they are."""
+
+    @abstractmethod
+    def give_up(self) -> None:
+        """Send and await nothing more. Raises nothing; safe to call twice."""
 
 
 class DmlExecutor(ABC):
-    """What is done with rows, by their write mode. Errors of the server are `SqlError`s."""
+    """Puts converted rows by the write mode, and deletes keys. Errors are `SqlError`s."""
+
+    def __init__(self, mode: WriteMode, key: Sequence[str]) -> None:
+        """Prepare nothing; `key` may be empty for inserts."""
+        self.mode = mode
+        self.key = tuple(key)
 
     @abstractmethod
-    def put(self, session: Session, target: Target, rows: pa.RecordBatch) -> None:
-        """Put `rows`, of which each key comes once unless they are inserted."""
+    def inserts(self, target: Target) -> InsertStream:
+        """Return what inserts rows into `target`."""
 
-    def put_all(self, session: Session, target: Target, batches: Iterable[pa.RecordBatch]) -> None:
-        """Put one batch after another, by one statement where there is one for all."""
-        for rows in batches:
-            self.put(session, target, rows)
+    @abstractmethod
+    def change(self, session: Session, target: Target, rows: pa.RecordBatch) -> None:
+        """Put `rows` by their key, of which each comes once, as the write mode says."""
 
     @abstractmethod
     def delete(self, session: Session, target: Target, rows: pa.RecordBatch) -> None:
-        """Delete the keys of `rows`."""
+        """Delete the rows of the keys of `rows`, which may have further columns."""
 
-
-def apply_without_refused(
-    rows: pa.RecordBatch,
-    apply: Callable[[pa.RecordBatch], None],
-    session: Session,
-    bad_rows: BadRows,
-) -> Iterator[pa.RecordBatch]:
-    """Apply `rows` but those that the server refuses, and yield what it took.
-
-    A refused batch is taken back to a savepoint and halved until the row is alone, so each bad row
-    costs about twice the logarithm of the batch in statements.
-    """
-    try:
-        with session.savepoint():
-            apply(rows)
-    except RowRefused as error:
-        if rows.num_rows == 1:
-            bad_rows.reject(rows, [str(error)])
+    def put(self, session: Session, target: Target, batches: Iterable[pa.RecordBatch]) -> None:
+        """Insert `batches`, or put them by key; the server has taken all when it returns."""
+        if self.mode is not WriteMode.INSERT:
+            for rows in batches:
+                self.change(session, target, rows)
             return
-    else:
-        yield rows
-        return
-    half = rows.num_rows // 2
-    for part in (rows.slice(0, half), rows.slice(half)):
-        yield from apply_without_refused(part, apply, session, bad_rows)
+        stream = self.inserts(target)
+        try:
+            for rows in batches:
+                stream.write(session, rows)
+            stream.finish(session)
+        except BaseException:
+            stream.give_up()
+            raise

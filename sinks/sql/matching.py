@@ -88,16 +88,17 @@ def creation(
     return dialect.compiled(CreateTable(table))
 
 
-def addition(dialect: Dialect, name: TableName, fields: Sequence[pa.Field]) -> str:
-    """Return the ALTER TABLE that adds a nullable column for each of `fields`.
+def additions(dialect: Dialect, name: TableName, fields: Sequence[pa.Field]) -> Sequence[str]:
+    """Return the ALTER TABLEs that add a nullable column for each of `fields`.
 
     Raises:
         ConfigError: A field has no type there.
     """
     columns = [_column(dialect, field, is_key=False, nullable=True) for field in fields]
     sa.Table(name.name, sa.MetaData(), *columns, schema=name.schema)
-    added = ", ".join(f"ADD COLUMN {dialect.compiled(CreateColumn(one))}" for one in columns)
-    return f"ALTER TABLE {dialect.identifier(name)} {added}"
+    added = [f"ADD COLUMN {dialect.compiled(CreateColumn(one))}" for one in columns]
+    parts = added if dialect.adds_columns_one_by_one else [", ".join(added)]
+    return [f"ALTER TABLE {dialect.identifier(name)} {part}" for part in parts]
 
 
 def _column(

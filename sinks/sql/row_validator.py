@@ -1,34 +1,40 @@
-"""Takes batches apart: which table, put or delete, and whether every value fits."""
+"""Takes batches apart, once: which table, put or delete, and every value as the table takes it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from onceflow.core.bad_rows import BadRows
-from onceflow.core.errors import BadRow, ConfigError
+from onceflow.core.errors import BadRow, ConfigError, SinkError
 from onceflow.sinks.sql.changes import rows_by_table
 from onceflow.sinks.sql.settings import SqlSettings
 from onceflow.sinks.sql.tables import ColumnFit, TableName, Target
 from onceflow.sinks.sql.values import decoded_rows
-from onceflow.sinks.sql.write_mode import Classified
+from onceflow.sinks.sql.write_mode import Classified, StagedOperation
 
 _ALONE = " (row 0 of its batch)"
+# No column of a database has a NUL in its name.
+_GIVEN = "\0"
 
 
 @dataclass(frozen=True, slots=True)
-class TableRows:
-    """Rows of one table, in the sink's schema, of which every value fits."""
+class ValidRows:
+    """Rows of one table, converted to what its columns take."""
 
     target: Target
-    changes: Classified
+    rows: pa.RecordBatch
+    """The columns that are written, in the order of the table's fits; then, unless bad rows fail
+    the job, what is needed to give a row back as it was: see `as_given`."""
+    deletes: pa.BooleanArray
+    """Which rows delete their key. Of those only the key columns are not null."""
 
 
 class RowValidator:
-    """What a writer does with every batch before anything is sent.
+    """What a writer does with every batch, once, before anything is kept or sent.
 
     Whatever can be known of a row without the server is known after it: a row that is staged must
     not turn out to be refused when it is decided.
@@ -47,22 +53,21 @@ class RowValidator:
         self._bad_rows = bad_rows
         self._names: dict[str | None, TableName] = {None: settings.table}
 
-    def take(self, batch: pa.RecordBatch) -> Iterator[TableRows]:
-        """Yield the rows of `batch` that can be written, table by table.
+    def take(self, batch: pa.RecordBatch) -> Iterator[ValidRows]:
+        """Yield the rows of `batch` that can be written, converted, table by table.
 
         Raises:
             BadRow: A row cannot be, and bad rows fail the job.
             ConfigError: A table does not take rows of this schema.
+            SinkError: The batch has other columns or types than announced.
         """
         for name, rows in rows_by_table(_relaxed(batch), self._rules.table_column):
             target = self._target(name, rows)
             if target is None:
                 continue
-            found = self._rules.classify(rows, self._bad_rows)
-            for fit in target.fits:
-                found = self._fitted(fit, found)
-            if found.rows.num_rows:
-                yield TableRows(target, found)
+            valid = self._converted(target, self._rules.classify(rows, self._bad_rows))
+            if valid.rows.num_rows:
+                yield valid
 
     def _target(self, name: str | None, rows: pa.RecordBatch) -> Target | None:
         """Return the table called `name`; None when there is none and its rows are rejected."""
@@ -79,58 +84,123 @@ class RowValidator:
             self._bad_rows.reject(rows, [str(error)] * rows.num_rows)
             return None
 
-    def _fitted(self, fit: ColumnFit, found: Classified) -> Classified:
-        """Return the rows whose value goes into the column of `fit`."""
-        rows, deletes = found.rows, found.deletes
-        is_key = fit.name in self._rules.primary_key
-        column = rows.column(fit.name)
-        if not is_key and pc.any(deletes).as_py() is True:
-            # Of a delete only the key counts; the rest may be anything, a null for instance.
-            column = _nulled(column, deletes)
-            rows = _replaced(rows, fit.name, column)
-        if column.null_count and not fit.nullable:
-            missing = pc.and_(column.is_null(), pc.invert(deletes))
-            why = f"column {fit.name!r} of type {fit.shown} is NOT NULL, and the value is null"
-            present = pc.invert(missing)
-            rows = self._bad_rows.sift(rows, missing, why)
-            column, deletes = column.filter(present), deletes.filter(present)
+    def _converted(self, target: Target, found: Classified) -> ValidRows:
+        part = _Part(found.rows, found.deletes)
+        _require_columns(target.fits, part.rows)
+        has_deletes = pc.any(part.deletes).as_py() is True
+        for fit in target.fits:
+            column = part.rows.column(fit.name)
+            if has_deletes and fit.name not in self._rules.primary_key:
+                # Of a delete only the key counts; the rest may be anything, a null for instance.
+                column = _nulled(column, part.deletes)
+            if column.null_count and not fit.nullable:
+                missing = pc.and_(column.is_null(), pc.invert(part.deletes))
+                why = f"column {fit.name!r} of type {fit.shown} is NOT NULL, and the value is null"
+                self._bad_rows.sift(part.rows, missing, why)
+                column = part.without(missing, column)
+            try:
+                column = fit.convert(column)
+            except BadRow as error:
+                column = self._mended(fit, part, column, error)
+            part.converted.append(column)
+        return ValidRows(target, self._joined(target.fits, part), part.deletes)
+
+    def _mended(self, fit: ColumnFit, part: _Part, column: pa.Array, error: BadRow) -> pa.Array:
+        """Return `column` converted, without the values that do not fit or without their rows."""
         becomes_null = self._settings.null_overflow and fit.nullable
-        refused = refused_rows(fit, column, every=not self._bad_rows.fail or becomes_null)
-        if not refused:
-            return Classified(rows, deletes)
-        bad = _mask(rows.num_rows, refused)
-        if becomes_null and not is_key:
-            return Classified(_replaced(rows, fit.name, _nulled(column, bad)), deletes)
-        self._bad_rows.reject(rows.filter(bad), list(refused.values()))
+        if self._bad_rows.fail and not becomes_null:
+            self._bad_rows.reject(part.rows, [str(error)])
+        refused = refused_rows(fit, column)
+        bad = pa.array([row in refused for row in range(len(column))], pa.bool_())
+        if becomes_null and fit.name not in self._rules.primary_key:
+            return fit.convert(_nulled(column, bad))
+        self._bad_rows.reject(part.rows.filter(bad), list(refused.values()))
+        return fit.convert(part.without(bad, column))
+
+    def _joined(self, fits: Sequence[ColumnFit], part: _Part) -> pa.RecordBatch:
+        names, columns = [fit.name for fit in fits], list(part.converted)
+        if not self._bad_rows.fail:
+            types = {name: one.type for name, one in zip(names, columns, strict=True)}
+            for name, column in zip(part.rows.schema.names, part.rows.columns, strict=True):
+                if types.get(name) != column.type:
+                    names.append(_GIVEN + name)
+                    columns.append(column)
+        return pa.RecordBatch.from_arrays(columns, names=names)
+
+
+@dataclass(slots=True)
+class _Part:
+    """Rows of one table while their columns are converted one after the other."""
+
+    rows: pa.RecordBatch
+    deletes: pa.BooleanArray
+    converted: list[pa.Array] = field(default_factory=list[pa.Array])
+
+    def without(self, bad: pa.BooleanArray, column: pa.Array) -> pa.Array:
+        """Leave out the rows that are `bad`; return what is left of `column`."""
         kept = pc.invert(bad)
-        return Classified(rows.filter(kept), deletes.filter(kept))
+        self.rows, self.deletes = self.rows.filter(kept), self.deletes.filter(kept)
+        self.converted = [one.filter(kept) for one in self.converted]
+        return column.filter(kept)
 
 
-def refused_rows(fit: ColumnFit, column: pa.Array, *, every: bool) -> dict[int, str]:
-    """Return the rows whose value does not fit, with the reason; just the first one or `every`."""
+def as_given(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return valid rows as they were before they were converted, with plain columns of `schema`.
+
+    For rows that the server refuses; values that were nulled stay null.
+    """
+    names = frozenset(rows.schema.names)
+    columns = [
+        rows.column(_GIVEN + name if _GIVEN + name in names else name) for name in schema.names
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=schema.names)
+
+
+def converted(
+    fits: Sequence[ColumnFit], operation: StagedOperation, rows: pa.RecordBatch
+) -> pa.RecordBatch:
+    """Return staged rows as `fits` want them: as they are, unless the table has changed since.
+
+    Raises:
+        BadRow: The table does not take a value any more; names column and value.
+    """
+    if operation.types == tuple(fit.shown for fit in fits) and rows.schema.types == [
+        fit.wire for fit in fits
+    ]:
+        return rows
+    columns = [fit.convert(rows.column(fit.name)) for fit in fits]
+    return pa.RecordBatch.from_arrays(columns, names=[fit.name for fit in fits])
+
+
+def refused_rows(fit: ColumnFit, column: pa.Array) -> dict[int, str]:
+    """Return the rows of `column` whose value does not fit, each with the reason."""
     refused: dict[int, str] = {}
-    _look_for_refused(fit, column, 0, refused, every=every)
+    _look_for_refused(fit, column, 0, refused)
     return refused
 
 
 def _look_for_refused(
-    fit: ColumnFit, column: pa.Array, first: int, refused: dict[int, str], *, every: bool
+    fit: ColumnFit, column: pa.Array, first: int, refused: dict[int, str]
 ) -> None:
     """Halve the column until each refused value is alone."""
     try:
-        fit.require_fitting(column)
+        fit.convert(column)
         return
     except BadRow as error:
-        if not every:
-            refused[first] = str(error)
-            return
         if len(column) == 1:
             refused[first] = str(error).replace(_ALONE, "")
             return
     half = len(column) // 2
     for start, count in ((0, half), (half, len(column) - half)):
-        part = column.slice(start, count)
-        _look_for_refused(fit, part, first + start, refused, every=every)
+        _look_for_refused(fit, column.slice(start, count), first + start, refused)
+
+
+def _require_columns(fits: Sequence[ColumnFit], rows: pa.RecordBatch) -> None:
+    names = rows.schema.names
+    if not {fit.name for fit in fits} <= set(names):
+        raise SinkError(
+            f"a batch has the columns {names}, and {[fit.name for fit in fits]} were announced"
+        )
 
 
 def _relaxed(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -139,14 +209,6 @@ def _relaxed(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(rows.columns, names=rows.schema.names)
 
 
-def _mask(count: int, rows: dict[int, str]) -> pa.BooleanArray:
-    return pa.array([row in rows for row in range(count)], pa.bool_())
-
-
 def _nulled(column: pa.Array, where: pa.BooleanArray) -> pa.Array:
     nulled: pa.Array = pc.if_else(where, pa.scalar(None, column.type), column)
     return nulled
-
-
-def _replaced(rows: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
-    return rows.set_column(rows.schema.get_field_index(name), name, column)

@@ -20,11 +20,10 @@ from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.preflight import run_preflight
 from onceflow.sinks.sql.session import Endpoint
 from onceflow.sinks.sql.settings import CommitMode, SqlSettings
-from onceflow.sinks.sql.staged_writer import StagedWriter
 from onceflow.sinks.sql.tables import TableName
 from onceflow.sinks.sql.transactions import PlainTransactions
 from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
-from onceflow.sinks.sql.writer import AtLeastOnceWriter, TwoPhaseWriter
+from onceflow.sinks.sql.writer import AtLeastOnceWriter, StagedWriter, TwoPhaseWriter
 
 
 class _Overflow(Enum):

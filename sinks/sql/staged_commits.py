@@ -34,12 +34,12 @@ from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import CommitterContext
 from onceflow.core.staging import StagingArea
 from onceflow.sinks.sql.errors import ConnectionLost, RowRefused, SqlError
+from onceflow.sinks.sql.row_validator import converted
 from onceflow.sinks.sql.session import Session
 from onceflow.sinks.sql.settings import SqlSettings
-from onceflow.sinks.sql.staged_operation import StagedOperation
 from onceflow.sinks.sql.table_resolver import TableResolver
 from onceflow.sinks.sql.tables import Target
-from onceflow.sinks.sql.write_mode import ChangeRules
+from onceflow.sinks.sql.write_mode import ChangeRules, StagedOperation
 
 _Outcome = TypeVar("_Outcome")
 
@@ -133,12 +133,12 @@ class StagedCommits:
                 operation = StagedOperation.decoded(label)
                 target = self._target(session, operation, schema)
                 executor = self._settings.dialect.executor(session, operation.mode, operation.key)
-                batches = (rows for _, rows in group)
+                batches = (converted(target.fits, operation, rows) for _, rows in group)
                 if operation.deletes:
                     for rows in batches:
                         executor.delete(session, target, rows)
                 else:
-                    executor.put_all(session, target, batches)
+                    executor.put(session, target, batches)
 
     def _target(self, session: Session, operation: StagedOperation, schema: pa.Schema) -> Target:
         """Return the table as it is now; looked at once, until something is refused."""

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from onceflow.core.errors import ConfigError
 from onceflow.sinks.sql.errors import AccessDenied
-from onceflow.sinks.sql.matching import addition, creation, key_matched, matched
+from onceflow.sinks.sql.matching import additions, creation, key_matched, matched
 from onceflow.sinks.sql.session import Session
 from onceflow.sinks.sql.settings import SqlSettings
 from onceflow.sinks.sql.tables import Table, TableName, Target
@@ -159,9 +159,9 @@ def evolved(
         now = dialect.found(session, table.name) or table
         lacking = [one for one in rules.written(schema) if now.column(one.name) is None]
         if lacking:
-            statement = addition(dialect, table.name, lacking)
-            with _told_who_may(cannot, statement, "Run as its owner"):
-                session.execute(statement)
+            for statement in additions(dialect, table.name, lacking):
+                with _told_who_may(cannot, statement, "Run as its owner"):
+                    session.execute(statement)
             names = ", ".join(field.name for field in lacking)
             dialect.log.info("table %s got the columns %s", table.name, names)
     return dialect.found(session, table.name) or table

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types as arrow
+
+from onceflow.core.errors import SinkError
+from onceflow.sinks.sql.values import decoded, fitted, refused_at
+
+# uint64 has 20 digits; Arrow casts integers only to decimals that hold all of their type.
+_ANY_INTEGER = pa.decimal128(20, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,36 +96,79 @@ class Table:
         return next((name for name, columns in self.unique_keys if columns == wanted), None)
 
 
-class ColumnFit(Protocol):
+@dataclass(frozen=True, slots=True)
+class ColumnFit(ABC):
     """How one column of the stream goes into one column of a table."""
 
-    @property
-    def column(self) -> TableColumn:
-        """The table's column."""
-        ...
+    column: TableColumn
+    wire: pa.DataType
+    """What values are converted to; the null type where only nulls are announced."""
+    is_key: bool = False
+    """Whether rows are found by it."""
 
     @property
     def name(self) -> str:
         """The column's name, in the batch and in the table."""
-        ...
+        return self.column.name
 
     @property
     def shown(self) -> str:
         """The table's type as an error message shows it."""
-        ...
+        return self.column.type.shown
 
     @property
     def nullable(self) -> bool:
         """Whether the table takes nulls there."""
-        ...
+        return self.column.nullable
 
-    def require_fitting(self, given: pa.Array) -> None:
-        """Return when the column takes every value, or null, of `given`, as far as is known here.
+    def convert(self, given: pa.Array) -> pa.Array:
+        """Return `given` as the wire's type, every value unchanged; nulls stay nulls.
+
+        What is known of a value without the server is checked: whatever the server would cut,
+        round, pad or refuse late.
 
         Raises:
-            BadRow: It does not take one; names the column and the value.
+            BadRow: A value cannot be stored in the column; names the column and the value.
+            SinkError: The type is not one that goes into the column.
         """
-        ...
+        given = decoded(given)
+        if given.type != self.wire and (arrow.is_null(self.wire) or not self.takes(given.type)):
+            raise SinkError(
+                f"column {self.name!r}: a batch has Arrow type {given.type}, which does not go "
+                f"into the table's type {self.shown}"
+            )
+        converted = self.cast(given)
+        if len(converted) > converted.null_count:
+            self.check(converted)
+        return converted
+
+    @abstractmethod
+    def takes(self, given: pa.DataType) -> bool:
+        """Return whether values of the plain type `given` go into the column unchanged."""
+
+    @abstractmethod
+    def check(self, values: pa.Array) -> None:
+        """Return when the server stores `values`, of the wire's type, as they are.
+
+        Raises:
+            BadRow: It does not store one so; names it.
+        """
+
+    def cast(self, given: pa.Array) -> pa.Array:
+        """Return `given`, which is decoded, as the wire's type; `check` comes after it."""
+        if arrow.is_integer(given.type) and arrow.is_decimal(self.wire):
+            given = given.cast(_ANY_INTEGER)
+        return fitted(given, self.wire, name=self.name, target=self.shown)
+
+    def refuse(self, values: pa.Array, bad: pa.Array, why: str) -> None:
+        """Return when `bad`, one boolean a value, is true nowhere.
+
+        Raises:
+            BadRow: It is; names the first value, and says `why`.
+        """
+        row = pc.index(bad, True).as_py()
+        if row >= 0:
+            raise refused_at(values, row, name=self.name, target=self.shown, why=why)
 
 
 @dataclass(frozen=True, slots=True)

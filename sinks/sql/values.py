@@ -9,6 +9,10 @@ from pyarrow import types as arrow
 from onceflow.core.bad_rows import quoted_value
 from onceflow.core.errors import BadRow
 
+_FLOAT_BITS = 32
+_MANTISSA_BITS_OF_DOUBLE = 53
+_WIDEST_INTEGER_BITS = 64
+
 
 def fitted(column: pa.Array, wire: pa.DataType, *, name: str, target: str) -> pa.Array:
     """Return `column` as `wire` with every value unchanged; `target` is the database's type.
@@ -65,6 +69,37 @@ def is_bytes(given: pa.DataType) -> bool:
         or arrow.is_binary_view(given)
         or arrow.is_fixed_size_binary(given)
     )
+
+
+def float_type(given: pa.DataType, *, mantissa_bits: int) -> pa.DataType | None:
+    """Return the float of 24 or 53 bits of mantissa that holds every number of `given`, or None."""
+    if not (arrow.is_integer(given) or arrow.is_floating(given)):
+        return None
+    wide = mantissa_bits == _MANTISSA_BITS_OF_DOUBLE
+    if arrow.is_floating(given):
+        fits = wide or given.bit_width <= _FLOAT_BITS
+    else:
+        fits = given.bit_width < mantissa_bits
+    return (pa.float64() if wide else pa.float32()) if fits else None
+
+
+def decimal_digits(
+    given: pa.DataType, precision: int | None, scale: int | None
+) -> tuple[int, int] | None:
+    """Return digits before and after the point that values of `given` may have; None for others.
+
+    What is beyond the column's precision and scale is not counted: servers round to the scale in
+    silence, so what needs rounding is to be refused when it is cast.
+    """
+    if arrow.is_integer(given):
+        digits, places = (20 if given.bit_width == _WIDEST_INTEGER_BITS else 10), 0
+    elif arrow.is_decimal(given):
+        digits, places = given.precision - given.scale, given.scale
+    else:
+        return None
+    if precision is not None and scale is not None:
+        digits, places = min(digits, precision - scale), min(places, scale)
+    return digits, places
 
 
 def decoded_rows(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -1,7 +1,11 @@
-"""What a row means for the table: put it how, or delete its key. The same for every dialect."""
+"""What a row means for the table: put it how, or delete its key. The same for every dialect.
+
+What is staged has its operation written beside it, so that no later setting changes it.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -12,7 +16,8 @@ import pyarrow.compute as pc
 from pyarrow import types as arrow
 
 from onceflow.core.bad_rows import BadRows
-from onceflow.core.errors import ConfigError
+from onceflow.core.errors import ConfigError, StateCorrupt
+from onceflow.sinks.sql.tables import TableName
 from onceflow.sinks.sql.values import decoded
 
 
@@ -185,4 +190,58 @@ def _require_key(schema: pa.Schema, name: str) -> None:
         raise ConfigError(
             f"primary_key column {name!r} has Arrow type {kind}, whose equality is not the "
             "database's; cast it to an integer, a decimal or text"
+        )
+
+
+# 1: rows as they were given. 2: rows that are converted to the types of the columns.
+_VERSIONS = (1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class StagedOperation:
+    """What is done with one batch of staged rows."""
+
+    table: TableName
+    """With its schema, as the server had it."""
+    mode: WriteMode
+    key: tuple[str, ...]
+    deletes: bool
+    """Whether the rows are keys to delete; else rows to put."""
+    types: tuple[str, ...] = ()
+    """The types of the table's columns to which the rows are converted, in the server's words.
+
+    None of rows that are staged as they were given, which older versions did.
+    """
+
+    def encoded(self) -> str:
+        """Return the label under which the rows are staged."""
+        verb = "delete" if self.deletes else "put"
+        told = [verb, self.table.schema, self.table.name, self.mode.value]
+        if not self.types:
+            return json.dumps([1, *told, *self.key])
+        return json.dumps([2, *told, list(self.key), list(self.types)])
+
+    @classmethod
+    def decoded(cls, label: str) -> StagedOperation:
+        """Return what `encoded` wrote.
+
+        Raises:
+            StateCorrupt: It did not write this.
+        """
+        try:
+            version, verb, schema, name, mode, *rest = json.loads(label)
+            if version in _VERSIONS and verb in ("delete", "put"):
+                key, types = (rest, ()) if version == 1 else rest
+                return cls(
+                    TableName(schema, name),
+                    WriteMode(mode),
+                    tuple(key),
+                    verb == "delete",
+                    tuple(types),
+                )
+        except (ValueError, TypeError) as error:
+            raise StateCorrupt(f"rows are staged with the label {label!r}: {error}") from None
+        raise StateCorrupt(
+            f"rows are staged with the label {label!r} of another version of onceflow; let that "
+            "version commit them"
         )

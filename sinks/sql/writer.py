@@ -1,7 +1,8 @@
-"""Writers of one subtask whose rows wait in the database.
+"""The writers of one subtask: what is between two barriers, and where it waits for the decision.
 
 two-phase       begin, rows … | the last rows, ledger row, prepare           at each barrier
 at least once   begin, rows … | the last rows, COMMIT     at each barrier and every so many rows
+ledger          rows → checkpoint storage                                    at each barrier
 
 Inserts go in as they come. Changes by key go in at the barrier, all at once.
 """
@@ -17,16 +18,26 @@ from typing_extensions import override
 
 from onceflow.core.bad_rows import BadRows
 from onceflow.core.crash_points import reach
-from onceflow.core.errors import ConfigError, Fenced, PreCommitFailed, SinkError
+from onceflow.core.errors import ConfigError, Fenced, PreCommitFailed, SinkError, StorageError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
-from onceflow.core.spi import OnBadRow, RejectedRows, SinkWriter, WriterContext
-from onceflow.sinks.sql.buffered import BatchedInserts, BufferedChanges
+from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
+from onceflow.core.staging import RowStager, required_staging
+from onceflow.sinks.sql.commit_mode import STAGED
 from onceflow.sinks.sql.errors import DuplicateKey, LockTimeout, RowRefused, SqlError, refusal
-from onceflow.sinks.sql.row_loader import RowLoader
+from onceflow.sinks.sql.row_loader import (
+    BatchedInserts,
+    BufferedChanges,
+    OpenTransaction,
+    RowLoader,
+    StagedChanges,
+    StreamedInserts,
+)
 from onceflow.sinks.sql.row_validator import RowValidator
+from onceflow.sinks.sql.session import Session
 from onceflow.sinks.sql.settings import SqlSettings
 from onceflow.sinks.sql.table_resolver import TableResolver
+from onceflow.sinks.sql.tables import Target
 from onceflow.sinks.sql.transactions import (
     PlainTransactions,
     PreparedTransactions,
@@ -34,16 +45,11 @@ from onceflow.sinks.sql.transactions import (
 )
 
 
-class TransactionWriter(SinkWriter):
-    """What both writers share: any failure rolls the rows back and is the writer's end."""
+class SqlWriter(SinkWriter):
+    """What all writers share: rows are validated and loaded, and any failure is the end."""
 
-    def __init__(
-        self,
-        settings: SqlSettings,
-        context: WriterContext,
-        transactions: Transactions,
-    ) -> None:
-        """Match the rows to the table; `transactions` are connected and end with the writer.
+    def __init__(self, settings: SqlSettings, context: WriterContext) -> None:
+        """Match the rows to the table, on a session that the writer has.
 
         Raises:
             ConfigError: The table does not take the rows.
@@ -51,21 +57,23 @@ class TransactionWriter(SinkWriter):
         """
         self._settings = settings
         self._context = context
-        self._all_transactions = transactions
         self._closed = False
         self._where = f"sink {context.sink_id} subtask {context.subtask}, table {settings.table}"
+        self._bad_rows = BadRows(context.on_bad_row, context.schema, where=self._where)
+        tables = TableResolver(settings, context.schema, self._connected)
+        self._validator = RowValidator(settings, tables.named, self._bad_rows)
         try:
-            self._loader = self._placed()
+            self._loader = self._new_loader(tables.named(settings.table))
         except SqlError as error:
-            transactions.close()
+            self._release()
             raise refusal(error, f"{self._where}: the table cannot be looked at") from error
         except BaseException:
-            transactions.close()
+            self._release()
             raise
 
     @override
     def write(self, batch: pa.RecordBatch) -> None:
-        """Send `batch` into the open transaction, or keep it until the barrier.
+        """Convert `batch`, and send it into the open transaction or keep it until the barrier.
 
         Blocks while the server is behind.
 
@@ -75,59 +83,32 @@ class TransactionWriter(SinkWriter):
         """
         if batch.num_rows:
             with self._or_close("rows were not written", SinkError):
-                self._loader.write(batch)
-
-    @override
-    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
-        """End the transaction that holds the rows since the last call; None when there are none.
-
-        Raises:
-            BadRow: A constraint, found only now, refuses a row.
-            PreCommitFailed: The attempt must end. Nothing of this checkpoint is durable, or, when
-                the connection was lost while the server worked, it is prepared under a name that
-                no decision lists, and will be rolled back.
-        """
-        doing = f"checkpoint {checkpoint} was not pre-committed"
-        with self._or_close(doing, PreCommitFailed):
-            if not self._loader.rows:
-                # Open all the same if rows were sent and every one was refused. Its name may be
-                # that of this checkpoint, and the next one's rows must not go in under it.
-                self._all_transactions.roll_back()
-                return None
-            return self._end_transaction(checkpoint)
+                for part in self._validator.take(batch):
+                    self._loader.load(part)
 
     @override
     def rejected(self) -> Sequence[RejectedRows]:
         """Return the rows left out since the last call, by us or by the server."""
-        return self._loader.rejected()
+        return self._bad_rows.taken()
 
     @override
     def close(self) -> None:
-        """Disconnect, by which the server rolls back what is open. What is prepared stays."""
+        """Give up what is under way. What is prepared or staged stays."""
         self._closed = True
         self._loader.close()
-        self._all_transactions.close()
+        self._release()
 
     @abstractmethod
-    def _end_transaction(self, checkpoint: CheckpointId) -> Committable | None:
-        """End the open transaction, which has rows."""
+    def _new_loader(self, target: Target) -> RowLoader:
+        """Return how rows go in; `target` is the table of rows that name none."""
 
-    def _placed(self) -> RowLoader:
-        """Return how rows go in: streamed when they are inserts into one table and none is bad."""
-        settings, context = self._settings, self._context
-        dialect, transactions = settings.dialect, self._all_transactions
-        rules = settings.rules
-        tables = TableResolver(settings, context.schema, lambda: transactions.session)
-        target = tables.named(settings.table)
-        fails = context.on_bad_row is OnBadRow.FAIL and not settings.null_overflow
-        if fails and not rules.changes_in_place and rules.table_column is None:
-            return dialect.streamed(transactions, target)
-        bad_rows = BadRows(context.on_bad_row, context.schema, where=self._where)
-        validator = RowValidator(settings, tables.named, bad_rows)
-        executor = dialect.executor(transactions.session, rules.mode, rules.primary_key)
-        if rules.changes_in_place:
-            return BufferedChanges(transactions, validator, rules, executor, bad_rows)
-        return BatchedInserts(transactions, validator, executor, bad_rows)
+    @abstractmethod
+    def _connected(self) -> Session:
+        """Return the session on which tables are looked at."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Disconnect, by which the server rolls back what is open. Safe to call twice."""
 
     @contextmanager
     def _or_close(self, doing: str, kind: type[SinkError]) -> Generator[None, None, None]:
@@ -142,6 +123,9 @@ class TransactionWriter(SinkWriter):
         except SqlError as error:
             self.close()
             raise kind(f"{text}: {error}{self._advice(error)}") from error
+        except StorageError as error:
+            self.close()
+            raise kind(f"{text}: {error}") from error
         except SinkError as error:
             self.close()
             if type(error) is SinkError:
@@ -170,6 +154,68 @@ class TransactionWriter(SinkWriter):
             f"{', '.join(map(str, found[:4]))}, whose commit lets the next checkpoint go on; is "
             "the committer behind? A longer lock_timeout_s waits longer"
         )
+
+
+class TransactionWriter(SqlWriter):
+    """A writer whose rows wait in the database, in a transaction on a session of its own."""
+
+    def __init__(
+        self,
+        settings: SqlSettings,
+        context: WriterContext,
+        transactions: Transactions,
+    ) -> None:
+        """Match the rows to the table; `transactions` are connected and end with the writer.
+
+        Raises:
+            ConfigError: The table does not take the rows.
+            SinkError: The server cannot be reached or asked now.
+        """
+        self._all_transactions = transactions
+        super().__init__(settings, context)
+
+    @override
+    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
+        """End the transaction that holds the rows since the last call; None when there are none.
+
+        Raises:
+            BadRow: A constraint, found only now, refuses a row.
+            PreCommitFailed: The attempt must end. Nothing of this checkpoint is durable, or, when
+                the connection was lost while the server worked, it is prepared under a name that
+                no decision lists, and will be rolled back.
+        """
+        doing = f"checkpoint {checkpoint} was not pre-committed"
+        with self._or_close(doing, PreCommitFailed):
+            if not self._loader.rows:
+                # Open all the same if rows were sent and every one was refused. Its name may be
+                # that of this checkpoint, and the next one's rows must not go in under it.
+                self._all_transactions.roll_back()
+                return None
+            return self._end_transaction(checkpoint)
+
+    @abstractmethod
+    def _end_transaction(self, checkpoint: CheckpointId) -> Committable | None:
+        """End the open transaction, which has rows."""
+
+    @override
+    def _new_loader(self, target: Target) -> RowLoader:
+        settings, transactions = self._settings, self._all_transactions
+        rules = settings.rules
+        executor = settings.dialect.executor(transactions.session, rules.mode, rules.primary_key)
+        destination = OpenTransaction(transactions, executor, self._bad_rows, self._context.schema)
+        if rules.changes_in_place:
+            return BufferedChanges(rules, destination)
+        if self._bad_rows.fail and rules.table_column is None:
+            return StreamedInserts(transactions, executor.inserts(target))
+        return BatchedInserts(destination)
+
+    @override
+    def _connected(self) -> Session:
+        return self._all_transactions.session
+
+    @override
+    def _release(self) -> None:
+        self._all_transactions.close()
 
 
 class TwoPhaseWriter(TransactionWriter):
@@ -277,3 +323,83 @@ class AtLeastOnceWriter(TransactionWriter):
     def _commit(self) -> None:
         self._loader.finish()
         self._transactions.commit()
+
+
+class StagedWriter(SqlWriter):
+    """A writer whose rows wait in checkpoint storage, for `ledger` mode.
+
+    It holds no session and no lock between barriers, and nothing in the database is its own.
+    What it stages is what the committer applies: rows converted for the tables as they were,
+    already reduced to at most one change a key, with their operation.
+    """
+
+    def __init__(self, settings: SqlSettings, context: WriterContext) -> None:
+        """Match the rows to the table.
+
+        Raises:
+            ConfigError: The table does not take the rows, or there is no checkpoint storage.
+            SinkError: The server cannot be reached now.
+        """
+        self._stager = RowStager(
+            required_staging(context.staging, context.sink_id, STAGED),
+            sink_id=context.sink_id,
+            attempt=context.attempt,
+            subtask=context.subtask,
+        )
+        self._session: Session | None = None
+        super().__init__(settings, context)
+        if not self._bad_rows.fail:
+            settings.dialect.log.warning(
+                "%s: commit_mode is ledger: rows that do not fit are left out, but a row that the "
+                "server refuses, by a constraint for instance, is met only when it is decided, and "
+                "stops the commit",
+                self._where,
+            )
+        self._disconnect()
+
+    @override
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Convert `batch`, and keep it until the barrier, in memory or in a local file.
+
+        Raises:
+            BadRow: A value does not fit the table; names column and value.
+            SinkError: A table that is new to the writer cannot be looked at now.
+        """
+        super().write(batch)
+        self._disconnect()
+
+    @override
+    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
+        """Stage the rows since the last call; None when there are none.
+
+        Raises:
+            PreCommitFailed: Nothing of this checkpoint is durable.
+        """
+        with self._or_close(f"checkpoint {checkpoint} was not pre-committed", PreCommitFailed):
+            self._loader.finish()
+            return self._stager.pre_commit(checkpoint)
+
+    @override
+    def _new_loader(self, target: Target) -> RowLoader:
+        rules = self._settings.rules
+        destination = StagedChanges(self._stager, rules)
+        if rules.changes_in_place:
+            return BufferedChanges(rules, destination)
+        return BatchedInserts(destination)
+
+    @override
+    def _connected(self) -> Session:
+        if self._session is None:
+            name = self._settings.dialect.writer_name(self._context)
+            self._session = self._settings.endpoint.connect(name)
+        return self._session
+
+    @override
+    def _release(self) -> None:
+        self._stager.close()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()

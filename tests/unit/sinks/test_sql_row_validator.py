@@ -13,8 +13,7 @@ from onceflow.core.errors import BadRow
 from onceflow.core.spi import OnBadRow
 from onceflow.sinks import PostgresSink
 from onceflow.sinks.postgres.catalog import PostgresType
-from onceflow.sinks.postgres.fitting import PostgresFit
-from onceflow.sinks.postgres.types import wire_of
+from onceflow.sinks.postgres.types import PostgresFit, wire_of
 from onceflow.sinks.sql.row_validator import RowValidator
 from onceflow.sinks.sql.tables import Table, TableColumn, TableName, Target
 from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
@@ -26,7 +25,7 @@ BY_KEY = ChangeRules(WriteMode.UPSERT, ("id",), tombstones=True)
 def _fit(name: str, kind: PostgresType, given: pa.DataType, *, nullable: bool) -> PostgresFit:
     wire = wire_of(given, kind)
     assert wire is not None
-    return PostgresFit(TableColumn(name, kind, nullable, False, False, True), kind, wire)
+    return PostgresFit(TableColumn(name, kind, nullable, False, False, True), wire, type=kind)
 
 
 def _taken(
@@ -57,9 +56,9 @@ def _taken(
     taken: dict[int, str | None] = {}
     deletes: list[bool] = []
     for part in validator.take(batch):
-        rows = part.changes.rows
+        rows = part.rows
         taken |= dict(zip(rows["id"].to_pylist(), rows["v"].to_pylist(), strict=True))
-        deletes += part.changes.deletes.to_pylist()
+        deletes += part.deletes.to_pylist()
     rejected = [
         (number, reason)
         for one in bad_rows.taken()

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onceflow.core.errors import StateCorrupt
-from onceflow.sinks.sql.staged_operation import StagedOperation
 from onceflow.sinks.sql.tables import TableName
-from onceflow.sinks.sql.write_mode import WriteMode
+from onceflow.sinks.sql.write_mode import StagedOperation, WriteMode
 
 
 @given(
@@ -19,9 +18,10 @@ from onceflow.sinks.sql.write_mode import WriteMode
         st.sampled_from(WriteMode),
         st.lists(st.text()).map(tuple),
         st.booleans(),
+        st.lists(st.text()).map(tuple),
     )
 )
-def test_any_instruction_comes_back_as_it_was(operation: StagedOperation) -> None:
+def test_any_operation_comes_back_as_it_was(operation: StagedOperation) -> None:
     assert StagedOperation.decoded(operation.encoded()) == operation
 
 
@@ -29,14 +29,20 @@ def test_any_instruction_comes_back_as_it_was(operation: StagedOperation) -> Non
     "label",
     ["", "t", "{}", "[1]", '[1, "put", "s", "t"]', '[1, "put", "s", "t", "merge"]'],
 )
-def test_what_is_no_instruction_is_refused(label: str) -> None:
+def test_what_is_no_operation_is_refused(label: str) -> None:
     with pytest.raises(StateCorrupt, match="label"):
         StagedOperation.decoded(label)
 
 
 @pytest.mark.parametrize(
-    "label", ['[2, "put", "s", "t", "insert"]', '[1, "merge", "s", "t", "insert"]']
+    "label", ['[3, "put", "s", "t", "insert"]', '[1, "merge", "s", "t", "insert"]']
 )
-def test_instruction_of_another_version_is_left_to_that_version(label: str) -> None:
+def test_operation_of_another_version_is_left_to_that_version(label: str) -> None:
     with pytest.raises(StateCorrupt, match="another version"):
         StagedOperation.decoded(label)
+
+
+def test_rows_that_an_older_version_staged_are_known_to_be_as_they_were_given() -> None:
+    label = '[1, "put", "s", "t", "upsert", "a", "b"]'
+    expected = StagedOperation(TableName("s", "t"), WriteMode.UPSERT, ("a", "b"), deletes=False)
+    assert StagedOperation.decoded(label) == expected
