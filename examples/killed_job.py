@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
 
-from examples.sqlite_sink import SqliteSink  # noqa: E402
+from examples.own_sink import OwnSink  # noqa: E402
 from pyspark.sql import SparkSession  # noqa: E402
 
 from onceflow import Checkpointing, FixedDelay, Job, Pipeline, count, sum_  # noqa: E402
@@ -70,7 +70,7 @@ def _pipeline(spark: SparkSession, directory: str, path: str) -> Pipeline:
     source = DatagenSource(PAYMENTS, splits_count=2, accounts=ACCOUNTS, rows_per_second=10_000)
     payments = pipeline.read(source, uid="payments")
     balances = payments.key_by("account").running(balance=sum_("amount"), n=count(), uid="balance")
-    balances.write(SqliteSink(path, table="balances", key="account"), uid="sqlite")
+    balances.write(OwnSink(path, table="balances", key="account"), uid="sqlite")
     return pipeline
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from onceflow.sinks.kafka import KafkaSink
     from onceflow.sinks.mysql import MySQLSink
     from onceflow.sinks.postgres import PostgresSink
+    from onceflow.sinks.sqlite import SQLiteSink
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -19,6 +20,7 @@ else:
             "onceflow.sinks.kafka": "KafkaSink",
             "onceflow.sinks.mysql": "MySQLSink",
             "onceflow.sinks.postgres": "PostgresSink",
+            "onceflow.sinks.sqlite": "SQLiteSink",
         },
     )
 
@@ -28,5 +30,6 @@ __all__ = [
     "MySQLSink",
     "PostgresSink",
     "PublishedFiles",
+    "SQLiteSink",
     "committed_files",
 ]

@@ -23,7 +23,7 @@ def _blocks() -> list[str]:
 
 
 def _excerpts_and_programs() -> tuple[list[str], list[str]]:
-    example = (_ROOT / "examples/sqlite_sink.py").read_text(encoding="utf-8")
+    example = (_ROOT / "examples/own_sink.py").read_text(encoding="utf-8")
     excerpts = [block for block in _blocks() if block in example]
     return excerpts, [block for block in _blocks() if block not in example]
 

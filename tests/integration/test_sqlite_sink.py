@@ -1,20 +1,21 @@
-"""The sink of the examples: how long it is, what it does as a program, and what it refuses."""
+"""The SQLite sink: exactly once with a ledger in the same file, in every write mode and type."""
 
 from __future__ import annotations
 
-import os
+import pickle
 import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
-from examples.sqlite_sink import SqliteSink
 
 from onceflow.core.errors import BadRow, ConfigError, Fenced, SinkError
 from onceflow.core.protocol.committables import (
@@ -25,43 +26,44 @@ from onceflow.core.protocol.committables import (
     Lost,
     RetryLater,
 )
-from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
+from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.spi import Committer, CommitterContext, OnBadRow, SinkWriter, WriterContext
-from onceflow.core.storage.staging import FileStagingArea
+from onceflow.core.storage import FileStagingArea
+from onceflow.sinks import SQLiteSink
 
-_ROOT = Path(__file__).parents[2]
-_SCHEMA = pa.schema([pa.field("key", pa.string()), pa.field("value", pa.int64())])
+_SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
+_BERLIN = timezone(timedelta(hours=1))
 
 
 class _Job:
     """The sink over a file, with rows staged in a directory."""
 
-    def __init__(self, directory: Path, log_id: str = "log-1") -> None:
+    def __init__(self, directory: Path, schema: pa.Schema = _SCHEMA, **settings: Any) -> None:
         self.path = directory / "target.db"
-        self.sink = SqliteSink(str(self.path), table="odd \u00fc table", key="key")
-        self.staging = FileStagingArea.in_directory(str(directory / "staging"), "job.sqlite")
-        self.log_id = log_id
-
-    def context(self, attempt: int = 1) -> CommitterContext:
-        return CommitterContext(
-            "job", "sqlite", "job.sqlite", AttemptId(attempt), self.log_id, self.staging
+        self.schema = schema
+        self.sink = SQLiteSink(
+            f"sqlite:///{self.path}", **{"table": "odd ü table", "create": True, **settings}
         )
+        self.staging = FileStagingArea.in_directory(str(directory / "staging"), "job.rows")
 
-    def check(self, attempt: int = 1) -> _Job:
-        self.sink.open(self.context(attempt), _SCHEMA)
+    def open(self, attempt: int = 1, log_id: str = "log-1") -> _Job:
+        self.sink.open(self.context(attempt, log_id), self.schema)
         return self
 
-    def writer(self, on_bad_row: OnBadRow = OnBadRow.FAIL) -> SinkWriter:
+    def context(self, attempt: int = 1, log_id: str = "log-1") -> CommitterContext:
+        return CommitterContext("job", "rows", "job.rows", AttemptId(attempt), log_id, self.staging)
+
+    def writer(self, on_bad_row: OnBadRow = OnBadRow.FAIL, subtask: int = 0) -> SinkWriter:
         return self.sink.writer(
             WriterContext(
                 job="job",
-                uid="sqlite",
-                sink_id="job.sqlite",
-                subtask=0,
-                parallelism=1,
+                uid="rows",
+                sink_id="job.rows",
+                subtask=subtask,
+                parallelism=2,
                 attempt=AttemptId(1),
                 first_checkpoint=CheckpointId(1),
-                schema=_SCHEMA,
+                schema=self.schema,
                 staging=self.staging,
                 on_bad_row=on_bad_row,
             )
@@ -70,172 +72,226 @@ class _Job:
     def committer(self) -> Committer:
         return self.sink.committer(self.context())
 
-    def prepare(self, checkpoint: int, rows: Sequence[tuple[str | None, int]]) -> Committable:
+    def prepare(self, checkpoint: int, rows: Sequence[dict[str, Any]]) -> Committable:
         writer = self.writer()
-        writer.write(_batch(rows))
+        writer.write(self.batch(rows))
         committable = writer.pre_commit(CheckpointId(checkpoint))
         writer.close()
         assert committable is not None
         return committable
 
-    def rows(self) -> dict[str, int]:
-        with closing(sqlite3.connect(self.path)) as db:
-            return dict(db.execute('SELECT key, value FROM "odd \u00fc table"').fetchall())
+    def write(self, checkpoint: int, rows: Sequence[dict[str, Any]]) -> None:
+        assert self.committer().commit(self.prepare(checkpoint, rows)) == Committed()
 
+    def batch(self, rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pylist(list(rows), self.schema)
 
-def _batch(rows: Sequence[tuple[str | None, int]]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([{"key": k, "value": v} for k, v in rows], _SCHEMA)
+    def rows(self) -> list[tuple[Any, ...]]:
+        return self.query('SELECT * FROM "odd ü table" ORDER BY 1')
+
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(self.path)) as db, db:
+            return db.execute(statement).fetchall()
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> _Job:
-    return _Job(tmp_path).check()
+    return _Job(tmp_path, write_mode="upsert", primary_key=("id",), tombstones=True).open()
 
 
-def test_the_whole_sink_is_under_a_hundred_lines() -> None:
-    """Blank lines, imports and docstrings included."""
-    assert len((_ROOT / "examples/sqlite_sink.py").read_text().splitlines()) < 100
-
-
-@pytest.mark.spark
-def test_program_kills_slots_and_proves_the_table(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(_ROOT / "examples/sqlite_sink.py")],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(_ROOT / "src"), "TMPDIR": str(tmp_path)},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("kill -9") == 2
-    assert "finished after 2 restores" in done.stdout
-    assert "30000 payments counted of 30000" in done.stdout
-    assert "50 accounts of 50, 0 with a wrong balance" in done.stdout
-
-
-def test_newest_row_of_each_key_is_kept_and_nothing_is_seen_early(job: _Job) -> None:
-    first = job.prepare(1, [("a", 1), ("b", 1), ("a", 2)])
-    second = job.prepare(2, [("b", 3)])
-    assert job.rows() == {}
+def test_rows_are_seen_when_they_are_decided_and_not_before(job: _Job) -> None:
+    first = job.prepare(1, [{"id": 1, "v": "a"}, {"id": 2, "v": "b"}])
+    second = job.prepare(2, [{"id": 1, "v": "c"}])
+    assert job.rows() == []
     committer = job.committer()
-    assert [str(one.transaction) for one in committer.in_doubt()] == [
-        "job.sqlite/1/1/0/0",
-        "job.sqlite/1/2/0/0",
+    assert [one.transaction for one in committer.in_doubt()] == [
+        first.transaction,
+        second.transaction,
     ]
     assert committer.commit(first) == Committed()
-    assert job.rows() == {"a": 2, "b": 1}
+    assert job.rows() == [(1, "a"), (2, "b")]
     assert committer.commit(second) == Committed()
     assert committer.commit(first) == AlreadyCommitted()
-    assert job.rows() == {"a": 2, "b": 3}
+    assert job.rows() == [(1, "c"), (2, "b")]
     assert list(committer.in_doubt()) == []
     assert job.staging.transactions() == []
 
 
-def test_committer_that_died_after_its_commit_is_not_repeated(job: _Job) -> None:
-    committable = job.prepare(1, [("a", 1)])
-    transaction = committable.transaction
-    assert job.sink.apply(transaction, iter([_batch([("a", 1)])]))
-    # It died before it discarded what was staged.
-    committer = job.committer()
-    assert list(committer.in_doubt()) == []
-    job.prepare(2, [("a", 2)])
-    with closing(sqlite3.connect(job.path)) as db, db:
-        db.execute('UPDATE "odd \u00fc table" SET value = 7')
-    assert committer.commit(committable) == AlreadyCommitted()
-    assert committer.abort(committable) == AlreadyCommitted()
-    assert job.rows() == {"a": 7}
-
-
-def test_pruning_discards_what_was_left_staged_before_it_forgets_the_proof(job: _Job) -> None:
-    committable = job.prepare(1, [("a", 1)])
-    job.sink.apply(committable.transaction, iter([_batch([("a", 1)])]))
-    pending = job.prepare(2, [("b", 1)])
-    committer = job.committer()
-    committer.prune(CheckpointId(5))
-    assert job.staging.transactions() == [pending.transaction], "in doubt, however old"
-    assert not job.sink.is_applied(committable.transaction)
-
-
-@pytest.mark.parametrize("reads_first", [False, True], ids=["before-reading", "after-reading"])
-def test_committer_that_was_overtaken_and_whose_proof_is_pruned_changes_nothing(
-    job: _Job, *, reads_first: bool
-) -> None:
-    first, second = job.prepare(1, [("a", 1)]), job.prepare(2, [("a", 2)])
-
-    @dataclass(frozen=True)
-    class HeldUp(SqliteSink):
-        """Another committer commits everything, and prunes, before this one applies."""
-
-        def apply(self, transaction: TransactionId, rows: Iterator[pa.RecordBatch]) -> bool:
-            taken = iter(list(rows)) if reads_first else rows
-            other = job.committer()
-            assert [other.commit(first), other.commit(second)] == [Committed(), Committed()]
-            other.prune(CheckpointId(2))
-            return super().apply(transaction, taken)
-
-    held_up = HeldUp(job.sink.path, job.sink.table, job.sink.key).committer(job.context())
-    assert held_up.commit(first) == AlreadyCommitted()
-    assert job.rows() == {"a": 2}
-    assert job.sink.is_applied(second.transaction), "its proof is asked for still"
-
-
-def test_rows_are_gone_for_who_asks_in_the_targets_transaction_also_without_a_floor(
-    job: _Job,
-) -> None:
-    first, second = job.prepare(1, [("a", 1)]), job.prepare(2, [("a", 2)])
-
-    @dataclass(frozen=True)
-    class WithoutFloor(SqliteSink):
-        """Is overtaken before it applies, and its proof is deleted and nothing stored."""
-
-        def apply(self, transaction: TransactionId, rows: Iterator[pa.RecordBatch]) -> bool:
-            other = job.committer()
-            assert [other.commit(first), other.commit(second)] == [Committed(), Committed()]
-            with closing(sqlite3.connect(job.path)) as db, db:
-                db.execute("DELETE FROM ledger WHERE checkpoint_id < 2")
-            return super().apply(transaction, rows)
-
-    overtaken = WithoutFloor(job.sink.path, job.sink.table, job.sink.key).committer(job.context())
-    assert isinstance(overtaken.commit(first), Lost)
-    assert job.rows() == {"a": 2}
-    assert not job.sink.is_applied(first.transaction), "a proof without rows"
-
-
-def test_floor_never_falls_when_an_older_committer_prunes_late(job: _Job) -> None:
-    todo = [job.prepare(checkpoint, [("a", checkpoint)]) for checkpoint in (1, 2, 3)]
-    committer = job.committer()
-    assert [committer.commit(one) for one in todo] == [Committed()] * 3
-    committer.prune(CheckpointId(3))
-    committer.prune(CheckpointId(2))
-    assert not job.sink.apply(todo[1].transaction, iter([_batch([("a", 2)])]))
-    assert job.rows() == {"a": 3}
-
-
-def test_what_is_staged_below_the_floor_is_neither_applied_nor_called_committed(job: _Job) -> None:
-    """As when checkpoints are counted from 1 again, over a target that remembers more."""
-    job.committer().prune(CheckpointId(9))
-    committable = job.prepare(1, [("a", 1)])
-    outcome = job.committer().commit(committable)
-    assert isinstance(outcome, RetryLater)
-    assert "checkpoint 1" in outcome.reason
-    assert job.staging.contains(committable.transaction)
-    assert job.rows() == {}
-
-
-def test_rows_that_vanished_are_lost_and_aborted_ones_never_seen(job: _Job) -> None:
-    gone, aborted = job.prepare(1, [("a", 1)]), job.prepare(2, [("b", 1)])
+def test_aborted_rows_are_never_seen_and_vanished_ones_are_lost(job: _Job) -> None:
+    gone, aborted = job.prepare(1, [{"id": 1, "v": "a"}]), job.prepare(2, [{"id": 2, "v": "a"}])
     job.staging.discard(gone.transaction)
     committer = job.committer()
     assert isinstance(committer.commit(gone), Lost)
     assert committer.abort(aborted) == Aborted()
     assert isinstance(committer.commit(aborted), Lost)
-    assert job.rows() == {}
+    assert job.rows() == []
+
+
+def test_a_tombstone_deletes_its_key(job: _Job) -> None:
+    job.write(1, [{"id": 1, "v": "a"}, {"id": 2, "v": "b"}])
+    job.write(2, [{"id": 1, "v": None}, {"id": 3, "v": "c"}])
+    assert job.rows() == [(2, "b"), (3, "c")]
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("upsert", [(1, "new"), (2, "new")]),
+        ("ignore", [(1, "old"), (2, "new")]),
+        ("update", [(1, "new")]),
+    ],
+)
+def test_changes_by_key_do_what_the_write_mode_says(
+    tmp_path: Path, mode: str, expected: list[tuple[int, str]]
+) -> None:
+    job = _Job(tmp_path, write_mode=mode, primary_key=("id",)).open()
+    job.query("INSERT INTO \"odd ü table\" VALUES (1, 'old')")
+    job.write(1, [{"id": 1, "v": "new"}, {"id": 2, "v": "new"}])
+    assert job.rows() == expected
+
+
+def test_an_operation_column_says_what_a_row_does(tmp_path: Path) -> None:
+    schema = pa.schema([*_SCHEMA, pa.field("op", pa.string())])
+    job = _Job(
+        tmp_path, schema, write_mode="upsert", primary_key=("id",), operation_column="op"
+    ).open()
+    job.write(1, [{"id": 1, "v": "a", "op": "c"}, {"id": 2, "v": "b", "op": "c"}])
+    job.write(2, [{"id": 1, "v": None, "op": "d"}, {"id": 2, "v": "c", "op": "u"}])
+    assert job.rows() == [(2, "c")]
+
+
+def test_inserts_add_rows_and_a_key_that_is_there_stops_the_commit(tmp_path: Path) -> None:
+    job = _Job(tmp_path, primary_key=("id",)).open()
+    job.write(1, [{"id": 1, "v": "a"}])
+    outcome = job.committer().commit(job.prepare(2, [{"id": 2, "v": "b"}, {"id": 1, "v": "c"}]))
+    assert isinstance(outcome, RetryLater)
+    assert "UNIQUE constraint failed" in outcome.reason
+    assert job.rows() == [(1, "a")], "all of a transaction or nothing"
+
+
+def test_columns_that_the_table_lacks_are_added(tmp_path: Path) -> None:
+    _Job(tmp_path).open()
+    wider = pa.schema([*_SCHEMA, pa.field("w", pa.float64()), pa.field("x", pa.string())])
+    job = _Job(tmp_path, wider, evolve=True).open(2)
+    job.write(1, [{"id": 1, "v": "a", "w": 0.5, "x": "y"}])
+    assert job.rows() == [(1, "a", 0.5, "y")]
+
+
+def test_values_keep_their_meaning_in_the_forms_that_sqlite_has(tmp_path: Path) -> None:
+    schema = pa.schema(
+        [
+            ("n", pa.int8()), ("u", pa.uint64()), ("b", pa.bool_()), ("f", pa.float32()),
+            ("s", pa.dictionary(pa.int8(), pa.string())), ("o", pa.binary()),
+            ("d", pa.date32()), ("t", pa.time64("ns")), ("w", pa.timestamp("ms")),
+            ("i", pa.timestamp("ns", "Europe/Berlin")), ("m", pa.decimal128(30, 2)),
+        ]
+    )  # fmt: skip
+    job = _Job(tmp_path, schema).open()
+    job.write(
+        1,
+        [
+            {
+                "n": -8, "u": 2**63 - 1, "b": True, "f": 0.5, "s": "é\0", "o": b"\0\xff",
+                "d": date(2024, 2, 29), "t": time(12, 0, 0, 5), "w": datetime(2024, 2, 29, 12),
+                "i": datetime(2024, 2, 29, 12, tzinfo=_BERLIN),
+                "m": Decimal("1234567890123456789012345678.50"),
+            },
+            dict.fromkeys(schema.names),
+        ],
+    )  # fmt: skip
+    nulls, values = sorted(job.rows(), key=lambda row: row[0] is not None)
+    assert nulls == (None,) * len(schema)
+    assert values == (
+        -8, 2**63 - 1, 1, 0.5, "é\0", b"\0\xff", "2024-02-29", "12:00:00.000005",
+        "2024-02-29 12:00:00.000000", "2024-02-29 11:00:00.000000+00:00",
+        "1234567890123456789012345678.50",
+    )  # fmt: skip
+    assert job.query('SELECT typeof(m), datetime(i) FROM "odd ü table" WHERE n') == [
+        ("text", "2024-02-29 11:00:00")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("declared", "column", "said"),
+    [
+        ("INTEGER", pa.array([2**63], pa.uint64()), "9223372036854775808"),
+        ("REAL", pa.array([float("nan")]), "makes null of it"),
+        ("DATETIME", pa.array(["20240229"]), "makes a number of it"),
+        ("TEXT", pa.array([1], pa.int64()).cast(pa.timestamp("ns")), "00:00:00.000000001"),
+        ("TEXT NOT NULL", pa.array([None], pa.string()), "NOT NULL"),
+    ],
+)
+def test_value_that_the_column_would_change_is_a_bad_row(
+    tmp_path: Path, declared: str, column: pa.Array, said: str
+) -> None:
+    job = _Job(tmp_path, pa.schema([("v", column.type)]), create=False)
+    job.query(f'CREATE TABLE "odd ü table" (v {declared})')
+    writer = job.open().writer()
+    with pytest.raises(BadRow, match=f"column 'v'.*{said}"):
+        writer.write(pa.RecordBatch.from_arrays([column], schema=job.schema))
+
+
+@pytest.mark.parametrize(
+    ("declared", "kind"),
+    [
+        ("TEXT", pa.int64()),
+        ("INTEGER", pa.string()),
+        ("INTEGER", pa.float64()),
+        ("DECIMAL(9, 2)", pa.decimal128(9, 2)),
+        ("REAL", pa.int64()),
+        ("BLOB", pa.string()),
+        ("TEXT", pa.list_(pa.int64())),
+    ],
+)
+def test_column_that_would_change_every_value_is_refused_at_the_start(
+    tmp_path: Path, declared: str, kind: pa.DataType
+) -> None:
+    job = _Job(tmp_path, pa.schema([("v", kind)]), create=False)
+    job.query(f'CREATE TABLE "odd ü table" (v {declared})')
+    with pytest.raises(ConfigError, match="does not take it unchanged"):
+        job.open()
+
+
+def test_keys_need_a_unique_index_that_tells_them_apart(tmp_path: Path) -> None:
+    job = _Job(tmp_path, create=False, write_mode="upsert", primary_key=("v",))
+    job.query('CREATE TABLE "odd ü table" (id INTEGER, v TEXT)')
+    with pytest.raises(ConfigError, match="no unique index over exactly"):
+        job.open()
+    job.query('CREATE UNIQUE INDEX by_v ON "odd ü table" (v COLLATE NOCASE)')
+    with pytest.raises(ConfigError, match="collation NOCASE"):
+        job.open(2)
+
+
+def test_views_and_missing_tables_are_refused_at_the_start(tmp_path: Path) -> None:
+    job = _Job(tmp_path, create=False)
+    with pytest.raises(ConfigError, match="does not exist in SQLite file"):
+        job.open()
+    job.query('CREATE VIEW "odd ü table" AS SELECT 1 AS id, 2 AS v')
+    with pytest.raises(ConfigError, match="is a view"):
+        job.open(2)
+
+
+def test_rows_that_do_not_fit_are_left_out_where_that_is_asked_for(job: _Job) -> None:
+    writer = job.writer(OnBadRow.DROP)
+    writer.write(job.batch([{"id": 1, "v": "a"}, {"id": None, "v": "b"}]))
+    (rejected,) = writer.rejected()
+    assert rejected.rows.to_pylist() == [{"id": None, "v": "b"}]
+    committable = writer.pre_commit(CheckpointId(1))
+    assert committable is not None
+    assert committable.rows == 1
+
+
+def test_other_jobs_and_older_attempts_are_refused(job: _Job) -> None:
+    for attempt in (1, 0):
+        with pytest.raises(Fenced):
+            job.open(attempt)
+    with pytest.raises(ConfigError, match="log"):
+        job.open(9, log_id="log-2")
+    job.open(2)
 
 
 def test_committers_at_once_apply_each_transaction_once(job: _Job) -> None:
-    todo = [job.prepare(checkpoint, [(str(checkpoint), 1)]) for checkpoint in range(1, 21)]
+    todo = [job.prepare(number, [{"id": number, "v": "a"}]) for number in range(1, 21)]
     outcomes: list[object] = []
 
     def commit() -> None:
@@ -252,51 +308,84 @@ def test_committers_at_once_apply_each_transaction_once(job: _Job) -> None:
     assert len(job.rows()) == 20
 
 
-def test_file_that_another_program_locks_is_waited_for_and_asked_again(
-    job: _Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    committable = job.prepare(1, [("a", 1)])
-    connect = sqlite3.connect
-
-    def impatient(path: str, timeout: float) -> sqlite3.Connection:
-        return connect(path, timeout=min(timeout, 0.05))
-
-    with closing(connect(job.path)) as other:
+def test_file_that_another_program_locks_is_waited_for_and_asked_again(tmp_path: Path) -> None:
+    job = _Job(tmp_path, lock_timeout_s=0.05).open()
+    committable = job.prepare(1, [{"id": 1, "v": "a"}])
+    with closing(sqlite3.connect(job.path)) as other:
         other.execute("BEGIN IMMEDIATE")
-        monkeypatch.setattr(sqlite3, "connect", impatient)
         committer = job.committer()
         outcome = committer.commit(committable)
         assert isinstance(outcome, RetryLater)
         assert "locked" in outcome.reason
         assert isinstance(committer.abort(committable), RetryLater)
-        with pytest.raises(SinkError, match="locked"):
-            committer.in_doubt()
         other.rollback()
     assert committer.commit(committable) == Committed()
+    assert job.rows() == [(1, "a")]
 
 
-def test_other_jobs_and_older_attempts_are_refused(job: _Job, tmp_path: Path) -> None:
-    for attempt in (1, 0):
-        with pytest.raises(Fenced):
-            job.check(attempt)
-    with pytest.raises(Fenced, match="another job's"):
-        _Job(tmp_path, log_id="log-2").check(9)
-    job.check(2)
+def test_readers_see_the_last_commit_while_a_writer_is_at_work(job: _Job) -> None:
+    job.write(1, [{"id": 1, "v": "a"}])
+    with closing(sqlite3.connect(job.path)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        other.execute('DELETE FROM "odd ü table"')
+        assert job.rows() == [(1, "a")]
 
 
-def test_rows_without_a_key_are_refused_while_there_is_time(job: _Job) -> None:
-    with pytest.raises(BadRow, match="row 1: 'key' is the key, and null"):
-        job.writer().write(_batch([("a", 1), (None, 2)]))
-    writer = job.writer(OnBadRow.DROP)
-    writer.write(_batch([("a", 1), (None, 2)]))
-    (rejected,) = writer.rejected()
-    assert rejected.rows.to_pylist() == [{"key": None, "value": 2}]
-    committable = writer.pre_commit(CheckpointId(1))
-    assert committable is not None
-    assert committable.rows == 1
+def test_commit_is_on_the_disk_when_it_returns(job: _Job) -> None:
+    session = job.sink.endpoint.connect("test")
+    assert session.query("PRAGMA synchronous") == [(2,)]
+    assert session.query("PRAGMA journal_mode") == [("wal",)]
+    session.close()
 
 
-def test_types_that_sqlite_has_not_are_refused_at_start(job: _Job) -> None:
-    schema = pa.schema([pa.field("key", pa.string()), pa.field("value", pa.decimal128(5, 2))])
-    with pytest.raises(ConfigError, match="cast before the sink"):
-        job.sink.open(job.context(2), schema)
+@pytest.mark.parametrize("url", ["", ":memory:", "sqlite://", "sqlite:///", "postgresql://h/d"])
+def test_url_that_names_no_file_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="absolute/path"):
+        SQLiteSink(url, table="t")
+
+
+def test_settings_that_a_file_does_not_have_are_refused(tmp_path: Path) -> None:
+    path = f"sqlite:///{tmp_path}/a.db"
+    with pytest.raises(ConfigError, match="relative"):
+        SQLiteSink("sqlite:///a.db", table="t")
+    with pytest.raises(ConfigError, match="password is given"):
+        SQLiteSink(path, table="t", password="x")
+    with pytest.raises(ConfigError, match="exactly once only"):
+        SQLiteSink(path, table="t", delivery="at_least_once")
+    with pytest.raises(ConfigError, match="commit_mode"):
+        _Job(tmp_path, commit_mode="two_phase").open()
+
+
+def test_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "target.db").write_bytes(b"something else entirely, and long enough" * 100)
+    with pytest.raises(ConfigError, match="not a database"):
+        _Job(tmp_path).open()
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        _Job(tmp_path / "no such directory").open()
+
+
+def test_sink_pickles_and_prints_where_it_writes(job: _Job) -> None:
+    again = pickle.loads(pickle.dumps(job.sink))
+    assert again == job.sink
+    assert str(job.path) in repr(again)
+
+
+def test_rows_survive_a_kill_after_the_commit(job: _Job) -> None:
+    """And a process that is killed in a transaction leaves nothing of it, and no lock."""
+    program = (
+        "import os, signal, sqlite3, sys; db = sqlite3.connect(sys.argv[1], isolation_level=None); "
+        "db.execute('BEGIN IMMEDIATE'); "
+        "db.execute('INSERT INTO \"odd ü table\" VALUES (9, 9)'); os.kill(os.getpid(), 9)"
+    )
+    job.write(1, [{"id": 1, "v": "a"}])
+    done = subprocess.run([sys.executable, "-c", program, str(job.path)], timeout=60, check=False)
+    assert done.returncode == -9
+    job.write(2, [{"id": 2, "v": "b"}])
+    assert job.rows() == [(1, "a"), (2, "b")]
+
+
+def test_staging_is_required(tmp_path: Path) -> None:
+    job = _Job(tmp_path)
+    context = CommitterContext("job", "rows", "job.rows", AttemptId(1), "log-1", None)
+    with pytest.raises((ConfigError, SinkError), match="checkpoint storage"):
+        job.sink.open(context, _SCHEMA)

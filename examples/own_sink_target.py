@@ -1,6 +1,6 @@
 """The SQLite sink under the conformance kit: what its readers see, and what can go wrong with it.
 
-pytest --onceflow-sink examples.sqlite_target:make_target
+pytest --onceflow-sink examples.own_sink_target:make_target
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
-from examples.sqlite_sink import SqliteSink
+from examples.own_sink import OwnSink
 
 from onceflow.connectors import Sink
 from onceflow.testing import SinkTarget
 
 
-class SqliteTarget(SinkTarget):
+class OwnSinkTarget(SinkTarget):
     """A SQLite file in a directory of its own."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class SqliteTarget(SinkTarget):
 
     def sink(self) -> Sink:
         """Return the sink as a user would build it."""
-        return SqliteSink(self._path, table="rows", key="id")
+        return OwnSink(self._path, table="rows", key="id")
 
     def rows(self) -> Sequence[dict[str, object]]:
         """Return every row that a reader of the file sees."""
@@ -52,4 +52,4 @@ class SqliteTarget(SinkTarget):
 
 def make_target() -> SinkTarget:
     """Return a new target; the kit asks for one for each clause."""
-    return SqliteTarget()
+    return OwnSinkTarget()

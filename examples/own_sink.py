@@ -1,7 +1,8 @@
-"""A SQLite file as a serving store: the newest row of each key, exactly once, through any crash.
+"""A sink of one's own: the newest row of each key in a SQLite file, exactly once.
 
 SQLite cannot prepare a transaction, so rows wait in checkpoint storage until they are decided. Then
-one writes them, with a row in `ledger` that proves it. `python examples/sqlite_sink.py` shows it.
+one writes them, with a row in `ledger` that proves it. `python examples/own_sink.py` shows it.
+`onceflow.sinks.SQLiteSink` does all that and more; this one is here to be read.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ STORED = (pa.int64(), pa.int32(), pa.float64(), pa.string(), pa.binary())
 
 
 @dataclass(frozen=True)
-class SqliteSink(spi.StagedSink):
+class OwnSink(spi.StagedSink):
     """Keeps the newest row of each `key` in `table` of the SQLite file `path`."""
 
     path: str
@@ -95,4 +96,4 @@ def _joined(schema: pa.Schema) -> str:
 
 
 if __name__ == "__main__":
-    runpy.run_path(__file__.replace("sqlite_sink", "killed_job"), run_name="__main__")
+    runpy.run_path(__file__.replace("own_sink", "killed_job"), run_name="__main__")

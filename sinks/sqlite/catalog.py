@@ -1,0 +1,147 @@
+"""How a SQLite file describes a table, and what the declared types of its columns do to values.
+
+A column's type is a word, by which SQLite converts what it is given ("affinity"): text to a number
+in a column called DECIMAL, a number to text in one called VARCHAR.
+Source: https://www.sqlite.org/datatype3.html, section 3.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from onceflow.sinks.sql.session import Session
+from onceflow.sinks.sql.tables import Table, TableColumn, TableName
+
+_TEMPORAL = re.compile(r"\s*(DATE|DATETIME|TIMESTAMP|TIME)\b", re.IGNORECASE)
+_GENERATED = (2, 3)
+_ROWID = "rowid"
+
+
+class Affinity(Enum):
+    """What a column makes of values that it is given."""
+
+    INTEGER = "integer"
+    REAL = "real"
+    TEXT = "text"
+    BLOB = "blob"
+    NUMERIC = "numeric"
+    TEMPORAL = "temporal"
+    """As NUMERIC, but declared for dates and times, which it keeps as the text that they are."""
+    NONE = "none"
+    """Every value stays as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class SQLiteType:
+    """A column's type as it was declared."""
+
+    shown: str
+    affinity: Affinity
+
+
+def quoted(name: str) -> str:
+    """Return `name` as an identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(value: str) -> str:
+    """Return `value` as SQL."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def declared(words: str) -> SQLiteType:
+    """Return the type that `words` declare, by SQLite's rules in their order."""
+    upper = words.strip().upper()
+    if not upper or upper == "ANY":
+        affinity = Affinity.NONE
+    elif "INT" in upper:
+        affinity = Affinity.INTEGER
+    elif any(part in upper for part in ("CHAR", "CLOB", "TEXT")):
+        affinity = Affinity.TEXT
+    elif "BLOB" in upper:
+        affinity = Affinity.BLOB
+    elif any(part in upper for part in ("REAL", "FLOA", "DOUB")):
+        affinity = Affinity.REAL
+    elif _TEMPORAL.match(upper):
+        affinity = Affinity.TEMPORAL
+    else:
+        affinity = Affinity.NUMERIC
+    return SQLiteType(words or "no declared type", affinity)
+
+
+def found(session: Session, name: TableName) -> Table | None:
+    """Return the table called `name` in the file itself, or None."""
+    if name.schema not in (None, "", "main"):
+        return None
+    known = session.query(
+        f"SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view') "
+        f"AND name = {literal(name.name)} COLLATE NOCASE"
+    )
+    if not known:
+        return None
+    table, kind = known[0]
+    shown = TableName(None, str(table))
+    columns = session.query(f"PRAGMA table_xinfo({literal(shown.name)})")
+    keys, collations = _unique_keys(session, shown.name)
+    primary = [str(column[1]) for column in columns if column[5]]
+    # The one integer that is the primary key is the row's own number, and has no index.
+    number = (
+        primary[0] if len(primary) == 1 and not any(key == {primary[0]} for _, key in keys) else ""
+    )
+    if number:
+        keys.append((_ROWID, frozenset((number,))))
+    return Table(
+        name=shown,
+        columns=tuple(
+            _column(column, is_number=column[1] == number, collation=collations.get(column[1], ""))
+            for column in columns
+        ),
+        unfit=f"{shown} is a view; name a table" if kind == "view" else "",
+        unique_keys=tuple(keys),
+        grantee="",
+    )
+
+
+def _unique_keys(
+    session: Session, table: str
+) -> tuple[list[tuple[str, frozenset[str]]], dict[str, str]]:
+    """Return the unique indexes over whole columns, and the collations of their columns."""
+    keys: list[tuple[str, frozenset[str]]] = []
+    collations: dict[str, str] = {}
+    for _, index, unique, _, partial in session.query(f"PRAGMA index_list({literal(table)})"):
+        if not unique or partial:
+            continue
+        parts = [
+            (number, column, collation)
+            for _, number, column, _, collation, is_key in session.query(
+                f"PRAGMA index_xinfo({literal(str(index))})"
+            )
+            if is_key
+        ]
+        if all(number >= 0 for number, _, _ in parts):
+            keys.append((str(index), frozenset(str(column) for _, column, _ in parts)))
+            collations |= {column: found for _, column, found in parts if found != "BINARY"}
+    return keys, collations
+
+
+def _column(row: Sequence[Any], *, is_number: bool, collation: str) -> TableColumn:
+    _, name, words, not_null, default, primary, hidden = row
+    fault = (
+        f"key column {name!r} has the collation {collation}, by which two keys of the stream may "
+        "be one in the table; declare it COLLATE BINARY, and bring the keys to one form in the "
+        "pipeline"
+    )
+    return TableColumn(
+        name=name,
+        type=declared(words),
+        # A null for the row's own number would become a number.
+        nullable=not (not_null or primary),
+        has_default=default is not None or is_number,
+        generated=hidden in _GENERATED,
+        insertable=True,
+        key_fault=fault if collation else "",
+    )

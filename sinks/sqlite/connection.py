@@ -1,0 +1,204 @@
+"""A SQLite file and sessions on it; the only module here that uses the driver.
+
+A transaction locks the whole file against other writers from its begin on, and readers see the last
+commit meanwhile (write-ahead log). A commit is on the disk when it returns (synchronous=FULL).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from onceflow.core.errors import ConfigError, SinkError
+from onceflow.sinks.sql.errors import (
+    AccessDenied,
+    ConnectionLost,
+    DuplicateKey,
+    LockTimeout,
+    RowRefused,
+    SqlError,
+    StatementRefused,
+    TableMissing,
+)
+from onceflow.sinks.sql.session import Session
+
+_CLOSE_TIMEOUT_S = 2.0
+_SCHEME = "sqlite:///"
+# By the beginning of the error's symbolic name; the first that matches.
+_KINDS: Sequence[tuple[str, type[SqlError]]] = (
+    ("SQLITE_CONSTRAINT_PRIMARYKEY", DuplicateKey),
+    ("SQLITE_CONSTRAINT_UNIQUE", DuplicateKey),
+    ("SQLITE_CONSTRAINT_ROWID", DuplicateKey),
+    ("SQLITE_CONSTRAINT", RowRefused),
+    ("SQLITE_MISMATCH", RowRefused),
+    ("SQLITE_TOOBIG", RowRefused),
+    ("SQLITE_BUSY", LockTimeout),
+    ("SQLITE_LOCKED", LockTimeout),
+    ("SQLITE_READONLY", AccessDenied),
+    ("SQLITE_PERM", AccessDenied),
+    ("SQLITE_AUTH", AccessDenied),
+    # Whether a commit that met it is on the disk, only the file can tell.
+    ("SQLITE_IOERR", ConnectionLost),
+)
+
+
+class SQLiteSession(Session):
+    """One connection, in autocommit mode between transactions."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        """Take over an open connection."""
+        self._connection: sqlite3.Connection | None = connection
+
+    @property
+    @override
+    def is_open(self) -> bool:
+        return self._connection is not None
+
+    @override
+    def query(self, statement: str) -> Sequence[tuple[Any, ...]]:
+        with self._translated() as connection:
+            return connection.execute(statement).fetchall()
+
+    @override
+    def execute(self, statement: str) -> int:
+        with self._translated() as connection:
+            return max(0, connection.execute(statement).rowcount)
+
+    def execute_many(self, statement: str, rows: Iterable[Sequence[object]]) -> int:
+        """Carry out `statement` once for each of `rows`, its values; return how many it changed."""
+        with self._translated() as connection:
+            return max(0, connection.executemany(statement, rows).rowcount)
+
+    @override
+    def begin(self) -> None:
+        # A transaction that only becomes a writer later may be refused then, at once.
+        self.execute("BEGIN IMMEDIATE")
+
+    @override
+    def commit(self) -> None:
+        self.execute("COMMIT")
+
+    @override
+    def roll_back(self) -> None:
+        connection = self._connection
+        if connection is None or not connection.in_transaction:
+            return
+        try:
+            connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            self.close()
+
+    @override
+    def hasten(self) -> None:
+        if self._connection is not None:
+            with suppress(sqlite3.Error):
+                self._connection.execute(f"PRAGMA busy_timeout = {_milliseconds(_CLOSE_TIMEOUT_S)}")
+
+    @override
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(sqlite3.Error):
+                connection.close()
+
+    @contextmanager
+    def _translated(self) -> Generator[sqlite3.Connection, None, None]:
+        if self._connection is None:
+            raise ConnectionLost("the session is closed")
+        try:
+            yield self._connection
+        except sqlite3.Error as error:
+            kind, code = _kind_of(error)
+            if kind is ConnectionLost:
+                self.close()
+            raise kind(f"{error} ({code or type(error).__name__})", code) from error
+
+
+@dataclass(frozen=True, slots=True)
+class SQLiteEndpoint:
+    """A file, and how long to wait for others that write to it."""
+
+    path: str
+    connect_timeout_s: float
+    lock_timeout_s: float
+
+    def __str__(self) -> str:
+        return f"SQLite file {self.path}"
+
+    def connect(self, name: str) -> SQLiteSession:
+        """Return a new session; creates the file if there is none. Nobody is shown `name`.
+
+        Raises:
+            ConfigError: It cannot be opened, is no database, or cannot have a write-ahead log.
+            SinkError: Others have it locked.
+        """
+        del name
+        try:
+            connection = sqlite3.connect(
+                self.path,
+                timeout=self.lock_timeout_s,
+                isolation_level=None,
+                # A session has one user at a time, but the last one may be another thread.
+                check_same_thread=False,
+            )
+        except sqlite3.Error as error:
+            raise ConfigError(f"{self} cannot be opened: {error}") from error
+        try:
+            ((journal,),) = connection.execute("PRAGMA journal_mode = WAL").fetchall()
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA foreign_keys = ON")
+        except sqlite3.Error as error:
+            connection.close()
+            locked = _kind_of(error)[0] is LockTimeout
+            kind = SinkError if locked else ConfigError
+            raise kind(f"{self} cannot be opened: {error}") from error
+        if journal != "wal":
+            connection.close()
+            raise ConfigError(
+                f"{self} has the journal mode {journal}, and its file system or its settings do "
+                "not let it have a write-ahead log; put the file on a local disk"
+            )
+        return SQLiteSession(connection)
+
+
+def endpoint_of(url: str, *, connect_timeout_s: float, lock_timeout_s: float) -> SQLiteEndpoint:
+    """Return what `url` says: `sqlite:////absolute/path`, or the path alone.
+
+    Raises:
+        ConfigError: It names no file, or one that each process would look for elsewhere.
+    """
+    path = url.removeprefix(_SCHEME)
+    if not path or "://" in path or path.startswith(("sqlite:", ":memory:")):
+        raise ConfigError(f"url={url!r}: give sqlite:////absolute/path/of/the/file.db")
+    if not Path(path).is_absolute():
+        raise ConfigError(
+            f"url={url!r}: the path {path} is relative, and each process of a job has a directory "
+            f"of its own; give sqlite:///{Path(path).absolute()}"
+        )
+    return SQLiteEndpoint(path, connect_timeout_s, lock_timeout_s)
+
+
+def own(session: Session) -> SQLiteSession:
+    """Return `session` as what this dialect's endpoints gave."""
+    assert isinstance(session, SQLiteSession), session
+    return session
+
+
+def _kind_of(error: sqlite3.Error) -> tuple[type[SqlError], str]:
+    """Return what `error` is, and its symbolic name, which values that cannot be bound lack."""
+    name: str = getattr(error, "sqlite_errorname", None) or ""
+    if str(error).startswith("no such table"):
+        return TableMissing, name
+    if not name and isinstance(error, (sqlite3.InterfaceError, sqlite3.DataError)):
+        return RowRefused, name
+    return next((kind for start, kind in _KINDS if name.startswith(start)), StatementRefused), name
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)

@@ -1,0 +1,109 @@
+"""What SQLite does its own way."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, cast
+
+import pyarrow as pa
+from sqlalchemy.dialects.sqlite.base import SQLiteDialect as SQLiteCompiler
+from sqlalchemy.engine import Dialect as Compiler
+from sqlalchemy.types import TypeEngine
+from typing_extensions import override
+
+from onceflow.core.errors import ConfigError
+from onceflow.sinks.sql.dialect import Dialect, Server, TwoPhaseSupport
+from onceflow.sinks.sql.session import Endpoint, Session
+from onceflow.sinks.sql.tables import Table, TableColumn, TableName
+from onceflow.sinks.sql.write_mode import WriteMode
+from onceflow.sinks.sqlite import catalog
+from onceflow.sinks.sqlite.dml import SQLiteDmlExecutor
+from onceflow.sinks.sqlite.types import SQLiteFit, column_type, wire_of
+
+_VERSION_MIN = (3, 24, 0)
+"""The oldest with ON CONFLICT DO UPDATE."""
+_NO_TWO_PHASE = "a transaction of a file cannot outlive the process that began it"
+
+
+class SQLiteDialect(Dialect):
+    """A file that one transaction at a time writes to."""
+
+    log: ClassVar[logging.Logger] = logging.getLogger("onceflow.sinks.sqlite")
+    product: ClassVar[str] = "SQLite type"
+    lists_locks: ClassVar[str] = "the processes that have the file open"
+    folds_names: ClassVar[bool] = True
+    adds_columns_one_by_one: ClassVar[bool] = True
+    unless_there: ClassVar[str] = " ON CONFLICT DO NOTHING"
+    compiler: ClassVar[Compiler] = cast("Any", SQLiteCompiler)(paramstyle="named")
+    no_type_advice: ClassVar[str] = "nested data to JSON text, durations to whole numbers"
+
+    @override
+    def quoted(self, name: str) -> str:
+        return catalog.quoted(name)
+
+    @override
+    def literal(self, value: str) -> str:
+        return catalog.literal(value)
+
+    @override
+    def found(self, session: Session, name: TableName) -> Table | None:
+        return catalog.found(session, name)
+
+    @override
+    def fit(self, column: TableColumn, given: pa.DataType, *, is_key: bool) -> SQLiteFit | None:
+        kind = column.type
+        assert isinstance(kind, catalog.SQLiteType), kind
+        wire = wire_of(given, kind)
+        return None if wire is None else SQLiteFit(column, wire, is_key, type=kind)
+
+    @override
+    def column_type(self, field: pa.Field, *, is_key: bool) -> TypeEngine[Any] | None:
+        return column_type(field.type)
+
+    @contextmanager
+    @override
+    def one_at_a_time(self, session: Session) -> Generator[None, None, None]:
+        """Hold the file's lock in a transaction: a crash leaves all that is done, or nothing."""
+        with session.transaction():
+            yield
+
+    @override
+    def has_schema(self, session: Session, schema: str | None) -> bool:
+        return True
+
+    @override
+    def executor(self, session: Session, mode: WriteMode, key: Sequence[str]) -> SQLiteDmlExecutor:
+        return SQLiteDmlExecutor(mode, key)
+
+    @override
+    def look_at_server(self, session: Session) -> SQLiteServer:
+        return SQLiteServer()
+
+
+class SQLiteServer(Server):
+    """The library, which is in every process that opens the file."""
+
+    user = "of this process"
+
+    @override
+    def require(self, where: Endpoint, sink_id: str) -> None:
+        if sqlite3.sqlite_version_info < _VERSION_MIN:
+            raise ConfigError(
+                f"sink {sink_id}: {where} is opened by SQLite {sqlite3.sqlite_version}, and "
+                f"{'.'.join(map(str, _VERSION_MIN))} is the oldest that can be used: run a newer "
+                "Python"
+            )
+
+    @override
+    def two_phase_support(self, session: Session) -> TwoPhaseSupport:
+        return TwoPhaseSupport("", obstacle=_NO_TWO_PHASE)
+
+    @override
+    def bookkeeping_grants(self, schema: str) -> str:
+        return "make the file and its directory writable"
+
+
+SQLITE = SQLiteDialect()

@@ -1,0 +1,78 @@
+"""Statements over the rows of a batch, each prepared once and carried out for every row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa
+from typing_extensions import override
+
+from onceflow.sinks.sql.dml import DmlExecutor, InsertStream
+from onceflow.sinks.sql.session import Session
+from onceflow.sinks.sql.tables import Target
+from onceflow.sinks.sql.write_mode import WriteMode
+from onceflow.sinks.sqlite.catalog import quoted
+from onceflow.sinks.sqlite.connection import own
+
+
+class SQLiteDmlExecutor(DmlExecutor):
+    """INSERT, with ON CONFLICT for changes by key; UPDATE and DELETE by key."""
+
+    @override
+    def inserts(self, target: Target) -> InsertStream:
+        return _Inserts(_insert(target))
+
+    @override
+    def change(self, session: Session, target: Target, rows: pa.RecordBatch) -> None:
+        names = [fit.name for fit in target.fits]
+        others = [name for name in names if name not in self.key]
+        if self.mode is WriteMode.UPDATE:
+            if others:
+                assigned = ", ".join(f"{quoted(name)} = ?" for name in others)
+                statement = (
+                    f"UPDATE {quoted(target.name.name)} SET {assigned} WHERE {self._found()}"
+                )
+                own(session).execute_many(statement, _values(rows, [*others, *self.key]))
+            return
+        put = "DO NOTHING"
+        if self.mode is WriteMode.UPSERT and others:
+            put = "DO UPDATE SET " + ", ".join(
+                f"{quoted(name)} = excluded.{quoted(name)}" for name in others
+            )
+        conflict = f"ON CONFLICT ({', '.join(map(quoted, self.key))}) {put}"
+        own(session).execute_many(f"{_insert(target)} {conflict}", _values(rows, names))
+
+    @override
+    def delete(self, session: Session, target: Target, rows: pa.RecordBatch) -> None:
+        statement = f"DELETE FROM {quoted(target.name.name)} WHERE {self._found()}"
+        own(session).execute_many(statement, _values(rows, self.key))
+
+    def _found(self) -> str:
+        return " AND ".join(f"{quoted(name)} = ?" for name in self.key)
+
+
+class _Inserts(InsertStream):
+    def __init__(self, statement: str) -> None:
+        self._statement = statement
+
+    @override
+    def write(self, session: Session, rows: pa.RecordBatch) -> None:
+        own(session).execute_many(self._statement, _values(rows, rows.schema.names))
+
+    @override
+    def finish(self, session: Session) -> None:
+        """Return: every row was taken when `write` returned."""
+
+    @override
+    def give_up(self) -> None:
+        """Return: nothing is under way."""
+
+
+def _insert(target: Target) -> str:
+    names = ", ".join(quoted(fit.name) for fit in target.fits)
+    marks = ", ".join("?" * len(target.fits))
+    return f"INSERT INTO {quoted(target.name.name)} ({names}) VALUES ({marks})"
+
+
+def _values(rows: pa.RecordBatch, names: Sequence[str]) -> Iterable[Sequence[object]]:
+    return zip(*(rows.column(name).to_pylist() for name in names), strict=True)

@@ -1,0 +1,54 @@
+"""What a user writes to have rows in a SQLite file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from typing_extensions import override
+
+from onceflow.core.errors import ConfigError
+from onceflow.sinks.sql.dialect import Dialect
+from onceflow.sinks.sql.sink import SqlSink
+from onceflow.sinks.sqlite.connection import SQLiteEndpoint, endpoint_of
+from onceflow.sinks.sqlite.dialect import SQLITE
+
+
+@dataclass(frozen=True, repr=False)
+class SQLiteSink(SqlSink):
+    """Writes every row to its table in a SQLite file; each takes effect exactly once.
+
+    Rows wait in checkpoint storage and are written once the checkpoint is decided, in one
+    transaction with a row that proves it. All processes of the job must see the file on a local
+    disk, so they run on one machine; one transaction at a time writes to it, and readers go on
+    reading. The file gets a write-ahead log, which stays when the job has ended.
+
+    Args:
+        url: `sqlite:////absolute/path/of/the/file.db`, or the path alone; it is created if need be.
+        delivery: Exactly once only.
+        commit_mode: `ledger` only; `auto` is the same.
+        lock_timeout_s: How long to wait for others that write to the file.
+        others: As `SqlSink` has them; there is no user, no password and no schema.
+    """
+
+    dialect: ClassVar[Dialect] = SQLITE
+
+    commit_mode: Literal["auto", "two_phase", "ledger"] = field(default="ledger", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("user", "password", "ledger_schema"):
+            if getattr(self, name) is not None:
+                raise ConfigError(f"{name} is given, and a SQLite file has none; leave it out")
+        if self.delivery != "exactly_once":
+            raise ConfigError(
+                f"delivery={self.delivery!r}: a writer would keep the whole file locked between "
+                "its commits, so the SQLite sink is exactly once only; leave delivery out"
+            )
+
+    @property
+    @override
+    def endpoint(self) -> SQLiteEndpoint:
+        return endpoint_of(
+            self.url, connect_timeout_s=self.connect_timeout_s, lock_timeout_s=self.lock_timeout_s
+        )

@@ -1,0 +1,125 @@
+"""Which values of Arrow a SQLite column keeps unchanged, and as what they are stored.
+
+SQLite has numbers, text and bytes. Dates, times and decimals are stored as text, in the forms that
+SQLite's own functions read and that sort as they should: 2024-02-29, 2024-02-29 12:00:00.000000,
+with +00:00 where it is an instant, and 12.50.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import sqlalchemy as sa
+from pyarrow import types as arrow
+from sqlalchemy.types import TypeEngine
+from typing_extensions import override
+
+from onceflow.sinks.sql.tables import ColumnFit
+from onceflow.sinks.sql.values import fitted, float_type, is_bytes, is_text, plain
+from onceflow.sinks.sqlite.catalog import Affinity, SQLiteType
+
+_MANTISSA_BITS = 53
+_UTC, _NOTHING = pa.scalar("+00:00", pa.large_string()), pa.scalar("", pa.large_string())
+# What a column of numbers would turn into a number.
+_NUMERAL = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
+
+
+@dataclass(frozen=True, slots=True)
+class SQLiteFit(ColumnFit):
+    """Takes one column of a batch to what is bound for one column of the table."""
+
+    type: SQLiteType = field(kw_only=True)
+    """The column's."""
+
+    @override
+    def takes(self, given: pa.DataType) -> bool:
+        return wire_of(given, self.type) is not None
+
+    @override
+    def cast(self, given: pa.Array) -> pa.Array:
+        if arrow.is_large_string(self.wire) and not is_text(given.type):
+            given = self._texts(given)
+        return super(SQLiteFit, self).cast(given)
+
+    @override
+    def check(self, values: pa.Array) -> None:
+        if arrow.is_floating(values.type):
+            self.refuse(values, pc.is_nan(values), "SQLite makes null of it")
+        elif self.type.affinity is Affinity.TEMPORAL:
+            numerals = pc.match_substring_regex(values, _NUMERAL)
+            self.refuse(values, numerals, "SQLite makes a number of it")
+
+    def _texts(self, given: pa.Array) -> pa.Array:
+        """Return dates, times and instants, exact to the microsecond, as text; others as given."""
+        if arrow.is_time(given.type):
+            return self._exact(given, pa.time64("us"))
+        if not arrow.is_timestamp(given.type):
+            return given
+        zone = given.type.tz
+        instants = self._exact(given, pa.timestamp("us", zone))
+        if not zone:
+            return instants
+        # The microseconds are in UTC, whatever zone they are shown in.
+        texts = instants.view(pa.int64()).cast(pa.timestamp("us")).cast(pa.large_string())
+        ended: pa.Array = pc.binary_join_element_wise(texts, _UTC, _NOTHING)
+        return ended
+
+    def _exact(self, given: pa.Array, kind: pa.DataType) -> pa.Array:
+        return fitted(given, kind, name=self.name, target=self.shown)
+
+
+def wire_of(given: pa.DataType, target: SQLiteType) -> pa.DataType | None:
+    """Return what a column of `given` is converted to for `target`; None when it cannot unchanged.
+
+    `given` is a plain type: dictionaries, run-end encodings and extensions are decoded before.
+    """
+    if arrow.is_null(given):
+        return given
+    if target.affinity is Affinity.REAL and arrow.is_integer(given):
+        return float_type(given, mantissa_bits=_MANTISSA_BITS)
+    stored = _stored(given)
+    return stored.wire if stored and target.affinity in stored.affinities else None
+
+
+def column_type(given: pa.DataType) -> TypeEngine[Any] | None:
+    """Return the type of a column that is created for `given`; None when there is none."""
+    stored = _stored(plain(given))
+    return stored.created if stored else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """How values of some types are stored."""
+
+    wire: pa.DataType
+    created: TypeEngine[Any]
+    affinities: frozenset[Affinity]
+    """Of the columns that keep them unchanged."""
+
+
+def _stored(given: pa.DataType) -> _Stored | None:
+    if arrow.is_integer(given) or arrow.is_boolean(given):
+        return _NUMBERS
+    if arrow.is_floating(given):
+        return _FLOATS
+    if is_bytes(given):
+        return _BYTES
+    if arrow.is_decimal(given):
+        # Of a negative scale the text would have an exponent.
+        return _DECIMALS if given.scale >= 0 else None
+    temporal = arrow.is_date(given) or arrow.is_time(given) or arrow.is_timestamp(given)
+    return _TEXTS if temporal or is_text(given) else None
+
+
+def _stored_as(wire: pa.DataType, created: TypeEngine[Any], *kept_by: Affinity) -> _Stored:
+    return _Stored(wire, created, frozenset((*kept_by, Affinity.NONE)))
+
+
+_NUMBERS = _stored_as(pa.int64(), sa.Integer(), Affinity.INTEGER, Affinity.NUMERIC)
+_FLOATS = _stored_as(pa.float64(), sa.REAL(), Affinity.REAL)
+_BYTES = _stored_as(pa.large_binary(), sa.BLOB(), Affinity.BLOB)
+_TEXTS = _stored_as(pa.large_string(), sa.Text(), Affinity.TEXT, Affinity.TEMPORAL)
+_DECIMALS = _stored_as(pa.large_string(), sa.Text(), Affinity.TEXT)
