@@ -71,7 +71,7 @@ class SlotPool:
         return True
 
     def heard(self, slot: int, now: float) -> None:
-        """Take note that `slot` lives."""
+        """Record that `slot` lives."""
         self._heard_at[slot] = now
 
     def remove(self, slot: int) -> None:
