@@ -74,9 +74,7 @@ class Rigged(Producer):
 
 
 @pytest.fixture
-def harness(
-    monkeypatch: pytest.MonkeyPatch,
-) -> Callable[[Callable[[Callable[[], None]], None]], None]:
+def rig(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Callable[[], None]], None]], None]:
     """Do something around the first commit, once."""
 
     def install(around: Callable[[Callable[[], None]], None]) -> None:
@@ -111,13 +109,13 @@ def settled(
 
 
 def test_commit_that_landed_but_was_reported_failed_is_not_applied_twice(
-    job: KafkaJob, broker: EmbeddedKafka, topic: str, harness: Any
+    job: KafkaJob, broker: EmbeddedKafka, topic: str, rig: Any
 ) -> None:
     def land_and_fail(commit: Callable[[], None]) -> None:
         commit()
         raise _fails()
 
-    harness(land_and_fail)
+    rig(land_and_fail)
     committer = job.committer()
     assert committer.commit(job.prepare(1, range(10))) == Committed()
     assert committer.commit(job.prepare(2, range(10, 20))) == Committed()
@@ -125,12 +123,12 @@ def test_commit_that_landed_but_was_reported_failed_is_not_applied_twice(
 
 
 def test_commit_that_never_landed_is_produced_again(
-    job: KafkaJob, broker: EmbeddedKafka, topic: str, harness: Any
+    job: KafkaJob, broker: EmbeddedKafka, topic: str, rig: Any
 ) -> None:
     def fail(commit: Callable[[], None]) -> None:
         raise _fails()
 
-    harness(fail)
+    rig(fail)
     committer = job.committer()
     assert committer.commit(job.prepare(1, range(10))) == Committed()
     assert decided_ids_in(broker.bootstrap_servers, topic) == list(range(10))
@@ -139,7 +137,7 @@ def test_commit_that_never_landed_is_produced_again(
 
 @pytest.mark.parametrize("lost", ["request", "reply"])
 def test_network_cut_at_the_commit_loses_and_doubles_nothing(
-    job: KafkaJob, broker: EmbeddedKafka, topic: str, harness: Any, lost: str
+    job: KafkaJob, broker: EmbeddedKafka, topic: str, rig: Any, lost: str
 ) -> None:
     network = broker.network
 
@@ -154,7 +152,7 @@ def test_network_cut_at_the_commit_loses_and_doubles_nothing(
             timer.join()
             network.heal()
 
-    harness(cut)
+    rig(cut)
     committer = job.committer()
     assert settled(committer, job.prepare(1, range(100))) in (Committed(), AlreadyCommitted())
     assert settled(committer, job.prepare(2, range(100, 200))) == Committed()
@@ -162,7 +160,7 @@ def test_network_cut_at_the_commit_loses_and_doubles_nothing(
 
 
 def test_outage_after_the_commit_was_sent_is_unknown_and_solved_when_the_network_is_back(
-    job: KafkaJob, broker: EmbeddedKafka, topic: str, harness: Any, tmp_path: Path
+    job: KafkaJob, broker: EmbeddedKafka, topic: str, rig: Any, tmp_path: Path
 ) -> None:
     network = broker.network
 
@@ -171,7 +169,7 @@ def test_outage_after_the_commit_was_sent_is_unknown_and_solved_when_the_network
         network.refuse()
         raise _fails()
 
-    harness(land_and_break)
+    rig(land_and_break)
     sink = KafkaSink(broker.bootstrap_servers, topic=topic, deadline_s=2)
     with KafkaJob(sink, directory=tmp_path, sink_id=job.sink_id) as impatient:
         committer = impatient.committer()
@@ -252,7 +250,7 @@ def test_broker_killed_while_records_are_produced_has_each_once(
 
 
 def test_broker_killed_when_it_has_the_commit_has_each_record_once(
-    job: KafkaJob, broker: EmbeddedKafka, topic: str, harness: Any
+    job: KafkaJob, broker: EmbeddedKafka, topic: str, rig: Any
 ) -> None:
     """It dies with the transaction decided and its markers perhaps not written."""
 
@@ -265,7 +263,7 @@ def test_broker_killed_when_it_has_the_commit_has_each_record_once(
             killing.join()
             broker.start()
 
-    harness(kill)
+    rig(kill)
     committer = job.committer()
     assert settled(committer, job.prepare(1, range(500))) in (Committed(), AlreadyCommitted())
     assert decided_ids_in(broker.bootstrap_servers, topic) == list(range(500))
@@ -273,7 +271,7 @@ def test_broker_killed_when_it_has_the_commit_has_each_record_once(
 
 
 def test_transaction_that_the_broker_timed_out_is_produced_again(
-    job: KafkaJob, broker: EmbeddedKafka, topic: str, harness: Any, tmp_path: Path
+    job: KafkaJob, broker: EmbeddedKafka, topic: str, rig: Any, tmp_path: Path
 ) -> None:
     """The broker aborts it behind our back: without a commit offset nothing counts as committed."""
 
@@ -284,7 +282,7 @@ def test_transaction_that_the_broker_timed_out_is_produced_again(
             time.sleep(0.1)
         commit()
 
-    harness(dawdle)
+    rig(dawdle)
     sink = KafkaSink(broker.bootstrap_servers, topic=topic, transaction_timeout_s=1.5)
     with KafkaJob(sink, directory=tmp_path, sink_id=job.sink_id) as hasty:
         committable = hasty.prepare(1, rows(range(0, 70, 7)))
