@@ -109,11 +109,12 @@ class Processes:
     """Starts processes. One thread; ends all of them when it is closed."""
 
     def __init__(self) -> None:
-        """Start nothing yet."""
+        """Start what forks them; it imports everything while the first clauses run."""
         self._directory = tempfile.TemporaryDirectory(prefix="onceflow-conformance-")
         self.crash_points = Path(self._directory.name)
         """A file of a crash point's name here kills the first process that reaches the point."""
         self._host = ProcessHost()
+        self._host.begin()
 
     def start(self, function: Callable[..., object], *arguments: object) -> Child:
         """Return a new process that runs `function(link, *arguments)`; all pickle by reference.

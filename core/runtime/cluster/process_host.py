@@ -9,6 +9,7 @@ it. It is in a process group of its own: ^C in a terminal does not reach it, nor
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import pickle
@@ -231,6 +232,7 @@ def _fork(control: socket.socket, payload: bytes, descriptors: Sequence[int]) ->
             importlib.import_module(module)
     with contextlib.suppress(Exception):
         pickle.loads(call.call)  # noqa: S301
+    gc.freeze()  # a collection in a child would copy every page that it shares with the others
     if os.fork() == 0:
         control.close()
         _run(call, *descriptors)
