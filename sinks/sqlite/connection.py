@@ -28,6 +28,9 @@ from onceflow.sinks.sql.errors import (
 )
 from onceflow.sinks.sql.session import Session
 
+LIBRARY_VERSION = sqlite3.sqlite_version_info
+"""Of SQLite itself, which comes with Python."""
+
 _CLOSE_TIMEOUT_S = 2.0
 _SCHEME = "sqlite:///"
 # By the beginning of the error's symbolic name; the first that matches.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, cast
@@ -20,6 +19,7 @@ from onceflow.sinks.sql.session import Endpoint, Session
 from onceflow.sinks.sql.tables import Table, TableColumn, TableName
 from onceflow.sinks.sql.write_mode import WriteMode
 from onceflow.sinks.sqlite import catalog
+from onceflow.sinks.sqlite.connection import LIBRARY_VERSION
 from onceflow.sinks.sqlite.dml import SQLiteDmlExecutor
 from onceflow.sinks.sqlite.types import SQLiteFit, column_type, wire_of
 
@@ -90,10 +90,10 @@ class SQLiteServer(Server):
 
     @override
     def require(self, where: Endpoint, sink_id: str) -> None:
-        if sqlite3.sqlite_version_info < _VERSION_MIN:
+        if LIBRARY_VERSION < _VERSION_MIN:
             raise ConfigError(
-                f"sink {sink_id}: {where} is opened by SQLite {sqlite3.sqlite_version}, and "
-                f"{'.'.join(map(str, _VERSION_MIN))} is the oldest that can be used: run a newer "
+                f"sink {sink_id}: {where} is opened by SQLite {_shown(LIBRARY_VERSION)}, and "
+                f"{_shown(_VERSION_MIN)} is the oldest that can be used: run a newer "
                 "Python"
             )
 
@@ -107,3 +107,7 @@ class SQLiteServer(Server):
 
 
 SQLITE = SQLiteDialect()
+
+
+def _shown(version: Sequence[int]) -> str:
+    return ".".join(map(str, version))

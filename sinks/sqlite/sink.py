@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from typing_extensions import override
 
+from onceflow.core.connector import SinkConnector
 from onceflow.core.errors import ConfigError
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.sink import SqlSink
@@ -52,3 +53,7 @@ class SQLiteSink(SqlSink):
         return endpoint_of(
             self.url, connect_timeout_s=self.connect_timeout_s, lock_timeout_s=self.lock_timeout_s
         )
+
+
+CONNECTOR = SinkConnector(sink=SQLiteSink)
+"""What the catalogue finds."""

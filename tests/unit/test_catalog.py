@@ -21,7 +21,7 @@ from onceflow.connectors import (
     ConnectorCatalog,
     SinkConnector,
 )
-from onceflow.sinks import FileSink, KafkaSink, MySQLSink, PostgresSink
+from onceflow.sinks import FileSink, KafkaSink, MySQLSink, PostgresSink, SQLiteSink
 from onceflow.sources import DatagenSource, KafkaSource
 
 OURS = SinkConnector(sink=DirectorySink)
@@ -146,6 +146,7 @@ def test_ours_are_entry_points_like_any_other() -> None:
 def test_ours_are_found() -> None:
     assert SINKS.find("files").sink is FileSink
     assert SINKS.find("kafka").sink is KafkaSink
+    assert SINKS.find_by_url("sqlite:////data/rows.db").sink is SQLiteSink
     for url, sink in (
         ("postgresql://u@h/d", PostgresSink),
         ("postgres://u@h/d", PostgresSink),
