@@ -70,6 +70,7 @@ from onceflow.core.spi import (
     Source,
     SourceReader,
     Split,
+    SplitOffsets,
     TransactionNamer,
     WriterContext,
 )
@@ -135,6 +136,7 @@ __all__ = [
     "SourceReader",
     "SourceUnavailable",
     "Split",
+    "SplitOffsets",
     "StagedRows",
     "StagedSink",
     "StagingArea",

@@ -95,6 +95,22 @@ class SourceReader(ABC):
         """Release everything; nothing is called after it. Safe to call twice."""
 
 
+@dataclass(frozen=True, slots=True)
+class SplitOffsets:
+    """How far a split is read, and how far it goes now, both counted in its records."""
+
+    split_id: str
+    next: int
+    """The record that is read next."""
+    end: int
+    """The one after the last that is there, or that is to be read."""
+
+    @property
+    def lag(self) -> int:
+        """How many records are there and not read yet."""
+        return max(0, self.end - self.next)
+
+
 class Source(ABC):
     """Describes a replayable source: pickled by value, holds no open resource."""
 
@@ -152,6 +168,17 @@ class Source(ABC):
                 running job, too; any other error there is logged, and asked about again.
         """
         return known
+
+    def latest_offsets(self, splits: Sequence[Split]) -> Sequence[SplitOffsets]:
+        """Return how far each of `splits` goes now; empty where the source does not count records.
+
+        For people and metrics: nothing is decided by it. Runs anywhere, beside a job that reads.
+
+        Raises:
+            SourceError: The source cannot be asked now.
+        """
+        del splits
+        return ()
 
     @abstractmethod
     def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:

@@ -10,7 +10,7 @@ from onceflow.core.client_options import OptionValue
 from onceflow.core.config import choice_of
 from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
-from onceflow.core.spi import OnBadRow, ReaderContext, Source, SourceReader, Split
+from onceflow.core.spi import OnBadRow, ReaderContext, Source, SourceReader, Split, SplitOffsets
 from onceflow.sources.kafka.catalog import Catalog, positions_now
 from onceflow.sources.kafka.client import logger
 from onceflow.sources.kafka.json_columns import record_type
@@ -204,6 +204,20 @@ class KafkaSource(Source):
         with Catalog(self._settings) as catalog:
             now = positions_now(self._settings, catalog, list(map(PartitionPosition.of, known)))
         return [position.split() for position in now]
+
+    def latest_offsets(self, splits: Sequence[Split]) -> Sequence[SplitOffsets]:
+        """Return the end of each partition: its last stable offset, or where reading stops.
+
+        Raises:
+            SourceUnavailable: The brokers did not answer within `deadline_s`.
+        """
+        with Catalog(self._settings) as catalog:
+            found: list[SplitOffsets] = []
+            for position in map(PartitionPosition.of, splits):
+                _, end = catalog.watermarks(position.topic, position.partition)
+                stop = end if position.stop is None else min(end, position.stop)
+                found.append(SplitOffsets(str(position), position.next, stop))
+            return found
 
     def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
         """Return a reader of `splits`; connects in the background."""

@@ -324,6 +324,22 @@ def test_missing_topic_is_named_together_with_the_nearest_one(
     source(servers, topic).validate()
 
 
+def test_latest_offsets_say_how_far_a_job_is_behind(
+    servers: str, kafka_topic: TopicFactory
+) -> None:
+    topic = kafka_topic(2)
+    described = source(servers, topic, starting_offsets="earliest")
+    at_first = described.splits()
+    produce(servers, topic, map(record, range(7)))
+    found = {one.split_id: one for one in described.latest_offsets(at_first)}
+    assert {one.next for one in found.values()} == {0}
+    assert sum(one.lag for one in found.values()) == 7
+    behind = described.latest_offsets(source(servers, topic, starting_offsets="latest").splits())
+    assert [one.lag for one in behind] == [0, 0]
+    bounded = source(servers, topic, ending_offsets={topic: {0: 1, 1: 0}}).splits()
+    assert sum(one.lag for one in described.latest_offsets(bounded)) == 1
+
+
 # Waiting, publishing, closing
 
 

@@ -9,11 +9,14 @@ from hypothesis import strategies as st
 from onceflow.core.protocol.ids import (
     SINK_ID_LENGTH_MAX,
     TRANSACTION_ID_LENGTH_MAX,
+    AttemptId,
+    CheckpointId,
     SubtaskRef,
     TransactionId,
     sink_id_of,
 )
 from onceflow.core.protocol.invariant import InvariantViolation, require, unreachable
+from onceflow.core.spi import TransactionNamer, WriterContext
 
 names = st.text(min_size=1, max_size=60)
 
@@ -92,3 +95,23 @@ def test_invariants_hold_under_optimisation_too() -> None:
         require(False, "broken")
     with pytest.raises(InvariantViolation, match="no case for 3"):
         unreachable(3)  # type: ignore[arg-type]
+
+
+def test_transaction_has_a_name_of_its_own_within_any_length() -> None:
+    one = TransactionId("ledger.postgres-of-the-accounts", 12, 345, 6)
+    other = TransactionId("ledger.postgres-of-the-account", 12, 345, 6)
+    assert one.name() == str(one)
+    assert one.name(separator="-") == "ledger.postgres-of-the-accounts-12-345-6-0"
+    names = {each.name(length_max=30) for each in (one, other)}
+    assert len(names) == 2
+    assert all(len(name) <= 30 and name.endswith("/12/345/6/0") for name in names)
+    with pytest.raises(ValueError, match="cannot be told from others by 9 characters"):
+        one.name(length_max=20)
+
+
+def test_writer_names_what_it_prepares_before_it_knows_the_checkpoint() -> None:
+    context = WriterContext("job", "uid", "sink", 2, 4, AttemptId(3), CheckpointId(8))
+    names = TransactionNamer(context)
+    assert [str(names.next()) for _ in range(2)] == ["sink/3/8/2/0", "sink/3/8/2/1"]
+    names.pre_committed(CheckpointId(10))
+    assert names.next() == context.transaction(CheckpointId(11))
