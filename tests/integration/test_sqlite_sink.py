@@ -41,9 +41,8 @@ class _Job:
     def __init__(self, directory: Path, schema: pa.Schema = _SCHEMA, **settings: Any) -> None:
         self.path = directory / "target.db"
         self.schema = schema
-        self.sink = SQLiteSink(
-            f"sqlite:///{self.path}", **{"table": "odd ü table", "create": True, **settings}
-        )
+        given: dict[str, Any] = {"table": "odd ü table", "create": True, **settings}
+        self.sink = SQLiteSink(f"sqlite:///{self.path}", **given)
         self.staging = FileStagingArea.in_directory(str(directory / "staging"), "job.rows")
 
     def open(self, attempt: int = 1, log_id: str = "log-1") -> _Job:
