@@ -1,4 +1,4 @@
-"""Servers that may be killed, one topic for all tests, and a driver that outlives most of them."""
+"""Servers that may be killed, one topic for all tests, and drivers that outlive most of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.crash.ledger_driver import PAYMENTS, LedgerSpec
+from tests.crash.ledger_driver import LOCAL_PROCESSES, PAYMENTS, LedgerSpec
 from tests.crash.ledger_runs import LedgerDriver, LedgerRun
 
 from onceflow.integration.oracle import Verdict, verify
@@ -27,7 +27,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _HERE in item.path.parents:
             item.add_marker(pytest.mark.integration)
-            item.add_marker(pytest.mark.spark)
             item.add_marker(pytest.mark.timeout(600))
 
 
@@ -48,21 +47,31 @@ def payments_kafka() -> Iterator[EmbeddedKafka]:
 
 
 @pytest.fixture(scope="session")
-def session_driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LedgerDriver]:
+def spark_driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LedgerDriver]:
     driver = LedgerDriver(tmp_path_factory.mktemp("driver"), "local[2]")
     yield driver
     driver.end()
 
 
+@pytest.fixture(scope="session")
+def local_driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LedgerDriver]:
+    driver = LedgerDriver(tmp_path_factory.mktemp("driver"), LOCAL_PROCESSES)
+    yield driver
+    driver.end()
+
+
 @pytest.fixture
-def ledger_driver(
-    session_driver: LedgerDriver, request: pytest.FixtureRequest
-) -> Iterator[LedgerDriver]:
-    """A driver on local[2]; a test that fails takes it down, so that the next one starts clean."""
+def ledger_driver(request: pytest.FixtureRequest) -> Iterator[LedgerDriver]:
+    """A driver on Spark's local[2], or on local processes where the parameter says "local".
+
+    A test that fails takes it down, so that the next one starts clean.
+    """
     failed_before = request.session.testsfailed
-    yield session_driver
+    where = getattr(request, "param", "spark")
+    driver: LedgerDriver = request.getfixturevalue(f"{where}_driver")
+    yield driver
     if request.session.testsfailed > failed_before:
-        session_driver.end()
+        driver.end()
 
 
 @pytest.fixture

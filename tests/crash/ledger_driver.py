@@ -1,4 +1,4 @@
-"""A driver process that hosts Spark and runs ledgers, one after another, until it is killed.
+"""A driver process that runs ledgers on its cluster, one after another, until it is killed.
 
     python -m tests.crash.ledger_driver DIRECTORY MASTER
 
@@ -15,17 +15,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from tests.support.clusters import AnyCluster
 
 from onceflow import (
     Checkpointing,
     FixedDelay,
     HeapBackend,
     JobStatus,
+    LocalProcesses,
     OnceflowError,
     Pipeline,
     RocksDBBackend,
@@ -37,11 +38,16 @@ from onceflow.integration.workload import PAYMENT_SCHEMA, Payments
 from onceflow.sinks import PostgresSink
 from onceflow.sources import KafkaSource
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 Backend = Literal["heap", "rocksdb"]
 Mode = Literal["exactly_once", "at_least_once"]
 CommitMode = Literal["two_phase", "ledger"]
 
 PAYMENTS = Payments(records=60_000, accounts=2_000, partitions=2, seed=20)
+LOCAL_PROCESSES = "processes"
+"""In place of a Spark master: slots are processes of this machine."""
 PARALLELISM = 2
 TABLE = "ledger"
 SINK_UID = "ledger"
@@ -89,10 +95,10 @@ class LedgerStatus:
     error: str
 
 
-def build(spec: LedgerSpec, spark: SparkSession) -> Pipeline:
+def build(spec: LedgerSpec, cluster: AnyCluster) -> Pipeline:
     """Return the pipeline that `spec` describes."""
     pipeline = Pipeline(
-        spark,
+        cluster,
         name=spec.job,
         parallelism=PARALLELISM,
         checkpointing=Checkpointing(
@@ -142,9 +148,21 @@ def _trickling(released: str, trickle_s: float) -> Callable[[pa.RecordBatch], pa
 
 def main(directory: Path, master: str) -> None:
     """Run whatever job appears, for as long as this process lives."""
+    cluster = LocalProcesses() if master == LOCAL_PROCESSES else _session(master)
+    while True:
+        for path in sorted((directory / "jobs").glob("*.json")):
+            spec = msgspec.json.decode(path.read_bytes(), type=LedgerSpec)
+            _run(spec, cluster, directory / "status" / path.name)
+            path.unlink()
+        time.sleep(_LOOK_S)
+
+
+def _session(master: str) -> SparkSession:
+    from pyspark.sql import SparkSession
+
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark = (
+    return (
         SparkSession.Builder()
         .master(master)
         .appName("ledger")
@@ -155,16 +173,10 @@ def main(directory: Path, master: str) -> None:
         .config("spark.executorEnv.PYTHONPATH", os.environ["PYTHONPATH"])
         .getOrCreate()
     )
-    while True:
-        for path in sorted((directory / "jobs").glob("*.json")):
-            spec = msgspec.json.decode(path.read_bytes(), type=LedgerSpec)
-            _run(spec, spark, directory / "status" / path.name)
-            path.unlink()
-        time.sleep(_LOOK_S)
 
 
-def _run(spec: LedgerSpec, spark: SparkSession, status: Path) -> None:
-    job = build(spec, spark).start()
+def _run(spec: LedgerSpec, cluster: AnyCluster, status: Path) -> None:
+    job = build(spec, cluster).start()
     while True:
         try:
             job.wait(_LOOK_S)

@@ -21,6 +21,7 @@ STATE_AND_SINK = [("heap", "two_phase"), ("rocksdb", "two_phase"), ("heap", "led
 TELLING = ("prepared", "committed")
 STEPS = [
     pytest.param(
+        "local",
         point,
         backend,
         commit_mode,
@@ -31,9 +32,22 @@ STEPS = [
     for point in SLOT_POINTS
     for backend, commit_mode in STATE_AND_SINK
 ]
+ON_SPARK = [
+    pytest.param(
+        "spark",
+        point,
+        *STATE_AND_SINK[0],
+        marks=[pytest.mark.spark, *([] if point in TELLING else [pytest.mark.slow])],
+    )
+    for point in SLOT_POINTS
+]
 
 
-@pytest.mark.parametrize(("point", "backend", "commit_mode"), STEPS)
+@pytest.mark.parametrize(
+    ("ledger_driver", "point", "backend", "commit_mode"),
+    STEPS + ON_SPARK,
+    indirect=["ledger_driver"],
+)
 def test_a_slot_that_dies_at_a_crash_point_neither_loses_nor_doubles_a_row(
     ledger_driver: LedgerDriver,
     ledger_spec: LedgerSpec,
@@ -59,11 +73,13 @@ def test_a_slot_that_dies_at_a_crash_point_neither_loses_nor_doubles_a_row(
 
 
 @pytest.mark.parametrize(
-    ("backend", "commit_mode"),
+    ("ledger_driver", "backend", "commit_mode"),
     [
-        STATE_AND_SINK[0],
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in STATE_AND_SINK[1:]),
+        ("local", *STATE_AND_SINK[0]),
+        *(pytest.param("local", *one, marks=pytest.mark.slow) for one in STATE_AND_SINK[1:]),
+        pytest.param("spark", *STATE_AND_SINK[0], marks=pytest.mark.spark),
     ],
+    indirect=["ledger_driver"],
 )
 def test_a_driver_that_dies_right_after_deciding_has_decided(
     ledger_driver: LedgerDriver,
@@ -93,6 +109,7 @@ def test_a_driver_that_dies_right_after_deciding_has_decided(
     assert verdict.ok, verdict
 
 
+@pytest.mark.parametrize("ledger_driver", ["local"], indirect=True)
 def test_between_pre_commit_and_decision_nothing_of_the_checkpoint_is_visible(
     ledger_driver: LedgerDriver, ledger_spec: LedgerSpec, judge: Judge
 ) -> None:
@@ -116,6 +133,7 @@ def test_between_pre_commit_and_decision_nothing_of_the_checkpoint_is_visible(
     assert verdict.ok, verdict
 
 
+@pytest.mark.parametrize("ledger_driver", ["local"], indirect=True)
 def test_at_least_once_the_same_death_shows_duplicates_and_loses_nothing(
     ledger_driver: LedgerDriver, ledger_spec: LedgerSpec, judge: Judge
 ) -> None:

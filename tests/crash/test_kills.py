@@ -19,6 +19,8 @@ from onceflow.integration.oracle import Verdict
 from onceflow.integration.servers.kafka import EmbeddedKafka
 from onceflow.integration.servers.postgres import EmbeddedPostgres
 
+pytestmark = pytest.mark.spark
+
 Judge = Callable[[LedgerRun], Verdict]
 
 SEED = int(os.environ.get("ONCEFLOW_TEST_SEED", "7"))

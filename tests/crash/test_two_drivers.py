@@ -13,6 +13,8 @@ from tests.crash.ledger_runs import LedgerDriver, LedgerRun
 
 from onceflow.integration.oracle import Verdict
 
+pytestmark = pytest.mark.spark
+
 
 @pytest.fixture
 def second_driver(tmp_path: Path) -> Iterator[LedgerDriver]:
