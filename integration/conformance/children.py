@@ -15,9 +15,9 @@ from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome, Com
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.runtime.cluster.process_host import Link
 from onceflow.core.spi import CommitterContext, Sink, WriterContext
-from onceflow.integration.conformance.clause import told
 from onceflow.integration.conformance.harness import settled
 from onceflow.integration.conformance.lines import LineTracer
+from onceflow.integration.conformance.violation import told
 
 HELD = "held"
 """What a process says that waits to be told to go on."""

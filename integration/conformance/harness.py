@@ -26,10 +26,10 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import Committer, GlobalCommitter, GlobalSink, Sink, SinkWriter
 from onceflow.core.storage import FileSystemStorage
-from onceflow.integration.conformance.clause import Violation, expect
 from onceflow.integration.conformance.processes import Processes
 from onceflow.integration.conformance.sink_job import JOB, OneByOne, SinkJob
 from onceflow.integration.conformance.target import NotTestable, SinkTarget
+from onceflow.integration.conformance.violation import Violation, expect
 
 PATIENCE_S = 10.0
 """How long a sink may answer "later" or "unknown" where nothing is in its way."""

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from onceflow.integration.conformance.clause import Clause, Violation
+from onceflow.integration.conformance.clause import Clause
 from onceflow.integration.conformance.harness import Effort, Harness
 from onceflow.integration.conformance.processes import Processes
 from onceflow.integration.conformance.target import NotTestable, SinkTarget
+from onceflow.integration.conformance.violation import Violation
 
 DEFAULT_EFFORT = Effort()
 

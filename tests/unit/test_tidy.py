@@ -8,6 +8,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -339,3 +340,21 @@ def test_the_error_tree_tells_whose_fault_and_what_may_be_tried() -> None:
         if issubclass(error, OnceflowError):
             assert error.domain in {"user", "external", "internal"}, error
             assert error.retry in {"never", "checkpoint", "job"}, error
+
+
+def module_name(path: Path) -> str:
+    parts = ("onceflow", *path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_no_modules_import_each_other() -> None:
+    """Neither for types alone, nor inside a function."""
+    paths = {module_name(path): path for path in product_modules()}
+    imports: dict[str, set[str]] = {name: set() for name in paths}
+    for name, path in paths.items():
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ImportFrom) and node.module in paths:
+                imported = {f"{node.module}.{alias.name}" for alias in node.names}
+                imports[name] |= (imported & paths.keys()) or {node.module}
+        imports[name].discard(name)
+    TopologicalSorter(imports).prepare()

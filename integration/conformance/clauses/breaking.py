@@ -18,12 +18,13 @@ from onceflow.core.protocol.committables import (
 )
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import Committer, SinkWriter
-from onceflow.integration.conformance.clause import Violation, clause, expect
+from onceflow.integration.conformance.clause import clause
 from onceflow.integration.conformance.clauses.deciding import abort_leaves_nothing, commit_elsewhere
 from onceflow.integration.conformance.clauses.recovering import orphans_are_rolled_back_on_start
 from onceflow.integration.conformance.exchange_proxy import ExchangeProxy, Lose
 from onceflow.integration.conformance.harness import SERVER_PATIENCE_S, Harness, Prepared
 from onceflow.integration.conformance.target import NotTestable
+from onceflow.integration.conformance.violation import Violation, expect
 
 _SERVER = ["kill", "start"]
 _NETWORK = ["address", "sink_at"]

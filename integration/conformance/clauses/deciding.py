@@ -13,7 +13,7 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.staging import is_staged
 from onceflow.integration.conformance import children
-from onceflow.integration.conformance.clause import clause, expect
+from onceflow.integration.conformance.clause import clause
 from onceflow.integration.conformance.clauses.writing import (
     close_keeps_what_is_pre_committed,
     commit_shows_its_rows,
@@ -21,6 +21,7 @@ from onceflow.integration.conformance.clauses.writing import (
 )
 from onceflow.integration.conformance.harness import Harness, Prepared
 from onceflow.integration.conformance.target import NotTestable
+from onceflow.integration.conformance.violation import expect
 
 
 @clause(scenarios=[2, 21], rests_on=[close_keeps_what_is_pre_committed])

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from onceflow.core.protocol.committables import AlreadyCommitted, CommitOutcome, Committed, Lost
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import GlobalCommitter
-from onceflow.integration.conformance.clause import clause, expect
+from onceflow.integration.conformance.clause import clause
 from onceflow.integration.conformance.clauses.deciding import abort_leaves_nothing, commit_again
 from onceflow.integration.conformance.clauses.listing import in_doubt_is_exact
 from onceflow.integration.conformance.harness import Harness, Prepared, settled
+from onceflow.integration.conformance.violation import expect
 
 
 @clause(rests_on=[commit_again, in_doubt_is_exact])

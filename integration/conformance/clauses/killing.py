@@ -14,11 +14,12 @@ from onceflow.core.protocol.committables import (
 )
 from onceflow.core.runtime.cluster.process_host import ProcessKilled
 from onceflow.integration.conformance import children
-from onceflow.integration.conformance.clause import clause, expect, told
+from onceflow.integration.conformance.clause import clause
 from onceflow.integration.conformance.clauses.deciding import abort_again, commit_elsewhere
 from onceflow.integration.conformance.clauses.recovering import orphans_are_rolled_back_on_start
 from onceflow.integration.conformance.clauses.writing import pre_committed_survives_death
 from onceflow.integration.conformance.harness import Harness, Prepared
+from onceflow.integration.conformance.violation import expect, told
 
 
 @clause(scenarios=[15, 37], rests_on=[commit_elsewhere])

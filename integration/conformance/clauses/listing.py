@@ -17,7 +17,7 @@ from onceflow.core.protocol.snapshots import (
 )
 from onceflow.core.storage.record_codec import decode_record, encode_record
 from onceflow.integration.conformance import children
-from onceflow.integration.conformance.clause import clause, expect
+from onceflow.integration.conformance.clause import clause
 from onceflow.integration.conformance.clauses.deciding import (
     abort_leaves_nothing,
     commit_again,
@@ -26,6 +26,7 @@ from onceflow.integration.conformance.clauses.deciding import (
 from onceflow.integration.conformance.clauses.writing import close_keeps_what_is_pre_committed
 from onceflow.integration.conformance.harness import Harness, Prepared
 from onceflow.integration.conformance.sink_job import UID
+from onceflow.integration.conformance.violation import expect
 
 _PAYLOAD_BYTES_MAX = 64 * 1024
 _SECRET_LENGTH_MIN = 6

@@ -25,13 +25,14 @@ from onceflow.core.runtime.cluster.process_host import Returned
 from onceflow.core.spi import Committer
 from onceflow.integration.conformance import children
 from onceflow.integration.conformance.children import HeldCommit
-from onceflow.integration.conformance.clause import Violation, clause, expect, told
+from onceflow.integration.conformance.clause import clause
 from onceflow.integration.conformance.clauses.killing import commit_race, spread
 from onceflow.integration.conformance.clauses.listing import prune_keeps_what_is_asked_for
 from onceflow.integration.conformance.exchange_proxy import ExchangeProxy
 from onceflow.integration.conformance.harness import Harness, Prepared
 from onceflow.integration.conformance.lines import LineTracer
 from onceflow.integration.conformance.target import NotTestable
+from onceflow.integration.conformance.violation import Violation, expect, told
 
 _BLOCKED_S_MIN, _BLOCKED_S_MAX = 0.2, 2.0
 """After this long the one that is held up has what the other one waits for, and goes on first."""

@@ -17,7 +17,7 @@ from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.protocol.recovery import plan_recovery
 from onceflow.core.spi import Committer
 from onceflow.integration.conformance import children
-from onceflow.integration.conformance.clause import Violation, clause, expect
+from onceflow.integration.conformance.clause import clause
 from onceflow.integration.conformance.clauses.deciding import (
     commit_again,
     commit_elsewhere,
@@ -34,6 +34,7 @@ from onceflow.integration.conformance.clauses.writing import (
 )
 from onceflow.integration.conformance.harness import Harness, Prepared, settled
 from onceflow.integration.conformance.sink_job import WholeCommitter
+from onceflow.integration.conformance.violation import Violation, expect
 
 
 @clause(

@@ -11,7 +11,7 @@ from contextlib import suppress
 from onceflow.core.crash_points import CRASH_POINTS, CrashPoint
 from onceflow.core.runtime.cluster.process_host import ProcessKilled
 from onceflow.core.storage import FileSystemStorage
-from onceflow.integration.conformance.clause import Clause, Violation, clause, expect
+from onceflow.integration.conformance.clause import Clause, clause
 from onceflow.integration.conformance.clauses.killing import (
     killed_in_commit,
     killed_in_pre_commit,
@@ -25,6 +25,7 @@ from onceflow.integration.conformance.harness import Harness
 from onceflow.integration.conformance.processes import ChildFailed
 from onceflow.integration.conformance.sink_job import JOB
 from onceflow.integration.conformance.target import NotTestable
+from onceflow.integration.conformance.violation import Violation, expect
 from onceflow.integration.conformance.whole_job import (
     AttemptPlan,
     Work,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from onceflow.core.errors import SinkError
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.integration.conformance import children
-from onceflow.integration.conformance.clause import Violation, clause, expect
+from onceflow.integration.conformance.clause import clause
 from onceflow.integration.conformance.harness import Harness, Prepared
+from onceflow.integration.conformance.violation import Violation, expect
 
 
 @clause(scenarios=[13, 14])
