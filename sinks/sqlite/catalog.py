@@ -90,7 +90,9 @@ def found(session: Session, name: TableName) -> Table | None:
     primary = [str(column[1]) for column in columns if column[5]]
     # The one integer that is the primary key is the row's own number, and has no index.
     number = (
-        primary[0] if len(primary) == 1 and not any(key == {primary[0]} for _, key in keys) else ""
+        primary[0]
+        if len(primary) == 1 and not any(key == frozenset(primary) for _, key in keys)
+        else ""
     )
     if number:
         keys.append((_ROWID, frozenset((number,))))
