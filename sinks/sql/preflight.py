@@ -119,7 +119,9 @@ class _Preflight:
         statement = f"ALTER TABLE {name} ADD COLUMN commit_mode varchar({COMMIT_MODE_LENGTH_MAX})"
         try:
             with self._dialect.one_at_a_time(self._session):
-                self._session.execute(statement)
+                now = self._dialect.found(self._session, sinks.name)
+                if now is None or now.column("commit_mode") is None:
+                    self._session.execute(statement)
         except (AccessDenied, LockTimeout) as error:
             raise ConfigError(
                 f"{name} in {self._settings.endpoint} is of an older onceflow and cannot be "

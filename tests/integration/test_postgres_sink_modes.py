@@ -120,7 +120,7 @@ def test_fence_of_an_older_onceflow_gets_the_column(postgres_database: str) -> N
         query(postgres_database, "ALTER TABLE onceflow.onceflow_sinks DROP COLUMN commit_mode")
         with psycopg.connect(postgres_database) as other:
             other.execute("SELECT FROM onceflow.onceflow_sinks")
-            statement = "ALTER TABLE .* ADD COLUMN IF NOT EXISTS commit_mode"
+            statement = "ALTER TABLE .* ADD COLUMN commit_mode"
             with pytest.raises(ConfigError, match=statement):
                 job.check(3)
 
