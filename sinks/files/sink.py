@@ -202,6 +202,16 @@ class FileSink(Sink):
         )
 
     @override
+    def validate(self, context: CommitterContext, schema: pa.Schema) -> None:
+        """Return when files can be made of rows of `schema`; does not ask the file system.
+
+        Raises:
+            ConfigError: They cannot: settings, sink id, columns or types.
+        """
+        check_sink_id(context.sink_id)
+        _require_rows(self.settings, schema)
+
+    @override
     def open(self, context: CommitterContext, schema: pa.Schema) -> None:
         """Return when rows of `schema` can be written; makes the directory, fences the sink id.
 
@@ -214,9 +224,8 @@ class FileSink(Sink):
             Fenced: This attempt or a newer one has claimed the sink id.
             SinkError: The target cannot be reached now.
         """
-        check_sink_id(context.sink_id)
+        self.validate(context, schema)
         settings = self.settings
-        _require_rows(settings, schema)
         fs, paths = open_files(settings.location), SinkPaths(context.sink_id)
         with sink_errors():
             _probe(fs, paths)

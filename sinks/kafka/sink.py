@@ -99,6 +99,16 @@ class KafkaSink(Sink):
     def __repr__(self) -> str:
         return repr(self.settings)
 
+    def validate(self, context: CommitterContext, schema: pa.Schema) -> None:
+        """Return when records can be made of rows of `schema`; does not ask the broker.
+
+        Raises:
+            ConfigError: They cannot: settings, columns or types.
+        """
+        RecordEncoder(self.settings, schema, BadRows(OnBadRow.FAIL, schema))
+        if self.settings.delivery is Delivery.EXACTLY_ONCE:
+            required_staging(context.staging, context.sink_id, STAGED)
+
     def open(self, context: CommitterContext, schema: pa.Schema) -> None:
         """Return when rows of `schema` can be written; creates topics, fences the sink id.
 
@@ -112,7 +122,7 @@ class KafkaSink(Sink):
             SinkError: The broker cannot be reached now.
         """
         settings = self.settings
-        RecordEncoder(settings, schema, BadRows(OnBadRow.FAIL, schema))
+        self.validate(context, schema)
         preflight = Preflight(settings)
         preflight.require_topics(
             NewTopics(self.partitions, self.replication_factor) if self.create else None
@@ -120,7 +130,6 @@ class KafkaSink(Sink):
         preflight.require_capacity()
         if settings.delivery is Delivery.AT_LEAST_ONCE:
             return
-        required_staging(context.staging, context.sink_id, STAGED)
         preflight.require_retention()
         Fence(settings, context).claim()
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import pyarrow as pa
@@ -37,12 +38,29 @@ def run_preflight(
         Fenced: This attempt or a newer one owns the sink id.
         SinkError: The server cannot be reached or asked now.
     """
+    with _preflight(settings, context) as preflight:
+        preflight.run(schema, exactly_once=exactly_once)
+
+
+def validate_rows(settings: SqlSettings, context: CommitterContext, schema: pa.Schema) -> None:
+    """Return when server and table, where it is there, take rows of `schema`; changes nothing.
+
+    Raises:
+        ConfigError: They do not; the text has what mends it.
+        SinkError: The server cannot be reached or asked now.
+    """
+    with _preflight(settings, context) as preflight:
+        preflight.validate(schema)
+
+
+@contextmanager
+def _preflight(settings: SqlSettings, context: CommitterContext) -> Generator[_Preflight]:
     check_sink_id(context.sink_id)
     text = f"sink {context.sink_id}: {settings.endpoint}"
     name = session_name(context.sink_id, context.attempt, "check")
     with settings.endpoint.connect(name) as session:
         try:
-            _Preflight(settings, context, session).run(schema, exactly_once=exactly_once)
+            yield _Preflight(settings, context, session)
         except AccessDenied as error:
             raise ConfigError(f"{text}: not permitted: {error}") from error
         except SqlError as error:
@@ -71,6 +89,19 @@ class _Preflight:
         table = self._required_table(schema)
         if settings.rules.tombstones or settings.rules.operation_column:
             self._dialect.require_delete(self._session, table)
+
+    def validate(self, schema: pa.Schema) -> None:
+        settings, session = self._settings, self._session
+        self._dialect.look_at_server(session).require(settings.endpoint, self._context.sink_id)
+        table = self._dialect.found(session, settings.table)
+        if table is None:
+            if not settings.create:
+                raise missing(settings, settings.table, schema)
+            return
+        require_writable(table)
+        if settings.evolve:
+            schema = _known_columns(table, schema, settings.rules)
+        matched(self._dialect, table, schema, settings.rules)
 
     def _support(self, server: Server) -> TwoPhaseSupport:
         if self._settings.two_phase is None:

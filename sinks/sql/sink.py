@@ -17,7 +17,7 @@ from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, Wri
 from onceflow.sinks.sql.commit_mode import mode_of_writer
 from onceflow.sinks.sql.committer import SqlCommitter
 from onceflow.sinks.sql.dialect import Dialect
-from onceflow.sinks.sql.preflight import run_preflight
+from onceflow.sinks.sql.preflight import run_preflight, validate_rows
 from onceflow.sinks.sql.session import Endpoint
 from onceflow.sinks.sql.settings import CommitMode, SqlSettings
 from onceflow.sinks.sql.tables import TableName
@@ -125,6 +125,16 @@ class SqlSink(Sink):
     def routing_key(self) -> tuple[str, ...]:
         """Return the primary key where rows are found by it: one key, one writer."""
         return self.primary_key if self.settings.rules.changes_in_place else ()
+
+    @override
+    def validate(self, context: CommitterContext, schema: pa.Schema) -> None:
+        """Return when server and table, where it is there, take rows of `schema`; changes nothing.
+
+        Raises:
+            ConfigError: They do not: settings, server, table, columns or types.
+            SinkError: The server cannot be reached now.
+        """
+        validate_rows(self.settings, context, schema)
 
     @override
     def open(self, context: CommitterContext, schema: pa.Schema) -> None:

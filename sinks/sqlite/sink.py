@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar, Literal
 
+import pyarrow as pa
 from typing_extensions import override
 
 from onceflow.core.connector import SinkConnector
 from onceflow.core.errors import ConfigError
+from onceflow.core.spi import CommitterContext
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.sink import SqlSink
 from onceflow.sinks.sqlite.connection import SQLiteEndpoint, endpoint_of
@@ -45,6 +48,17 @@ class SQLiteSink(SqlSink):
             raise ConfigError(
                 f"delivery={self.delivery!r}: a writer would keep the whole file locked between "
                 "its commits, so the SQLite sink is exactly once only; leave delivery out"
+            )
+
+    @override
+    def validate(self, context: CommitterContext, schema: pa.Schema) -> None:
+        """As `SqlSink` does; nothing is asked of a file that is yet to be created."""
+        if Path(self.endpoint.path).exists():
+            super().validate(context, schema)
+        elif not self.create:
+            raise ConfigError(
+                f"{self.endpoint} does not exist, so it has no table {self.table}; create it, or "
+                "say create=True"
             )
 
     @property
