@@ -1,4 +1,4 @@
-"""What a source or a sink of one's own is written with: contracts, their values and their errors.
+"""What you write a source or a sink of your own with: contracts, their values and their errors.
 
 The layer that may import all others.
 """

@@ -123,8 +123,8 @@ class RuntimeSettings:
     stop_on_signals: bool = True
     """Whether SIGINT and SIGTERM stop the job while it is waited for; see `Job.wait`."""
     stop_timeout_s: float = 30.0
-    """How long a stop by a signal may take before the job is cancelled: less than whoever sends it
-    waits until SIGKILL (Docker 10 s, Kubernetes 30 s, systemd 90 s), or that comes first."""
+    """How long a stop by a signal may take before the job is cancelled: less than the sender of the
+    signal waits until SIGKILL (Docker 10 s, Kubernetes 30 s, systemd 90 s), or that comes first."""
     channel_batches: int = 8
     """Credits of a channel: batches that may be under way or waiting in it."""
     poll_timeout_s: float = 0.01

@@ -86,7 +86,7 @@ def batch_of_letters(operator: str, letters: Sequence[DeadLetter]) -> pa.RecordB
 
 
 def origin_columns(schema: pa.Schema) -> tuple[str, ...]:
-    """Return the columns that hold topic, partition and offset; none when it has no such."""
+    """Return the columns that hold topic, partition and offset; empty without them."""
     for topic, partition, offset in _ORIGINS:
         if all(schema.get_field_index(name) >= 0 for name in (topic, partition, offset)) and (
             arrow.is_string(schema.field(topic).type)

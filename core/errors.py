@@ -25,7 +25,7 @@
     ├── MessageCorrupt                  internal, never: driver and slots run different versions
     ├── SlotLost                        external, job
     ├── SparkStopped                    external, never: the session is gone; another must be made
-    ├── SlotFailed                      internal, job: something raised what is none of these
+    ├── SlotFailed                      internal, job: something raised another error
     └── UserFunctionError               user, job: a function of the pipeline raised
 InvariantViolation                      our bug; see protocol.invariant
 
@@ -198,7 +198,7 @@ class SparkStopped(OnceflowError):
 
 
 class SlotFailed(OnceflowError):
-    """Raised when a source, a sink or the runtime raised in a slot what is none of these errors."""
+    """Raised when a source, a sink or the runtime raised an unexpected error in a slot."""
 
 
 class MessageCorrupt(OnceflowError):

@@ -70,8 +70,8 @@ class SourceReader(ABC):
     def rejected(self) -> Sequence[DeadLetter]:
         """Return the bad records left out since the last call. Called after each `poll`.
 
-        The positions have advanced past them: whoever drops the answer loses them. Empty unless
-        `Source.has_dead_letters`.
+        The positions have advanced past them: a caller that drops the answer loses them. Empty
+        unless `Source.has_dead_letters`.
         """
         return ()
 
@@ -426,14 +426,14 @@ class Sink(ABC):
         return ()
 
     def validate(self, context: CommitterContext, schema: pa.Schema) -> None:  # noqa: B027
-        """Return when nothing speaks against writing rows of `schema`. Asks, and changes nothing.
+        """Return when rows of `schema` could be written. Asks, and changes nothing.
 
         Runs on the driver before each attempt, for every sink before any is opened, and whenever
         somebody wonders: also twice at once, and beside a job that runs. What is missing and will
-        be created by `open` does not speak against it.
+        be created by `open` is no reason to refuse.
 
         Raises:
-            ConfigError: Something does; the message has the exact statement that mends it.
+            ConfigError: They could not; the message has the exact statement that mends it.
             SinkError: The target cannot be asked now.
         """
 

@@ -84,7 +84,7 @@ class StagingArea(ABC):
         """Return every staged transaction of this sink id, of all attempts, oldest first."""
 
     def sealed_at(self, transaction: TransactionId) -> datetime | None:
-        """Return when `transaction` was sealed; None when it is not staged, or nobody tells."""
+        """Return when `transaction` was sealed; None when it is not staged, or that is unknown."""
         return None
 
     @abstractmethod

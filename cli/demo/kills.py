@@ -60,7 +60,7 @@ class DoneKill:
     pids: tuple[int, ...]
     """The processes that it ended."""
     at_records: int
-    """Records that the job had read at that moment, by its own word."""
+    """Records that the job reported as read at that moment."""
     committed_records: int
     """Of these, the ones committed before."""
     at_rows: int

@@ -195,7 +195,7 @@ def _confirm(question: str, yes: bool) -> None:
 
 
 def age_seconds(one: InDoubtTransaction) -> float | None:
-    """Return how long ago it was prepared, by this machine's clock; None when nobody tells."""
+    """Return how long ago it was prepared, by this machine's clock; None when that is unknown."""
     if one.prepared_at is None:
         return None
     return max(0.0, (datetime.now(timezone.utc) - one.prepared_at).total_seconds())

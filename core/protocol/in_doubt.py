@@ -186,7 +186,7 @@ def _own(transaction: TransactionId, log: LogFacts) -> tuple[LoggedDecision, str
 
 
 def _recovery_action(committable: Committable, log: LogFacts) -> RecoveryAction:
-    """Ask the very rule by which the next attempt goes."""
+    """Apply the rule that the next attempt will follow."""
     plan = plan_recovery(
         committables_of(log.last) if log.last else (),
         (committable,),

@@ -192,8 +192,8 @@ def apply(view: LogView, entry: LogEntry) -> LogView:
 def next_claim(view: LogView, owner: str, sinks: Iterable[str] = ()) -> AttemptClaimed:
     """Return the record that makes `owner` the next attempt, if it can be created.
 
-    It takes the job over from whoever has it: for a driver's first claim. From then on it may write
-    under `sinks`.
+    It takes the job over from any other driver: for a driver's first claim. From then on it may
+    write under `sinks`.
     """
     return AttemptClaimed(
         sequence=view.last_sequence + 1,

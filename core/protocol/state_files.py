@@ -86,7 +86,7 @@ class StateFiles:
         released: list[StateHandle] = []
         for path, waiting in list(self._waiting.items()):
             if path in named:
-                # Taken up again; whoever names it now drops it later.
+                # Used again: the checkpoint that names it now drops it later.
                 del self._waiting[path]
                 continue
             if waiting.over_before is None and confirmed >= waiting.decided_last:

@@ -95,7 +95,7 @@ class Failed:
     trace: str
     retry: str
     fingerprint: str = ""
-    """Equal for equal mistakes of the program; empty for what is none."""
+    """The same for the same mistake of the program; empty for any other failure."""
 
     @classmethod
     def of(cls, slot: int, error: BaseException) -> Failed:

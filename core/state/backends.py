@@ -29,7 +29,7 @@ class RocksDBBackend(StateBackend):
     """Keeps state in a RocksDB on the slot's local disk, for state beyond memory.
 
     With `incremental`, a snapshot uploads only files that no completed checkpoint holds; without,
-    it uploads all of them and shares none.
+    it uploads every file each time.
     """
 
     incremental: bool = True

@@ -243,7 +243,7 @@ class ListRows(EntryRows):
 
 
 class MapRows(EntryRows):
-    """Entries that are dicts: one row an item of the dict, none for an empty one."""
+    """Entries that are dicts: one row for each item of the dict."""
 
     def encode(
         self, keys: Sequence[Any], entries: Sequence[Any]

@@ -22,7 +22,7 @@ Test vectors:
     "acct-000123"  AD79AD3ADF74D4A2      ("a", 1)                       90AB2D0FB53B2FB3
     "x" * 200      1EE2BF3C26F6F354      1970-01-02T00:00:00            B04CCCA011A0D7C2
 
-Exactness never rests on this hash: whoever uses it as identity compares the keys as well.
+Exactness never rests on this hash: code that uses it as identity compares the keys as well.
 
 Source: MurmurHash3 (Austin Appleby, public domain); XXH3_64 as specified with xxHash 0.8, seed 0.
 """

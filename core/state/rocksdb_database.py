@@ -79,7 +79,7 @@ def split_row_key(data: bytes) -> tuple[int, str, bytes]:
 
 
 def after(prefix: bytes) -> bytes:
-    """Return the smallest key above all that begin with `prefix`, which is not all FF."""
+    """Return the smallest key after every key that begins with `prefix` (not only FF bytes)."""
     return (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")
 
 

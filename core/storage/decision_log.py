@@ -98,7 +98,7 @@ class DecisionUnknown(CheckpointError):
 
 
 class DecisionLog:
-    """The log of one job, for whoever wants to read it or to become its owner.
+    """The log of one job, to read it or to become its owner.
 
     Any thread, any process. Reading changes nothing in storage, and works on a job that never ran.
     """
@@ -198,7 +198,7 @@ class DecisionLog:
         return digest, verdict
 
     def written_at(self) -> datetime | None:
-        """Return when the last record was written; None: there is none, or nobody tells."""
+        """Return when the last record was written; None without records, or when it is unknown."""
         last = max(self.sequences(), default=0)
         return self._fs.modified_at(self._paths.record(last)) if last else None
 

@@ -101,5 +101,5 @@ def _local_root(path: str, url: str) -> str:
 
 
 def _shown(protocol: str, root: str) -> str:
-    """Return the url without a password; `container@account` is none."""
+    """Return the url without its password; `container@account` is not a password."""
     return f"{protocol}://{_PASSWORD.sub('', root)}"

@@ -54,7 +54,7 @@ def verify_topic(bootstrap_servers: str, topic: str, payments: Payments) -> Verd
     records.
 
     Raises:
-        ConfigError: There is no such topic, or a record in it is none of ours.
+        ConfigError: There is no such topic, or a record in it is not a payment.
         NoVerdict: The broker does not answer.
     """
     settings: dict[str, str | int | bool] = {

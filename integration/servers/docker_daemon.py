@@ -1,4 +1,4 @@
-"""The Docker daemon that testcontainers uses, and what to say when there is none."""
+"""The Docker daemon that testcontainers uses, and the error when it cannot be reached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every server of a test can do, be it a process of this machine or a container.
+"""What every server of a test can do, as a process of this machine or in a container.
 
 Start, kill, pause, unpause, restart, stop, and a network that can be cut. What the server has made
 durable and its address outlive `kill()` and `start()`: a client that retries its old address finds

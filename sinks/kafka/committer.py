@@ -1,4 +1,4 @@
-"""Produces what writers staged, each transaction once, whoever commits it and how often.
+"""Produces what writers staged, each transaction once, from any process and at any repetition.
 
     1. Take the lane of the transaction's subtask: every other committer of it is fenced, and what
        it had open is ended.

@@ -64,7 +64,7 @@ _ROW_REFUSED = frozenset(
     {1048, 1118, 1169, 1216, 1217, 1261, 1262, 1263, 1264, 1265, 1292, 1300, 1301}
     | {1364, 1365, 1366, 1367, 1369, 1406, 1411, 1416, 1441, 1451, 1452, 1526, 1557, 1586, 1690}
     | {1644, 1748, 1761, 1762, 3819, 4025, 4078}
-    # JSON text that is none, in MySQL and in MariaDB.
+    # Text that is not JSON, in MySQL and in MariaDB.
     | set(range(3140, 3158))
     | set(range(4035, 4045))
 )

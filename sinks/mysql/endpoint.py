@@ -158,7 +158,7 @@ class MySQLEndpoint:
         return (ConfigError if wrong else SinkError)(f"cannot connect to {self}: {reason}")
 
     def without_secrets(self, text: str) -> str:
-        """Return `text` with the passwords blotted out, should they be in it."""
+        """Return `text` with any of its passwords replaced by asterisks."""
         for secret in (self._secret(), self.tls.key_password):
             if secret:
                 text = text.replace(secret, "***")

@@ -34,7 +34,7 @@ _MANTISSA_BITS = {"float": 24, "double": 53}
 BINARIES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
 _DECIMAL128_PRECISION_MAX = 38
 
-# Days and microseconds from 1970. Year 0 is MySQL's mark for dates that are none.
+# Days and microseconds from 1970. Year 0 is MySQL's mark for invalid dates.
 _DAY_FIRST, _DAY_LAST = -719_162, 2_932_896
 _MICROSECOND_FIRST, _MICROSECOND_LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
 # 0 is the zero date, and seconds are 32 bits; MariaDB 11.5 goes further, which nobody relies on.

@@ -378,7 +378,7 @@ class PostgresEndpoint:
         return kind(f"cannot connect to {self}: {reason}")
 
     def without_secrets(self, text: str) -> str:
-        """Return `text` with the password blotted out, should it be in it."""
+        """Return `text` with the password, if it is there, replaced by asterisks."""
         for key, value in self._followed().items():
             if key in ("password", "sslpassword") and value:
                 text = text.replace(value, "***")

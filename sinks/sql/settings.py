@@ -28,7 +28,7 @@ class SqlSettings:
     dialect: Dialect
     endpoint: Endpoint
     table: TableName
-    """The table of rows that name none."""
+    """The table of rows that do not name their table."""
     ledger_schema: str
     """Where onceflow's own tables are."""
     lock_timeout_s: float

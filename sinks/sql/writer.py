@@ -100,7 +100,7 @@ class SqlWriter(SinkWriter):
 
     @abstractmethod
     def _new_loader(self, target: Target) -> RowLoader:
-        """Return how rows go in; `target` is the table of rows that name none."""
+        """Return how rows go in; `target` is the table of rows that do not name one."""
 
     @abstractmethod
     def _connected(self) -> Session:

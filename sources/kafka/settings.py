@@ -37,7 +37,7 @@ TUNED_DEFAULTS: Mapping[str, OptionValue] = {
     "socket.timeout.ms": 30_000,
     # Whether a batch is what the producer sent; the checksum is the processor's own instruction.
     "check.crcs": True,
-    # For group members that stop polling; the reader is none, and backpressure may last.
+    # For group members that stop polling. The reader is not a member, and backpressure may last.
     "max.poll.interval.ms": 86_400_000,
     # Its own lines repeat every failed connection attempt; the error callback says it once.
     "log_level": 2,

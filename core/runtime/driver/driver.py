@@ -96,7 +96,7 @@ class JobPlan:
     listeners: Sequence[JobListener]
     """Told of every event of the job."""
     allow_non_restored_state: bool
-    """Whether restored state that nobody takes is dropped; else refused."""
+    """Whether restored state that no operator takes is dropped; it is refused otherwise."""
 
 
 class JobDriver:
@@ -339,7 +339,7 @@ class JobDriver:
         """Return the log's view and the number of key groups.
 
         Its last decision holds every split that there is now: checkpoint 0 is decided if need be,
-        or one that takes in the splits that have appeared since the last one.
+        or one that adds the splits that have appeared since the last one.
         """
         plan = self._plan
         now_ms = _wall_ms()

@@ -55,7 +55,7 @@ class StatusTracker:
             _log.warning("job %s: %s was restored and is dropped", before.job, one)
 
     def add_listener(self, listener: JobListener) -> None:
-        """Tell `listener` of every event from now on; of none when the job has ended."""
+        """Tell `listener` of every event from now on; a job that has ended has no more."""
         with self._lock:
             if not self._status.state.ended:
                 self._feeds.append(_Feed(listener, self._status.job))

@@ -39,7 +39,7 @@ def check_max_parallelism(restored: CompletedCheckpoint, max_parallelism: int) -
 
 
 def operators_left(graph: Graph, restored: CompletedCheckpoint) -> tuple[str, ...]:
-    """Return the uids of operators that have state in `restored` which none in `graph` takes."""
+    """Return the uids of operators that have state in `restored` and are not in `graph`."""
     works = {operator.uid: operator.work for operator in graph.operators}
     return tuple(
         sorted(

@@ -80,7 +80,7 @@ class SlotPool:
         self._heard_at.pop(slot, None)
 
     def send_all(self, message: DriverMessage) -> None:
-        """Send `message` to every slot that is there; waits for none of them."""
+        """Send `message` to every connected slot, without waiting."""
         for link in list(self._links.values()):
             link.send(message)
 

@@ -67,7 +67,7 @@ def in_doubt_of_every_attempt(harness: Harness) -> None:
 
 @clause(scenarios=[25], rests_on=[in_doubt_is_exact])
 def in_doubt_of_no_other_sink(harness: Harness) -> None:
-    """In doubt is nothing of another sink id, be it a prefix or in another case, or match `_`."""
+    """Nothing of another sink id is in doubt here: a prefix, another case, a match of `_`."""
     own = harness.job.sink_id
     others = [f"{own}.1", f"{own}-1", f"{own}_", own[:-1], f"{own[:-1]}_", own.upper()]
     mine = harness.prepare(1)
