@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from deltalake import DeltaTable
@@ -30,7 +30,9 @@ class DeltaTarget(SinkTarget):
     def rows(self) -> list[dict[str, Any]]:
         if not DeltaTable.is_deltatable(self.path):
             return []
-        found: list[dict[str, Any]] = DeltaTable(self.path).to_pyarrow_table().to_pylist()
+        found: list[dict[str, Any]] = (
+            cast("Any", DeltaTable(self.path)).to_pyarrow_table().to_pylist()
+        )
         return found
 
 

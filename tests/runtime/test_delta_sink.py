@@ -7,6 +7,7 @@ import signal
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any, cast
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -61,7 +62,7 @@ def test_job_that_is_killed_makes_one_version_a_checkpoint(
 
 
 def assert_one_version_a_checkpoint(table: DeltaTable, source: CountingSource) -> None:
-    rows = pa.table(table.to_pyarrow_table())
+    rows: pa.Table = cast("Any", table).to_pyarrow_table()
     seen = Counter(rows["id"].to_pylist())
     assert [record for record, times in seen.items() if times > 1] == []
     assert sorted(seen) == list(range(source.records))
