@@ -14,7 +14,7 @@ from onceflow.core.config import Delivery
 from onceflow.core.errors import ConfigError
 
 SPARK_PREFIX = "kafka."
-STAGED = "exactly once into Kafka stages rows"
+STAGED = "exactly once into Kafka, unlike delivery='at_least_once', stages rows"
 """Why checkpoint storage is needed."""
 
 MESSAGE_BYTES_MAX = "message.max.bytes"
