@@ -111,7 +111,7 @@ def description_pickles(harness: Harness) -> None:
     expect(again.routing_key() == harness.sink.routing_key(), "the copy routes by another key")
     prepared = harness.prepare(1)
     other = harness.job.through(again)
-    harness.commit_all(harness.prepare(2, writer=other.writer()))
+    harness.commit_all(harness.prepare(2, writer=other.writer(first_checkpoint=2)))
     harness.commit(prepared, other.committer())
     expect(pickle.dumps(harness.sink) == data, "the description changed while it was used")
 
