@@ -10,7 +10,7 @@ process spells others, and a refused row is heard of one statement later.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 from typing_extensions import override
@@ -51,12 +51,12 @@ class PipelinedInserts(InsertStream):
         self._awaited = 0
 
     @override
-    def write(self, session: Session, rows: pa.RecordBatch) -> None:
+    def write(self, begin: Callable[[], Session], rows: pa.RecordBatch) -> None:
         self._waiting.append(rows)
         self._waiting_rows += rows.num_rows
         self._waiting_bytes += rows.nbytes
         if self._waiting_rows >= ROWS_A_STATEMENT or self._waiting_bytes >= BYTES_A_STATEMENT:
-            self._send_waiting(own(session))
+            self._send_waiting(own(begin()))
 
     @override
     def finish(self, session: Session) -> None:

@@ -9,7 +9,7 @@ also bounds what the server queues for the end of the statement, the checks of f
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pgpq
@@ -41,11 +41,11 @@ class CopyStream(InsertStream):
         self._copying_since = 0.0
 
     @override
-    def write(self, session: Session, rows: pa.RecordBatch) -> None:
-        copy = self._copy or self._begin_copy(session)
+    def write(self, begin: Callable[[], Session], rows: pa.RecordBatch) -> None:
+        copy = self._copy or self._begin_copy(begin())
         copy.write(self._format.encode(rows))
         if time.monotonic() - self._copying_since > _COPY_S_MAX:
-            self.finish(session)
+            self.finish(begin())
 
     @override
     def finish(self, session: Session) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
 
@@ -19,8 +19,12 @@ class InsertStream(ABC):
     """
 
     @abstractmethod
-    def write(self, session: Session, rows: pa.RecordBatch) -> None:
-        """Send `rows`, which are converted, in the transaction that is open on `session`."""
+    def write(self, begin: Callable[[], Session], rows: pa.RecordBatch) -> None:
+        """Take `rows`, which are converted, and send what is due now.
+
+        `begin` returns the session with the transaction open, and is called only to send: the
+        server need not keep a transaction open for rows that wait here.
+        """
 
     @abstractmethod
     def finish(self, session: Session) -> None:
@@ -60,7 +64,7 @@ class DmlExecutor(ABC):
         stream = self.inserts(target)
         try:
             for rows in batches:
-                stream.write(session, rows)
+                stream.write(lambda: session, rows)
             stream.finish(session)
         except BaseException:
             stream.give_up()

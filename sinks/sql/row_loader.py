@@ -73,7 +73,7 @@ class StreamedInserts(RowLoader):
 
     @override
     def load(self, part: ValidRows) -> None:
-        self._stream.write(self._transactions.begin(), part.rows)
+        self._stream.write(self._transactions.begin, part.rows)
         self._rows += part.rows.num_rows
 
     @override

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
 from typing_extensions import override
@@ -56,8 +56,8 @@ class _Inserts(InsertStream):
         self._statement = statement
 
     @override
-    def write(self, session: Session, rows: pa.RecordBatch) -> None:
-        own(session).execute_many(self._statement, _values(rows, rows.schema.names))
+    def write(self, begin: Callable[[], Session], rows: pa.RecordBatch) -> None:
+        own(begin()).execute_many(self._statement, _values(rows, rows.schema.names))
 
     @override
     def finish(self, session: Session) -> None:
