@@ -285,7 +285,7 @@ def test_other_jobs_and_older_attempts_are_refused(job: _Job, tmp_path: Path) ->
 
 
 def test_rows_without_a_key_are_refused_while_there_is_time(job: _Job) -> None:
-    with pytest.raises(BadRow, match="row 1: 'key' is the key, and null"):
+    with pytest.raises(BadRow, match=r"'key' is the key, and null \(row 1 of its batch\)"):
         job.writer().write(_batch([("a", 1), (None, 2)]))
     writer = job.writer(OnBadRow.DROP)
     writer.write(_batch([("a", 1), (None, 2)]))
