@@ -382,5 +382,5 @@ def settled(
 def _nothing_done(transaction: TransactionId) -> RetryLater:
     return RetryLater(
         f"the server answered the commit of {transaction} with OK and committed nothing. Its rows "
-        "are in the server, prepared: it lists them again after a restart"
+        "are there, prepared: they are listed again after a restart of the server"
     )
