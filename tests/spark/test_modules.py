@@ -18,7 +18,8 @@ REPOSITORY = Path(__file__).parents[2]
 DRIVER = """
     import sys
     from pathlib import Path
-        from onceflow import Checkpointing, Pipeline
+    from pyspark.sql import SparkSession
+    from onceflow import Checkpointing, Pipeline
     from tests.support.counting_source import CountingSource
     from tests.support.directory_sink import DirectorySink
 
@@ -34,7 +35,7 @@ DRIVER = """
         .getOrCreate()
     )
     pipeline = Pipeline(
-        cluster, name="modules", parallelism=2,
+        spark, name="modules", parallelism=2,
         checkpointing=Checkpointing(storage=str(directory / "checkpoints"), interval=0.1),
     )
     if sys.argv[3] == "sent":
