@@ -1,81 +1,129 @@
-"""What you write a source or a sink of your own with: contracts, their values and their errors.
+"""The public face of connectors: Spark formats, and what you write a source or a sink with.
 
-The layer that may import all others.
+`register` and `data_source` make formats of Spark; the rest are contracts, their values and their
+errors. The layer that may import all others; its names are imported when they are first used.
 """
 
-from onceflow.connectors.catalog import SINKS, SOURCES, STATE_BACKENDS, ConnectorCatalog
-from onceflow.core.client_options import OptionRules, OptionValue
-from onceflow.core.connector import (
-    Diagnosis,
-    Questions,
-    ServerAccess,
-    SinkConnector,
-    SourceConnector,
-)
-from onceflow.core.crash_points import reach
-from onceflow.core.dead_letters import DeadLetter
-from onceflow.core.diagnosis import Area, Finding, Level
-from onceflow.core.errors import (
-    BadRecord,
-    BadRow,
-    ConfigError,
-    Fenced,
-    OffsetOutOfRange,
-    PreCommitFailed,
-    SinkError,
-    SourceError,
-    SourceUnavailable,
-    StateIncompatible,
-    StorageError,
-)
-from onceflow.core.in_doubt import (
-    ContradictsLog,
-    InDoubtTransaction,
-    InDoubtTransactions,
-    ResourceManager,
-    SinkResourceManager,
-)
-from onceflow.core.protocol.committables import (
-    Aborted,
-    AbortOutcome,
-    AlreadyCommitted,
-    CommitOutcome,
-    Committable,
-    Committed,
-    Lost,
-    RetryLater,
-    Unknown,
-)
-from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
-from onceflow.core.protocol.in_doubt import (
-    InDoubtStatus,
-    LogFacts,
-    LoggedDecision,
-    RecoveryAction,
-    Resolution,
-)
-from onceflow.core.secret_references import followed
-from onceflow.core.spi import (
-    Committer,
-    CommitterContext,
-    EndOfInput,
-    GlobalCommitter,
-    GlobalSink,
-    MultiCommitWriter,
-    OnBadRow,
-    ReaderContext,
-    RejectedRows,
-    Sink,
-    SinkWriter,
-    Source,
-    SourceReader,
-    Split,
-    SplitOffsets,
-    TransactionNamer,
-    WriterContext,
-)
-from onceflow.core.staging import StagedRows, StagingArea, staged_committable
-from onceflow.sinks.staged import StagedSink
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onceflow.core.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from onceflow.connectors.catalog import SINKS, SOURCES, STATE_BACKENDS, ConnectorCatalog
+    from onceflow.connectors.spark.formats import data_source, register
+    from onceflow.core.client_options import OptionRules, OptionValue
+    from onceflow.core.connector import (
+        Diagnosis,
+        Questions,
+        ServerAccess,
+        SinkConnector,
+        SourceConnector,
+    )
+    from onceflow.core.crash_points import reach
+    from onceflow.core.dead_letters import DeadLetter
+    from onceflow.core.diagnosis import Area, Finding, Level
+    from onceflow.core.errors import (
+        BadRecord,
+        BadRow,
+        ConfigError,
+        Fenced,
+        OffsetOutOfRange,
+        PreCommitFailed,
+        SinkError,
+        SourceError,
+        SourceUnavailable,
+        StateIncompatible,
+        StorageError,
+    )
+    from onceflow.core.in_doubt import (
+        ContradictsLog,
+        InDoubtTransaction,
+        InDoubtTransactions,
+        ResourceManager,
+        SinkResourceManager,
+    )
+    from onceflow.core.protocol.committables import (
+        Aborted,
+        AbortOutcome,
+        AlreadyCommitted,
+        CommitOutcome,
+        Committable,
+        Committed,
+        Lost,
+        RetryLater,
+        Unknown,
+    )
+    from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
+    from onceflow.core.protocol.in_doubt import (
+        InDoubtStatus,
+        LogFacts,
+        LoggedDecision,
+        RecoveryAction,
+        Resolution,
+    )
+    from onceflow.core.secret_references import followed
+    from onceflow.core.spi import (
+        Committer,
+        CommitterContext,
+        EndOfInput,
+        GlobalCommitter,
+        GlobalSink,
+        MultiCommitWriter,
+        OnBadRow,
+        ReaderContext,
+        RejectedRows,
+        Sink,
+        SinkWriter,
+        Source,
+        SourceReader,
+        Split,
+        SplitOffsets,
+        TransactionNamer,
+        WriterContext,
+    )
+    from onceflow.core.staging import StagedRows, StagingArea, staged_committable
+    from onceflow.sinks.staged import StagedSink
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "onceflow.connectors.catalog": "SINKS SOURCES STATE_BACKENDS ConnectorCatalog",
+            "onceflow.connectors.spark.formats": "data_source register",
+            "onceflow.core.client_options": "OptionRules OptionValue",
+            "onceflow.core.connector": (
+                "Diagnosis Questions ServerAccess SinkConnector SourceConnector"
+            ),
+            "onceflow.core.crash_points": "reach",
+            "onceflow.core.dead_letters": "DeadLetter",
+            "onceflow.core.diagnosis": "Area Finding Level",
+            "onceflow.core.errors": (
+                "BadRecord BadRow ConfigError Fenced OffsetOutOfRange PreCommitFailed"
+                " SinkError SourceError SourceUnavailable StateIncompatible StorageError"
+            ),
+            "onceflow.core.in_doubt": (
+                "ContradictsLog InDoubtTransaction InDoubtTransactions ResourceManager"
+                " SinkResourceManager"
+            ),
+            "onceflow.core.protocol.committables": (
+                "Aborted AbortOutcome AlreadyCommitted CommitOutcome Committable Committed"
+                " Lost RetryLater Unknown"
+            ),
+            "onceflow.core.protocol.ids": "AttemptId CheckpointId TransactionId",
+            "onceflow.core.protocol.in_doubt": (
+                "InDoubtStatus LogFacts LoggedDecision RecoveryAction Resolution"
+            ),
+            "onceflow.core.secret_references": "followed",
+            "onceflow.core.spi": (
+                "Committer CommitterContext EndOfInput GlobalCommitter GlobalSink"
+                " MultiCommitWriter OnBadRow ReaderContext RejectedRows Sink SinkWriter Source"
+                " SourceReader Split SplitOffsets TransactionNamer WriterContext"
+            ),
+            "onceflow.core.staging": "StagedRows StagingArea staged_committable",
+            "onceflow.sinks.staged": "StagedSink",
+        },
+    )
 
 __all__ = [
     "SINKS",
@@ -146,7 +194,9 @@ __all__ = [
     "TransactionNamer",
     "Unknown",
     "WriterContext",
+    "data_source",
     "followed",
     "reach",
+    "register",
     "staged_committable",
 ]

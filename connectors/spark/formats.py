@@ -1,0 +1,176 @@
+"""What a Spark format is: a name, and what makes its sink or its source of options.
+
+A format is a class, of which Spark makes instances where it plans: on the driver, in a Python
+worker of its own. The modules behind a format are imported when it is used, and not before: Spark
+asks for the names of all that are installed.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pyspark.errors import PySparkException
+from pyspark.sql.datasource import DataSource
+from typing_extensions import override
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
+    from pyspark.sql.types import StructType
+
+    from onceflow.core.spi import Sink
+
+
+class SinkFormat(DataSource):
+    """A format that writes, by `writeStream` and `write`, into what `make_sink` makes.
+
+    One class a format: Spark pickles the class to where it plans, and its instances to where they
+    commit.
+    """
+
+    format_name: ClassVar[str]
+
+    @classmethod
+    @override
+    def name(cls) -> str:
+        return cls.format_name
+
+    @staticmethod
+    @abstractmethod
+    def make_sink(options: Mapping[str, str]) -> Sink:
+        """Return the sink that `options` describe, which hold the protocol's, too."""
+
+    @override
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from onceflow.connectors.spark.stream_writer import stream_writer
+
+        return stream_writer(self.make_sink, self.options, schema, overwrite)
+
+    @override
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from onceflow.connectors.spark.batch_writer import batch_writer
+
+        return batch_writer(self.make_sink, self.options, schema, overwrite)
+
+
+class PostgresFormat(SinkFormat):
+    """`onceflow-postgres`."""
+
+    format_name = "onceflow-postgres"
+
+    @staticmethod
+    @override
+    def make_sink(options: Mapping[str, str]) -> Sink:
+        from onceflow.connectors.spark.sql_options import POSTGRES_WRITE
+
+        return POSTGRES_WRITE.made(options)
+
+
+class MySQLFormat(SinkFormat):
+    """`onceflow-mysql`, for MariaDB, too."""
+
+    format_name = "onceflow-mysql"
+
+    @staticmethod
+    @override
+    def make_sink(options: Mapping[str, str]) -> Sink:
+        from onceflow.connectors.spark.sql_options import MYSQL_WRITE
+
+        return MYSQL_WRITE.made(options)
+
+
+class SQLiteFormat(SinkFormat):
+    """`onceflow-sqlite`, for a session whose executors all see one disk."""
+
+    format_name = "onceflow-sqlite"
+
+    @staticmethod
+    @override
+    def make_sink(options: Mapping[str, str]) -> Sink:
+        from onceflow.connectors.spark.sql_options import SQLITE_WRITE
+
+        return SQLITE_WRITE.made(options)
+
+
+class KafkaFormat(SinkFormat):
+    """`onceflow-kafka`."""
+
+    format_name = "onceflow-kafka"
+
+    @staticmethod
+    @override
+    def make_sink(options: Mapping[str, str]) -> Sink:
+        from onceflow.connectors.spark.kafka_options import KAFKA_WRITE
+
+        return KAFKA_WRITE.made(options)
+
+
+class FilesFormat(SinkFormat):
+    """`onceflow-files`."""
+
+    format_name = "onceflow-files"
+
+    @staticmethod
+    @override
+    def make_sink(options: Mapping[str, str]) -> Sink:
+        from onceflow.connectors.spark.file_options import FILES_WRITE
+
+        return FILES_WRITE.made(options)
+
+
+FORMATS: tuple[type[SinkFormat], ...] = (
+    FilesFormat,
+    KafkaFormat,
+    MySQLFormat,
+    PostgresFormat,
+    SQLiteFormat,
+)
+"""Those of this package; each has a module `pyspark_onceflow_…` by which Spark discovers it."""
+
+
+def register(spark: SparkSession) -> None:
+    """Return when `spark` knows every format of onceflow. Repeated it changes nothing.
+
+    Not needed where onceflow is installed in the driver's environment: Spark finds the formats
+    there by itself. Runs on the driver, or in a client of Spark Connect.
+
+    Raises:
+        ConfigError: This Spark has no Python formats.
+    """
+    from onceflow.connectors.spark.versions import SparkInterface, require
+
+    require(SparkInterface.FORMATS, "connectors.register")
+    for one in FORMATS:
+        try:
+            spark.dataSource.register(one)
+        except PySparkException as error:
+            # Discovered by its installation, and it is the same one.
+            if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+                raise
+
+
+def data_source(name: str, make_sink: Callable[[Mapping[str, str]], Sink]) -> type[DataSource]:
+    """Return a format for `spark.dataSource.register`, which writes into any sink.
+
+    Args:
+        name: For `writeStream.format(name)` and `write.format(name)`.
+        make_sink: Makes the sink of the options of a query, by names in any case, as often as it is
+            asked and wherever Spark plans, writes or commits; connects to nothing. An option that
+            it asks for and does not get, or gets and never asks for, is an error. It is pickled, by
+            value where it is of the program that Spark runs.
+    """
+
+    def made(options: Mapping[str, str]) -> Sink:
+        from onceflow.connectors.spark.options import own_sink
+
+        return own_sink(name, make_sink, options)
+
+    members: dict[str, Any] = {
+        "__doc__": f"Format {name!r} of the program that made it.",
+        "__module__": "__main__",
+        "format_name": name,
+        "make_sink": staticmethod(made),
+    }
+    return type(f"SinkFormat_{name}", (SinkFormat,), members)

@@ -1,0 +1,155 @@
+"""Options of Spark formats become settings of sinks; whatever cannot is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from onceflow.connectors.spark.file_options import FILES_WRITE
+from onceflow.connectors.spark.kafka_options import KAFKA_WRITE
+from onceflow.connectors.spark.options import PROTOCOL_OPTIONS, OptionTable, own_sink
+from onceflow.connectors.spark.sql_options import MYSQL_WRITE, POSTGRES_WRITE, SQLITE_WRITE
+from onceflow.core.errors import ConfigError
+from onceflow.core.spi import Sink
+from onceflow.sinks import FileSink, KafkaSink, MySQLSink, PostgresSink, SQLiteSink
+
+TABLES = (POSTGRES_WRITE, MYSQL_WRITE, SQLITE_WRITE, KAFKA_WRITE, FILES_WRITE)
+JDBC = {"url": "jdbc:postgresql://db/shop", "user": "u", "dbtable": "shop.orders"}
+
+
+def refusal(table: OptionTable[Sink], options: dict[str, str]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        table.made(options)
+    return str(caught.value)
+
+
+def test_options_of_sparks_jdbc_writer_make_a_sink() -> None:
+    sink = POSTGRES_WRITE.made(
+        {
+            **JDBC,
+            "password": "${env:SHOP_PASSWORD}",
+            "driver": "org.postgresql.Driver",
+            "batchsize": "10000",
+            "queryTimeout": "30",
+        }
+    )
+    assert sink == PostgresSink(
+        "jdbc:postgresql://db/shop",
+        user="u",
+        table="shop.orders",
+        password="${env:SHOP_PASSWORD}",
+        statement_timeout_s=30.0,
+    )
+
+
+def test_names_are_read_in_any_case_as_spark_hands_them_over() -> None:
+    options = {
+        "url": "jdbc:mariadb://db/shop",
+        "dbtable": "t",
+        "writemode": "UPSERT",
+        "PRIMARYKEY": "a, b",
+        "createtable": "True",
+        "user": "u",
+    }
+    assert MYSQL_WRITE.made(options) == MySQLSink(
+        "jdbc:mariadb://db/shop",
+        table="t",
+        write_mode="upsert",
+        primary_key=("a", "b"),
+        create=True,
+        user="u",
+    )
+
+
+def test_every_other_format_makes_its_sink(tmp_path: object) -> None:
+    kafka = KAFKA_WRITE.made(
+        {"kafka.bootstrap.servers": "b:9092", "topic": "t", "kafka.sasl.password": "${env:P}"}
+    )
+    assert repr(kafka) == repr(
+        KafkaSink("b:9092", topic="t", format="raw", options={"sasl.password": "${env:P}"})
+    )
+    files = FILES_WRITE.made(
+        {
+            "path": f"{tmp_path}/out",
+            "partitionby": "day",
+            "storage.key": "${env:K}",
+            "storage.client_kwargs": '{"endpoint_url": "http://s3"}',
+        }
+    )
+    assert files == FileSink(
+        f"{tmp_path}/out",
+        partition_by=("day",),
+        storage_options={"key": "${env:K}", "client_kwargs": {"endpoint_url": "http://s3"}},
+    )
+    path = f"{tmp_path}/out.db"
+    assert SQLITE_WRITE.made({"url": path, "dbtable": "t"}) == SQLiteSink(path, table="t")
+
+
+def test_a_mistyped_option_is_refused_with_the_nearest_name() -> None:
+    assert "no option 'primarykeys' for write: did you mean 'primaryKey'?" in refusal(
+        POSTGRES_WRITE, {**JDBC, "primarykeys": "id"}
+    )
+
+
+def test_an_option_of_the_jdbc_writer_that_would_mislead_is_refused_with_what_to_do() -> None:
+    assert "use coalesce(n)" in refusal(POSTGRES_WRITE, {**JDBC, "numPartitions": "4"})
+
+
+def test_a_missing_option_is_named_with_what_it_means() -> None:
+    assert "onceflow-postgres needs option 'dbtable': The table" in refusal(
+        POSTGRES_WRITE, {"url": "postgresql://u@db/shop"}
+    )
+
+
+def test_a_value_of_another_type_is_refused_with_what_it_must_be() -> None:
+    assert "option 'createTable'='yes' must be true or false" in refusal(
+        POSTGRES_WRITE, {**JDBC, "createtable": "yes"}
+    )
+    assert "must be one of insert, upsert, ignore, update" in refusal(
+        POSTGRES_WRITE, {**JDBC, "writemode": "merge"}
+    )
+    assert "must be a duration" in refusal(POSTGRES_WRITE, {**JDBC, "locktimeout": "soon"})
+
+
+def test_two_names_of_one_option_are_refused() -> None:
+    assert "options 'querytimeout' and 'statementtimeout' say the same" in refusal(
+        POSTGRES_WRITE, {**JDBC, "querytimeout": "5", "statementtimeout": "6"}
+    )
+
+
+def test_no_error_repeats_a_secret() -> None:
+    secret = "hunter2"
+    for options in (
+        {"url": f"jdbc:oracle://u:{secret}@db/shop", "dbtable": "t"},
+        {**JDBC, "password": secret, "tables": "t"},
+        {"url": f"jdbc:postgresql://db/shop?password={secret}", "dbtable": "a.b.c.d"},
+    ):
+        assert secret not in refusal(POSTGRES_WRITE, options)
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: str(table.format))
+def test_no_option_is_the_protocols_or_stands_twice(table: OptionTable[Sink]) -> None:
+    names = [name.lower() for one in table.options for name in (one.name, *one.aliases)]
+    others = [
+        *(one.name.lower() for one in PROTOCOL_OPTIONS),
+        *(name.lower() for name in (*table.ignored, *table.refused)),
+    ]
+    assert len({*names, *others}) == len(names) + len(others)
+    for option in table.options:
+        table.default_of(option)
+
+
+def test_a_sink_of_ones_own_gets_its_options_by_names_in_any_case() -> None:
+    def make(options: Mapping[str, str]) -> Sink:
+        protocols = "checkpointLocation" in options
+        got.append((options["maxRows"], options.get("proxy", "none"), protocols))
+        return FileSink("/nowhere")
+
+    got: list[tuple[str, str, bool]] = []
+    own_sink("my-http", make, {"maxrows": "5", "checkpointlocation": "/c"})
+    assert got == [("5", "none", False)]
+    with pytest.raises(ConfigError, match="my-http needs option 'maxRows'"):
+        own_sink("my-http", make, {})
+    with pytest.raises(ConfigError, match="no option 'maxrow': did you mean 'maxRows'"):
+        own_sink("my-http", make, {"maxrows": "5", "maxrow": "6"})
