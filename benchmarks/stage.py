@@ -28,7 +28,7 @@ from onceflow.integration.servers import (
     EmbeddedMySQL,
     EmbeddedPostgres,
 )
-from onceflow.integration.servers.mysql_admin import MySQLAdmin
+from onceflow.integration.servers.mysql import MySQLAdmin
 from onceflow.integration.workload import Payments, produce
 
 ROOT = Path(__file__).resolve().parent.parent

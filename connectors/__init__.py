@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from onceflow.connectors.spark.formats import data_source, register
     from onceflow.core.client_options import OptionRules, OptionValue
     from onceflow.core.connector import (
+        Area,
         Diagnosis,
+        Finding,
+        Level,
         Questions,
         ServerAccess,
         SinkConnector,
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
     )
     from onceflow.core.crash_points import reach
     from onceflow.core.dead_letters import DeadLetter
-    from onceflow.core.diagnosis import Area, Finding, Level
     from onceflow.core.errors import (
         BadRecord,
         BadRow,
@@ -93,11 +95,10 @@ else:
             "onceflow.connectors.spark.formats": "data_source register",
             "onceflow.core.client_options": "OptionRules OptionValue",
             "onceflow.core.connector": (
-                "Diagnosis Questions ServerAccess SinkConnector SourceConnector"
+                "Area Diagnosis Finding Level Questions ServerAccess SinkConnector SourceConnector"
             ),
             "onceflow.core.crash_points": "reach",
             "onceflow.core.dead_letters": "DeadLetter",
-            "onceflow.core.diagnosis": "Area Finding Level",
             "onceflow.core.errors": (
                 "BadRecord BadRow ConfigError Fenced OffsetOutOfRange PreCommitFailed"
                 " SinkError SourceError SourceUnavailable StateIncompatible StorageError"

@@ -2,19 +2,72 @@
 
 An entry point names such a description, or `connectors.catalog` is given one; the command line then
 finds it by its name or by the scheme of a URL. It is loaded only when it is asked for.
+
+A `Diagnosis` answers in `Finding`s: what was found, and what mends it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from onceflow.core.diagnosis import Finding
 from onceflow.core.spi import Sink, Source
 
-if TYPE_CHECKING:  # a slot does not pay for it
+if TYPE_CHECKING:
     from onceflow.core.in_doubt import ResourceManager
+
+
+class Level(Enum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    """It works, and will not always, or not as well as it could."""
+    PROBLEM = "problem"
+    """A job cannot run, or not safely."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    area: str
+    level: Level
+    found: str
+    needed: str = ""
+    remedy: str = ""
+    """The exact statement or command that mends it."""
+
+    def as_json(self) -> dict[str, str]:
+        """Return what `--json` prints of it."""
+        return {
+            "area": self.area,
+            "level": self.level.value,
+            "found": self.found,
+            "needed": self.needed,
+            "remedy": self.remedy,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """Builds the findings of one area."""
+
+    name: str
+
+    def ok(self, found: str) -> Finding:
+        """Say that something is as it should be."""
+        return Finding(self.name, Level.OK, found)
+
+    def warning(self, found: str, needed: str, remedy: str) -> Finding:
+        """Say that something will do for now."""
+        return Finding(self.name, Level.WARNING, found, needed, remedy)
+
+    def problem(self, found: str, needed: str, remedy: str) -> Finding:
+        """Say that something must be mended."""
+        return Finding(self.name, Level.PROBLEM, found, needed, remedy)
 
 
 @dataclass(frozen=True, slots=True)

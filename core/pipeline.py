@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from onceflow.core.config import Checkpointing, RuntimeSettings
 from onceflow.core.errors import ConfigError
 from onceflow.core.graph import NAME, GraphBuilder, ReadFrom
-from onceflow.core.protocol.assignment import default_max_parallelism
 from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import PARALLELISM_MAX
 from onceflow.core.protocol.restart import ExponentialDelay, RestartStrategy
+from onceflow.core.protocol.splits import default_max_parallelism
 from onceflow.core.runtime.cluster.cluster import Cluster
 from onceflow.core.runtime.cluster.local_processes import LocalProcesses
 from onceflow.core.runtime.driver.driver import JobDriver, JobPlan

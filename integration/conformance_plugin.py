@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from onceflow.integration.conformance.target import SinkTarget
 
 _PROPERTY = "onceflow_clause"
-_VIOLATION = "onceflow.integration.conformance.violation.Violation: "
+_VIOLATION = "onceflow.integration.conformance.target.Violation: "
 _SUITE = Path(__file__).parent / "conformance" / "test_sink.py"
 
 

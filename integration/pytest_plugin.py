@@ -153,14 +153,14 @@ def kafka_server() -> Iterator[KafkaFactory]:
 @pytest.fixture
 def postgres_database(onceflow_postgres: PostgresServer) -> Iterator[str]:
     """URL of a database that is this test's alone; dropped with all it has in doubt."""
-    from onceflow.integration.servers import postgres_admin
+    from onceflow.integration.servers import postgres
 
     name = _database_name()
-    postgres_admin.create_database(onceflow_postgres.url, name)
+    postgres.create_database(onceflow_postgres.url, name)
     url = onceflow_postgres.database_url(name)
     yield url
-    postgres_admin.roll_back_prepared(url)
-    postgres_admin.drop_database(onceflow_postgres.url, name)
+    postgres.roll_back_prepared(url)
+    postgres.drop_database(onceflow_postgres.url, name)
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def mariadb_database(onceflow_mariadb: MySQLServer) -> Iterator[str]:
 @pytest.fixture
 def kafka_topic(onceflow_kafka: KafkaServer) -> Iterator[TopicFactory]:
     """A factory of topics that are deleted after the test."""
-    from onceflow.integration.servers.kafka_admin import delete_topics
+    from onceflow.integration.servers.kafka import delete_topics
 
     made: list[str] = []
 
@@ -202,7 +202,7 @@ def _databases(make_server: MakeDatabase) -> Iterator[DatabaseFactory]:
 
 
 def _mysql_database(server: MySQLServer) -> Iterator[str]:
-    from onceflow.integration.servers.mysql_admin import MySQLAdmin
+    from onceflow.integration.servers.mysql import MySQLAdmin
 
     name = _database_name()
     with MySQLAdmin.session(server.url) as admin:

@@ -17,7 +17,7 @@ from benchmarks.sinks.alone import Clock, Loaded
 from benchmarks.sinks.rows import SCHEMA, Rows
 from benchmarks.sinks.sql import DatabasePlace
 from benchmarks.stage import Stage
-from onceflow.integration.servers.mysql_admin import MySQLAdmin
+from onceflow.integration.servers.mysql import MySQLAdmin
 from onceflow.sinks import MySQLSink
 
 _CREATE = """

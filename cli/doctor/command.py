@@ -24,8 +24,7 @@ from onceflow.cli.doctor.spark import SparkQuestion, check_spark
 from onceflow.cli.doctor.storage import check_storage, missing_directories
 from onceflow.cli.terminal import print_listing, read_password
 from onceflow.connectors.catalog import SINKS, SOURCES
-from onceflow.core.connector import Questions, ServerAccess
-from onceflow.core.diagnosis import Area, Finding, Level
+from onceflow.core.connector import Area, Finding, Level, Questions, ServerAccess
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.secret_references import followed
 

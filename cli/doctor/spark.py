@@ -19,7 +19,7 @@ from typing import Any
 import onceflow
 from onceflow.cli.doctor.machine import install_command
 from onceflow.cli.doctor.storage import remove_empty
-from onceflow.core.diagnosis import Area, Finding
+from onceflow.core.connector import Area, Finding
 from onceflow.core.storage import FileSystemStorage
 
 CLOCK_SKEW_MAX_S = 5.0

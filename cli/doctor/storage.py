@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from onceflow.core.diagnosis import Area, Finding
+from onceflow.core.connector import Area, Finding
 from onceflow.core.errors import StorageError
 from onceflow.core.storage import FileSystemStorage
 from onceflow.core.storage.filesystem import AlreadyExists, Created

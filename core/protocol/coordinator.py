@@ -36,8 +36,14 @@ from onceflow.core.protocol.decisions import (
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.invariant import InvariantViolation, require
 from onceflow.core.protocol.schedule import CheckpointSettings, TriggerSchedule
-from onceflow.core.protocol.snapshots import CompletedCheckpoint, StateHandle, SubtaskSnapshot
-from onceflow.core.protocol.state_files import StateFiles, handles_of, paths_of
+from onceflow.core.protocol.snapshots import (
+    CompletedCheckpoint,
+    StateFiles,
+    StateHandle,
+    SubtaskSnapshot,
+    handles_of,
+    paths_of,
+)
 
 
 @dataclass(slots=True)

@@ -22,8 +22,7 @@ from onceflow.core.errors import CheckpointCorrupt, StorageError
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId
 from onceflow.core.protocol.invariant import require
 from onceflow.core.protocol.log import LogView
-from onceflow.core.protocol.snapshots import StateHandle
-from onceflow.core.protocol.state_files import paths_of
+from onceflow.core.protocol.snapshots import StateHandle, paths_of
 from onceflow.core.storage.filesystem import AdoptsFiles, FileSystem
 from onceflow.core.storage.layout import JobPaths, StateNames
 from onceflow.core.storage.local import CHUNK_BYTES, write_all

@@ -1,10 +1,8 @@
 """Proves a two-phase sink against its real target, clause by clause of the contract."""
 
-from onceflow.integration.conformance.clause import Clause
-from onceflow.integration.conformance.runner import ClauseOutcome, ClauseResult, run_clauses
+from onceflow.integration.conformance.clause import Clause, ClauseOutcome, ClauseResult, run_clauses
 from onceflow.integration.conformance.suite import SinkConformance
-from onceflow.integration.conformance.target import NotTestable, SinkTarget
-from onceflow.integration.conformance.violation import Violation
+from onceflow.integration.conformance.target import NotTestable, SinkTarget, Violation
 
 __all__ = [
     "Clause",

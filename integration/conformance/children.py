@@ -17,7 +17,7 @@ from onceflow.core.runtime.cluster.process_host import Link
 from onceflow.core.spi import CommitterContext, Sink, WriterContext
 from onceflow.integration.conformance.harness import settled
 from onceflow.integration.conformance.lines import LineTracer
-from onceflow.integration.conformance.violation import told
+from onceflow.integration.conformance.target import told
 
 HELD = "held"
 """What a process says that waits to be told to go on."""

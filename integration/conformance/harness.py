@@ -28,8 +28,7 @@ from onceflow.core.spi import Committer, GlobalCommitter, GlobalSink, Sink, Sink
 from onceflow.core.storage import FileSystemStorage
 from onceflow.integration.conformance.processes import Processes
 from onceflow.integration.conformance.sink_job import JOB, OneByOne, SinkJob
-from onceflow.integration.conformance.target import NotTestable, SinkTarget
-from onceflow.integration.conformance.violation import Violation, expect
+from onceflow.integration.conformance.target import NotTestable, SinkTarget, Violation, expect
 
 PATIENCE_S = 10.0
 """How long a sink may answer "later" or "unknown" where nothing is in its way."""

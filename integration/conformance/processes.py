@@ -23,7 +23,7 @@ from onceflow.core.runtime.cluster.process_host import (
     Raised,
     Returned,
 )
-from onceflow.integration.conformance.violation import Violation
+from onceflow.integration.conformance.target import Violation
 
 TIMEOUT_S = 60.0
 """How long one process may be silent: longer than a sink waits for a server that has come back."""

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from onceflow.integration.conformance.catalogue import CLAUSES
-from onceflow.integration.conformance.clause import Clause
+from onceflow.integration.conformance.clause import Clause, check_clause, hindrance
 from onceflow.integration.conformance.harness import Effort
 from onceflow.integration.conformance.processes import Processes
-from onceflow.integration.conformance.runner import check_clause, hindrance
 from onceflow.integration.conformance.target import NotTestable, SinkTarget
 from onceflow.integration.conformance_plugin import failed_clauses, sink_label
 

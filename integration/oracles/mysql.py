@@ -9,7 +9,7 @@ import pymysql
 
 from onceflow.core.errors import ConfigError
 from onceflow.integration.oracles.verdict import Found, NoVerdict
-from onceflow.integration.servers.mysql_admin import MySQLAdmin
+from onceflow.integration.servers.mysql import MySQLAdmin
 from onceflow.integration.workload import (
     AMOUNT_MIN_CENTS,
     DIGEST_ACCOUNT_PRIME,

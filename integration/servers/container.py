@@ -1,4 +1,4 @@
-"""A real server in a container of the official image, on testcontainers.
+"""The four servers in containers of the official images, set as their embedded counterparts are.
 
 The verbs are those of `ServerProcess`. The port is chosen here and stays the same over `kill()` and
 `start()`: one that Docker chooses changes with every start.
@@ -6,20 +6,72 @@ The verbs are those of `ServerProcess`. The port is chosen here and stays the sa
 
 from __future__ import annotations
 
+import secrets
 import time
 from abc import abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
-from docker.errors import NotFound
+import docker
+import psycopg
+import pymysql
+from docker.errors import DockerException, NotFound
 from docker.models.containers import Container
 from testcontainers.core.config import ConnectionMode
 from testcontainers.core.container import DockerContainer
+from testcontainers.core.docker_client import DockerClient, get_docker_host
 from typing_extensions import Self
 
-from onceflow.integration.servers.docker_daemon import REFUSALS, check_socket
+from onceflow.integration.servers import kafka, mysql, postgres
+from onceflow.integration.servers.kafka import KafkaAdmin, admin_client, create_topic
+from onceflow.integration.servers.kafka_jars import KAFKA_VERSION
+from onceflow.integration.servers.mysql import ACCESS_DENIED, connect
 from onceflow.integration.servers.server import LOOPBACK, Server, ServerError
+
+DEFAULT_TIMEOUT_S = 60
+_DEFAULT_SOCKET = "unix:///var/run/docker.sock"
+# The message of a read that times out is of requests, below docker: both are OSErrors.
+REFUSALS = (DockerException, OSError)
+"""What Docker raises."""
+
+
+def check_socket() -> None:
+    """Return if the daemon's socket exists, where it is one of this machine.
+
+    Asked before the client is: that leaves a socket open when it finds nobody.
+
+    Raises:
+        ServerError: It does not.
+    """
+    host = get_docker_host() or _DEFAULT_SOCKET
+    path = host.removeprefix("unix://")
+    if path != host and not Path(path).exists():
+        raise ServerError(f"no Docker daemon answers: {path} does not exist")
+
+
+@contextmanager
+def docker_client(
+    *, timeout_s: int = DEFAULT_TIMEOUT_S
+) -> Generator[docker.DockerClient, None, None]:
+    """Yield a client of the daemon.
+
+    Raises:
+        ServerError: It does not answer, or refuses what is asked in the block.
+    """
+    check_socket()
+    try:
+        client = DockerClient(timeout=timeout_s).client
+        try:
+            client.ping()
+            yield client
+        finally:
+            client.close()
+    except REFUSALS as error:
+        raise ServerError(f"the Docker daemon does not do it: {error}") from error
+
 
 _LOG_TAIL_LINES = 40
 _POLL_S = 0.02
@@ -220,4 +272,221 @@ def _host_of(container: DockerContainer) -> str:
     )
 
 
-__all__ = ["ContainerServer"]
+_NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
+
+
+class _ContainerDatabase(ContainerServer):
+    """A database whose superuser's password proves that it is the one started here."""
+
+    _scheme: ClassVar[str]
+    _superuser: ClassVar[str]
+    _database: ClassVar[str]
+
+    def __init__(
+        self,
+        options: Mapping[str, str] = _NO_OPTIONS,
+        *,
+        image: str | None = None,
+        proxied: bool = False,
+    ) -> None:
+        """Describe a server; `start` or `with` runs it.
+
+        Args:
+            options: As of the embedded server.
+            image: As in `ContainerServer`.
+            proxied: As in `Server`.
+        """
+        super().__init__(image, proxied=proxied)
+        self._options = options
+        self._password = secrets.token_hex(8)
+
+    @property
+    def url(self) -> str:
+        """The superuser's URL of a database that is always there."""
+        return self.database_url(self._database)
+
+    def database_url(self, database: str) -> str:
+        """Return the superuser's URL of `database`, whether it exists or not."""
+        return self._url(*self.client_address, database)
+
+    def _url(self, host: str, port: int, database: str) -> str:
+        return f"{self._scheme}://{self._superuser}:{self._password}@{host}:{port}/{database}"
+
+    def _is_ready(self) -> bool:
+        url = self._url(self.host, self.port, self._database)
+        try:
+            self._ask(url)
+        except (psycopg.OperationalError, pymysql.err.OperationalError) as error:
+            if self._refuses_the_password(error):
+                raise ServerError(
+                    f"port {self.port} is answered by another server than this {self.name}: "
+                    f"it refuses the password ({error})"
+                ) from error
+            return False
+        return True
+
+    @abstractmethod
+    def _ask(self, url: str) -> None:
+        """Return once the server has answered something, in two seconds at most."""
+
+    @abstractmethod
+    def _refuses_the_password(self, error: Exception) -> bool: ...
+
+
+class ContainerPostgres(_ContainerDatabase):
+    """One PostgreSQL server; `postgres` is its superuser."""
+
+    name: ClassVar[str] = "postgres"
+    official_image: ClassVar[str] = "postgres:18"
+    _inner_port: ClassVar[int] = 5432
+    _scheme: ClassVar[str] = "postgresql"
+    _superuser: ClassVar[str] = "postgres"
+    _database: ClassVar[str] = "postgres"
+
+    def _environment(self) -> Mapping[str, str]:
+        return {"POSTGRES_PASSWORD": self._password}
+
+    def _arguments(self) -> Sequence[str]:
+        options = {**postgres.DEFAULT_OPTIONS, **self._options}
+        return [part for key, value in options.items() for part in ("-c", f"{key}={value}")]
+
+    def _ask(self, url: str) -> None:
+        with psycopg.connect(url, connect_timeout=2) as connection:
+            connection.execute("SELECT 1")
+
+    def _refuses_the_password(self, error: Exception) -> bool:
+        return "password authentication failed" in str(error)
+
+
+class ContainerMySQL(_ContainerDatabase):
+    """One MySQL server; `root` may do everything."""
+
+    name: ClassVar[str] = "mysql"
+    official_image: ClassVar[str] = "mysql:9"
+    _inner_port: ClassVar[int] = 3306
+    _scheme: ClassVar[str] = "mysql"
+    _superuser: ClassVar[str] = "root"
+    _database: ClassVar[str] = "mysql"
+    _prefix: ClassVar[str] = "MYSQL"
+
+    def _environment(self) -> Mapping[str, str]:
+        return {
+            f"{self._prefix}_ROOT_PASSWORD": self._password,
+            f"{self._prefix}_ROOT_HOST": "%",
+        }
+
+    def _arguments(self) -> Sequence[str]:
+        given = {key.replace("_", "-"): value for key, value in self._options.items()}
+        options = {**mysql.DEFAULT_OPTIONS, **given}
+        return [f"--{key}={value}" for key, value in options.items()]
+
+    def _ask(self, url: str) -> None:
+        connect(url, timeout_s=2).close()
+
+    def _refuses_the_password(self, error: Exception) -> bool:
+        return bool(error.args[0] == ACCESS_DENIED)
+
+
+class ContainerMariaDB(ContainerMySQL):
+    """One MariaDB server; `root` may do everything."""
+
+    name: ClassVar[str] = "mariadb"
+    official_image: ClassVar[str] = "mariadb:11"
+    _prefix: ClassVar[str] = "MARIADB"
+
+
+class ContainerKafka(ContainerServer):
+    """One broker that is its own controller."""
+
+    name: ClassVar[str] = "kafka"
+    official_image: ClassVar[str] = f"apache/kafka:{KAFKA_VERSION}"
+    _inner_port: ClassVar[int] = 9092
+
+    def __init__(
+        self,
+        options: Mapping[str, str] = _NO_OPTIONS,
+        *,
+        image: str | None = None,
+        proxied: bool = False,
+    ) -> None:
+        """Describe a broker; `start` or `with` runs it.
+
+        Args:
+            options: Settings of server.properties, as of `EmbeddedKafka`.
+            image: As in `ContainerServer`.
+            proxied: As in `EmbeddedKafka`.
+        """
+        super().__init__(image, proxied=proxied)
+        self._options = options
+        self._cluster_id = kafka.new_cluster_id()
+        self._admin: KafkaAdmin | None = None
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The broker's address, for any client."""
+        host, port = self.client_address
+        return f"{host}:{port}"
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        *,
+        config: Mapping[str, str] = _NO_OPTIONS,
+        timeout_s: float = 20.0,
+    ) -> str:
+        """Return `name` once every partition of the new topic has a leader.
+
+        Raises:
+            ServerError: The topic exists already, or was not there in time.
+        """
+        create_topic(self.bootstrap_servers, name, partitions, config=config, timeout_s=timeout_s)
+        return name
+
+    def _environment(self) -> Mapping[str, str]:
+        # Inside the container the broker speaks to itself: the published address leads outside.
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": f"1@{LOOPBACK}:9093",
+            "listeners": (
+                f"PLAINTEXT://:{self._inner_port},BROKER://{LOOPBACK}:19092,"
+                f"CONTROLLER://{LOOPBACK}:9093"
+            ),
+            "advertised.listeners": (
+                f"PLAINTEXT://{self.bootstrap_servers},BROKER://{LOOPBACK}:19092"
+            ),
+            **kafka.OWN_LISTENERS,
+            **kafka.DEFAULT_OPTIONS,
+            **self._options,
+        }
+        variables = {f"KAFKA_{_variable(key)}": value for key, value in settings.items()}
+        heap = " ".join(kafka.DEFAULT_JVM_OPTIONS)
+        return {**variables, "CLUSTER_ID": self._cluster_id, "KAFKA_HEAP_OPTS": heap}
+
+    def _arguments(self) -> Sequence[str]:
+        return ()
+
+    def _is_ready(self) -> bool:
+        if self._admin is None:
+            self._admin = admin_client(self.bootstrap_servers)
+        if not kafka.broker_is_ready(self._admin, self._cluster_id, self.bootstrap_servers):
+            return False
+        self._admin = None
+        return True
+
+
+def _variable(setting: str) -> str:
+    return setting.replace("_", "__").replace("-", "___").replace(".", "_").upper()
+
+
+__all__ = [
+    "REFUSALS",
+    "ContainerKafka",
+    "ContainerMariaDB",
+    "ContainerMySQL",
+    "ContainerPostgres",
+    "ContainerServer",
+    "check_socket",
+    "docker_client",
+]

@@ -20,8 +20,7 @@ from urllib.parse import urlsplit, urlunsplit
 from typing_extensions import Self
 
 from onceflow.integration.faults.network import TcpProxy
-from onceflow.integration.servers.kafka import EmbeddedKafka
-from onceflow.integration.servers.kafka_admin import create_topic
+from onceflow.integration.servers.kafka import EmbeddedKafka, create_topic
 from onceflow.integration.servers.mysql import EmbeddedMariaDB, EmbeddedMySQL
 from onceflow.integration.servers.postgres import EmbeddedPostgres
 from onceflow.integration.servers.server import ServerError
@@ -177,7 +176,7 @@ def make_postgres(
     """Return a Postgres of the chosen kind; `options` are settings of postgresql.conf."""
     if chosen_kind() is ServerKind.EMBEDDED:
         return EmbeddedPostgres(options, proxied=proxied)
-    from onceflow.integration.servers.containers import ContainerPostgres
+    from onceflow.integration.servers.container import ContainerPostgres
 
     return ContainerPostgres(options, proxied=proxied)
 
@@ -186,7 +185,7 @@ def make_mysql(options: Mapping[str, str] = _NO_OPTIONS, *, proxied: bool = Fals
     """Return a MySQL of the chosen kind; `options` are options of its server program."""
     if chosen_kind() is ServerKind.EMBEDDED:
         return EmbeddedMySQL(options, proxied=proxied)
-    from onceflow.integration.servers.containers import ContainerMySQL
+    from onceflow.integration.servers.container import ContainerMySQL
 
     return ContainerMySQL(options, proxied=proxied)
 
@@ -195,7 +194,7 @@ def make_mariadb(options: Mapping[str, str] = _NO_OPTIONS, *, proxied: bool = Fa
     """Return a MariaDB of the chosen kind; `options` are options of its server program."""
     if chosen_kind() is ServerKind.EMBEDDED:
         return EmbeddedMariaDB(options, proxied=proxied)
-    from onceflow.integration.servers.containers import ContainerMariaDB
+    from onceflow.integration.servers.container import ContainerMariaDB
 
     return ContainerMariaDB(options, proxied=proxied)
 
@@ -204,7 +203,7 @@ def make_kafka(options: Mapping[str, str] = _NO_OPTIONS, *, proxied: bool = Fals
     """Return a Kafka of the chosen kind; `options` are settings of server.properties."""
     if chosen_kind() is ServerKind.EMBEDDED:
         return EmbeddedKafka(options, proxied=proxied)
-    from onceflow.integration.servers.containers import ContainerKafka
+    from onceflow.integration.servers.container import ContainerKafka
 
     return ContainerKafka(options, proxied=proxied)
 

@@ -3,10 +3,13 @@
 `postgres` refuses to run as root. As root it therefore runs inside a user namespace in which it
 has another uid, while file access stays root's; where user namespaces are not allowed (default
 seccomp profile of containers), it runs as `nobody` from a copy that `nobody` can read.
+
+And what fixtures ask of one: databases, and transactions that are in doubt.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -19,6 +22,7 @@ from types import MappingProxyType
 from typing import ClassVar
 
 import psycopg
+from psycopg import sql
 
 from onceflow.integration.servers.cache import publish
 from onceflow.integration.servers.process import LOOPBACK, ServerError, ServerProcess
@@ -221,6 +225,35 @@ def _installation() -> Path:
     return Path(spec.origin).parent
 
 
+def create_database(url: str, name: str) -> None:
+    """Create the empty database `name` on the server of `url`."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+
+
+def drop_database(url: str, name: str) -> None:
+    """Drop the database `name` with its sessions; refused while anything in it is prepared."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def roll_back_prepared(url: str) -> None:
+    """End every other session of the database of `url` and roll back what is prepared in it."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        # Sessions that the test forgot may hold locks for which the rollback would wait.
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        listed = connection.execute(
+            "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+        ).fetchall()
+        for (gid,) in listed:
+            # Somebody else may decide it at the same moment.
+            with contextlib.suppress(psycopg.errors.UndefinedObject):
+                connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
+
+
 __all__ = [
     "DEFAULT_OPTIONS",
     "AsNamespaceUser",
@@ -228,5 +261,8 @@ __all__ = [
     "AsSelf",
     "EmbeddedPostgres",
     "Launcher",
+    "create_database",
     "default_launcher",
+    "drop_database",
+    "roll_back_prepared",
 ]

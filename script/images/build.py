@@ -20,8 +20,8 @@ from docker.errors import ImageNotFound
 from script.images.recipes import RECIPES, Recipe
 
 from onceflow.integration.servers.cache import cache_directory, exclusive
+from onceflow.integration.servers.container import docker_client
 from onceflow.integration.servers.debian import PackageArchive
-from onceflow.integration.servers.docker_daemon import docker_client
 from onceflow.integration.servers.kafka_jars import Progress
 from onceflow.integration.servers.process import ServerError
 

@@ -7,7 +7,7 @@ from docker.errors import ImageNotFound
 from script.images.recipes import RECIPES
 from testcontainers.core.config import testcontainers_config
 
-from onceflow.integration.servers.docker_daemon import docker_client
+from onceflow.integration.servers.container import docker_client
 from onceflow.integration.servers.kafka_jars import Progress
 
 # Docker answers a pull when it is done.

@@ -46,12 +46,12 @@ from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.retries import Retries
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.core.staging import required_staging, staged_committable
-from onceflow.sinks.kafka.commit_records import CommitRecords
 from onceflow.sinks.kafka.fence import Fence
 from onceflow.sinks.kafka.preflight import is_proof_expired
 from onceflow.sinks.kafka.records import facts_of
 from onceflow.sinks.kafka.settings import STAGED, KafkaSinkSettings
 from onceflow.sinks.kafka.transactional_lane import (
+    CommitRecords,
     LaneFailed,
     TransactionalLanes,
     decided_commit_offsets,

@@ -27,8 +27,8 @@ from pymysql.protocol import OKPacketWrapper
 from typing_extensions import override
 
 from onceflow.core.errors import ConfigError
-from onceflow.sinks.mysql.names import literal
-from onceflow.sinks.sql.errors import (
+from onceflow.sinks.mysql.catalog import literal
+from onceflow.sinks.sql.session import (
     AccessDenied,
     ConnectionLost,
     DuplicateKey,
@@ -36,11 +36,11 @@ from onceflow.sinks.sql.errors import (
     NameTaken,
     NameUnknown,
     RowRefused,
+    Session,
     SqlError,
     StatementRefused,
     TableMissing,
 )
-from onceflow.sinks.sql.session import Session
 
 # Nothing is cut, rounded to another day or defaulted in silence, and 0 is no "next number".
 SQL_MODE = (

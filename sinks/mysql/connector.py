@@ -9,8 +9,8 @@ from typing_extensions import override
 from onceflow.core.connector import ServerAccess, SinkConnector
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.in_doubt import LogFacts
+from onceflow.sinks.mysql.catalog import XaNames, literal
 from onceflow.sinks.mysql.diagnosis import questions_of_mysql, sink_of_tools
-from onceflow.sinks.mysql.names import XaNames, literal
 from onceflow.sinks.mysql.sink import MySQLSink
 from onceflow.sinks.mysql.two_phase import recovered
 from onceflow.sinks.sql.connector import SqlResourceManager

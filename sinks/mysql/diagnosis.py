@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from onceflow.core.connector import Questions, ServerAccess
-from onceflow.core.diagnosis import Area, Finding
+from onceflow.core.connector import Area, Finding, Questions, ServerAccess
 from onceflow.core.errors import OnceflowError
+from onceflow.sinks.mysql.catalog import XaNames, identifier, quoted
 from onceflow.sinks.mysql.catalog import found as found_table
 from onceflow.sinks.mysql.connection import MySQLSession
 from onceflow.sinks.mysql.endpoint import MySQLEndpoint
-from onceflow.sinks.mysql.names import XaNames, identifier, quoted
 from onceflow.sinks.mysql.server import Crash, ServerFacts, server_facts, weaknesses
 from onceflow.sinks.mysql.sink import MySQLSink
 from onceflow.sinks.mysql.two_phase import may_recover, recovered
@@ -28,7 +27,7 @@ from onceflow.sinks.sql.connector import (
     question_of,
     refused,
 )
-from onceflow.sinks.sql.errors import SqlError
+from onceflow.sinks.sql.session import SqlError
 from onceflow.sinks.sql.settings import CommitMode
 from onceflow.sinks.sql.tables import TableName
 

@@ -19,15 +19,14 @@ from typing_extensions import override
 
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.spi import CommitterContext
-from onceflow.sinks.mysql import catalog, names
+from onceflow.sinks.mysql import catalog
 from onceflow.sinks.mysql.connection import own
 from onceflow.sinks.mysql.dml import MySQLDmlExecutor
 from onceflow.sinks.mysql.server import MySQLServer
 from onceflow.sinks.mysql.two_phase import XaTwoPhase
 from onceflow.sinks.mysql.types import MySQLFit, wire_of
 from onceflow.sinks.sql.dialect import Dialect
-from onceflow.sinks.sql.errors import AccessDenied, NameUnknown
-from onceflow.sinks.sql.session import Session
+from onceflow.sinks.sql.session import AccessDenied, NameUnknown, Session
 from onceflow.sinks.sql.tables import Table, TableColumn, TableName
 from onceflow.sinks.sql.values import is_bytes, is_text, plain
 from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
@@ -89,11 +88,11 @@ class MySQLDialect(Dialect):
 
     @override
     def quoted(self, name: str) -> str:
-        return names.quoted(name)
+        return catalog.quoted(name)
 
     @override
     def literal(self, value: str) -> str:
-        return names.literal(value)
+        return catalog.literal(value)
 
     @override
     def found(self, session: Session, name: TableName) -> Table | None:
@@ -127,7 +126,7 @@ class MySQLDialect(Dialect):
     @override
     def one_at_a_time(self, session: Session) -> Generator[None, None, None]:
         """Hold a lock of the server's. Each statement is a transaction of its own."""
-        name = names.literal("onceflow/ddl")
+        name = catalog.literal("onceflow/ddl")
         wait_s = max(1, round(own(session).reply_timeout_s / 2))
         ((taken,),) = session.query(f"SELECT GET_LOCK({name}, {wait_s})")
         if taken != 1:
@@ -144,7 +143,7 @@ class MySQLDialect(Dialect):
     def has_schema(self, session: Session, schema: str | None) -> bool:
         if schema is None:
             return True
-        name = names.literal(schema)
+        name = catalog.literal(schema)
         return bool(
             session.query(f"SELECT 1 FROM information_schema.schemata WHERE schema_name = {name}")
         )
@@ -163,7 +162,7 @@ class MySQLDialect(Dialect):
 
     @override
     def end_older_writers(self, session: Session, schema: str, context: CommitterContext) -> None:
-        prefix = names.literal(names.XaNames(schema).writers_lock(context.sink_id))
+        prefix = catalog.literal(catalog.XaNames(schema).writers_lock(context.sink_id))
         for (holder,) in session.query(_HELD_LOCKS.format(prefix=prefix, ten=_TEN)):
             self.log.info(
                 "sink %s: ending the session %s of an older attempt's writer, attempt %s took over",
@@ -178,7 +177,7 @@ class MySQLDialect(Dialect):
 
     @override
     def require_delete(self, session: Session, table: Table) -> None:
-        name = names.identifier(table.name)
+        name = catalog.identifier(table.name)
         try:
             session.query(f"EXPLAIN DELETE FROM {name} WHERE FALSE")
         except AccessDenied as error:

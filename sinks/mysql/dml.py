@@ -1,4 +1,4 @@
-"""Sends rows of one table, and checks what the server took of them.
+r"""Sends rows of one table, and checks what the server took of them.
 
 Inserts go by LOAD DATA where the server allows it. LOAD DATA LOCAL makes of every error a warning
 and goes on without the row, or with another value in it. So a reply counts only if all rows were
@@ -6,28 +6,301 @@ taken and nothing was warned of.
 
 A reply is read when the next rows are sent, or at the end. So the server works on rows while this
 process spells others, and a refused row is heard of one statement later.
+
+Statements come with the rows spelled in them or in a file. Where rows are found by key they stand
+in a table of their own in front of a STRAIGHT_JOIN, so that the server goes through them and looks
+each up in the unique index. A full walk through the target would wait for rows of other
+transactions.
+
+Columns are spelled one by one and joined by Arrow's own kernels, without a Python object a value.
+
+    file        1<tab>it's<tab>00FF<tab><newline>   null is \N, bytes are hex; the last field is
+                                                    empty and dropped
+    statement   (1,'it''s',x'00FF'),(2,NULL,NULL)
 """
 
 from __future__ import annotations
 
+import binascii
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types as arrow
 from typing_extensions import override
 
+from onceflow.sinks.mysql.catalog import TEXTS, identifier, quoted
 from onceflow.sinks.mysql.connection import MySQLSession, Reply, own, refused
-from onceflow.sinks.mysql.statements import (
-    delete_statement,
-    file_lines,
-    insert_statement,
-    load_statement,
-    put_statements,
-)
-from onceflow.sinks.mysql.types import fits_of
-from onceflow.sinks.sql.dml import DmlExecutor, InsertStream
+from onceflow.sinks.mysql.types import MySQLFit, Spelling, fits_of
+from onceflow.sinks.sql.dialect import DmlExecutor, InsertStream
 from onceflow.sinks.sql.session import Session
 from onceflow.sinks.sql.tables import Target
 from onceflow.sinks.sql.write_mode import WriteMode
+
+
+@dataclass(frozen=True, slots=True)
+class RowsStatement:
+    """A statement around the rows that it writes."""
+
+    before: bytes
+    after: bytes = b""
+    row_word: str = ""
+    """What each row begins with, before its parenthesis."""
+
+    def __call__(self, fits: Sequence[MySQLFit], rows: pa.RecordBatch) -> bytes:
+        """Return the statement with `rows`, which are converted by `fits`, in it."""
+        return b"".join((self.before, value_rows(fits, rows, word=self.row_word), self.after))
+
+
+_TEMPORALS = {"date": "DATE", "datetime": "DATETIME(6)", "timestamp": "DATETIME(6)"}
+
+
+def load_statement(target: Target) -> str:
+    """Return the LOAD DATA whose file is of `file_lines`; LOCAL makes an error a warning."""
+    places: list[str] = []
+    assigned: list[str] = []
+    for number, fit in enumerate(fits_of(target)):
+        match fit.spelling:
+            case Spelling.HEX:
+                assigned.append(f"{quoted(fit.name)} = UNHEX(@c{number})")
+                places.append(f"@c{number}")
+            case Spelling.BITS:
+                assigned.append(f"{quoted(fit.name)} = CAST(@c{number} AS UNSIGNED)")
+                places.append(f"@c{number}")
+            case Spelling.NUMBER | Spelling.QUOTED | Spelling.TEXT:
+                places.append(quoted(fit.name))
+    places.append("@end_of_line")
+    return (
+        f"LOAD DATA LOCAL INFILE 'rows' INTO TABLE {identifier(target.name)} CHARACTER SET utf8mb4 "
+        "FIELDS TERMINATED BY '\\t' ESCAPED BY '\\\\' LINES TERMINATED BY '\\n' "
+        f"({', '.join(places)}){' SET ' if assigned else ''}{', '.join(assigned)}"
+    )
+
+
+def insert_statement(target: Target) -> RowsStatement:
+    """Return the INSERT of many rows."""
+    return RowsStatement(f"{_insert_into(target)} VALUES ".encode())
+
+
+def put_statements(
+    target: Target, mode: WriteMode, key: Sequence[str], *, mariadb: bool
+) -> tuple[RowsStatement, ...]:
+    """Return what puts rows of all columns by `key`, one after the other; none for no change."""
+    others = [number for number, fit in enumerate(fits_of(target)) if fit.name not in key]
+    if mode is WriteMode.UPDATE:
+        return (_update(target, key, others, mariadb=mariadb),) if others else ()
+    changes = others if mode is WriteMode.UPSERT else []
+    if len(target.table.unique_keys) == 1 and not target.table.other_unique:
+        return (_on_duplicate_key(target, key, changes, mariadb=mariadb),)
+    # ON DUPLICATE KEY goes by any unique index, and would change another key's row.
+    update = (_update(target, key, changes, mariadb=mariadb),) if changes else ()
+    return (*update, _insert_absent(target, key, mariadb=mariadb))
+
+
+def delete_statement(target: Target, key: Sequence[str], *, mariadb: bool) -> RowsStatement:
+    """Return what deletes the rows of the keys given."""
+    fits = fits_of(target, key)
+    tail = f" STRAIGHT_JOIN {_indexed(target, key)} ON {_same(fits, range(len(fits)))}"
+    return _around_rows(fits, "DELETE FROM t USING ", tail, mariadb=mariadb)
+
+
+def _on_duplicate_key(
+    target: Target, key: Sequence[str], others: Sequence[int], *, mariadb: bool
+) -> RowsStatement:
+    names = [target.fits[number].name for number in others]
+    new = "VALUES({})" if mariadb else "new_row.{}"
+    assigned = ", ".join(f"{quoted(name)} = {new.format(quoted(name))}" for name in names)
+    # Of an ignored row nothing changes.
+    unchanged = f"{identifier(target.name)}.{quoted(key[0])}"
+    tail = f" ON DUPLICATE KEY UPDATE {assigned or f'{quoted(key[0])} = {unchanged}'}"
+    tail = tail if mariadb else f" AS new_row{tail}"
+    return RowsStatement(f"{_insert_into(target)} VALUES ".encode(), tail.encode())
+
+
+def _update(
+    target: Target, key: Sequence[str], others: Sequence[int], *, mariadb: bool
+) -> RowsStatement:
+    numbers = _numbers(target, key)
+    fits = fits_of(target)
+    assigned = ", ".join(f"t.{quoted(fits[number].name)} = r.c{number}" for number in others)
+    tail = f" STRAIGHT_JOIN {_indexed(target, key)} ON {_same(fits, numbers)} SET {assigned}"
+    return _around_rows(fits, "UPDATE ", tail, mariadb=mariadb)
+
+
+def _insert_absent(target: Target, key: Sequence[str], *, mariadb: bool) -> RowsStatement:
+    fits = fits_of(target)
+    columns = ", ".join(f"r.c{number}" for number in range(len(fits)))
+    tail = (
+        f" LEFT JOIN {_indexed(target, key)} ON {_same(fits, _numbers(target, key))} "
+        f"WHERE t.{quoted(key[0])} IS NULL"
+    )
+    head = f"{_insert_into(target)} SELECT {columns} FROM "
+    return _around_rows(fits, head, tail, mariadb=mariadb)
+
+
+def _insert_into(target: Target) -> str:
+    columns = ", ".join(quoted(fit.name) for fit in target.fits)
+    return f"INSERT INTO {identifier(target.name)} ({columns})"
+
+
+def _around_rows(fits: Sequence[MySQLFit], head: str, tail: str, *, mariadb: bool) -> RowsStatement:
+    """Return a statement on the rows as a table `r` with the columns c0, c1 and so on."""
+    names = ", ".join(f"c{number}" for number in range(len(fits)))
+    typed = ", ".join(_typed(number, fit) for number, fit in enumerate(fits))
+    before = f"{head}(WITH given({names}) AS (VALUES ".encode()
+    after = f") SELECT {typed} FROM given) AS r{tail}".encode()
+    return RowsStatement(before, after, "" if mariadb else "ROW")
+
+
+def _typed(number: int, fit: MySQLFit) -> str:
+    """Return a column as values that compare by the index, and assign as they are."""
+    name, kind = f"c{number}", fit.type
+    if fit.is_key and kind.name in _TEMPORALS:
+        return f"CAST({name} AS {_TEMPORALS[kind.name]}) AS {name}"
+    if fit.is_key and kind.name == "decimal":
+        return f"CAST({name} AS DECIMAL({kind.precision},{kind.scale})) AS {name}"
+    return name
+
+
+def _same(fits: Sequence[MySQLFit], numbers: Sequence[int]) -> str:
+    return " AND ".join(
+        f"t.{quoted(fits[number].name)} = {_compared(number, fits[number])}" for number in numbers
+    )
+
+
+def _compared(number: int, fit: MySQLFit) -> str:
+    kind = fit.type
+    if kind.name in TEXTS and kind.collation:
+        return f"CONVERT(r.c{number} USING {kind.charset}) COLLATE {kind.collation}"
+    return f"r.c{number}"
+
+
+def _numbers(target: Target, key: Sequence[str]) -> list[int]:
+    return [number for number, fit in enumerate(fits_of(target)) if fit.name in key]
+
+
+def _indexed(target: Target, key: Sequence[str]) -> str:
+    index = target.table.index_over(key)
+    hint = f" FORCE INDEX ({quoted(index)})" if index else ""
+    return f"{identifier(target.name)} AS t{hint}"
+
+
+def file_lines(fits: Sequence[MySQLFit], rows: pa.RecordBatch) -> memoryview:
+    """Return `rows`, which are converted by `fits`, as lines."""
+    fields = [_field(*one) for one in zip(fits, rows.columns, strict=True)]
+    return _bytes_of(pc.binary_join_element_wise(*fields, _NEWLINE, _TAB))
+
+
+def value_rows(fits: Sequence[MySQLFit], rows: pa.RecordBatch, *, word: str = "") -> memoryview:
+    """Return `rows`, which are converted by `fits`, in parentheses, each after `word`."""
+    values = [_value(*one) for one in zip(fits, rows.columns, strict=True)]
+    joined = values[0] if len(values) == 1 else pc.binary_join_element_wise(*values, _COMMA)
+    whole = pc.binary_join_element_wise(_text(f"{word}("), joined, _text("),"), _text(""))
+    return _bytes_of(whole)[:-1]
+
+
+def _field(fit: MySQLFit, column: pa.Array) -> pa.Array:
+    match fit.spelling:
+        case Spelling.TEXT:
+            column = _escaped_for_file(column)
+        case Spelling.HEX:
+            column = _hex(column)
+        case Spelling.NUMBER | Spelling.BITS | Spelling.QUOTED:
+            column = _spelled(column)
+    return column if not column.null_count else pc.fill_null(column, _text("\\N"))
+
+
+def _value(fit: MySQLFit, column: pa.Array) -> pa.Array:
+    match fit.spelling:
+        case Spelling.TEXT:
+            column = _between("'", _escaped_for_sql(column))
+        case Spelling.HEX:
+            column = _between("x'", _hex(column))
+        case Spelling.QUOTED:
+            column = _between("'", _spelled(column))
+        case Spelling.NUMBER | Spelling.BITS:
+            column = _spelled(column)
+    return column if not column.null_count else pc.fill_null(column, _text("NULL"))
+
+
+def _spelled(column: pa.Array) -> pa.Array:
+    if arrow.is_timestamp(column.type) and column.type.tz:
+        # The microseconds are in UTC, whatever zone they are shown in.
+        column = column.view(pa.int64()).cast(pa.timestamp("us"))
+    elif arrow.is_boolean(column.type):
+        column = column.cast(pa.int8())
+    elif arrow.is_float32(column.type):
+        # In so few digits as tell it from other floats, the largest one would be over the range.
+        column = column.cast(pa.float64())
+    return column.cast(pa.large_string())
+
+
+def _between(prefix: str, column: pa.Array) -> pa.Array:
+    joined: pa.Array = pc.binary_join_element_wise(_text(prefix), column, _text("'"), _text(""))
+    return joined
+
+
+def _escaped_for_file(column: pa.Array) -> pa.Array:
+    data = _data_of(column)
+    for plain, escaped in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n")):
+        if plain.encode() in data:
+            column = pc.replace_substring(column, plain, escaped)
+    return column.cast(pa.large_string())
+
+
+def _escaped_for_sql(column: pa.Array) -> pa.Array:
+    data = _data_of(column)
+    for plain, escaped in (("\\", "\\\\"), ("'", "''")):
+        if plain.encode() in data:
+            column = pc.replace_substring(column, plain, escaped)
+    return column.cast(pa.large_string())
+
+
+def _hex(column: pa.Array) -> pa.Array:
+    """Return the bytes of each value as hexadecimal digits: the whole data at once."""
+    validity, offsets, data = column.buffers()
+    if offsets is None:
+        return pa.array([None] * len(column), pa.large_string())
+    count = column.offset + len(column) + 1
+    bounds = np.frombuffer(memoryview(offsets), dtype=np.int64, count=count)[column.offset :]
+    first, last = int(bounds[0]), int(bounds[-1])
+    digits = b"" if data is None else binascii.hexlify(data.slice(first, last - first))
+    moved = pa.py_buffer(((bounds - first) * 2).tobytes())
+    every = pa.Array.from_buffers(
+        pa.large_string(), len(column), [None, moved, pa.py_buffer(digits)]
+    )
+    if validity is None or not column.null_count:
+        return every
+    result: pa.Array = pc.if_else(column.is_valid(), every, _text(None))
+    return result
+
+
+def _data_of(column: pa.Array) -> bytes:
+    """Return the bytes of all values, perhaps also of some that are null."""
+    if arrow.is_string(column.type):
+        column = column.cast(pa.large_string())
+    return bytes(_bytes_of(column))
+
+
+def _bytes_of(column: pa.Array) -> memoryview:
+    """Return the bytes of all values, one after the other."""
+    _, offsets, data = column.buffers()
+    if data is None or offsets is None or not len(column):
+        return memoryview(b"")
+    count = column.offset + len(column) + 1
+    bounds = np.frombuffer(memoryview(offsets), dtype=np.int64, count=count)
+    first, last = int(bounds[column.offset]), int(bounds[-1])
+    return memoryview(data)[first:last]
+
+
+def _text(value: str | None) -> pa.Scalar:
+    return pa.scalar(value, pa.large_string())
+
+
+_TAB, _NEWLINE, _COMMA = _text("\t"), _text("\n"), _text(",")
+
 
 ROWS_A_STATEMENT = 10_000
 BYTES_A_STATEMENT = 1 << 20

@@ -14,7 +14,7 @@ from sqlalchemy.exc import ArgumentError
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.secret_references import followed
 from onceflow.sinks.mysql.connection import MySQLSession, WireConnection
-from onceflow.sinks.sql.errors import SqlError
+from onceflow.sinks.sql.session import SqlError
 
 _FLAVORS = ("mysql", "mariadb")
 _DRIVERS = ("", "pymysql", "mysqldb", "mysqlconnector", "mariadbconnector")

@@ -10,9 +10,8 @@ from enum import Enum
 from typing_extensions import override
 
 from onceflow.core.errors import ConfigError
-from onceflow.sinks.mysql.catalog import grantee
+from onceflow.sinks.mysql.catalog import grantee, literal, quoted
 from onceflow.sinks.mysql.connection import own
-from onceflow.sinks.mysql.names import literal, quoted
 from onceflow.sinks.mysql.two_phase import may_recover
 from onceflow.sinks.sql.dialect import Server, TwoPhaseSupport
 from onceflow.sinks.sql.session import Endpoint, Session

@@ -22,13 +22,19 @@ from typing_extensions import override
 from onceflow.core.errors import SinkError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import WriterContext
-from onceflow.sinks.mysql.catalog import grantee
+from onceflow.sinks.mysql.catalog import XaNames, grantee, identifier, literal
 from onceflow.sinks.mysql.connection import XA_FATAL, own
-from onceflow.sinks.mysql.names import XaNames, identifier, literal
 from onceflow.sinks.sql.dialect import TwoPhase
-from onceflow.sinks.sql.errors import AccessDenied, NameTaken, NameUnknown, SqlError
 from onceflow.sinks.sql.ledger import LEDGER
-from onceflow.sinks.sql.session import Endpoint, Session, session_name
+from onceflow.sinks.sql.session import (
+    AccessDenied,
+    Endpoint,
+    NameTaken,
+    NameUnknown,
+    Session,
+    SqlError,
+    session_name,
+)
 from onceflow.sinks.sql.tables import TableName
 from onceflow.sinks.sql.transactions import PreparedTransactions
 

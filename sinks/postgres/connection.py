@@ -29,7 +29,7 @@ from typing_extensions import override
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX
 from onceflow.core.secret_references import followed
-from onceflow.sinks.sql.errors import (
+from onceflow.sinks.sql.session import (
     AccessDenied,
     ConnectionLost,
     DuplicateKey,
@@ -37,11 +37,11 @@ from onceflow.sinks.sql.errors import (
     NameTaken,
     NameUnknown,
     RowRefused,
+    Session,
     SqlError,
     StatementRefused,
     TableMissing,
 )
-from onceflow.sinks.sql.session import Session
 
 _T = TypeVar("_T")
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from onceflow.core.connector import Questions, ServerAccess
-from onceflow.core.diagnosis import Area, Finding
+from onceflow.core.connector import Area, Finding, Questions, ServerAccess
 from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.sinks.postgres.catalog import identifier, literal, quoted
@@ -23,7 +22,7 @@ from onceflow.sinks.sql.connector import (
     question_of,
     refused,
 )
-from onceflow.sinks.sql.errors import SqlError, StatementRefused
+from onceflow.sinks.sql.session import SqlError, StatementRefused
 from onceflow.sinks.sql.settings import CommitMode
 from onceflow.sinks.sql.tables import TableName
 

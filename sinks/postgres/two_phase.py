@@ -14,8 +14,7 @@ from onceflow.core.spi import WriterContext
 from onceflow.sinks.postgres.catalog import literal
 from onceflow.sinks.postgres.connection import own, writer_name
 from onceflow.sinks.sql.dialect import TwoPhase
-from onceflow.sinks.sql.errors import NameTaken, SqlError, refusal
-from onceflow.sinks.sql.session import Endpoint, Session
+from onceflow.sinks.sql.session import Endpoint, NameTaken, Session, SqlError, refusal
 from onceflow.sinks.sql.transactions import PreparedTransactions
 
 

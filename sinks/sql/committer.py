@@ -37,8 +37,14 @@ from onceflow.core.retries import Retries
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.core.staging import is_staged, staged_committable
 from onceflow.sinks.sql.dialect import TwoPhase
-from onceflow.sinks.sql.errors import AccessDenied, ConnectionLost, NameUnknown, SqlError
-from onceflow.sinks.sql.session import Session, session_name
+from onceflow.sinks.sql.session import (
+    AccessDenied,
+    ConnectionLost,
+    NameUnknown,
+    Session,
+    SqlError,
+    session_name,
+)
 from onceflow.sinks.sql.settings import CommitMode, SqlSettings
 from onceflow.sinks.sql.staged_commits import StagedCommits
 

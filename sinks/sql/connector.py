@@ -8,13 +8,11 @@ from typing import TypeAlias, TypeVar
 
 from typing_extensions import override
 
-from onceflow.core.connector import ServerAccess
-from onceflow.core.diagnosis import Area, Finding
+from onceflow.core.connector import Area, Finding, ServerAccess
 from onceflow.core.errors import ConfigError, OnceflowError, SinkError
 from onceflow.core.in_doubt import ResourceManager
 from onceflow.core.spi import Committer, CommitterContext
-from onceflow.sinks.sql.errors import SqlError, TableMissing
-from onceflow.sinks.sql.session import Session
+from onceflow.sinks.sql.session import Session, SqlError, TableMissing
 from onceflow.sinks.sql.settings import CommitMode
 from onceflow.sinks.sql.sink import SqlSink
 

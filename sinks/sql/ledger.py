@@ -35,8 +35,7 @@ from onceflow.core.protocol.ids import (
 )
 from onceflow.sinks.fence import FenceOwner
 from onceflow.sinks.sql.dialect import Dialect
-from onceflow.sinks.sql.errors import DuplicateKey
-from onceflow.sinks.sql.session import Session
+from onceflow.sinks.sql.session import DuplicateKey, Session
 from onceflow.sinks.sql.tables import TableName
 
 LEDGER = "onceflow_ledger"

@@ -12,14 +12,19 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import CommitterContext
 from onceflow.sinks.fence import FenceOwner, check_fence, check_sink_id
-from onceflow.sinks.sql.commit_mode import chosen_mode
 from onceflow.sinks.sql.dialect import Server, TwoPhaseSupport
-from onceflow.sinks.sql.errors import AccessDenied, LockTimeout, NameTaken, SqlError, refusal
 from onceflow.sinks.sql.ledger import COMMIT_MODE_LENGTH_MAX, LEDGER, SINKS
-from onceflow.sinks.sql.matching import matched
-from onceflow.sinks.sql.session import Session, session_name
-from onceflow.sinks.sql.settings import CommitMode, SqlSettings
-from onceflow.sinks.sql.table_resolver import created, evolved, missing, require_writable
+from onceflow.sinks.sql.session import (
+    AccessDenied,
+    LockTimeout,
+    NameTaken,
+    Session,
+    SqlError,
+    refusal,
+    session_name,
+)
+from onceflow.sinks.sql.settings import CommitMode, SqlSettings, chosen_mode
+from onceflow.sinks.sql.table_resolver import created, evolved, matched, missing, require_writable
 from onceflow.sinks.sql.tables import Table, TableName
 from onceflow.sinks.sql.write_mode import ChangeRules
 

@@ -17,10 +17,9 @@ from typing_extensions import override
 from onceflow.core.bad_rows import BadRows
 from onceflow.core.staging import RowStager
 from onceflow.sinks.sql.changes import ChangeBuffer
-from onceflow.sinks.sql.dml import DmlExecutor, InsertStream
-from onceflow.sinks.sql.errors import RowRefused
+from onceflow.sinks.sql.dialect import DmlExecutor, InsertStream
 from onceflow.sinks.sql.row_validator import ValidRows, as_given
-from onceflow.sinks.sql.session import Session
+from onceflow.sinks.sql.session import RowRefused, Session
 from onceflow.sinks.sql.tables import ColumnFit, TableName, Target
 from onceflow.sinks.sql.transactions import Transactions
 from onceflow.sinks.sql.write_mode import ChangeRules, Classified, StagedOperation

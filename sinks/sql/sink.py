@@ -14,12 +14,11 @@ from typing_extensions import override
 from onceflow.core.config import Delivery, choice_of
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
-from onceflow.sinks.sql.commit_mode import mode_of_writer
 from onceflow.sinks.sql.committer import SqlCommitter
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.preflight import run_preflight, validate_rows
 from onceflow.sinks.sql.session import Endpoint
-from onceflow.sinks.sql.settings import CommitMode, SqlSettings
+from onceflow.sinks.sql.settings import CommitMode, SqlSettings, mode_of_writer
 from onceflow.sinks.sql.tables import TableName
 from onceflow.sinks.sql.transactions import PlainTransactions
 from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode

@@ -33,9 +33,8 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import CommitterContext
 from onceflow.core.staging import StagingArea
-from onceflow.sinks.sql.errors import ConnectionLost, RowRefused, SqlError
 from onceflow.sinks.sql.row_validator import converted
-from onceflow.sinks.sql.session import Session
+from onceflow.sinks.sql.session import ConnectionLost, RowRefused, Session, SqlError
 from onceflow.sinks.sql.settings import SqlSettings
 from onceflow.sinks.sql.table_resolver import TableResolver
 from onceflow.sinks.sql.tables import Target

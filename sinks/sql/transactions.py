@@ -6,8 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
-from onceflow.sinks.sql.errors import ConnectionLost
-from onceflow.sinks.sql.session import Session
+from onceflow.sinks.sql.session import ConnectionLost, Session
 
 
 class Transactions:

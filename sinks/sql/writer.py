@@ -23,8 +23,6 @@ from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
 from onceflow.core.staging import RowStager, required_staging
-from onceflow.sinks.sql.commit_mode import STAGED
-from onceflow.sinks.sql.errors import DuplicateKey, LockTimeout, RowRefused, SqlError, refusal
 from onceflow.sinks.sql.row_loader import (
     BatchedInserts,
     BufferedChanges,
@@ -34,8 +32,15 @@ from onceflow.sinks.sql.row_loader import (
     StreamedInserts,
 )
 from onceflow.sinks.sql.row_validator import RowValidator
-from onceflow.sinks.sql.session import Session
-from onceflow.sinks.sql.settings import SqlSettings
+from onceflow.sinks.sql.session import (
+    DuplicateKey,
+    LockTimeout,
+    RowRefused,
+    Session,
+    SqlError,
+    refusal,
+)
+from onceflow.sinks.sql.settings import STAGED, SqlSettings
 from onceflow.sinks.sql.table_resolver import TableResolver
 from onceflow.sinks.sql.tables import Target
 from onceflow.sinks.sql.transactions import (

@@ -16,17 +16,17 @@ from typing import Any
 from typing_extensions import override
 
 from onceflow.core.errors import ConfigError, SinkError
-from onceflow.sinks.sql.errors import (
+from onceflow.sinks.sql.session import (
     AccessDenied,
     ConnectionLost,
     DuplicateKey,
     LockTimeout,
     RowRefused,
+    Session,
     SqlError,
     StatementRefused,
     TableMissing,
 )
-from onceflow.sinks.sql.session import Session
 
 LIBRARY_VERSION = sqlite3.sqlite_version_info
 """Of SQLite itself, which comes with Python."""

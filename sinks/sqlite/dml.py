@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import pyarrow as pa
 from typing_extensions import override
 
-from onceflow.sinks.sql.dml import DmlExecutor, InsertStream
+from onceflow.sinks.sql.dialect import DmlExecutor, InsertStream
 from onceflow.sinks.sql.session import Session
 from onceflow.sinks.sql.tables import Target
 from onceflow.sinks.sql.write_mode import WriteMode

@@ -1,6 +1,5 @@
 """Generated records, the same ones every time, without any server."""
 
-from onceflow.sources.datagen.payments import GeneratedPayments
-from onceflow.sources.datagen.source import DatagenReader, DatagenSource
+from onceflow.sources.datagen.source import DatagenReader, DatagenSource, GeneratedPayments
 
 __all__ = ["DatagenReader", "DatagenSource", "GeneratedPayments"]

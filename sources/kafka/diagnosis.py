@@ -21,8 +21,7 @@ from confluent_kafka.admin._acl import AclOperation
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
-from onceflow.core.connector import Questions, ServerAccess, SourceConnector
-from onceflow.core.diagnosis import Area, Finding
+from onceflow.core.connector import Area, Finding, Questions, ServerAccess, SourceConnector
 from onceflow.core.errors import ConfigError
 from onceflow.sources.kafka.settings import RULES
 from onceflow.sources.kafka.source import KafkaSource

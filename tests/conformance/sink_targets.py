@@ -19,9 +19,9 @@ from onceflow.core.protocol.committables import Committable
 from onceflow.core.spi import Sink
 from onceflow.integration.conformance import NotTestable, SinkTarget
 from onceflow.integration.conformance.target import ROWS
-from onceflow.integration.servers.kafka_admin import delete_topics
+from onceflow.integration.servers.kafka import delete_topics
 from onceflow.integration.servers.kinds import OwnDatabase, OwnKafka
-from onceflow.integration.servers.mysql_admin import MySQLAdmin
+from onceflow.integration.servers.mysql import MySQLAdmin
 from onceflow.sinks import KafkaSink, MySQLSink, PostgresSink
 
 USER = "kit"

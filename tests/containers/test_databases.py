@@ -22,7 +22,7 @@ from onceflow.integration.servers import (
     make_postgres,
 )
 from onceflow.integration.servers.kinds import MakeDatabase
-from onceflow.integration.servers.mysql_admin import MySQLAdmin, connect
+from onceflow.integration.servers.mysql import MySQLAdmin, connect
 
 GONE = (psycopg.OperationalError, pymysql.err.OperationalError)
 """What both drivers raise when the server is not there."""

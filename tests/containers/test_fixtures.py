@@ -10,7 +10,7 @@ import pytest
 from onceflow.integration.pytest_plugin import DatabaseFactory, KafkaFactory, TopicFactory
 from onceflow.integration.servers import KafkaServer, ServerKind
 from onceflow.integration.servers.kinds import chosen_kind
-from onceflow.integration.servers.mysql_admin import MySQLAdmin
+from onceflow.integration.servers.mysql import MySQLAdmin
 from onceflow.integration.servers.process import ServerProcess
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from tests.integration import sink_kit
 
-from onceflow.integration.servers.mysql_admin import connect
+from onceflow.integration.servers.mysql import connect
 from onceflow.sinks import MySQLSink
 
 Job: TypeAlias = sink_kit.Job[MySQLSink]

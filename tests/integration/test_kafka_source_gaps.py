@@ -24,7 +24,7 @@ from tests.integration.kafka_feed import (
 from onceflow.core.errors import OffsetOutOfRange
 from onceflow.core.spi import Split
 from onceflow.integration.pytest_plugin import TopicFactory
-from onceflow.integration.servers.kafka_admin import create_topic
+from onceflow.integration.servers.kafka import create_topic
 from onceflow.integration.servers.kinds import KafkaServer
 from onceflow.sources import KafkaSource
 

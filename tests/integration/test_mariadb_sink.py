@@ -11,8 +11,8 @@ from tests.integration.sink_kit import until_settled
 
 from onceflow.core.protocol.committables import Committed, RetryLater
 from onceflow.sinks import MySQLSink
+from onceflow.sinks.mysql.catalog import XaNames
 from onceflow.sinks.mysql.connection import MySQLSession
-from onceflow.sinks.mysql.names import XaNames
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tests.integration.mysql_sink_kit import Job, query
 
 from onceflow.core.errors import ConfigError
 from onceflow.integration.servers import EmbeddedMariaDB, EmbeddedMySQL
-from onceflow.integration.servers.mysql_admin import connect
+from onceflow.integration.servers.mysql import connect
 from onceflow.sinks import MySQLSink
 from onceflow.sinks.mysql.server import Crash, server_facts, weaknesses
 

@@ -16,7 +16,7 @@ from onceflow.integration.servers import (
     MySQLServer,
     ServerError,
 )
-from onceflow.integration.servers.mysql_admin import MySQLAdmin, connect
+from onceflow.integration.servers.mysql import MySQLAdmin, connect
 
 Embedded = EmbeddedMySQL | EmbeddedMariaDB
 

@@ -12,7 +12,7 @@ from onceflow.core.errors import SinkError
 from onceflow.core.protocol.committables import Aborted, Committable, Committed, RetryLater
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.sinks import MySQLSink
-from onceflow.sinks.mysql.names import XaNames
+from onceflow.sinks.mysql.catalog import XaNames
 
 
 @pytest.fixture(params=FLAVORS)

@@ -14,7 +14,7 @@ import pytest
 from onceflow.core.errors import ConfigError
 from onceflow.integration.oracle import NoVerdict, Verdict, verify
 from onceflow.integration.servers import EmbeddedMariaDB, EmbeddedMySQL, EmbeddedPostgres
-from onceflow.integration.servers.mysql_admin import MySQLAdmin
+from onceflow.integration.servers.mysql import MySQLAdmin
 from onceflow.integration.workload import Payments
 
 PAYMENTS = Payments(records=5_000, accounts=40, partitions=2, seed=7)

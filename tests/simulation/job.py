@@ -31,7 +31,6 @@ from onceflow.core.errors import (
     StorageError,
 )
 from onceflow.core.protocol.alignment import Barrier
-from onceflow.core.protocol.assignment import assign_splits
 from onceflow.core.protocol.commits import CommitRetryPolicy
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.decisions import (
@@ -48,7 +47,7 @@ from onceflow.core.protocol.decisions import (
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.restart import GiveUp, RestartAfter
 from onceflow.core.protocol.snapshots import CompletedCheckpoint, OperatorSnapshot, SubtaskSnapshot
-from onceflow.core.protocol.splits import Split, SplitOffers, with_lists
+from onceflow.core.protocol.splits import Split, SplitOffers, assign_splits, with_lists
 
 
 class Driver(Process):

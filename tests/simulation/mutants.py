@@ -31,8 +31,13 @@ from onceflow.core.protocol.decisions import (
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.log_memory import LogMemory
 from onceflow.core.protocol.recovery import RecoveryPlan, plan_recovery, retain_ledger_from
-from onceflow.core.protocol.snapshots import CompletedCheckpoint, StateHandle, SubtaskSnapshot
-from onceflow.core.protocol.state_files import StateFiles, handles_of
+from onceflow.core.protocol.snapshots import (
+    CompletedCheckpoint,
+    StateFiles,
+    StateHandle,
+    SubtaskSnapshot,
+    handles_of,
+)
 from onceflow.core.storage.decision_log import DecisionUnknown
 
 # --- the coordinator -----------------------------------------------------------------------------

@@ -23,13 +23,12 @@ from onceflow.core.protocol.alignment import (
     TakeSnapshot,
     Unblock,
 )
-from onceflow.core.protocol.assignment import key_group_range, owner_of
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
 from onceflow.core.protocol.snapshots import OperatorSnapshot, StateHandle, SubtaskSnapshot
-from onceflow.core.protocol.splits import AwaitedSplits, Split
+from onceflow.core.protocol.splits import AwaitedSplits, Split, key_group_range, owner_of
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

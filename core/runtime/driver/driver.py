@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from onceflow.core.config import Checkpointing, RuntimeSettings, TlsFiles
 from onceflow.core.errors import Fenced, OnceflowError, StorageError
 from onceflow.core.graph import Graph
-from onceflow.core.protocol.assignment import default_max_parallelism
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.log import LogView
@@ -28,6 +27,7 @@ from onceflow.core.protocol.restart import (
     RestartStrategy,
     RestartTracker,
 )
+from onceflow.core.protocol.splits import default_max_parallelism
 from onceflow.core.runtime.cluster.cluster import Cluster, RunningSlots
 from onceflow.core.runtime.driver.attempt import Attempt
 from onceflow.core.runtime.driver.attempt_context import (

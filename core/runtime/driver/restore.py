@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.graph import Graph, ProcessKeyed, ReadFrom, RunAggregates, Work
-from onceflow.core.protocol.assignment import assign_splits, key_group_range
 from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.protocol.snapshots import (
@@ -18,6 +17,7 @@ from onceflow.core.protocol.snapshots import (
     OperatorSnapshot,
     StateHandle,
 )
+from onceflow.core.protocol.splits import assign_splits, key_group_range
 from onceflow.core.runtime.dataflow.operators import SPLITS, decode_split
 from onceflow.core.runtime.messages import RestoredOperator
 

@@ -23,8 +23,8 @@ from onceflow.core.graph import (
     WriteTo,
 )
 from onceflow.core.protocol.alignment import AlignmentMode
-from onceflow.core.protocol.assignment import key_group_range
 from onceflow.core.protocol.ids import SubtaskRef
+from onceflow.core.protocol.splits import key_group_range
 from onceflow.core.runtime.dataflow.channels import (
     InputGate,
     KeyGroupPartitioner,

@@ -23,8 +23,7 @@ from onceflow.integration.conformance.clauses.deciding import abort_leaves_nothi
 from onceflow.integration.conformance.clauses.recovering import orphans_are_rolled_back_on_start
 from onceflow.integration.conformance.exchange_proxy import ExchangeProxy, Lose
 from onceflow.integration.conformance.harness import SERVER_PATIENCE_S, Harness, Prepared
-from onceflow.integration.conformance.target import NotTestable
-from onceflow.integration.conformance.violation import Violation, expect
+from onceflow.integration.conformance.target import NotTestable, Violation, expect
 
 _SERVER = ["kill", "start"]
 _NETWORK = ["address", "sink_at"]

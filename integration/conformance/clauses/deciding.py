@@ -20,8 +20,7 @@ from onceflow.integration.conformance.clauses.writing import (
     pre_committed_survives_death,
 )
 from onceflow.integration.conformance.harness import Harness, Prepared
-from onceflow.integration.conformance.target import NotTestable
-from onceflow.integration.conformance.violation import expect
+from onceflow.integration.conformance.target import NotTestable, expect
 
 
 @clause(scenarios=[2, 21], rests_on=[close_keeps_what_is_pre_committed])

@@ -11,7 +11,7 @@ from onceflow.integration.conformance.clause import clause
 from onceflow.integration.conformance.clauses.deciding import abort_leaves_nothing, commit_again
 from onceflow.integration.conformance.clauses.listing import in_doubt_is_exact
 from onceflow.integration.conformance.harness import Harness, Prepared, settled
-from onceflow.integration.conformance.violation import expect
+from onceflow.integration.conformance.target import expect
 
 
 @clause(rests_on=[commit_again, in_doubt_is_exact])

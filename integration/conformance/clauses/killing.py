@@ -19,7 +19,7 @@ from onceflow.integration.conformance.clauses.deciding import abort_again, commi
 from onceflow.integration.conformance.clauses.recovering import orphans_are_rolled_back_on_start
 from onceflow.integration.conformance.clauses.writing import pre_committed_survives_death
 from onceflow.integration.conformance.harness import Harness, Prepared
-from onceflow.integration.conformance.violation import expect, told
+from onceflow.integration.conformance.target import expect, told
 
 
 @clause(scenarios=[15, 37], rests_on=[commit_elsewhere])

@@ -26,7 +26,7 @@ from onceflow.integration.conformance.clauses.deciding import (
 from onceflow.integration.conformance.clauses.writing import close_keeps_what_is_pre_committed
 from onceflow.integration.conformance.harness import Harness, Prepared
 from onceflow.integration.conformance.sink_job import UID
-from onceflow.integration.conformance.violation import expect
+from onceflow.integration.conformance.target import expect
 
 _PAYLOAD_BYTES_MAX = 64 * 1024
 _SECRET_LENGTH_MIN = 6

@@ -31,8 +31,7 @@ from onceflow.integration.conformance.clauses.listing import prune_keeps_what_is
 from onceflow.integration.conformance.exchange_proxy import ExchangeProxy
 from onceflow.integration.conformance.harness import Harness, Prepared
 from onceflow.integration.conformance.lines import LineTracer
-from onceflow.integration.conformance.target import NotTestable
-from onceflow.integration.conformance.violation import Violation, expect, told
+from onceflow.integration.conformance.target import NotTestable, Violation, expect, told
 
 _BLOCKED_S_MIN, _BLOCKED_S_MAX = 0.2, 2.0
 """After this long the one that is held up has what the other one waits for, and goes on first."""

@@ -34,7 +34,7 @@ from onceflow.integration.conformance.clauses.writing import (
 )
 from onceflow.integration.conformance.harness import Harness, Prepared, settled
 from onceflow.integration.conformance.sink_job import WholeCommitter
-from onceflow.integration.conformance.violation import Violation, expect
+from onceflow.integration.conformance.target import Violation, expect
 
 
 @clause(

@@ -24,8 +24,7 @@ from onceflow.integration.conformance.clauses.recovering import (
 from onceflow.integration.conformance.harness import Harness
 from onceflow.integration.conformance.processes import ChildFailed
 from onceflow.integration.conformance.sink_job import JOB
-from onceflow.integration.conformance.target import NotTestable
-from onceflow.integration.conformance.violation import Violation, expect
+from onceflow.integration.conformance.target import NotTestable, Violation, expect
 from onceflow.integration.conformance.whole_job import (
     AttemptPlan,
     Work,

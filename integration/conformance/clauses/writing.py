@@ -7,7 +7,7 @@ from onceflow.core.protocol.ids import CheckpointId
 from onceflow.integration.conformance import children
 from onceflow.integration.conformance.clause import clause
 from onceflow.integration.conformance.harness import Harness, Prepared
-from onceflow.integration.conformance.violation import Violation, expect
+from onceflow.integration.conformance.target import Violation, expect
 
 
 @clause(scenarios=[13, 14])

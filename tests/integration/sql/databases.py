@@ -16,9 +16,9 @@ from onceflow.integration.servers import (
     EmbeddedMariaDB,
     EmbeddedMySQL,
     EmbeddedPostgres,
-    postgres_admin,
+    postgres,
 )
-from onceflow.integration.servers.mysql_admin import MySQLAdmin
+from onceflow.integration.servers.mysql import MySQLAdmin
 from onceflow.sinks import MySQLSink, PostgresSink
 
 SqlSink: TypeAlias = PostgresSink | MySQLSink
@@ -233,13 +233,13 @@ class Postgres(Database):
     @override
     @classmethod
     def create(cls, server: SqlServer, name: str) -> Self:
-        postgres_admin.create_database(server.url, name)
+        postgres.create_database(server.url, name)
         return cls(server.database_url(name))
 
     @override
     def drop(self, server: SqlServer) -> None:
-        postgres_admin.roll_back_prepared(self.url)
-        postgres_admin.drop_database(server.url, self.database_name)
+        postgres.roll_back_prepared(self.url)
+        postgres.drop_database(server.url, self.database_name)
 
     @override
     def sink(self, **settings: Any) -> SqlSink:

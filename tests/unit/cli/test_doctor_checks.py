@@ -25,7 +25,7 @@ from onceflow.cli.doctor.command import Check, examine
 from onceflow.cli.doctor.machine import check_java, check_python, install_command
 from onceflow.cli.doctor.storage import check_storage, missing_directories
 from onceflow.cli.main import app
-from onceflow.core.diagnosis import Area, Finding, Level
+from onceflow.core.connector import Area, Finding, Level
 from onceflow.sources.kafka.diagnosis import topic_findings
 
 JAVA = shutil.which("java")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from script.images.recipes import RECIPES, Recipe
 
-from onceflow.integration.servers.containers import (
+from onceflow.integration.servers.container import (
     ContainerKafka,
     ContainerMariaDB,
     ContainerMySQL,

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import pytest
 
 from onceflow.integration.servers import ServerError, ServerKind, kinds
-from onceflow.integration.servers.containers import ContainerKafka, ContainerMySQL
+from onceflow.integration.servers.container import ContainerKafka, ContainerMySQL
 
 pytest_plugins = ["pytester"]
 

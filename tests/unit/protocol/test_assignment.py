@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onceflow.core.protocol.assignment import (
+from onceflow.core.protocol.splits import (
     assign_splits,
     default_max_parallelism,
     key_group_range,

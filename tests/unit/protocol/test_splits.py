@@ -14,9 +14,9 @@ from onceflow.core.protocol.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
     SubtaskSnapshot,
+    handles_of,
 )
 from onceflow.core.protocol.splits import AwaitedSplits, Split, SplitOffers, with_lists
-from onceflow.core.protocol.state_files import handles_of
 
 
 def split(name: str) -> Split:

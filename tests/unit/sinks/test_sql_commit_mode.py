@@ -12,9 +12,8 @@ from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.spi import CommitterContext
 from onceflow.core.storage import FileStagingArea
 from onceflow.sinks import PostgresSink
-from onceflow.sinks.sql.commit_mode import chosen_mode
 from onceflow.sinks.sql.dialect import TwoPhaseSupport
-from onceflow.sinks.sql.settings import CommitMode
+from onceflow.sinks.sql.settings import CommitMode, chosen_mode
 
 LOG = logging.getLogger("onceflow.sinks.test")
 FINE = TwoPhaseSupport("it prepares")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from onceflow.core.errors import SinkError
 from onceflow.core.protocol.committables import Committed, RetryLater, Unknown
 from onceflow.sinks.sql.committer import settled
-from onceflow.sinks.sql.errors import ConnectionLost
+from onceflow.sinks.sql.session import ConnectionLost
 
 
 def _answers(*given: Exception | Committed) -> Callable[[], Committed]:
