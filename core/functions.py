@@ -1,9 +1,12 @@
-"""What users write or name to compute with keyed state."""
+"""What users write or name to compute: functions of records and batches, keyed functions."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -21,6 +24,32 @@ from onceflow.core.state import (
 
 Record: TypeAlias = dict[str, Any]
 """One row: column name to Python value, as `pyarrow.RecordBatch.to_pylist` gives it."""
+
+BatchFunction: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
+ArrowIteratorFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
+"""What Spark's `mapInArrow` takes."""
+PandasIteratorFunction: TypeAlias = Callable[[Iterator[Any]], Iterable[Any]]
+"""What Spark's `mapInPandas` takes: DataFrames of pandas in and out."""
+
+_ITERATES = re.compile(r"(\w+\.)*(Iterator|Iterable|Generator)\b")
+
+
+def takes_iterator(function: Callable[..., Any]) -> bool:
+    """Whether `function` takes an iterator of batches, and not one: it yields, or says so.
+
+    It says so by the annotation of its parameter or of what it returns.
+    """
+    called: Any = function
+    while isinstance(called, functools.partial):
+        called = called.func  # pyright: ignore[reportUnknownMemberType]
+    if not inspect.isroutine(called):
+        called = type(called).__call__
+    called = inspect.unwrap(called)
+    if inspect.isgeneratorfunction(called):
+        return True
+    hints = getattr(called, "__annotations__", {}).values()
+    return any(_ITERATES.match(hint if isinstance(hint, str) else repr(hint)) for hint in hints)
+
 
 AggregateOp: TypeAlias = Literal["sum", "count", "min", "max"]
 

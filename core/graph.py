@@ -20,7 +20,13 @@ import pyarrow as pa
 
 from onceflow.core.dead_letters import DEAD_LETTERS
 from onceflow.core.errors import ConfigError
-from onceflow.core.functions import Aggregate, KeyedFunction, Record
+from onceflow.core.functions import (
+    Aggregate,
+    ArrowIteratorFunction,
+    KeyedFunction,
+    PandasIteratorFunction,
+    Record,
+)
 from onceflow.core.protocol.ids import SubtaskRef, sink_id_of
 from onceflow.core.spi import OnBadRow, Sink, Source
 
@@ -40,6 +46,20 @@ class MapBatches:
     """Applies a function to whole Arrow record batches."""
 
     function: Callable[[pa.RecordBatch], pa.RecordBatch]
+
+
+@dataclass(frozen=True, slots=True)
+class MapInArrow:
+    """Applies a function of an iterator of Arrow record batches."""
+
+    function: ArrowIteratorFunction
+
+
+@dataclass(frozen=True, slots=True)
+class MapInPandas:
+    """Applies a function of an iterator of pandas' DataFrames."""
+
+    function: PandasIteratorFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +118,8 @@ class WriteTo:
 Work: TypeAlias = (
     ReadFrom
     | MapBatches
+    | MapInArrow
+    | MapInPandas
     | MapRecords
     | FlatMapRecords
     | FilterRecords

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
 from onceflow.core.config import choice_of
 from onceflow.core.errors import ConfigError
-from onceflow.core.functions import Aggregate, KeyedFunction, Record, running_schema
+from onceflow.core.functions import (
+    Aggregate,
+    ArrowIteratorFunction,
+    BatchFunction,
+    KeyedFunction,
+    PandasIteratorFunction,
+    Record,
+    running_schema,
+    takes_iterator,
+)
 from onceflow.core.graph import (
     FilterRecords,
     FlatMapRecords,
     GraphBuilder,
     MapBatches,
+    MapInArrow,
+    MapInPandas,
     MapRecords,
     Operator,
     ProcessKeyed,
@@ -22,6 +33,7 @@ from onceflow.core.graph import (
     Work,
     WriteTo,
 )
+from onceflow.core.schema_text import SchemaLike, schema_of
 from onceflow.core.spi import OnBadRow, Sink
 
 
@@ -43,23 +55,46 @@ class Stream:
 
     def map_batches(
         self,
-        function: Callable[[pa.RecordBatch], pa.RecordBatch],
+        function: BatchFunction | ArrowIteratorFunction,
         *,
-        schema: pa.Schema | None = None,
+        schema: SchemaLike | None = None,
         uid: str | None = None,
     ) -> Stream:
-        """Apply `function` to each Arrow record batch: the fast way.
+        """Apply `function` to Arrow record batches: the fast way.
 
-        `schema` is that of the result (default: unchanged). Batches have no fixed size, so the
-        result for a row must not depend on its neighbours.
+        It takes a batch and returns one; or it is what Spark's `mapInArrow` takes, an iterator of
+        batches in and one out, which is known by its `yield` or its annotations. `schema` is that
+        of the result (default: unchanged).
+
+        Batches have no fixed size, so the result for a row must not depend on its neighbours. A
+        function of an iterator is called anew after each barrier, and its iterator ends before the
+        next one.
         """
-        return self._then(MapBatches(function), "map_batches", uid, schema)
+        if takes_iterator(function):
+            work: Work = MapInArrow(cast("ArrowIteratorFunction", function))
+        else:
+            work = MapBatches(cast("BatchFunction", function))
+        return self._then(work, "map_batches", uid, schema)
+
+    def map_pandas(
+        self,
+        function: PandasIteratorFunction,
+        schema: SchemaLike | None = None,
+        *,
+        uid: str | None = None,
+    ) -> Stream:
+        """Apply a function of Spark's `mapInPandas`: an iterator of DataFrames in, one out.
+
+        `schema` is that of the result (default: unchanged). The function is called anew after each
+        barrier, and its iterator ends before the next one. Needs pandas where the slots run.
+        """
+        return self._then(MapInPandas(function), "map_pandas", uid, schema)
 
     def map(
         self,
         function: Callable[[Record], Record],
         *,
-        schema: pa.Schema | None = None,
+        schema: SchemaLike | None = None,
         uid: str | None = None,
     ) -> Stream:
         """Apply `function` to each record, a dict; `schema` is that of the result."""
@@ -69,7 +104,7 @@ class Stream:
         self,
         function: Callable[[Record], Iterable[Record]],
         *,
-        schema: pa.Schema | None = None,
+        schema: SchemaLike | None = None,
         uid: str | None = None,
     ) -> Stream:
         """Replace each record by those that `function` returns, in that order."""
@@ -133,10 +168,9 @@ class Stream:
         if dead_letters is not None:
             self._graph.add_dead_letters(written, dead_letters)
 
-    def _then(self, work: Work, verb: str, uid: str | None, schema: pa.Schema | None) -> Stream:
-        operator = self._graph.add(
-            work, verb=verb, uid=uid, after=self._operator, schema=schema or self.schema
-        )
+    def _then(self, work: Work, verb: str, uid: str | None, schema: SchemaLike | None) -> Stream:
+        made = self.schema if schema is None else schema_of(schema)
+        operator = self._graph.add(work, verb=verb, uid=uid, after=self._operator, schema=made)
         return Stream(self._graph, operator)
 
 

@@ -10,6 +10,7 @@ from onceflow.core.client_options import OptionValue
 from onceflow.core.config import choice_of
 from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
+from onceflow.core.schema_text import SchemaLike, schema_of
 from onceflow.core.spi import OnBadRow, ReaderContext, Source, SourceReader, Split, SplitOffsets
 from onceflow.sources.kafka.catalog import Catalog, positions_now
 from onceflow.sources.kafka.client import logger
@@ -24,7 +25,6 @@ from onceflow.sources.kafka.settings import (
     ValueFormat,
     offsets_of,
 )
-from onceflow.sources.schema_text import SchemaLike, schema_of
 
 
 class KafkaSource(Source):

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from onceflow.core.crash_points import reach
 from onceflow.core.dead_letters import DeadLetter, batch_of_letters, letters_of_rows
-from onceflow.core.errors import BadStateValue, UserFunctionError
+from onceflow.core.errors import BadStateValue
 from onceflow.core.functions import Record
 from onceflow.core.graph import (
     FilterRecords,
@@ -36,8 +36,13 @@ from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.protocol.snapshots import OperatorSnapshot
 from onceflow.core.protocol.splits import AwaitedSplits, Split
+from onceflow.core.runtime.dataflow.batch_iterators import (
+    BatchIteratorCalls,
+    BatchIteratorFunction,
+)
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.user_functions import (
+    as_schema,
     batch_of,
     call_user,
     call_user_on_records,
@@ -98,8 +103,19 @@ class RunningOperator(ABC):
     def process(self, batch: Batch) -> None:
         """Compute and `emit` what follows from `batch`."""
 
+    @property
+    def cpu_beside_s(self) -> float:
+        """Seconds of CPU that the operator has used on other threads than the chain's."""
+        return 0.0
+
+    def flush(self) -> None:  # noqa: B027 - optional hook
+        """Emit what is held back: the end of the input comes next."""
+
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot | None:
-        """Take the synchronous part of this operator's snapshot; None when it has no state."""
+        """Take the synchronous part of this operator's snapshot; None when it has no state.
+
+        What it emits belongs to `checkpoint`: operators that follow take theirs later.
+        """
         return None
 
     def completed(self, checkpoint: CheckpointId) -> None:  # noqa: B027 - optional hook
@@ -122,22 +138,39 @@ class BatchMapper(RunningOperator):
 
     def process(self, batch: Batch) -> None:
         """Emit the function's result."""
-        rows = call_user(self.uid, self._function, batch.rows)
-        if not isinstance(rows, pa.RecordBatch) or rows.schema.names != self._schema.names:
-            got = rows.schema.names if isinstance(rows, pa.RecordBatch) else type(rows).__name__
-            raise UserFunctionError(
-                f"map_batches of operator {self.uid!r} returned {got}, and its schema says"
-                f" {self._schema.names}; pass schema=… if the columns change"
-            )
-        if rows.schema != self._schema:
-            try:
-                rows = rows.cast(self._schema)
-            except (pa.ArrowException, ValueError) as error:
-                raise UserFunctionError(
-                    f"map_batches of operator {self.uid!r} returned {rows.schema}, which does not"
-                    f" cast to its schema {self._schema}: {error}"
-                ) from error
-        self.emit(rows)
+        made = call_user(self.uid, self._function, batch.rows)
+        self.emit(as_schema(made, self._schema, self.uid))
+
+
+class BatchIteratorMapper(RunningOperator):
+    """Applies a function of an iterator of batches; see `batch_iterators`."""
+
+    def __init__(self, uid: str, function: BatchIteratorFunction) -> None:
+        super().__init__(uid)
+        self._calls = BatchIteratorCalls(uid, function)
+
+    @property
+    def cpu_beside_s(self) -> float:
+        """Of the function's thread."""
+        return self._calls.cpu_s
+
+    def process(self, batch: Batch) -> None:
+        """Emit what comes out before the function asks for more."""
+        for rows in self._calls.feed(batch.rows):
+            self.emit(rows)
+
+    def flush(self) -> None:
+        """End the call, and emit what it has held back."""
+        for rows in self._calls.finish():
+            self.emit(rows)
+
+    def snapshot(self, checkpoint: CheckpointId) -> None:
+        """Keep nothing: what the function was given before the barrier has come out before it."""
+        self.flush()
+
+    def close(self) -> None:
+        """Give the current call up."""
+        self._calls.close()
 
 
 class RecordMapper(RunningOperator):

@@ -124,7 +124,8 @@ class Subtask(ABC):
         try:
             while not self._leaving:
                 self._step()
-                self._cpu_s = time.thread_time()
+                beside_s = sum(operator.cpu_beside_s for operator in self._operators)
+                self._cpu_s = time.thread_time() + beside_s
         except BaseException as error:  # the edge of the loop: everything goes to the driver
             self._report(PartFailed(error))
         finally:
@@ -170,6 +171,8 @@ class Subtask(ABC):
         self._report(SnapshotTaken(self.ref, barrier.checkpoint, pending, timings))
 
     def _end_of_stream(self) -> None:
+        for operator in self._operators:
+            operator.flush()
         for edge in self._edges:
             edge.broadcast(EndOfStream())
 

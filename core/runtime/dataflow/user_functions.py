@@ -111,6 +111,46 @@ def batch_of(records: Sequence[Record], schema: pa.Schema, uid: str) -> pa.Recor
     return pa.record_batch(arrays, schema=schema)
 
 
+def mistake(uid: str, text: str) -> UserFunctionError:
+    """Return the error of a function of `uid` that has returned what it must not."""
+    return UserFunctionError(text, fingerprint=_digest(uid, text))
+
+
+def as_schema(made: object, schema: pa.Schema, uid: str) -> pa.RecordBatch:
+    """Return `made`, which the function of `uid` has returned, as a batch of `schema`.
+
+    Raises:
+        UserFunctionError: It is no batch, has other columns, or does not cast without loss.
+    """
+    if not isinstance(made, pa.RecordBatch):
+        raise mistake(
+            uid,
+            f"map_batches of operator {uid!r} returned {type(made).__name__}, and it must return a"
+            " pyarrow.RecordBatch; a function that takes an iterator of batches, as Spark's"
+            " mapInArrow does, is known by its `yield`, or by annotations:"
+            " (batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]",
+        )
+    names = made.schema.names
+    if names != schema.names:
+        if sorted(names) != sorted(schema.names):
+            raise mistake(
+                uid,
+                f"map_batches of operator {uid!r} returned {names}, and its schema says"
+                f" {schema.names}; pass schema=… if the columns change",
+            )
+        made = made.select(schema.names)
+    if made.schema == schema:
+        return made
+    try:
+        return made.cast(schema)
+    except (pa.ArrowException, ValueError) as error:
+        raise mistake(
+            uid,
+            f"map_batches of operator {uid!r} returned {made.schema}, which does not cast to its"
+            f" schema {schema}: {error}",
+        ) from error
+
+
 def user_error(
     uid: str,
     error: BaseException,

@@ -15,6 +15,8 @@ from onceflow.core.graph import (
     FilterRecords,
     FlatMapRecords,
     MapBatches,
+    MapInArrow,
+    MapInPandas,
     MapRecords,
     Operator,
     ProcessKeyed,
@@ -25,6 +27,7 @@ from onceflow.core.graph import (
 from onceflow.core.protocol.alignment import AlignmentMode
 from onceflow.core.protocol.ids import SubtaskRef
 from onceflow.core.protocol.splits import key_group_range
+from onceflow.core.runtime.dataflow.batch_iterators import ArrowFunction, PandasFunction
 from onceflow.core.runtime.dataflow.channels import (
     InputGate,
     KeyGroupPartitioner,
@@ -35,6 +38,7 @@ from onceflow.core.runtime.dataflow.channels import (
 from onceflow.core.runtime.dataflow.operators import (
     SPLITS,
     AggregateRunner,
+    BatchIteratorMapper,
     BatchMapper,
     Emit,
     KeyedOperator,
@@ -161,8 +165,8 @@ class ChainBuilder:
         match operator.work:
             case ReadFrom():
                 return self._source(operator.work, uid)
-            case MapBatches() as work:
-                return BatchMapper(uid, work, operator.schema)
+            case (MapBatches() | MapInArrow() | MapInPandas()) as work:
+                return _batch_mapper(uid, work, operator.schema)
             case (MapRecords() | FlatMapRecords() | FilterRecords()) as work:
                 return RecordMapper(uid, work, operator.schema)
             case ProcessKeyed() as work:
@@ -220,6 +224,18 @@ class ChainBuilder:
 
     def _restored(self, uid: str) -> RestoredOperator:
         return self._deploy.operator(uid)
+
+
+def _batch_mapper(
+    uid: str, work: MapBatches | MapInArrow | MapInPandas, schema: pa.Schema
+) -> RunningOperator:
+    match work:
+        case MapBatches():
+            return BatchMapper(uid, work, schema)
+        case MapInArrow(function):
+            return BatchIteratorMapper(uid, ArrowFunction(uid, function, schema))
+        case MapInPandas(function):
+            return BatchIteratorMapper(uid, PandasFunction(uid, function, schema))
 
 
 def _outputs(running: Mapping[str, RunningOperator], operator: Operator) -> list[Emit]:

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onceflow.core.errors import BadRecord, ConfigError
+from onceflow.core.schema_text import SchemaLike, schema_of
 from onceflow.core.spi import OnBadRow
 from onceflow.sources.kafka.rows import JsonRows, RawRows, schema_of_rows
 from onceflow.sources.kafka.settings import Earliest, KafkaSettings, ValueFormat
-from onceflow.sources.schema_text import SchemaLike, schema_of
 
 UTC = dt.timezone.utc
 I64 = 2**63

@@ -10,12 +10,12 @@ import pytest
 from confluent_kafka import KafkaError
 
 from onceflow.core.errors import ConfigError, StateIncompatible
+from onceflow.core.schema_text import schema_of
 from onceflow.core.spi import Split
 from onceflow.sources import KafkaSource
 from onceflow.sources.kafka.client import ClientTroubles, authentication_refused, group_id_of
 from onceflow.sources.kafka.position import PartitionPosition, gap_message
 from onceflow.sources.kafka.settings import RULES, AtOffsets, AtTime, Earliest, Latest, offsets_of
-from onceflow.sources.schema_text import schema_of
 
 SECRETS = {
     "kafka.sasl.password": "hunter2",

@@ -1,4 +1,4 @@
-"""Arrow schemas from what users write: an Arrow schema, Spark's DDL text, or names and types.
+"""Arrow schemas from what users write: an Arrow or a Spark schema, DDL text, or names and types.
 
     "id BIGINT NOT NULL, account STRING, amount DECIMAL(12, 2), tags ARRAY<STRING>"
     {"id": "bigint", "at": pa.timestamp("ms", "UTC")}
@@ -9,14 +9,19 @@ Source of the type names: Spark SQL reference, "Data Types".
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
+from typing_extensions import TypeIs
 
 from onceflow.core.errors import ConfigError
 
-SchemaLike: TypeAlias = "pa.Schema | str | Mapping[str, pa.DataType | str]"
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+SchemaLike: TypeAlias = "pa.Schema | StructType | str | Mapping[str, pa.DataType | str]"
 
 _SIMPLE_TYPES: dict[str, pa.DataType] = {
     "tinyint": pa.int8(),
@@ -69,7 +74,26 @@ def _described(schema: SchemaLike, setting: str) -> pa.Schema:
                 for name, kind in schema.items()
             ]
         )
+    if _is_struct_type(schema):
+        return pa.schema(
+            [
+                pa.field(
+                    field.name,
+                    _Ddl(
+                        field.dataType.simpleString(), f"{setting}: column {field.name!r}"
+                    ).only_type(),
+                    nullable=field.nullable,
+                )
+                for field in schema.fields
+            ]
+        )
     return schema
+
+
+def _is_struct_type(schema: object) -> TypeIs[StructType]:
+    """Whether it is a schema of Spark's, whose module is loaded then and is not otherwise."""
+    types = sys.modules.get("pyspark.sql.types")
+    return types is not None and isinstance(schema, types.StructType)
 
 
 class _Ddl:
@@ -120,6 +144,13 @@ class _Ddl:
             item = self._type()
             self._expect(">")
             return pa.list_(item)
+        if name == "map":
+            self._expect("<")
+            key = self._type()
+            self._expect(",")
+            value = self._type()
+            self._expect(">")
+            return pa.map_(key, value)
         if name == "struct":
             self._expect("<")
             fields = [self._column()]

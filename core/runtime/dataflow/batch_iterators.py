@@ -1,0 +1,276 @@
+"""Functions of an iterator of batches, as Spark's `mapInArrow` and `mapInPandas` take them.
+
+Such a function asks for its batches, and an operator is handed them. So it runs on a thread of its
+own, and the two threads take turns: at any moment one of them waits for the other.
+
+One call of the function lasts from barrier to barrier. It begins with the first batch after a
+barrier, and its iterator ends before the next one, so everything that it has taken has come out by
+then, held back or not: nothing of a call is in two checkpoints, and a restart begins with a new
+call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from importlib import import_module
+from typing import Any, cast
+
+import pyarrow as pa
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.runtime.dataflow.user_functions import as_schema, call_user, mistake
+
+_LEAVE_S = 10.0
+"""How long a function that is left in mid-call may take to clean up."""
+
+
+class _Turn(Enum):
+    """What the operator tells the function's thread, besides a batch."""
+
+    GO_ON = "the batch that came out is on its way"
+    END = "no more batches before the barrier"
+    LEAVE = "the call is given up"
+
+
+class _Asks(Enum):
+    """What the function's thread tells the operator, besides a batch that came out."""
+
+    FOR_MORE = "the next batch, or the end"
+    NOTHING = "the call is over"
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    error: BaseException
+
+
+class _Left(BaseException):
+    """Raised out of the iterator to end a call that nobody waits for; no `except` holds it up."""
+
+
+class BatchIteratorFunction(ABC):
+    """A function of iterators, seen as one of record batches."""
+
+    @abstractmethod
+    def call(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield what the function makes of `batches`, in its schema."""
+
+
+class ArrowFunction(BatchIteratorFunction):
+    """Record batches in, record batches out."""
+
+    def __init__(self, uid: str, function: Callable[..., Any], schema: pa.Schema) -> None:
+        self._uid = uid
+        self._function = function
+        self._schema = schema
+
+    def call(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield what comes out, cast to the schema."""
+        for made in _results(self._uid, self._function, batches):
+            yield as_schema(made, self._schema, self._uid)
+
+
+class PandasFunction(BatchIteratorFunction):
+    """DataFrames of pandas in, such DataFrames out."""
+
+    def __init__(self, uid: str, function: Callable[..., Any], schema: pa.Schema) -> None:
+        """Raise ConfigError when there is no pandas."""
+        try:
+            pandas: Any = import_module("pandas")
+        except ImportError as error:
+            raise ConfigError(
+                f"map_pandas of operator {uid!r} needs pandas where the slots run:"
+                " pip install 'onceflow[pandas]'"
+            ) from error
+        self._frame: type[Any] = pandas.DataFrame
+        self._uid = uid
+        self._function = function
+        self._schema = schema
+
+    def call(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield what comes out, by column name, or by position where columns have no names."""
+        frames = (batch.to_pandas() for batch in batches)
+        for made in _results(self._uid, self._function, frames):
+            yield self._batch_of(made)
+
+    def _batch_of(self, made: Any) -> pa.RecordBatch:
+        names = self._schema.names
+        if not isinstance(made, self._frame):
+            raise mistake(
+                self._uid,
+                f"map_pandas of operator {self._uid!r} yielded {type(made).__name__}, and it must"
+                " yield pandas.DataFrame",
+            )
+        labels = list(made.columns)
+        if all(isinstance(label, str) for label in labels) and labels:
+            frame = made
+            fits = sorted(labels) == sorted(names)
+        else:
+            fits = len(labels) == len(names)
+            frame = made.set_axis(names, axis=1) if fits else made
+        if not fits:
+            raise mistake(
+                self._uid,
+                f"map_pandas of operator {self._uid!r} yielded columns {labels}, and its schema"
+                f" says {names}",
+            )
+        arrays: list[pa.Array] = []
+        for field in self._schema:
+            try:
+                arrays.append(pa.Array.from_pandas(frame[field.name], type=field.type))
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                raise mistake(
+                    self._uid,
+                    f"map_pandas of operator {self._uid!r} yielded values for column"
+                    f" {field.name!r} that are no {field.type}: {error}",
+                ) from error
+        return pa.record_batch(arrays, schema=self._schema)
+
+
+def _results(uid: str, function: Callable[..., Any], batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield what `function` gives for `batches`; a generator of its own is closed with this one."""
+    results = call_user(uid, lambda: iter(function(batches)))
+    end = object()
+    try:
+        while (made := call_user(uid, next, results, end)) is not end:
+            yield made
+    finally:
+        close = getattr(results, "close", None)
+        if close is not None:
+            close()
+
+
+class BatchIteratorCalls:
+    """The calls of one function in one subtask: fed by the chain's thread, ended at barriers."""
+
+    def __init__(self, uid: str, function: BatchIteratorFunction) -> None:
+        self._uid = uid
+        self._function = function
+        self._to_function: queue.SimpleQueue[pa.RecordBatch | _Turn] = queue.SimpleQueue()
+        self._to_operator: queue.SimpleQueue[pa.RecordBatch | _Asks | _Failed] = queue.SimpleQueue()
+        self._calling = False
+        self._thread: threading.Thread | None = None
+        self.cpu_s = 0.0
+        """Of the function's thread, as of its last turn."""
+
+    def feed(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Hand `batch` over; yield what comes out before the function asks for more.
+
+        Raises:
+            UserFunctionError: The function raised, or returned before it had taken every batch.
+        """
+        if self._thread is None:
+            name = f"function of {self._uid}"
+            self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+            self._thread.start()
+        self._calling = True
+        yield from self._take_turns(batch)
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """End the iterator of the current call, if there is one; yield what still comes out.
+
+        Raises:
+            UserFunctionError: The function raised.
+        """
+        if self._calling:
+            yield from self._take_turns(_Turn.END)
+
+    def close(self) -> None:
+        """Give the current call up; its generator is closed. Safe to call twice."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._to_function.put(_Turn.LEAVE)
+            thread.join(_LEAVE_S)
+
+    def _take_turns(self, turn: pa.RecordBatch | _Turn) -> Iterator[pa.RecordBatch]:
+        while True:
+            self._to_function.put(turn)
+            match self._to_operator.get():
+                case _Asks.FOR_MORE:
+                    return
+                case _Asks.NOTHING:
+                    self._calling = False
+                    return
+                case _Failed(error):
+                    self._calling = False
+                    raise error
+                case rows:
+                    yield rows
+                    turn = _Turn.GO_ON
+
+    # --- the function's thread ----------------------------------------------------------------
+
+    def _main(self) -> None:
+        with contextlib.suppress(_Left):
+            while True:
+                first = self._to_function.get()
+                if isinstance(first, _Turn):
+                    return
+                self._call(first)
+
+    def _call(self, first: pa.RecordBatch) -> None:
+        fed = _Fed(first, self._ask)
+        try:
+            results = self._function.call(fed)
+            try:
+                for rows in results:
+                    self._ask(rows)
+            finally:
+                cast("Any", results).close()
+            if not fed.ended:
+                raise mistake(
+                    self._uid,
+                    f"the function of operator {self._uid!r} returned before it had taken every"
+                    " batch: rows would be lost, and how many would depend on when the next"
+                    " barrier comes; let it go on to the end of its iterator",
+                )
+        except _Left:
+            raise
+        except BaseException as error:  # the edge of the thread: the chain's raises it
+            self._tell(_Failed(error))
+        else:
+            self._tell(_Asks.NOTHING)
+
+    def _ask(self, what: pa.RecordBatch | _Asks) -> pa.RecordBatch | _Turn:
+        """Give the turn away, and return with what it came back with."""
+        self._tell(what)
+        turn = self._to_function.get()
+        if turn is _Turn.LEAVE:
+            raise _Left
+        return turn
+
+    def _tell(self, what: pa.RecordBatch | _Asks | _Failed) -> None:
+        self.cpu_s = time.thread_time()
+        self._to_operator.put(what)
+
+
+class _Fed(Iterator[pa.RecordBatch]):
+    """What the function iterates over."""
+
+    def __init__(
+        self,
+        first: pa.RecordBatch,
+        ask: Callable[[_Asks], pa.RecordBatch | _Turn],
+    ) -> None:
+        self._first: pa.RecordBatch | None = first
+        self._ask = ask
+        self.ended = False
+
+    def __next__(self) -> pa.RecordBatch:
+        if self.ended:
+            raise StopIteration
+        first, self._first = self._first, None
+        if first is not None:
+            return first
+        turn = self._ask(_Asks.FOR_MORE)
+        if isinstance(turn, _Turn):
+            self.ended = True
+            raise StopIteration
+        return turn
