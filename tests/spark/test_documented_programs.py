@@ -59,6 +59,8 @@ def test_program_of_the_operators_page_runs_as_shown(spark: SparkSession, tmp_pa
         sums[one["account"]] += one["amount"]
     assert {account: one["total"] for account, one in last.items()} == sums
     assert all(one["euros"] == one["amount"] / 100 for one in last.values())
+    doubled = sorted((one["id"], one["amount"]) for one in rows_in(tmp_path / "target/doubled"))
+    assert doubled == [(one["id"], 2 * one["amount"]) for one in payments()]
 
 
 def _count(row: dict[str, Any]) -> int:
