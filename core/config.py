@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.coordinator import CheckpointSettings
-from onceflow.core.storage import FileSystemStorage
+from onceflow.core.storage import CheckpointStorage, checkpoint_storage
 
 _Choice = TypeVar("_Choice", bound=Enum)
 
@@ -43,10 +43,11 @@ class Checkpointing:
     """When checkpoints are taken, where they live and how many failures are borne.
 
     Durations are seconds or text ("5 s", "500 ms", "10 min"). `storage` is a directory (a path or a
-    `file://` URL) that the driver and every executor see, or a `FileSystemStorage`.
+    `file://` URL) that the driver and every executor see, a bucket (`s3://bucket/prefix`, `gs://…`,
+    `az://…`), `memory://`, or a `FileSystemStorage`, `ObjectStorage` or `MemoryStorage`.
     """
 
-    storage: str | FileSystemStorage
+    storage: str | CheckpointStorage
     interval: float | str | None = "10 s"
     """From trigger to trigger; None = only on request, at the end of bounded input and on stop."""
     timeout: float | str = "10 min"
@@ -85,11 +86,9 @@ class Checkpointing:
         """Return the mode as a `Delivery`."""
         return choice_of(Delivery, self.mode, setting="mode")
 
-    def file_system(self) -> FileSystemStorage:
+    def checkpoint_storage(self) -> CheckpointStorage:
         """Return the checkpoint storage described by `storage`."""
-        if isinstance(self.storage, FileSystemStorage):
-            return self.storage
-        return FileSystemStorage(self.storage)
+        return checkpoint_storage(self.storage)
 
 
 @dataclass(frozen=True, slots=True)

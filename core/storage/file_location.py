@@ -6,24 +6,25 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
 
 from onceflow.core.errors import ConfigError
+from onceflow.core.storage.bucket_settings import BucketSettings, is_bucket
 from onceflow.core.storage.filesystem import StreamedFiles
 from onceflow.core.storage.local import Advice, LocalFileSystem
+
+if TYPE_CHECKING:
+    from onceflow.core.storage.bucket import BucketFiles
 
 Publish = Literal["auto", "rename", "copy"]
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _PASSWORD = re.compile(r"^[^/@]*:[^/]*@")
 
-# Whose service itself creates an object only if there is none, which fsspec asks it for.
-_CONDITIONAL_STORES = frozenset({"s3", "s3a", "gs", "gcs"})
-# Where a name appears with all its bytes or not at all, and nothing can be renamed.
-_OBJECT_STORES = _CONDITIONAL_STORES | {
-    *("abfs", "abfss", "az", "adl", "oss", "oci", "r2", "tos", "memory")
-}
+# Where a name appears with all its bytes or not at all, and nothing can be renamed; besides those
+# of `bucket_settings`.
+_OBJECT_STORES = frozenset({"adl", "oss", "oci", "r2", "tos", "memory"})
 # With a rename that is one step.
 _DIRECTORIES = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "sftp", "ssh", "smb"})
 
@@ -55,14 +56,15 @@ class FileLocation:
         protocol, root = match[1].lower(), match[2].rstrip("/")
         if not root.strip("/"):
             raise ConfigError(f"url {_shown(protocol, root)!r} names no bucket or directory")
-        if publish == "auto" and protocol not in _OBJECT_STORES | _DIRECTORIES:
+        bucket = is_bucket(url)
+        if publish == "auto" and not bucket and protocol not in _OBJECT_STORES | _DIRECTORIES:
             raise ConfigError(
                 f"url {_shown(protocol, root)!r}: it is not known how {protocol}:// makes a file "
                 "visible. Pass publish='rename' when it renames a file in one step, or "
                 "publish='copy' when a file that is written or copied appears whole or not at all"
             )
         if publish == "auto":
-            publish = "copy" if protocol in _OBJECT_STORES else "rename"
+            publish = "copy" if bucket or protocol in _OBJECT_STORES else "rename"
         return cls(protocol, root, publish, dict(options))
 
     @property
@@ -80,17 +82,29 @@ class FileLocation:
         """Return the file system; it connects when it is first used."""
         if self.protocol == "file":
             return LocalFileSystem(self.root, advice=advice)
-        # Only here: a local directory needs neither fsspec nor what it imports.
-        from onceflow.core.storage.remote import (
-            ConditionalObjectStore,
-            ObjectStore,
-            RemoteDirectory,
-        )
+        # Only here: a local directory needs neither obstore nor fsspec, nor what they import.
+        if is_bucket(self.url) and self.publish == "copy":
+            return open_bucket(BucketSettings.of(self.url, self.options))
+        from onceflow.core.storage.remote import ObjectStore, RemoteDirectory
 
-        if self.publish == "rename":
-            return RemoteDirectory(self.url, str(self), self.options)
-        kind = ConditionalObjectStore if self.protocol in _CONDITIONAL_STORES else ObjectStore
+        kind = RemoteDirectory if self.publish == "rename" else ObjectStore
         return kind(self.url, str(self), self.options)
+
+
+def open_bucket(settings: BucketSettings) -> BucketFiles:
+    """Return the files of a bucket; they connect when they are first used.
+
+    Raises:
+        ConfigError: The package for it is not installed.
+    """
+    try:
+        from onceflow.core.storage.bucket import BucketFiles
+    except ImportError as error:
+        raise ConfigError(
+            f"{settings.url} needs a package that is not installed (obstore):"
+            " pip install 'onceflow[s3]'"
+        ) from error
+    return BucketFiles(settings)
 
 
 def _local_root(path: str, url: str) -> str:

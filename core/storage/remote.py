@@ -1,8 +1,7 @@
-"""File systems that fsspec reaches: object stores (s3, gs, abfs, …), HDFS, SFTP.
+"""File systems that fsspec reaches: object stores that `bucket` does not speak to, HDFS, SFTP.
 
-fsspec's own listings cache is off: read-after-write is demanded. Conditional creation is the
-service's own where fsspec hands it on (S3's If-None-Match, Google's if-generation-match); elsewhere
-fsspec asks whether the file exists and then writes it, which two callers may do at one moment.
+fsspec's own listings cache is off: read-after-write is demanded. To create a file only if there is
+none, fsspec asks whether it exists and then writes it, which two callers may do at one moment.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from onceflow.core.storage.filesystem import (
     Copies,
     Created,
     CreateOutcome,
-    CreatesAtomically,
     CreationUnknown,
     Renames,
     StorageRefused,
@@ -284,10 +282,6 @@ class ObjectStore(FsspecFiles, Copies):
     @override
     def _make_parent(self, path: str) -> None:
         """Do nothing: object stores have no directories."""
-
-
-class ConditionalObjectStore(ObjectStore, CreatesAtomically):
-    """An object store whose service itself creates an object only if there is none: S3, Google."""
 
 
 class RemoteDirectory(FsspecFiles, Renames):

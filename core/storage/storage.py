@@ -19,8 +19,14 @@ from onceflow.core.errors import (
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.snapshots import StateHandle
+from onceflow.core.staging import StagingArea
 from onceflow.core.storage.decision_log import DecisionLog, log_id
-from onceflow.core.storage.filesystem import CreatesAtomically, StorageRefused
+from onceflow.core.storage.filesystem import (
+    AlreadyExists,
+    Created,
+    CreatesAtomically,
+    StorageRefused,
+)
 from onceflow.core.storage.layout import JobPaths, StateNames, safe_name
 from onceflow.core.storage.local import CHECKPOINT_STORAGE, LocalFileSystem, Modes
 from onceflow.core.storage.staging import FileStagingArea
@@ -78,7 +84,7 @@ class JobStorage:
         """Return what reads the state that any handle of this job names."""
         return FileStateReader(self._fs, self._paths)
 
-    def staging(self, sink_id: str) -> FileStagingArea:
+    def staging(self, sink_id: str) -> StagingArea:
         """Return where the sink `sink_id` stages rows."""
         return FileStagingArea(self._fs, self._paths.staged(sink_id), sink_id)
 
@@ -124,6 +130,33 @@ class JobStorage:
             StorageError: Some are still there, after everything was tried.
         """
         return sweep(self._fs, self._paths, view, attempt)
+
+    def check_creates(self) -> None:
+        """Return when a second creation of one path is told from the first. Leaves nothing behind.
+
+        A store may ignore the condition under which an object is to be created, and two drivers of
+        one job would then both own it.
+
+        Raises:
+            ConfigError: It is not told: this storage cannot hold a decision log.
+            StorageError: Storage cannot be written or read here.
+        """
+        path = self._paths.probe(AttemptId(0), secrets.token_hex(16))
+        first, second = b"the first", b"the second"
+        try:
+            outcomes = [self._fs.create_if_absent(path, data) for data in (first, first, second)]
+            standing = self._fs.read(path)
+        finally:
+            self._fs.delete_quietly(path)
+        # The store's client may have repeated the first one.
+        created = outcomes[0] in (Created(), AlreadyExists(first))
+        if not created or outcomes[1:] != [AlreadyExists(first)] * 2 or standing != first:
+            raise ConfigError(
+                f"{self._fs.location('')} does not create if absent: what stood there was created"
+                " a second time, so that two drivers could both own the job. It needs conditional"
+                " writes (S3: If-None-Match, which Amazon S3, MinIO, Ceph from Squid, R2 have);"
+                " update the store, or use another"
+            )
 
     def probe_write(self, attempt: AttemptId) -> Probe:
         """Write a file for the slots of `attempt` to read back; shows that storage can be written.
@@ -184,11 +217,7 @@ class FileSystemStorage(CheckpointStorage):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "root", _directory_of(self.root))
-        if not 0 <= self.inline_threshold_bytes <= INLINE_THRESHOLD_BYTES_MAX:
-            raise ConfigError(
-                f"inline_threshold_bytes={self.inline_threshold_bytes} must be in"
-                f" 0-{INLINE_THRESHOLD_BYTES_MAX}"
-            )
+        checked_inline_threshold(self.inline_threshold_bytes)
         if self.file_mode & 0o600 != 0o600 or not 0 <= self.file_mode <= 0o777:
             raise ConfigError(
                 f"file_mode={self.file_mode:#o} must let the owner read and write: 0o600, 0o660, …"
@@ -205,6 +234,18 @@ class FileSystemStorage(CheckpointStorage):
         return JobStorage(files, job, self.inline_threshold_bytes)
 
 
+def checked_inline_threshold(threshold_bytes: int) -> None:
+    """Return when a threshold is one that appends to the log can bear.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if not 0 <= threshold_bytes <= INLINE_THRESHOLD_BYTES_MAX:
+        raise ConfigError(
+            f"inline_threshold_bytes={threshold_bytes} must be in 0-{INLINE_THRESHOLD_BYTES_MAX}"
+        )
+
+
 def _directory_of(root: str) -> str:
     scheme, separator, _ = root.partition("://")
     if root.startswith("file:"):
@@ -217,8 +258,9 @@ def _directory_of(root: str) -> str:
     elif separator and "/" not in scheme:
         # The rest of the URL may hold a password.
         raise ConfigError(
-            f"checkpoint storage {scheme}://... is not supported by this version: use a path, or"
-            " file:///path, of a directory that the driver and every executor share"
+            f"checkpoint storage {scheme}://... is not supported: use a path or file:///path of a"
+            " directory that the driver and every executor share, or a bucket: s3://, gs://, az://,"
+            " abfs://"
         )
     if not root or "\0" in root:
         raise ConfigError("checkpoint storage needs a directory: a path or file:///path")

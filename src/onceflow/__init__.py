@@ -74,7 +74,7 @@ if TYPE_CHECKING:
         ValueState,
         ValueStateDescriptor,
     )
-    from onceflow.core.storage import FileSystemStorage
+    from onceflow.core.storage import FileSystemStorage, MemoryStorage, ObjectStorage
     from onceflow.core.stream import KeyedStream, Stream
 else:
     __getattr__, __dir__ = lazy_names(
@@ -105,7 +105,7 @@ else:
                 "HeapBackend ListState ListStateDescriptor MapState MapStateDescriptor"
                 " RocksDBBackend Serializer StateBackend ValueState ValueStateDescriptor"
             ),
-            "onceflow.core.storage": "FileSystemStorage",
+            "onceflow.core.storage": "FileSystemStorage MemoryStorage ObjectStorage",
             "onceflow.core.stream": "KeyedStream Stream",
         },
     )
@@ -149,8 +149,10 @@ __all__ = [
     "LocalProcesses",
     "MapState",
     "MapStateDescriptor",
+    "MemoryStorage",
     "Moment",
     "NoRestart",
+    "ObjectStorage",
     "OnceflowError",
     "PendingCheckpoint",
     "Pipeline",

@@ -27,6 +27,7 @@ from onceflow import (
 )
 from onceflow.core.protocol.restart import RestartStrategy
 from onceflow.core.state import StateBackend
+from onceflow.core.storage import CheckpointStorage
 
 SETTINGS = RuntimeSettings(start_timeout_s=30, heartbeat_timeout_s=10)
 
@@ -49,6 +50,7 @@ def ledger(
     sink_id: str | None = None,
     settings: RuntimeSettings = SETTINGS,
     listeners: Sequence[JobListener] = (),
+    storage: CheckpointStorage | None = None,
 ) -> tuple[Pipeline, DirectorySink]:
     """Build source -> running balance -> directory, all under `directory`."""
     sink = sink or DirectorySink(str(directory / "out"))
@@ -58,7 +60,7 @@ def ledger(
         parallelism=parallelism,
         max_parallelism=max_parallelism,
         checkpointing=Checkpointing(
-            storage=str(directory / "checkpoints"),
+            storage=storage or str(directory / "checkpoints"),
             interval=interval,
             timeout=timeout,
             tolerable_failures=tolerable_failures,

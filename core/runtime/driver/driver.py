@@ -109,8 +109,8 @@ class JobDriver:
         if isinstance(plan.settings.tls, TlsFiles):
             identity_in(plan.settings.tls)  # to see that it is there: each attempt reads it anew
         cluster.check(plan.parallelism)
-        self._file_system = plan.checkpointing.file_system()
-        self._storage: JobStorage = self._file_system.open(plan.name)
+        self._described = plan.checkpointing.checkpoint_storage()
+        self._storage: JobStorage = self._described.open(plan.name)
         self._tracker = StatusTracker(plan.name, plan.listeners)
         self._events: queue.SimpleQueue[AttemptEvent] = queue.SimpleQueue()
         self._asked_to_leave = threading.Event()
@@ -257,7 +257,7 @@ class JobDriver:
             driver_address=server.address,
             token=token,
             tls=slot_tls,
-            storage=self._file_system,
+            storage=self._described,
             storage_token_path=probe.path,
             log_id=storage.log_id,
             loopback=self._cluster.is_local,
@@ -291,6 +291,7 @@ class JobDriver:
         if self._log is not None:
             return self._log.claim_again()
         graph, storage = self._plan.graph, self._storage
+        storage.check_creates()
         # Before the claim, which says that the job writes under the sink ids of this graph.
         view = storage.log.read()
         check_sinks(graph, view, self._plan.retired_sinks)

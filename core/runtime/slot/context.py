@@ -21,7 +21,7 @@ from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.runtime.dataflow.subtask import SubtaskReport
 from onceflow.core.runtime.messages import Acked, PartFailed, SinkCommitted
 from onceflow.core.runtime.transport.credentials import Credentials, TlsIdentity
-from onceflow.core.storage import FileSystemStorage, JobStorage
+from onceflow.core.storage import CheckpointStorage, JobStorage
 from onceflow.core.version import VERSION
 
 SlotMail: TypeAlias = SubtaskReport | Acked | SinkCommitted
@@ -45,7 +45,7 @@ class AttemptPlan:
     driver_address: str
     token: str = field(repr=False)
     tls: TlsIdentity | TlsFiles | None
-    storage: FileSystemStorage
+    storage: CheckpointStorage
     storage_token_path: str
     log_id: str
     loopback: bool

@@ -228,11 +228,11 @@ def test_unknown_protocol_works_when_the_user_says_how_it_publishes() -> None:
     assert FileSink("ftp://host/x", publish="rename").settings.location.publish == "rename"
 
 
-@pytest.mark.skipif(find_spec("gcsfs") is not None, reason="its package is installed")
+@pytest.mark.skipif(find_spec("paramiko") is not None, reason="its package is installed")
 def test_protocol_without_its_package_says_so() -> None:
     with (
-        FileJob(FileSink("gs://bucket/x")) as job,
-        pytest.raises(ConfigError, match=r"gs://bucket/x needs a package that is not installed"),
+        FileJob(FileSink("sftp://host/x")) as job,
+        pytest.raises(ConfigError, match=r"sftp://host/x needs a package that is not installed"),
     ):
         job.check()
 

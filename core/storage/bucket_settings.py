@@ -1,0 +1,270 @@
+"""How a bucket is reached: its url, options by obstore's names, credentials by reference, patience.
+
+Credentials that are not in the options come from where the service's own tools look: S3 in
+AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SESSION_TOKEN), a web identity, the container's or
+the machine's role; Google in GOOGLE_APPLICATION_CREDENTIALS or the machine's account; Azure in
+AZURE_STORAGE_*, a workload identity or the machine's. The endpoint likewise: AWS_ENDPOINT_URL.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, cast
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.secret_references import followed, has_reference
+
+PART_BYTES = 8 * 1024 * 1024
+PART_BYTES_MIN = 5 * 1024 * 1024
+"""S3 takes no smaller part but the last."""
+PARTS_AT_ONCE = 4
+"""Of one object: uploads hold that many parts in memory."""
+REQUEST_TIMEOUT_S = 60.0
+RETRY_TIMEOUT_S = 60.0
+
+_SCHEMES: Mapping[str, str] = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gs",
+    "gcs": "gs",
+    "az": "az",
+    "azure": "az",
+    "abfs": "az",
+    "abfss": "az",
+}
+"""The url's scheme, to whose protocol is spoken."""
+_CREDENTIALS = re.compile(
+    "secret|passw|token|sas|credential|access_key|account_key|^key$", re.IGNORECASE
+)
+_NO_SECRET = frozenset({"access_key_id", "aws_access_key_id", "token_expiration"})
+_SECRET_LENGTH_MIN = 4
+_ALIASES: Mapping[str, Mapping[str, str]] = {
+    "s3": {
+        "key": "access_key_id",
+        "secret": "secret_access_key",
+        "endpoint_url": "endpoint",
+        "region_name": "region",
+        "anon": "skip_signature",
+        "aws_access_key_id": "access_key_id",
+        "aws_secret_access_key": "secret_access_key",
+        "aws_session_token": "token",
+        "requester_pays": "request_payer",
+    },
+    "gs": {"token": "service_account"},
+    "az": {"anon": "skip_signature", "sas_token": "sas_key"},
+}
+"""What users of s3fs, gcsfs and adlfs call the same."""
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_MESSAGE = re.compile(r"<Message>([^<]+)</Message>")
+_CAUSE = re.compile(r'message: "([^"]+)"')
+"""What the operating system said, in what a client's error adds for developers."""
+_NOISE = re.compile(r"Generic \w+ error: |max_retries: \d+, retry_timeout: \w+ +- ?")
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+"""Where obstore looks for one, in that order."""
+_NESTED = frozenset({"client_kwargs"})
+_NUMBERS = ("part_bytes", "parts_at_once", "request_timeout_s", "retry_timeout_s")
+"""Options that are ours and not obstore's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long one request may take, and how long it is repeated."""
+
+    request_timeout_s: float = REQUEST_TIMEOUT_S
+    retry_timeout_s: float = RETRY_TIMEOUT_S
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSettings:
+    """A prefix of a bucket. Pickles with its options, prints without them."""
+
+    url: str
+    """Holds no secret."""
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    """By obstore's names, or those of fsspec's packages; a text may be a reference to a secret."""
+    part_bytes: int = PART_BYTES
+    parts_at_once: int = PARTS_AT_ONCE
+    patience: Patience = field(default_factory=Patience)
+
+    def __post_init__(self) -> None:
+        scheme, bucket, _, _ = self._parts()
+        if scheme not in _SCHEMES or not bucket:
+            raise ConfigError(f"{self.url!r} names no bucket: write s3://bucket/prefix")
+        if self.part_bytes < PART_BYTES_MIN:
+            raise ConfigError(
+                f"{self.url}: part_bytes={self.part_bytes} must be {PART_BYTES_MIN} or more: S3"
+                " takes no smaller part but the last"
+            )
+        if self.parts_at_once < 1:
+            raise ConfigError(f"{self.url}: parts_at_once={self.parts_at_once} must be 1 or more")
+        if self.patience.request_timeout_s <= 0 or self.patience.retry_timeout_s < 0:
+            raise ConfigError(f"{self.url}: a timeout must be over 0")
+
+    @classmethod
+    def of(cls, url: str, options: Mapping[str, Any]) -> BucketSettings:
+        """Return the settings that `options` say, our own numbers among obstore's names.
+
+        Raises:
+            ConfigError: `url` names no bucket, or a number is out of range.
+        """
+        numbers = {name: options[name] for name in _NUMBERS if name in options}
+        try:
+            numbers = {name: float(value) for name, value in numbers.items()}
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{url}: {error}; {', '.join(_NUMBERS)} are numbers") from error
+        return cls(
+            url,
+            {name: value for name, value in options.items() if name not in _NUMBERS},
+            int(numbers.get("part_bytes", PART_BYTES)),
+            int(numbers.get("parts_at_once", PARTS_AT_ONCE)),
+            Patience(
+                numbers.get("request_timeout_s", REQUEST_TIMEOUT_S),
+                numbers.get("retry_timeout_s", RETRY_TIMEOUT_S),
+            ),
+        )
+
+    @property
+    def protocol(self) -> str:
+        """Whose protocol is spoken: s3, gs or az."""
+        return _SCHEMES[self._parts()[0]]
+
+    @property
+    def deletes_many(self) -> bool:
+        """Whether a request may delete many objects, also those that are gone."""
+        return self.protocol == "s3" and not self.options.get("disable_bulk_delete")
+
+    @property
+    def by_reference(self) -> bool:
+        """Whether an option is a reference, which may lead to new credentials later."""
+        return any(isinstance(one, str) and has_reference(one) for one in self._config().values())
+
+    def client(self) -> Any:
+        """Return obstore's client; what is wrong with the settings shows here.
+
+        Raises:
+            ConfigError: obstore does not know an option, or a reference leads nowhere.
+        """
+        from obstore import exceptions, store
+
+        kinds: Mapping[str, Any] = {
+            "s3": store.S3Store,
+            "gs": store.GCSStore,
+            "az": store.AzureStore,
+        }
+        _, bucket, account, prefix = self._parts()
+        config = self._followed()
+        if account:
+            config.setdefault("account_name", account)
+        try:
+            return kinds[self.protocol](
+                bucket,
+                prefix=prefix or None,
+                config=config,
+                client_options=self._client_options(config),
+                retry_config=self._retry_config(),
+            )
+        except (exceptions.BaseError, TypeError, ValueError) as error:
+            # Not chained: the error, or its traceback, may quote the options.
+            raise ConfigError(f"{self.url}: {self.told(error)[0]}") from None
+
+    def told(self, error: BaseException) -> tuple[str, str]:
+        """Return what a client's error says, without secrets, and the store's word for it."""
+        text, _, debug = str(error).partition("\n\nDebug source:")
+        code = _CODE.search(text)
+        message = _MESSAGE.search(text)
+        cause = _CAUSE.search(debug)
+        text = _NOISE.sub("", text.partition("<?xml")[0]).strip(" :,\n")
+        for more in (code and code[1], message and message[1], cause and cause[1]):
+            text += f": {more}" if more else ""
+        for secret in self._secrets():
+            text = text.replace(secret, "***")
+        return f"{type(error).__name__}: {text}", code[1] if code else ""
+
+    def plain_secrets(self) -> tuple[str, ...]:
+        """Return the names of options that hold a secret itself, and not where it is."""
+        return tuple(
+            name
+            for name, value in self._config().items()
+            if _is_secret(name) and isinstance(value, str) and not has_reference(value)
+        )
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def _parts(self) -> tuple[str, str, str, str]:
+        """Return scheme, bucket or container, Azure's account or "", and prefix."""
+        scheme, _, rest = self.url.partition("://")
+        place, _, prefix = rest.partition("/")
+        bucket, at, host = place.partition("@")
+        account = host.partition(".")[0] if at else ""
+        return scheme.lower(), bucket, account, prefix.strip("/")
+
+    def _config(self) -> dict[str, Any]:
+        """Return the options by obstore's names."""
+        aliases = _ALIASES[self.protocol]
+        found: dict[str, Any] = {}
+        for name, value in self.options.items():
+            if name == "default_block_size":
+                continue
+            if name in _NESTED and isinstance(value, Mapping):
+                nested = cast("Mapping[str, Any]", value)
+                found.update({aliases.get(inner, inner): it for inner, it in nested.items()})
+            else:
+                found[aliases.get(name, name)] = value
+        return found
+
+    def _followed(self) -> dict[str, Any]:
+        return {
+            name: followed(value, setting=f"option {name!r} of {self.url}")
+            if isinstance(value, str)
+            else value
+            for name, value in self._config().items()
+        }
+
+    def _secrets(self) -> list[str]:
+        """Return every text that must not be printed, longest first."""
+        try:
+            config = self._followed()
+        except ConfigError:
+            config = self._config()
+        found = [
+            value
+            for name, value in config.items()
+            if (_is_secret(name) or name in _NO_SECRET)
+            and isinstance(value, str)
+            and len(value) >= _SECRET_LENGTH_MIN
+        ]
+        return sorted(found, key=len, reverse=True)
+
+    def _client_options(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        found = (config.get("endpoint"), *map(os.environ.get, _ENDPOINTS))
+        endpoint = str(next(filter(None, found), ""))
+        return {
+            "timeout": timedelta(seconds=self.patience.request_timeout_s),
+            "connect_timeout": timedelta(seconds=min(5.0, self.patience.request_timeout_s)),
+            "allow_http": endpoint.startswith("http://"),
+        }
+
+    def _retry_config(self) -> Any:
+        return {
+            "max_retries": 1000,  # the deadline ends them
+            "retry_timeout": timedelta(seconds=self.patience.retry_timeout_s),
+            "backoff": {
+                "init_backoff": timedelta(milliseconds=50),
+                "max_backoff": timedelta(seconds=3),
+                "base": 2,
+            },
+        }
+
+
+def is_bucket(url: str) -> bool:
+    """Return whether `url` is of a kind of bucket that `BucketSettings` knows."""
+    scheme, separator, _ = url.partition("://")
+    return bool(separator) and scheme.lower() in _SCHEMES
+
+
+def _is_secret(name: str) -> bool:
+    return name.lower() not in _NO_SECRET and _CREDENTIALS.search(name) is not None

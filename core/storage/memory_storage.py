@@ -1,0 +1,211 @@
+"""Checkpoint storage in the driver's memory: for tests, and jobs that may start anew.
+
+State travels to the driver inside each subtask's acknowledgement and stays there, in the decision
+log's records. It survives slots and ends with the driver's process.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pyarrow as pa
+from typing_extensions import override
+
+from onceflow.core.errors import ConfigError, StorageError
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
+from onceflow.core.protocol.snapshots import StateHandle
+from onceflow.core.staging import StagedRows, StagingArea
+from onceflow.core.storage.filesystem import (
+    AlreadyExists,
+    Created,
+    CreateOutcome,
+    CreatesAtomically,
+)
+from onceflow.core.storage.layout import StateNames
+from onceflow.core.storage.state_files import FileStateWriter
+from onceflow.core.storage.storage import CheckpointStorage, JobStorage
+
+STATE_BYTES_MAX = 5_000_000
+"""Of one piece of state of one subtask: every checkpoint sends it to the driver, which keeps it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStorage(CheckpointStorage):
+    """Checkpoint storage in the heap of the process that describes it (the driver): `memory://`.
+
+    Jobs that are given one description share one storage. Sinks that stage rows are refused.
+
+    Raises:
+        ConfigError: `state_bytes_max` is not over 0.
+    """
+
+    state_bytes_max: int = STATE_BYTES_MAX
+    identity: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Which heap it is: descriptions of one identity mean the same one."""
+
+    def __post_init__(self) -> None:
+        if self.state_bytes_max < 1:
+            raise ConfigError(f"state_bytes_max={self.state_bytes_max} must be over 0")
+
+    @override
+    def open(self, job: str) -> JobStorage:
+        with _lock:
+            files = _heaps.setdefault(self.identity, MemoryFiles())
+        return _MemoryJobStorage(files, job, self.state_bytes_max)
+
+    @override
+    def __str__(self) -> str:
+        return "memory://"
+
+
+class MemoryFiles(CreatesAtomically):
+    """Files as a mapping in this process. Any thread."""
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self._lock = threading.Lock()
+        self._files: dict[str, tuple[bytes, datetime]] = {}
+
+    @override
+    def location(self, path: str) -> str:
+        return f"memory://{path}"
+
+    @override
+    def create_if_absent(self, path: str, data: bytes) -> CreateOutcome:
+        with self._lock:
+            if path in self._files:
+                return AlreadyExists(self._files[path][0])
+            self._files[path] = bytes(data), _now()
+            return Created()
+
+    @override
+    def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
+        data = b"".join(chunks)
+        with self._lock:
+            self._files[path] = data, _now()
+        return len(data)
+
+    @override
+    def read(self, path: str) -> bytes | None:
+        with self._lock:
+            return self._files[path][0] if path in self._files else None
+
+    @override
+    def read_chunks(self, path: str) -> Iterator[bytes] | None:
+        data = self.read(path)
+        return None if data is None else iter((data,))
+
+    @override
+    def size(self, path: str) -> int | None:
+        data = self.read(path)
+        return None if data is None else len(data)
+
+    @override
+    def modified_at(self, path: str) -> datetime | None:
+        with self._lock:
+            return self._files[path][1] if path in self._files else None
+
+    @override
+    def list(self, directory: str) -> tuple[str, ...]:
+        start = f"{directory}/" if directory else ""
+        with self._lock:
+            below = [path[len(start) :] for path in self._files if path.startswith(start)]
+        return tuple(sorted({path.partition("/")[0] for path in below}))
+
+    @override
+    def delete(self, path: str) -> None:
+        with self._lock:
+            self._files.pop(path, None)
+
+    @override
+    def delete_tree(self, path: str) -> None:
+        with self._lock:
+            for one in [name for name in self._files if name.startswith(f"{path}/")]:
+                del self._files[one]
+
+
+class _MemoryJobStorage(JobStorage):
+    """The driver's own, and in a slot what sends all state to it."""
+
+    @override
+    def writer(
+        self, attempt: AttemptId, checkpoint: CheckpointId, uid: str, subtask: int
+    ) -> FileStateWriter:
+        names = StateNames(attempt, checkpoint, uid, subtask)
+        return _InlineWriter(self._fs, self._paths, names, self._inline_threshold_bytes)
+
+    @override
+    def staging(self, sink_id: str) -> StagingArea:
+        return _NoStaging(sink_id)
+
+    @override
+    def probe_read(self, path: str) -> str:
+        # Slots need not see the driver's memory: all that they write goes to it with their acks.
+        return path.rpartition("@")[2]
+
+
+class _InlineWriter(FileStateWriter):
+    """Holds all state in handles, as far as it is small enough."""
+
+    @override
+    def write(self, name: str, data: object, *, key_groups: range | None = None) -> StateHandle:
+        size_bytes = memoryview(data).nbytes  # type: ignore[arg-type]
+        if size_bytes >= self._inline_threshold_bytes:
+            raise StorageError(
+                f"state {name} of {self._names.uid}@{self._names.subtask} has {size_bytes} bytes,"
+                f" and storage in the driver's memory takes {self._inline_threshold_bytes - 1} at"
+                " most: use a directory or a bucket (storage='/path', 's3://bucket/prefix'), or"
+                " raise MemoryStorage(state_bytes_max=…)"
+            )
+        return super().write(name, data, key_groups=key_groups)  # type: ignore[arg-type]
+
+    @override
+    def write_file(
+        self, name: str, path: Path, *, shared: bool, key_groups: range | None = None
+    ) -> StateHandle:
+        del shared
+        return self.write(name, path.read_bytes(), key_groups=key_groups)
+
+
+@dataclass(frozen=True, slots=True)
+class _NoStaging(StagingArea):
+    """Nothing can be staged where only one process sees it."""
+
+    sink_id: str
+
+    @override
+    def open(self) -> StagedRows:
+        raise ConfigError(
+            f"sink {self.sink_id} stages rows, which every process of the job must see, and"
+            " checkpoints are stored in the driver's memory: use a directory or a bucket"
+        )
+
+    @override
+    def read(self, transaction: TransactionId) -> Iterator[tuple[str, pa.RecordBatch]] | None:
+        return None
+
+    @override
+    def contains(self, transaction: TransactionId) -> bool:
+        return False
+
+    @override
+    def transactions(self) -> Sequence[TransactionId]:
+        return ()
+
+    @override
+    def sealed_at(self, transaction: TransactionId) -> datetime | None:
+        return None
+
+    @override
+    def discard(self, transaction: TransactionId) -> None:
+        """Nothing is staged."""
+
+
+_lock = threading.Lock()
+_heaps: dict[str, MemoryFiles] = {}
+_now: Callable[[], datetime] = lambda: datetime.now(timezone.utc)  # noqa: E731

@@ -1,0 +1,85 @@
+"""Checkpoint storage in a bucket: S3 and what speaks its protocol, Google, Azure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from typing_extensions import override
+
+from onceflow.core.durations import seconds_of
+from onceflow.core.errors import ConfigError
+from onceflow.core.storage.bucket_settings import (
+    PART_BYTES,
+    PARTS_AT_ONCE,
+    REQUEST_TIMEOUT_S,
+    RETRY_TIMEOUT_S,
+    BucketSettings,
+    Patience,
+)
+from onceflow.core.storage.file_location import open_bucket
+from onceflow.core.storage.storage import (
+    INLINE_THRESHOLD_BYTES,
+    CheckpointStorage,
+    JobStorage,
+    checked_inline_threshold,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStorage(CheckpointStorage):
+    """Checkpoint storage below a prefix of a bucket: `s3://`, `gs://`, `az://` or `abfs(s)://`.
+
+    Credentials come from the environment or the machine's role, in the driver and in every slot, or
+    from `options` by reference (`${env:NAME}`, `${file:/path}`): Spark writes this description to
+    disks, so a secret itself is refused.
+
+    Raises:
+        ConfigError: `url` is something else, a number is out of range, or an option holds a secret.
+    """
+
+    url: str
+    endpoint: str | None = None
+    """Of a store that is not the provider's own: `http://minio:9000`."""
+    options: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    """What obstore calls its configuration: `region`, `access_key_id`, `secret_access_key`, …"""
+    inline_threshold_bytes: int = INLINE_THRESHOLD_BYTES
+    """State smaller than this is kept in the decision log's record, and not in an object."""
+    part_bytes: int = PART_BYTES
+    """What is larger is written, and read, in parts side by side."""
+    parts_at_once: int = PARTS_AT_ONCE
+    request_timeout: float | str = REQUEST_TIMEOUT_S
+    """How long one request may take."""
+    retry_timeout: float | str = RETRY_TIMEOUT_S
+    """How long a request is repeated that failed for a reason which may pass: throttling, a broken
+    connection, a store that restarts."""
+
+    def __post_init__(self) -> None:
+        checked_inline_threshold(self.inline_threshold_bytes)
+        if plain := self._settings().plain_secrets():
+            raise ConfigError(
+                f"{self.url}: option {', '.join(map(repr, plain))} holds a secret, and Spark writes"
+                " this to disks: say where it is, ${env:NAME} or ${file:/path}, or leave it out and"
+                " set the provider's own environment variables"
+            )
+
+    @override
+    def open(self, job: str) -> JobStorage:
+        return JobStorage(open_bucket(self._settings()), job, self.inline_threshold_bytes)
+
+    @override
+    def __str__(self) -> str:
+        return self.url
+
+    def _settings(self) -> BucketSettings:
+        options = {**self.options, **({"endpoint": self.endpoint} if self.endpoint else {})}
+        return BucketSettings(
+            self.url.rstrip("/"),
+            options,
+            self.part_bytes,
+            self.parts_at_once,
+            Patience(
+                seconds_of(self.request_timeout, setting="request_timeout"),
+                seconds_of(self.retry_timeout, setting="retry_timeout"),
+            ),
+        )
