@@ -22,7 +22,15 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from onceflow.core.errors import ConfigError, OffsetOutOfRange, SourceUnavailable, StateIncompatible
 from onceflow.sources.kafka.client import (
@@ -48,10 +56,12 @@ from onceflow.sources.kafka.settings import (
 
 if TYPE_CHECKING:
     from confluent_kafka.admin._cluster import DescribeClusterResult
+    from confluent_kafka.admin._listoffsets import ListOffsetsResultInfo
     from confluent_kafka.admin._metadata import ClusterMetadata
     from confluent_kafka.admin._topic import TopicDescription
 
 _Answer = TypeVar("_Answer")
+_LATEST = cast("Callable[[], OffsetSpec]", OffsetSpec.latest)
 
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """Sixteen zero bytes, as Kafka writes ids: what a client is told by a broker that has none."""
@@ -82,6 +92,14 @@ class _Admin(Protocol):
     ) -> Mapping[str, Future[TopicDescription]]: ...
 
     def describe_cluster(self, *, request_timeout: float) -> Future[DescribeClusterResult]: ...
+
+    def list_offsets(
+        self,
+        topic_partition_offsets: dict[TopicPartition, OffsetSpec],
+        *,
+        isolation_level: IsolationLevel,
+        request_timeout: float,
+    ) -> Mapping[TopicPartition, Future[ListOffsetsResultInfo]]: ...
 
     def poll(self, timeout: float) -> int: ...
 
@@ -131,6 +149,30 @@ class TopicsClient:
             )
         return found
 
+    def ends(
+        self, partitions: Sequence[tuple[str, int]], *, committed: bool, timeout_s: float
+    ) -> dict[tuple[str, int], int | KafkaError]:
+        """Return the end of each of `partitions`, or why the broker does not say.
+
+        It is the last stable offset where only `committed` records are read.
+
+        Raises:
+            KafkaException: No broker answered.
+        """
+        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        told = self._admin.list_offsets(
+            {TopicPartition(*one): _LATEST() for one in partitions},
+            isolation_level=level,
+            request_timeout=timeout_s,
+        )
+        found: dict[tuple[str, int], int | KafkaError] = {}
+        for one, future in told.items():
+            try:
+                found[one.topic, one.partition] = _result(future, timeout_s).offset
+            except KafkaException as error:
+                found[one.topic, one.partition] = error_of(error)
+        return found
+
     def serve(self, timeout_s: float) -> None:
         """Serve the error callback, which alone hears of a refused password."""
         self._admin.poll(timeout_s)
@@ -143,6 +185,7 @@ def _result(future: Future[_Answer], timeout_s: float) -> _Answer:
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer")) from error
 
 
+_NOT_THERE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION})
 _ATTEMPT_S = 2.0
 """One question to the broker; short, so that a refused password is noticed between two of them."""
 _GONE_S = 3.0
@@ -170,6 +213,10 @@ class Catalog:
     ) -> None:
         if self._consumer is not None:
             self._consumer.close()
+
+    def restart_deadline(self) -> None:
+        """Give the brokers the whole deadline again, for what is asked from now on."""
+        self._deadline = time.monotonic() + self._settings.deadline_s
 
     def topics(self, known: AbstractSet[str] = frozenset()) -> dict[str, TopicFacts]:
         """Return every topic that the settings name, or that their pattern matches, by name.
@@ -230,6 +277,37 @@ class Catalog:
                 asked, timeout=timeout_s, cached=False
             )
         )
+
+    def ends(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """Return the end of each of `partitions` that exists, as `watermarks` means it.
+
+        One question to each broker, whatever the number of partitions.
+
+        Raises:
+            ConfigError: We may not read a topic, or are refused altogether.
+            SourceUnavailable: Some had no leader, or no broker answered, before the deadline.
+        """
+        committed = self._settings.options.get("isolation.level") != "read_uncommitted"
+        found: dict[tuple[str, int], int] = {}
+        left = list(partitions)
+        while left:
+            asked = tuple(left)
+            answers = self._answer(partial(self._ends, asked, committed))
+            left.clear()
+            for place, answer in answers.items():
+                if isinstance(answer, int):
+                    found[place] = answer
+                elif is_denied(answer.code()):
+                    raise access_denied(self._settings, place[0])
+                elif answer.code() not in _NOT_THERE:
+                    left.append(place)
+                    self._wait_after(answer)
+        return found
+
+    def _ends(
+        self, partitions: Sequence[tuple[str, int]], committed: bool, timeout_s: float
+    ) -> dict[tuple[str, int], int | KafkaError]:
+        return self._client.ends(partitions, committed=committed, timeout_s=timeout_s)
 
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         """Return the first offset at or after `timestamp_ms`; the end where there is none."""

@@ -8,7 +8,6 @@ offset is a marker reaches its end. Both are looked at just before a batch is re
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -19,84 +18,22 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from onceflow.core.dead_letters import DeadLetter
-from onceflow.core.errors import OffsetOutOfRange, SourceError, SourceUnavailable, StateIncompatible
+from onceflow.core.errors import StateIncompatible
 from onceflow.core.protocol.invariant import InvariantViolation, require
 from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
 from onceflow.sources.kafka.catalog import Catalog, with_ids
 from onceflow.sources.kafka.client import (
     ClientTroubles,
     LivenessWatch,
-    access_denied,
     close_in_time,
     error_of,
     group_id_of,
-    is_denied,
     open_consumer,
 )
-from onceflow.sources.kafka.position import PartitionPosition, gap_message
+from onceflow.sources.kafka.events import Event, Gaps, judged
+from onceflow.sources.kafka.position import PartitionPosition
 from onceflow.sources.kafka.rows import CHUNK, rows_of
 from onceflow.sources.kafka.settings import KafkaSettings
-
-_logger = logging.getLogger("onceflow.sources.kafka")
-
-_LOG_TRUNCATION = -139
-"""librdkafka's code for a log whose end was cut off; confluent-kafka has no name for it."""
-GAP_CODES = frozenset(
-    {
-        KafkaError._AUTO_OFFSET_RESET,
-        KafkaError.OFFSET_OUT_OF_RANGE,
-        _LOG_TRUNCATION,
-    }
-)
-"""What the client says where the offset that it asked for is not there."""
-
-DAMAGED_CODES = frozenset({KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION})
-"""… and where it is there and cannot be read."""
-
-
-class Gaps:
-    """The gaps that one reader has met."""
-
-    def __init__(self, settings: KafkaSettings) -> None:
-        self._settings = settings
-        self._met: dict[tuple[str, int], int] = {}
-
-    def resume_at(self, consumer: Consumer, topic: str, partition: int, wanted: int) -> int:
-        """Return the offset to go on at, when `wanted` was not there.
-
-        Raises:
-            OffsetOutOfRange: Records are missing, and data loss is not accepted.
-            SourceUnavailable: Kafka does not say, or contradicts itself about, what is left.
-        """
-        low, high = self._watermarks(consumer, topic, partition, wanted)
-        before, self._met[topic, partition] = self._met.get((topic, partition)), wanted
-        if low <= wanted <= high:
-            # It has come into range since: a replica that lagged behind has caught up.
-            if before == wanted:
-                raise SourceUnavailable(
-                    f"{topic}-{partition}: fetching offset {wanted} fails as out of range, though"
-                    f" Kafka says that {low} to {high} are there; check the partition's replicas"
-                )
-            return wanted
-        text = gap_message(topic, partition, wanted=wanted, low=low, high=high)
-        if self._settings.fail_on_data_loss:
-            raise OffsetOutOfRange(text)
-        _logger.warning("going on at %d: %s", low, text)
-        return low
-
-    def _watermarks(
-        self, consumer: Consumer, topic: str, partition: int, wanted: int
-    ) -> tuple[int, int]:
-        asked = TopicPartition(topic, partition)
-        try:
-            return consumer.get_watermark_offsets(
-                asked, timeout=self._settings.deadline_s, cached=False
-            )
-        except KafkaException as error:
-            raise SourceUnavailable(
-                f"{topic}-{partition}: offset {wanted} is out of range, and Kafka does not say what"
-                f" is left: {error_of(error).str()}"
-            ) from error
 
 
 class PublishedOffsets:
@@ -375,26 +312,26 @@ class KafkaReader(SourceReader):
         if error is None:
             return False
         topic, partition, offset = event.topic() or "", event.partition(), event.offset()
-        code = error.code()
-        if code == KafkaError._PARTITION_EOF:
-            if partition is not None and offset is not None:
-                self._ends[topic, partition] = offset
-        elif code in GAP_CODES:
-            return True
-        elif is_denied(code):
-            raise access_denied(self._settings, topic)
-        elif error.fatal() or code in DAMAGED_CODES:
-            raise SourceError(
-                f"{topic}-{partition} cannot be read on from offset"
-                f" {self._next.get((topic, partition or 0))}: {error.str()}. If the next attempt"
-                " fails alike, the broker's log is damaged there"
-            )
-        else:
-            # The client goes on trying by itself; the watch says when that has lasted too long.
-            self._troubles.note(error)
-            if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
+        wanted = self._next.get((topic, partition or 0))
+        match judged(
+            error,
+            self._settings,
+            self._troubles,
+            topic=topic,
+            partition=partition,
+            wanted=wanted,
+        ):
+            case Event.END:
+                if partition is not None and offset is not None:
+                    self._ends[topic, partition] = offset
+            case Event.GAP:
+                return True
+            case Event.GROUP_DENIED:
                 # Commits would wait for a coordinator that never answers, and `close` for them.
                 self._published.forbid()
+            case Event.TROUBLE:
+                # The watch says when it has lasted too long.
+                pass
         return False
 
     def _meet_gap(self, event: Message) -> None:

@@ -122,6 +122,12 @@ RAW_SCHEMA = pa.schema(
 )
 """Spark's columns of a Kafka source. timestampType: 0 the producer's, 1 the broker's, -1 none."""
 
+HEADERS_FIELD = pa.field(
+    "headers",
+    pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])),
+)
+"""Spark's column of a record's headers: null where it has none."""
+
 METADATA_FIELDS = (
     pa.field("_topic", pa.string(), nullable=False),
     pa.field("_partition", pa.int32(), nullable=False),
@@ -156,7 +162,7 @@ class Rows(Protocol):
 def schema_of_rows(settings: KafkaSettings) -> pa.Schema:
     """Return the schema of the batches."""
     if settings.format is ValueFormat.RAW:
-        return RAW_SCHEMA
+        return RAW_SCHEMA.append(HEADERS_FIELD) if settings.include_headers else RAW_SCHEMA
     if not settings.include_metadata:
         return settings.columns
     return pa.schema([*settings.columns, *METADATA_FIELDS])
@@ -164,13 +170,15 @@ def schema_of_rows(settings: KafkaSettings) -> pa.Schema:
 
 def rows_of(settings: KafkaSettings) -> Rows:
     """Return the collector that `settings` ask for."""
-    return RawRows() if settings.format is ValueFormat.RAW else JsonRows(settings)
+    return RawRows(settings) if settings.format is ValueFormat.RAW else JsonRows(settings)
 
 
 class RawRows:
     """Keys and values as they are."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._schema = schema_of_rows(settings)
+        self._include_headers = settings.include_headers
         self.size_bytes = 0
         self.dropped_count = 0
         self.letters: list[DeadLetter] = []
@@ -185,7 +193,7 @@ class RawRows:
         self.size_bytes += _size_bytes(messages)
 
     def take(self) -> pa.RecordBatch:
-        """Return one batch of `RAW_SCHEMA`."""
+        """Return one batch of `RAW_SCHEMA`, with headers if they are asked for."""
         messages, self._messages, self.size_bytes = self._messages, [], 0
         stamps = list(map(_TIMESTAMP, messages))
         arrays = [
@@ -195,7 +203,9 @@ class RawRows:
             _timestamps(stamps),
             pa.array([kind - 1 for kind, _ in stamps], type=pa.int32()),
         ]
-        return pa.RecordBatch.from_arrays(arrays, schema=RAW_SCHEMA)
+        if self._include_headers:
+            arrays.append(_headers(messages))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
 class JsonRows:
@@ -335,6 +345,19 @@ def _places(messages: Sequence[Message]) -> list[pa.Array]:
         pa.array(list(map(_PARTITION, messages)), type=pa.int32()),
         pa.array(list(map(_OFFSET, messages)), type=pa.int64()),
     ]
+
+
+def _headers(messages: Sequence[Message]) -> pa.Array:
+    found = [
+        cast("Sequence[tuple[str, bytes | None]] | None", message.headers()) for message in messages
+    ]
+    return pa.array(
+        [
+            None if pairs is None else [{"key": key, "value": value} for key, value in pairs]
+            for pairs in found
+        ],
+        type=HEADERS_FIELD.type,
+    )
 
 
 def _timestamps(stamps: Sequence[tuple[int, int]]) -> pa.Array:

@@ -225,6 +225,8 @@ class KafkaSettings:
     options: dict[str, str] = field(default_factory=dict[str, str])
     topic_pattern: str | None = None
     partition_discovery_interval_s: float | None = None
+    include_headers: bool = False
+    """Of raw records."""
 
     def __post_init__(self) -> None:
         if not self.bootstrap_servers.strip():

@@ -1,0 +1,206 @@
+"""The offsets of a Spark query over Kafka, as they stand in its checkpoint, and how a batch is cut.
+
+    {"payments": {"topic_id": "…", "cluster_id": "…", "offsets": {"0": 42, "1": 17}}}
+
+`offsets` is what is read next. A partition that begins in the batch which these offsets end has its
+first offset in "began", so that the batch is the same when it comes again: a partition that was
+added, or one of a topic that was deleted and created again. The ids say which topic of a name is
+meant; they are empty where the brokers gave none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, TypeAlias, cast
+
+from onceflow.core.errors import OffsetOutOfRange, StateIncompatible
+from onceflow.sources.kafka.position import PartitionPosition, gap_message
+from onceflow.sources.kafka.ranges import OffsetRange
+
+Document: TypeAlias = "dict[str, Any]"
+"""As Spark wants it: keys and values that are JSON."""
+
+_Place = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOffsets:
+    """Where a query stands in each partition."""
+
+    positions: Mapping[_Place, PartitionPosition] = field(
+        default_factory=dict[_Place, PartitionPosition]
+    )
+    began: Mapping[_Place, int] = field(default_factory=dict[_Place, int])
+    """The first offset of each partition that begins in the batch that ends here."""
+
+    def document(self) -> Document:
+        """Return this as Spark keeps it; equal offsets are equal texts."""
+        found: Document = {}
+        for (topic, partition), position in sorted(self.positions.items()):
+            one = found.setdefault(
+                topic,
+                {
+                    "topic_id": position.topic_id,
+                    "cluster_id": position.cluster_id,
+                    "offsets": {},
+                },
+            )
+            one["offsets"][str(partition)] = position.next
+            if (topic, partition) in self.began:
+                one.setdefault("began", {})[str(partition)] = self.began[topic, partition]
+        return found
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> StreamOffsets:
+        """Return what `document` says.
+
+        Raises:
+            StateIncompatible: It is not one of ours.
+        """
+        positions: dict[_Place, PartitionPosition] = {}
+        began: dict[_Place, int] = {}
+        try:
+            for topic, one in document.items():
+                for partition, offset in cast("Mapping[str, int]", one["offsets"]).items():
+                    place = (topic, int(partition))
+                    positions[place] = PartitionPosition(
+                        topic,
+                        int(partition),
+                        int(offset),
+                        topic_id=str(one["topic_id"]),
+                        cluster_id=str(one["cluster_id"]),
+                    )
+                began.update(
+                    {(topic, int(number)): int(at) for number, at in one.get("began", {}).items()}
+                )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StateIncompatible(
+                f"the checkpoint's offsets {str(document)[:200]!r} are not those of onceflow-kafka:"
+                " the query read another source. Give it another checkpointLocation"
+            ) from error
+        return cls(positions, began)
+
+    def __bool__(self) -> bool:
+        return bool(self.positions)
+
+
+def lag_of(at: Mapping[str, Any], latest: Mapping[str, Any]) -> int:
+    """Return how many offsets lie between two documents of one query: what is not read yet."""
+    here, there = StreamOffsets.of(at).positions, StreamOffsets.of(latest)
+    lag = 0
+    for place, position in there.positions.items():
+        begins = there.began.get(place, 0)
+        lag += max(0, position.next - (here[place].next if place in here else begins))
+    return lag
+
+
+def ranges_between(
+    start: StreamOffsets, end: StreamOffsets, *, first_left: Mapping[_Place, int]
+) -> list[OffsetRange]:
+    """Return what the batch from `start` to `end` reads, the same whenever it is asked.
+
+    `first_left` is where partitions begin of which `start` says nothing and `end` not where: only
+    versions of Spark that ask for a batch's end without telling its start leave that open.
+
+    Raises:
+        OffsetOutOfRange: A topic is another one than at `start`, or ends before it.
+    """
+    found: list[OffsetRange] = []
+    for place, position in sorted(end.positions.items()):
+        before = start.positions.get(place)
+        if place in end.began:
+            first = end.began[place]
+        elif before is None:
+            first = first_left[place]
+        else:
+            first = before.next
+            if not _same_topic(before, position):
+                raise OffsetOutOfRange(
+                    f"{position}: offset {first} was to be read next in topic {before.topic_id} of"
+                    f" cluster {before.cluster_id}, and what is there now under that name is topic"
+                    f" {position.topic_id} of cluster {position.cluster_id}: it was deleted and"
+                    " created again. Restore it, or start the query with another"
+                    " checkpointLocation"
+                )
+        if position.next < first:
+            raise OffsetOutOfRange(
+                gap_message(*place, wanted=first, low=position.next, high=position.next)
+            )
+        found.append(OffsetRange(*place, first, position.next, position.topic_id))
+    return [one for one in found if len(one)]
+
+
+def _same_topic(one: PartitionPosition, other: PartitionPosition) -> bool:
+    pairs = ((one.topic_id, other.topic_id), (one.cluster_id, other.cluster_id))
+    return all(not old or not new or old == new for old, new in pairs)
+
+
+def limited(
+    starts: Mapping[_Place, int], ends: Mapping[_Place, int], most: int
+) -> dict[_Place, int]:
+    """Return an end for each partition, so that at most `most` offsets, at least one, are read.
+
+    Each partition gets its share of what there is, so that none starves.
+    """
+    sizes = {place: max(0, end - starts[place]) for place, end in ends.items()}
+    total = sum(sizes.values())
+    if total <= most:
+        return dict(ends)
+    shares = {place: most * size // total for place, size in sizes.items()}
+    left = max(1, most) - sum(shares.values())
+    # What rounding left over goes to the longest first; an offset each.
+    for place in sorted(sizes, key=lambda one: (-sizes[one], one)):
+        if left > 0 and shares[place] < sizes[place]:
+            shares[place] += 1
+            left -= 1
+    return {place: starts[place] + share for place, share in shares.items()}
+
+
+PACKED_ROWS = 2_000
+"""Ranges of fewer offsets share a task: a task costs as much as reading some thousands."""
+
+
+def tasks_of(
+    ranges: Sequence[OffsetRange], *, least: int = 0, rows_most: int | None = None
+) -> list[tuple[OffsetRange, ...]]:
+    """Return what each task reads: a partition's range, or pieces of it, or some that are small.
+
+    At least `least` tasks, if there are as many offsets; pieces of at most `rows_most` offsets. The
+    order within a partition holds only within a task.
+    """
+    pieces: list[OffsetRange] = []
+    total = sum(map(len, ranges))
+    for one in ranges:
+        count = 1
+        if least > len(ranges):
+            # In proportion, rounded up: rather a task too many than one too few.
+            count = -(-least * len(one) // total)
+        if rows_most:
+            count = max(count, -(-len(one) // rows_most))
+        pieces += _cut(one, min(count, len(one)))
+    if least or rows_most:
+        return [(piece,) for piece in pieces]
+    return _packed(pieces)
+
+
+def _cut(one: OffsetRange, count: int) -> list[OffsetRange]:
+    bounds = [one.first + len(one) * index // count for index in range(count + 1)]
+    return [
+        OffsetRange(one.topic, one.partition, first, end, one.topic_id)
+        for first, end in pairwise(bounds)
+    ]
+
+
+def _packed(ranges: Sequence[OffsetRange]) -> list[tuple[OffsetRange, ...]]:
+    tasks: list[list[OffsetRange]] = []
+    room = 0
+    for one in ranges:
+        if tasks and len(one) <= room:
+            tasks[-1].append(one)
+            room -= len(one)
+        else:
+            tasks.append([one])
+            room = PACKED_ROWS - len(one)
+    return [tuple(task) for task in tasks]

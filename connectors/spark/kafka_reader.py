@@ -1,0 +1,84 @@
+"""Kafka for `read`: the records between two places, as one DataFrame.
+
+Both ends are resolved when Spark plans the read, by one question to each broker, so that all tasks
+agree; a plan that is run twice may find more the second time if `ending` is the latest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from onceflow.connectors.spark.kafka_offsets import tasks_of
+from onceflow.connectors.spark.kafka_stream import (
+    BatchLimits,
+    KafkaTask,
+    check_for_spark,
+    read_task,
+)
+from onceflow.core.errors import ConfigError
+from onceflow.sources.kafka.catalog import Catalog
+from onceflow.sources.kafka.ranges import OffsetRange
+from onceflow.sources.kafka.settings import KafkaSettings, Latest
+
+
+class KafkaBatchReader(DataSourceReader):
+    """Reads topics from `starting` to `ending`, by default all that is there."""
+
+    def __init__(
+        self, settings: KafkaSettings, schema: StructType, limits: BatchLimits | None = None
+    ) -> None:
+        """Describe it; asks nothing yet.
+
+        Raises:
+            ConfigError: The settings do not go with Spark, or limits of streams are given.
+        """
+        check_for_spark(settings)
+        self._settings = (
+            settings if settings.ending is not None else replace(settings, ending=Latest())
+        )
+        self._schema = schema
+        self._limits = limits or BatchLimits()
+        if self._limits.offsets_most or self._limits.offsets_least:
+            raise ConfigError(
+                "maxOffsetsPerTrigger and minOffsetsPerTrigger are for readStream: read has no"
+                " triggers"
+            )
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return the tasks; one that reads nothing where there is nothing. Driver, once a plan.
+
+        Raises:
+            ConfigError: A topic does not exist, or explicit offsets do not fit its partitions.
+            OffsetOutOfRange: An explicit start was deleted already, and data loss is an error.
+            SourceUnavailable: The brokers did not answer within `deadline_s`.
+        """
+        ranges: list[OffsetRange] = []
+        with Catalog(self._settings) as catalog:
+            for facts in catalog.topics().values():
+                for one in catalog.positions(facts):
+                    end = one.next if one.stop is None else one.stop
+                    ranges.append(
+                        OffsetRange(one.topic, one.partition, one.next, end, one.topic_id)
+                    )
+        limits = self._limits
+        tasks = tasks_of(
+            [one for one in ranges if len(one)],
+            least=limits.tasks_least,
+            rows_most=limits.task_rows_most,
+        )
+        return [KafkaTask(task) for task in tasks or [()]]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the records of one task. Executor.
+
+        Raises:
+            OffsetOutOfRange: Records were deleted before they were read.
+            BadRecord: One cannot be decoded.
+            SourceUnavailable: The brokers gave nothing for `deadline_s`.
+        """
+        return read_task(self._settings, partition, self._schema)

@@ -1,0 +1,401 @@
+"""Kafka for `readStream`: offsets on the driver, Arrow batches from the executors.
+
+Spark keeps one reader in a Python process of the driver as long as the query runs: it asks for the
+end of the next batch, has it cut into tasks, and tells which batch is done. `read` runs in the
+tasks, from a copy without clients.
+
+Before a batch that has anything new, each topic's id is asked for: a topic that was deleted and
+created again is noticed before its first record is read.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from confluent_kafka import Consumer
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from onceflow.connectors.spark.arrow_rows import fitted
+from onceflow.connectors.spark.kafka_offsets import (
+    Document,
+    StreamOffsets,
+    limited,
+    ranges_between,
+    tasks_of,
+)
+from onceflow.core.errors import ConfigError, OffsetOutOfRange
+from onceflow.core.spi import OnBadRow
+from onceflow.sources.kafka.catalog import Catalog, positions_now
+from onceflow.sources.kafka.client import ClientTroubles, close_in_time, open_consumer
+from onceflow.sources.kafka.position import PartitionPosition, gap_message
+from onceflow.sources.kafka.ranges import OffsetRange, read_ranges
+from onceflow.sources.kafka.reader import PublishedOffsets
+from onceflow.sources.kafka.settings import KafkaSettings
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadMaxRows,
+        ReadMinRows,
+        SupportsTriggerAvailableNow,
+    )
+
+    HAS_READ_LIMITS = True
+except ImportError:  # before Spark 4.2
+    HAS_READ_LIMITS = False
+    if not TYPE_CHECKING:
+
+        class SupportsTriggerAvailableNow:
+            """Stands for what this version of Spark has not."""
+
+
+_logger = logging.getLogger("onceflow.connectors.spark")
+
+_Place = tuple[str, int]
+_DISCOVERY_INTERVAL_S = 10.0
+"""How often a query that has nothing to read asks for new partitions and topics."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """How large a micro-batch is, and into how many tasks it is cut; as in Spark's own source."""
+
+    offsets_most: int | None = None
+    """maxOffsetsPerTrigger."""
+    offsets_least: int | None = None
+    """minOffsetsPerTrigger: a batch waits until there are so many …"""
+    delay_most_s: float = 900.0
+    """… but no longer than maxTriggerDelay."""
+    tasks_least: int = 0
+    """minPartitions."""
+    task_rows_most: int | None = None
+    """maxRecordsPerPartition."""
+
+    def __post_init__(self) -> None:
+        given = {
+            "maxOffsetsPerTrigger": self.offsets_most,
+            "minOffsetsPerTrigger": self.offsets_least,
+            "maxRecordsPerPartition": self.task_rows_most,
+        }
+        for option, value in given.items():
+            if value is not None and value < 1:
+                raise ConfigError(f"{option}={value} is not positive")
+        if self.tasks_least < 0:
+            raise ConfigError(f"minPartitions={self.tasks_least} is negative")
+        if (
+            self.offsets_least is not None
+            and self.offsets_most is not None
+            and self.offsets_least > self.offsets_most
+        ):
+            raise ConfigError(
+                f"minOffsetsPerTrigger={self.offsets_least} is over"
+                f" maxOffsetsPerTrigger={self.offsets_most}"
+            )
+
+
+class KafkaTask(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, ranges: tuple[OffsetRange, ...]) -> None:
+        super().__init__(None)
+        self.ranges = ranges
+
+
+def check_for_spark(settings: KafkaSettings) -> None:
+    """Return when a Spark source can do what `settings` ask for.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    if settings.on_bad_record is OnBadRow.DEAD_LETTER:
+        raise ConfigError(
+            "onBadRecord=dead_letter: a Spark source has nowhere to put dead letters. Read with"
+            " valueFormat=raw and write what cannot be decoded with connectors.foreach_batch, or"
+            " choose fail or drop"
+        )
+
+
+class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads topics for a Spark query; picklable, without its clients and what it remembers."""
+
+    def __init__(
+        self, settings: KafkaSettings, schema: StructType, limits: BatchLimits | None = None
+    ) -> None:
+        """Describe it; asks nothing yet.
+
+        Raises:
+            ConfigError: Limits need a newer Spark, or the settings do not go with Spark.
+        """
+        self._settings = settings
+        self._schema = schema
+        self._limits = limits or BatchLimits()
+        check_for_spark(settings)
+        if settings.ending is not None:
+            raise ConfigError("endingOffsets is for read: a stream has no end")
+        if not HAS_READ_LIMITS and (self._limits.offsets_most or self._limits.offsets_least):
+            raise ConfigError(
+                "maxOffsetsPerTrigger and minOffsetsPerTrigger need Spark 4.2 or newer: before it,"
+                " a Python source is not told where a batch starts"
+            )
+        self._forget()
+
+    def _forget(self) -> None:
+        self._catalog: Catalog | None = None
+        self._publisher: Consumer | None = None
+        self._published: PublishedOffsets | None = None
+        self._known: StreamOffsets | None = None
+        """The last offsets that Spark told of or was told; versions before 4.2 do not repeat it."""
+        self._target: Mapping[_Place, int] | None = None
+        """Where Trigger.AvailableNow ends."""
+        self._ends: StreamOffsets | None = None
+        self._looked_at = float("-inf")
+        self._batch_at = float("-inf")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"settings": self._settings, "schema": self._schema, "limits": self._limits}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._settings, self._schema = state["settings"], state["schema"]
+        self._limits = state["limits"]
+        self._forget()
+
+    def initialOffset(self) -> Document:  # noqa: N802 - Spark's name
+        """Return where a new query starts, resolved by the brokers. Driver, once in its life."""
+        catalog = self._asked()
+        positions = [one for facts in catalog.topics().values() for one in catalog.positions(facts)]
+        if not positions:
+            _logger.warning(
+                "Kafka at %s has no %s yet; those that are created later are read",
+                self._settings.bootstrap_servers,
+                self._settings.what,
+            )
+        self._known = StreamOffsets({(one.topic, one.partition): one for one in positions})
+        return self._known.document()
+
+    def latestOffset(  # noqa: N802 - Spark's name
+        self, start: Document | None = None, limit: object = None
+    ) -> Document:
+        """Return where the next batch ends; `start` itself where there is nothing to read.
+
+        Raises:
+            OffsetOutOfRange: What was to be read is gone, and data loss is an error.
+            ConfigError: A topic that is named is gone, or may not be read.
+            SourceUnavailable: The brokers did not answer within `deadline_s`.
+        """
+        if start is not None:
+            at = StreamOffsets.of(start)
+        elif self._known is not None:
+            at = self._known
+        else:
+            self._known = self._all_ends()
+            return self._known.document()
+        ends = self._new_ends(at)
+        bounded = None if ends is None else self._bounded(at, ends, limit)
+        if bounded is None:
+            return at.document() if start is None else start
+        self._batch_at = time.monotonic()
+        self._known = bounded
+        return bounded.document()
+
+    def getDefaultReadLimit(self) -> Any:  # noqa: N802 - Spark's name
+        """Return what `maxOffsetsPerTrigger` and `minOffsetsPerTrigger` say."""
+        if self._limits.offsets_most is not None:
+            return ReadMaxRows(self._limits.offsets_most)
+        if self._limits.offsets_least is not None:
+            return ReadMinRows(self._limits.offsets_least)
+        return ReadAllAvailable()
+
+    def reportLatestOffset(self) -> Document | None:  # noqa: N802 - Spark's name
+        """Return the ends of all partitions as of the last question, for the query's progress."""
+        return None if self._ends is None else self._ends.document()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Fix what Trigger.AvailableNow reads: to the ends as of now, of the partitions of now."""
+        catalog = self._asked()
+        places = [
+            (facts.name, partition)
+            for facts in catalog.topics().values()
+            for partition in facts.partitions
+        ]
+        self._target = catalog.ends(places)
+
+    def partitions(self, start: Document, end: Document) -> Sequence[InputPartition]:
+        """Return the tasks of the batch from `start` to `end`; the same when it is replayed.
+
+        Raises:
+            OffsetOutOfRange: A topic of `end` is another one than that of `start`.
+        """
+        before, after = StreamOffsets.of(start), StreamOffsets.of(end)
+        unsaid = [
+            place
+            for place in after.positions
+            if place not in before.positions and place not in after.began
+        ]
+        first_left = {place: self._asked().watermarks(*place)[0] for place in unsaid}
+        ranges = ranges_between(before, after, first_left=first_left)
+        self._known = after
+        limits = self._limits
+        tasks = tasks_of(ranges, least=limits.tasks_least, rows_most=limits.task_rows_most)
+        return [KafkaTask(task) for task in tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the records of one task. Executor; its client is kept for the next batch.
+
+        Raises:
+            OffsetOutOfRange: Records were deleted before they were read.
+            BadRecord: One cannot be decoded.
+            SourceUnavailable: The brokers gave nothing for `deadline_s`.
+        """
+        return read_task(self._settings, partition, self._schema)
+
+    def commit(self, end: Document) -> None:
+        """Publish `end` to the consumer group, if one is named: the sink has it for ever.
+
+        Spark calls it while it plans the next batch, so a group lags behind by one batch, and by
+        the last one for as long as nothing new comes. Nothing depends on it but lag tools.
+        """
+        settings = self._settings
+        if settings.group_id is None or not settings.commit_offsets:
+            return
+        if self._published is None or self._publisher is None:
+            troubles = ClientTroubles(settings)
+            self._published = PublishedOffsets(settings, troubles)
+            self._publisher = open_consumer(
+                settings, troubles, group_id=settings.group_id, client_id="onceflow-spark-publisher"
+            )
+        positions = StreamOffsets.of(end).positions.values()
+        self._published.ask([position.split() for position in positions])
+        self._published.send(self._publisher)
+        # Serves the callback that says whether the last ones arrived.
+        self._publisher.poll(0)
+
+    def stop(self) -> None:
+        """Close the clients. Safe to call twice."""
+        publisher, catalog = self._publisher, self._catalog
+        self._publisher = self._published = self._catalog = None
+        if publisher is not None:
+            close_in_time(publisher)
+        if catalog is not None:
+            catalog.__exit__(None, None, None)
+
+    def _asked(self) -> Catalog:
+        """Return the catalog, with the whole deadline before it."""
+        if self._catalog is None:
+            self._catalog = Catalog(self._settings)
+        self._catalog.restart_deadline()
+        return self._catalog
+
+    def _all_ends(self) -> StreamOffsets:
+        """Return the ends of all partitions, when Spark does not tell where the batch starts."""
+        catalog = self._asked()
+        facts = catalog.topics().values()
+        ends = catalog.ends(
+            [(one.name, partition) for one in facts for partition in one.partitions]
+        )
+        return StreamOffsets(
+            {
+                (one.name, partition): PartitionPosition(
+                    one.name,
+                    partition,
+                    ends[one.name, partition],
+                    topic_id=one.topic_id,
+                    cluster_id=one.cluster_id,
+                )
+                for one in facts
+                for partition in one.partitions
+            }
+        )
+
+    def _new_ends(self, at: StreamOffsets) -> StreamOffsets | None:
+        """Return the ends of all partitions, and where new ones begin; None: nothing is new."""
+        catalog = self._asked()
+        ends = catalog.ends(list(at.positions))
+        idle = all(ends.get(place) == one.next for place, one in at.positions.items())
+        now = time.monotonic()
+        if idle and now - self._looked_at < _DISCOVERY_INTERVAL_S:
+            return None
+        self._looked_at = now
+        found = positions_now(self._settings, catalog, list(at.positions.values()))
+        began = {(one.topic, one.partition): one.next for one in found if not _is_known(one, at)}
+        ends.update(catalog.ends(list(began)))
+        positions: dict[_Place, PartitionPosition] = {}
+        for one in found:
+            place = (one.topic, one.partition)
+            end = ends.get(place, one.next)
+            if end < one.next:
+                began[place] = self._cut_off(one, end)
+            positions[place] = replace(one, next=end)
+        self._ends = StreamOffsets(positions, began)
+        if idle and not began and positions.keys() == at.positions.keys():
+            return None
+        return self._ends
+
+    def _cut_off(self, position: PartitionPosition, end: int) -> int:
+        """Return where to go on in a partition that ends before what was to be read."""
+        low, high = self._asked().watermarks(position.topic, position.partition)
+        text = gap_message(
+            position.topic, position.partition, wanted=position.next, low=low, high=high
+        )
+        if self._settings.fail_on_data_loss:
+            raise OffsetOutOfRange(text)
+        _logger.warning("going on at %d: %s", low, text)
+        return min(low, end)
+
+    def _bounded(
+        self, at: StreamOffsets, ends: StreamOffsets, limit: object
+    ) -> StreamOffsets | None:
+        """Return where a batch from `at` ends that may go to `ends`; None: it is too small yet."""
+        starts = {
+            place: ends.began[place] if place in ends.began else at.positions[place].next
+            for place in ends.positions
+        }
+        upto = {place: one.next for place, one in ends.positions.items()}
+        if self._target is not None:
+            upto = {
+                place: max(starts[place], min(end, self._target.get(place, starts[place])))
+                for place, end in upto.items()
+            }
+        most, least = self._limit(limit)
+        if least is not None and self._target is None:
+            count = sum(end - starts[place] for place, end in upto.items())
+            waited_s = time.monotonic() - self._batch_at
+            if count < least and waited_s < self._limits.delay_most_s and not ends.began:
+                return None
+        if most is not None:
+            upto = limited(starts, upto, most)
+        if all(upto[place] == starts[place] for place in upto) and not ends.began:
+            return None
+        return StreamOffsets(
+            {place: replace(one, next=upto[place]) for place, one in ends.positions.items()},
+            ends.began,
+        )
+
+    def _limit(self, limit: object) -> tuple[int | None, int | None]:
+        """Return how many offsets a batch may have at most and at least, by what Spark says."""
+        if limit is None or type(limit).__name__ == "ReadAllAvailable":
+            return None, None
+        return getattr(limit, "max_rows", None), self._limits.offsets_least
+
+
+def _is_known(position: PartitionPosition, at: StreamOffsets) -> bool:
+    """Return whether `at` stands in the same partition of the same topic."""
+    before = at.positions.get((position.topic, position.partition))
+    if before is None:
+        return False
+    return not before.topic_id or before.topic_id == position.topic_id
+
+
+def read_task(
+    settings: KafkaSettings, partition: InputPartition, schema: StructType
+) -> Iterator[pa.RecordBatch]:
+    """Yield the records of a `KafkaTask` in the types of `schema`. Executor."""
+    if not isinstance(partition, KafkaTask):
+        return iter(())
+    batches = read_ranges(settings, partition.ranges, client_id="onceflow-spark")
+    return fitted(batches, schema)

@@ -1,0 +1,52 @@
+"""Formats over the readers of sources, with options that are arguments."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.types import StructType
+
+from onceflow.connectors.spark.arrow_rows import spark_schema
+from onceflow.connectors.spark.kafka_reader import KafkaBatchReader
+from onceflow.connectors.spark.kafka_stream import BatchLimits, KafkaStreamReader
+from onceflow.sources import KafkaSource
+from onceflow.sources.kafka.rows import schema_of_rows
+from onceflow.sources.kafka.settings import KafkaSettings
+
+
+class KafkaFormat(DataSource):
+    """Options are arguments of `KafkaSource`, and limits of batches."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "test-kafka"
+
+    def settings(self) -> KafkaSettings:
+        options = dict(self.options)
+        given: dict[str, Any] = {
+            argument: options[argument]
+            for argument in ("starting_offsets", "ending_offsets", "schema", "group_id", "topic")
+            if argument in options
+        }
+        given["topic_pattern"] = options.get("topic_pattern")
+        given["fail_on_data_loss"] = options.get("fail_on_data_loss", "true") == "true"
+        given["deadline_s"] = float(options.get("deadline_s", "20"))
+        given["format"] = "json" if "schema" in options else "raw"
+        settings = KafkaSource(options["servers"], **given).settings
+        return replace(settings, include_headers="headers" in options)
+
+    def limits(self) -> BatchLimits:
+        names = ("offsets_most", "offsets_least", "tasks_least", "task_rows_most")
+        given = {name: int(self.options[name]) for name in names if name in self.options}
+        return BatchLimits(**given)  # type: ignore[arg-type]
+
+    def schema(self) -> StructType:
+        return spark_schema(schema_of_rows(self.settings()))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        return KafkaStreamReader(self.settings(), schema, self.limits())
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return KafkaBatchReader(self.settings(), schema, self.limits())
