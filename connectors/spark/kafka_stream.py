@@ -29,6 +29,7 @@ from onceflow.connectors.spark.kafka_offsets import (
     ranges_between,
     tasks_of,
 )
+from onceflow.connectors.spark.versions import SparkInterface, has, require
 from onceflow.core.errors import ConfigError, OffsetOutOfRange
 from onceflow.core.spi import OnBadRow
 from onceflow.sources.kafka.catalog import Catalog, positions_now
@@ -38,21 +39,17 @@ from onceflow.sources.kafka.ranges import OffsetRange, read_ranges
 from onceflow.sources.kafka.reader import PublishedOffsets
 from onceflow.sources.kafka.settings import KafkaSettings
 
-try:
+if TYPE_CHECKING or has(SparkInterface.READ_LIMITS):
     from pyspark.sql.streaming.datasource import (
         ReadAllAvailable,
         ReadMaxRows,
         ReadMinRows,
         SupportsTriggerAvailableNow,
     )
+else:
 
-    HAS_READ_LIMITS = True
-except ImportError:  # before Spark 4.2
-    HAS_READ_LIMITS = False
-    if not TYPE_CHECKING:
-
-        class SupportsTriggerAvailableNow:
-            """Stands for what this version of Spark has not."""
+    class SupportsTriggerAvailableNow:
+        """Stands for what this version of Spark has not."""
 
 
 _logger = logging.getLogger("onceflow.connectors.spark")
@@ -138,11 +135,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_for_spark(settings)
         if settings.ending is not None:
             raise ConfigError("endingOffsets is for read: a stream has no end")
-        if not HAS_READ_LIMITS and (self._limits.offsets_most or self._limits.offsets_least):
-            raise ConfigError(
-                "maxOffsetsPerTrigger and minOffsetsPerTrigger need Spark 4.2 or newer: before it,"
-                " a Python source is not told where a batch starts"
-            )
+        if self._limits.offsets_most or self._limits.offsets_least:
+            require(SparkInterface.READ_LIMITS, "maxOffsetsPerTrigger and minOffsetsPerTrigger")
         self._forget()
 
     def _forget(self) -> None:

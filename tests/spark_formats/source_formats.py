@@ -40,7 +40,7 @@ class KafkaFormat(DataSource):
     def limits(self) -> BatchLimits:
         names = ("offsets_most", "offsets_least", "tasks_least", "task_rows_most")
         given = {name: int(self.options[name]) for name in names if name in self.options}
-        return BatchLimits(**given)  # type: ignore[arg-type]
+        return BatchLimits(**given)
 
     def schema(self) -> StructType:
         return spark_schema(schema_of_rows(self.settings()))

@@ -256,7 +256,7 @@ def test_taking_a_batch_leaves_nothing_behind() -> None:
 
 
 def test_raw_rows_keep_bytes_and_place() -> None:
-    rows = RawRows()
+    rows = RawRows(_settings("x INT", format=ValueFormat.RAW))
     rows.add(_messages(b"\x00", None))
     batch = rows.take()
     assert batch.schema.equals(schema_of_rows(_settings("x INT", format=ValueFormat.RAW)))
