@@ -12,6 +12,7 @@ that lock is free, and the ledger row is looked at after each commit.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from functools import partial
@@ -38,6 +39,10 @@ from onceflow.sinks.sql.session import (
 from onceflow.sinks.sql.tables import TableName
 from onceflow.sinks.sql.transactions import PreparedTransactions
 
+_logger = logging.getLogger("onceflow.sinks.mysql")
+_LOCK_WAIT_S = 2
+"""How long a writer's next session waits for the one before, which ends within milliseconds."""
+
 
 class XaTransactions(PreparedTransactions):
     """Transactions that are prepared, each named when it begins."""
@@ -52,6 +57,8 @@ class XaTransactions(PreparedTransactions):
         self._names = names
         self._context = context
         self._transaction: TransactionId | None = None
+        self._lock = f"{names.writers_lock(context.sink_id)}{context.subtask}"
+        self._is_locked = False
         role = f"subtask {context.subtask} writer"
         name = session_name(context.sink_id, context.attempt, role)
         super().__init__(partial(endpoint.connect, name), context.first_checkpoint)
@@ -80,14 +87,30 @@ class XaTransactions(PreparedTransactions):
 
     @override
     def _set_up(self, session: Session) -> None:
-        """Hold the lock by which the next attempt's check finds and ends this session."""
-        context = self._context
-        lock = f"{self._names.writers_lock(context.sink_id)}{context.subtask}"
-        session.query(f"SELECT GET_LOCK({literal(lock)}, 0)")
+        """Hold the lock by which the next attempt's check finds and ends this session.
+
+        MariaDB's session before this one was closed a moment ago and holds it until it has ended.
+        """
+        self._is_locked = self._locked(session, _LOCK_WAIT_S)
+        if not self._is_locked:
+            _logger.warning(
+                "sink %s subtask %s: another session has held the lock %s for %s s; until that"
+                " session ends, the next attempt does not find this one to end it",
+                self._context.sink_id,
+                self._context.subtask,
+                self._lock,
+                _LOCK_WAIT_S,
+            )
+
+    def _locked(self, session: Session, wait_s: int) -> bool:
+        ((is_ours,),) = session.query(f"SELECT GET_LOCK({literal(self._lock)}, {wait_s})")
+        return bool(is_ours)
 
     @override
     def _begin(self, session: Session) -> None:
         context = self._context
+        if not self._is_locked:
+            self._is_locked = self._locked(session, 0)
         transaction = TransactionId(
             context.sink_id, context.attempt, self._next, context.subtask, sequence=0
         )

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import pytest
 from tests.integration.mysql_sink_kit import Job, ids_in, prepared, query, xid
 from tests.integration.sink_kit import until_settled
 
 from onceflow.core.protocol.committables import Committed, RetryLater
+from onceflow.core.protocol.ids import AttemptId, CheckpointId
+from onceflow.core.spi import WriterContext
 from onceflow.sinks import MySQLSink
 from onceflow.sinks.mysql.catalog import XaNames
-from onceflow.sinks.mysql.connection import MySQLSession
+from onceflow.sinks.mysql.connection import MySQLSession, own
+from onceflow.sinks.mysql.two_phase import XaTwoPhase
 
 
 @pytest.fixture
@@ -75,3 +80,29 @@ def test_what_was_only_answered_is_waited_for_and_not_called_lost(
     outcome = committer.commit(committable)
     assert isinstance(outcome, RetryLater)
     assert "after a restart of the server" in outcome.reason
+
+
+def test_writer_holds_its_lock_although_its_session_before_is_still_ending(job: Job) -> None:
+    """By it the next attempt finds and ends it. A writer closes a session each checkpoint; here the
+    server hears of that a third of a second late, when the next session is long there.
+    """
+    settings = job.sink.settings
+    context = WriterContext(
+        "job", "ledger", job.sink_id, 0, 1, AttemptId(1), first_checkpoint=CheckpointId(1)
+    )
+    lock = f"{XaNames(settings.ledger_schema).writers_lock(job.sink_id)}{context.subtask}"
+    transactions = XaTwoPhase(settings.ledger_schema).transactions(settings.endpoint, context)
+    session = transactions.begin()
+    session.execute("INSERT INTO ledger (id) VALUES (1)")
+    # Another handle of its socket: closing the session tells the server nothing before this one.
+    still_open = cast("Any", own(session))._wire._connection._sock.dup()
+    transactions.prepare()
+    late = threading.Timer(0.3, still_open.close)
+    late.start()
+    transactions.expect(CheckpointId(2))
+    ((holder, mine),) = transactions.begin().query(
+        f"SELECT IS_USED_LOCK('{lock}'), CONNECTION_ID()"
+    )
+    assert holder == mine, "the check of the next attempt would not find this session"
+    late.join()
+    transactions.close()
