@@ -2,10 +2,12 @@
 
     OnceflowError                       .domain user|external|internal   .retry never|checkpoint|job
     ├── ConfigError                     user, never
+    │   └── SavepointRefused            user, never: the job cannot begin from it
     ├── CheckpointError
     │   ├── CheckpointAborted           external, checkpoint
     │   ├── CheckpointCorrupt           external, never: a file is not what was written
-    │   └── Fenced                      external, never: a newer attempt owns the job
+    │   ├── Fenced                      external, never: a newer attempt owns the job
+    │   └── SavepointFailed             external, never: it is not there, whatever the job does
     ├── StorageError                    external, job
     ├── SourceError                     external, job
     │   ├── OffsetOutOfRange            external, never: names the gap
@@ -63,6 +65,10 @@ class ConfigError(OnceflowError):
     retry = "never"
 
 
+class SavepointRefused(ConfigError):
+    """Raised when a job cannot begin from a savepoint without losing or doubling rows."""
+
+
 class CheckpointError(OnceflowError):
     """Raised when a checkpoint cannot be taken, decided or restored."""
 
@@ -83,6 +89,12 @@ class CheckpointCorrupt(CheckpointError):
 
 class Fenced(CheckpointError):
     """Raised when a newer attempt owns the job: this one stops and commits nothing more."""
+
+    retry = "never"
+
+
+class SavepointFailed(CheckpointError):
+    """Raised when a savepoint that was asked for was not taken."""
 
     retry = "never"
 

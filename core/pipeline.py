@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from onceflow.core.config import Checkpointing, RuntimeSettings
-from onceflow.core.errors import ConfigError
+from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.graph import NAME, GraphBuilder, ReadFrom
 from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import PARALLELISM_MAX
@@ -18,6 +21,7 @@ from onceflow.core.runtime.cluster.local_processes import LocalProcesses
 from onceflow.core.runtime.driver.driver import JobDriver, JobPlan
 from onceflow.core.runtime.driver.job_events import JobState
 from onceflow.core.runtime.driver.listeners import JobListener
+from onceflow.core.runtime.driver.savepoint_restore import RestoreFrom
 from onceflow.core.runtime.driver.status import JobStatus
 from onceflow.core.spi import Sink, Source
 from onceflow.core.state import HeapBackend, StateBackend
@@ -60,18 +64,59 @@ class Job:
         """Ask for a checkpoint now; returns at once. One that fails is followed by another."""
         self._driver.request(CheckpointKind.MANUAL)
 
-    def stop(self, timeout_s: float | None = 60.0) -> JobStatus:
+    def savepoint(self, path: str | None = None, timeout_s: float | None = None) -> str:
+        """Take a savepoint; return its directory, which is new, once all of it is durable.
+
+        It is yours: nothing of the job names it, no checkpoint replaces it, and it may be moved. It
+        commits nothing and the job goes on; savepoints that are asked for at once are taken one
+        after the other. `path` is the directory to make it in; default: the job's own in checkpoint
+        storage.
+
+        Raises:
+            ConfigError: `path` is nowhere that the checkpoint storage can reach.
+            StorageError: `path` cannot be written to.
+            SavepointFailed: A subtask could not take part, the job restarted or ended, or the state
+                could not be written. The job goes on if it can.
+            TimeoutError: It was not done after `timeout_s`; it may still be.
+        """
+        return _result(self._driver.savepoint(CheckpointKind.SAVEPOINT, path), timeout_s)
+
+    def stop(
+        self,
+        timeout_s: float | None = 60.0,
+        *,
+        savepoint: bool | str = False,
+        drain: bool = False,
+    ) -> JobStatus:
         """Stop reading, take a last checkpoint, commit everything, and end.
 
         When it returns, every record that was read is committed, and a later start goes on with the
         next one. A last checkpoint that fails is followed by another, also after a restart.
 
+        With `savepoint` (True, or the directory to make it in) a savepoint is taken first, with
+        nothing read after it: `JobStatus.savepoints[-1].place`. If it fails, the job restarts and
+        goes on. With `drain` besides, sources end as bounded ones do before the savepoint is taken.
+
         Raises:
+            ConfigError: `drain` without `savepoint`.
+            SavepointFailed: The savepoint was not taken; the job has restarted.
             TimeoutError: The job had not ended after `timeout_s`; it is still stopping.
             OnceflowError: The job failed instead.
         """
-        self._driver.stop()
-        return self.wait(timeout_s)
+        if not savepoint:
+            if drain:
+                raise ConfigError("stop(drain=True) ends the sources: take savepoint=True with it")
+            self._driver.stop()
+            return self.wait(timeout_s)
+        kind = CheckpointKind.SAVEPOINT_DRAIN if drain else CheckpointKind.SAVEPOINT_STOP
+        began = time.monotonic()
+        asked = self._driver.savepoint(kind, savepoint if isinstance(savepoint, str) else None)
+        place = _result(asked, timeout_s)
+        left_s = None if timeout_s is None else max(0.0, timeout_s - time.monotonic() + began)
+        try:
+            return self.wait(left_s)
+        except OnceflowError as error:
+            raise type(error)(f"{error} (savepoint {place} was taken before)") from error
 
     def cancel(self, timeout_s: float | None = 60.0) -> JobStatus:
         """End without a checkpoint: a later start repeats from the last one, exactly once."""
@@ -201,12 +246,28 @@ class Pipeline:
             self._graph.add_dead_letters(operator, dead_letters)
         return Stream(self._graph, operator)
 
-    def start(self) -> Job:
+    def start(
+        self,
+        *,
+        from_savepoint: str | None = None,
+        claim: bool = False,
+        allow_non_restored_state: bool | None = None,
+        allow_rewind: bool = False,
+    ) -> Job:
         """Start the job, from its last completed checkpoint if it has one; return its handle.
+
+        `from_savepoint` is the directory of a savepoint to begin from instead. Its state is copied;
+        with `claim` the savepoint is deleted once the job has begun from it. A job that has begun
+        from it before goes on from its last checkpoint, so a start may be repeated as it is. One
+        that has committed more since is refused, and says what, unless `allow_rewind` says that
+        those rows may be written again. What is refused, and why a savepoint's files cannot be
+        used, is raised by `Job.wait`. `allow_non_restored_state`: as in `Pipeline`, for this start.
 
         Raises:
             ConfigError: The graph is incomplete or the cluster cannot host it.
         """
+        if from_savepoint is None and (claim or allow_rewind):
+            raise ConfigError("claim and allow_rewind are about from_savepoint, which is missing")
         graph = self._graph.graph()
         graph.check_complete()
         for operator, work in graph.sinks():
@@ -225,8 +286,15 @@ class Pipeline:
             restart=self._restart,
             settings=self._settings,
             retired_sinks=self._retired_sinks,
-            allow_non_restored_state=self._allow_non_restored_state,
+            allow_non_restored_state=(
+                self._allow_non_restored_state
+                if allow_non_restored_state is None
+                else allow_non_restored_state
+            ),
             listeners=self._listeners,
+            restore=None
+            if from_savepoint is None
+            else RestoreFrom(from_savepoint, claim=claim, allow_rewind=allow_rewind),
         )
         driver = JobDriver(_opened(self._cluster), plan)
         driver.start()
@@ -235,6 +303,15 @@ class Pipeline:
     def run(self, timeout_s: float | None = None) -> JobStatus:
         """Start the job and wait for its end, which SIGINT and SIGTERM bring; see `Job.wait`."""
         return self.start().wait(timeout_s)
+
+
+def _result(asked: Future[str], timeout_s: float | None) -> str:
+    try:
+        return asked.result(timeout_s)
+    except futures.TimeoutError:
+        raise TimeoutError(
+            f"the savepoint is not done after {timeout_s} s; it may be yet"
+        ) from None
 
 
 def _opened(cluster: SparkSession | LocalProcesses) -> Cluster:

@@ -8,10 +8,20 @@ out as a tuple, to be carried out in order. A checkpoint goes through
          +--declined, timed out,  +--append failed--> aborted
             subsumed--> aborted
 
+and a savepoint, which is never decided, and which no decision subsumes, through
+
+    collecting --all acked--> writing --written--> over
+         +--declined, timed out--+--not written--> aborted
+
+What sinks have prepared for it is decided by a later checkpoint, as if it had been aborted. While
+one is collecting it counts as under way; while it is written, checkpoints go on, unless the job is
+to stop with it: then nothing is triggered until it is written, and a failure fails the attempt,
+for the sources have stopped.
+
 Invariants:
     while a checkpoint is appending, nothing is told but how that ended: other facts wait with
     whoever tells
-    pending checkpoint > last decided checkpoint
+    pending checkpoint > last decided checkpoint, unless it is a savepoint
     a file is discarded only if no retained or pending checkpoint names it (see state_files)
     after FailAttempt and after FinishJob nothing is decided any more
 """
@@ -22,6 +32,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from onceflow.core.protocol.decisions import (
+    AbortSavepoint,
     AppendDecision,
     CheckpointKind,
     CountFailure,
@@ -31,7 +42,9 @@ from onceflow.core.protocol.decisions import (
     FinishJob,
     NotifyAbort,
     NotifyComplete,
+    SavepointRequest,
     TriggerCheckpoint,
+    WriteSavepoint,
 )
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.invariant import InvariantViolation, require
@@ -50,6 +63,9 @@ from onceflow.core.protocol.snapshots import (
 class _Pending:
     trigger: TriggerCheckpoint
     deadline_s: float
+    savepoint: SavepointRequest | None = None
+    writing: bool = False
+    """A savepoint of which every subtask has acked."""
     snapshots: dict[SubtaskRef, SubtaskSnapshot] = field(
         default_factory=dict[SubtaskRef, SubtaskSnapshot]
     )
@@ -137,9 +153,8 @@ class CheckpointCoordinator:
         for pending in list(self._pending.values()):
             if now_s >= pending.deadline_s and not self._over:
                 missing = sorted(self._subtasks - pending.snapshots.keys())
-                reason = (
-                    f"no ack of {', '.join(map(str, missing))} within {self._settings.timeout_s} s"
-                )
+                late = f"no ack of {', '.join(map(str, missing))}" if missing else "not written"
+                reason = f"{late} within {self._settings.timeout_s} s"
                 decisions += self._fail(pending, reason, now_s)
         return (*decisions, *self._proceed(now_s))
 
@@ -159,6 +174,37 @@ class CheckpointCoordinator:
             case _:
                 raise ValueError(f"{kind} cannot be requested")
         return tuple(self._proceed(now_s))
+
+    def request_savepoint(self, request: SavepointRequest, now_s: float) -> tuple[Decision, ...]:
+        """Ask for a savepoint: triggered after those asked for before, as soon as `request` is.
+
+        It is tried once: it ends with `WriteSavepoint` and `savepoint_ended`, with `AbortSavepoint`
+        or with the attempt.
+        """
+        if not request.kind.is_savepoint:
+            raise ValueError(f"{request.kind} is no savepoint")
+        self._schedule.request_savepoint(request)
+        return tuple(self._proceed(now_s))
+
+    def savepoint_ended(
+        self, checkpoint: CheckpointId, now_s: float, *, error: str = ""
+    ) -> tuple[Decision, ...]:
+        """Take in that a savepoint is written, durably and whole, or that `error` kept it from it.
+
+        Ignored when it was given up meanwhile. What was uploaded for it is discarded: the savepoint
+        stands alone.
+        """
+        pending = self._pending.get(checkpoint)
+        if self._over or pending is None or not pending.writing:
+            return ()
+        if error:
+            return (*self._fail(pending, f"not written: {error}", now_s), *self._proceed(now_s))
+        del self._pending[checkpoint]
+        if pending.trigger.kind is CheckpointKind.SAVEPOINT_STOP:
+            self._schedule.stop_after_savepoint()
+        over = NotifyAbort(checkpoint, "the savepoint is written")
+        discard = self._discard(handles_of(pending.snapshots.values()))
+        return (over, *discard, *self._proceed(now_s))
 
     def source_exhausted(self, subtask: SubtaskRef, now_s: float) -> tuple[Decision, ...]:
         """Take in that a source subtask has emitted its last record; idempotent.
@@ -190,6 +236,10 @@ class CheckpointCoordinator:
             return tuple(self._discard(handles_of([snapshot])))
         pending.snapshots[subtask] = snapshot
         if pending.snapshots.keys() == self._subtasks:
+            if pending.savepoint is not None:
+                pending.writing = True
+                write = WriteSavepoint(pending.savepoint, self._completed_of(pending))
+                return (write, *self._proceed(now_s))
             self._appended = self._completed_of(pending)
             return (AppendDecision(self._appended),)
         return tuple(self._proceed(now_s))
@@ -232,7 +282,8 @@ class CheckpointCoordinator:
         self._retained = self._retained[-self._settings.retained :]
         decisions: list[Decision] = [NotifyComplete(checkpoint, self._retained[0].checkpoint)]
         dropped: list[SubtaskSnapshot] = [s for old in subsumed for s in old.snapshots]
-        for older in sorted(c for c in self._pending if c < checkpoint):
+        subsumed_ones = [n for n, p in self._pending.items() if n < checkpoint and not p.savepoint]
+        for older in sorted(subsumed_ones):
             # Nobody needs to be told: who hears of `checkpoint` waits for no older one.
             dropped += self._pending.pop(older).snapshots.values()
         decisions += self._discard(handles_of(dropped))
@@ -297,22 +348,31 @@ class CheckpointCoordinator:
 
     def _due(self) -> tuple[CheckpointKind, float] | None:
         """Return what is to be triggered next and when, if anything may be by then."""
-        ending = any(p.trigger.kind.ends_job for p in self._pending.values())
-        if ending or self._last is not None or len(self._pending) >= self._settings.concurrent:
+        kinds = {p.trigger.kind for p in self._pending.values()}
+        ending = any(kind.ends_job or kind.stops_sources for kind in kinds)
+        collecting = sum(not p.writing for p in self._pending.values())
+        if ending or self._last is not None or collecting >= self._settings.concurrent:
             return None
-        return self._schedule.due(max(self._pending, default=GENESIS))
+        checkpoints = (n for n, p in self._pending.items() if p.savepoint is None)
+        return self._schedule.due(max(checkpoints, default=GENESIS))
 
     def _trigger(self, kind: CheckpointKind, now_s: float) -> TriggerCheckpoint:
         trigger = TriggerCheckpoint(self._next_checkpoint, kind, self._wall_ms())
         self._next_checkpoint = CheckpointId(self._next_checkpoint + 1)
-        self._pending[trigger.checkpoint] = _Pending(trigger, now_s + self._settings.timeout_s)
-        self._schedule.triggered(now_s)
+        pending = _Pending(trigger, now_s + self._settings.timeout_s)
+        self._pending[trigger.checkpoint] = pending
+        if kind.is_savepoint:
+            pending.savepoint = self._schedule.next_savepoint()
+        else:
+            self._schedule.triggered(now_s)
         return trigger
 
     def _fail(self, pending: _Pending, reason: str, now_s: float) -> list[Decision]:
         """Abort one checkpoint, count it, and end the attempt if that was one too many."""
         checkpoint = pending.trigger.checkpoint
         del self._pending[checkpoint]
+        if pending.savepoint is not None:
+            return self._fail_savepoint(pending, pending.savepoint, reason)
         self._schedule.failed(now_s)
         self._consecutive += 1
         decisions: list[Decision] = [NotifyAbort(checkpoint, reason)]
@@ -324,6 +384,20 @@ class CheckpointCoordinator:
                 f"checkpoint {checkpoint} failed: {reason} ({self._consecutive} in a row,"
                 f" {self._settings.tolerable_failures} tolerated)"
             )
+            decisions.append(FailAttempt(text, checkpoint))
+        return decisions
+
+    def _fail_savepoint(
+        self, pending: _Pending, request: SavepointRequest, reason: str
+    ) -> list[Decision]:
+        """Give a savepoint up. It counts as no failure, unless the job was to stop with it."""
+        checkpoint = pending.trigger.checkpoint
+        decisions: list[Decision] = [NotifyAbort(checkpoint, reason)]
+        decisions += self._discard(handles_of(pending.snapshots.values()))
+        decisions.append(AbortSavepoint(request, checkpoint, reason))
+        if request.kind.stops_sources:
+            self._over = True
+            text = f"the job was to stop with savepoint {checkpoint}, which failed: {reason}"
             decisions.append(FailAttempt(text, checkpoint))
         return decisions
 

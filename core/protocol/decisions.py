@@ -20,11 +20,43 @@ class CheckpointKind(Enum):
     is committed, the job finishes."""
     FINAL = "final"
     """All sources had reached their end before this barrier; once it is committed, the job ends."""
+    SAVEPOINT = "savepoint"
+    """For the user to keep: canonical state, written elsewhere, never decided. The job goes on."""
+    SAVEPOINT_STOP = "savepoint_stop"
+    """A savepoint after whose barrier sources read nothing; a STOP follows once it is written."""
+    SAVEPOINT_DRAIN = "savepoint_drain"
+    """A savepoint before whose barrier all sources end; a FINAL follows once it is written."""
+
+    @property
+    def is_savepoint(self) -> bool:
+        """Whether it is written for the user, and never decided. Its barrier is always aligned."""
+        return self in {
+            CheckpointKind.SAVEPOINT,
+            CheckpointKind.SAVEPOINT_STOP,
+            CheckpointKind.SAVEPOINT_DRAIN,
+        }
+
+    @property
+    def stops_sources(self) -> bool:
+        """Whether sources read nothing after the barrier, whatever becomes of it."""
+        return self in {
+            CheckpointKind.STOP,
+            CheckpointKind.SAVEPOINT_STOP,
+            CheckpointKind.SAVEPOINT_DRAIN,
+        }
 
     @property
     def ends_job(self) -> bool:
         """Whether nothing but this checkpoint's commits is left to do once it is decided."""
         return self in {CheckpointKind.STOP, CheckpointKind.FINAL}
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointRequest:
+    """What a user has asked for, under an id of its own."""
+
+    id: str
+    kind: CheckpointKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +79,26 @@ class AppendDecision:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteSavepoint:
+    """Write `completed` where `request` wants it, then report `savepoint_ended`.
+
+    Nothing waits for it but what must come after it.
+    """
+
+    request: SavepointRequest
+    completed: CompletedCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class AbortSavepoint:
+    """Tell who asked that `request` will not be fulfilled; what is written of it goes."""
+
+    request: SavepointRequest
+    checkpoint: CheckpointId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class NotifyComplete:
     """Tell every subtask that `checkpoint` is decided: commit everything up to it."""
 
@@ -57,7 +109,7 @@ class NotifyComplete:
 
 @dataclass(frozen=True, slots=True)
 class NotifyAbort:
-    """Tell every subtask that `checkpoint` will never complete; what it prepared stays pending."""
+    """Tell every subtask that `checkpoint` is never decided; what it prepared stays pending."""
 
     checkpoint: CheckpointId
     reason: str
@@ -100,6 +152,8 @@ class FinishJob:
 Decision: TypeAlias = (
     TriggerCheckpoint
     | AppendDecision
+    | WriteSavepoint
+    | AbortSavepoint
     | NotifyComplete
     | NotifyAbort
     | DiscardState

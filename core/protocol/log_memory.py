@@ -5,6 +5,7 @@ decided     how far each attempt decided: what it left in doubt up to there was 
 sinks       under which sink ids something may be in doubt; one leaves when it has been settled
 committed   the last transactions of each sink that are known to be committed: a target that
             cannot prove them has lost them, also when the last checkpoint lists nothing
+savepoint   from which savepoint the job has begun last: told so again, it goes on from its log
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class LogMemory:
     sinks: tuple[str, ...] = ()
     committed: tuple[Committable, ...] = ()
     """Of each of `sinks`, those of the last checkpoint in which it had rows."""
+    savepoint: str = ""
+    """Its id, a space, and where it was; empty when the job has begun from none."""
 
     def coverage(self, transaction: TransactionId) -> Coverage:
         """Return what the log knows of a transaction that no retained checkpoint lists."""

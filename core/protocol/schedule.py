@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
-from onceflow.core.protocol.decisions import CheckpointKind
+from onceflow.core.protocol.decisions import CheckpointKind, SavepointRequest
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
 
 RETRY_PAUSE_S = 1.0
@@ -49,21 +50,26 @@ class CheckpointSettings:
 class TriggerSchedule:
     """Remembers what was asked for and when the last checkpoint began and ended.
 
-    Precedence: FINAL (all sources at their end), STOP, MANUAL, PERIODIC. The interval binds
-    PERIODIC alone; the others wait for a pause after a failed checkpoint and for nothing else.
-    What was asked for stays asked until a checkpoint triggered after it is decided: a STOP or FINAL
-    one for a stop, any for MANUAL. Times are of a clock that is never set.
+    Precedence: savepoints as they were asked for, FINAL (all sources at their end), STOP, MANUAL,
+    PERIODIC. The interval binds PERIODIC alone; savepoints wait for nothing, the others for a pause
+    after a failed checkpoint. A savepoint is tried once, and fulfills nothing else. What else was
+    asked for stays asked until a checkpoint triggered after it is decided: a STOP or FINAL one for
+    a stop, any for MANUAL. Times are of a clock that is never set.
     """
 
     def __init__(
         self, settings: CheckpointSettings, sources: frozenset[SubtaskRef], now_s: float
     ) -> None:
         self._settings = settings
+        self._began_s = now_s
         self._reading = set(sources)
         self._bounded = bool(sources)
         self._manual_from: CheckpointId | None = None
         """The lowest checkpoint that fulfills every MANUAL request; None: nobody waits."""
         self._wants_stop = False
+        self._stop_follows = False
+        """A stop that follows a savepoint: it ends with the attempt, as the savepoint does."""
+        self._savepoints: deque[SavepointRequest] = deque()
         self._due_at_s = None if settings.interval_s is None else now_s + settings.interval_s
         self._periodic_not_before_s = now_s
         self._others_not_before_s = now_s
@@ -85,6 +91,18 @@ class TriggerSchedule:
         """Have STOP checkpoints triggered until the job has ended."""
         self._wants_stop = True
 
+    def stop_after_savepoint(self) -> None:
+        """Have STOP checkpoints triggered until the attempt has ended."""
+        self._stop_follows = True
+
+    def request_savepoint(self, request: SavepointRequest) -> None:
+        """Have a savepoint triggered after those that were asked for before."""
+        self._savepoints.append(request)
+
+    def next_savepoint(self) -> SavepointRequest:
+        """Return the savepoint that is triggered now."""
+        return self._savepoints.popleft()
+
     def exhausted(self, subtask: SubtaskRef) -> None:
         """Take in that a source is at its end; when all are, FINAL is due."""
         self._reading.discard(subtask)
@@ -92,11 +110,13 @@ class TriggerSchedule:
     def due(self, newest_pending: CheckpointId) -> tuple[CheckpointKind, float] | None:
         """Return what to trigger next and when; None when nothing is to be triggered.
 
-        `newest_pending` is GENESIS when no checkpoint is under way.
+        `newest_pending` is the newest checkpoint under way that is no savepoint, or GENESIS.
         """
+        if self._savepoints:
+            return self._savepoints[0].kind, self._began_s
         if self._bounded and not self._reading:
             return CheckpointKind.FINAL, self._others_not_before_s
-        if self._wants_stop:
+        if self._wants_stop or self._stop_follows:
             return CheckpointKind.STOP, self._others_not_before_s
         if self._manual_from is not None and newest_pending < self._manual_from:
             return CheckpointKind.MANUAL, self._others_not_before_s

@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
 import msgspec
 
@@ -42,6 +43,7 @@ from onceflow.core.protocol.log import (
     prunable,
     replay,
 )
+from onceflow.core.protocol.savepoints import Savepoint, seeded
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.storage.filesystem import (
     AlreadyExists,
@@ -62,8 +64,10 @@ class _Meta(msgspec.Struct, frozen=True):
     log_id: str
 
 
-def log_id(fs: CreatesAtomically, paths: JobPaths) -> str:
+def log_id(fs: CreatesAtomically, paths: JobPaths, inherited: str = "") -> str:
     """Return the log's identity, a UUID created once in a job's life, durably.
+
+    A job that begins from a savepoint in new storage has `inherited` it.
 
     Raises:
         CheckpointCorrupt: There are records and the identity is gone or damaged.
@@ -73,14 +77,14 @@ def log_id(fs: CreatesAtomically, paths: JobPaths) -> str:
         raise CheckpointCorrupt(
             f"{fs.location(paths.meta)} is gone and the decision log beside it is not; {_REMEDY}"
         )
-    data = data or fs.read(paths.meta) or _create(fs, paths)
+    data = data or fs.read(paths.meta) or _create(fs, paths, inherited)
     line, _ = unseal(data, fs.location(paths.meta), _REMEDY)
     return msgspec.json.decode(line, type=_Meta).log_id
 
 
-def _create(fs: CreatesAtomically, paths: JobPaths) -> bytes:
+def _create(fs: CreatesAtomically, paths: JobPaths, inherited: str) -> bytes:
     fs.make_directory(paths.job)
-    data, _ = seal(msgspec.json.encode(_Meta(FORMAT, str(uuid.uuid4()))))
+    data, _ = seal(msgspec.json.encode(_Meta(FORMAT, inherited or str(uuid.uuid4()))))
     outcome = fs.create_if_absent(paths.meta, data)
     return outcome.existing if isinstance(outcome, AlreadyExists) else data
 
@@ -140,13 +144,15 @@ class DecisionLog:
             f"{self._fs.location(self._paths.log)} changed {READ_TRIES_MAX} times while it was read"
         )
 
-    def claim(self, owner: str, sinks: Iterable[str] = ()) -> ClaimedLog:
+    def claim(
+        self, owner: str, sinks: Iterable[str] = (), savepoint: Savepoint | None = None
+    ) -> ClaimedLog:
         """Return the log with the caller as its only appender; fences every earlier one.
 
         `owner` is for people: host and process, say. `sinks` are the sink ids under which it may
         write from then on. Runs on the driver, once for its first attempt; for the next ones see
         `ClaimedLog.claim_again`. A crash during it leaves at most an attempt number that nobody
-        uses.
+        uses. A log that is new takes over the identity of `savepoint`, and its numbers.
 
         Raises:
             Fenced: Other drivers of the job keep claiming it.
@@ -154,22 +160,29 @@ class DecisionLog:
         """
         self._fs.make_directory(self._paths.log)
         self._fs.make_directory(self._paths.shared)
-        log_id(self._fs, self._paths)
+        log_id(self._fs, self._paths, savepoint.log_id if savepoint else "")
         owner = f"{owner} {uuid.uuid4().hex[:12]}"  # two containers can share host name and pid
         known = tuple(sinks)
-        return self.claim_by(lambda view: next_claim(view, owner, known))
+        seed = None if savepoint is None else partial(seeded, savepoint=savepoint)
+        return self.claim_by(lambda view: next_claim(view, owner, known), seed)
 
     # --- for the owner ------------------------------------------------------------------------
 
-    def claim_by(self, claim: Callable[[LogView], AttemptClaimed]) -> ClaimedLog:
+    def claim_by(
+        self,
+        claim: Callable[[LogView], AttemptClaimed],
+        seed: Callable[[LogView], LogView] | None = None,
+    ) -> ClaimedLog:
         """Return the log with the record appended that `claim` makes of what the log says by then.
+
+        `seed` says what a log without decisions follows.
 
         Raises:
             Fenced: Other drivers of the job keep claiming it, or `claim` raises it.
             DecisionUnknown: The claim may or may not be in the log.
         """
         for _ in range(CLAIM_TRIES_MAX):
-            view = self.read()
+            view = self.read() if seed is None else seed(self.read())
             record = claim(view)
             digest, verdict = self.put(record)
             if isinstance(verdict, AppendStands):
@@ -365,6 +378,13 @@ class ClaimedLog:
             case AppendStands():
                 with self._lock:
                     self._view = apply(self._view, LogEntry(record, digest))
+
+    def begins_from(self, savepoint: Savepoint, place: str) -> None:
+        """Remember from the next decision on that the job has begun from `savepoint` at `place`."""
+        with self._lock:
+            view = seeded(self._view, savepoint)
+            memory = replace(view.memory, savepoint=f"{savepoint.id} {place}")
+            self._view = replace(self._view, memory=memory)
 
     def settle(self, sinks: Iterable[str]) -> None:
         """Forget `sinks`, under which nothing is or will be in doubt, from the next decision on."""

@@ -7,6 +7,7 @@
     <root>/<job>/shared/a<attempt>@<uid>@<subtask>@<unique>@<name>  state of several checkpoints
     <root>/<job>/staged/<sink id>/<transaction>.arrow               see `staging`
     <root>/<job>/probe/a<attempt>@<token>                           see `JobStorage.probe_write`
+    <root>/<job>/savepoints/savepoint-<n>-<id>/                     see `savepoints`
 
 A uid and a name keep their letters when those are safe everywhere, also where case is ignored;
 else they get a digest, so two different ones never share a file. "@" is in neither.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from onceflow.core.errors import CheckpointCorrupt, ConfigError
 from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX, AttemptId, CheckpointId
@@ -128,19 +130,63 @@ class JobPaths:
         """The file that holds `token` of an attempt."""
         return f"{self.probes}/a{attempt}@{token}"
 
+    @property
+    def savepoints(self) -> str:
+        """The directory of savepoints for which the user has named no other."""
+        return f"{self.job}/savepoints"
+
+    @property
+    def owner(self) -> str:
+        """Whose files these are, for messages."""
+        return f"job {self.job}"
+
+    @property
+    def records(self) -> str:
+        """What names these files, and holds small state itself, for messages."""
+        return f"the decision log of job {self.job}"
+
     def in_job(self, path: str) -> str:
         """Return the path of what a state handle calls `path`.
 
         Raises:
             CheckpointCorrupt: It leads out of the job's directory.
         """
-        parts = path.split("/")
-        if not path or any(part in {"", ".", ".."} for part in parts):
-            raise CheckpointCorrupt(
-                f"job {self.job}: a state handle names the file {path!r}, which is not inside the"
-                " job's directory; the checkpoint that names it was not written by onceflow"
-            )
-        return f"{self.job}/{path}"
+        return f"{self.job}/{_inside(path, self.owner)}"
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointPaths:
+    """The names in a savepoint, relative to its own directory."""
+
+    metadata: str = "_metadata"
+    state_directory: str = "state"
+    owner: str = "savepoint"
+    records: str = "the metadata of the savepoint"
+
+    def state(self, name: str) -> str:
+        """The file of one piece of state."""
+        return f"{self.state_directory}/{name}"
+
+    def in_job(self, path: str) -> str:
+        """Return the path of what a state handle calls `path`.
+
+        Raises:
+            CheckpointCorrupt: It leads out of the savepoint.
+        """
+        return _inside(path, self.owner)
+
+
+StatePaths: TypeAlias = JobPaths | SavepointPaths
+
+
+def _inside(path: str, owner: str) -> str:
+    parts = path.split("/")
+    if not path or any(part in {"", ".", ".."} for part in parts):
+        raise CheckpointCorrupt(
+            f"{owner}: a state handle names the file {path!r}, which leads out of its directory;"
+            " what names it was not written by onceflow"
+        )
+    return path
 
 
 @dataclass(frozen=True, slots=True)

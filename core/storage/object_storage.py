@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from typing_extensions import override
 
@@ -18,6 +18,7 @@ from onceflow.core.storage.bucket_settings import (
     Patience,
 )
 from onceflow.core.storage.file_location import open_bucket
+from onceflow.core.storage.savepoints import SavepointDirectory
 from onceflow.core.storage.storage import (
     INLINE_THRESHOLD_BYTES,
     CheckpointStorage,
@@ -66,6 +67,12 @@ class ObjectStorage(CheckpointStorage):
     @override
     def open(self, job: str) -> JobStorage:
         return JobStorage(open_bucket(self._settings()), job, self.inline_threshold_bytes)
+
+    @override
+    def open_savepoint(self, place: str) -> SavepointDirectory:
+        if "://" not in place or place.startswith("file:"):
+            return CheckpointStorage.open_savepoint(self, place)
+        return SavepointDirectory(open_bucket(replace(self, url=place)._settings()))
 
     @override
     def __str__(self) -> str:

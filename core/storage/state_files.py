@@ -24,7 +24,7 @@ from onceflow.core.protocol.invariant import require
 from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.snapshots import StateHandle, paths_of
 from onceflow.core.storage.filesystem import AdoptsFiles, FileSystem
-from onceflow.core.storage.layout import JobPaths, StateNames
+from onceflow.core.storage.layout import JobPaths, StateNames, StatePaths
 from onceflow.core.storage.local import CHUNK_BYTES, write_all
 
 _WHAT_TO_DO = (
@@ -128,7 +128,7 @@ class FileStateWriter:
 class FileStateReader:
     """Reads what a `FileStateWriter` wrote, in any process. Any thread."""
 
-    def __init__(self, fs: FileSystem, paths: JobPaths) -> None:
+    def __init__(self, fs: FileSystem, paths: StatePaths) -> None:
         self._fs = fs
         self._paths = paths
 
@@ -142,6 +142,14 @@ class FileStateReader:
         data = b"".join(self._chunks(handle))
         self._verify(handle, len(data), xxhash.xxh3_128_hexdigest(data))
         return data
+
+    def verified_chunks(self, handle: StateHandle) -> Iterator[bytes]:
+        """Yield the bytes of `handle` piece by piece; raises after the last what `read` does."""
+        hashed, size_bytes = _Hashed(self._chunks(handle)), 0
+        for chunk in hashed:
+            size_bytes += len(chunk)
+            yield chunk
+        self._verify(handle, size_bytes, hashed.checksum)
 
     def read_to(self, handle: StateHandle, path: Path) -> None:
         """Leave the bytes of `handle` in a new file at `path`; nothing is there when it raises.
@@ -189,7 +197,7 @@ class FileStateReader:
 
     def _location(self, handle: StateHandle) -> str:
         if not handle.path:
-            return f"inside the decision log of job {self._paths.job}"
+            return f"inside {self._paths.records}"
         return self._fs.location(self._paths.in_job(handle.path))
 
 

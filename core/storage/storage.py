@@ -18,7 +18,7 @@ from onceflow.core.errors import (
 )
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.protocol.log import LogView
-from onceflow.core.protocol.snapshots import StateHandle
+from onceflow.core.protocol.snapshots import CompletedCheckpoint, StateHandle
 from onceflow.core.staging import StagingArea
 from onceflow.core.storage.decision_log import DecisionLog, log_id
 from onceflow.core.storage.filesystem import (
@@ -29,6 +29,7 @@ from onceflow.core.storage.filesystem import (
 )
 from onceflow.core.storage.layout import JobPaths, StateNames, safe_name
 from onceflow.core.storage.local import CHECKPOINT_STORAGE, LocalFileSystem, Modes
+from onceflow.core.storage.savepoints import SavepointDirectory, copied_into
 from onceflow.core.storage.staging import FileStagingArea
 from onceflow.core.storage.state_files import FileStateReader, FileStateWriter, discard, sweep
 
@@ -60,6 +61,11 @@ class JobStorage:
         return self._fs.location(self._paths.job)
 
     @property
+    def job(self) -> str:
+        """The job's name."""
+        return self._paths.job
+
+    @property
     def log(self) -> DecisionLog:
         """The job's decision log."""
         return DecisionLog.open(self._fs, self._paths)
@@ -83,6 +89,22 @@ class JobStorage:
     def reader(self) -> FileStateReader:
         """Return what reads the state that any handle of this job names."""
         return FileStateReader(self._fs, self._paths)
+
+    def with_state_of(
+        self, completed: CompletedCheckpoint, source: FileStateReader
+    ) -> CompletedCheckpoint:
+        """Return `completed` with its state copied from `source` into this job's storage, durably.
+
+        Raises:
+            StorageError: Not all of it is there; the next attempt's `sweep` deletes the rest.
+            CheckpointCorrupt: A state file is gone, or is not what was written.
+        """
+        return copied_into(self._fs, self._paths, completed, source)
+
+    @property
+    def savepoints(self) -> str:
+        """Where savepoints go for which the user has named no other place."""
+        return self._fs.location(self._paths.savepoints)
 
     def staging(self, sink_id: str) -> StagingArea:
         """Return where the sink `sink_id` stages rows."""
@@ -196,6 +218,14 @@ class CheckpointStorage(ABC):
             ConfigError: `job` cannot be a job's name.
         """
 
+    def open_savepoint(self, place: str) -> SavepointDirectory:
+        """Return the savepoint in directory `place`, which may be anywhere; touches nothing yet.
+
+        Raises:
+            ConfigError: `place` is nowhere that this storage can reach.
+        """
+        return SavepointDirectory(LocalFileSystem(_directory_of(place), Modes(0o600, 0o700)))
+
 
 @dataclass(frozen=True, slots=True)
 class FileSystemStorage(CheckpointStorage):
@@ -232,6 +262,11 @@ class FileSystemStorage(CheckpointStorage):
         modes = Modes(self.file_mode, self.directory_mode)
         files = LocalFileSystem(self.root, modes, advice=CHECKPOINT_STORAGE)
         return JobStorage(files, job, self.inline_threshold_bytes)
+
+    def open_savepoint(self, place: str) -> SavepointDirectory:
+        """Return the savepoint in directory `place`: a path, or a `file:` URL."""
+        modes = Modes(self.file_mode, self.directory_mode)
+        return SavepointDirectory(LocalFileSystem(_directory_of(place), modes))
 
 
 def checked_inline_threshold(threshold_bytes: int) -> None:

@@ -16,6 +16,7 @@ from tests.support.directory_sink import DirectorySink
 
 from onceflow import (
     Checkpointing,
+    FileSystemStorage,
     FixedDelay,
     HeapBackend,
     JobListener,
@@ -51,6 +52,7 @@ def ledger(
     settings: RuntimeSettings = SETTINGS,
     listeners: Sequence[JobListener] = (),
     storage: CheckpointStorage | None = None,
+    inline_threshold_bytes: int = 20_000,
 ) -> tuple[Pipeline, DirectorySink]:
     """Build source -> running balance -> directory, all under `directory`."""
     sink = sink or DirectorySink(str(directory / "out"))
@@ -60,7 +62,10 @@ def ledger(
         parallelism=parallelism,
         max_parallelism=max_parallelism,
         checkpointing=Checkpointing(
-            storage=storage or str(directory / "checkpoints"),
+            storage=storage
+            or FileSystemStorage(
+                str(directory / "checkpoints"), inline_threshold_bytes=inline_threshold_bytes
+            ),
             interval=interval,
             timeout=timeout,
             tolerable_failures=tolerable_failures,

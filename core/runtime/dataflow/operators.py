@@ -52,6 +52,7 @@ from onceflow.core.runtime.dataflow.user_functions import (
 from onceflow.core.runtime.messages import SinkMetrics
 from onceflow.core.spi import SinkWriter, SourceReader
 from onceflow.core.state import AccumulatorColumn, KeyedStateStore, StateWriter
+from onceflow.core.state.api import PendingSnapshot as FrozenState
 
 Emit = Callable[[Batch], None]
 
@@ -117,6 +118,10 @@ class RunningOperator(ABC):
         What it emits belongs to `checkpoint`: operators that follow take theirs later.
         """
         return None
+
+    def savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot | None:
+        """As `snapshot`, in a form that stands alone and that every backend restores."""
+        return self.snapshot(checkpoint)
 
     def completed(self, checkpoint: CheckpointId) -> None:  # noqa: B027 - optional hook
         """Hear that `checkpoint` is decided."""
@@ -216,7 +221,13 @@ class KeyedOperator(RunningOperator):
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
         """Freeze the keyed state as of now."""
-        pending = self.store.snapshot(checkpoint)
+        return self._pending(self.store.snapshot(checkpoint))
+
+    def savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot:
+        """Freeze the keyed state as of now, to be written in the canonical form."""
+        return self._pending(self.store.savepoint(checkpoint))
+
+    def _pending(self, pending: FrozenState) -> PendingSnapshot:
         uid = self.uid
 
         def upload(writer: StateWriter) -> OperatorSnapshot:

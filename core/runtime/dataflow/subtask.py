@@ -158,7 +158,10 @@ class Subtask(ABC):
         # Of two machines' clocks, for metrics alone.
         start_delay_ms = max(0.0, time.time() * 1000 - alignment_ms - barrier.triggered_at_ms)
         began = time.perf_counter()
-        taken = [operator.snapshot(barrier.checkpoint) for operator in self._operators]
+        if barrier.kind.is_savepoint:
+            taken = [operator.savepoint(barrier.checkpoint) for operator in self._operators]
+        else:
+            taken = [operator.snapshot(barrier.checkpoint) for operator in self._operators]
         sync_ms = (time.perf_counter() - began) * 1000
         for edge in self._edges:
             edge.broadcast(barrier)
@@ -218,9 +221,7 @@ class SourceSubtask(Subtask):
             case None:
                 pass
             case EndOfInput():
-                self._reading = False
-                self._end_of_stream()
-                self._report(SourceExhausted(self.ref))
+                self._end()
             case rows:
                 self._timed(lambda: self._source.receive(Batch(rows)))
 
@@ -233,11 +234,19 @@ class SourceSubtask(Subtask):
             case _:
                 super()._handle(mail)
 
+    def _end(self) -> None:
+        """Read nothing more, and tell everybody so."""
+        self._reading = False
+        self._end_of_stream()
+        self._report(SourceExhausted(self.ref))
+
     def _on_triggered(self, trigger: TriggerCheckpoint) -> None:
         if trigger.checkpoint <= self._last_checkpoint:
             return
         self._last_checkpoint = trigger.checkpoint
-        if trigger.kind is CheckpointKind.STOP:
+        if trigger.kind is CheckpointKind.SAVEPOINT_DRAIN and self._reading:
+            self._end()
+        elif trigger.kind.stops_sources:
             self._reading = False
         barrier = Barrier(trigger.checkpoint, trigger.kind, trigger.triggered_at_ms)
         self._snapshot(barrier, alignment_ms=0.0)

@@ -14,12 +14,14 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
+from typing import TypeAlias
 
 from onceflow.core import errors
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import CommitFailed, SlotLost, StorageError
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.decisions import (
+    AbortSavepoint,
     AppendDecision,
     CheckpointKind,
     CountFailure,
@@ -30,6 +32,7 @@ from onceflow.core.protocol.decisions import (
     NotifyAbort,
     NotifyComplete,
     TriggerCheckpoint,
+    WriteSavepoint,
 )
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.recovery import retain_ledger_from
@@ -44,6 +47,8 @@ from onceflow.core.runtime.driver.attempt_context import (
     GlobalCommitEnded,
     JobCancelled,
     RecoveryEnded,
+    SavepointRequested,
+    SavepointWritten,
     SlotsEnded,
 )
 from onceflow.core.runtime.driver.background import Background, CheckpointsCleaner
@@ -55,6 +60,7 @@ from onceflow.core.runtime.driver.job_events import (
     CheckpointFailed,
     CheckpointTriggered,
     RecoveredSink,
+    SavepointCompleted,
     SinksRecovered,
     SlotJoined,
     SlotLeft,
@@ -66,6 +72,7 @@ from onceflow.core.runtime.driver.job_events import (
     SubtaskCommitted,
 )
 from onceflow.core.runtime.driver.restore import restored_operators
+from onceflow.core.runtime.driver.savepoints import text_of
 from onceflow.core.runtime.driver.slot_pool import SlotPool, cause_of
 from onceflow.core.runtime.driver.source_splits import SplitDiscovery
 from onceflow.core.runtime.messages import (
@@ -91,6 +98,9 @@ from onceflow.core.runtime.transport.control_plane import (
 )
 
 _log = logging.getLogger("onceflow.runtime.attempt")
+_Deferred: TypeAlias = (
+    SlotSaid | CheckpointRequested | SavepointRequested | SavepointWritten | GlobalCommitEnded
+)
 
 
 class Attempt:
@@ -105,12 +115,19 @@ class Attempt:
         self._slots = SlotPool(context.plan, context.storage, context.storage_token)
         self._running: set[int] = set()
         self._finished: FinishJob | None = None
-        self._deferred: deque[SlotSaid | CheckpointRequested | GlobalCommitEnded] = deque()
+        self._deferred: deque[
+            SlotSaid
+            | CheckpointRequested
+            | SavepointRequested
+            | SavepointWritten
+            | GlobalCommitEnded
+        ] = deque()
         """What the coordinator is told as soon as it listens."""
         self._appending = False
         self._stopping: set[CheckpointId] = set()
         self._background = Background("driver background")
         self._appender = Background("decision log")
+        self._savepoint_writer = Background("savepoints")
         self._recovered: Future[tuple[RecoveredSink, ...]] | None = None
         self._sinks_agree = False
         self._cleaner = CheckpointsCleaner(context, self._background)
@@ -140,6 +157,10 @@ class Attempt:
         asked = frozenset(e.kind for e in self._deferred if isinstance(e, CheckpointRequested))
         return asked | self._coordinator.requested if self._coordinator else asked
 
+    def unheard(self) -> tuple[SavepointRequested, ...]:
+        """Return the requests for savepoints of which the coordinator was not told."""
+        return tuple(e for e in self._deferred if isinstance(e, SavepointRequested))
+
     def close(self) -> None:
         """End what runs beside the attempt, and its committers.
 
@@ -148,6 +169,7 @@ class Attempt:
         next attempt reads what it has appended.
         """
         self._appender.end(lambda: None, self._plan.settings.cancel_timeout_s)
+        self._savepoint_writer.end(lambda: None, self._plan.settings.cancel_timeout_s)
         for uid in self._global_commits.close(self._plan.settings.cancel_timeout_s):
             _log.warning("attempt %d is over and waits for %s", self._plan.attempt, uid)
         if not self._background.end(
@@ -261,8 +283,10 @@ class Attempt:
                     raise SlotLost(f"slot {slot} is lost: {reason}")
             case SlotsEnded(attempt, error) if attempt == self._plan.attempt:
                 raise error
-            case CheckpointRequested() | CancelRequested():
+            case CheckpointRequested() | SavepointRequested() | CancelRequested():
                 self._on_request(event)
+            case SavepointWritten() if event.attempt == self._plan.attempt:
+                self._on_savepoint(event)
             case DiscoveryAnswered():
                 self._on_discovered(event)
             case AppendEnded() | GlobalCommitEnded() if event.attempt == self._plan.attempt:
@@ -282,13 +306,55 @@ class Attempt:
         else:
             self._deferred.append(end)
 
-    def _on_request(self, request: CheckpointRequested | CancelRequested) -> None:
+    def _on_request(
+        self, request: CheckpointRequested | SavepointRequested | CancelRequested
+    ) -> None:
         if isinstance(request, CancelRequested):
             raise JobCancelled(f"job {self._plan.job} was cancelled")
-        if coordinator := self._listening():
+        coordinator = self._listening()
+        if coordinator is None:
+            self._deferred.append(request)
+        elif isinstance(request, CheckpointRequested):
             self._carry_out(coordinator.request(request.kind, time.monotonic()))
         else:
-            self._deferred.append(request)
+            self._context.savepoints.begun(request.request)
+            self._carry_out(coordinator.request_savepoint(request.request, time.monotonic()))
+
+    def _on_savepoint_decision(self, decision: WriteSavepoint | AbortSavepoint) -> None:
+        if isinstance(decision, WriteSavepoint):
+            self._write_savepoint(decision)
+        else:
+            self._publish(CheckpointFailed(decision.checkpoint, decision.reason))
+            self._context.savepoints.failed(decision.request, decision.reason)
+
+    def _write_savepoint(self, decision: WriteSavepoint) -> None:
+        """Copy the state beside the stream, and tell this thread how that ended."""
+        context, checkpoint = self._context, decision.completed.checkpoint
+
+        def write() -> None:
+            size_bytes, error = 0, ""
+            try:
+                size_bytes = context.savepoints.write(decision, context.log)
+            except Exception as caught:
+                _log.exception("savepoint %d of job %s", checkpoint, self._plan.job)
+                error = text_of(caught)
+            attempt, request = self._plan.attempt, decision.request
+            self._events.put(SavepointWritten(attempt, checkpoint, request, size_bytes, error))
+
+        self._savepoint_writer.submit(write)
+
+    def _on_savepoint(self, end: SavepointWritten) -> None:
+        coordinator = self._listening()
+        if coordinator is None:
+            self._deferred.append(end)
+            return
+        under_way = end.checkpoint in coordinator.pending
+        if under_way and not end.error:
+            place = self._context.savepoints.place_of(end.request)
+            self._publish(SavepointCompleted(end.checkpoint, place, end.size_bytes))
+            self._context.savepoints.succeeded(end.request)
+        now_s = time.monotonic()
+        self._carry_out(coordinator.savepoint_ended(end.checkpoint, now_s, error=end.error))
 
     def _on_discovered(self, answer: DiscoveryAnswered) -> None:
         offers = self._discovery.answered(answer)
@@ -352,18 +418,25 @@ class Attempt:
                     self._trigger(decision)
                 case AppendDecision(completed):
                     self._append(completed)
+                case WriteSavepoint() | AbortSavepoint():
+                    self._on_savepoint_decision(decision)
                 case NotifyComplete(checkpoint, oldest_retained):
                     self._after_complete(checkpoint, oldest_retained)
                 case NotifyAbort():
                     self._slots.send_all(decision)
                 case DiscardState(handles):
                     self._cleaner.discard(handles)
-                case CountFailure(checkpoint, reason):
-                    self._publish(CheckpointFailed(checkpoint, reason))
-                case FailAttempt(reason):
-                    raise errors.CheckpointError(reason)
-                case FinishJob():
-                    self._finished = decision
+                case CountFailure() | FailAttempt() | FinishJob():
+                    self._on_verdict(decision)
+
+    def _on_verdict(self, verdict: CountFailure | FailAttempt | FinishJob) -> None:
+        match verdict:
+            case CountFailure(checkpoint, reason):
+                self._publish(CheckpointFailed(checkpoint, reason))
+            case FailAttempt(reason):
+                raise errors.CheckpointError(reason)
+            case FinishJob():
+                self._finished = verdict
 
     def _trigger(self, decision: TriggerCheckpoint) -> None:
         if decision.kind is CheckpointKind.STOP:

@@ -9,11 +9,12 @@ from typing import TypeAlias
 from onceflow.core.errors import OnceflowError, SourceError
 from onceflow.core.graph import Graph
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
-from onceflow.core.protocol.decisions import CheckpointKind
+from onceflow.core.protocol.decisions import CheckpointKind, SavepointRequest
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.splits import Split
 from onceflow.core.runtime.driver.job_events import JobEvent
+from onceflow.core.runtime.driver.savepoints import Savepoints
 from onceflow.core.runtime.driver.sink_recovery import SinkRecovery
 from onceflow.core.runtime.slot.context import AttemptPlan
 from onceflow.core.runtime.transport.control_plane import ControlEvent
@@ -38,6 +39,7 @@ class AttemptContext:
     """Builds the coordinator as of the time given, once every slot runs."""
     publish: Callable[[JobEvent], None]
     """Records what happens; from any thread, at once."""
+    savepoints: Savepoints
     running: Callable[[], None]
     """Called once, when every slot runs."""
 
@@ -55,6 +57,24 @@ class CheckpointRequested:
     """The user asks for a checkpoint, or to stop with one."""
 
     kind: CheckpointKind
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointRequested:
+    """The user asks for a savepoint, or to stop with one; see `Savepoints`."""
+
+    request: SavepointRequest
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointWritten:
+    """A savepoint is whole, or `error` says why not."""
+
+    attempt: AttemptId
+    checkpoint: CheckpointId
+    request: SavepointRequest
+    size_bytes: int
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +128,8 @@ AttemptEvent: TypeAlias = (
     ControlEvent
     | SlotsEnded
     | CheckpointRequested
+    | SavepointRequested
+    | SavepointWritten
     | CancelRequested
     | RecoveryEnded
     | DiscoveryAnswered

@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ from onceflow.core.protocol.restart import (
     RestartStrategy,
     RestartTracker,
 )
+from onceflow.core.protocol.savepoints import seeded
 from onceflow.core.protocol.splits import default_max_parallelism
 from onceflow.core.runtime.cluster.cluster import Cluster, RunningSlots
 from onceflow.core.runtime.driver.attempt import Attempt
@@ -36,6 +38,7 @@ from onceflow.core.runtime.driver.attempt_context import (
     CancelRequested,
     CheckpointRequested,
     JobCancelled,
+    SavepointRequested,
     SlotsEnded,
 )
 from onceflow.core.runtime.driver.global_commits import committer_ref
@@ -56,6 +59,8 @@ from onceflow.core.runtime.driver.restore import (
     check_sinks,
     operators_left,
 )
+from onceflow.core.runtime.driver.savepoint_restore import RestoreFrom, SavepointRestore
+from onceflow.core.runtime.driver.savepoints import Savepoints
 from onceflow.core.runtime.driver.sink_recovery import SinkRecovery
 from onceflow.core.runtime.driver.source_splits import genesis_of, with_discovered_splits
 from onceflow.core.runtime.driver.status import JobStatus
@@ -97,6 +102,8 @@ class JobPlan:
     """Told of every event of the job."""
     allow_non_restored_state: bool
     """Whether restored state that no operator takes is dropped; it is refused otherwise."""
+    restore: RestoreFrom | None = None
+    """The savepoint that the job is to begin from."""
 
 
 class JobDriver:
@@ -111,6 +118,12 @@ class JobDriver:
         cluster.check(plan.parallelism)
         self._described = plan.checkpointing.checkpoint_storage()
         self._storage: JobStorage = self._described.open(plan.name)
+        self._savepoints = Savepoints(plan.name, self._described, self._storage)
+        self._restore = (
+            None
+            if plan.restore is None
+            else SavepointRestore(plan.restore, self._described, self._storage)
+        )
         self._tracker = StatusTracker(plan.name, plan.listeners)
         self._events: queue.SimpleQueue[AttemptEvent] = queue.SimpleQueue()
         self._asked_to_leave = threading.Event()
@@ -156,6 +169,21 @@ class JobDriver:
         """Ask for a checkpoint of `kind`. Any thread; returns at once."""
         self._events.put(CheckpointRequested(kind))
 
+    def savepoint(self, kind: CheckpointKind, directory: str | None) -> Future[str]:
+        """Ask for a savepoint of `kind`; return what becomes its place. Any thread.
+
+        It fails with `SavepointFailed` when it is not taken.
+
+        Raises:
+            ConfigError: `directory` is nowhere that the checkpoint storage can reach.
+            StorageError: It cannot be written to; the job is left alone.
+        """
+        request, done = self._savepoints.ask(kind, directory)
+        self._events.put(SavepointRequested(request))
+        if self._ended.is_set():
+            self._savepoints.job_ended("the job has ended")
+        return done
+
     def stop(self) -> None:
         """Ask to stop with a last checkpoint. Any thread; returns at once."""
         self.request(CheckpointKind.STOP)
@@ -192,6 +220,9 @@ class JobDriver:
         finally:
             STOP_SIGNALS.remove(self)
             self._ended.set()
+            ended = self._tracker.status
+            why = f": {ended.last_error}" if ended.state is JobState.FAILED else ""
+            self._savepoints.job_ended(f"the job has {ended.state.value}{why}")
 
     def _end_with_process(self) -> None:
         """Cancel the job: it needs this process, whose main thread is at its end.
@@ -283,6 +314,7 @@ class JobDriver:
             next_checkpoint=view.next_checkpoint,
             publish=self._tracker.publish,
             running=lambda: self._restarts.on_running(time.monotonic()),
+            savepoints=self._savepoints,
         )
         return self._run_on_cluster(context, server)
 
@@ -294,11 +326,12 @@ class JobDriver:
         storage.check_creates()
         # Before the claim, which says that the job writes under the sink ids of this graph.
         view = storage.log.read()
-        check_sinks(graph, view, self._plan.retired_sinks)
+        savepoint = self._restore.checked(view) if self._restore else None
+        check_sinks(graph, seeded(view, savepoint) if savepoint else view, self._plan.retired_sinks)
         if not view.decided:
             check_others(self._plan.name, graph, storage.others())
         sinks = [work.sink_id for _, work in graph.sinks()]
-        return storage.log.claim(f"{socket.gethostname()}:{os.getpid()}", sinks)
+        return storage.log.claim(f"{socket.gethostname()}:{os.getpid()}", sinks, savepoint)
 
     def _check_owned(self) -> None:
         """Raise Fenced when another driver owns the job: what fails an attempt follows from that.
@@ -334,7 +367,8 @@ class JobDriver:
             attempt.close()
             server.close(self._plan.settings.cancel_timeout_s)
             atexit.unregister(self._end_with_process)
-            self._drain(attempt.unfulfilled())
+            self._drain(attempt.unfulfilled(), attempt.unheard())
+            self._savepoints.attempt_ended(f"attempt {context.plan.attempt} has ended")
 
     def _restore_point(self, log: ClaimedLog) -> tuple[LogView, int]:
         """Return the log's view and the number of key groups.
@@ -344,6 +378,8 @@ class JobDriver:
         """
         plan = self._plan
         now_ms = _wall_ms()
+        if self._restore and (begun := self._restore.begin(log, plan.max_parallelism, now_ms)):
+            self._tracker.publish(begun)
         if log.view.completed:
             restored = log.view.completed[-1]
             max_parallelism = plan.max_parallelism or restored.max_parallelism
@@ -385,15 +421,19 @@ class JobDriver:
             if not slots.join(self._plan.settings.cancel_timeout_s):
                 _log.error("the slots of job %s did not end, though killed", self._plan.name)
 
-    def _drain(self, unfulfilled: frozenset[CheckpointKind]) -> None:
+    def _drain(
+        self,
+        unfulfilled: frozenset[CheckpointKind],
+        savepoints: Sequence[SavepointRequested],
+    ) -> None:
         """Drop what the ended attempt has left; ask the next one for what the user asked for."""
-        kept: list[AttemptEvent] = [CheckpointRequested(kind) for kind in unfulfilled]
+        kept: list[AttemptEvent] = [*map(CheckpointRequested, unfulfilled), *savepoints]
         while True:
             try:
                 event = self._events.get_nowait()
             except queue.Empty:
                 break
-            if isinstance(event, (CheckpointRequested, CancelRequested)):
+            if isinstance(event, (CheckpointRequested, SavepointRequested, CancelRequested)):
                 kept.append(event)
         for event in kept:
             self._events.put(event)

@@ -182,6 +182,23 @@ class CheckpointCompleted(_Timed):
 
 
 @dataclass(frozen=True, slots=True)
+class SavepointCompleted(_Timed):
+    """Savepoint `checkpoint` is whole in the directory `place`. Nothing is decided by it."""
+
+    checkpoint: CheckpointId
+    place: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointRestored(_Timed):
+    """The job begins from the savepoint in `place`: `checkpoint` is the decision that says so."""
+
+    checkpoint: CheckpointId
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointFailed(_Timed):
     """`checkpoint` was given up. What was prepared for it is decided by a later one."""
 
@@ -252,6 +269,8 @@ JobEvent: TypeAlias = (
     | CheckpointTriggered
     | CheckpointAcked
     | CheckpointCompleted
+    | SavepointCompleted
+    | SavepointRestored
     | CheckpointFailed
     | SubtaskCommitted
     | LeftoversAborted

@@ -1,8 +1,8 @@
 """What a job tells about itself: a fold of its events, which does no I/O and reads no clock.
 
 Invariants of a status that began as `JobStatus(job)`:
-    pending checkpoints rise, and all are above the last completed one
-    len(history), len(attempts) <= HISTORY_LENGTH, len(failures) <= FAILURES_LENGTH
+    pending checkpoints rise, and all but savepoints are above the last completed one
+    len(history), len(attempts), len(savepoints) <= HISTORY_LENGTH, len(failures) <= FAILURES_LENGTH
     acks over all of `history` <= SUBTASK_HISTORY_LENGTH, unless its newest alone has more
 """
 
@@ -31,6 +31,8 @@ from onceflow.core.runtime.driver.job_events import (
     LeftoversAborted,
     Moment,
     RecoveredSink,
+    SavepointCompleted,
+    SavepointRestored,
     SinksRecovered,
     SlotJoined,
     SlotLeft,
@@ -137,10 +139,24 @@ class PendingCheckpoint:
 
     checkpoint: int
     kind: str
-    """periodic, manual, stop or final."""
+    """periodic, manual, stop, final, savepoint, savepoint_stop or savepoint_drain."""
     triggered_at: Moment
     subtasks: tuple[SubtaskCheckpointStats, ...] = ()
     """Those that have acked."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointStats:
+    """One savepoint that is whole."""
+
+    checkpoint: int
+    kind: str
+    """savepoint, savepoint_stop or savepoint_drain."""
+    place: str
+    """Its directory, when it was written."""
+    duration_ms: float
+    """From the trigger to the end of the writing."""
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +224,10 @@ class JobStatus:
     """The last completed checkpoints, oldest first."""
     failures: tuple[CheckpointFailure, ...] = ()
     """The last checkpoints that were given up, oldest first."""
+    savepoints: tuple[SavepointStats, ...] = ()
+    """The last savepoints that were taken, oldest first."""
+    restored_savepoint: str = ""
+    """Where the savepoint was that this process began the job from."""
     attempts: tuple[AttemptStats, ...] = ()
     last_error: str = ""
     dropped_state: tuple[str, ...] = ()
@@ -393,15 +413,38 @@ def _apply_to_leftovers(status: JobStatus, event: StateDropped | LeftoversAborte
             return status
 
 
+def _apply_to_savepoints(
+    status: JobStatus, event: SavepointCompleted | SavepointRestored
+) -> JobStatus:
+    match event:
+        case SavepointRestored(_, place):
+            return replace(status, restored_savepoint=place)
+        case SavepointCompleted(checkpoint, place, size_bytes):
+            done = next((one for one in status.pending if one.checkpoint == checkpoint), None)
+            if done is None:
+                return status
+            duration_ms = _ms_between(done.triggered_at, event.at)
+            stats = SavepointStats(checkpoint, done.kind, place, duration_ms, size_bytes)
+            return replace(
+                status,
+                pending=tuple(one for one in status.pending if one is not done),
+                savepoints=(*status.savepoints, stats)[-HISTORY_LENGTH:],
+            )
+
+
 def _apply_to_checkpoints(
     status: JobStatus,
     event: CheckpointTriggered
     | CheckpointAcked
     | CheckpointCompleted
     | CheckpointFailed
+    | SavepointCompleted
+    | SavepointRestored
     | SubtaskCommitted,
 ) -> JobStatus:
     match event:
+        case SavepointCompleted() | SavepointRestored():
+            return _apply_to_savepoints(status, event)
         case CheckpointTriggered(checkpoint, kind):
             begun = PendingCheckpoint(checkpoint, kind.value, event.at)
             return replace(status, pending=(*status.pending, begun))
@@ -453,7 +496,11 @@ def _completed(status: JobStatus, event: CheckpointCompleted) -> JobStatus:
     decided_at_s = {**status.tally.decided_at_s, event.checkpoint: event.at.monotonic_s}
     return replace(
         status,
-        pending=tuple(one for one in status.pending if one.checkpoint > event.checkpoint),
+        pending=tuple(
+            one
+            for one in status.pending
+            if one.checkpoint > event.checkpoint or one.kind.startswith("savepoint")
+        ),
         checkpoints_completed=status.checkpoints_completed + 1,
         history=_bounded((*status.history, stats)),
         tally=replace(status.tally, decided_at_s=decided_at_s, subtasks=len(acks)),

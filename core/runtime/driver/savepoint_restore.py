@@ -1,0 +1,114 @@
+"""How a job begins from a savepoint: checked before the claim, decided before any slot begins.
+
+The savepoint's state is copied into the job's own storage, and a decision of its own names the
+copies. From then on nothing reads the savepoint, and every later attempt goes on from the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from onceflow.core.errors import SavepointRefused, StorageError
+from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.protocol.log import LogView
+from onceflow.core.protocol.savepoints import (
+    Savepoint,
+    check_savepoint,
+    is_restored,
+    restored_from,
+)
+from onceflow.core.runtime.driver.job_events import SavepointRestored
+from onceflow.core.runtime.driver.restore import check_max_parallelism
+from onceflow.core.storage import CheckpointStorage, ClaimedLog, JobStorage
+
+_log = logging.getLogger("onceflow.runtime.driver")
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreFrom:
+    """Which savepoint to begin from, and what is allowed."""
+
+    place: str
+    claim: bool
+    """Whether the savepoint becomes the job's: it is deleted once the job has begun from it."""
+    allow_rewind: bool
+    """Whether rows that were committed since the savepoint may be written again."""
+
+
+class SavepointRestore:
+    """Used by the job's own thread. It begins once: a later attempt goes on from the log."""
+
+    def __init__(
+        self, wanted: RestoreFrom, storage: CheckpointStorage, job_storage: JobStorage
+    ) -> None:
+        self._wanted = wanted
+        self._directory = storage.open_savepoint(wanted.place)
+        self._storage = job_storage
+        self._savepoint: Savepoint | None = None
+        self._last_attempt = AttemptId(0)
+
+    def checked(self, view: LogView) -> Savepoint | None:
+        """Return the savepoint that may be restored; None: the job has begun from it already.
+
+        Runs before the claim, so that what is refused disturbs no running job.
+
+        Raises:
+            SavepointRefused: It may not be.
+            CheckpointCorrupt: Its metadata is damaged.
+        """
+        try:
+            savepoint = self._directory.read()
+        except SavepointRefused:
+            if is_restored(view, str(self._directory)):
+                return None
+            raise
+        if is_restored(view, str(self._directory), savepoint):
+            _log.info("job %s has begun from %s and goes on", savepoint.job, self._directory)
+            return None
+        self._last_attempt = view.attempt
+        self._check(savepoint, view)
+        self._savepoint = savepoint
+        return savepoint
+
+    def begin(
+        self, log: ClaimedLog, max_parallelism: int | None, now_ms: int
+    ) -> SavepointRestored | None:
+        """Decide that the job begins from the savepoint, unless it has; return what to tell.
+
+        Runs after the claim, before sinks recover. A crash leaves the decision or nothing.
+
+        Raises:
+            SavepointRefused: The log has changed since it was checked.
+            StateIncompatible: The pipeline asks for another max parallelism.
+            CheckpointCorrupt: A state file of the savepoint is gone or damaged.
+        """
+        savepoint = self._savepoint
+        if savepoint is None:
+            return None
+        check_max_parallelism(
+            savepoint.completed, max_parallelism or savepoint.completed.max_parallelism
+        )
+        self._check(savepoint, log.view)
+        decision = restored_from(savepoint, log.view, attempt=log.attempt, now_ms=now_ms)
+        decision = self._storage.with_state_of(decision, self._directory.reader())
+        place = str(self._directory)
+        log.begins_from(savepoint, place)
+        log.append(decision)
+        self._savepoint = None
+        if self._wanted.claim:
+            try:
+                self._directory.dispose()
+            except StorageError as error:
+                _log.warning("the claimed savepoint is not needed any more, and stays: %s", error)
+        return SavepointRestored(decision.checkpoint, place)
+
+    def _check(self, savepoint: Savepoint, view: LogView) -> None:
+        check_savepoint(
+            savepoint,
+            view,
+            job=self._storage.job,
+            log_id=self._storage.log_id if view.last_sequence else "",
+            last_attempt=self._last_attempt,
+            allow_rewind=self._wanted.allow_rewind,
+        )

@@ -1,0 +1,206 @@
+"""Savepoints in a file system: a directory each, which stands alone and may be moved.
+
+    <directory>/state/<number>-<uid>@<subtask>@<name>   a state file, in the canonical form
+    <directory>/_metadata                               two sealed lines of JSON, written last
+
+Paths inside are relative to the directory, so that it may be moved, copied and renamed. One without
+`_metadata` is not whole and is never read. Nothing in the job's own storage names any of it, and
+nothing in it names the job's storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TypeVar
+
+import msgspec
+
+from onceflow.core.errors import (
+    CheckpointCorrupt,
+    SavepointRefused,
+    StateIncompatible,
+    StorageError,
+)
+from onceflow.core.protocol.savepoints import Savepoint
+from onceflow.core.protocol.snapshots import CompletedCheckpoint, OperatorSnapshot, StateHandle
+from onceflow.core.storage.filesystem import AlreadyExists, FileSystem
+from onceflow.core.storage.layout import SavepointPaths, StateNames, StatePaths, safe_name
+from onceflow.core.storage.record_codec import seal, unseal
+from onceflow.core.storage.state_files import FileStateReader
+
+FORMAT = 1
+COPIES_AT_ONCE = 4
+
+_REMEDY = "restore the savepoint's directory from a copy, or take another savepoint"
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    format: int
+    savepoint: msgspec.Raw
+
+
+class SavepointDirectory:
+    """One savepoint's files. Any thread, any process; touches nothing until it is asked to."""
+
+    def __init__(self, fs: FileSystem) -> None:
+        self._fs = fs
+        self._paths = SavepointPaths()
+
+    def __str__(self) -> str:
+        return self._fs.location("").rstrip("/")
+
+    def prepare(self) -> None:
+        """Make the directory, as a sign that it can be written to.
+
+        Raises:
+            StorageError: It cannot.
+        """
+        self._fs.make_directory("")
+
+    def write(self, savepoint: Savepoint, source: FileStateReader) -> None:
+        """Make `savepoint` durable here, with copies of the state files that `source` reads.
+
+        A crash leaves files without metadata, which nobody takes for a savepoint.
+
+        Raises:
+            StorageError: It is not whole; what is there of it may be deleted.
+            CheckpointCorrupt: A state file is not what was written.
+        """
+
+        def copied(number: int, subtask: int, uid: str, handle: StateHandle) -> StateHandle:
+            name = f"{number:05}-{safe_name(uid)}@{subtask}@{safe_name(handle.name)}"
+            path = self._paths.state(name)
+            self._fs.write(path, source.verified_chunks(handle))
+            return replace(handle, path=path, shared=False)
+
+        completed = with_copied_files(savepoint.completed, copied)
+        body = msgspec.Raw(msgspec.json.encode(replace(savepoint, completed=completed)))
+        data, _ = seal(msgspec.json.encode(_Metadata(FORMAT, body)))
+        if isinstance(self._fs.create_if_absent(self._paths.metadata, data), AlreadyExists):
+            raise StorageError(f"{self} holds another savepoint already: choose another directory")
+
+    def read(self) -> Savepoint:
+        """Return the savepoint; its state files are not looked at.
+
+        Raises:
+            SavepointRefused: There is none, or it was never finished.
+            CheckpointCorrupt: The metadata is not what was written.
+            StateIncompatible: A later version of onceflow wrote it.
+        """
+        data = self._fs.read(self._paths.metadata)
+        if data is None:
+            begun = self._fs.list("")
+            what = "was never finished: its _metadata is missing" if begun else "is not there"
+            raise SavepointRefused(
+                f"the savepoint {self} {what}; name the directory that the savepoint was reported"
+                " under, which holds _metadata and state/"
+            )
+        location = self._fs.location(self._paths.metadata)
+        line, _ = unseal(data, location, _REMEDY)
+        try:
+            metadata = msgspec.json.decode(line, type=_Metadata)
+            if metadata.format != FORMAT:
+                raise StateIncompatible(
+                    f"{location} has format {metadata.format}, and this version of onceflow reads"
+                    f" format {FORMAT}: restore with the version that wrote it, or a later one"
+                )
+            return msgspec.json.decode(metadata.savepoint, type=Savepoint)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise CheckpointCorrupt(
+                f"{location} has the right checksum and is no savepoint's metadata: {error}"
+            ) from error
+
+    def reader(self) -> FileStateReader:
+        """Return what reads the state files."""
+        return FileStateReader(self._fs, self._paths)
+
+    def dispose(self) -> None:
+        """Delete the savepoint, metadata first. Idempotent.
+
+        Raises:
+            StorageError: Some of it is still there.
+        """
+        self._fs.delete(self._paths.metadata)
+        self._fs.delete_tree(self._paths.state_directory)
+        self._fs.delete_directory_if_empty("")
+
+
+def damages(completed: CompletedCheckpoint, reader: FileStateReader) -> tuple[str, ...]:
+    """Read every state file that `completed` names; return what is wrong, one line a file."""
+
+    def damage(handle: StateHandle) -> str:
+        try:
+            for _ in reader.verified_chunks(handle):
+                pass
+        except (CheckpointCorrupt, StorageError) as error:
+            return str(error)
+        return ""
+
+    handles = [handle for _, _, handle in _handles(completed)]
+    return tuple(filter(None, _at_once(damage, handles)))
+
+
+def copied_into(
+    fs: FileSystem, paths: StatePaths, completed: CompletedCheckpoint, source: FileStateReader
+) -> CompletedCheckpoint:
+    """Return `completed` with its state files copied to where its own number and attempt say.
+
+    A crash leaves files that no record names, for `sweep` to find.
+
+    Raises:
+        StorageError: Not all of it is durable.
+        CheckpointCorrupt: A state file is gone, or is not what was written.
+    """
+
+    def copied(number: int, subtask: int, uid: str, handle: StateHandle) -> StateHandle:
+        names = StateNames(completed.attempt, completed.checkpoint, uid, subtask)
+        path = names.private(f"{number:05}-{handle.name}")
+        fs.write(paths.in_job(path), source.verified_chunks(handle))
+        return replace(handle, path=path, shared=False)
+
+    return with_copied_files(completed, copied)
+
+
+def with_copied_files(
+    completed: CompletedCheckpoint, copied: Callable[[int, int, str, StateHandle], StateHandle]
+) -> CompletedCheckpoint:
+    """Return `completed` with each handle of a file replaced by what `copied` makes of it.
+
+    `copied` gets a number of its own, the subtask's index, the uid and the handle; several are
+    called at once.
+    """
+    found = list(_handles(completed))
+    numbered = [(number, *one) for number, one in enumerate(found)]
+    copies = iter(_at_once(lambda one: copied(*one), numbered))
+
+    def renewed(handles: Iterable[StateHandle]) -> tuple[StateHandle, ...]:
+        return tuple(next(copies) if handle.path else handle for handle in handles)
+
+    def operator(old: OperatorSnapshot) -> OperatorSnapshot:
+        keyed = renewed(old.keyed)
+        return replace(old, keyed=keyed, raw=renewed(old.raw))
+
+    snapshots = tuple(
+        replace(snapshot, operators=tuple(operator(old) for old in snapshot.operators))
+        for snapshot in completed.snapshots
+    )
+    return replace(completed, snapshots=snapshots)
+
+
+def _handles(completed: CompletedCheckpoint) -> Iterator[tuple[int, str, StateHandle]]:
+    for snapshot in completed.snapshots:
+        for operator in snapshot.operators:
+            for handle in (*operator.keyed, *operator.raw):
+                if handle.path:
+                    yield snapshot.subtask.index, operator.uid, handle
+
+
+def _at_once(work: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
+    if not items:
+        return []
+    with ThreadPoolExecutor(COPIES_AT_ONCE, thread_name_prefix="savepoint") as threads:
+        return list(threads.map(work, items))

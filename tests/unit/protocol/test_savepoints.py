@@ -1,0 +1,155 @@
+"""From which savepoint a job may begin, and what the decision that says so lists."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.protocol.coordination import SINKS, SOURCES
+
+from onceflow.core.errors import SavepointRefused
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.decisions import CheckpointKind
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
+from onceflow.core.protocol.log import LogEntry, LogView, apply, next_claim, next_decision
+from onceflow.core.protocol.recovery import committables_of
+from onceflow.core.protocol.savepoints import (
+    UNSEEN_CHECKPOINTS,
+    Savepoint,
+    check_savepoint,
+    is_restored,
+    restored_from,
+    seeded,
+)
+from onceflow.core.protocol.snapshots import (
+    CompletedCheckpoint,
+    OperatorSnapshot,
+    StateHandle,
+    SubtaskSnapshot,
+)
+
+LOG_ID = "log"
+STATE = StateHandle("s", "state/1", 1, "x", 0, 7)
+
+
+def transaction(attempt: int, checkpoint: int) -> Committable:
+    return Committable(TransactionId("out", AttemptId(attempt), CheckpointId(checkpoint), 0), 5)
+
+
+def cut(attempt: int, number: int, at: int, *listed: Committable) -> CompletedCheckpoint:
+    snapshots = (
+        SubtaskSnapshot(SOURCES[0], (OperatorSnapshot("source", lists={"splits": (b"%d" % at,)}),)),
+        SubtaskSnapshot(
+            SINKS[0],
+            (
+                OperatorSnapshot("sum", keyed=(STATE,)),
+                OperatorSnapshot("sink", committables=listed),
+            ),
+        ),
+    )
+    return CompletedCheckpoint(CheckpointId(number), AttemptId(attempt), 2, 8, snapshots, 0, 0)
+
+
+def claimed(view: LogView) -> LogView:
+    return apply(view, LogEntry(next_claim(view, "me", ["out"]), "c"))
+
+
+def decided(view: LogView, completed: CompletedCheckpoint) -> LogView:
+    return apply(view, LogEntry(next_decision(view, completed), f"d{completed.checkpoint}"))
+
+
+RAN = decided(claimed(LogView()), cut(1, 1, 10, transaction(1, 1)))
+"""A log of one attempt with one checkpoint, which stands at 10."""
+TAKEN = Savepoint(
+    "id",
+    "job",
+    LOG_ID,
+    CheckpointKind.SAVEPOINT,
+    cut(1, 2, 20, transaction(1, 1), transaction(1, 2)),
+    RAN.memory,
+)
+"""Taken after it, at 20."""
+
+
+def check(savepoint: Savepoint, view: LogView, *, rewind: bool = False, last: int = 1) -> None:
+    check_savepoint(
+        savepoint,
+        view,
+        job="job",
+        log_id=LOG_ID if view.last_sequence else "",
+        last_attempt=AttemptId(last),
+        allow_rewind=rewind,
+    )
+
+
+def listed(completed: CompletedCheckpoint) -> list[Committable]:
+    return list(committables_of(completed))
+
+
+def test_what_the_savepoint_has_prepared_is_decided_by_the_attempt_that_comes_next() -> None:
+    check(TAKEN, RAN)
+    view = claimed(RAN)
+    begun = restored_from(TAKEN, view, attempt=view.attempt, now_ms=7)
+    assert (begun.checkpoint, begun.attempt) == (3, 2)
+    assert listed(begun) == [transaction(1, 1), transaction(1, 2)]
+    decided(view, begun)
+
+
+def test_what_a_later_attempt_has_rolled_back_is_never_counted_on() -> None:
+    """Restoring it would lose the rows between the last decision and the savepoint."""
+    view = claimed(RAN)
+    with pytest.raises(SavepointRefused, match=r"1 transactions \(5 rows\).*out/1/2/0"):
+        check(TAKEN, view, last=2)
+    with pytest.raises(SavepointRefused, match="rolls them back"):
+        check(TAKEN, decided(view, cut(2, 5, 50)), last=2, rewind=True)
+
+
+def test_a_savepoint_before_the_last_decision_is_refused_unless_told_otherwise() -> None:
+    view = decided(RAN, cut(1, 3, 30, transaction(1, 2), transaction(1, 3)))
+    with pytest.raises(SavepointRefused, match=r"checkpoints 3-3 were committed since, with"):
+        check(TAKEN, view)
+    check(TAKEN, view, rewind=True)
+    begun = restored_from(TAKEN, claimed(view), attempt=AttemptId(2), now_ms=7)
+    assert begun.checkpoint == 4
+    assert listed(begun) == [transaction(1, 2), transaction(1, 3)], "what the last decision lists"
+    assert begun.operator("sum")[0][1].keyed == (STATE,)
+
+
+def test_a_decision_after_which_nothing_was_read_is_no_later_one() -> None:
+    """That of the job which stopped with the savepoint."""
+    check(TAKEN, decided(RAN, cut(1, 3, 20, transaction(1, 2))))
+
+
+def test_a_new_log_goes_on_where_the_savepoints_log_has_ended() -> None:
+    stopped = replace(TAKEN, kind=CheckpointKind.SAVEPOINT_STOP)
+    check(stopped, LogView())
+    view = claimed(seeded(LogView(), stopped))
+    assert view.attempt == 2
+    begun = restored_from(stopped, view, attempt=view.attempt, now_ms=7)
+    assert begun.checkpoint == 2 + UNSEEN_CHECKPOINTS
+    assert listed(begun) == [transaction(1, 1), transaction(1, 2)]
+    after = decided(view, begun)
+    assert after.memory.sinks == ("out",)
+    assert after.memory.coverage(transaction(1, 1).transaction).value == "decided"
+
+
+def test_without_its_log_nobody_knows_what_followed_a_savepoint_of_a_job_that_went_on() -> None:
+    with pytest.raises(SavepointRefused, match="nobody can tell what was committed since"):
+        check(TAKEN, LogView())
+    check(TAKEN, LogView(), rewind=True)
+
+
+def test_a_savepoint_of_another_job_or_log_is_refused() -> None:
+    with pytest.raises(SavepointRefused, match="'theirs' is of another job than 'job'"):
+        check(replace(TAKEN, job="theirs"), RAN)
+    with pytest.raises(SavepointRefused, match="decision log elsewhere"):
+        check(replace(TAKEN, log_id="elsewhere"), RAN)
+
+
+def test_a_job_that_has_begun_from_a_savepoint_knows_it_for_ever() -> None:
+    memory = replace(RAN.memory, savepoint="id /kept/here")
+    view = decided(replace(RAN, memory=memory), cut(1, 3, 30))
+    assert is_restored(view, "/moved", TAKEN)
+    assert is_restored(view, "/kept/here"), "claimed, and deleted"
+    assert not is_restored(view, "/elsewhere")
+    assert not is_restored(view, "/kept/here", replace(TAKEN, id="another"))
