@@ -246,6 +246,8 @@ __all__ = [
     "OnceflowError",
     "PreCommitFailed",
     "PreparedTransactionLost",
+    "SavepointFailed",
+    "SavepointRefused",
     "SinkError",
     "SlotFailed",
     "SlotLost",
