@@ -12,6 +12,7 @@
     ├── SourceError                     external, job
     │   ├── OffsetOutOfRange            external, never: names the gap
     │   ├── BadRecord                   user, never: names topic, partition and offset
+    │   ├── DataFrameFailed             user, never: Spark could not evaluate what is to be read
     │   └── SourceUnavailable           external, job
     ├── SinkError                       external, job
     │   ├── BadRow                      user, never: names column and value
@@ -119,6 +120,13 @@ class OffsetOutOfRange(SourceError):
 
 class BadRecord(SourceError):
     """Raised when a record cannot be decoded; names topic, partition and offset."""
+
+    domain = "user"
+    retry = "never"
+
+
+class DataFrameFailed(SourceError):
+    """Raised when Spark cannot evaluate a DataFrame that a job reads."""
 
     domain = "user"
     retry = "never"
@@ -238,6 +246,7 @@ __all__ = [
     "CommitFailed",
     "CommitOutcomeUnknown",
     "ConfigError",
+    "DataFrameFailed",
     "DecisionForgotten",
     "Fenced",
     "InvariantViolation",

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from onceflow.core.config import Checkpointing, RuntimeSettings
+from onceflow.core.dataframe_source import DataFrameSource, is_dataframe
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.graph import NAME, GraphBuilder, ReadFrom
 from onceflow.core.protocol.decisions import CheckpointKind
@@ -28,7 +29,7 @@ from onceflow.core.state import HeapBackend, StateBackend
 from onceflow.core.stream import Stream
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 RESTART = ExponentialDelay(initial_delay_s=0.1, multiplier=2.0, max_delay_s=5.0)
 """The default: a lost slot costs a tenth of a second, a server that is down is asked every 5 s."""
@@ -225,15 +226,26 @@ class Pipeline:
         self._listeners = tuple(listeners)
         self._graph = GraphBuilder(name)
 
-    def read(self, source: Source, *, uid: str, dead_letters: Sink | None = None) -> Stream:
+    def read(
+        self, source: Source | DataFrame, *, uid: str, dead_letters: Sink | None = None
+    ) -> Stream:
         """Begin a stream with the records of `source`; `uid` names its position in checkpoints.
+
+        A bounded Spark DataFrame is evaluated once in the job's life, when it first starts, into
+        files of the checkpoint storage. All attempts and later starts read these; they are deleted
+        when the job has finished. Spark's executors must see the storage, too.
 
         A source that is told to hand out bad records (`KafkaSource(on_bad_record="dead_letter")`)
         needs the sink `dead_letters`, which gets them as rows of `DEAD_LETTERS`, exactly once.
 
         Raises:
-            ConfigError: The uid is in use, or only one of source and `dead_letters` is set so.
+            ConfigError: The uid is in use, or only one of source and `dead_letters` is set so; or
+                the DataFrame is a stream or has a column that Arrow batches do not take.
         """
+        if is_dataframe(source):
+            source = DataFrameSource.of(
+                source, self._checkpointing.checkpoint_storage(), self.name, uid
+            )
         if source.has_dead_letters != (dead_letters is not None):
             raise ConfigError(
                 f"read(uid={uid!r}): on_bad_record='dead_letter' of the source and dead_letters="

@@ -180,6 +180,12 @@ class Source(ABC):
         del splits
         return ()
 
+    def finished(self) -> None:  # noqa: B027 - optional hook
+        """Hear that all input of the job is read and committed, and that it is over.
+
+        Runs on the driver. A crash may skip it, and a job that has ended may be started again.
+        """
+
     @abstractmethod
     def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
         """Return a reader of `splits` (maybe none). Runs in the slot."""

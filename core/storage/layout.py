@@ -6,6 +6,7 @@
     <root>/<job>/chk-<n>/a<attempt>/<uid>@<subtask>@<name>          state of one checkpoint
     <root>/<job>/shared/a<attempt>@<uid>@<subtask>@<unique>@<name>  state of several checkpoints
     <root>/<job>/staged/<sink id>/<transaction>.arrow               see `staging`
+    <root>/<job>/inputs/<uid>/<token>/part-….parquet                see `dataframe_source`
     <root>/<job>/probe/a<attempt>@<token>                           see `JobStorage.probe_write`
     <root>/<job>/savepoints/savepoint-<n>-<id>/                     see `savepoints`
 
@@ -120,6 +121,10 @@ class JobPaths:
     def staged_sink_of(name: str) -> str | None:
         """Return the sink id that staged in directory `name`; None: the name does not tell."""
         return name if _SAFE.fullmatch(name) and len(name) <= SINK_ID_LENGTH_MAX else None
+
+    def inputs(self, uid: str) -> str:
+        """The directory of what was written for one source to read."""
+        return f"{self.job}/inputs/{safe_name(uid)}"
 
     @property
     def probes(self) -> str:

@@ -27,6 +27,7 @@ from onceflow.core.storage.filesystem import (
     CreatesAtomically,
     StorageRefused,
 )
+from onceflow.core.storage.inputs import InputFiles
 from onceflow.core.storage.layout import JobPaths, StateNames, safe_name
 from onceflow.core.storage.local import CHECKPOINT_STORAGE, LocalFileSystem, Modes
 from onceflow.core.storage.savepoints import SavepointDirectory, copied_into
@@ -109,6 +110,10 @@ class JobStorage:
     def staging(self, sink_id: str) -> StagingArea:
         """Return where the sink `sink_id` stages rows."""
         return FileStagingArea(self._fs, self._paths.staged(sink_id), sink_id)
+
+    def inputs(self, uid: str) -> InputFiles:
+        """Return where Spark writes what source `uid` reads."""
+        return InputFiles(self._fs, self._paths.inputs(uid))
 
     def staged_sinks(self, known: Iterable[str]) -> tuple[str, ...]:
         """Return the sink ids under which rows are or were staged.

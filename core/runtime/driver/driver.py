@@ -207,6 +207,8 @@ class JobDriver:
     def _main(self) -> None:
         try:
             finished = self._attempts()
+            if finished:
+                self._tell_sources()
             end = JobEnded(JobState.FINISHED if finished else JobState.STOPPED)
         except JobCancelled:
             end = JobEnded(JobState.CANCELLED)
@@ -223,6 +225,13 @@ class JobDriver:
             ended = self._tracker.status
             why = f": {ended.last_error}" if ended.state is JobState.FAILED else ""
             self._savepoints.job_ended(f"the job has {ended.state.value}{why}")
+
+    def _tell_sources(self) -> None:
+        for uid, source in self._plan.graph.sources():
+            try:
+                source.finished()
+            except Exception as error:  # the job is over and well, whatever stays behind
+                _log.warning("source %s could not clean up: %s", uid, error)
 
     def _end_with_process(self) -> None:
         """Cancel the job: it needs this process, whose main thread is at its end.
