@@ -7,15 +7,19 @@ from onceflow.integration.servers.kinds import (
     MySQLServer,
     OwnDatabase,
     OwnKafka,
+    OwnS3,
     PostgresServer,
+    S3Server,
     ServerKind,
     make_kafka,
     make_mariadb,
     make_mysql,
     make_postgres,
+    make_s3,
 )
 from onceflow.integration.servers.mysql import EmbeddedMariaDB, EmbeddedMySQL
 from onceflow.integration.servers.postgres import EmbeddedPostgres
+from onceflow.integration.servers.s3 import EmbeddedS3
 from onceflow.integration.servers.server import Server, ServerError
 
 __all__ = [
@@ -24,11 +28,14 @@ __all__ = [
     "EmbeddedMariaDB",
     "EmbeddedMySQL",
     "EmbeddedPostgres",
+    "EmbeddedS3",
     "KafkaServer",
     "MySQLServer",
     "OwnDatabase",
     "OwnKafka",
+    "OwnS3",
     "PostgresServer",
+    "S3Server",
     "Server",
     "ServerError",
     "ServerKind",
@@ -36,4 +43,5 @@ __all__ = [
     "make_mariadb",
     "make_mysql",
     "make_postgres",
+    "make_s3",
 ]

@@ -29,19 +29,27 @@ if TYPE_CHECKING:
         unpause_tree,
     )
     from onceflow.integration.oracle import NoVerdict, Verdict, verify, verify_topic
-    from onceflow.integration.pytest_plugin import DatabaseFactory, KafkaFactory, TopicFactory
+    from onceflow.integration.pytest_plugin import (
+        DatabaseFactory,
+        KafkaFactory,
+        S3Factory,
+        TopicFactory,
+    )
     from onceflow.integration.servers import (
         DatabaseServer,
         KafkaServer,
         MySQLServer,
         OwnDatabase,
         OwnKafka,
+        OwnS3,
         PostgresServer,
+        S3Server,
         ServerError,
         make_kafka,
         make_mariadb,
         make_mysql,
         make_postgres,
+        make_s3,
     )
     from onceflow.integration.workload import PAYMENT_SCHEMA, Payments, produce
 else:
@@ -56,10 +64,12 @@ else:
                 "TcpProxy kill_process kill_tree pause_tree process_tree unpause_tree"
             ),
             "onceflow.integration.oracle": "NoVerdict Verdict verify verify_topic",
-            "onceflow.integration.pytest_plugin": "DatabaseFactory KafkaFactory TopicFactory",
+            "onceflow.integration.pytest_plugin": (
+                "DatabaseFactory KafkaFactory S3Factory TopicFactory"
+            ),
             "onceflow.integration.servers": (
-                "DatabaseServer KafkaServer MySQLServer OwnDatabase OwnKafka PostgresServer"
-                " ServerError make_kafka make_mariadb make_mysql make_postgres"
+                "DatabaseServer KafkaServer MySQLServer OwnDatabase OwnKafka OwnS3 PostgresServer"
+                " S3Server ServerError make_kafka make_mariadb make_mysql make_postgres make_s3"
             ),
             "onceflow.integration.workload": "PAYMENT_SCHEMA Payments produce",
         },
@@ -79,8 +89,11 @@ __all__ = [
     "NotTestable",
     "OwnDatabase",
     "OwnKafka",
+    "OwnS3",
     "Payments",
     "PostgresServer",
+    "S3Factory",
+    "S3Server",
     "ServerError",
     "SinkConformance",
     "SinkTarget",
@@ -94,6 +107,7 @@ __all__ = [
     "make_mariadb",
     "make_mysql",
     "make_postgres",
+    "make_s3",
     "pause_tree",
     "process_tree",
     "produce",
