@@ -18,6 +18,11 @@ Every job passes these, except the two of a source that is told of new splits:
 
     offered     they are offered to a subtask, and in no checkpoint
     decided     a decision holds them, and nothing of them is read
+
+and two of batches that Spark writes, on the driver before the tasks:
+
+    claimed     the batch has its attempt, older ones are fenced, and nothing is settled
+    settled     what older attempts left is committed or rolled back
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ from typing import Literal, TypeAlias
 
 CrashPoint: TypeAlias = Literal[
     "write", "flushed", "prepared", "acked", "logged", "commit", "committed", "replied",
-    "offered", "decided",
+    "offered", "decided", "claimed", "settled",
 ]  # fmt: skip
 
 CRASH_POINTS: tuple[CrashPoint, ...] = (

@@ -226,6 +226,9 @@ class WriterContext:
     staging: StagingArea | None = None
     """Where rows may wait for their commit, when the target cannot prepare them."""
     on_bad_row: OnBadRow = OnBadRow.FAIL
+    checkpoints_at_once: int = 2
+    """Of how many checkpoints transactions may be prepared at one time: one may wait for its commit
+    while the next one is prepared."""
 
     def transaction(self, checkpoint: CheckpointId, sequence: int = 0) -> TransactionId:
         """Return the id of what this writer pre-commits for `checkpoint`."""

@@ -32,6 +32,14 @@ class SinkFormat(DataSource):
 
     format_name: ClassVar[str]
 
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self._plans = True
+        """False where it was unpickled: there Spark commits what was planned elsewhere."""
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_plans": False}
+
     @classmethod
     @override
     def name(cls) -> str:
@@ -44,15 +52,20 @@ class SinkFormat(DataSource):
 
     @override
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from onceflow.connectors.spark.stream_writer import stream_writer
+        from onceflow.connectors.spark.stream_writer import committing_writer, planned_writer
 
-        return stream_writer(self.make_sink, self.options, schema, overwrite)
+        make = planned_writer if self._plans else committing_writer
+        return make(self.make_sink, _lower(self.options), schema, overwrite=overwrite)
 
     @override
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from onceflow.connectors.spark.batch_writer import batch_writer
 
-        return batch_writer(self.make_sink, self.options, schema, overwrite)
+        return batch_writer(self.make_sink, _lower(self.options), schema, overwrite=overwrite)
+
+
+def _lower(options: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in options.items()}
 
 
 class PostgresFormat(SinkFormat):

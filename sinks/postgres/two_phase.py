@@ -116,12 +116,12 @@ class PostgresTwoPhase(TwoPhase):
 
 def _require_room(session: Session, context: WriterContext) -> None:
     ((maximum,),) = session.query("SELECT current_setting('max_prepared_transactions')::int")
-    # One waits for its commit while the next one is prepared.
-    needed = 2 * context.parallelism
+    needed = context.checkpoints_at_once * context.parallelism
     if maximum < needed:
         raise ConfigError(
             f"sink {context.sink_id} subtask {context.subtask}: max_prepared_transactions is "
             f"{maximum} and parallelism {context.parallelism} needs {needed}. Run: ALTER SYSTEM "
             f"SET max_prepared_transactions = {max(64, 2 * needed)}; then restart the server; or "
-            "pass commit_mode='ledger'"
+            "write with fewer at once (a lower parallelism, DataFrame.coalesce in Spark); or pass "
+            "commit_mode='ledger'"
         )

@@ -120,6 +120,8 @@ class Dialect(ABC):
     """What makes an INSERT do nothing where a row of the key is; empty if it is refused then."""
     before_pruning: ClassVar[Sequence[str]] = ()
     """Statements of a transaction that only prunes: it need not be durable."""
+    locks_row: ClassVar[str] = " FOR UPDATE"
+    """What keeps the rows of a SELECT as they are until the transaction ends."""
     locks_what_is_pruned: ClassVar[str] = ""
     """What passes over the rows that another session is pruning."""
 

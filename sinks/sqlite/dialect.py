@@ -37,6 +37,8 @@ class SQLiteDialect(Dialect):
     folds_names: ClassVar[bool] = True
     adds_columns_one_by_one: ClassVar[bool] = True
     unless_there: ClassVar[str] = " ON CONFLICT DO NOTHING"
+    # A transaction that has begun is the only one that writes.
+    locks_row: ClassVar[str] = ""
     compiler: ClassVar[Compiler] = cast("Any", SQLiteCompiler)(paramstyle="named")
     no_type_advice: ClassVar[str] = "nested data to JSON text, durations to whole numbers"
 

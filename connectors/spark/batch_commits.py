@@ -1,0 +1,297 @@
+"""Carries out the protocol of a batch: what planning, commit and abort do, and what tasks are told.
+
+No Spark here: formats call it from Spark's planning and commit workers, `foreach_batch` from the
+driver itself. `core.protocol.batches` decides; this asks, commits and rolls back.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from onceflow.core.batch_decisions import BatchDecisions
+from onceflow.core.crash_points import reach
+from onceflow.core.errors import (
+    CommitFailed,
+    CommitOutcomeUnknown,
+    ConfigError,
+    PreparedTransactionLost,
+)
+from onceflow.core.protocol.batches import (
+    BatchClaim,
+    BatchDecision,
+    BatchId,
+    RefuseBatch,
+    SkipBatch,
+    decision_of,
+    judge_batch,
+    oldest_proof,
+    settle_claimed,
+    sweep_decided,
+)
+from onceflow.core.protocol.committables import (
+    Aborted,
+    AlreadyCommitted,
+    Committable,
+    Committed,
+    Lost,
+    RetryLater,
+    Unknown,
+)
+from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.retries import Retries
+from onceflow.core.spi import Committer, CommitterContext, OnBadRow, Sink
+from onceflow.core.staging import StagingArea
+
+_log = logging.getLogger("onceflow.spark")
+SETTLE_TIMEOUT_S = 120.0
+"""How long a target that is down is asked before the batch fails, and with it the query."""
+_PROOFS_PRUNED_EVERY = 16
+"""Attempts; a prune reads and deletes a bounded number of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTarget:
+    """Where batches go, and who writes there. Pickles with the sink."""
+
+    sink: Sink
+    sink_id: str
+    owner: str
+    """Who has the sink id to itself: a query, or the batch writes of a table."""
+    source: str
+    """What numbers the batches; empty when they have no number of their own."""
+    staging: StagingArea | None = None
+    on_bad_row: OnBadRow = OnBadRow.FAIL
+
+    def committer_context(self, attempt: AttemptId) -> CommitterContext:
+        """Return for whom `attempt` commits."""
+        return CommitterContext(
+            job=self.owner,
+            uid=self.sink_id,
+            sink_id=self.sink_id,
+            attempt=attempt,
+            log_id=self.owner,
+            staging=self.staging,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """What the tasks of one try at a batch are told. Pickles."""
+
+    target: BatchTarget
+    attempt: AttemptId
+    batch: BatchId
+    fingerprint: str = ""
+    decided: bool = False
+    """Whether the batch is there already: tasks read their rows and drop them."""
+    decided_by: str = ""
+    """The run of the query that decided it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReport:
+    """What one task has done: Spark carries it from the task to the commit."""
+
+    batch: BatchId
+    attempt: AttemptId
+    partition: int
+    fingerprint: str = ""
+    run: str = ""
+    rows: int = 0
+    committables: tuple[Committable, ...] = ()
+    dropped: bool = False
+    """Whether the batch was decided before, and the rows were dropped."""
+
+
+class BatchCommits:
+    """Plans, commits and aborts the batches of one target, one after the other. One thread's.
+
+    Keeps its connections between batches. A crash at any place leaves what the next `plan` settles.
+    """
+
+    def __init__(self, target: BatchTarget, decisions: BatchDecisions) -> None:
+        """Ask nothing yet."""
+        self.target = target
+        self.decisions = decisions
+        self._committer: Committer | None = None
+        self._opened: pa.Schema | None = None
+        self._claimed: AttemptId | None = None
+
+    def plan(self, schema: pa.Schema, number: int | None, fingerprint: str = "") -> BatchPlan:
+        """Return what tasks are to do, with the sink id claimed and all that is decided committed.
+
+        Runs on the driver before the tasks. `number` is the batch's, None for one without; rows
+        come in `schema`.
+
+        Raises:
+            ConfigError: Rows of `schema` cannot be written, or the batch must not be.
+            Fenced: Another run keeps claiming the sink id.
+            CommitFailed: What is decided cannot be committed now.
+            PreparedTransactionLost: What is decided is gone.
+            SinkError: The target cannot be asked now.
+        """
+        claim = self._claim(schema)
+        reach("claimed")
+        target = self.target
+        batch = BatchId(target.source, claim.attempt if number is None else number)
+        verdict = judge_batch(claim, batch, fingerprint)
+        if isinstance(verdict, RefuseBatch):
+            raise ConfigError(
+                f"sink id {target.sink_id!r}: {verdict.reason}. This is an older copy of the "
+                "checkpoint, or another job under the same name: nothing of the batch is written, "
+                "for part of its rows may be there. Restore the newest copy; or start with a new "
+                "checkpoint (and sink id) at the place up to which the rows are there"
+            )
+        self._settle(claim)
+        reach("settled")
+        decided = isinstance(verdict, SkipBatch)
+        sink = self.decisions.task_sink(target.sink)
+        return BatchPlan(
+            BatchTarget(
+                sink, target.sink_id, target.owner, target.source, target.staging, target.on_bad_row
+            ),
+            claim.attempt,
+            batch,
+            fingerprint,
+            decided=decided,
+            decided_by=verdict.decision.run if isinstance(verdict, SkipBatch) else "",
+        )
+
+    def commit(self, reports: Sequence[TaskReport]) -> BatchDecision | None:
+        """Return the decision, with all rows that `reports` tell of visible.
+
+        Runs on the driver after all tasks. None when there is nothing to decide: no row was
+        written, or the batch was there already. When it raises, the batch may be decided; then the
+        next `plan` commits the rest of it.
+
+        Raises:
+            Fenced: Another run has claimed the sink id; nothing of this one is decided.
+            CommitOutcomeUnknown: The target cannot be asked now what became of it.
+            CommitFailed: It is decided, and not all of it committed.
+            SinkError: It is not decided.
+        """
+        writing = [report for report in reports if not report.dropped]
+        if not any(report.committables for report in writing):
+            return None
+        first = writing[0]
+        proposed = decision_of(
+            first.batch,
+            first.attempt,
+            [(report.partition, report.committables) for report in writing],
+            fingerprint=first.fingerprint,
+            run=first.run,
+        )
+        decision = self.decisions.decide(proposed)
+        reach("logged")
+        self._commit_all(decision.committables, first.attempt)
+        committer = self._committer_for(first.attempt)
+        for orphan in sweep_decided(decision, committer.in_doubt(), sink_id=self.target.sink_id):
+            self._abort_one(committer, orphan)
+        self.decisions.settled(decision)
+        if decision.attempt % _PROOFS_PRUNED_EVERY == 0:
+            committer.prune(oldest_proof(decision))
+        reach("replied")
+        return decision
+
+    def abort(self, schema: pa.Schema) -> None:
+        """Return with nothing of the sink id in doubt: what is decided is there, the rest is gone.
+
+        Runs on the driver after a batch has failed; tasks of it may still be at work, and are
+        fenced. Claims first: without that, something rolled back here could be decided elsewhere.
+
+        Raises:
+            OnceflowError: As `plan`; the next `plan` does it again.
+        """
+        self._settle(self._claim(schema))
+
+    def close(self) -> None:
+        """Disconnect. Safe to call twice."""
+        self.decisions.close()
+        committer, self._committer = self._committer, None
+        if committer is not None:
+            committer.close()
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def _claim(self, schema: pa.Schema) -> BatchClaim:
+        claim = None
+        if self._claimed is not None and self._opened == schema:
+            claim = self.decisions.claim_next(self._claimed)
+        if claim is None:
+            claim = self.decisions.claim(lambda attempt: self._open(attempt, schema))
+            self._opened = schema
+        self._claimed = claim.attempt
+        return claim
+
+    def _open(self, attempt: AttemptId, schema: pa.Schema) -> None:
+        context = self.target.committer_context(attempt)
+        self.target.sink.validate(context, schema)
+        self.target.sink.open(context, schema)
+
+    def _settle(self, claim: BatchClaim) -> None:
+        committer = self._committer_for(claim.attempt)
+        plan = settle_claimed(claim, committer.in_doubt(), sink_id=self.target.sink_id)
+        self._commit_all(plan.commit, claim.attempt)
+        for committable in plan.abort:
+            self._abort_one(committer, committable)
+        for decision in claim.decisions:
+            if not decision.settled:
+                self.decisions.settled(decision)
+
+    def _commit_all(self, committables: Sequence[Committable], attempt: AttemptId) -> None:
+        committer = self._committer_for(attempt)
+        for committable in committables:
+            reach("commit")
+            self._commit_one(committer, committable)
+            reach("committed")
+
+    def _commit_one(self, committer: Committer, committable: Committable) -> None:
+        outcome = _until_settled(lambda: committer.commit(committable))
+        match outcome:
+            case Committed() | AlreadyCommitted():
+                return
+            case Lost(reason):
+                raise PreparedTransactionLost(
+                    f"{committable} is decided: {reason}. Its rows are lost in the target; they are"
+                    " in the source still"
+                )
+            case Unknown(reason):
+                raise CommitOutcomeUnknown(f"{committable}: {reason}")
+            case _:
+                raise CommitFailed(
+                    f"{committable} is decided and could not be committed: {outcome}; the next run"
+                    " commits it"
+                )
+
+    def _abort_one(self, committer: Committer, committable: Committable) -> None:
+        outcome = _until_settled(lambda: committer.abort(committable))
+        match outcome:
+            case Aborted():
+                _log.info("sink %s: rolled back %s", self.target.sink_id, committable)
+            case AlreadyCommitted():
+                raise CommitFailed(
+                    f"{committable} is not decided, and the target says it was committed: another"
+                    " job writes under this sink id"
+                )
+            case _:
+                raise CommitFailed(f"{committable} could not be rolled back: {outcome}")
+
+    def _committer_for(self, attempt: AttemptId) -> Committer:
+        """Return the committer, with its connection; it commits for any attempt under the id."""
+        if self._committer is None:
+            self._committer = self.target.sink.committer(self.target.committer_context(attempt))
+        return self._committer
+
+
+def _until_settled(call: Callable[[], object]) -> object:
+    """Repeat `call` while nobody can tell or it says "later", up to the deadline."""
+    retries = Retries(until=time.monotonic() + SETTLE_TIMEOUT_S)
+    while True:
+        outcome = call()
+        if not isinstance(outcome, (RetryLater, Unknown)) or not retries.pause():
+            return outcome

@@ -1,0 +1,141 @@
+"""Who writes, under which sink id, and what numbers the batches: all of it from the options.
+
+a query       its checkpoint names it: the location gives the sink id, the query's id the owner
+a named job   txnAppId and txnVersion, both or neither: what was written is not written again
+other writes  the table names them; the next write settles what a killed one has left
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from onceflow.connectors.spark.batch_commits import BatchTarget
+from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
+from onceflow.core.errors import ConfigError
+from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX
+from onceflow.core.spi import OnBadRow, Sink
+from onceflow.core.storage.file_location import FileLocation
+from onceflow.core.storage.local import CHECKPOINT_STORAGE
+from onceflow.core.storage.staging import FileStagingArea
+from onceflow.sinks.fence import check_sink_id
+from onceflow.sinks.sql.sink import SqlSink
+
+MakeSink: TypeAlias = Callable[[Mapping[str, str]], Sink]
+"""Makes a sink of a format's options; their names are in lower case."""
+
+SOURCE_LENGTH_MAX = 128
+VERSION_MAX = 2**63 - 1
+_DIGEST_LENGTH = 10
+_BATCH_OWNER = "batch writes"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTarget:
+    """A target, and where it may keep files; None where nothing says so."""
+
+    target: BatchTarget
+    directory: str | None
+
+
+def stream_target(
+    make_sink: MakeSink, options: Mapping[str, str], location: CheckpointLocation
+) -> NamedTarget:
+    """Return where the query whose checkpoint is at `location` writes.
+
+    Raises:
+        ConfigError: The options do not name a target, or a sink id that is none.
+        StorageError: The checkpoint cannot be read.
+    """
+    query_id = location.query_id()
+    sink_id = options.get("sinkid") or location.sink_id()
+    directory = options.get("staginglocation") or f"{location.url}/onceflow"
+    return _named(
+        make_sink(options), options, sink_id, f"Spark query {query_id}", query_id, directory
+    )
+
+
+def write_target(make_sink: MakeSink, options: Mapping[str, str]) -> tuple[NamedTarget, int | None]:
+    """Return where `DataFrame.write` writes, and the number that its user gave the batch.
+
+    Raises:
+        ConfigError: The options do not name a target, or half a batch.
+    """
+    sink = make_sink(options)
+    app, version = options.get("txnappid"), options.get("txnversion")
+    number = None
+    if (app is None) != (version is None):
+        given, missing = (
+            ("txnAppId", "txnVersion") if version is None else ("txnVersion", "txnAppId")
+        )
+        raise ConfigError(
+            f"option {given} is given without {missing}: the two together tell a write that comes"
+            " again from a new one"
+        )
+    if app is not None and version is not None:
+        number = _version(version)
+        if not 0 < len(app) <= SOURCE_LENGTH_MAX:
+            raise ConfigError(f"option txnAppId has {len(app)} characters: 1-{SOURCE_LENGTH_MAX}")
+    directory = options.get("staginglocation") or options.get("checkpointlocation")
+    sink_id = options.get("sinkid") or _sink_id_of_write(sink, app)
+    owner = f"{_BATCH_OWNER} of {app}" if app else _BATCH_OWNER
+    return _named(sink, options, sink_id, owner, app or "", directory), number
+
+
+def _named(
+    sink: Sink,
+    options: Mapping[str, str],
+    sink_id: str,
+    owner: str,
+    source: str,
+    directory: str | None,
+) -> NamedTarget:
+    check_sink_id(sink_id)
+    staging = None
+    if directory is not None:
+        place = FileLocation.parse(directory, publish="auto", options={})
+        staging = FileStagingArea(place.open(CHECKPOINT_STORAGE), f"staged/{sink_id}", sink_id)
+    target = BatchTarget(sink, sink_id, owner, source, staging, _on_bad_row(options))
+    return NamedTarget(target, directory)
+
+
+def _on_bad_row(options: Mapping[str, str]) -> OnBadRow:
+    given = options.get("onbadrow", OnBadRow.FAIL.value).lower()
+    if given == OnBadRow.DEAD_LETTER.value:
+        raise ConfigError(
+            "onBadRow=dead_letter writes to a second table, which a format has not: use"
+            " connectors.foreach_batch, or onBadRow=fail or drop"
+        )
+    try:
+        return OnBadRow(given)
+    except ValueError:
+        raise ConfigError(f"onBadRow={given!r} must be one of fail, drop") from None
+
+
+def _version(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if not 0 <= number <= VERSION_MAX:
+        raise ConfigError(f"option txnVersion={text!r} must be a whole number from 0 on")
+    return number
+
+
+def _sink_id_of_write(sink: Sink, app: str | None) -> str:
+    """Return a sink id that all writes to one table have, and each job has of its own."""
+    if isinstance(sink, SqlSink):
+        place, name = str(sink.endpoint).partition(" as user")[0], sink.table
+    elif app is None:
+        raise ConfigError(
+            f"a write to {type(sink).__name__} needs a name, under which the next one settles what"
+            " a killed one has left: option sinkId, or txnAppId with txnVersion"
+        )
+    else:
+        place, name = type(sink).__name__, app
+    digest = hashlib.sha256(f"{place}/{name}/{app or ''}".encode()).hexdigest()[:_DIGEST_LENGTH]
+    readable = re.sub(r"[^A-Za-z0-9_.-]", "_", app or name)
+    return f"{readable[: SINK_ID_LENGTH_MAX - _DIGEST_LENGTH - 1]}-{digest}"

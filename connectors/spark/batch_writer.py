@@ -1,0 +1,76 @@
+"""A sink as the writer of a DataFrame: all of its rows are visible at once, or none.
+
+Spark plans in one Python process beside the driver and commits in another, to which it hands the
+writer that was planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from onceflow.connectors.spark.batch_commits import BatchCommits, BatchPlan
+from onceflow.connectors.spark.batch_identity import MakeSink, NamedTarget, write_target
+from onceflow.connectors.spark.decision_keepers import kept_target
+from onceflow.connectors.spark.stream_writer import ReportMessage, reports_of, task_place
+from onceflow.connectors.spark.task_writer import write_task
+from onceflow.core.errors import ConfigError
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """What Spark asks for. Pickles with the plan, and with the sink for the commit."""
+
+    def __init__(self, named: NamedTarget, schema: pa.Schema, plan: BatchPlan) -> None:
+        """Take what planning has planned."""
+        self._named = named
+        self._schema = schema
+        self._plan = plan
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]
+        """Pre-commit the rows of one task. Runs on an executor."""
+        return ReportMessage(write_task(self._plan, task_place(), iterator))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Decide and commit all of it. Runs beside the driver."""
+        commits = BatchCommits(*kept_target(self._named))
+        try:
+            commits.commit(reports_of(messages))
+        finally:
+            commits.close()
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Settle what is left. Runs beside the driver, when a task or `commit` has failed."""
+        del messages
+        commits = BatchCommits(*kept_target(self._named))
+        try:
+            commits.abort(self._schema)
+        finally:
+            commits.close()
+
+
+def batch_writer(
+    make_sink: MakeSink, options: Mapping[str, str], schema: StructType, *, overwrite: bool
+) -> BatchWriter:
+    """Return the writer of a DataFrame. Runs where Spark plans.
+
+    Raises:
+        ConfigError: It cannot be written there; says what mends it.
+        OnceflowError: As `BatchCommits.plan`.
+    """
+    if overwrite:
+        raise ConfigError(
+            "mode('overwrite') would delete the rows that are there, which this format does not do"
+            " in one step with the new ones: delete them first and use mode('append'), or write to"
+            " a new table and rename it"
+        )
+    named, number = write_target(make_sink, options)
+    rows = to_arrow_schema(schema, timezone="UTC")
+    commits = BatchCommits(*kept_target(named))
+    try:
+        return BatchWriter(named, rows, commits.plan(rows, number))
+    finally:
+        commits.close()

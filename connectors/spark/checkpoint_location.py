@@ -1,0 +1,99 @@
+"""What Spark keeps in a query's checkpoint, as far as the identity of a batch depends on it.
+
+    <checkpoint>/metadata      {"id": <query id>}, written once, before the first batch
+    <checkpoint>/offsets/<n>   where batch n begins and ends, written once, before n is planned
+
+The highest file in `offsets` is the batch that is being planned: the one before it is committed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import msgspec
+
+from onceflow.core.errors import StorageError
+from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX
+from onceflow.core.storage.file_location import FileLocation
+from onceflow.core.storage.local import CHECKPOINT_STORAGE
+
+_DIGEST_LENGTH = 10
+_ONE_SLASH = re.compile(r"file:/(?!/)")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """The batch that Spark is about to run."""
+
+    query_id: str
+    number: int
+    fingerprint: str
+    """SHA-256 of the file of its offsets."""
+
+
+class CheckpointLocation:
+    """The directory of one query. Any process of the driver; reads, and writes nothing."""
+
+    def __init__(self, location: str) -> None:
+        """Name it, as `checkpointLocation` does; touches nothing.
+
+        Raises:
+            ConfigError: It is no place that files can be in.
+        """
+        # Hadoop writes file:/path.
+        self._place = FileLocation.parse(
+            _ONE_SLASH.sub("file:///", location), publish="auto", options={}
+        )
+        self._files = self._place.open(CHECKPOINT_STORAGE)
+
+    def __str__(self) -> str:
+        return str(self._place)
+
+    @property
+    def url(self) -> str:
+        """The path of a local directory, and the url of any other place."""
+        return self._place.url.rstrip("/")
+
+    def sink_id(self) -> str:
+        """Return a sink id that only this location has, and always: its name and a digest."""
+        readable = re.sub(r"[^A-Za-z0-9_.-]", "_", PurePosixPath(self._place.root).name)
+        digest = hashlib.sha256(self.url.encode()).hexdigest()[:_DIGEST_LENGTH]
+        return f"{readable[: SINK_ID_LENGTH_MAX - _DIGEST_LENGTH - 1]}-{digest}"
+
+    def query_id(self) -> str:
+        """Return the id of the query whose checkpoint it is.
+
+        Raises:
+            StorageError: It cannot be read.
+        """
+        data = self._files.read("metadata")
+        try:
+            decoded: Any = msgspec.json.decode(data or b"")
+            return str(decoded["id"])
+        except (msgspec.DecodeError, KeyError, TypeError) as error:
+            raise self._unreadable("metadata") from error
+
+    def planned(self) -> PlannedBatch:
+        """Return which batch of which query is being planned.
+
+        Raises:
+            StorageError: Spark's files are not there, or cannot be read.
+        """
+        query_id = self.query_id()
+        numbers = [int(name) for name in self._files.list("offsets") if name.isdecimal()]
+        data = self._files.read(f"offsets/{max(numbers)}") if numbers else None
+        if data is None:
+            raise self._unreadable("offsets")
+        return PlannedBatch(query_id, max(numbers), hashlib.sha256(data).hexdigest())
+
+    def _unreadable(self, name: str) -> StorageError:
+        return StorageError(
+            f"{name} of the query is not in {self}, seen from Python on the driver. The query's id"
+            " and the offsets of its batches stand there: without them nobody can tell a batch that"
+            " comes again from another one. Is it another file system? Then write the scheme, too:"
+            " file:///path, hdfs://host/path, s3://bucket/path"
+        )

@@ -1,0 +1,151 @@
+"""A sink as the writer of a streaming query: each micro-batch is visible as a whole, once.
+
+Spark builds the writer anew for every batch, in a Python process beside the driver that plans, and
+once more in another one that commits; both are used again for the next batch. So each keeps what
+it needs from batch to batch, connections above all, in `_KEPT`.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from onceflow.connectors.spark.batch_commits import BatchCommits, BatchPlan, TaskReport
+from onceflow.connectors.spark.batch_identity import MakeSink, stream_target
+from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
+from onceflow.connectors.spark.decision_keepers import kept_target
+from onceflow.connectors.spark.task_writer import TaskPlace, write_task
+from onceflow.core.errors import ConfigError
+
+_BATCH_ID = "streaming.sql.batchId"
+_QUERY_RUN = "spark.jobGroup.id"
+_KEPT: dict[bytes, BatchCommits] = {}
+
+
+@dataclass(frozen=True)
+class ReportMessage(WriterCommitMessage):
+    """A task's report, as Spark carries it."""
+
+    report: TaskReport
+
+
+class BatchStreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
+    """What Spark asks for. Takes Arrow batches, in Spark 4.0 too, which knows no class for it."""
+
+    def __init__(self, commits: BatchCommits, schema: pa.Schema, plan: BatchPlan | None) -> None:
+        """Take what planning has planned; None where Spark commits or aborts."""
+        self._commits = commits
+        self._schema = schema
+        self._plan = plan
+
+    def __getstate__(self) -> dict[str, object]:
+        """Give tasks the plan, and no connection."""
+        return {"_plan": self._plan}
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]
+        """Pre-commit the rows of one task. Runs on an executor."""
+        assert self._plan is not None
+        return ReportMessage(write_task(self._plan, task_place(), iterator))
+
+    def commit(  # type: ignore[override]
+        self,
+        messages: Sequence[WriterCommitMessage | None],
+        batchId: int,  # noqa: N803
+    ) -> None:
+        """Decide and commit the batch. Runs beside the driver."""
+        del batchId
+        self._commits.commit(reports_of(messages))
+
+    def abort(  # type: ignore[override]
+        self,
+        messages: Sequence[WriterCommitMessage | None],
+        batchId: int,  # noqa: N803
+    ) -> None:
+        """Settle what is left. Runs beside the driver, when a task or `commit` has failed."""
+        del messages, batchId
+        self._commits.abort(self._schema)
+
+
+def planned_writer(
+    make_sink: MakeSink, options: Mapping[str, str], schema: StructType, *, overwrite: bool
+) -> BatchStreamWriter:
+    """Return the writer of the batch that Spark is about to run. Runs where Spark plans.
+
+    Raises:
+        ConfigError: The query cannot write there; says what mends it.
+        OnceflowError: As `BatchCommits.plan`.
+    """
+    commits, location = _stream_commits(make_sink, options, overwrite=overwrite)
+    rows = to_arrow_schema(schema, timezone="UTC")
+    planned = location.planned()
+    plan = commits.plan(rows, planned.number, planned.fingerprint)
+    return BatchStreamWriter(commits, rows, plan)
+
+
+def committing_writer(
+    make_sink: MakeSink, options: Mapping[str, str], schema: StructType, *, overwrite: bool
+) -> BatchStreamWriter:
+    """Return the writer with which Spark commits or aborts the batch that was planned."""
+    commits, _ = _stream_commits(make_sink, options, overwrite=overwrite)
+    return BatchStreamWriter(commits, to_arrow_schema(schema, timezone="UTC"), plan=None)
+
+
+def reports_of(messages: Sequence[WriterCommitMessage | None]) -> list[TaskReport]:
+    """Return what the tasks reported, which all have ended well."""
+    reports: list[TaskReport] = []
+    for message in messages:
+        assert isinstance(message, ReportMessage), message
+        reports.append(message.report)
+    return reports
+
+
+def task_place() -> TaskPlace:
+    """Return which task this process runs now."""
+    context = TaskContext.get()
+    assert context is not None, "not in a task"
+    batch = context.getLocalProperty(_BATCH_ID)
+    return TaskPlace(
+        context.partitionId(),
+        context.attemptNumber(),
+        context.taskAttemptId(),
+        int(batch) if batch else None,
+        (context.getLocalProperty(_QUERY_RUN) or "") if batch else "",
+    )
+
+
+def _stream_commits(
+    make_sink: MakeSink, options: Mapping[str, str], *, overwrite: bool
+) -> tuple[BatchCommits, CheckpointLocation]:
+    if overwrite:
+        raise ConfigError(
+            "outputMode('complete') would replace the table with each batch, which this format does"
+            " not do: use append, or foreachBatch with an upsert"
+        )
+    given = options.get("checkpointlocation")
+    if not given:
+        raise ConfigError(
+            "option checkpointLocation is missing: give it to this query by"
+            " .option('checkpointLocation', …). It is what tells the query from all others; the"
+            " session's spark.sql.streaming.checkpointLocation is not told to formats"
+        )
+    location = CheckpointLocation(given)
+    key = pickle.dumps((location.query_id(), sorted(options.items())))
+    commits = _KEPT.get(key)
+    if commits is None:
+        commits = BatchCommits(*kept_target(stream_target(make_sink, options, location)))
+        for old in _KEPT.values():
+            old.close()
+        _KEPT.clear()
+        _KEPT[key] = commits
+    return commits, location

@@ -1,0 +1,132 @@
+"""What one task does with its rows: pre-commits them under a name of its own, or drops them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from onceflow.connectors.spark.batch_commits import BatchPlan, TaskReport
+from onceflow.core.crash_points import reach
+from onceflow.core.errors import ConfigError
+from onceflow.core.protocol.batches import task_checkpoint
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.spi import OnBadRow, SinkWriter, WriterContext
+
+_log = logging.getLogger("onceflow.spark")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPlace:
+    """Which task this is, as Spark tells it."""
+
+    partition: int
+    task_attempt: int
+    """Of the partition, within one try at the stage."""
+    task_id: int
+    """No other task of the application has it."""
+    batch: int | None = None
+    """The micro-batch that it belongs to; None outside of queries."""
+    run: str = ""
+    """The run of the query; empty outside of queries."""
+
+
+def write_task(plan: BatchPlan, place: TaskPlace, batches: Iterator[pa.RecordBatch]) -> TaskReport:
+    """Return when the rows of `batches` survive any crash, unseen, or are dropped as `plan` says.
+
+    Runs in the task. A crash leaves what the next attempt rolls back. Reads to the end in any case:
+    steps before it in the same task keep state, which is complete only then.
+
+    Raises:
+        BadRow: A row does not fit the target.
+        ConfigError: The plan is for another batch, or this write came twice.
+        SinkError: Nothing is pre-committed, or it is rolled back by the next attempt.
+    """
+    _require_planned(plan, place)
+    report = TaskReport(
+        plan.batch, plan.attempt, place.partition, plan.fingerprint, place.run, dropped=plan.decided
+    )
+    if plan.decided:
+        for _ in batches:
+            pass
+        return report
+    rows = (batch for batch in batches if batch.num_rows)
+    first = next(rows, None)
+    if first is None:
+        return report
+    checkpoint = task_checkpoint(plan.attempt, place.task_attempt, place.task_id)
+    writer = plan.target.sink.writer(_context(plan, place, checkpoint, first.schema))
+    try:
+        count = 0
+        batch: pa.RecordBatch | None = first
+        while batch is not None:
+            writer.write(batch)
+            reach("write")
+            _count_rejected(plan, writer)
+            count += batch.num_rows
+            batch = next(rows, None)
+        committables = tuple(writer.pre_commits(checkpoint))
+        _count_rejected(plan, writer)
+        reach("prepared")
+    finally:
+        writer.close()
+    return TaskReport(
+        report.batch,
+        report.attempt,
+        report.partition,
+        report.fingerprint,
+        report.run,
+        rows=count,
+        committables=committables,
+    )
+
+
+def _context(
+    plan: BatchPlan, place: TaskPlace, checkpoint: CheckpointId, schema: pa.Schema
+) -> WriterContext:
+    target = plan.target
+    return WriterContext(
+        job=target.owner,
+        uid=target.sink_id,
+        sink_id=target.sink_id,
+        subtask=place.partition,
+        # Python tasks are not told how many partitions there are; the last one knows.
+        parallelism=place.partition + 1,
+        attempt=plan.attempt,
+        first_checkpoint=checkpoint,
+        schema=schema,
+        staging=target.staging,
+        on_bad_row=target.on_bad_row,
+        checkpoints_at_once=1,
+    )
+
+
+def _require_planned(plan: BatchPlan, place: TaskPlace) -> None:
+    batch = plan.batch
+    if plan.fingerprint:
+        # A query's own batch.
+        if place.batch != batch.number:
+            raise ConfigError(
+                f"sink id {plan.target.sink_id!r}: planned was {batch}, and the task is of batch"
+                f" {place.batch}: another query writes to the same checkpoint"
+            )
+        return
+    if plan.decided and place.run and place.run == plan.decided_by:
+        raise ConfigError(
+            f"sink id {plan.target.sink_id!r}: {batch} was written before by the same run of the"
+            " query: two writes of one batch need two names (txnAppId, or sinkId)"
+        )
+
+
+def _count_rejected(plan: BatchPlan, writer: SinkWriter) -> None:
+    for rejected in writer.rejected():
+        if plan.target.on_bad_row is OnBadRow.DROP:
+            _log.warning(
+                "sink %s: %s: %d bad rows dropped, the first: %s",
+                plan.target.sink_id,
+                plan.batch,
+                rejected.rows.num_rows,
+                rejected.reasons[0],
+            )

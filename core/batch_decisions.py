@@ -1,0 +1,73 @@
+"""Where the decisions of batches are kept: the contract; `protocol.batches` has the rules.
+
+Two keepers: a table beside the ledger, for databases (`sinks.sql.batch_decisions`), and a decision
+log in storage, for targets without tables (`core.storage.batch_decisions`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from onceflow.core.protocol.batches import BatchClaim, BatchDecision
+from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.spi import Sink
+
+
+class BatchDecisions(ABC):
+    """The decisions of one sink id, for one owner. Used by one thread; any number of processes.
+
+    Claims and decisions of one sink id are in one order, the same for everybody: a decision that a
+    claim does not see is refused later.
+    """
+
+    @abstractmethod
+    def claim(self, open_sink: Callable[[AttemptId], None]) -> BatchClaim:
+        """Return a new attempt, which fences all older ones, with all that was decided before.
+
+        `open_sink` opens the sink for the attempt that it is given, and is called at least once. A
+        crash leaves at most an attempt that nobody uses.
+
+        Raises:
+            ConfigError: The sink id belongs to somebody else, or the sink cannot be opened.
+            Fenced: Others keep claiming it.
+            SinkError: The target cannot be asked now.
+            StorageError: The log cannot be read or written.
+        """
+
+    def claim_next(self, after: AttemptId) -> BatchClaim | None:
+        """Return what `claim` does, without opening the sink again, while `after` is the newest.
+
+        None when it is not, or the sink must be opened for each attempt.
+        """
+        del after
+        return None
+
+    @abstractmethod
+    def decide(self, decision: BatchDecision) -> BatchDecision:
+        """Return what is decided for the batch: durably, and the same for everybody from then on.
+
+        Usually `decision` itself. Called again with it, it returns the same: an answer that was
+        lost does no harm.
+
+        Raises:
+            Fenced: A newer attempt has claimed the sink id.
+            CommitOutcomeUnknown: Nobody can tell now whether it is decided.
+            SinkError: It is not decided.
+            StorageError: It is not decided.
+        """
+
+    @abstractmethod
+    def settled(self, decision: BatchDecision) -> None:
+        """Remember that all of `decision` is committed, and forget what nobody asks for any more.
+
+        Only hastens things: what fails is logged, and a loss does no harm.
+        """
+
+    def task_sink(self, sink: Sink) -> Sink:
+        """Return `sink` as the tasks need it, now that it is open."""
+        return sink
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything. Safe to call twice."""

@@ -1,0 +1,272 @@
+"""The rules by which a batch of rows, written by tasks of any number, is committed as a whole.
+
+A batch is what Spark writes at once: a micro-batch of a query, or a DataFrame. Each try at one is
+an attempt, which claims the sink id and so fences every older try. One decision, made after all
+tasks have pre-committed, names every transaction of the batch:
+
+    claim -> settle what older attempts left -> tasks pre-commit -> decide -> commit -> sweep
+
+Invariants:
+    a decision of attempt a is made only while a is the newest claim
+    a transaction is rolled back only after a newer claim, or after its attempt has decided
+    so no decision names a transaction that was rolled back
+    one decision a batch, whatever rows and partitions its other tries had
+    checkpoints rise with attempts: checkpoint // TRIES == attempt
+
+Who locks what, so that a decision is either before a claim or refused, is the keeper's business:
+see `core.batch_decisions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import AttemptId, CheckpointId
+from onceflow.core.protocol.invariant import require
+from onceflow.core.protocol.recovery import commit_order
+
+TRIES = 100
+"""Names of checkpoints that one attempt has, for tasks that are tried again or twice at once."""
+ATTEMPT_MAX = 10**8 - 1
+RETAINED_ATTEMPTS = 100
+"""Decisions of so many attempts stay. Spark asks for the last one; the others tell old copies."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BatchId:
+    """Which batch: equal for every try at it."""
+
+    source: str
+    """What numbers the batches: a query, or an application; empty for one that is never retried."""
+    number: int
+
+    def __str__(self) -> str:
+        return f"batch {self.number} of {self.source}" if self.source else f"write {self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDecision:
+    """All that becomes visible with one batch under one sink id."""
+
+    batch: BatchId
+    attempt: AttemptId
+    fingerprint: str = ""
+    """Of the input: a batch of the same number with another one is another batch."""
+    run: str = ""
+    """The run of the query that decided; empty outside of queries."""
+    committables: tuple[Committable, ...] = ()
+    settled: bool = field(default=False, compare=False)
+    """Whether all of it is known to be committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchClaim:
+    """An attempt that owns the sink id, and what was decided before it."""
+
+    attempt: AttemptId
+    decisions: tuple[BatchDecision, ...] = ()
+    """Those retained, of all batches of the sink id, oldest first."""
+
+    def decision(self, batch: BatchId) -> BatchDecision | None:
+        """Return what was decided for `batch`."""
+        return next((one for one in self.decisions if one.batch == batch), None)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBatch:
+    """The batch is not decided: its rows are to be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkipBatch:
+    """The batch is decided: its rows are there, and are read and dropped now."""
+
+    decision: BatchDecision
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseBatch:
+    """Neither is safe."""
+
+    reason: str
+
+
+BatchVerdict: TypeAlias = WriteBatch | SkipBatch | RefuseBatch
+
+
+def judge_batch(claim: BatchClaim, batch: BatchId, fingerprint: str = "") -> BatchVerdict:
+    """Return what is to be done with `batch`, whose input has `fingerprint`.
+
+    Batches of a source come in order, and the next one only when the last is committed. So one
+    below the last decision that was not decided itself is of an older copy of the source's memory.
+    """
+    if not batch.source:
+        return WriteBatch()
+    decision = claim.decision(batch)
+    if decision is not None:
+        if decision.fingerprint == fingerprint:
+            return SkipBatch(decision)
+        return RefuseBatch(
+            f"{batch} was written by attempt {decision.attempt} from other input: then its offsets"
+            f" had the SHA-256 {decision.fingerprint or '(none)'}, now {fingerprint or '(none)'}"
+        )
+    of_source = [one.batch.number for one in claim.decisions if one.batch.source == batch.source]
+    last = max(of_source, default=batch.number)
+    if batch.number < last:
+        return RefuseBatch(
+            f"{batch} comes after batch {last}, which is written; the oldest decision that is"
+            f" remembered is for batch {min(of_source)}"
+        )
+    return WriteBatch()
+
+
+@dataclass(frozen=True, slots=True)
+class Settling:
+    """What is done with transactions, each in the order given."""
+
+    commit: tuple[Committable, ...] = ()
+    abort: tuple[Committable, ...] = ()
+
+
+def settle_claimed(claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_id: str) -> Settling:
+    """Return what the new owner does before its tasks write: they may wait for locks held here.
+
+    What is decided is committed, also when the target does not list it: then it proves why. What
+    is known to be committed and in doubt again is committed again: the target has gone back to an
+    older copy. What older attempts prepared besides is rolled back.
+    """
+    listed = {c.transaction: c for one in claim.decisions for c in one.committables}
+    waiting = {
+        c.transaction for one in claim.decisions if not one.settled for c in one.committables
+    }
+    own = [one for one in in_doubt if one.transaction.sink_id == sink_id]
+    waiting.update(one.transaction for one in own if one.transaction in listed)
+    abort = (
+        one
+        for one in own
+        if one.transaction not in listed and one.transaction.attempt < claim.attempt
+    )
+    return Settling(_in_order(listed[one] for one in waiting), _in_order(abort))
+
+
+def sweep_decided(
+    decision: BatchDecision, in_doubt: Sequence[Committable], *, sink_id: str
+) -> tuple[Committable, ...]:
+    """Return what tries that did not count have left prepared, once `decision` is committed.
+
+    Everything older was settled when its attempt was claimed, so what is left of it came late.
+    """
+    listed = {one.transaction for one in decision.committables}
+    return _in_order(
+        one
+        for one in in_doubt
+        if one.transaction.sink_id == sink_id
+        and one.transaction.attempt <= decision.attempt
+        and one.transaction not in listed
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """The decision is to be recorded, in the step that has looked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stands:
+    """The batch is decided: an answer was lost, say. What was decided is what counts."""
+
+    decision: BatchDecision
+
+
+@dataclass(frozen=True, slots=True)
+class Overtaken:
+    """Another try has the sink id, and settles what this one has prepared."""
+
+    reason: str
+
+
+DecisionVerdict: TypeAlias = Decide | Stands | Overtaken
+
+
+def check_decision(
+    proposed: BatchDecision, *, owner: AttemptId | None, existing: BatchDecision | None
+) -> DecisionVerdict:
+    """Return whether `proposed` may be recorded, in the step that locks the owner's record.
+
+    `owner` is the newest attempt under this source's claim, None when it has none.
+    """
+    if existing is not None and existing.attempt == proposed.attempt:
+        return Stands(existing)
+    if owner != proposed.attempt:
+        found = f"attempt {owner} has claimed it since" if owner else "its claim is gone"
+        return Overtaken(
+            f"attempt {proposed.attempt} may not decide {proposed.batch}: {found}. Another run of"
+            " the same job writes under this sink id: stop all but one"
+        )
+    return Decide() if existing is None else Stands(existing)
+
+
+def task_checkpoint(attempt: AttemptId, task_attempt: int, task_id: int) -> CheckpointId:
+    """Return the checkpoint by which a task names what it prepares.
+
+    Two tries of one partition get different ones: `task_attempt` counts them within a stage, and
+    `task_id`, which no other task of the application has, tells most of those of a stage that is
+    tried again. Where it does not, the target refuses the name and the task is tried once more.
+
+    Raises:
+        ValueError: A task was tried more often than there are names.
+    """
+    if not 0 <= task_attempt < TRIES // 10:
+        raise ValueError(
+            f"task attempt {task_attempt} is not within 0..{TRIES // 10 - 1}: set"
+            f" spark.task.maxFailures to {TRIES // 10} at most"
+        )
+    return CheckpointId(attempt * TRIES + task_attempt * 10 + task_id % 10)
+
+
+def decision_of(
+    batch: BatchId,
+    attempt: AttemptId,
+    parts: Iterable[tuple[int, Sequence[Committable]]],
+    *,
+    fingerprint: str = "",
+    run: str = "",
+) -> BatchDecision:
+    """Return the decision of what each partition, by number, has pre-committed in `attempt`.
+
+    Raises:
+        InvariantViolation: A partition comes twice, or something is of another attempt.
+    """
+    found: dict[int, tuple[Committable, ...]] = {}
+    for partition, committables in parts:
+        require(partition not in found, f"{batch}: partition {partition} came twice")
+        for one in committables:
+            require(
+                one.transaction.attempt == attempt,
+                f"{batch}: {one} is not of attempt {attempt}",
+            )
+        found[partition] = tuple(committables)
+    listed = _in_order(one for committables in found.values() for one in committables)
+    return BatchDecision(batch, attempt, fingerprint, run, listed)
+
+
+def forgotten_before(decision: BatchDecision) -> AttemptId:
+    """Return the attempt below which settled decisions of the same source may go now.
+
+    `decision` is settled, too. Nobody asks for one that has no source.
+    """
+    if not decision.batch.source:
+        return AttemptId(decision.attempt + 1)
+    return AttemptId(max(0, decision.attempt - RETAINED_ATTEMPTS))
+
+
+def oldest_proof(decision: BatchDecision) -> CheckpointId:
+    """Return the oldest checkpoint whose proofs of commits may be asked for after `decision`."""
+    return CheckpointId(max(0, decision.attempt - RETAINED_ATTEMPTS) * TRIES)
+
+
+def _in_order(committables: Iterable[Committable]) -> tuple[Committable, ...]:
+    return tuple(sorted(committables, key=commit_order))

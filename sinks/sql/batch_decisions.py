@@ -1,0 +1,364 @@
+"""Decisions of batches in a table beside the ledger, in the database that they are about.
+
+onceflow_batches   one row a batch that is decided: its attempt, and every transaction that it names
+
+The owner's row in onceflow_sinks puts claims and decisions of a sink id in order: a claim writes
+it, a decision locks it and looks whose it is, in the transaction that inserts the batch's row.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+from sqlalchemy import BigInteger, Column, DateTime, Integer, MetaData, String, Table, Text, func
+from sqlalchemy.dialects.mysql import MEDIUMTEXT
+from sqlalchemy.schema import CreateTable
+from typing_extensions import override
+
+from onceflow.core.batch_decisions import BatchDecisions
+from onceflow.core.errors import CommitOutcomeUnknown, ConfigError, Fenced, SinkError
+from onceflow.core.protocol.batches import (
+    BatchClaim,
+    BatchDecision,
+    BatchId,
+    Decide,
+    Overtaken,
+    Stands,
+    check_decision,
+    forgotten_before,
+)
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX, AttemptId, TransactionId
+from onceflow.core.retries import Retries
+from onceflow.core.spi import Sink
+from onceflow.sinks.fence import FenceOwner
+from onceflow.sinks.sql.session import (
+    AccessDenied,
+    ConnectionLost,
+    DuplicateKey,
+    Session,
+    SqlError,
+    TableMissing,
+    refusal,
+)
+from onceflow.sinks.sql.settings import CommitMode, SqlSettings
+from onceflow.sinks.sql.sink import SqlSink
+from onceflow.sinks.sql.tables import TableName
+
+_T = TypeVar("_T")
+BATCHES = "onceflow_batches"
+SOURCE_LENGTH_MAX = 128
+CLAIM_TRIES_MAX = 16
+"""More lost races in a row than runs of one job that anybody starts at once."""
+_COLUMNS = "source, number, attempt, fingerprint, run, committables, settled"
+
+
+class SqlBatchDecisions(BatchDecisions):
+    """In one database, over one session that is opened anew when it was lost."""
+
+    def __init__(self, settings: SqlSettings, sink_id: str, owner: str) -> None:
+        """Ask nothing yet; `owner` is who claims: what stands as log_id in onceflow_sinks."""
+        self._settings = settings
+        self._ledger = settings.ledger
+        self._dialect = settings.dialect
+        self._sink_id = sink_id
+        self._owner = owner
+        self._session: Session | None = None
+        self._has_table = False
+        self._commit_mode: CommitMode | None = settings.commit_mode
+
+    @override
+    def claim(self, open_sink: Callable[[AttemptId], None]) -> BatchClaim:
+        for _ in range(CLAIM_TRIES_MAX):
+            newest = self._asked(self._newest, "who claimed it last is not told")
+            attempt = AttemptId(newest + 1)
+            try:
+                open_sink(attempt)
+            except Fenced:
+                # Another was quicker; it may claim once, and decide.
+                continue
+            return self._asked(partial(self._claimed, attempt), "what is decided is not told")
+        raise Fenced(
+            f"sink id {self._sink_id!r}: {CLAIM_TRIES_MAX} times another run claimed it first; stop"
+            " all but one"
+        )
+
+    @override
+    def claim_next(self, after: AttemptId) -> BatchClaim | None:
+        try:
+            session = self._connected()
+            updated = session.execute(
+                f"UPDATE {self._ledger.sinks} SET attempt = attempt + 1, "
+                f"claimed_at = CURRENT_TIMESTAMP WHERE sink_id = {self._literal(self._sink_id)} "
+                f"AND log_id = {self._literal(self._owner)} AND attempt = {int(after)}"
+            )
+            return self._claimed(AttemptId(after + 1)) if updated == 1 else None
+        except (SqlError, SinkError):
+            # Claimed or not, `claim` finds out.
+            return None
+
+    @override
+    def decide(self, decision: BatchDecision) -> BatchDecision:
+        endpoint = self._settings.endpoint
+        retries = Retries(until=time.monotonic() + endpoint.connect_timeout_s)
+        lost = ""
+        while True:
+            try:
+                return self._decide(decision)
+            except ConnectionLost as error:
+                lost = str(error)
+            except (SinkError, ConfigError) as error:
+                if not lost:
+                    raise
+                lost = f"{lost}; then {error}"
+            except SqlError as error:
+                raise SinkError(
+                    f"{decision.batch} is not decided at {endpoint}: {error}"
+                ) from error
+            if not retries.pause():
+                raise CommitOutcomeUnknown(
+                    f"the decision of {decision.batch}, attempt {decision.attempt} of sink id "
+                    f"{self._sink_id}, was sent to {endpoint} and not answered ({lost}); the next "
+                    "run finds out what became of it"
+                )
+
+    @override
+    def settled(self, decision: BatchDecision) -> None:
+        batch = decision.batch
+        of_source = (
+            f"sink_id = {self._literal(self._sink_id)} AND source = {self._literal(batch.source)}"
+        )
+        try:
+            session = self._connected()
+            with session.transaction():
+                for statement in self._dialect.before_pruning:
+                    session.execute(statement)
+                session.execute(
+                    f"UPDATE {self._table} SET settled = 1 WHERE {of_source} "
+                    f"AND number = {int(batch.number)}"
+                )
+                session.execute(
+                    f"DELETE FROM {self._table} WHERE {of_source} AND settled = 1 "
+                    f"AND attempt < {int(forgotten_before(decision))}"
+                )
+        except (SqlError, SinkError, ConfigError) as error:
+            self._dialect.log.warning(
+                "sink %s: that %s is settled is not noted: %s", self._sink_id, batch, error
+            )
+
+    @override
+    def task_sink(self, sink: Sink) -> Sink:
+        """Return `sink` with the commit mode that its opening chose: no task need ask for it."""
+        if not isinstance(sink, SqlSink) or self._commit_mode is None:
+            return sink
+        return replace(sink, commit_mode=self._commit_mode.value)
+
+    @override
+    def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def _newest(self) -> int:
+        """Return the newest attempt under the sink id; 0 before the first.
+
+        Raises:
+            ConfigError: It belongs to somebody else, or this owner wrote under another one.
+        """
+        session = self._connected()
+        try:
+            owner = self._ledger.owner(session, self._sink_id)
+            if owner is not None:
+                self._require_ours(owner)
+                return owner.attempt
+            others = session.query(
+                f"SELECT sink_id FROM {self._ledger.sinks} "
+                f"WHERE log_id = {self._literal(self._owner)}"
+            )
+        except TableMissing:
+            return 0
+        if others:
+            raise ConfigError(
+                f"{self._owner} has written under sink id {others[0][0]!r}, and now it would under "
+                f"{self._sink_id!r}: what it has decided there would not be known here. Was its "
+                f"checkpoint moved? Then give it option sinkId={others[0][0]}"
+            )
+        return 0
+
+    def _require_ours(self, owner: FenceOwner) -> None:
+        if owner.log_id == self._owner:
+            return
+        raise ConfigError(
+            f"sink id {self._sink_id!r} at {self._settings.endpoint} belongs to {owner.log_id} "
+            f"(attempt {owner.attempt}), and this is {self._owner}. If that one still runs, or is "
+            "to run again, give this one a sink id of its own (option sinkId). If it is gone for "
+            "good, its checkpoint was deleted for instance, and nothing of it is in doubt, hand "
+            f"its sink id over: {self._ledger.take_over(self._sink_id)}"
+        )
+
+    def _claimed(self, attempt: AttemptId) -> BatchClaim:
+        session = self._connected()
+        if not self._has_table:
+            self._ensure_table(session)
+            if self._settings.commit_mode is None:
+                recorded = self._ledger.commit_mode(session, self._sink_id)
+                self._commit_mode = CommitMode(recorded) if recorded else None
+            self._has_table = True
+        found = session.query(
+            f"SELECT {_COLUMNS} FROM {self._table} "
+            f"WHERE sink_id = {self._literal(self._sink_id)} ORDER BY attempt"
+        )
+        return BatchClaim(attempt, tuple(self._decision(row) for row in found))
+
+    def _decide(self, decision: BatchDecision) -> BatchDecision:
+        session = self._connected()
+        try:
+            session.begin()
+            owners = session.query(
+                f"SELECT attempt FROM {self._ledger.sinks} "
+                f"WHERE sink_id = {self._literal(self._sink_id)} "
+                f"AND log_id = {self._literal(self._owner)}{self._dialect.locks_row}"
+            )
+            owner = AttemptId(int(owners[0][0])) if owners else None
+            existing = self._existing(session, decision.batch)
+            match check_decision(decision, owner=owner, existing=existing):
+                case Stands(standing):
+                    return standing
+                case Overtaken(reason):
+                    raise Fenced(f"sink id {self._sink_id!r}: {reason}")
+                case Decide():
+                    pass
+            session.execute(
+                f"INSERT INTO {self._table} (sink_id, {_COLUMNS}) VALUES ({self._row(decision)})"
+            )
+            session.commit()
+            return decision
+        except DuplicateKey as error:
+            raise SinkError(f"{decision.batch}: decided twice at once: {error}") from error
+        finally:
+            session.roll_back()
+
+    def _existing(self, session: Session, batch: BatchId) -> BatchDecision | None:
+        found = session.query(
+            f"SELECT {_COLUMNS} FROM {self._table} "
+            f"WHERE sink_id = {self._literal(self._sink_id)} "
+            f"AND source = {self._literal(batch.source)} AND number = {int(batch.number)}"
+        )
+        return self._decision(found[0]) if found else None
+
+    def _row(self, decision: BatchDecision) -> str:
+        batch = decision.batch
+        texts = (self._sink_id, batch.source), (decision.fingerprint, decision.run)
+        first, then = (", ".join(map(self._literal, pair)) for pair in texts)
+        listed = self._literal(_encoded(decision.committables))
+        return f"{first}, {int(batch.number)}, {int(decision.attempt)}, {then}, {listed}, 0"
+
+    def _decision(self, row: Sequence[Any]) -> BatchDecision:
+        source, number, attempt, fingerprint, run, committables, settled = row
+        attempt = AttemptId(int(attempt))
+        return BatchDecision(
+            BatchId(str(source), int(number)),
+            attempt,
+            str(fingerprint),
+            str(run),
+            _decoded(str(committables), self._sink_id, attempt),
+            settled=bool(settled),
+        )
+
+    def _ensure_table(self, session: Session) -> None:
+        name = TableName(self._ledger.schema, BATCHES)
+        if self._dialect.found(session, name) is not None:
+            return
+        statement = self._dialect.compiled(CreateTable(self._definition(), if_not_exists=True))
+        try:
+            with self._dialect.one_at_a_time(session):
+                session.execute(statement)
+        except AccessDenied as error:
+            raise ConfigError(
+                f"{name} cannot be created at {self._settings.endpoint}: {error}. Run as the owner "
+                f"of {self._ledger.sinks}: {statement}; and grant SELECT, INSERT, UPDATE, DELETE"
+            ) from error
+
+    def _definition(self) -> Table:
+        return Table(
+            BATCHES,
+            MetaData(),
+            Column("sink_id", String(SINK_ID_LENGTH_MAX), primary_key=True),
+            Column("source", String(SOURCE_LENGTH_MAX), primary_key=True),
+            Column("number", BigInteger, primary_key=True, autoincrement=False),
+            Column("attempt", Integer, nullable=False),
+            Column("fingerprint", String(64), nullable=False),
+            Column("run", String(64), nullable=False),
+            Column(
+                "committables",
+                Text().with_variant(MEDIUMTEXT(), "mysql", "mariadb"),
+                nullable=False,
+            ),
+            Column("settled", Integer, nullable=False),
+            Column(
+                "decided_at", DateTime(timezone=True), nullable=False, server_default=func.now()
+            ),
+            schema=self._ledger.schema or None,
+            **self._dialect.options_of_bookkeeping,
+        )
+
+    @property
+    def _table(self) -> str:
+        return self._dialect.identifier(TableName(self._ledger.schema, BATCHES))
+
+    def _asked(self, ask: Callable[[], _T], text: str) -> _T:
+        """Return what `ask` returns; once more when the connection was lost.
+
+        Raises:
+            SinkError: The server cannot be asked now.
+        """
+        where = f"sink {self._sink_id}: {self._settings.endpoint}: {text}"
+        try:
+            try:
+                return ask()
+            except ConnectionLost:
+                return ask()
+        except SqlError as error:
+            raise refusal(error, where) from error
+
+    def _connected(self) -> Session:
+        if self._session is None or not self._session.is_open:
+            self._session = self._settings.endpoint.connect(f"onceflow {self._sink_id} batches")
+        return self._session
+
+    def _literal(self, value: str) -> str:
+        return self._dialect.literal(value)
+
+
+def _encoded(committables: Sequence[Committable]) -> str:
+    rows = [
+        [
+            one.transaction.checkpoint,
+            one.transaction.subtask,
+            one.transaction.sequence,
+            one.rows,
+            base64.b64encode(one.payload).decode(),
+        ]
+        for one in committables
+    ]
+    return msgspec.json.encode(rows).decode()
+
+
+def _decoded(text: str, sink_id: str, attempt: AttemptId) -> tuple[Committable, ...]:
+    rows = msgspec.json.decode(text, type=list[tuple[int, int, int, int, str]])
+    return tuple(
+        Committable(
+            TransactionId(sink_id, attempt, checkpoint, subtask, sequence),
+            rows,
+            base64.b64decode(payload),
+        )
+        for checkpoint, subtask, sequence, rows, payload in rows
+    )
