@@ -27,6 +27,7 @@ from onceflow.core.functions import (
     PandasIteratorFunction,
     Record,
 )
+from onceflow.core.lookup_tables import JoinType, LookupTable
 from onceflow.core.protocol.ids import SubtaskRef, sink_id_of
 from onceflow.core.spi import OnBadRow, Sink, Source
 
@@ -60,6 +61,14 @@ class MapInPandas:
     """Applies a function of an iterator of pandas' DataFrames."""
 
     function: PandasIteratorFunction
+
+
+@dataclass(frozen=True, slots=True)
+class JoinTable:
+    """Adds the columns of a table in memory to each record."""
+
+    table: LookupTable
+    how: JoinType
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +129,7 @@ Work: TypeAlias = (
     | MapBatches
     | MapInArrow
     | MapInPandas
+    | JoinTable
     | MapRecords
     | FlatMapRecords
     | FilterRecords
@@ -204,6 +214,14 @@ class Graph:
             (operator, operator.work)
             for operator in self.operators
             if isinstance(operator.work, WriteTo)
+        )
+
+    def tables(self) -> tuple[LookupTable, ...]:
+        """Return every table that a stream is joined with."""
+        return tuple(
+            operator.work.table
+            for operator in self.operators
+            if isinstance(operator.work, JoinTable)
         )
 
     def chains(self) -> tuple[Chain, ...]:

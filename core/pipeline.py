@@ -282,6 +282,8 @@ class Pipeline:
             raise ConfigError("claim and allow_rewind are about from_savepoint, which is missing")
         graph = self._graph.graph()
         graph.check_complete()
+        for table in graph.tables():
+            table.load()
         for operator, work in graph.sinks():
             if work.sink_id in self._retired_sinks:
                 raise ConfigError(

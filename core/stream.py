@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
@@ -23,6 +23,7 @@ from onceflow.core.graph import (
     FilterRecords,
     FlatMapRecords,
     GraphBuilder,
+    JoinTable,
     MapBatches,
     MapInArrow,
     MapInPandas,
@@ -33,8 +34,12 @@ from onceflow.core.graph import (
     Work,
     WriteTo,
 )
+from onceflow.core.lookup_tables import LOOKUP_BYTES_MAX, JoinType, LookupTable
 from onceflow.core.schema_text import SchemaLike, schema_of
 from onceflow.core.spi import OnBadRow, Sink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 class Stream:
@@ -109,6 +114,33 @@ class Stream:
     ) -> Stream:
         """Replace each record by those that `function` returns, in that order."""
         return self._then(FlatMapRecords(function), "flat_map", uid, schema)
+
+    def join(
+        self,
+        table: DataFrame | pa.Table,
+        on: str | Sequence[str],
+        how: JoinType = "inner",
+        *,
+        bytes_max: int = LOOKUP_BYTES_MAX,
+        uid: str | None = None,
+    ) -> Stream:
+        """Add the columns of a small table to the records with equal values of the columns `on`.
+
+        `table` is a bounded Spark DataFrame, or an Arrow table. It is evaluated at each start of
+        the pipeline and is the same for all subtasks and all attempts of that start. A record with
+        several rows in the table comes out several times; one with none, or with a null in its key,
+        is left out (`how="inner"`) or gets nulls (`"left"`).
+
+        Raises:
+            ConfigError: A key is not in both or cannot be one, or a column's name is in both. At
+                the start: the table has more than `bytes_max` bytes in Arrow.
+        """
+        if how not in ("inner", "left"):
+            raise ConfigError(f"join(how={how!r}): choose one of inner, left")
+        keys = (on,) if isinstance(on, str) else tuple(on)
+        lookup = LookupTable(table, self.schema, keys, bytes_max)
+        work = JoinTable(lookup, how)
+        return self._then(work, "join", uid, lookup.joined_schema(self.schema, how))
 
     def filter(self, function: Callable[[Record], Any], *, uid: str | None = None) -> Stream:
         """Keep the records for which `function` returns something true."""

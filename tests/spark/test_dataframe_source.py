@@ -16,6 +16,7 @@ import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import SparkSession
 from tests.support.clusters import AnyCluster
+from tests.support.counting_source import CountingSource
 from tests.support.dataframe_job import UID, frame_of, inputs_in, pipeline_of
 from tests.support.directory_sink import DirectorySink
 
@@ -167,6 +168,33 @@ def test_what_spark_cannot_evaluate_ends_the_job_with_its_reason(
     pipeline.read(bad, uid="bad").write(DirectorySink(str(tmp_path / "out")), uid="out")
     with pytest.raises(DataFrameFailed, match=r"could not evaluate the DataFrame.*no seven"):
         pipeline.run(60)
+
+
+def test_a_stream_is_joined_with_a_dataframe_that_is_evaluated_once_a_start(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    drawn = spark.range(50).selectExpr(
+        "CAST(id AS STRING) AS account", "rand() AS drawn", "TIMESTAMP'2026-01-01' AS since"
+    )
+    source = CountingSource(2_000, accounts=100)
+    sink = DirectorySink(str(tmp_path / "out"))
+    pipeline = Pipeline(
+        LocalProcesses(),
+        name="joined",
+        parallelism=2,
+        checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints")),
+    )
+    records = pipeline.read(source, uid="records")
+    records.join(drawn, on="account").write(sink, uid="out")
+    with pytest.raises(ConfigError, match="the DataFrame is a stream"):
+        records.join(spark.readStream.format("rate").load(), on="account")
+    assert pipeline.run(60).state is JobState.FINISHED
+    rows = sink.rows()
+    assert sorted(row["id"] for row in rows) == [
+        one for one in range(source.records) if one % 100 < 50
+    ]
+    # Of each account one number, though both slots have joined its rows.
+    assert len({(row["account"], row["drawn"]) for row in rows}) == 50
 
 
 def test_values_of_all_types_arrive_as_they_are_on_spark(

@@ -13,9 +13,9 @@ import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import SparkSession
 
-from onceflow import Checkpointing, JobState, Pipeline
+from onceflow import Checkpointing, JobState, Pipeline, sum_
 from onceflow.sinks import FileSink
-from onceflow.sources import GeneratedPayments
+from onceflow.sources import DatagenSource, GeneratedPayments
 
 pytestmark = pytest.mark.spark
 
@@ -61,6 +61,25 @@ def test_program_of_the_operators_page_runs_as_shown(spark: SparkSession, tmp_pa
     assert all(one["euros"] == one["amount"] / 100 for one in last.values())
     doubled = sorted((one["id"], one["amount"]) for one in rows_in(tmp_path / "target/doubled"))
     assert doubled == [(one["id"], 2 * one["amount"]) for one in payments()]
+
+
+def test_programs_of_the_dataframes_page_run_as_shown(spark: SparkSession, tmp_path: Path) -> None:
+    checkpoints, target = str(tmp_path / "checkpoints"), str(tmp_path / "target")
+    spark.sql("CREATE OR REPLACE TEMP VIEW orders AS SELECT * FROM VALUES"
+        " (DATE'2026-01-01', 'a', 1L), (DATE'2026-01-01', 'a', 2L), (DATE'2026-01-02', 'a', 4L)"
+        " AS orders(day, account, amount)")  # fmt: skip
+    names: dict[str, Any] = {
+        "Checkpointing": Checkpointing,
+        "Pipeline": Pipeline,
+        "FileSink": FileSink,
+    }
+    names |= {"FileSink": FileSink, "sum_": sum_, "DatagenSource": DatagenSource}
+    run(programs("dataframes.md"), spark=spark, checkpoints=checkpoints, target=target, **names)
+    assert sorted(one["total"] for one in rows_in(tmp_path / "target/totals")) in ([1, 3], [2, 3])
+    credit = {"acct-000001": 500, "acct-000002": 900}
+    assert sorted((one["id"], one["credit"]) for one in rows_in(tmp_path / "target/enriched")) == [
+        (one["id"], credit.get(one["account"])) for one in payments()
+    ]
 
 
 def _count(row: dict[str, Any]) -> int:

@@ -14,6 +14,7 @@ from onceflow.core.graph import (
     Chain,
     FilterRecords,
     FlatMapRecords,
+    JoinTable,
     MapBatches,
     MapInArrow,
     MapInPandas,
@@ -35,6 +36,7 @@ from onceflow.core.runtime.dataflow.channels import (
     OutputChannel,
     SinkPartitioner,
 )
+from onceflow.core.runtime.dataflow.lookup_join import LookupJoiner
 from onceflow.core.runtime.dataflow.operators import (
     SPLITS,
     AggregateRunner,
@@ -165,7 +167,7 @@ class ChainBuilder:
         match operator.work:
             case ReadFrom():
                 return self._source(operator.work, uid)
-            case (MapBatches() | MapInArrow() | MapInPandas()) as work:
+            case (MapBatches() | MapInArrow() | MapInPandas() | JoinTable()) as work:
                 return _batch_mapper(uid, work, operator.schema)
             case (MapRecords() | FlatMapRecords() | FilterRecords()) as work:
                 return RecordMapper(uid, work, operator.schema)
@@ -227,7 +229,7 @@ class ChainBuilder:
 
 
 def _batch_mapper(
-    uid: str, work: MapBatches | MapInArrow | MapInPandas, schema: pa.Schema
+    uid: str, work: MapBatches | MapInArrow | MapInPandas | JoinTable, schema: pa.Schema
 ) -> RunningOperator:
     match work:
         case MapBatches():
@@ -236,6 +238,8 @@ def _batch_mapper(
             return BatchIteratorMapper(uid, ArrowFunction(uid, function, schema))
         case MapInPandas(function):
             return BatchIteratorMapper(uid, PandasFunction(uid, function, schema))
+        case JoinTable():
+            return LookupJoiner(uid, work, schema)
 
 
 def _outputs(running: Mapping[str, RunningOperator], operator: Operator) -> list[Emit]:

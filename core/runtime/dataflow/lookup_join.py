@@ -1,0 +1,120 @@
+"""Joins batches with a table in memory: by sorted hashes, a whole batch at a time.
+
+A hash only finds candidates; the keys themselves decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from onceflow.core.graph import JoinTable
+from onceflow.core.lookup_tables import LookupTable
+from onceflow.core.runtime.dataflow.channels import Batch
+from onceflow.core.runtime.dataflow.operators import RunningOperator
+from onceflow.core.state import hash_keys
+
+_Rows = npt.NDArray[np.int64]
+
+
+class LookupIndex:
+    """The table's rows in the order of their keys' hashes, but for those with a null in the key."""
+
+    def __init__(self, table: LookupTable) -> None:
+        rows = _without_null_keys(_one_batch(table.rows), table.on)
+        hashes = hash_keys([rows.column(name) for name in table.on], table.on)
+        order = np.argsort(hashes, kind="stable")
+        self._on = table.on
+        self._hashes = hashes[order]
+        self.rows = rows.take(pa.array(order))
+
+    def matches(self, keys: Sequence[pa.Array]) -> tuple[_Rows, _Rows]:
+        """Return which row of `keys` goes with which of `rows`, in the order of `keys`.
+
+        Rows of one key come in the order of the table.
+        """
+        hashes = hash_keys(keys, self._on)
+        begin = np.searchsorted(self._hashes, hashes, side="left")
+        counts = np.searchsorted(self._hashes, hashes, side="right") - begin
+        left: _Rows = np.repeat(np.arange(len(hashes), dtype=np.int64), counts)
+        ahead = np.repeat(np.cumsum(counts) - counts, counts)
+        right: _Rows = np.repeat(begin, counts) + np.arange(len(left)) - ahead
+        is_same = np.ones(len(left), np.bool_)
+        for name, key in zip(self._on, keys, strict=True):
+            found = self.rows.column(name).take(pa.array(right))
+            is_same &= pc.equal(key.take(pa.array(left)), found).to_numpy(zero_copy_only=False)
+        return (left, right) if is_same.all() else (left[is_same], right[is_same])
+
+
+class LookupJoiner(RunningOperator):
+    """Adds the table's columns to each record: none, one or several times (inner, left)."""
+
+    def __init__(self, uid: str, work: JoinTable, schema: pa.Schema) -> None:
+        super().__init__(uid)
+        self._index = LookupIndex(work.table)
+        self._on = work.table.on
+        self._how = work.how
+        self._added = [name for name in work.table.schema.names if name not in work.table.on]
+        self._schema = schema
+
+    def process(self, batch: Batch) -> None:
+        """Emit the joined rows, in the order of the batch."""
+        rows = batch.rows
+        whole = _whole_keys(rows, self._on)
+        keyed = np.flatnonzero(whole) if not whole.all() else None
+        keys = [rows.column(name) for name in self._on]
+        if keyed is not None:
+            keys = [key.take(pa.array(keyed)) for key in keys]
+        left, right = self._index.matches(keys)
+        if keyed is not None:
+            left = keyed[left]
+        if self._how == "left":
+            left, right = _with_unmatched(left, right, rows.num_rows)
+        columns = rows.columns if _is_all(left, rows.num_rows) else _taken(rows.columns, left)
+        found = pa.array(right, mask=right < 0)
+        added = [self._index.rows.column(name).take(found) for name in self._added]
+        self.emit(pa.record_batch([*columns, *added], schema=self._schema))
+
+
+def _with_unmatched(left: _Rows, right: _Rows, rows: int) -> tuple[_Rows, _Rows]:
+    """Add every row that is not in `left`, with -1 beside it."""
+    alone = np.ones(rows, np.bool_)
+    alone[left] = False
+    unmatched = np.flatnonzero(alone)
+    if not len(unmatched):
+        return left, right
+    every = np.concatenate([left, unmatched])
+    order = np.argsort(every, kind="stable")
+    return every[order], np.concatenate([right, np.full(len(unmatched), -1)])[order]
+
+
+def _is_all(left: _Rows, rows: int) -> bool:
+    return len(left) == rows and bool((left == np.arange(rows)).all())
+
+
+def _taken(columns: Sequence[pa.Array], rows: _Rows) -> list[pa.Array]:
+    indices = pa.array(rows)
+    return [column.take(indices) for column in columns]
+
+
+def _whole_keys(rows: pa.RecordBatch, on: Sequence[str]) -> npt.NDArray[np.bool_]:
+    whole = np.ones(rows.num_rows, np.bool_)
+    for name in on:
+        column = rows.column(name)
+        if column.null_count:
+            whole &= column.is_valid().to_numpy(zero_copy_only=False)
+    return whole
+
+
+def _without_null_keys(rows: pa.RecordBatch, on: Sequence[str]) -> pa.RecordBatch:
+    whole = _whole_keys(rows, on)
+    return rows if whole.all() else rows.filter(pa.array(whole))
+
+
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
