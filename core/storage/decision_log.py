@@ -235,6 +235,9 @@ class DecisionLog:
         names = map(self._paths.sequence_of, self._fs.list(self._paths.log))
         return tuple(sorted(sequence for sequence in names if sequence is not None))
 
+    def __str__(self) -> str:
+        return self._fs.location(self._paths.log)
+
     @property
     def job(self) -> str:
         """The name of the job."""
@@ -320,7 +323,7 @@ class ClaimedLog:
         self._log = log
         self._view = view
         self._lock = threading.Lock()
-        self._fenced = ""
+        self._lost: CheckpointError | None = None
 
     @property
     def attempt(self) -> AttemptId:
@@ -361,11 +364,12 @@ class ClaimedLog:
         Raises:
             Fenced: A newer attempt owns the job. This one commits nothing more; whether its
                 decision counts is for the newer one to read.
+            CheckpointCorrupt: Somebody has deleted the log under its owner.
             StorageError: The decision is not in the log and never will be.
             DecisionUnknown: Nobody knows; the attempt must end.
         """
-        if self._fenced:
-            raise Fenced(self._fenced)
+        if self._lost is not None:
+            raise self._lost
         view = self.view
         if view.decided and view.decided[-1].completed == completed:
             return
@@ -373,8 +377,8 @@ class ClaimedLog:
         digest, verdict = self._log.put(record)
         match verdict:
             case AppendFenced(reason):
-                self._fenced = self._explain(record, reason)
-                raise Fenced(self._fenced)
+                self._lost = self._explain(record, reason)
+                raise self._lost
             case AppendStands():
                 with self._lock:
                     self._view = apply(self._view, LogEntry(record, digest))
@@ -422,7 +426,7 @@ class ClaimedLog:
         except Fenced as error:
             raise Fenced(f"job {self._log.job}: {error}. {_TWO_DRIVERS}") from None
 
-    def _explain(self, record: CheckpointDecided, reason: str) -> str:
+    def _explain(self, record: CheckpointDecided, reason: str) -> CheckpointError:
         """Say who owns the job now, and remove the record if it is an orphan."""
         said = f"job {self._log.job}: attempt {record.attempt} is fenced: {reason}"
         try:
@@ -431,9 +435,17 @@ class ClaimedLog:
                 # Below a chain that only grows upwards: it can never count, whoever deletes it.
                 self._log.remove(view, (record.sequence,))
         except (StorageError, CheckpointCorrupt) as error:
-            return f"{said}. Who owns the job cannot be read: {error}"
+            return Fenced(f"{said}. Who owns the job cannot be read: {error}")
         counts = record in view.decided
-        return (
+        if counts and view.attempt == record.attempt:
+            return CheckpointCorrupt(
+                f"job {self._log.job}: the records before {record.sequence} of {self._log} are"
+                " gone, and no other driver has claimed the job: somebody has deleted or moved"
+                " checkpoint storage under the running job. Nothing of checkpoint"
+                f" {record.completed.checkpoint} is committed; restore the directory, and start"
+                " again"
+            )
+        return Fenced(
             f"{said}. Attempt {view.attempt} ({owner_of(view)}) owns the job; its decision log ends"
             f" at record {view.last_sequence}, and this decision is {'' if counts else 'not '}part"
             f" of it. {_TWO_DRIVERS}"

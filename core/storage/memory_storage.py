@@ -45,7 +45,7 @@ class MemoryStorage(CheckpointStorage):
     """
 
     state_bytes_max: int = STATE_BYTES_MAX
-    identity: str = field(default_factory=lambda: uuid.uuid4().hex)
+    identity: str = field(init=False, default_factory=lambda: uuid.uuid4().hex)
     """Which heap it is: descriptions of one identity mean the same one."""
 
     def __post_init__(self) -> None:

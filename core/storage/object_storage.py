@@ -42,7 +42,7 @@ class ObjectStorage(CheckpointStorage):
     url: str
     endpoint: str | None = None
     """Of a store that is not the provider's own: `http://minio:9000`."""
-    options: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    options: Mapping[str, str] | None = field(default=None, repr=False)
     """What obstore calls its configuration: `region`, `access_key_id`, `secret_access_key`, …"""
     inline_threshold_bytes: int = INLINE_THRESHOLD_BYTES
     """State smaller than this is kept in the decision log's record, and not in an object."""
@@ -79,7 +79,7 @@ class ObjectStorage(CheckpointStorage):
         return self.url
 
     def _settings(self) -> BucketSettings:
-        options = {**self.options, **({"endpoint": self.endpoint} if self.endpoint else {})}
+        options = {**(self.options or {}), **({"endpoint": self.endpoint} if self.endpoint else {})}
         return BucketSettings(
             self.url.rstrip("/"),
             options,

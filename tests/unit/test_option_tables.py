@@ -65,6 +65,8 @@ def test_every_object_that_a_user_sets_options_of_has_a_table() -> None:
         "onceflow.FailureRate",
         "onceflow.FileSystemStorage",
         "onceflow.FixedDelay",
+        "onceflow.MemoryStorage",
+        "onceflow.ObjectStorage",
         "onceflow.Pipeline",
         "onceflow.RocksDBBackend",
         "onceflow.RuntimeSettings",

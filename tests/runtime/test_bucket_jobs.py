@@ -1,0 +1,218 @@
+"""Whole jobs whose checkpoints are in a bucket of a real S3 server, or in the driver's memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from pathlib import Path
+
+import pytest
+from tests.runtime.test_recovery import await_checkpoints
+from tests.support.clusters import AnyCluster
+from tests.support.counting_source import CountingSource
+from tests.support.ledger import assert_exactly_once, ledger
+from tests.support.staged_sink import StagedSink
+
+from onceflow import (
+    Checkpointing,
+    HeapBackend,
+    JobState,
+    MemoryStorage,
+    NoRestart,
+    ObjectStorage,
+    Pipeline,
+    RocksDBBackend,
+)
+from onceflow.core.errors import CheckpointCorrupt, ConfigError, SlotLost, StorageError
+from onceflow.core.pipeline import Job
+from onceflow.core.protocol.snapshots import paths_of
+from onceflow.core.state import StateBackend
+from onceflow.core.storage import CheckpointStorage
+from onceflow.core.storage.bucket import BucketFiles
+from onceflow.core.storage.bucket_settings import BucketSettings
+from onceflow.testing import S3Factory
+
+ROCKSDB = RocksDBBackend(incremental=True)
+SMALL = 100
+"""Bytes of state that are held inline: everything of interest becomes an object."""
+
+
+def _source(tmp_path: Path, *, accounts: int = 100) -> CountingSource:
+    """Records that are read until `_finished` says that all are."""
+    return CountingSource(
+        20_000, pause_s=0.001, accounts=accounts, ends_with=str(tmp_path / "read all")
+    )
+
+
+def _finished(job: Job, tmp_path: Path) -> JobState:
+    (tmp_path / "read all").touch()
+    return job.wait(60).state
+
+
+def _kill_a_slot(job: Job) -> None:
+    os.kill(job.status().slots[0].pid, signal.SIGKILL)
+
+
+def _state_objects(url: str, job: str) -> set[str]:
+    """Return every object of the job that holds state, relative to its directory."""
+    files = BucketFiles(BucketSettings(url))
+    paths = (path.removeprefix(f"{job}/") for path in files.visible_files())
+    return {path for path in paths if path.startswith(("chk-", "shared/"))}
+
+
+@pytest.mark.parametrize("backend", [HeapBackend(), ROCKSDB], ids=["heap", "rocksdb"])
+def test_a_job_with_its_state_in_a_bucket_survives_kills_and_leaves_no_object_behind(
+    cluster: AnyCluster, tmp_path: Path, s3_bucket: str, backend: StateBackend
+) -> None:
+    source = _source(tmp_path, accounts=3_000)
+    storage = ObjectStorage(f"{s3_bucket}/checkpoints", inline_threshold_bytes=SMALL)
+    pipeline, sink = ledger(cluster, tmp_path, source, storage=storage, backend=backend)
+    job = pipeline.start()
+    for completed in (2, 5):
+        await_checkpoints(job, completed)
+        _kill_a_slot(job)
+    await_checkpoints(job, 9)
+    assert _finished(job, tmp_path) is JobState.FINISHED
+    assert job.status().restores == 2
+    assert_exactly_once(sink, source)
+    # What incremental checkpoints share is there as long as one names it, and no longer.
+    view = storage.open("ledger").log.read()
+    named = paths_of(s for completed in view.completed for s in completed.snapshots)
+    assert _state_objects(storage.url, "ledger") == named
+    assert named, "the last checkpoint holds state"
+
+
+def test_a_job_outlives_an_s3_server_that_is_killed_and_comes_back(
+    cluster: AnyCluster, tmp_path: Path, s3_server: S3Factory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = s3_server()
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    source = _source(tmp_path)
+    storage = ObjectStorage(
+        f"s3://{server.create_bucket('own')}/x", inline_threshold_bytes=SMALL, retry_timeout=20
+    )
+    pipeline, sink = ledger(cluster, tmp_path, source, storage=storage)
+    job = pipeline.start()
+    await_checkpoints(job, 2)
+    server.kill()
+    completed = job.status().checkpoints_completed
+    server.start()
+    await_checkpoints(job, completed + 3)
+    assert _finished(job, tmp_path) is JobState.FINISHED
+    assert_exactly_once(sink, source)
+
+
+def test_objects_of_a_checkpoint_that_somebody_deletes_are_named_at_the_restore(
+    cluster: AnyCluster, tmp_path: Path, s3_bucket: str
+) -> None:
+    source = _source(tmp_path)
+    storage = ObjectStorage(s3_bucket, inline_threshold_bytes=SMALL)
+    pipeline, sink = ledger(
+        cluster, tmp_path, source, storage=storage, interval=None, restart=NoRestart()
+    )
+    job = pipeline.start()
+    job.checkpoint()
+    await_checkpoints(job, 1)
+    files = BucketFiles(BucketSettings(s3_bucket))
+    for name in files.list("ledger"):
+        if name.startswith("chk-"):
+            files.delete_tree(f"ledger/{name}")
+    _kill_a_slot(job)
+    with pytest.raises(SlotLost):
+        job.wait(60)
+    again, _ = ledger(cluster, tmp_path, source, storage=storage, sink=sink, restart=NoRestart())
+    with pytest.raises(CheckpointCorrupt, match=rf"state file {s3_bucket}/ledger/chk-.* is gone"):
+        again.run(60)
+
+
+def test_rows_are_staged_in_the_bucket_and_applied_once(
+    cluster: AnyCluster, tmp_path: Path, s3_bucket: str
+) -> None:
+    source = _source(tmp_path)
+    sink = StagedSink(str(tmp_path / "target.db"))
+    pipeline = Pipeline(
+        cluster,
+        name="staged",
+        parallelism=2,
+        checkpointing=Checkpointing(storage=f"{s3_bucket}/checkpoints", interval=0.2),
+    )
+    pipeline.read(source, uid="records").write(sink, uid="target")
+    job = pipeline.start()
+    await_checkpoints(job, 2)
+    _kill_a_slot(job)
+    await_checkpoints(job, 4)
+    assert _finished(job, tmp_path) is JobState.FINISHED
+    assert sink.ids() == list(range(source.records))
+    files = BucketFiles(BucketSettings(f"{s3_bucket}/checkpoints"))
+    assert files.list("staged/staged/staged.target") == ()
+
+
+@pytest.mark.parametrize("backend", [HeapBackend(), ROCKSDB], ids=["heap", "rocksdb"])
+def test_a_job_with_its_state_in_the_drivers_memory_survives_a_killed_slot(
+    cluster: AnyCluster, tmp_path: Path, backend: StateBackend
+) -> None:
+    source = _source(tmp_path)
+    storage = MemoryStorage()
+    pipeline, sink = ledger(cluster, tmp_path, source, storage=storage, backend=backend)
+    job = pipeline.start()
+    await_checkpoints(job, 2)
+    _kill_a_slot(job)
+    await_checkpoints(job, 4)
+    assert _finished(job, tmp_path) is JobState.FINISHED
+    assert_exactly_once(sink, source)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_state_that_is_too_large_for_the_drivers_memory_says_so(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    source = CountingSource(20_000, accounts=5_000)
+    pipeline, _ = ledger(
+        cluster,
+        tmp_path,
+        source,
+        storage=MemoryStorage(state_bytes_max=10_000),
+        restart=NoRestart(),
+    )
+    with pytest.raises(
+        Exception, match=r"state .* has \d+ bytes, and storage in the driver's memory takes 9999"
+    ):
+        pipeline.run(60)
+
+
+def test_rows_cannot_be_staged_in_the_drivers_memory(cluster: AnyCluster, tmp_path: Path) -> None:
+    pipeline = Pipeline(
+        cluster, name="staged", checkpointing=Checkpointing("memory://"), restart=NoRestart()
+    )
+    sink = StagedSink(str(tmp_path / "target.db"))
+    pipeline.read(CountingSource(100), uid="records").write(sink, uid="target")
+    with pytest.raises(ConfigError, match="stages rows, which every process of the job must see"):
+        pipeline.run(60)
+
+
+def test_a_checkpoint_directory_that_is_deleted_under_the_job_is_named(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    source = _source(tmp_path)
+    pipeline, _ = ledger(cluster, tmp_path, source, restart=NoRestart(), interval=None)
+    job = pipeline.start()
+    job.checkpoint()
+    await_checkpoints(job, 1)
+    (tmp_path / "checkpoints" / "ledger").rename(tmp_path / "deleted")
+    job.checkpoint()
+    with pytest.raises(
+        CheckpointCorrupt, match=rf"{tmp_path}/checkpoints/.*storage under the running"
+    ):
+        job.wait(60)
+
+
+def test_a_storage_that_is_not_there_is_refused_before_the_job_runs(
+    cluster: AnyCluster, tmp_path: Path, s3_bucket: str
+) -> None:
+    del s3_bucket
+    storage: CheckpointStorage = ObjectStorage(f"s3://missing-{uuid.uuid4().hex}/x")
+    pipeline, _ = ledger(cluster, tmp_path, CountingSource(10), storage=storage)
+    with pytest.raises(StorageError, match="create the bucket first"):
+        pipeline.run(60)
