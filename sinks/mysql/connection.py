@@ -11,7 +11,7 @@ _read_packet, _read_timeout, _write_timeout.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +22,7 @@ import pymysql
 from pymysql.connections import Connection
 from pymysql.constants import CLIENT, COMMAND, CR
 from pymysql.cursors import Cursor
-from pymysql.err import InternalError, MySQLError, OperationalError
+from pymysql.err import InternalError, MySQLError, OperationalError, raise_mysql_exception
 from pymysql.protocol import OKPacketWrapper
 from typing_extensions import override
 
@@ -86,6 +86,13 @@ _KINDS: Mapping[int, type[SqlError]] = MappingProxyType(
     }
 )
 _PIECE_BYTES = 1 << 20
+# First bytes of a row's packet: the text's length, or how many bytes that takes, or it is no row.
+_NULL, _EOF_PACKET, _ERROR_PACKET = 0xFB, 0xFE, 0xFF
+_LENGTHS = {0xFC: 3, 0xFD: 4, 0xFE: 9}
+_TOO_LONG = 1301
+"""ER_WARN_ALLOWED_PACKET_OVERFLOWED."""
+_EOF_LENGTH_END = 9
+_PACKET_LENGTH_MAX = 0xFFFFFF
 _OUT_OF_SYNC = 2014
 """CR_COMMANDS_OUT_OF_SYNC: a statement was sent before the last one's reply was read."""
 
@@ -187,6 +194,74 @@ class WireConnection:
             raise refused(_OUT_OF_SYNC, "the server answered neither success nor error")
         reply = cast("Any", OKPacketWrapper)(packet)
         return Reply(int(reply.affected_rows), int(reply.warning_count))
+
+    def single_texts(self, statement: str, chunk_bytes: int) -> Iterator[bytes]:
+        """Yield the rows of `statement`, which has one column without nulls, as lines of text.
+
+        About `chunk_bytes` at a time, as they come; what is not read is given up with the
+        connection. PyMySQL would take each value apart; here a row costs a look at its length.
+        """
+        self._require_settled()
+        private = cast("Any", self._connection)
+        with self._bounded():
+            private._execute_command(COMMAND.COM_QUERY, statement)
+            head = private._read_packet()
+            # The number of columns, each column, and the end of the columns.
+            for _ in range(head.read_length_encoded_integer() + 1):
+                private._read_packet()
+            yield from self._lines(private, chunk_bytes)
+
+    def _lines(self, private: Any, chunk_bytes: int) -> Iterator[bytes]:
+        lines: list[bytes] = []
+        size = 0
+        for payload in self._row_packets(private):
+            first = payload[0]
+            if first < _NULL:
+                lines.append(payload[1:])
+            elif first == _NULL:
+                raise InternalError(
+                    _TOO_LONG,
+                    "a row is longer than max_allowed_packet, the most that the server puts into"
+                    " one text; raise it there, or read fewer columns",
+                )
+            else:
+                lines.append(payload[_LENGTHS[first] :])
+            size += len(payload)
+            if size > chunk_bytes:
+                lines.append(b"")
+                yield b"\n".join(lines)
+                lines, size = [], 0
+        if lines:
+            lines.append(b"")
+            yield b"\n".join(lines)
+
+    def _row_packets(self, private: Any) -> Iterator[bytes]:
+        """Yield packets up to the one that says that there are no more rows."""
+        while True:
+            payload, number = self._packet(private)
+            length = len(payload)
+            while length == _PACKET_LENGTH_MAX:
+                more, number = self._packet(private)
+                payload, length = payload + more, len(more)
+            if payload[0] == _ERROR_PACKET:
+                raise_mysql_exception(payload)
+            if payload[0] == _EOF_PACKET and len(payload) < _EOF_LENGTH_END:
+                private._next_seq_id = (number + 1) % 256
+                return
+            yield payload
+
+    def _packet(self, private: Any) -> tuple[bytes, int]:
+        try:
+            header = private._rfile.read(4)
+            length = int.from_bytes(header[:3], "little")
+            payload = private._rfile.read(length)
+        except OSError as error:
+            self.close()
+            raise OperationalError(CR.CR_SERVER_LOST, f"timed out: {error}") from error
+        if len(header) < 4 or len(payload) < length:
+            self.close()
+            raise OperationalError(CR.CR_SERVER_LOST, "the connection broke while rows were read")
+        return payload, header[3]
 
     def close(self) -> None:
         """Disconnect without a word, by which the server rolls back what is open. May be repeated.
@@ -296,6 +371,10 @@ class MySQLSession(Session):
     def receive(self) -> Reply:
         """Return the reply to what was sent."""
         return self._wire.receive()
+
+    def single_texts(self, statement: str, chunk_bytes: int) -> Iterator[bytes]:
+        """Yield the rows of `statement`, of one column without nulls, as lines of text."""
+        return self._wire.single_texts(statement, chunk_bytes)
 
     @override
     def begin(self) -> None:

@@ -18,7 +18,7 @@ import psycopg
 import psycopg.postgres
 from psycopg.abc import Buffer
 from psycopg.adapt import Dumper
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Format, TransactionStatus
 from psycopg.rows import TupleRow
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
@@ -359,18 +359,28 @@ class PostgresEndpoint:
             ConfigError: It is refused for good: password, database, role, host or encryption.
             SinkError: It is refused now: not running, starting, full, or too slow.
         """
-        parameters = {**_DEFAULTS, **self._followed()}
-        parameters["application_name"] = name[:_APPLICATION_NAME_LENGTH_MAX]
-        # libpq takes whole seconds, and 1 as 2.
-        parameters["connect_timeout"] = str(max(2, round(self.connect_timeout_s)))
+        parameters = cast("dict[str, Any]", self._given(name))
         try:
             connection = _BoundedConnection.connect(
-                **cast("dict[str, Any]", parameters), autocommit=True, prepare_threshold=None
+                **parameters, autocommit=True, prepare_threshold=None
             )
         except psycopg.Error as error:
             raise self._refused(error) from None
         connection.reply_timeout_s = self.reply_timeout_s
         return PostgresSession(connection, self.lock_timeout_s)
+
+    def conninfo(self, name: str) -> str:
+        """Return what another client of libpq connects with, secrets included: never to be kept."""
+        # There is no deadline for replies there; what was sent and not taken in has one.
+        silence_ms = str(round(self.reply_timeout_s * 1000))
+        return make_conninfo(**{"tcp_user_timeout": silence_ms, **self._given(name)})
+
+    def _given(self, name: str) -> dict[str, str]:
+        parameters = {**_DEFAULTS, **self._followed()}
+        parameters["application_name"] = name[:_APPLICATION_NAME_LENGTH_MAX]
+        # libpq takes whole seconds, and 1 as 2.
+        parameters["connect_timeout"] = str(max(2, round(self.connect_timeout_s)))
+        return parameters
 
     def _refused(self, error: psycopg.Error) -> ConfigError | SinkError:
         reason = self.without_secrets(str(error).strip())

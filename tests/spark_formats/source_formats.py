@@ -11,6 +11,12 @@ from pyspark.sql.types import StructType
 from onceflow.connectors.spark.arrow_rows import spark_schema
 from onceflow.connectors.spark.kafka_reader import KafkaBatchReader
 from onceflow.connectors.spark.kafka_stream import BatchLimits, KafkaStreamReader
+from onceflow.connectors.spark.mysql_rows import MySQLRows
+from onceflow.connectors.spark.postgres_rows import PostgresRows
+from onceflow.connectors.spark.sql_reader import Bounds, RowSource, sql_reader, sql_schema
+from onceflow.sinks.mysql.endpoint import endpoint_of as mysql_endpoint_of
+from onceflow.sinks.postgres.connection import endpoint_of as postgres_endpoint_of
+from onceflow.sinks.sql.tables import TableName
 from onceflow.sources import KafkaSource
 from onceflow.sources.kafka.rows import schema_of_rows
 from onceflow.sources.kafka.settings import KafkaSettings
@@ -50,3 +56,49 @@ class KafkaFormat(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return KafkaBatchReader(self.settings(), schema, self.limits())
+
+
+class _SqlFormat(DataSource):
+    def source(self) -> RowSource:
+        raise NotImplementedError
+
+    def schema(self) -> StructType:
+        return sql_schema(self.source())
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        given = dict(self.options)
+        column = given.get("column")
+        bounds = None if column is None else Bounds(column, given["lower"], given["upper"])
+        return sql_reader(self.source(), schema, bounds=bounds, tasks=int(given.get("tasks", "1")))
+
+
+_WAITS: dict[str, Any] = {
+    "user": None,
+    "password": None,
+    "connect_timeout_s": 10.0,
+    "reply_timeout_s": 60.0,
+    "lock_timeout_s": 10.0,
+}
+
+
+class PostgresFormat(_SqlFormat):
+    @classmethod
+    def name(cls) -> str:
+        return "test-postgres"
+
+    def source(self) -> RowSource:
+        options = dict(self.options)
+        table = TableName.parse(options["table"]) if "table" in options else None
+        endpoint = postgres_endpoint_of(options["url"], **_WAITS)
+        return PostgresRows(endpoint, table, options.get("query"))
+
+
+class MySQLFormat(_SqlFormat):
+    @classmethod
+    def name(cls) -> str:
+        return "test-mysql"
+
+    def source(self) -> RowSource:
+        options = dict(self.options)
+        endpoint = mysql_endpoint_of(options["url"], **_WAITS)
+        return MySQLRows(endpoint, TableName.parse(options["table"]))

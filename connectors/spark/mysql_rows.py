@@ -1,0 +1,250 @@
+"""Rows of MySQL and MariaDB as Arrow: one column of CSV from the server, parsed by Arrow.
+
+The server sends text in any case. Asked for columns, it sends each with a length of its own, which
+Python would have to walk through value by value; asked for a row as one text, it leaves that to
+Arrow's parser. So each task selects one CONCAT_WS of all columns, text in double quotes, bytes in
+hexadecimal digits, null as nothing at all. Rows are taken from the connection as they come.
+
+A task reads what is committed when it begins: MySQL shares no snapshot between connections. What is
+changed meanwhile may be read by none of the tasks or by two; one task alone reads one state.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import csv
+
+from onceflow.connectors.spark.sql_filters import Comparable, SqlWords
+from onceflow.connectors.spark.sql_reader import Bounds, ReadColumn, TaskPlan
+from onceflow.connectors.spark.stride_bounds import stride_conditions
+from onceflow.core.errors import ConfigError, SinkError
+from onceflow.sinks.mysql.catalog import TEXTS, MySQLType, found, identifier, literal, quoted
+from onceflow.sinks.mysql.connection import own
+from onceflow.sinks.mysql.endpoint import MySQLEndpoint
+from onceflow.sinks.mysql.types import BINARIES
+from onceflow.sinks.sql.session import Session, SqlError
+from onceflow.sinks.sql.tables import Table, TableColumn, TableName
+
+_PRECISION_MAX = 38
+_CHUNK_BYTES = 4 * 1024 * 1024
+_INTEGERS: dict[str, tuple[pa.DataType, pa.DataType]] = {
+    "tinyint": (pa.int8(), pa.int16()),
+    "smallint": (pa.int16(), pa.int32()),
+    "mediumint": (pa.int32(), pa.int32()),
+    "int": (pa.int32(), pa.int64()),
+    "bigint": (pa.int64(), pa.decimal128(20, 0)),
+    "year": (pa.int32(), pa.int32()),
+}
+"""Signed and unsigned: Spark has no unsigned numbers."""
+_SIMPLE: dict[str, tuple[pa.DataType, Comparable | None]] = {
+    "float": (pa.float32(), None),
+    "double": (pa.float64(), Comparable.NUMBER),
+    "date": (pa.date32(), Comparable.DATE),
+    "datetime": (pa.timestamp("us"), Comparable.LOCAL_TIME),
+    "timestamp": (pa.timestamp("us", "UTC"), Comparable.INSTANT),
+}
+
+
+_AS_TEXT = frozenset({"json", "enum", "set", "time", "uuid", "inet4", "inet6"})
+"""Of other types (geometry, vector) the bytes are read, as hexadecimal digits."""
+
+
+def _instant(text: str) -> str:
+    # Sessions here are in UTC.
+    return f"TIMESTAMP '{text}'"
+
+
+@dataclass(frozen=True, slots=True)
+class MySQLRows:
+    """A table of MySQL or MariaDB."""
+
+    endpoint: MySQLEndpoint
+    table: TableName
+
+    @property
+    def words(self) -> SqlWords:
+        """How values are written."""
+        return SqlWords(text=literal, instant=_instant)
+
+    @property
+    def relation(self) -> str:
+        """What stands behind FROM."""
+        return identifier(self.table)
+
+    def quoted(self, name: str) -> str:
+        """Return `name` as an identifier."""
+        return quoted(name)
+
+    def columns(self) -> Sequence[ReadColumn]:
+        """Return all columns, as the server says them.
+
+        Raises:
+            ConfigError: There is no such table, or no right to read it.
+            SinkError: The server cannot be asked now.
+        """
+        with self.endpoint.connect("onceflow read") as session:
+            return [_column(one) for one in self._described(session).columns]
+
+    def plan(self, columns: Sequence[ReadColumn], bounds: Bounds | None, tasks: int) -> TaskPlan:
+        """Return how the tasks share the rows: by a column's strides, else by a whole-number key.
+
+        Raises:
+            ConfigError: There is no key to cut by, and no column was named.
+            SinkError: The server cannot be asked now.
+        """
+        if tasks == 1:
+            return TaskPlan(("",))
+        if bounds is None:
+            bounds = self._key_bounds(columns, tasks)
+        if bounds is None:
+            return TaskPlan(("",))
+        return TaskPlan(stride_conditions(columns, bounds, tasks, self.words))
+
+    def batches(
+        self, statement: str, columns: Sequence[ReadColumn], snapshot: str
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield what `statement` selects, from one consistent read.
+
+        Raises:
+            ConfigError: A value has no form in its column's Arrow type; names the column.
+            SinkError: The server refused or broke off.
+        """
+        del snapshot
+        names = ", ".join(_spelled(column) for column in columns)
+        rows = f"SELECT CONCAT_WS(',', {names}) FROM ({statement}) AS onceflow_rows"  # noqa: S608
+        with self.endpoint.connect("onceflow read") as session:
+            try:
+                for chunk in own(session).single_texts(rows, _CHUNK_BYTES):
+                    yield _parsed(chunk, columns)
+            except SqlError as error:
+                raise SinkError(f"reading {self.relation} of {self.endpoint}: {error}") from error
+
+    def _described(self, session: Session) -> Table:
+        try:
+            table = found(session, self.table)
+        except SqlError as error:
+            raise SinkError(f"reading {self.relation} of {self.endpoint}: {error}") from error
+        if table is None:
+            raise ConfigError(
+                f"there is no table {self.table} in {self.endpoint}, or no right to read it"
+            )
+        return table
+
+    def _key_bounds(self, columns: Sequence[ReadColumn], tasks: int) -> Bounds | None:
+        """Return the first and last value of a key of one whole number; None: no rows."""
+        whole = {
+            one.name
+            for one in columns
+            if one.kind is Comparable.NUMBER
+            and (pa.types.is_integer(one.type) or one.type == pa.decimal128(20, 0))
+        }
+        with self.endpoint.connect("onceflow read") as session:
+            keys = [key for _, key in self._described(session).unique_keys if len(key) == 1]
+            key = next((name for one in keys for name in one if name in whole), None)
+            if key is None:
+                raise ConfigError(
+                    f"numPartitions={tasks}: {self.table} has no unique key of one whole number;"
+                    " give partitionColumn, lowerBound and upperBound"
+                )
+            ends = f"SELECT MIN({quoted(key)}), MAX({quoted(key)}) FROM {self.relation}"  # noqa: S608
+            ((low, high),) = session.query(ends)
+        return None if low is None else Bounds(key, str(low), str(int(high) + 1))
+
+
+def _column(column: TableColumn) -> ReadColumn:
+    kind, name = column.type, quoted(column.name)
+    assert isinstance(kind, MySQLType), kind
+    expression, compared = name, None
+    arrow: pa.DataType = pa.string()
+    if kind.shown.lower().startswith("tinyint(1)"):
+        # As JDBC has it. Another number than 0 and 1 is an error.
+        arrow = pa.bool_()
+    elif kind.name in _INTEGERS:
+        signed, unsigned = _INTEGERS[kind.name]
+        arrow, compared = (unsigned if kind.unsigned else signed), Comparable.NUMBER
+    elif kind.name == "bit":
+        arrow, expression = pa.decimal128(20, 0), f"{name} + 0"
+    elif kind.name == "decimal":
+        precision, scale = min(kind.precision or 10, _PRECISION_MAX), kind.scale or 0
+        arrow, compared = pa.decimal128(precision, scale), Comparable.NUMBER
+    elif kind.name in _SIMPLE:
+        arrow, compared = _SIMPLE[kind.name]
+        if kind.name == "float":
+            # A float is sent with six digits unless it is made a double.
+            expression = f"{name} * 1e0"
+    elif kind.name in BINARIES:
+        arrow = pa.binary()
+    elif kind.name in TEXTS:
+        compared = Comparable.TEXT
+    elif kind.name not in _AS_TEXT:
+        expression = f"HEX({name})"
+    return ReadColumn(column.name, expression, arrow, compared)
+
+
+def _spelled(column: ReadColumn) -> str:
+    name = quoted(column.name)
+    if pa.types.is_binary(column.type):
+        # In quotes: nothing in them is no bytes, and nothing without them is null.
+        return f"IFNULL(CONCAT('\"', HEX({name}), '\"'), '')"
+    if pa.types.is_string(column.type):
+        return f"IFNULL(CONCAT('\"', REPLACE({name}, '\"', '\"\"'), '\"'), '')"
+    return f"IFNULL({name}, '')"
+
+
+def _parsed(lines: bytes, columns: Sequence[ReadColumn]) -> pa.RecordBatch:
+    read = {one.name: _parsed_as(one.type) for one in columns}
+    try:
+        table = csv.read_csv(
+            pa.BufferReader(lines),
+            read_options=csv.ReadOptions(
+                use_threads=False, column_names=list(read), block_size=len(lines) + 1
+            ),
+            parse_options=csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
+            convert_options=csv.ConvertOptions(
+                column_types=read,
+                null_values=[""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+                true_values=["1"],
+                false_values=["0"],
+            ),
+        )
+    except pa.ArrowException as error:
+        listed = ", ".join(f"{one.name}: {one.type}" for one in columns)
+        raise ConfigError(
+            f"a value does not fit the type that its column is read as ({listed}): {error}. Give a"
+            " schema without it"
+        ) from error
+    batch = table.combine_chunks().to_batches()[0]
+    arrays = [_array(array, one.type) for array, one in zip(batch.columns, columns, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, names=[one.name for one in columns])
+
+
+def _parsed_as(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us")
+    if pa.types.is_float32(kind):
+        return pa.float64()
+    return pa.string() if pa.types.is_binary(kind) else kind
+
+
+def _array(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_binary(kind):
+        return _unhexed(array)
+    return array if array.type == kind else array.cast(kind)
+
+
+def _unhexed(digits: pa.Array) -> pa.Array:
+    """Return the bytes that hexadecimal digits stand for, all at once."""
+    validity, offsets, data = digits.buffers()
+    if offsets is None or data is None:
+        return pa.nulls(len(digits), pa.binary())
+    bounds = np.frombuffer(memoryview(offsets), dtype=np.int32, count=len(digits) + 1)
+    octets = binascii.unhexlify(memoryview(data)[: int(bounds[-1])])
+    halved = pa.py_buffer((bounds // 2).astype(np.int32).tobytes())
+    return pa.Array.from_buffers(pa.binary(), len(digits), [validity, halved, pa.py_buffer(octets)])

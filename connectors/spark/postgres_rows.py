@@ -1,0 +1,303 @@
+"""Rows of Postgres as Arrow, by COPY in its binary format, decoded by Arrow's own driver (ADBC).
+
+All tasks of a plan read one snapshot. The Python process in which Spark plans exports it and holds
+it open, for a task can take it over only as long as somebody has it: until `_HELD_S` after the
+plan, or until Spark ends that process, which it may do after a minute without work. A task that
+comes later fails; it never reads another state of the table. A task that has begun keeps it.
+
+What cannot be decoded by its own type (json, uuid, enums, intervals, …) is selected as text.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from adbc_driver_manager import dbapi as manager
+from adbc_driver_postgresql import dbapi as adbc
+
+from onceflow.connectors.spark.sql_filters import Comparable, SqlWords
+from onceflow.connectors.spark.sql_reader import Bounds, ReadColumn, TaskPlan
+from onceflow.connectors.spark.stride_bounds import stride_conditions
+from onceflow.core.errors import ConfigError, SinkError
+from onceflow.sinks.postgres.catalog import identifier, literal, quoted
+from onceflow.sinks.postgres.connection import PostgresEndpoint, PostgresSession
+from onceflow.sinks.sql.tables import TableName
+
+_HELD_S = 600.0
+_BATCH_BYTES = 4 * 1024 * 1024
+_PRECISION_MAX = 38
+_ANY_NUMERIC = pa.decimal128(38, 18)
+"""What Spark's JDBC reader takes numeric without limits for."""
+_TYPMOD_OFFSET = 4
+_DAYS = (-719_162, 2_932_896)
+_MICROSECONDS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+"""Of the years 1 to 9999, which Spark has, counted from 1970. What is infinite lies outside."""
+
+_COMPARED: dict[str, Comparable] = {
+    **dict.fromkeys(("int2", "int4", "int8", "float4", "float8", "numeric"), Comparable.NUMBER),
+    **dict.fromkeys(("text", "varchar"), Comparable.TEXT),
+    "bool": Comparable.BOOLEAN,
+    "date": Comparable.DATE,
+    "timestamp": Comparable.LOCAL_TIME,
+    "timestamptz": Comparable.INSTANT,
+}
+_AS_THEY_ARE = frozenset({*_COMPARED, "bpchar", "bytea"})
+
+
+_PAGES = """
+    SELECT coalesce(max(pg_catalog.pg_relation_size(c.oid)), 0)
+            / pg_catalog.current_setting('block_size')::bigint,
+        (SELECT relkind::text FROM pg_catalog.pg_class WHERE oid = {name}::regclass)
+    FROM pg_catalog.pg_class AS c
+    WHERE c.oid = {name}::regclass
+        OR c.oid IN (SELECT relid FROM pg_catalog.pg_partition_tree({name}::regclass))
+"""
+
+
+def _instant(text: str) -> str:
+    return f"TIMESTAMPTZ '{text}+00'"
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresRows:
+    """A table or a query of Postgres."""
+
+    endpoint: PostgresEndpoint
+    table: TableName | None = None
+    query: str | None = None
+    """Instead of a table: a SELECT."""
+
+    def __post_init__(self) -> None:
+        if (self.table is None) is (self.query is None):
+            raise ConfigError("give dbtable= or query=, one of the two")
+
+    @property
+    def words(self) -> SqlWords:
+        """How values are written."""
+        return SqlWords(text=literal, instant=_instant)
+
+    @property
+    def relation(self) -> str:
+        """What stands behind FROM."""
+        if self.table is not None:
+            return identifier(self.table)
+        return f"({self.query}) AS onceflow_rows"
+
+    def quoted(self, name: str) -> str:
+        """Return `name` as an identifier."""
+        return quoted(name)
+
+    def columns(self) -> Sequence[ReadColumn]:
+        """Return all columns, as the server says them.
+
+        Raises:
+            ConfigError: There is no such table, or the query is none.
+            SinkError: The server cannot be asked now.
+        """
+        with self._connected() as connection, connection.cursor() as cursor:
+            # Asks without reading; a name that is wrong is an error here already.
+            schema = cursor.adbc_execute_schema(f"SELECT * FROM {self.relation}")  # noqa: S608
+        return [_column(field) for field in schema]
+
+    def plan(self, columns: Sequence[ReadColumn], bounds: Bounds | None, tasks: int) -> TaskPlan:
+        """Return how the tasks share the rows, and the snapshot that all of them read.
+
+        Raises:
+            ConfigError: A query is to be cut without a column to cut it by.
+            SinkError: The server cannot be asked now.
+        """
+        if tasks == 1:
+            return TaskPlan(("",))
+        if bounds is not None:
+            conditions = stride_conditions(columns, bounds, tasks, self.words)
+        elif self.table is not None:
+            conditions = self._by_place(tasks)
+        else:
+            raise ConfigError(
+                f"numPartitions={tasks} of a query needs partitionColumn, lowerBound and upperBound"
+            )
+        snapshot = _hold_snapshot(self.endpoint) if len(conditions) > 1 else ""
+        return TaskPlan(conditions, snapshot)
+
+    def batches(
+        self, statement: str, columns: Sequence[ReadColumn], snapshot: str
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield what `statement` selects.
+
+        Raises:
+            ConfigError: A value has no form in its column's Arrow type; names the column.
+            SinkError: The server refused, broke off, or forgot the snapshot.
+        """
+        with self._connected() as connection, connection.cursor() as cursor:
+            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            if snapshot:
+                cursor.execute(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
+            cursor.adbc_statement.set_options(
+                **{"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)}
+            )
+            cursor.execute(statement)
+            for batch in cursor.fetch_record_batch():
+                if batch.num_rows:
+                    yield _converted(batch, columns)
+
+    def _by_place(self, tasks: int) -> tuple[str, ...]:
+        """Return ranges of the table's pages: under one snapshot each row is in one of them."""
+        assert self.table is not None
+        name = literal(identifier(self.table))
+        with self.endpoint.connect("onceflow read") as session:
+            # The longest of a partitioned table's parts: each is cut at the same pages.
+            ((pages, kind),) = session.query(_PAGES.format(name=name))
+        if kind not in ("r", "p", "m"):
+            raise ConfigError(
+                f"numPartitions={tasks} of {self.table}, which is no table, needs partitionColumn,"
+                " lowerBound and upperBound"
+            )
+        count = max(1, min(tasks, int(pages)))
+        cuts = [int(pages) * index // count for index in range(1, count)]
+        if not cuts:
+            return ("",)
+        places = [f"'({cut},0)'::tid" for cut in cuts]
+        return (
+            f"ctid < {places[0]}",
+            *(f"ctid >= {low} AND ctid < {high}" for low, high in pairwise(places)),
+            f"ctid >= {places[-1]}",
+        )
+
+    @contextmanager
+    def _connected(self) -> Generator[adbc.Connection, None, None]:
+        try:
+            with adbc.connect(self.endpoint.conninfo("onceflow read"), autocommit=True) as one:
+                yield one
+        except manager.Error as error:
+            raise self._explained(error) from None
+
+    def _explained(self, error: manager.Error) -> Exception:
+        text = self.endpoint.without_secrets(" ".join(str(error).split()))
+        if "snapshot" in text and ("invalid" in text or "does not exist" in text):
+            return SinkError(
+                f"reading {self.relation} of {self.endpoint}: the snapshot of its plan is held no"
+                f" longer, for this task began too late: {text}. Give numPartitions= no more tasks"
+                " than run at once, or read with one"
+            )
+        wrong = error.sqlstate is not None and error.sqlstate.startswith(("42", "28", "3D"))
+        kind = ConfigError if wrong else SinkError
+        return kind(f"reading {self.relation} of {self.endpoint}: {text}")
+
+
+def _column(field: pa.Field) -> ReadColumn:
+    told = {key.decode(): value.decode() for key, value in (field.metadata or {}).items()}
+    name = told.get("ADBC:postgresql:typname") or told.get("POSTGRESQL:type", "")
+    expression = quoted(field.name)
+    if name == "numeric":
+        kind = _numeric(told.get("POSTGRESQL:typmod", ""))
+        return ReadColumn(field.name, expression, kind, Comparable.NUMBER)
+    if pa.types.is_list(field.type):
+        element = _element(field.type.value_type)
+        if element is not None:
+            return ReadColumn(field.name, expression, pa.list_(element))
+    elif name in _AS_THEY_ARE:
+        return ReadColumn(field.name, expression, field.type, _COMPARED.get(name))
+    return ReadColumn(field.name, f"{expression}::text", pa.string())
+
+
+def _element(kind: pa.DataType) -> pa.DataType | None:
+    """Return what an array's elements become; None: the array is read as text."""
+    if getattr(kind, "type_name", "") == "numeric":
+        return _ANY_NUMERIC
+    plain = not isinstance(kind, pa.BaseExtensionType) and not pa.types.is_nested(kind)
+    return kind if plain and not pa.types.is_time(kind) else None
+
+
+def _numeric(modifier: str) -> pa.DataType:
+    number = int(modifier or "-1")
+    if number < _TYPMOD_OFFSET:
+        return _ANY_NUMERIC
+    packed = number - _TYPMOD_OFFSET
+    # Eleven bits with sign: numeric(3, -2) is a type since PostgreSQL 15.
+    precision, scale = packed >> 16, ((packed & 0x7FF) ^ 1024) - 1024
+    if scale < 0:
+        precision, scale = precision - scale, 0
+    precision = max(precision, scale)
+    return pa.decimal128(min(precision, _PRECISION_MAX), min(scale, _PRECISION_MAX))
+
+
+def _converted(batch: pa.RecordBatch, columns: Sequence[ReadColumn]) -> pa.RecordBatch:
+    arrays = [_array(array, column) for array, column in zip(batch.columns, columns, strict=True)]
+    names = [column.name for column in columns]
+    return pa.RecordBatch.from_arrays(arrays, names=names)
+
+
+def _array(array: pa.Array, column: ReadColumn) -> pa.Array:
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    elif pa.types.is_list(array.type) and array.type != column.type:
+        # numeric[]: its elements come as text of a type of the driver's own.
+        array = array.cast(pa.list_(pa.string()))
+    if pa.types.is_timestamp(array.type):
+        _require_within(array.view(pa.int64()), _MICROSECONDS, column)
+    elif pa.types.is_date32(array.type):
+        _require_within(array.view(pa.int32()), _DAYS, column)
+    if array.type == column.type:
+        return array
+    try:
+        return array.cast(column.type)
+    except pa.ArrowException as error:
+        raise ConfigError(
+            f"column {column.name!r}: a value does not fit {column.type}, as which it is read:"
+            f" {error}. Select it as text by query="
+        ) from error
+
+
+def _require_within(numbers: pa.Array, ends: tuple[int, int], column: ReadColumn) -> None:
+    span = cast("dict[str, int | None]", pc.min_max(numbers).as_py())
+    least, most = span["min"], span["max"]
+    if least is not None and most is not None and (least < ends[0] or most > ends[1]):
+        raise ConfigError(
+            f"column {column.name!r} holds a time that is infinite, or outside the years 1 to 9999,"
+            " which Spark has not. Leave it out, or select something else in its place, by query="
+        )
+
+
+_held: list[PostgresSession] = []
+"""Of this process; each is let go by a timer of its own, or all at once."""
+_held_lock = threading.Lock()
+
+
+def _hold_snapshot(endpoint: PostgresEndpoint) -> str:
+    """Return the name of a snapshot as of now, held open by this process for a while."""
+    session = endpoint.connect("onceflow read: snapshot")
+    try:
+        session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        session.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+        ((name,),) = session.query("SELECT pg_catalog.pg_export_snapshot()")
+    except BaseException:
+        session.close()
+        raise
+    with _held_lock:
+        _held.append(session)
+    timer = threading.Timer(_HELD_S, _let_go, [session])
+    timer.daemon = True
+    timer.start()
+    return str(name)
+
+
+def _let_go(session: PostgresSession) -> None:
+    with _held_lock:
+        if session in _held:
+            _held.remove(session)
+    session.close()
+
+
+def let_go() -> None:
+    """Let all snapshots go that this process holds; tasks that have begun keep theirs."""
+    with _held_lock:
+        held = list(_held)
+    for session in held:
+        _let_go(session)

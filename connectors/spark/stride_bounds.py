@@ -1,0 +1,78 @@
+"""Where a column's values cut a table into strides of one width, as JDBC's options mean it."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
+
+from onceflow.connectors.spark.sql_filters import Comparable, SqlWords
+from onceflow.connectors.spark.sql_reader import Bounds, ReadColumn, strides
+from onceflow.core.errors import ConfigError
+
+_DAY = dt.date(1970, 1, 1)
+_TIME = dt.datetime(1970, 1, 1)
+_MICROSECOND = dt.timedelta(microseconds=1)
+
+
+def stride_conditions(
+    columns: Sequence[ReadColumn], bounds: Bounds, tasks: int, words: SqlWords
+) -> tuple[str, ...]:
+    """Return a condition a task; together they hold for every row, each for others.
+
+    Raises:
+        ConfigError: There is no such column, it has no order here, or a bound is not of its type.
+    """
+    column = next((one for one in columns if one.name == bounds.column), None)
+    if column is None:
+        raise ConfigError(
+            f"partitionColumn={bounds.column!r} is not among"
+            f" {', '.join(one.name for one in columns)}"
+        )
+    low, high = (_position(bound, column, bounds) for bound in (bounds.lower, bounds.upper))
+    if low >= high:
+        raise ConfigError(f"lowerBound={bounds.lower} is not below upperBound={bounds.upper}")
+    # Of whole numbers there are no more strides than numbers.
+    count = min(tasks, high - low)
+    cuts = [low + (high - low) * index // count for index in range(1, count)]
+    return strides(column.expression, [_written(cut, column, words) for cut in cuts])
+
+
+def _position(text: str, column: ReadColumn, bounds: Bounds) -> int:
+    """Return a bound as a whole number: itself, days, or microseconds, since 1970."""
+    try:
+        match column.kind:
+            case Comparable.NUMBER:
+                return int(Decimal(text))
+            case Comparable.DATE:
+                return (dt.date.fromisoformat(text) - _DAY).days
+            case Comparable.LOCAL_TIME:
+                return (dt.datetime.fromisoformat(text) - _TIME) // _MICROSECOND
+            case Comparable.INSTANT:
+                given = dt.datetime.fromisoformat(text)
+                utc = given if given.tzinfo is None else given.astimezone(dt.timezone.utc)
+                return (utc.replace(tzinfo=None) - _TIME) // _MICROSECOND
+            case _:
+                raise ConfigError(
+                    f"partitionColumn={bounds.column!r} is {column.type}; name one of numbers,"
+                    " dates or timestamps"
+                )
+    except (ValueError, TypeError, InvalidOperation) as error:
+        raise ConfigError(
+            f"{text!r} is no bound for partitionColumn={bounds.column!r}, which is {column.type}:"
+            f" {error}"
+        ) from error
+
+
+def _written(position: int, column: ReadColumn, words: SqlWords) -> str:
+    match column.kind:
+        case Comparable.DATE:
+            return f"DATE '{(_DAY + dt.timedelta(days=position)).isoformat()}'"
+        case Comparable.LOCAL_TIME:
+            at = _TIME + position * _MICROSECOND
+            return f"TIMESTAMP '{at.isoformat(' ', 'microseconds')}'"
+        case Comparable.INSTANT:
+            at = _TIME + position * _MICROSECOND
+            return words.instant(at.isoformat(" ", "microseconds"))
+        case _:
+            return str(position)

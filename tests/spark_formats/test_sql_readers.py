@@ -1,0 +1,374 @@
+"""Tables read into DataFrames: what sinks wrote comes back, in tasks, filtered by the database."""
+
+from __future__ import annotations
+
+import datetime as dt
+import pickle
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+import pyarrow as pa
+import pymysql
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    In,
+    InputPartition,
+    IsNotNull,
+    IsNull,
+    LessThan,
+    Not,
+    StringContains,
+    StringStartsWith,
+)
+from pyspark.sql.types import StructType
+from tests.integration.sink_kit import Job
+from tests.spark_formats.source_formats import PostgresFormat
+from typing_extensions import Self
+
+from onceflow.connectors.spark.arrow_rows import arrow_schema
+from onceflow.connectors.spark.mysql_rows import MySQLRows
+from onceflow.connectors.spark.postgres_rows import PostgresRows, let_go
+from onceflow.connectors.spark.sql_reader import Bounds, FilteringSqlReader, RowSource, sql_schema
+from onceflow.core.errors import ConfigError, SinkError
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.sinks import MySQLSink, PostgresSink
+from onceflow.sinks.mysql.endpoint import endpoint_of as mysql_endpoint_of
+from onceflow.sinks.postgres.connection import endpoint_of as postgres_endpoint_of
+from onceflow.sinks.sql.sink import SqlSink
+from onceflow.sinks.sql.tables import TableName
+
+pytestmark = pytest.mark.integration
+
+_UTC = dt.timezone.utc
+_DAY, _TIME = dt.date(2024, 2, 29), dt.datetime(2024, 2, 29, 23, 59, 59, 123456)
+_SCHEMA = pa.schema(
+    {
+        "id": pa.int64(),
+        "small": pa.int16(),
+        "flag": pa.bool_(),
+        "real4": pa.float32(),
+        "real8": pa.float64(),
+        "amount": pa.decimal128(12, 2),
+        "word": pa.string(),
+        "octets": pa.binary(),
+        "day": pa.date32(),
+        "local": pa.timestamp("us"),
+        "instant": pa.timestamp("us", "UTC"),
+    }
+)
+_FULL: dict[str, Any] = {
+    "id": 1,
+    "small": -5,
+    "flag": True,
+    "real4": 0.10000000149011612,
+    "real8": 0.1 + 0.2,
+    "amount": Decimal("-1234567890.12"),
+    "word": 'a "quoted", text\nwith \\ and \r and ü and \U0001f600',
+    "octets": b"\x00\xff,\"'\n",
+    "day": _DAY,
+    "local": _TIME,
+    "instant": _TIME.replace(tzinfo=_UTC),
+}
+_EMPTY = {**_FULL, "id": 2, "word": "", "octets": b"", "flag": False}
+_NULLS = {**dict.fromkeys(_FULL), "id": 3}
+
+
+def _written(sink: SqlSink, batch: pa.RecordBatch) -> None:
+    """Return when the sink has committed `batch`."""
+    with Job(sink, schema=batch.schema) as job:
+        writer = job.check().writer()
+        writer.write(batch)
+        (prepared,) = writer.pre_commits(CheckpointId(1))
+        job.committer().commit(prepared)
+
+
+class Read:
+    """A read as Spark does it: planned here, and in tasks from copies that were pickled."""
+
+    def __init__(self, source: RowSource, schema: StructType | None = None, **given: Any) -> None:
+        self.schema = sql_schema(source) if schema is None else schema
+        self.reader = FilteringSqlReader(source, self.schema, **given)
+        self.left: list[Filter] = []
+        self.tasks: list[InputPartition] = []
+
+    def where(self, *filters: Filter) -> Self:
+        self.left = list(self.reader.pushFilters(list(filters)))
+        return self
+
+    def planned(self) -> Self:
+        self.tasks = list(self.reader.partitions())
+        return self
+
+    def rows(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for task in self.tasks or self.planned().tasks:
+            reader, copied = pickle.loads(pickle.dumps((self.reader, task)))
+            for batch in reader.read(copied):
+                assert batch.schema == arrow_schema(self.schema)
+                found += batch.to_pylist()
+        return sorted(found, key=lambda row: (row["id"] is None, row["id"]))
+
+    def ids(self) -> list[int]:
+        return [row["id"] for row in self.rows()]
+
+
+_WAITS: dict[str, Any] = {
+    "user": None,
+    "password": None,
+    "connect_timeout_s": 10.0,
+    "reply_timeout_s": 60.0,
+    "lock_timeout_s": 10.0,
+}
+
+
+@dataclass(frozen=True)
+class Database:
+    """One of the servers, with a table to write and to read."""
+
+    name: str
+    url: str
+
+    def sink(self, table: str) -> SqlSink:
+        if self.name == "postgres":
+            return PostgresSink(self.url, table=table, create=True)
+        return MySQLSink(self.url, table=table, create=True)
+
+    def source(self, table: str) -> RowSource:
+        name = TableName.parse(table)
+        if self.name == "postgres":
+            return PostgresRows(postgres_endpoint_of(self.url, **_WAITS), name)
+        return MySQLRows(mysql_endpoint_of(self.url, **_WAITS), name)
+
+    def execute(self, *statements: str) -> None:
+        if self.name == "postgres":
+            with psycopg.connect(self.url, autocommit=True) as connection:
+                for statement in statements:
+                    connection.execute(statement.encode())
+        else:
+            _my_execute(self.url, *statements)
+
+
+@pytest.fixture(params=["postgres", "mysql"])
+def database(request: pytest.FixtureRequest) -> Database:
+    return Database(request.param, request.getfixturevalue(f"{request.param}_database"))
+
+
+@pytest.fixture
+def postgres(postgres_database: str) -> Database:
+    return Database("postgres", postgres_database)
+
+
+def _my_execute(url: str, *statements: str) -> None:
+    at = urlsplit(url)
+    connection = pymysql.connect(
+        host=at.hostname or "",
+        port=at.port or 0,
+        user=at.username,
+        password=at.password or "",
+        database=at.path[1:],
+        autocommit=True,
+    )
+    with connection, connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+
+
+def test_what_a_sink_wrote_is_read_back_value_by_value(database: Database) -> None:
+    rows = [_FULL, _EMPTY, _NULLS]
+    _written(database.sink("types"), pa.RecordBatch.from_pylist(rows, schema=_SCHEMA))
+    read = Read(database.source("types"))
+    assert read.rows() == rows
+    kinds = {field.name: field.dataType.simpleString() for field in read.schema}
+    assert kinds == {
+        "id": "bigint",
+        "small": "smallint",
+        "flag": "boolean",
+        "real4": "float",
+        "real8": "double",
+        "amount": "decimal(12,2)",
+        "word": "string",
+        "octets": "binary",
+        "day": "date",
+        "local": "timestamp_ntz",
+        "instant": "timestamp",
+    }
+
+
+_OWN = """
+    CREATE TYPE mood AS ENUM ('glad', 'sad');
+    CREATE DOMAIN positive AS int CHECK (value > 0);
+    CREATE TABLE own (
+        id int, who uuid, j json, b jsonb, m mood, p positive, n numeric, t time,
+        span interval, ints int[], texts text[], sums numeric[], days date[], net inet);
+    INSERT INTO own VALUES
+    (1, '11111111-2222-3333-4444-555555555555', '{"a": 1}', '{"b": [1, 2]}', 'sad', 7,
+     12345.678, '01:02:03.5', '1 mon 2 days', '{1,NULL,3}', '{a,NULL,"b c"}',
+     '{1.5,NULL,-2}', '{2024-02-29}', '10.0.0.0/8'),
+    (2, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)
+"""
+
+
+def test_types_of_postgres_alone_are_read_by_their_own_or_as_text(postgres: Database) -> None:
+    postgres.execute(_OWN)
+    full, nulls = Read(postgres.source("own")).rows()
+    assert set(nulls.values()) == {2, None}
+    assert full == {
+        "id": 1,
+        "who": "11111111-2222-3333-4444-555555555555",
+        "j": '{"a": 1}',
+        "b": '{"b": [1, 2]}',
+        "m": "sad",
+        "p": 7,
+        "n": Decimal("12345.678"),
+        "t": "01:02:03.5",
+        "span": "1 mon 2 days",
+        "ints": [1, None, 3],
+        "texts": ["a", None, "b c"],
+        "sums": [Decimal("1.5"), None, Decimal(-2)],
+        "days": [_DAY],
+        "net": "10.0.0.0/8",
+    }
+
+
+def test_tasks_of_one_read_see_one_state_of_the_table(postgres: Database) -> None:
+    postgres.execute(
+        "CREATE TABLE moving (id int, padding text)",
+        "INSERT INTO moving SELECT i, repeat('x', 500) FROM generate_series(1, 2000) AS i",
+    )
+    read = Read(postgres.source("moving"), tasks=3).planned()
+    assert len(read.tasks) == 3
+    postgres.execute(
+        # Every row goes to another page.
+        "UPDATE moving SET padding = repeat('y', 500)",
+        "DELETE FROM moving WHERE id <= 100",
+    )
+    found = [(row["id"], row["padding"][0]) for row in read.rows()]
+    assert found == [(number, "x") for number in range(1, 2001)]
+
+
+def test_a_task_that_comes_after_the_snapshot_is_let_go_fails_and_reads_nothing(
+    postgres: Database,
+) -> None:
+    postgres.execute("CREATE TABLE late AS SELECT i AS id FROM generate_series(1, 9000) AS i")
+    read = Read(postgres.source("late"), tasks=2).planned()
+    let_go()
+    with pytest.raises(SinkError, match="this task began too late"):
+        read.rows()
+
+
+def test_strides_cover_every_row_once(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE cut (id int PRIMARY KEY, day date)",
+        "INSERT INTO cut VALUES (-7, '2024-01-01'), (0, NULL), (1, '2024-01-05'),"
+        " (5, '2024-03-01'), (9, '2023-01-01'), (10, '2024-02-01'), (99, '2025-01-01')",
+    )
+    numbers = [-7, 0, 1, 5, 9, 10, 99]
+    source = database.source("cut")
+    by_id = Read(source, bounds=Bounds("id", "0", "10"), tasks=4).planned()
+    assert (len(by_id.tasks), by_id.ids()) == (4, numbers)
+    by_day = Read(source, bounds=Bounds("day", "2024-01-01", "2024-03-01"), tasks=3).planned()
+    assert (len(by_day.tasks), by_day.ids()) == (3, numbers)
+    assert Read(source, tasks=2).ids() == numbers
+    with pytest.raises(ConfigError, match="partitionColumn='nothing' is not among id, day"):
+        Read(source, bounds=Bounds("nothing", "0", "1"), tasks=2).planned()
+    with pytest.raises(ConfigError, match="'x' is no bound for partitionColumn='id'"):
+        Read(source, bounds=Bounds("id", "x", "1"), tasks=2).planned()
+
+
+def _column(name: str) -> tuple[str, ...]:
+    return (name,)
+
+
+_CASES: list[tuple[Filter, list[int], bool]] = [
+    # The filter, whom the database leaves, and whether Spark need not look again.
+    (GreaterThan(_column("id"), 2), [3, 4], True),
+    (In(_column("id"), (1, 4)), [1, 4], True),
+    (LessThan(_column("amount"), Decimal("2.00")), [1, 4], True),
+    (Not(EqualTo(_column("amount"), Decimal("2.50"))), [1, 4], True),
+    (IsNull(_column("word")), [4], True),
+    (IsNotNull(_column("at")), [1, 3], True),
+    (LessThan(_column("at"), dt.datetime(2021, 1, 1, tzinfo=_UTC)), [3], True),
+    (GreaterThan(_column("word"), "A"), [1, 2, 3, 4], False),
+    (Not(EqualTo(_column("word"), "x")), [1, 2, 3, 4], False),
+    (EqualTo(_column("word"), "a'b\\c%"), [3], False),
+    (StringStartsWith(_column("word"), "a'b\\c%"), [3], False),
+    (StringContains(_column("word"), "_"), [1, 2], False),
+    (EqualTo(_column("id"), "2"), [1, 2, 3, 4], False),
+]
+
+
+def test_filters_are_decided_by_the_database_as_spark_would_or_left_to_it(
+    database: Database,
+) -> None:
+    rows: list[dict[str, Any]] = [
+        {"id": 1, "word": "Ab_c", "amount": Decimal("1.50"), "at": _TIME.replace(tzinfo=_UTC)},
+        {"id": 2, "word": "ab_c", "amount": Decimal("2.50"), "at": None},
+        {"id": 3, "word": "a'b\\c%", "amount": None, "at": dt.datetime(2020, 1, 1, tzinfo=_UTC)},
+        {"id": 4, "word": None, "amount": Decimal("-1.00"), "at": None},
+    ]
+    schema = pa.schema(
+        {
+            "id": pa.int64(),
+            "word": pa.string(),
+            "amount": pa.decimal128(10, 2),
+            "at": pa.timestamp("us", "UTC"),
+        }
+    )
+    _written(database.sink("sought"), pa.RecordBatch.from_pylist(rows, schema=schema))
+    source = database.source("sought")
+    for one, expected, exact in _CASES:
+        read = Read(source).where(one)
+        assert read.ids() == expected, one
+        assert read.left == ([] if exact else [one]), one
+
+
+def test_a_query_is_read_and_only_the_columns_asked_for(postgres: Database) -> None:
+    postgres.execute("CREATE TABLE wide AS SELECT i AS id, 2 * i AS d FROM generate_series(1, 9) i")
+    endpoint = postgres_endpoint_of(postgres.url, **_WAITS)
+    query = PostgresRows(endpoint, query="SELECT id, d, 'x' AS word FROM wide WHERE id < 3")
+    assert Read(query).rows() == [{"id": 1, "d": 2, "word": "x"}, {"id": 2, "d": 4, "word": "x"}]
+    narrow = Read(postgres.source("wide"), StructType().add("id", "long"))
+    assert narrow.rows() == [{"id": number} for number in range(1, 10)]
+    with pytest.raises(ConfigError, match="needs partitionColumn"):
+        Read(query, tasks=2).planned()
+    with pytest.raises(ConfigError, match="has no column 'nothing'"):
+        Read(query, StructType().add("nothing", "long")).planned()
+
+
+def test_a_table_that_is_not_there_is_named(database: Database) -> None:
+    with pytest.raises(ConfigError, match="nowhere"):
+        Read(database.source("nowhere"))
+
+
+def test_an_infinite_timestamp_is_refused_by_its_column(postgres: Database) -> None:
+    postgres.execute(
+        "CREATE TABLE endless (id int, until timestamptz)",
+        "INSERT INTO endless VALUES (1, 'infinity')",
+    )
+    with pytest.raises(ConfigError, match="column 'until' holds a time that is infinite"):
+        Read(postgres.source("endless")).rows()
+
+
+@pytest.mark.spark
+def test_spark_reads_and_filters_a_table(spark: SparkSession, postgres: Database) -> None:
+    postgres.execute(
+        "CREATE TABLE few AS SELECT i AS id, 'w' || i AS w FROM generate_series(1, 9) i"
+    )
+    spark.dataSource.register(PostgresFormat)
+    setting = "spark.sql.python.filterPushdown.enabled"
+    before = spark.conf.get(setting)
+    try:
+        for pushes in ("false", "true"):
+            spark.conf.set(setting, pushes)
+            frame = spark.read.format("test-postgres").options(url=postgres.url, table="few").load()
+            found = frame.where("id > 6 and w <> 'w8'").collect()
+            assert sorted((row.id, row.w) for row in found) == [(7, "w7"), (9, "w9")]
+    finally:
+        spark.conf.set(setting, str(before))
