@@ -30,6 +30,7 @@ from onceflow.core.functions import (
 from onceflow.core.lookup_tables import JoinType, LookupTable
 from onceflow.core.protocol.ids import SubtaskRef, sink_id_of
 from onceflow.core.spi import OnBadRow, Sink, Source
+from onceflow.core.stream_sql import StreamSql
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 """Of a job and of an operator."""
@@ -69,6 +70,13 @@ class JoinTable:
 
     table: LookupTable
     how: JoinType
+
+
+@dataclass(frozen=True, slots=True)
+class SelectSql:
+    """Replaces each batch by what a query makes of it, row by row."""
+
+    sql: StreamSql
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +138,7 @@ Work: TypeAlias = (
     | MapInArrow
     | MapInPandas
     | JoinTable
+    | SelectSql
     | MapRecords
     | FlatMapRecords
     | FilterRecords

@@ -31,12 +31,14 @@ from onceflow.core.graph import (
     Operator,
     ProcessKeyed,
     RunAggregates,
+    SelectSql,
     Work,
     WriteTo,
 )
 from onceflow.core.lookup_tables import LOOKUP_BYTES_MAX, JoinType, LookupTable
 from onceflow.core.schema_text import SchemaLike, schema_of
 from onceflow.core.spi import OnBadRow, Sink
+from onceflow.core.stream_sql import StreamSql
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -141,6 +143,20 @@ class Stream:
         lookup = LookupTable(table, self.schema, keys, bytes_max)
         work = JoinTable(lookup, how)
         return self._then(work, "join", uid, lookup.joined_schema(self.schema, how))
+
+    def sql(self, query: str, *, uid: str | None = None) -> Stream:
+        """Replace the records by what `query`, a SELECT from the table `stream`, makes of them.
+
+        Columns, expressions, WHERE and unnest(): what looks at one record at a time. Aggregates,
+        DISTINCT, ORDER BY, LIMIT, joins, windows and subqueries are refused, for which records are
+        in one batch is chance. The dialect and the functions are DataFusion's; names of columns
+        keep their letters. Needs `onceflow[sql]`, here and where the slots run.
+
+        Raises:
+            ConfigError: It is no such query; says which part of its plan, or which word, it is.
+        """
+        sql = StreamSql(query, self.schema)
+        return self._then(SelectSql(sql), "sql", uid, sql.checked_schema())
 
     def filter(self, function: Callable[[Record], Any], *, uid: str | None = None) -> Stream:
         """Keep the records for which `function` returns something true."""

@@ -61,6 +61,8 @@ def test_program_of_the_operators_page_runs_as_shown(spark: SparkSession, tmp_pa
     assert all(one["euros"] == one["amount"] / 100 for one in last.values())
     doubled = sorted((one["id"], one["amount"]) for one in rows_in(tmp_path / "target/doubled"))
     assert doubled == [(one["id"], 2 * one["amount"]) for one in payments()]
+    selected = sorted((one["id"], one["euros"]) for one in rows_in(tmp_path / "target/selected"))
+    assert selected == [(one["id"], one["amount"] / 100) for one in large]
 
 
 def test_programs_of_the_dataframes_page_run_as_shown(spark: SparkSession, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from onceflow.core.graph import (
     MapRecords,
     ProcessKeyed,
     RunAggregates,
+    SelectSql,
     WriteTo,
 )
 from onceflow.core.protocol.committables import Committable
@@ -145,6 +146,21 @@ class BatchMapper(RunningOperator):
         """Emit the function's result."""
         made = call_user(self.uid, self._function, batch.rows)
         self.emit(as_schema(made, self._schema, self.uid))
+
+
+class SqlMapper(RunningOperator):
+    """Applies a query to whole batches."""
+
+    def __init__(self, uid: str, work: SelectSql, schema: pa.Schema) -> None:
+        super().__init__(uid)
+        self._sql = work.sql
+        self._schema = schema
+
+    def process(self, batch: Batch) -> None:
+        """Emit the query's result."""
+        made = call_user(self.uid, lambda: list(self._sql.apply(batch.rows)))
+        for rows in made:
+            self.emit(as_schema(rows, self._schema, self.uid))
 
 
 class BatchIteratorMapper(RunningOperator):

@@ -23,6 +23,7 @@ from onceflow.core.graph import (
     ProcessKeyed,
     ReadFrom,
     RunAggregates,
+    SelectSql,
     WriteTo,
 )
 from onceflow.core.protocol.alignment import AlignmentMode
@@ -49,6 +50,7 @@ from onceflow.core.runtime.dataflow.operators import (
     RunningOperator,
     SinkOperator,
     SourceOperator,
+    SqlMapper,
     decode_split,
 )
 from onceflow.core.runtime.dataflow.subtask import KeyedSubtask, SourceSubtask, Subtask
@@ -167,7 +169,7 @@ class ChainBuilder:
         match operator.work:
             case ReadFrom():
                 return self._source(operator.work, uid)
-            case (MapBatches() | MapInArrow() | MapInPandas() | JoinTable()) as work:
+            case (MapBatches() | MapInArrow() | MapInPandas() | JoinTable() | SelectSql()) as work:
                 return _batch_mapper(uid, work, operator.schema)
             case (MapRecords() | FlatMapRecords() | FilterRecords()) as work:
                 return RecordMapper(uid, work, operator.schema)
@@ -229,7 +231,7 @@ class ChainBuilder:
 
 
 def _batch_mapper(
-    uid: str, work: MapBatches | MapInArrow | MapInPandas | JoinTable, schema: pa.Schema
+    uid: str, work: MapBatches | MapInArrow | MapInPandas | JoinTable | SelectSql, schema: pa.Schema
 ) -> RunningOperator:
     match work:
         case MapBatches():
@@ -240,6 +242,8 @@ def _batch_mapper(
             return BatchIteratorMapper(uid, PandasFunction(uid, function, schema))
         case JoinTable():
             return LookupJoiner(uid, work, schema)
+        case SelectSql():
+            return SqlMapper(uid, work, schema)
 
 
 def _outputs(running: Mapping[str, RunningOperator], operator: Operator) -> list[Emit]:

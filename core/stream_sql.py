@@ -1,0 +1,148 @@
+"""SQL over the batches of a stream: projection, filter and unnest, row by row, by DataFusion.
+
+A batch is an accident: its rows came together by chance, and come in other company after a restart.
+So a query may look at one row at a time only. What it does is read off the plan that the engine has
+made of it, node by node; a plan with any other node (aggregate, sort, limit, join, window,
+subquery) is refused by that node's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+import pyarrow as pa
+
+from onceflow.core.errors import ConfigError
+
+_TABLE = "stream"
+_ROW_BY_ROW = frozenset({"EmptyRelation", "Filter", "Projection", "SubqueryAlias", "Unnest"})
+"""Nodes of a logical plan, besides the scan of the one table."""
+_PHYSICAL = frozenset(
+    {
+        *("CoalesceBatchesExec", "CooperativeExec", "DataSourceExec", "EmptyExec", "FilterExec"),
+        *("PlaceholderRowExec", "ProjectionExec", "RepartitionExec", "UnnestExec"),
+    }
+)
+"""The same of a physical plan, where subqueries inside of expressions show."""
+_INSTEAD = {
+    "Aggregate": "key_by(…).running(…) keeps aggregates of all records of a key",
+    "Distinct": "key_by(…).process(…) can remember what has been there",
+    "Join": "stream.join(dataframe, on=…) joins with a table",
+    "Window": "key_by(…).running(…) and process(…) see earlier records of a key",
+}
+
+
+@dataclass(frozen=True)
+class StreamSql:
+    """A query over a stream of `schema`. Pickles as its text; the engine is made where it runs."""
+
+    query: str
+    schema: pa.Schema
+
+    def checked_schema(self) -> pa.Schema:
+        """Return the schema of the result.
+
+        Raises:
+            ConfigError: It is no query over `stream`, it needs more than one row at a time, or
+                there is no DataFusion here.
+        """
+        context = self._engine(_rows_of(self.schema))
+        try:
+            frame = self._planned(context)
+        except Exception as error:
+            raise ConfigError(f"sql({self.query!r}): {error}") from error
+        self._require_row_by_row(frame)
+        made: pa.Schema = frame.schema()
+        if not made.names:
+            raise ConfigError(f"sql({self.query!r}) has no columns")
+        return pa.schema([field.with_type(_plain(field.type)) for field in made])
+
+    def apply(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Yield what the query makes of `rows`, in their order."""
+        context = self._context
+        context.deregister_table(_TABLE)
+        context.register_record_batches(_TABLE, [[rows]])
+        yield from self._planned(context).collect()
+
+    @cached_property
+    def _context(self) -> Any:
+        return self._engine(_rows_of(self.schema))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"query": self.query, "schema": self.schema}
+
+    def _engine(self, rows: pa.RecordBatch) -> Any:
+        try:
+            datafusion: Any = import_module("datafusion")
+        except ImportError as error:
+            raise ConfigError(
+                "stream.sql needs DataFusion, here and where the slots run:"
+                " pip install 'onceflow[sql]'"
+            ) from error
+        settings = datafusion.SessionConfig().with_target_partitions(1).with_batch_size(65_536)
+        # Columns are called what they are called; Spark, too, keeps their letters.
+        settings = settings.set("datafusion.sql_parser.enable_ident_normalization", "false")
+        context = datafusion.SessionContext(settings)
+        context.register_record_batches(_TABLE, [[rows]])
+        return context
+
+    def _planned(self, context: Any) -> Any:
+        options: Any = import_module("datafusion").SQLOptions()
+        options = options.with_allow_ddl(False).with_allow_dml(False).with_allow_statements(False)
+        return context.sql_with_options(self.query, options)
+
+    def _require_row_by_row(self, frame: Any) -> None:
+        plan = frame.logical_plan()
+        names = list(_logical_nodes(plan))
+        scans = names.count("TableScan")
+        strange = [name for name in names if name not in _ROW_BY_ROW and name != "TableScan"]
+        if not strange:
+            names = list(_logical_nodes(frame.optimized_logical_plan()))
+            strange = [name for name in names if name not in _ROW_BY_ROW and name != "TableScan"]
+        if not strange:
+            strange = self._strange_physical(frame)
+        if strange:
+            node = strange[0].removesuffix("Expr").removesuffix("Exec")
+            instead = _INSTEAD.get(node, "")
+            raise ConfigError(
+                f"sql({self.query!r}) needs a plan with {node}, which looks at several rows: which"
+                " rows are in one batch is chance, so the result would be, too. Select, filter and"
+                f" unnest only{'; ' + instead if instead else ''}"
+            )
+        if scans != 1:
+            raise ConfigError(f"sql({self.query!r}) must read from {_TABLE!r}, once")
+
+    def _strange_physical(self, frame: Any) -> list[str]:
+        try:
+            names = list(_physical_nodes(frame.execution_plan()))
+        except Exception as error:
+            raise ConfigError(f"sql({self.query!r}): {error}") from error
+        return [name for name in names if name not in _PHYSICAL]
+
+
+def _rows_of(schema: pa.Schema) -> pa.RecordBatch:
+    """Return a batch without rows."""
+    return pa.RecordBatch.from_pylist([], schema)
+
+
+def _logical_nodes(plan: Any) -> Iterator[str]:
+    yield type(plan.to_variant()).__name__
+    for below in plan.inputs():
+        yield from _logical_nodes(below)
+
+
+def _physical_nodes(plan: Any) -> Iterator[str]:
+    yield plan.display().partition(":")[0].strip()
+    for below in plan.children():
+        yield from _physical_nodes(below)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Return the type that sinks know for one that only the engine uses inside."""
+    if kind == pa.string_view():
+        return pa.string()
+    return pa.binary() if kind == pa.binary_view() else kind

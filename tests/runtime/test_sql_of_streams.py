@@ -1,0 +1,49 @@
+"""SQL over a stream, in a job whose slots are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.runtime.test_batch_iterators import begin
+from tests.runtime.test_recovery import await_checkpoints
+from tests.support.clusters import AnyCluster
+from tests.support.counting_source import CountingSource, amount_of
+
+from onceflow import NoRestart
+from onceflow.core.errors import UserFunctionError
+
+pytest.importorskip("datafusion")
+
+
+def test_rows_of_a_query_are_written_once_while_slots_are_killed(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    source = CountingSource(10_000, pause_s=0.002, ends_with=str(tmp_path / "killed"))
+    pipeline, records, sink = begin(cluster, tmp_path, source)
+    rows = records.sql(
+        "SELECT id, amount * 2 AS doubled, upper(account) AS a FROM stream WHERE id % 3 = 0"
+    )
+    rows.write(sink, uid="out")
+    job = pipeline.start()
+    for kill in range(2):
+        await_checkpoints(job, 2 * (kill + 1))
+        os.kill(job.status().slots[kill].pid, signal.SIGKILL)
+    (tmp_path / "killed").touch()
+    assert job.wait(60).restores >= 1
+    assert sorted((row["id"], row["doubled"], row["a"]) for row in sink.rows()) == [
+        (one, 2 * amount_of(one), str(one % 100)) for one in range(0, source.records, 3)
+    ]
+
+
+def test_a_value_that_an_expression_cannot_take_names_the_operator(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    source = CountingSource(100)
+    pipeline, records, sink = begin(cluster, tmp_path, source, restart=NoRestart())
+    numbers = records.sql("SELECT CAST(concat(account, 'x') AS INT) AS n FROM stream", uid="cast")
+    numbers.write(sink, uid="out")
+    with pytest.raises(UserFunctionError, match=r"operator 'cast' failed: .*Cannot cast"):
+        pipeline.run(60)
