@@ -43,6 +43,10 @@ class BatchDecisions(ABC):
         del after
         return None
 
+    def with_committables(self, claim: BatchClaim) -> BatchClaim:
+        """Return `claim` with what its decisions list, which may be left out of settled ones."""
+        return claim
+
     @abstractmethod
     def decide(self, decision: BatchDecision) -> BatchDecision:
         """Return what is decided for the batch: durably, and the same for everybody from then on.

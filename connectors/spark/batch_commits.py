@@ -10,6 +10,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 
 import pyarrow as pa
 
@@ -27,6 +29,7 @@ from onceflow.core.protocol.batches import (
     BatchId,
     RefuseBatch,
     SkipBatch,
+    batch_checkpoint,
     decision_of,
     judge_batch,
     oldest_proof,
@@ -36,6 +39,7 @@ from onceflow.core.protocol.batches import (
 from onceflow.core.protocol.committables import (
     Aborted,
     AlreadyCommitted,
+    CommitOutcome,
     Committable,
     Committed,
     Lost,
@@ -44,7 +48,14 @@ from onceflow.core.protocol.committables import (
 )
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.retries import Retries
-from onceflow.core.spi import Committer, CommitterContext, OnBadRow, Sink
+from onceflow.core.spi import (
+    Committer,
+    CommitterContext,
+    GlobalCommitter,
+    GlobalSink,
+    OnBadRow,
+    Sink,
+)
 from onceflow.core.staging import StagingArea
 
 _log = logging.getLogger("onceflow.spark")
@@ -118,7 +129,7 @@ class BatchCommits:
         """Ask nothing yet."""
         self.target = target
         self.decisions = decisions
-        self._committer: Committer | None = None
+        self._committer: Committer | GlobalCommitter | None = None
         self._opened: pa.Schema | None = None
         self._claimed: AttemptId | None = None
 
@@ -193,7 +204,7 @@ class BatchCommits:
         for orphan in sweep_decided(decision, committer.in_doubt(), sink_id=self.target.sink_id):
             self._abort_one(committer, orphan)
         self.decisions.settled(decision)
-        if decision.attempt % _PROOFS_PRUNED_EVERY == 0:
+        if decision.attempt % _PROOFS_PRUNED_EVERY == 0 and isinstance(committer, Committer):
             committer.prune(oldest_proof(decision))
         reach("replied")
         return decision
@@ -235,7 +246,10 @@ class BatchCommits:
 
     def _settle(self, claim: BatchClaim) -> None:
         committer = self._committer_for(claim.attempt)
-        plan = settle_claimed(claim, committer.in_doubt(), sink_id=self.target.sink_id)
+        in_doubt = committer.in_doubt()
+        if in_doubt:
+            claim = self.decisions.with_committables(claim)
+        plan = settle_claimed(claim, in_doubt, sink_id=self.target.sink_id)
         self._commit_all(plan.commit, claim.attempt)
         for committable in plan.abort:
             self._abort_one(committer, committable)
@@ -245,13 +259,19 @@ class BatchCommits:
 
     def _commit_all(self, committables: Sequence[Committable], attempt: AttemptId) -> None:
         committer = self._committer_for(attempt)
+        if isinstance(committer, GlobalCommitter):
+            for decided, group in groupby(committables, key=lambda one: one.transaction.attempt):
+                listed = tuple(group)
+                checkpoint = batch_checkpoint(AttemptId(decided))
+                self._commit_one(listed[0], partial(committer.commit, checkpoint, listed))
+            return
         for committable in committables:
-            reach("commit")
-            self._commit_one(committer, committable)
-            reach("committed")
+            self._commit_one(committable, partial(committer.commit, committable))
 
-    def _commit_one(self, committer: Committer, committable: Committable) -> None:
-        outcome = _until_settled(lambda: committer.commit(committable))
+    def _commit_one(self, committable: Committable, commit: Callable[[], CommitOutcome]) -> None:
+        reach("commit")
+        outcome = _until_settled(commit)
+        reach("committed")
         match outcome:
             case Committed() | AlreadyCommitted():
                 return
@@ -268,7 +288,7 @@ class BatchCommits:
                     " commits it"
                 )
 
-    def _abort_one(self, committer: Committer, committable: Committable) -> None:
+    def _abort_one(self, committer: Committer | GlobalCommitter, committable: Committable) -> None:
         outcome = _until_settled(lambda: committer.abort(committable))
         match outcome:
             case Aborted():
@@ -281,10 +301,15 @@ class BatchCommits:
             case _:
                 raise CommitFailed(f"{committable} could not be rolled back: {outcome}")
 
-    def _committer_for(self, attempt: AttemptId) -> Committer:
+    def _committer_for(self, attempt: AttemptId) -> Committer | GlobalCommitter:
         """Return the committer, with its connection; it commits for any attempt under the id."""
         if self._committer is None:
-            self._committer = self.target.sink.committer(self.target.committer_context(attempt))
+            sink, context = self.target.sink, self.target.committer_context(attempt)
+            self._committer = (
+                sink.global_committer(context)
+                if isinstance(sink, GlobalSink)
+                else sink.committer(context)
+            )
         return self._committer
 
 

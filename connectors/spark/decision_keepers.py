@@ -7,6 +7,10 @@ from onceflow.connectors.spark.batch_identity import NamedTarget
 from onceflow.core.batch_decisions import BatchDecisions
 from onceflow.core.config import Delivery
 from onceflow.core.errors import ConfigError
+from onceflow.core.storage.batch_decisions import LoggedBatchDecisions
+from onceflow.core.storage.file_location import FileLocation
+from onceflow.core.storage.filesystem import CreatesAtomically
+from onceflow.core.storage.local import CHECKPOINT_STORAGE
 from onceflow.sinks.sql.batch_decisions import SqlBatchDecisions
 from onceflow.sinks.sql.sink import SqlSink
 
@@ -22,4 +26,16 @@ def kept_target(named: NamedTarget) -> tuple[BatchTarget, BatchDecisions]:
         if sink.delivery != Delivery.EXACTLY_ONCE.value:
             raise ConfigError(f"{sink}: as a format of Spark a sink is always exactly_once")
         return target, SqlBatchDecisions(sink.settings, target.sink_id, target.owner)
-    raise ConfigError(f"{type(sink).__name__} keeps no decisions")
+    if named.directory is None:
+        raise ConfigError(
+            f"{type(sink).__name__} has no tables in which decisions could stand: give option"
+            " stagingLocation, a directory or bucket that driver and executors see"
+        )
+    place = FileLocation.parse(named.directory, publish="auto", options={})
+    files = place.open(CHECKPOINT_STORAGE)
+    if not isinstance(files, CreatesAtomically):
+        raise ConfigError(
+            f"{place}: of two writers that create one file there at once, both may believe to have"
+            " done it; give option stagingLocation, a directory or an s3:// or gs:// bucket"
+        )
+    return target, LoggedBatchDecisions(files, target.sink_id)

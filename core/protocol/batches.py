@@ -227,6 +227,11 @@ def task_checkpoint(attempt: AttemptId, task_attempt: int, task_id: int) -> Chec
     return CheckpointId(attempt * TRIES + task_attempt * 10 + task_id % 10)
 
 
+def batch_checkpoint(attempt: AttemptId) -> CheckpointId:
+    """Return the checkpoint by which a target knows all that `attempt` has decided."""
+    return CheckpointId(attempt * TRIES + TRIES - 1)
+
+
 def decision_of(
     batch: BatchId,
     attempt: AttemptId,

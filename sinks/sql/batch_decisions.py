@@ -104,6 +104,14 @@ class SqlBatchDecisions(BatchDecisions):
             return None
 
     @override
+    def with_committables(self, claim: BatchClaim) -> BatchClaim:
+        """Ask again: a claim reads only what is not settled, which is little."""
+        decisions = self._asked(
+            lambda: self._all(self._connected(), _COLUMNS), "what is decided is not told"
+        )
+        return replace(claim, decisions=decisions)
+
+    @override
     def decide(self, decision: BatchDecision) -> BatchDecision:
         endpoint = self._settings.endpoint
         retries = Retries(until=time.monotonic() + endpoint.connect_timeout_s)
@@ -212,11 +220,17 @@ class SqlBatchDecisions(BatchDecisions):
                 recorded = self._ledger.commit_mode(session, self._sink_id)
                 self._commit_mode = CommitMode(recorded) if recorded else None
             self._has_table = True
+        unsettled = _COLUMNS.replace(
+            "committables", "CASE WHEN settled = 1 THEN '[]' ELSE committables END"
+        )
+        return BatchClaim(attempt, self._all(session, unsettled))
+
+    def _all(self, session: Session, columns: str) -> tuple[BatchDecision, ...]:
         found = session.query(
-            f"SELECT {_COLUMNS} FROM {self._table} "
+            f"SELECT {columns} FROM {self._table} "
             f"WHERE sink_id = {self._literal(self._sink_id)} ORDER BY attempt"
         )
-        return BatchClaim(attempt, tuple(self._decision(row) for row in found))
+        return tuple(self._decision(row) for row in found)
 
     def _decide(self, decision: BatchDecision) -> BatchDecision:
         session = self._connected()

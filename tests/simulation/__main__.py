@@ -11,8 +11,16 @@ import time
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from tests.simulation.batch_mutants import BATCH_MUTANTS
+from tests.simulation.batches import run_batches
 from tests.simulation.coverage_report import unreached
-from tests.simulation.explorer import MutantVerdict, explore, shortest, try_mutants
+from tests.simulation.explorer import (
+    MUTANT_SCHEDULES_MAX,
+    MutantVerdict,
+    explore,
+    shortest,
+    try_mutants,
+)
 
 
 def main() -> int:
@@ -25,11 +33,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="of the first schedule")
     parser.add_argument("--mutants", action="store_true", help="try the broken variants instead")
     parser.add_argument(
+        "--batches", action="store_true", help="schedules of batches that Spark writes, not of jobs"
+    )
+    parser.add_argument(
         "--coverage", action="store_true", help="tell what of the protocol no schedule reaches"
     )
     parser.add_argument("--json", action="store_true", help="print one object on stdout")
     arguments = parser.parse_args()
     seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
+    if arguments.batches:
+        if arguments.mutants:
+            return _batch_mutants(0 if arguments.seed is None else seed)
+        return _batches(arguments.schedules, seed)
     if arguments.mutants:
         return _mutants(0 if arguments.seed is None else seed, as_json=arguments.json)
     if arguments.coverage:
@@ -67,6 +82,35 @@ def _schedules(count: int, seed: int, *, as_json: bool) -> int:
     sys.stdout.write(f"\nseed {first.seed}: {first.violation}\n" + "\n".join(first.trace[-40:]))
     sys.stdout.write(f"\n\nagain: script/simulate --schedules 1 --seed {first.seed}\n")
     return 1
+
+
+def _batches(count: int, seed: int) -> int:
+    console = Console(stderr=True)
+    numbers = track(range(seed, seed + count), f"schedules from seed {seed}", console=console)
+    outcomes = [run_batches(number) for number in numbers]
+    failures = [outcome for outcome in outcomes if outcome.violation]
+    decided, attempts = sum(o.decisions for o in outcomes), sum(o.attempts for o in outcomes)
+    sys.stdout.write(
+        f"{count} schedules of batches from seed {seed}: {decided} decided in {attempts} attempts,"
+        f" {sum(o.kills for o in outcomes)} kills, {len(failures)} violations\n"
+    )
+    if not failures:
+        return 0
+    first = min(failures, key=lambda outcome: len(outcome.trace))
+    sys.stdout.write(f"\nseed {first.seed}: {first.violation}\n" + "\n".join(first.trace[-40:]))
+    sys.stdout.write(f"\n\nagain: script/simulate --batches --schedules 1 --seed {first.seed}\n")
+    return 1
+
+
+def _batch_mutants(seed: int) -> int:
+    survivors = 0
+    for rules in BATCH_MUTANTS:
+        tried = range(seed, seed + MUTANT_SCHEDULES_MAX)
+        found = next((n for n in tried if run_batches(n, rules).violation), None)
+        survivors += found is None
+        state = "SURVIVED" if found is None else f"caught by seed {found}"
+        sys.stdout.write(f"{state:22}  {rules.name}\n")
+    return 1 if survivors else 0
 
 
 def _coverage(schedules: int, seed: int) -> int:

@@ -1,13 +1,18 @@
 """Batches as Spark runs them, without Spark: plan, tasks, commit, abort, each by its own process.
 
-What planning and commit keep is made anew for each step, as after a crash.
+What planning and commit keep is made anew for each step, as after a crash. A step may be run in a
+process that kills itself at a crash point, as Spark's processes do.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import signal
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -20,16 +25,54 @@ from onceflow.connectors.spark.batch_commits import (
 from onceflow.connectors.spark.batch_identity import NamedTarget
 from onceflow.connectors.spark.decision_keepers import kept_target
 from onceflow.connectors.spark.task_writer import TaskPlace, write_task
+from onceflow.core.crash_points import VARIABLE, CrashPoint
 from onceflow.core.protocol.batches import BatchDecision
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.spi import Sink
+from onceflow.core.storage.staging import FileStagingArea
 
-SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("part", pa.int32())])
+SCHEMA = pa.schema(
+    [pa.field("id", pa.int64()), pa.field("account", pa.string()), pa.field("amount", pa.int64())]
+)
 
 
-def rows(ids: Iterable[int], part: int) -> pa.RecordBatch:
+def rows(ids: Iterable[int]) -> pa.RecordBatch:
     listed = list(ids)
-    return pa.RecordBatch.from_arrays(
-        [pa.array(listed, pa.int64()), pa.array([part] * len(listed), pa.int32())], schema=SCHEMA
-    )
+    columns = [
+        pa.array(listed, pa.int64()),
+        pa.array([f"acct-{one % 7}" for one in listed], pa.string()),
+        pa.array([one % 100 for one in listed], pa.int64()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def driver_of(sink: Sink, directory: Path) -> Driver:
+    """Return the driver of a query whose checkpoint is in `directory`."""
+    staging = FileStagingArea.in_directory(str(directory), "events-1")
+    return Driver(BatchTarget(sink, "events-1", "Spark query q", "q", staging), str(directory))
+
+
+def killed_at(point: CrashPoint, directory: Path, step: Callable[[], object]) -> None:
+    """Run `step` in a process that is killed when it reaches `point`.
+
+    Raises:
+        AssertionError: It ended in another way.
+    """
+    points = directory / "points"
+    points.mkdir(exist_ok=True)
+    (points / point).touch()
+    child = os.fork()
+    if child == 0:
+        os.environ[VARIABLE] = str(points)
+        try:
+            step()
+        except BaseException:
+            traceback.print_exc()
+        os._exit(7)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status), (point, os.waitstatus_to_exitcode(status))
+    assert os.WTERMSIG(status) == signal.SIGKILL
 
 
 @dataclass
@@ -40,6 +83,24 @@ class Driver:
     directory: str | None = None
     run: str = "run-1"
     tasks: int = 0
+
+    def in_doubt(self) -> Sequence[Committable]:
+        """Return what the target holds prepared."""
+        committer = self.target.sink.committer(self.target.committer_context(AttemptId(1)))
+        try:
+            return committer.in_doubt()
+        finally:
+            committer.close()
+
+    def other(self, sink_id: str = "", owner: str = "", source: str = "") -> Driver:
+        """Return another driver, of the same job unless something else is given."""
+        target = replace(
+            self.target,
+            sink_id=sink_id or self.target.sink_id,
+            owner=owner or self.target.owner,
+            source=source or self.target.source,
+        )
+        return replace(self, target=target, run="run-2")
 
     def commits(self) -> BatchCommits:
         return BatchCommits(*kept_target(NamedTarget(self.target, self.directory)))
@@ -60,7 +121,7 @@ class Driver:
     ) -> TaskReport:
         self.tasks += 1
         place = TaskPlace(partition, task_attempt, self.tasks, plan.batch.number, self.run)
-        report = write_task(plan, place, iter([rows(ids, partition)]))
+        report = write_task(plan, place, iter([rows(ids)]))
         sent: TaskReport = pickle.loads(pickle.dumps(report))
         return sent
 

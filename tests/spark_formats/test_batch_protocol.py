@@ -7,12 +7,12 @@ themselves, through Spark.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.integration.postgres_sink_kit import ids_in, prepared, query
-from tests.spark_formats.batches import Driver
+from tests.spark_formats.batches import Driver, driver_of
 
-from onceflow.connectors.spark.batch_commits import BatchTarget
 from onceflow.core.errors import ConfigError, Fenced, SinkError
 from onceflow.core.protocol.batches import decision_of
 from onceflow.sinks import PostgresSink
@@ -21,10 +21,9 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def driver(postgres_database: str) -> Driver:
-    query(postgres_database, "CREATE TABLE ledger (id bigint, part int)")
-    sink = PostgresSink(postgres_database, table="ledger")
-    return Driver(BatchTarget(sink, "events-1", "Spark query q", "q"))
+def driver(postgres_database: str, tmp_path: Path) -> Driver:
+    query(postgres_database, "CREATE TABLE ledger (id bigint, account text, amount int)")
+    return driver_of(PostgresSink(postgres_database, table="ledger"), tmp_path)
 
 
 def url_of(driver: Driver) -> str:
@@ -147,27 +146,26 @@ def test_an_older_copy_of_the_checkpoint_is_refused(driver: Driver) -> None:
 
 def test_two_queries_cannot_share_a_sink_id(driver: Driver) -> None:
     driver.batch(0, range(3))
-    other = replace(driver, target=replace(driver.target, owner="Spark query r", source="r"))
+    other = driver.other(owner="Spark query r", source="r")
     with pytest.raises(ConfigError, match="belongs to Spark query q"):
         other.plan(0)
 
 
 def test_a_checkpoint_that_was_moved_is_noticed(driver: Driver) -> None:
     driver.batch(0, range(3))
-    moved = replace(driver, target=replace(driver.target, sink_id="events-2"))
+    moved = driver.other(sink_id="events-2")
     with pytest.raises(ConfigError, match="sinkId=events-1"):
         moved.plan(0)
 
 
 def test_two_writes_of_one_named_batch_in_one_run_are_refused(driver: Driver) -> None:
-    named = replace(driver, target=replace(driver.target, owner="batch writes of j", source="j"))
-    named = replace(named, target=replace(named.target, sink_id="j-1"))
+    named = driver.other(owner="batch writes of j", source="j", sink_id="j-1")
     plan = named.plan(7, "")
     named.commit([named.task(plan, 0, range(3))])
     again = named.plan(7, "")
     with pytest.raises(ConfigError, match="need two names"):
         named.task(again, 0, range(3, 6))
-    later = replace(named, run="run-2")
+    later = replace(named, run="run-3")
     plan = later.plan(7, "")
     assert later.commit([later.task(plan, 0, range(3))]) is None
     assert ids_in(url_of(driver)) == [0, 1, 2]

@@ -1,0 +1,143 @@
+"""Decisions of batches in a decision log, for targets that have no tables.
+
+    <directory>/batches/log/<sequence>.json      claims and decisions, as those of a job
+
+A batch is a checkpoint of one operator: its number, source, fingerprint and run are that one's
+state. `protocol.log` puts claims and decisions in one order: of two records after the same one,
+one is created.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+
+import msgspec
+from typing_extensions import override
+
+from onceflow.core.batch_decisions import BatchDecisions
+from onceflow.core.errors import CheckpointError, CommitOutcomeUnknown, Fenced, StorageError
+from onceflow.core.protocol.batches import (
+    BatchClaim,
+    BatchDecision,
+    BatchId,
+    Overtaken,
+    Stands,
+    batch_checkpoint,
+    check_decision,
+)
+from onceflow.core.protocol.ids import AttemptId, SubtaskRef
+from onceflow.core.protocol.log import LogView
+from onceflow.core.protocol.snapshots import (
+    CompletedCheckpoint,
+    OperatorSnapshot,
+    SubtaskSnapshot,
+)
+from onceflow.core.storage.decision_log import ClaimedLog, DecisionLog, DecisionUnknown
+from onceflow.core.storage.filesystem import CreatesAtomically
+from onceflow.core.storage.layout import JobPaths
+
+RETAINED = 16
+"""Decisions; every claim reads all that are retained."""
+_UID = "batch"
+_JOB = "batches"
+
+
+class _State(msgspec.Struct, frozen=True):
+    source: str
+    number: int
+    fingerprint: str
+    run: str
+
+
+class LoggedBatchDecisions(BatchDecisions):
+    """In one directory, for one sink id. Opens nothing that stays open."""
+
+    def __init__(self, files: CreatesAtomically, sink_id: str) -> None:
+        """Touch nothing yet."""
+        self._log = DecisionLog.open(files, JobPaths(_JOB))
+        self._sink_id = sink_id
+
+    @override
+    def claim(self, open_sink: Callable[[AttemptId], None]) -> BatchClaim:
+        try:
+            claimed = self._log.claim(f"{socket.gethostname()} pid {os.getpid()}", [self._sink_id])
+        except DecisionUnknown as error:
+            raise StorageError(str(error)) from error
+        open_sink(claimed.attempt)
+        return BatchClaim(claimed.attempt, _decisions(claimed.view))
+
+    @override
+    def decide(self, decision: BatchDecision) -> BatchDecision:
+        view = self._log.read()
+        existing = next((one for one in _decisions(view) if one.batch == decision.batch), None)
+        match check_decision(decision, owner=view.attempt, existing=existing):
+            case Stands(standing):
+                return standing
+            case Overtaken(reason):
+                raise Fenced(f"sink id {self._sink_id!r}: {reason}")
+            case _:
+                pass
+        try:
+            ClaimedLog(self._log, view).append(_completed(decision))
+        except DecisionUnknown as error:
+            raise CommitOutcomeUnknown(f"{decision.batch}: {error}") from error
+        return decision
+
+    @override
+    def settled(self, decision: BatchDecision) -> None:
+        """Prune the log: that a decision is settled is told by the one after it."""
+        try:
+            view = self._log.read()
+            if len(view.decided) > RETAINED:
+                keep_from = view.decided[-RETAINED].completed.checkpoint
+                ClaimedLog(self._log, view).prune(keep_from)
+        except (StorageError, CheckpointError):
+            # The next batch prunes.
+            return
+
+    @override
+    def close(self) -> None:
+        """Release nothing."""
+
+
+def _decisions(view: LogView) -> tuple[BatchDecision, ...]:
+    """Return what the log says; before each claim's tasks all that was decided is committed."""
+    last = len(view.decided) - 1
+    return tuple(
+        _decision(record.completed, settled=index < last)
+        for index, record in enumerate(view.decided)
+    )
+
+
+def _decision(completed: CompletedCheckpoint, *, settled: bool) -> BatchDecision:
+    ((_, operator),) = completed.operator(_UID)
+    state = msgspec.json.decode(operator.lists[_UID][0], type=_State)
+    return BatchDecision(
+        BatchId(state.source, state.number),
+        completed.attempt,
+        state.fingerprint,
+        state.run,
+        operator.committables,
+        settled=settled,
+    )
+
+
+def _completed(decision: BatchDecision) -> CompletedCheckpoint:
+    batch = decision.batch
+    state = _State(batch.source, batch.number, decision.fingerprint, decision.run)
+    operator = OperatorSnapshot(
+        _UID, lists={_UID: (msgspec.json.encode(state),)}, committables=decision.committables
+    )
+    now_ms = time.time_ns() // 1_000_000
+    return CompletedCheckpoint(
+        batch_checkpoint(decision.attempt),
+        decision.attempt,
+        parallelism=1,
+        max_parallelism=1,
+        snapshots=(SubtaskSnapshot(SubtaskRef(_UID, 0), (operator,)),),
+        triggered_at_ms=now_ms,
+        completed_at_ms=now_ms,
+    )

@@ -1,0 +1,104 @@
+"""Deliberately broken rules of batches. Each must be caught."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tests.simulation.batches import Rules
+
+from onceflow.core.protocol.batches import (
+    BatchClaim,
+    BatchDecision,
+    BatchId,
+    Decide,
+    Overtaken,
+    RefuseBatch,
+    Settling,
+    SkipBatch,
+    WriteBatch,
+    check_decision,
+    judge_batch,
+    settle_claimed,
+    sweep_decided,
+)
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import AttemptId
+
+
+def _writes_again(claim: BatchClaim, batch: BatchId, fingerprint: str) -> object:
+    verdict = judge_batch(claim, batch, fingerprint)
+    return WriteBatch() if isinstance(verdict, SkipBatch) else verdict
+
+
+def _numbers_alone(claim: BatchClaim, batch: BatchId, fingerprint: str) -> object:
+    del fingerprint
+    decision = claim.decision(batch)
+    return judge_batch(claim, batch, decision.fingerprint if decision else "")
+
+
+def _no_gaps_seen(claim: BatchClaim, batch: BatchId, fingerprint: str) -> object:
+    verdict = judge_batch(claim, batch, fingerprint)
+    unknown = isinstance(verdict, RefuseBatch) and claim.decision(batch) is None
+    return WriteBatch() if unknown else verdict
+
+
+def _any_owner(proposed: BatchDecision, **given: Any) -> object:
+    return check_decision(proposed, **{**given, "owner": proposed.attempt})
+
+
+def _decides_anew(proposed: BatchDecision, **given: Any) -> object:
+    verdict = check_decision(proposed, **given)
+    return verdict if isinstance(verdict, Overtaken) else Decide()
+
+
+def _rolls_back_all(
+    claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_id: str
+) -> Settling:
+    del sink_id
+    return Settling((), tuple(c for c in in_doubt if c.transaction.attempt < claim.attempt))
+
+
+def _leaves_decided(
+    claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_id: str
+) -> Settling:
+    return replace(settle_claimed(claim, in_doubt, sink_id=sink_id), commit=())
+
+
+def _leaves_undecided(
+    claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_id: str
+) -> Settling:
+    return replace(settle_claimed(claim, in_doubt, sink_id=sink_id), abort=())
+
+
+def _knows_unsettled(
+    claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_id: str
+) -> Settling:
+    left = tuple(one for one in claim.decisions if not one.settled)
+    return settle_claimed(replace(claim, decisions=left), in_doubt, sink_id=sink_id)
+
+
+def _sweeps_newer(
+    decision: BatchDecision, in_doubt: Sequence[Committable], *, sink_id: str
+) -> Sequence[Committable]:
+    return sweep_decided(replace(decision, attempt=AttemptId(10**8 - 1)), in_doubt, sink_id=sink_id)
+
+
+BATCH_MUTANTS: tuple[Rules, ...] = (
+    Rules("a decided batch is written again", judge=_writes_again, check=_decides_anew),
+    Rules("a batch is known by its number alone", judge=_numbers_alone),
+    Rules("a batch below the last decision is written", judge=_no_gaps_seen),
+    Rules("an attempt that was overtaken decides", check=_any_owner),
+    Rules("planning rolls back what is decided", settle=_rolls_back_all),
+    Rules("planning leaves what is decided", settle=_leaves_decided),
+    Rules("planning leaves what is undecided", settle=_leaves_undecided),
+    Rules("planning settles, then claims", claim_first=False),
+    Rules("abort rolls back without a claim", abort_claims=False),
+    Rules(
+        "a decision counts as settled before its commits",
+        settle=_knows_unsettled,
+        settled_first=True,
+    ),
+    Rules("the sweep takes newer attempts' rows", sweep=_sweeps_newer),
+)
