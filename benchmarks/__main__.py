@@ -30,7 +30,7 @@ from benchmarks.throughput import measure, variants
 from onceflow.core.errors import OnceflowError
 from onceflow.integration.workload import Payments
 
-_JOB_SCENARIOS = ("ledger", "no-database", "function", "delivery", "databases", "tls")
+_JOB_SCENARIOS = ("ledger", "no-database", "function", "delivery", "databases", "storage", "tls")
 _SINK_ROWS_MAX = 1_000_000
 
 
@@ -42,6 +42,7 @@ class Scenario(str, Enum):
     FUNCTION = "function"
     DELIVERY = "delivery"
     DATABASES = "databases"
+    STORAGE = "storage"
     TLS = "tls"
     SINKS = "sinks"
     LIMITS = "limits"

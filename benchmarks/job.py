@@ -57,7 +57,7 @@ def build(spec: JobSpec, spark: SparkSession) -> Pipeline:
         name="bench",
         parallelism=spec.parallelism,
         checkpointing=Checkpointing(
-            storage=f"{spec.directory}/checkpoints", interval=spec.interval_s, mode=spec.delivery
+            storage=spec.storage_url, interval=spec.interval_s, mode=spec.delivery
         ),
         state_backend=RocksDBBackend() if spec.backend == "rocksdb" else HeapBackend(),
         # A restart nobody asked for would hide in the figure.

@@ -10,6 +10,7 @@ Backend = Literal["heap", "rocksdb"]
 Database = Literal["postgres", "mysql", "mariadb"]
 Delivery = Literal["exactly_once", "at_least_once"]
 CommitMode = Literal["two_phase", "ledger"]
+Storage = Literal["directory", "bucket"]
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +29,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     parallelism: int = 2
     commit_mode: CommitMode = "two_phase"
     tls: Literal["on", "off"] = "off"
+    storage: Storage = "directory"
+    """Of checkpoints: in the run's directory, or in a bucket of an S3 server of this machine."""
+    storage_url: str = ""
     accounts: int = 100_000
     checkpoints: int = 100
     """Task idle_checkpoints: how many to take."""

@@ -19,6 +19,7 @@ _JOB_PAIRS = (
     ("MySQL / Postgres, {}", "ledger into MySQL, {}", "ledger, {}"),
     ("MariaDB / Postgres, {}", "ledger into MariaDB, {}", "ledger, {}"),
     ("function a record / whole batches, {}", "Python function a record, {}", "ledger, {}"),
+    ("state in a bucket / in a directory, {}", "ledger with state in a bucket, {}", "ledger, {}"),
     ("with / without TLS, {}", "ledger with TLS, {}", "ledger, {}"),
     (
         "with / without TLS, to nowhere, {}",

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
@@ -27,6 +27,7 @@ from onceflow.integration.servers import (
     EmbeddedMariaDB,
     EmbeddedMySQL,
     EmbeddedPostgres,
+    EmbeddedS3,
 )
 from onceflow.integration.servers.mysql import MySQLAdmin
 from onceflow.integration.workload import Payments, produce
@@ -52,6 +53,7 @@ class Stage:
         self.directory = Path()
         self._runs = 0
         self._mysql: dict[str, EmbeddedMySQL | EmbeddedMariaDB] = {}
+        self._s3: EmbeddedS3 | None = None
 
     def __enter__(self) -> Stage:
         self.directory = Path(tempfile.mkdtemp(prefix="onceflow-bench-"))
@@ -121,6 +123,12 @@ class Stage:
             self._mysql[kind] = server.start()
         return self._mysql[kind]
 
+    def _bucket(self, name: str) -> tuple[str, dict[str, str]]:
+        """Return a bucket's URL and the environment that leads there; runs the server from then."""
+        if self._s3 is None:
+            self._s3 = self._stack.enter_context(EmbeddedS3())
+        return f"s3://{self._s3.create_bucket(name)}", self._s3.environment
+
     def run(self, spec: JobSpec) -> JobResult:
         """Run a job in a process of its own and return its figures, once what it wrote is right.
 
@@ -130,15 +138,19 @@ class Stage:
         kind: Database = "postgres" if spec.sink == "discard" else spec.sink
         with self.database(kind) as url:
             directory = Path(tempfile.mkdtemp(dir=self.directory))
+            storage_url, environment = f"{directory}/checkpoints", dict[str, str]()
+            if spec.storage == "bucket":
+                storage_url, environment = self._bucket(f"run-{self._runs}")
             spec = msgspec.structs.replace(
                 spec,
                 bootstrap_servers=self.kafka.bootstrap_servers,
                 database_url=url,
                 directory=str(directory),
+                storage_url=storage_url,
                 server_pids=self.server_pids,
             )
             try:
-                result = _drive(spec, directory)
+                result = _drive(spec, directory, environment)
                 self._verify(spec)
             finally:
                 shutil.rmtree(directory, ignore_errors=True)
@@ -159,7 +171,7 @@ class Stage:
             connection.execute(sql.SQL(statement).format(*(sql.Identifier(name) for name in names)))
 
 
-def _drive(spec: JobSpec, directory: Path) -> JobResult:
+def _drive(spec: JobSpec, directory: Path, environment: Mapping[str, str]) -> JobResult:
     spec_path, result_path = directory / "spec.json", directory / "result.json"
     spec_path.write_bytes(msgspec.json.encode(spec))
     paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
@@ -173,6 +185,7 @@ def _drive(spec: JobSpec, directory: Path) -> JobResult:
             # Slots unpickle classes of this package: they need the same path as the driver.
             env={
                 **os.environ,
+                **environment,
                 "PYSPARK_PYTHON": sys.executable,
                 "PYTHONPATH": os.pathsep.join(path for path in paths if path),
             },

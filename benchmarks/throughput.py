@@ -101,7 +101,8 @@ def variants(
     spec = JobSpec(records=records, topic=topic, backend=backends[0])
     of = _replacing(spec)
     if "ledger" not in scenarios:
-        compared = next((one for one in ("delivery", "databases") if one in scenarios), "tls")
+        compared_in = ("delivery", "databases", "storage")
+        compared = next((one for one in compared_in if one in scenarios), "tls")
         add(compared, f"ledger, {backends[0]}", spec)
     if "no-database" not in scenarios:
         nowhere = of(sink="discard", source="generated")
@@ -112,6 +113,7 @@ def variants(
         f"generated to nowhere with TLS, {backends[0]}",
         of(sink="discard", source="generated", tls="on"),
     )
+    add("storage", f"ledger with state in a bucket, {backends[0]}", of(storage="bucket"))
     add("delivery", f"ledger at least once, {backends[0]}", of(delivery="at_least_once"))
     add("databases", f"ledger by staged rows, {backends[0]}", of(commit_mode="ledger"))
     add("databases", f"ledger into MySQL, {backends[0]}", of(sink="mysql"))

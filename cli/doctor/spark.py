@@ -21,6 +21,7 @@ from onceflow.cli.doctor.machine import install_command
 from onceflow.cli.doctor.storage import remove_empty
 from onceflow.core.connector import Area, Finding
 from onceflow.core.storage import FileSystemStorage
+from onceflow.core.storage.bucket_settings import is_bucket
 
 CLOCK_SKEW_MAX_S = 5.0
 _ERROR_LENGTH_MAX = 600
@@ -71,7 +72,7 @@ def check_spark(question: SparkQuestion) -> Sequence[Finding]:
     return [
         *_session(area, found, question.parallelism),
         *_executors(Area("executors"), found, (began, ended)),
-        *(_shared_storage(found, shared) if question.storage else ()),
+        *(_shared_storage(found, shared) if shared.asked else ()),
     ]
 
 
@@ -82,7 +83,9 @@ class _Shared:
         self.token = secrets.token_hex(8)
         self.probe = ""
         self.trouble = ""
-        self._storage = storage
+        # A bucket is the same one for every executor that has the credentials.
+        self.asked = storage is not None and not is_bucket(storage)
+        self._storage = storage if self.asked else None
         self._directory: Path | None = None
         self._missing = missing
 

@@ -10,9 +10,11 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from onceflow.cli.doctor.bucket import check_bucket
 from onceflow.core.connector import Area, Finding
 from onceflow.core.errors import StorageError
 from onceflow.core.storage import FileSystemStorage
+from onceflow.core.storage.bucket_settings import is_bucket
 from onceflow.core.storage.filesystem import AlreadyExists, Created
 from onceflow.core.storage.local import LocalFileSystem
 
@@ -31,6 +33,8 @@ def missing_directories(root: str) -> tuple[Path, ...]:
     Asked once, before the checks run: two of them work in `root` at the same time, and neither can
     tell what the other has made.
     """
+    if is_bucket(root):
+        return ()
     directory = Path(FileSystemStorage(root).root)
     return tuple(path for path in (directory, *directory.parents) if not path.exists())
 
@@ -47,6 +51,8 @@ def check_storage(root: str, missing: Sequence[Path]) -> Sequence[Finding]:
 
     Of what it had to make (`missing`), nothing is left.
     """
+    if is_bucket(root):
+        return check_bucket(root)
     area = Area("storage")
     directory = Path(FileSystemStorage(root).root)
     there = _nearest(directory)

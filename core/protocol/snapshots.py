@@ -70,6 +70,8 @@ class SnapshotTimings:
     start_delay_ms: float = 0.0
     """From the trigger to the first barrier, by two machines' clocks: 0 where they disagree."""
     size_bytes: int = 0
+    uploaded_bytes: int = 0
+    """Of it, what went to storage for this checkpoint: not inline, nor there already."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ __all__ = ["StateContext", "StateHandle", "StateReader", "StateWriter"]
 
 
 class StateWriter(Protocol):
-    """Makes pieces of state durable for one subtask and one checkpoint."""
+    """Makes pieces of state durable for one subtask and one checkpoint. Any thread."""
 
     def write(
         self,
@@ -45,7 +45,7 @@ class StateWriter(Protocol):
 
 
 class StateReader(Protocol):
-    """Reads back what a `StateWriter` wrote, in another process."""
+    """Reads back what a `StateWriter` wrote, in another process. Any thread."""
 
     def read(self, handle: StateHandle) -> bytes:
         """Return the bytes of `handle`.

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -54,6 +55,11 @@ from onceflow.core.state.rocksdb_database import (
 FORMAT = 1
 MANIFEST_PREFIX = "rocksdb-manifest"
 _LARGE = ".sst"
+FILES_AT_ONCE = 4
+"""Of one snapshot, on their way to storage or back."""
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 FileHandles: TypeAlias = dict[str, StateHandle]
 """The database's name of a large file, to the handle of its copy in checkpoint storage."""
@@ -95,17 +101,18 @@ def upload_copy(
 
     `unique` makes the names of files unlike those of any other database and checkpoint.
     """
-    files: FileHandles = {}
-    small: dict[str, bytes] = {}
-    for path in sorted(copy.iterdir()):
-        if path.suffix != _LARGE:
-            small[path.name] = path.read_bytes()
-        elif path.name in known:
-            files[path.name] = known[path.name]
-        else:
-            files[path.name] = writer.write_file(
-                f"{unique}-{path.name}", path, shared=shared, key_groups=context.key_groups
-            )
+    paths = sorted(copy.iterdir())
+    small = {path.name: path.read_bytes() for path in paths if path.suffix != _LARGE}
+    large = [path for path in paths if path.suffix == _LARGE]
+
+    def written_file(path: Path) -> StateHandle:
+        if path.name in known:
+            return known[path.name]
+        name = f"{unique}-{path.name}"
+        return writer.write_file(name, path, shared=shared, key_groups=context.key_groups)
+
+    names = [path.name for path in large]
+    files: FileHandles = dict(zip(names, _side_by_side(written_file, large), strict=True))
     manifest = Manifest(
         FORMAT,
         context.max_parallelism,
@@ -164,9 +171,16 @@ def download_copy(
     for name, data in manifest.small_files.items():
         (directory / name).write_bytes(data)
     files = {name: handles[handle] for name, handle in manifest.files.items()}
-    for name, handle in files.items():
-        reader.read_to(handle, directory / name)
+    _side_by_side(lambda name: reader.read_to(files[name], directory / name), list(files))
     return files
+
+
+def _side_by_side(call: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
+    """Return what `call` returns for each of `items`, some at once: storage may be far away."""
+    if len(items) < 2:
+        return [call(item) for item in items]
+    with ThreadPoolExecutor(min(len(items), FILES_AT_ONCE), "state-file") as threads:
+        return list(threads.map(call, items))
 
 
 Upload: TypeAlias = Callable[[StateWriter, Path], tuple[StateHandle, ...]]

@@ -18,6 +18,7 @@ from onceflow.core.storage.bucket_settings import (
     Patience,
 )
 from onceflow.core.storage.file_location import open_bucket
+from onceflow.core.storage.filesystem import CreatesAtomically
 from onceflow.core.storage.savepoints import SavepointDirectory
 from onceflow.core.storage.storage import (
     INLINE_THRESHOLD_BYTES,
@@ -66,7 +67,11 @@ class ObjectStorage(CheckpointStorage):
 
     @override
     def open(self, job: str) -> JobStorage:
-        return JobStorage(open_bucket(self._settings()), job, self.inline_threshold_bytes)
+        return JobStorage(self.files(), job, self.inline_threshold_bytes)
+
+    def files(self) -> CreatesAtomically:
+        """Return the objects below the prefix as files; touches nothing yet."""
+        return open_bucket(self._settings())
 
     @override
     def open_savepoint(self, place: str) -> SavepointDirectory:

@@ -10,6 +10,7 @@ The checksum is xxh3-128 in hex, of the bytes that were handed over, not of what
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ _WHAT_TO_DO = (
 
 
 class FileStateWriter:
-    """Writes one subtask's state of one operator and one checkpoint; used by one thread.
+    """Writes one subtask's state of one operator and one checkpoint. Any thread.
 
     Everything a returned handle names is durable (I4). A crash leaves files that no record names.
     """
@@ -50,7 +51,14 @@ class FileStateWriter:
         self._paths = paths
         self._names = names
         self._inline_threshold_bytes = inline_threshold_bytes
+        self._lock = threading.Lock()
         self._written: set[str] = set()
+        self._uploaded_bytes = 0
+
+    @property
+    def uploaded_bytes(self) -> int:
+        """How much went to storage: neither what is held inline nor what it took over as it is."""
+        return self._uploaded_bytes
 
     def write(
         self,
@@ -71,7 +79,7 @@ class FileStateWriter:
         if view.nbytes < self._inline_threshold_bytes:
             return _handle(name, "", view.nbytes, checksum, key_groups, inline=bytes(view))
         path = self._new(self._names.private(name))
-        self._fs.write(self._paths.in_job(path), (view,))
+        self._uploaded(self._fs.write(self._paths.in_job(path), (view,)))
         return _handle(name, path, view.nbytes, checksum, key_groups)
 
     def write_file(
@@ -117,12 +125,18 @@ class FileStateWriter:
     ) -> StateHandle:
         hashed = _Hashed(_local_chunks(source))
         size_bytes = self._fs.write(self._paths.in_job(path), hashed)
+        self._uploaded(size_bytes)
         return _handle(name, path, size_bytes, hashed.checksum, key_groups, shared=shared)
 
     def _new(self, path: str) -> str:
-        require(path not in self._written, f"state file {path} is written twice")
-        self._written.add(path)
+        with self._lock:
+            require(path not in self._written, f"state file {path} is written twice")
+            self._written.add(path)
         return path
+
+    def _uploaded(self, size_bytes: int) -> None:
+        with self._lock:
+            self._uploaded_bytes += size_bytes
 
 
 class FileStateReader:

@@ -14,6 +14,7 @@ from tests.support.careless_store import CarelessStore
 from tests.unit.storage.storage_samples import decision
 
 from onceflow import ObjectStorage
+from onceflow.cli.doctor.storage import check_storage
 from onceflow.core.errors import ConfigError, StorageError
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.storage.bucket import BucketFiles
@@ -330,3 +331,21 @@ def test_no_secret_is_in_a_description_an_error_or_a_pickle(
 
 def test_environment_names_what_every_client_reads() -> None:
     assert environment_of("http://x", "k", "s")["AWS_ENDPOINT_URL"] == "http://x"
+
+
+# --- the doctor -----------------------------------------------------------------------------------
+
+
+def test_the_doctor_asks_a_bucket_what_checkpoints_will_ask_and_leaves_nothing(
+    s3_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (finding,) = check_storage(f"{s3_bucket}/checkpoints", ())
+    assert "creates if absent in" in str(finding)
+    assert _files(s3_bucket).visible_files() == []
+    assert _files(s3_bucket).list("checkpoints") == ()
+    (missing,) = check_storage("s3://nowhere/checkpoints", ())
+    assert "NoSuchBucket" in str(missing)
+    with CarelessStore(heeds_conditions=False) as store:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", store.endpoint)
+        (careless,) = check_storage("s3://careless/x", ())
+    assert "created twice under one name" in str(careless)

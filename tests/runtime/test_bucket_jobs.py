@@ -216,3 +216,17 @@ def test_a_storage_that_is_not_there_is_refused_before_the_job_runs(
     pipeline, _ = ledger(cluster, tmp_path, CountingSource(10), storage=storage)
     with pytest.raises(StorageError, match="create the bucket first"):
         pipeline.run(60)
+
+
+def test_a_checkpoint_says_how_many_bytes_went_to_the_bucket_and_how_fast(
+    cluster: AnyCluster, tmp_path: Path, s3_bucket: str
+) -> None:
+    source = _source(tmp_path, accounts=3_000)
+    storage = ObjectStorage(s3_bucket, inline_threshold_bytes=SMALL)
+    pipeline, _ = ledger(cluster, tmp_path, source, storage=storage, backend=ROCKSDB)
+    job = pipeline.start()
+    await_checkpoints(job, 4)
+    assert _finished(job, tmp_path) is JobState.FINISHED
+    done = job.status().history
+    assert any(0 < one.uploaded_bytes < one.size_bytes for one in done), "shared files stay"
+    assert all((one.upload_bytes_per_s > 0) == (one.uploaded_bytes > 0) for one in done)

@@ -110,7 +110,9 @@ class SubtaskCheckpointStats:
     sync_ms: float
     async_ms: float
     size_bytes: int
-    """Of the state that it uploaded."""
+    """Of its state."""
+    uploaded_bytes: int = 0
+    """Of it, what went to storage for this checkpoint, in `async_ms`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +129,18 @@ class CheckpointStats:
     async_ms: float
     append_ms: float
     size_bytes: int
+    uploaded_bytes: int = 0
+    """Of `size_bytes`, what went to storage: neither inline nor there already."""
     committed_ms: float | None = None
     """From the decision to the last subtask's report that all is committed."""
     subtasks: tuple[SubtaskCheckpointStats, ...] = ()
     """In the order of their acks; empty for checkpoints of long ago."""
+
+    @property
+    def upload_bytes_per_s(self) -> float:
+        """How fast the slowest subtask's part of the upload went; 0 when nothing was uploaded."""
+        rates = (one.uploaded_bytes / one.async_ms * 1000 for one in self.subtasks if one.async_ms)
+        return min((rate for rate in rates if rate), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,6 +481,7 @@ def _acked(pending: PendingCheckpoint, event: CheckpointAcked) -> PendingCheckpo
         alignment_ms=timings.alignment_ms,
         sync_ms=timings.sync_ms,
         async_ms=timings.async_ms,
+        uploaded_bytes=timings.uploaded_bytes,
         size_bytes=timings.size_bytes,
     )
     return replace(pending, subtasks=(*pending.subtasks, stats))
@@ -490,6 +501,7 @@ def _completed(status: JobStatus, event: CheckpointCompleted) -> JobStatus:
         sync_ms=max((ack.sync_ms for ack in acks), default=0.0),
         async_ms=max((ack.async_ms for ack in acks), default=0.0),
         append_ms=round(event.append_ms, 3),
+        uploaded_bytes=sum(ack.uploaded_bytes for ack in acks),
         size_bytes=sum(ack.size_bytes for ack in acks),
         subtasks=acks,
     )

@@ -58,6 +58,7 @@ class SnapshotUploads:
             timings = replace(
                 taken.timings,
                 async_ms=round((time.perf_counter() - began) * 1000, 3),
+                uploaded_bytes=sum(writer.uploaded_bytes for writer in writers),
                 size_bytes=sum(h.size_bytes for o in operators for h in o.keyed + o.raw),
             )
             slot.post(Acked(checkpoint, SubtaskSnapshot(subtask, tuple(operators), timings)))

@@ -127,12 +127,13 @@ def test_format_1_is_these_very_bytes() -> None:
         b'"raw":[],"lists":{"splits":["AP8=",""]},"committables":[{"transaction":{"sink_id":"sink",'
         b'"attempt":1,"checkpoint":5,"subtask":0,"sequence":0},"rows":7,"payload":"AP4="}]}],'
         b'"timings":{"alignment_ms":0.1,"sync_ms":2.5,"async_ms":1e-9,"start_delay_ms":3.0,'
-        b'"size_bytes":10}}],"triggered_at_ms":1,"completed_at_ms":2,"final":false'
+        b'"size_bytes":10,"uploaded_bytes":0}}],"triggered_at_ms":1,"completed_at_ms":2'
+        b',"final":false'
     )
     ends = b',"delivered_through":0,"undelivered":[]},"previous":"previous"', b',"memory":null}}'
     assert data.splitlines()[0] == written + b"".join(ends)
     # As versions wrote it that remembered nothing, and knew no commits of whole checkpoints.
-    older = written + b'},"previous":"previous"}}'
+    older = written.replace(b',"uploaded_bytes":0', b"") + b'},"previous":"previous"}}'
     assert decode_record(seal(older)[0], WHERE).record == DECIDED
     assert decode_record(data, WHERE).digest == digest
     handle = StateHandle("k", "p", 1, "c", 2, 3, True, b"i")

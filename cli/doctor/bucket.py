@@ -1,0 +1,95 @@
+"""Whether a bucket keeps what checkpoint storage demands of it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from onceflow.core.connector import Area, Finding
+from onceflow.core.errors import ConfigError, StorageError
+from onceflow.core.storage import ObjectStorage
+from onceflow.core.storage.filesystem import (
+    AlreadyExists,
+    Created,
+    CreateOutcome,
+    CreatesAtomically,
+)
+
+SLOW_CREATE_S = 0.5
+"""A decision is a creation and two questions: above this checkpoints wait for the store."""
+
+_RIVALS = 8
+_LARGE_BYTES = 16 * 1024 * 1024
+
+
+def check_bucket(url: str) -> Sequence[Finding]:
+    """Create, write in parts, list, read and delete below `url`; leave nothing there."""
+    area = Area("storage")
+    try:
+        files = ObjectStorage(url).files()
+    except ConfigError as error:
+        return [area.problem(str(error), "a bucket that can be reached", "see docs/checkpoints.md")]
+    scratch = f".onceflow-doctor-{uuid.uuid4().hex}"
+    try:
+        return _exercise(area, files, scratch)
+    except StorageError as error:
+        said, _, remedy = str(error).rpartition("; ")
+        return [
+            area.problem(
+                said or str(error),
+                "a bucket in which objects can be created if absent, written, listed and deleted",
+                remedy if said else "see that the store answers, and its credentials",
+            )
+        ]
+    finally:
+        for name in ("record", "state", "rivals"):
+            files.delete_quietly(f"{scratch}/{name}")
+
+
+def _exercise(area: Area, files: CreatesAtomically, scratch: str) -> list[Finding]:
+    began = time.monotonic()
+    first = files.create_if_absent(f"{scratch}/record", b"first")
+    created_s = time.monotonic() - began
+    second = files.create_if_absent(f"{scratch}/record", b"second")
+    if not isinstance(first, Created) or second != AlreadyExists(b"first"):
+        return [_not_atomic(area, files)]
+
+    def rival(number: int) -> CreateOutcome:
+        return files.create_if_absent(f"{scratch}/rivals", b"%d" % number)
+
+    with ThreadPoolExecutor(_RIVALS) as threads:
+        outcomes = list(threads.map(rival, range(_RIVALS)))
+    if sum(isinstance(one, Created) for one in outcomes) > 1:
+        return [_not_atomic(area, files)]
+    began = time.monotonic()
+    files.write(f"{scratch}/state", (bytes(1 << 20) for _ in range(_LARGE_BYTES >> 20)))
+    rate = _LARGE_BYTES / (time.monotonic() - began) / 1e6
+    if files.size(f"{scratch}/state") != _LARGE_BYTES:
+        return [area.problem("an object has another size than was written", "whole objects", "")]
+    if set(files.list(scratch)) != {"record", "rivals", "state"}:
+        return [area.problem("a listing misses objects", "complete listings", "another store")]
+    found = [
+        area.ok(
+            f"{files.location('')} creates if absent in {created_s * 1000:.0f} ms, takes"
+            f" {rate:.0f} MB/s in parts"
+        )
+    ]
+    if created_s > SLOW_CREATE_S:
+        found.append(
+            area.warning(
+                f"creating one object takes {created_s * 1000:.0f} ms",
+                f"under {SLOW_CREATE_S * 1000:.0f} ms; every checkpoint waits for it",
+                "use a bucket in the same region, or a longer checkpoint interval",
+            )
+        )
+    return found
+
+
+def _not_atomic(area: Area, files: CreatesAtomically) -> Finding:
+    return area.problem(
+        f"{files.location('')}: an object was created twice under one name",
+        "creation that only one process wins (If-None-Match); the decision log rests on it",
+        "update the store, or use one with conditional writes: Amazon S3, MinIO, R2, Ceph",
+    )
