@@ -7,8 +7,17 @@ from typing import Annotated
 import typer
 
 import onceflow
+from onceflow.cli.checkpoints.command import checkpoints
 from onceflow.cli.demo.command import demo
 from onceflow.cli.doctor.command import doctor
+from onceflow.cli.jobs.command import (
+    cancel,
+    checkpoint,
+    list_jobs,
+    savepoint,
+    status,
+    stop,
+)
 from onceflow.cli.txn.command import txn
 
 app = typer.Typer(
@@ -19,6 +28,13 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(doctor)
+app.command("list")(list_jobs)
+app.command()(status)
+app.command()(checkpoint)
+app.command()(savepoint)
+app.command()(stop)
+app.command()(cancel)
+app.add_typer(checkpoints, name="checkpoints")
 app.add_typer(txn, name="txn")
 
 

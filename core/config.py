@@ -109,6 +109,40 @@ class TlsFiles:
 
 
 @dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where the driver can be asked about its job, and told what to do: HTTP and JSON.
+
+    Every request must show the token, reading too: a status names hosts and paths, and its errors
+    quote records. The token is drawn for each driver and left, readable by the driver's user alone,
+    beside the job's checkpoints, where `onceflow` finds it; whoever may read there rules the job.
+    """
+
+    host: str = "127.0.0.1"
+    """The address to listen at. Another one than loopback needs `tls`."""
+    port: int = 0
+    """0: a free one."""
+    token_file: str | None = None
+    """A file of the driver's machine that holds the token instead, of mode 0600; it is made when it
+    is not there. For checkpoint storage that many may read."""
+    tls: TlsFiles | None = None
+    """The certificate to show. Clients need none: they have the token."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65_535:
+            raise ConfigError(f"Endpoint: port={self.port} must be in 0-65535")
+        if self.tls is None and not self.is_loopback:
+            raise ConfigError(
+                f"Endpoint: host={self.host!r} is seen by other machines, and the token would go"
+                " there unencrypted: add tls=TlsFiles(…), or leave host away"
+            )
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether it can be reached on its own machine alone."""
+        return self.host in {"localhost", "::1"} or self.host.startswith("127.")
+
+
+@dataclass(frozen=True, slots=True)
 class RuntimeSettings:
     """Deadlines and bounds of the runtime; the defaults suit one machine and a small cluster."""
 

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from onceflow.core.config import Checkpointing, RuntimeSettings
+from onceflow.core.config import Checkpointing, Endpoint, RuntimeSettings
 from onceflow.core.dataframe_source import DataFrameSource, is_dataframe
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.graph import NAME, GraphBuilder, ReadFrom
@@ -80,7 +80,7 @@ class Job:
                 could not be written. The job goes on if it can.
             TimeoutError: It was not done after `timeout_s`; it may still be.
         """
-        return _result(self._driver.savepoint(CheckpointKind.SAVEPOINT, path), timeout_s)
+        return _result(self._driver.savepoint(CheckpointKind.SAVEPOINT, path).done, timeout_s)
 
     def stop(
         self,
@@ -112,7 +112,7 @@ class Job:
         kind = CheckpointKind.SAVEPOINT_DRAIN if drain else CheckpointKind.SAVEPOINT_STOP
         began = time.monotonic()
         asked = self._driver.savepoint(kind, savepoint if isinstance(savepoint, str) else None)
-        place = _result(asked, timeout_s)
+        place = _result(asked.done, timeout_s)
         left_s = None if timeout_s is None else max(0.0, timeout_s - time.monotonic() + began)
         try:
             return self.wait(left_s)
@@ -185,6 +185,9 @@ class Pipeline:
     in `JobStatus.dropped_state`; all else is kept. A job that would drop any is refused otherwise.
 
     `listeners` are told of every event of the job from its start on; see `Job.add_listener`.
+
+    `endpoint` says where the driver answers `onceflow status`, `savepoint`, `stop` and the like,
+    for as long as it owns the job; None: nowhere.
     """
 
     def __init__(
@@ -201,6 +204,7 @@ class Pipeline:
         retired_sinks: Mapping[str, Sink | None] | None = None,
         allow_non_restored_state: bool = False,
         listeners: Sequence[JobListener] = (),
+        endpoint: Endpoint | None = Endpoint(),  # noqa: B008 - frozen
     ) -> None:
         if not NAME.fullmatch(name):
             raise ConfigError(
@@ -224,6 +228,7 @@ class Pipeline:
         self._retired_sinks = dict(retired_sinks or {})
         self._allow_non_restored_state = allow_non_restored_state
         self._listeners = tuple(listeners)
+        self._endpoint = endpoint
         self._graph = GraphBuilder(name)
 
     def read(
@@ -306,6 +311,7 @@ class Pipeline:
                 else allow_non_restored_state
             ),
             listeners=self._listeners,
+            endpoint=self._endpoint,
             restore=None
             if from_savepoint is None
             else RestoreFrom(from_savepoint, claim=claim, allow_rewind=allow_rewind),

@@ -8,7 +8,8 @@
     <root>/<job>/staged/<sink id>/<transaction>.arrow               see `staging`
     <root>/<job>/inputs/<uid>/<token>/part-….parquet                see `dataframe_source`
     <root>/<job>/probe/a<attempt>@<token>                           see `JobStorage.probe_write`
-    <root>/<job>/savepoints/savepoint-<n>-<id>/                     see `savepoints`
+    <root>/<job>/savepoints/savepoint-<id>/                         see `savepoints`
+    <root>/<job>/driver.json, driver.token                          see `driver_address`
 
 A uid and a name keep their letters when those are safe everywhere, also where case is ignored;
 else they get a digest, so two different ones never share a file. "@" is in neither.
@@ -134,6 +135,16 @@ class JobPaths:
     def probe(self, attempt: AttemptId, token: str) -> str:
         """The file that holds `token` of an attempt."""
         return f"{self.probes}/a{attempt}@{token}"
+
+    @property
+    def driver(self) -> str:
+        """The file that says where the running driver can be asked."""
+        return f"{self.job}/driver.json"
+
+    @property
+    def driver_token(self) -> str:
+        """The file of the token that it asks for."""
+        return f"{self.job}/driver.token"
 
     @property
     def savepoints(self) -> str:

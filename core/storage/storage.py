@@ -21,6 +21,7 @@ from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.snapshots import CompletedCheckpoint, StateHandle
 from onceflow.core.staging import StagingArea
 from onceflow.core.storage.decision_log import DecisionLog, log_id
+from onceflow.core.storage.driver_address import AddressFiles
 from onceflow.core.storage.filesystem import (
     AlreadyExists,
     Created,
@@ -53,8 +54,16 @@ class JobStorage:
     Opening touches nothing, so a slot that does not see the driver's storage makes no second one.
     """
 
-    def __init__(self, fs: CreatesAtomically, job: str, inline_threshold_bytes: int) -> None:
+    def __init__(
+        self,
+        fs: CreatesAtomically,
+        job: str,
+        inline_threshold_bytes: int,
+        private: CreatesAtomically | None = None,
+    ) -> None:
         self._fs = fs
+        self._private = private or fs
+        """The same files; what it writes, only the owner may read."""
         self._paths = JobPaths(job)
         self._inline_threshold_bytes = inline_threshold_bytes
 
@@ -103,9 +112,18 @@ class JobStorage:
         return copied_into(self._fs, self._paths, completed, source)
 
     @property
+    def driver_address(self) -> AddressFiles:
+        """Where the running driver can be asked."""
+        return AddressFiles(self._fs, self._private, self._paths)
+
+    @property
     def savepoints(self) -> str:
         """Where savepoints go for which the user has named no other place."""
         return self._fs.location(self._paths.savepoints)
+
+    def savepoint_names(self) -> tuple[str, ...]:
+        """Return the names of the directories in `savepoints`."""
+        return tuple(self._fs.list(self._paths.savepoints))
 
     def staging(self, sink_id: str) -> StagingArea:
         """Return where the sink `sink_id` stages rows."""
@@ -126,14 +144,18 @@ class JobStorage:
         compared = {sink_id for sink_id in known if safe_name(sink_id) in names}
         return tuple(sorted(told | compared))
 
+    def jobs(self) -> tuple[str, ...]:
+        """Return the names of all jobs in the same storage that have a decision log."""
+        return tuple(name for name in self._fs.list("") if self._fs.list(f"{name}/log"))
+
     def others(self) -> dict[str, LogView]:
         """Return what the logs of the other jobs in the same storage say, by job.
 
         One that cannot be read is left out.
         """
         found: dict[str, LogView] = {}
-        for name in self._fs.list(""):
-            if name == self._paths.job or not self._fs.list(f"{name}/log"):
+        for name in self.jobs():
+            if name == self._paths.job:
                 continue
             with contextlib.suppress(ConfigError, CheckpointError, StateIncompatible, StorageError):
                 found[name] = DecisionLog.open(self._fs, JobPaths(name)).read()
@@ -266,7 +288,8 @@ class FileSystemStorage(CheckpointStorage):
         """Return the storage of job `job` in this process; touches nothing yet."""
         modes = Modes(self.file_mode, self.directory_mode)
         files = LocalFileSystem(self.root, modes, advice=CHECKPOINT_STORAGE)
-        return JobStorage(files, job, self.inline_threshold_bytes)
+        private = LocalFileSystem(self.root, Modes(0o600, self.directory_mode))
+        return JobStorage(files, job, self.inline_threshold_bytes, private)
 
     def open_savepoint(self, place: str) -> SavepointDirectory:
         """Return the savepoint in directory `place`: a path, or a `file:` URL."""

@@ -8,7 +8,7 @@ from onceflow.core.lazy_names import lazy_names
 from onceflow.core.version import VERSION as _VERSION
 
 if TYPE_CHECKING:
-    from onceflow.core.config import Checkpointing, Delivery, RuntimeSettings, TlsFiles
+    from onceflow.core.config import Checkpointing, Delivery, Endpoint, RuntimeSettings, TlsFiles
     from onceflow.core.dead_letters import DEAD_LETTERS
     from onceflow.core.errors import OnceflowError
     from onceflow.core.functions import (
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
         LeftoversAborted,
         Moment,
         RecoveredSink,
+        SavepointCompleted,
+        SavepointRestored,
         SinksRecovered,
         SlotJoined,
         SlotLeft,
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
         CheckpointStats,
         JobStatus,
         PendingCheckpoint,
+        SavepointStats,
         SinkStatus,
         SlotStatus,
         SubtaskCheckpointStats,
@@ -80,7 +83,7 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "onceflow.core.config": "Checkpointing Delivery RuntimeSettings TlsFiles",
+            "onceflow.core.config": "Checkpointing Delivery Endpoint RuntimeSettings TlsFiles",
             "onceflow.core.dead_letters": "DEAD_LETTERS",
             "onceflow.core.errors": "OnceflowError",
             "onceflow.core.functions": (
@@ -93,13 +96,14 @@ else:
                 "AttemptBegan AttemptEnded AttemptRunning CheckpointAcked CheckpointCompleted"
                 " CheckpointFailed CheckpointTriggered EventsDropped JobEnded JobEvent"
                 " JobRestarting JobStarted JobState LeftoversAborted Moment RecoveredSink"
-                " SinksRecovered SlotJoined SlotLeft SlotReported SlotsDeployed SlotsJoined"
-                " SplitsDiscovered StateDropped SubtaskCommitted"
+                " SavepointCompleted SavepointRestored SinksRecovered SlotJoined SlotLeft"
+                " SlotReported SlotsDeployed SlotsJoined SplitsDiscovered StateDropped"
+                " SubtaskCommitted"
             ),
             "onceflow.core.runtime.driver.listeners": "JobListener",
             "onceflow.core.runtime.driver.status": (
                 "AttemptStats CheckpointFailure CheckpointStats JobStatus PendingCheckpoint"
-                " SinkStatus SlotStatus SubtaskCheckpointStats"
+                " SavepointStats SinkStatus SlotStatus SubtaskCheckpointStats"
             ),
             "onceflow.core.state": (
                 "HeapBackend ListState ListStateDescriptor MapState MapStateDescriptor"
@@ -127,6 +131,7 @@ __all__ = [
     "CheckpointTriggered",
     "Checkpointing",
     "Delivery",
+    "Endpoint",
     "EventsDropped",
     "ExponentialDelay",
     "FailureRate",
@@ -160,6 +165,9 @@ __all__ = [
     "RecoveredSink",
     "RocksDBBackend",
     "RuntimeSettings",
+    "SavepointCompleted",
+    "SavepointRestored",
+    "SavepointStats",
     "Serializer",
     "SinkStatus",
     "SinksRecovered",

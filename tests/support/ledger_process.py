@@ -31,11 +31,18 @@ def main() -> None:
     parser.add_argument("--pause-s", type=float, default=0.0)
     parser.add_argument("--master", default="")
     parser.add_argument("--tls", default="auto")
+    parser.add_argument("--ends-with", default="")
+    parser.add_argument("--interval", type=float, default=0.1)
+    parser.add_argument("--from-savepoint")
     arguments = parser.parse_args()
-    source = CountingSource(arguments.records, pause_s=arguments.pause_s)
+    source = CountingSource(
+        arguments.records, pause_s=arguments.pause_s, ends_with=arguments.ends_with
+    )
     settings = replace(SETTINGS, tls=arguments.tls)
     cluster = _cluster(arguments.master)
-    job = ledger(cluster, arguments.directory, source, settings=settings)[0].start()
+    interval = arguments.interval or None
+    pipeline, _ = ledger(cluster, arguments.directory, source, settings=settings, interval=interval)
+    job = pipeline.start(from_savepoint=arguments.from_savepoint)
     while not job.state.ended:
         _publish(job.status(), arguments.directory / "status.json")
         try:

@@ -12,11 +12,10 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from onceflow.core.config import Checkpointing, RuntimeSettings, TlsFiles
+from onceflow.core.config import Checkpointing, Endpoint, RuntimeSettings, TlsFiles
 from onceflow.core.errors import Fenced, OnceflowError, StorageError
 from onceflow.core.graph import Graph
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
@@ -41,6 +40,7 @@ from onceflow.core.runtime.driver.attempt_context import (
     SavepointRequested,
     SlotsEnded,
 )
+from onceflow.core.runtime.driver.endpoint import EndpointServer
 from onceflow.core.runtime.driver.global_commits import committer_ref
 from onceflow.core.runtime.driver.job_events import (
     AttemptBegan,
@@ -60,7 +60,7 @@ from onceflow.core.runtime.driver.restore import (
     operators_left,
 )
 from onceflow.core.runtime.driver.savepoint_restore import RestoreFrom, SavepointRestore
-from onceflow.core.runtime.driver.savepoints import Savepoints
+from onceflow.core.runtime.driver.savepoints import AskedSavepoint, Savepoints
 from onceflow.core.runtime.driver.sink_recovery import SinkRecovery
 from onceflow.core.runtime.driver.source_splits import genesis_of, with_discovered_splits
 from onceflow.core.runtime.driver.status import JobStatus
@@ -102,6 +102,8 @@ class JobPlan:
     """Told of every event of the job."""
     allow_non_restored_state: bool
     """Whether restored state that no operator takes is dropped; it is refused otherwise."""
+    endpoint: Endpoint | None = None
+    """Where the job can be asked; None: nowhere."""
     restore: RestoreFrom | None = None
     """The savepoint that the job is to begin from."""
 
@@ -125,6 +127,11 @@ class JobDriver:
             else SavepointRestore(plan.restore, self._described, self._storage)
         )
         self._tracker = StatusTracker(plan.name, plan.listeners)
+        self._endpoint = (
+            None
+            if plan.endpoint is None
+            else EndpointServer(plan.endpoint, self, self._storage.driver_address)
+        )
         self._events: queue.SimpleQueue[AttemptEvent] = queue.SimpleQueue()
         self._asked_to_leave = threading.Event()
         self._log: ClaimedLog | None = None
@@ -169,20 +176,20 @@ class JobDriver:
         """Ask for a checkpoint of `kind`. Any thread; returns at once."""
         self._events.put(CheckpointRequested(kind))
 
-    def savepoint(self, kind: CheckpointKind, directory: str | None) -> Future[str]:
-        """Ask for a savepoint of `kind`; return what becomes its place. Any thread.
+    def savepoint(self, kind: CheckpointKind, directory: str | None) -> AskedSavepoint:
+        """Ask for a savepoint of `kind`. Any thread; returns at once.
 
-        It fails with `SavepointFailed` when it is not taken.
+        It is done, or fails with `SavepointFailed`, while the job goes on or by its end.
 
         Raises:
             ConfigError: `directory` is nowhere that the checkpoint storage can reach.
             StorageError: It cannot be written to; the job is left alone.
         """
-        request, done = self._savepoints.ask(kind, directory)
-        self._events.put(SavepointRequested(request))
+        asked = self._savepoints.ask(kind, directory)
+        self._events.put(SavepointRequested(asked.request))
         if self._ended.is_set():
             self._savepoints.job_ended("the job has ended")
-        return done
+        return asked
 
     def stop(self) -> None:
         """Ask to stop with a last checkpoint. Any thread; returns at once."""
@@ -221,10 +228,12 @@ class JobDriver:
             self._tracker.close()
         finally:
             STOP_SIGNALS.remove(self)
-            self._ended.set()
             ended = self._tracker.status
             why = f": {ended.last_error}" if ended.state is JobState.FAILED else ""
             self._savepoints.job_ended(f"the job has {ended.state.value}{why}")
+            if self._endpoint is not None:
+                self._endpoint.close()
+            self._ended.set()
 
     def _tell_sources(self) -> None:
         for uid, source in self._plan.graph.sources():
@@ -272,6 +281,8 @@ class JobDriver:
         self._cluster.check_alive()
         plan, storage = self._plan, self._storage
         log = self._log = self._claim()
+        if self._endpoint is not None:
+            self._endpoint.serve()
         for _, source in plan.graph.sources():
             source.validate()
         view, max_parallelism = self._restore_point(log)

@@ -26,6 +26,15 @@ from onceflow.core.storage.savepoints import SavepointDirectory
 _log = logging.getLogger("onceflow.runtime.driver")
 
 
+@dataclass(frozen=True, slots=True)
+class AskedSavepoint:
+    """A savepoint that was asked for: its directory, and what says that it is whole, or fails."""
+
+    request: SavepointRequest
+    place: str
+    done: Future[str]
+
+
 @dataclass(slots=True)
 class _Asked:
     request: SavepointRequest
@@ -45,10 +54,8 @@ class Savepoints:
         self._lock = threading.Lock()
         self._asked: dict[str, _Asked] = {}
 
-    def ask(
-        self, kind: CheckpointKind, directory: str | None
-    ) -> tuple[SavepointRequest, Future[str]]:
-        """Return what to tell the attempt, and what becomes the new savepoint's place.
+    def ask(self, kind: CheckpointKind, directory: str | None) -> AskedSavepoint:
+        """Return what to tell the attempt, and where the new savepoint comes to be.
 
         Raises:
             ConfigError: `directory` is nowhere that the checkpoint storage can reach.
@@ -61,7 +68,7 @@ class Savepoints:
         asked = _Asked(request, place)
         with self._lock:
             self._asked[request.id] = asked
-        return request, asked.done
+        return AskedSavepoint(request, str(place), asked.done)
 
     def begun(self, request: SavepointRequest) -> None:
         """Take in that an attempt has been told."""

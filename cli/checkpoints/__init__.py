@@ -1,0 +1,1 @@
+"""`onceflow checkpoints`: what a job has in checkpoint storage, and savepoints."""

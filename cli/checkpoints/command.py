@@ -1,0 +1,246 @@
+"""`onceflow checkpoints`: what is in storage of a job's checkpoints, and savepoints.
+
+A NAME is the number of a checkpoint in the job's decision log, or the directory of a savepoint.
+Nothing here needs a running driver. Exit status: 0 done, 1 refused, or damaged, 2 usage, 3 the
+storage cannot be reached.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+from onceflow.cli.jobs.client import Place
+from onceflow.cli.terminal import console, print_listing, say
+from onceflow.core.errors import ConfigError, OnceflowError, SavepointRefused, StorageError
+from onceflow.core.protocol.recovery import committables_of
+from onceflow.core.protocol.snapshots import CompletedCheckpoint, handles_of
+from onceflow.core.storage import FileStateReader, JobStorage
+from onceflow.core.storage.savepoints import SavepointDirectory, damages
+
+EXIT_REFUSED, EXIT_USAGE, EXIT_UNREACHABLE = 1, 2, 3
+
+checkpoints = typer.Typer(
+    no_args_is_help=True,
+    help=(
+        "A job's checkpoints and savepoints in storage: list, show, verify every byte, dispose of"
+        " savepoints. Exit status: 0 done, 1 refused or damaged, 2 usage, 3 the storage cannot be"
+        " reached."
+    ),
+)
+
+Storage: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        help="The job's checkpoint storage: a directory, or a bucket's URL.",
+        envvar="ONCEFLOW_STORAGE",
+        show_envvar=True,
+    ),
+]
+Job: TypeAlias = Annotated[
+    str | None, typer.Option("--job", help="The job's name; needed when storage holds several.")
+]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+OneName: TypeAlias = Annotated[
+    str, typer.Argument(help="Number of a checkpoint, or directory of a savepoint.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    name: str
+    kind: str
+    completed: CompletedCheckpoint
+    reader: FileStateReader
+    savepoint: SavepointDirectory | None = None
+
+
+@checkpoints.command("list")
+def list_(storage: Storage, job: Job = None, json_: Json = False) -> None:
+    """List the checkpoints that the decision log holds, and the savepoints in the job's storage."""
+    with _exit_status():
+        opened = _job(storage, job)
+        rows = [_facts(one) for one in _all(storage, opened)]
+        if json_:
+            print(json.dumps({"job": opened.job, "checkpoints": rows}))
+            return
+        headings = ("NAME", "KIND", "ATTEMPT", "COMPLETED", "BYTES", "FILES", "TRANSACTIONS")
+        print_listing(
+            console(),
+            headings,
+            [[(str(row[heading.lower()]), "") for heading in headings] for row in rows],
+        )
+
+
+@checkpoints.command()
+def show(name: OneName, storage: Storage, job: Job = None, json_: Json = False) -> None:
+    """Show what one checkpoint or savepoint holds, by operator."""
+    with _exit_status():
+        found = _one(storage, job, name)
+        facts = _facts(found) | {"operators": _operators(found.completed)}
+        if json_:
+            print(json.dumps(facts))
+            return
+        for key, value in facts.items():
+            if key != "operators":
+                print(f"{key}: {value}")
+        headings = ("UID", "SUBTASKS", "BYTES", "LISTS", "TRANSACTIONS")
+        print_listing(
+            console(),
+            headings,
+            [
+                [(str(row[heading.lower()]), "") for heading in headings]
+                for row in facts["operators"]
+            ],
+        )
+
+
+@checkpoints.command()
+def verify(
+    storage: Storage,
+    name: Annotated[
+        str | None, typer.Argument(help="Number, or directory of a savepoint; default: all.")
+    ] = None,
+    job: Job = None,
+    json_: Json = False,
+) -> None:
+    """Read every state file and compare its checksum; exit status 1 when one is not whole."""
+    with _exit_status():
+        wanted = [_one(storage, job, name)] if name else _all(storage, _job(storage, job))
+        wrong = [
+            {"name": one.name, "damage": text}
+            for one in wanted
+            for text in damages(one.completed, one.reader)
+        ]
+        if json_:
+            print(json.dumps({"verified": [one.name for one in wanted], "damaged": wrong}))
+        else:
+            for one in wrong:
+                say(f"{one['name']}: {one['damage']}", style="red")
+            print(f"{len(wanted)} verified, {len(wrong)} damaged files")
+        if wrong:
+            raise typer.Exit(EXIT_REFUSED)
+
+
+@checkpoints.command()
+def dispose(
+    name: OneName,
+    storage: Storage,
+    job: Job = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete a savepoint. A checkpoint belongs to its job, which deletes it by itself."""
+    with _exit_status():
+        found = _one(storage, job, name)
+        if found.savepoint is None:
+            raise SavepointRefused(
+                f"checkpoint {name} belongs to its job, which deletes it when as many newer ones"
+                " are there as Checkpointing(retained=…) says: only savepoints can be disposed of"
+            )
+        if not yes and not typer.confirm(f"Delete savepoint {found.savepoint}?"):
+            raise typer.Exit(EXIT_REFUSED)
+        found.savepoint.dispose()
+        print(f"deleted {found.savepoint}")
+
+
+# --- steps ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _exit_status() -> Generator[None, None, None]:
+    try:
+        yield
+    except OnceflowError as error:
+        say(f"onceflow checkpoints: {error}", style="red")
+        match error:
+            case StorageError():
+                raise typer.Exit(EXIT_UNREACHABLE) from error
+            case ConfigError() if not isinstance(error, SavepointRefused):
+                raise typer.Exit(EXIT_USAGE) from error
+            case _:
+                raise typer.Exit(EXIT_REFUSED) from error
+
+
+def _job(storage: str, job: str | None) -> JobStorage:
+    if job is None:
+        jobs = Place(storage, "_", 0.0).described.open("_").jobs()
+        if len(jobs) != 1:
+            there = ", ".join(jobs) or "none"
+            raise ConfigError(f"--storage {storage} holds {len(jobs)} jobs ({there}): add --job")
+        job = jobs[0]
+    return Place(storage, job, 0.0).open()
+
+
+def _all(storage: str, job: JobStorage) -> list[_Found]:
+    view = job.log.read()
+    found = [_Found(str(c.checkpoint), "checkpoint", c, job.reader()) for c in view.completed]
+    described = Place(storage, job.job, 0.0).described
+    for name in job.savepoint_names():
+        directory = described.open_savepoint(f"{job.savepoints}/{name}")
+        try:
+            found.append(_savepoint(directory))
+        except SavepointRefused as error:
+            say(str(error), style="yellow")
+    return found
+
+
+def _one(storage: str, job: str | None, name: str) -> _Found:
+    if not name.isdigit():
+        return _savepoint(Place(storage, "_", 0.0).described.open_savepoint(name))
+    opened = _job(storage, job)
+    for completed in opened.log.read().completed:
+        if completed.checkpoint == int(name):
+            return _Found(name, "checkpoint", completed, opened.reader())
+    raise ConfigError(f"the decision log of job {opened.job} holds no checkpoint {name}; see list")
+
+
+def _savepoint(directory: SavepointDirectory) -> _Found:
+    savepoint = directory.read()
+    kind = savepoint.kind.value
+    return _Found(str(directory), kind, savepoint.completed, directory.reader(), directory)
+
+
+def _facts(found: _Found) -> dict[str, Any]:
+    completed = found.completed
+    files = handles_of(completed.snapshots)
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(completed.completed_at_ms / 1000))
+    return {
+        "name": found.name,
+        "kind": found.kind,
+        "checkpoint": completed.checkpoint,
+        "attempt": completed.attempt,
+        "completed": at,
+        "parallelism": completed.parallelism,
+        "max_parallelism": completed.max_parallelism,
+        "final": completed.final,
+        "bytes": sum(_size_bytes(o) for s in completed.snapshots for o in s.operators),
+        "files": len(files),
+        "transactions": len(committables_of(completed)),
+    }
+
+
+def _size_bytes(operator: Any) -> int:
+    return sum(handle.size_bytes for handle in (*operator.keyed, *operator.raw))
+
+
+def _operators(completed: CompletedCheckpoint) -> list[dict[str, Any]]:
+    uids = sorted({o.uid for s in completed.snapshots for o in s.operators})
+    rows: list[dict[str, Any]] = []
+    for uid in uids:
+        parts = [operator for _, operator in completed.operator(uid)]
+        rows.append(
+            {
+                "uid": uid,
+                "subtasks": len(parts),
+                "bytes": sum(map(_size_bytes, parts)),
+                "lists": sum(len(e) for part in parts for e in part.lists.values()),
+                "transactions": sum(len(part.committables) for part in parts),
+            }
+        )
+    return rows

@@ -1,0 +1,1 @@
+"""`onceflow list`, `status`, `checkpoint`, `savepoint`, `stop`, `cancel`: running jobs."""

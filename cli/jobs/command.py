@@ -1,0 +1,256 @@
+"""The flags of the commands for running jobs, and their exit status.
+
+0  done; for `status --watch`: the job has ended well
+1  refused, or it failed
+2  usage: what the options name is not there
+3  no driver of the job can be asked: none runs, it was killed, or somebody else answers
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+from onceflow.cli.jobs.client import Answer, Driver, DriverGone, DriverRefused, Place
+from onceflow.cli.terminal import console, print_listing, say
+from onceflow.core.errors import ConfigError, OnceflowError, SavepointRefused
+from onceflow.core.runtime.driver.job_events import JobState
+from onceflow.core.storage import JobStorage
+
+EXIT_REFUSED, EXIT_USAGE, EXIT_GONE = 1, 2, 3
+
+Name: TypeAlias = Annotated[str, typer.Argument(help="The job's name.")]
+Storage: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        help="The job's checkpoint storage: a directory, or a bucket's URL.",
+        envvar="ONCEFLOW_STORAGE",
+        show_envvar=True,
+    ),
+]
+Timeout: TypeAlias = Annotated[
+    float, typer.Option(help="Seconds to wait for it to be done.", min=0.0)
+]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+TokenFile: TypeAlias = Annotated[
+    Path | None, typer.Option(help="File that holds the driver's token, if not where it says.")
+]
+Authority: TypeAlias = Annotated[
+    Path | None, typer.Option(help="PEM file of who has signed the driver's certificate.")
+]
+Directory: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--path", help="Directory to make the savepoint in; default: the job's own."),
+]
+ANSWER_TIMEOUT_S = 10.0
+
+
+def list_jobs(storage: Storage, json_: Json = False) -> None:
+    """List the jobs in a checkpoint storage, and what their drivers say."""
+    with _exit_status(json_):
+        place = Place(storage, "_", ANSWER_TIMEOUT_S)
+        found = [_summary(Place(storage, name, 2.0)) for name in _jobs_of(place)]
+        if json_:
+            print(json.dumps({"jobs": found}))
+            return
+        headings = ("JOB", "STATE", "ATTEMPT", "CHECKPOINT", "DRIVER")
+        rows = [[(str(one[key]), "") for key in map(str.lower, headings)] for one in found]
+        print_listing(console(), headings, rows)
+
+
+def status(
+    name: Name,
+    storage: Storage,
+    json_: Json = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Again and again, until the job has ended.")
+    ] = False,
+    every: Annotated[float, typer.Option(help="Seconds between two, with --watch.", min=0.1)] = 1.0,
+    token_file: TokenFile = None,
+    authority: Authority = None,
+) -> None:
+    """Tell how a running job is: state, checkpoints, sinks."""
+    with _exit_status(json_):
+        driver = _driver(name, storage, token_file, authority)
+        while True:
+            found = driver.get("status")
+            print(json.dumps(found) if json_ else _line_of(found), flush=True)
+            if not watch:
+                return
+            if (state := JobState(found["state"])).ended:
+                raise typer.Exit(EXIT_REFUSED if state is JobState.FAILED else 0)
+            time.sleep(every)
+
+
+def checkpoint(
+    name: Name,
+    storage: Storage,
+    timeout: Timeout = 600.0,
+    json_: Json = False,
+    token_file: TokenFile = None,
+    authority: Authority = None,
+) -> None:
+    """Take a checkpoint of a running job now."""
+    with _exit_status(json_):
+        driver = _driver(name, storage, token_file, authority)
+        done = driver.outcome(driver.post("checkpoint"), timeout)
+        _tell(done, f"checkpoint {done.get('result')} of job {name} is completed", json_)
+
+
+def savepoint(
+    name: Name,
+    storage: Storage,
+    path: Directory = None,
+    timeout: Timeout = 600.0,
+    json_: Json = False,
+    token_file: TokenFile = None,
+    authority: Authority = None,
+) -> None:
+    """Take a savepoint of a running job, which goes on; print its directory."""
+    with _exit_status(json_):
+        driver = _driver(name, storage, token_file, authority)
+        begun = driver.post("savepoint", path=path)
+        done = _outcome(driver, begun, timeout, Place(storage, name, ANSWER_TIMEOUT_S))
+        _tell(done, str(done.get("result")), json_)
+
+
+def stop(
+    name: Name,
+    storage: Storage,
+    with_savepoint: Annotated[
+        bool, typer.Option("--savepoint", help="Take a savepoint first; print its directory.")
+    ] = False,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="End the sources before, as bounded ones end.")
+    ] = False,
+    path: Directory = None,
+    timeout: Timeout = 600.0,
+    json_: Json = False,
+    token_file: TokenFile = None,
+    authority: Authority = None,
+) -> None:
+    """Stop a running job with a last checkpoint: everything that it has read is committed."""
+    with _exit_status(json_):
+        driver = _driver(name, storage, token_file, authority)
+        begun = driver.post("stop", savepoint=with_savepoint, drain=drain, path=path)
+        done = _outcome(driver, begun, timeout, Place(storage, name, ANSWER_TIMEOUT_S))
+        _tell(done, done["place"] or f"job {name} has {done.get('result')}", json_)
+
+
+def cancel(
+    name: Name,
+    storage: Storage,
+    timeout: Timeout = 60.0,
+    json_: Json = False,
+    token_file: TokenFile = None,
+    authority: Authority = None,
+) -> None:
+    """End a running job at once; its next start goes on from the last checkpoint."""
+    with _exit_status(json_):
+        driver = _driver(name, storage, token_file, authority)
+        done = driver.outcome(driver.post("cancel"), timeout)
+        _tell(done, f"job {name} has {done.get('result')}", json_)
+
+
+# --- steps ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _exit_status(json_: bool) -> Generator[None, None, None]:
+    """End with the exit status of whatever goes wrong, and with its words."""
+    try:
+        yield
+    except (OnceflowError, DriverGone, DriverRefused, TimeoutError) as error:
+        match error:
+            case DriverGone():
+                exit_status = EXIT_GONE
+            case ConfigError() if not isinstance(error, SavepointRefused):
+                exit_status = EXIT_USAGE
+            case _:
+                exit_status = EXIT_REFUSED
+        if json_:
+            print(json.dumps({"error": str(error), "exit_status": exit_status}))
+        else:
+            say(f"onceflow: {error}", style="red")
+        raise typer.Exit(exit_status) from error
+
+
+def _driver(name: str, storage: str, token_file: Path | None, authority: Path | None) -> Driver:
+    place = Place(storage, name, ANSWER_TIMEOUT_S, token_file, authority)
+    return Driver(place, place.open())
+
+
+def _jobs_of(place: Place) -> tuple[str, ...]:
+    return place.described.open(place.name).jobs()
+
+
+def _summary(place: Place) -> Answer:
+    storage = place.open()
+    view = storage.log.read()
+    known: Answer = {
+        "job": place.name,
+        "state": "not running",
+        "attempt": view.attempt,
+        "checkpoint": view.completed[-1].checkpoint if view.decided else None,
+        "driver": None,
+    }
+    try:
+        driver = Driver(place, storage)
+        found = driver.get("status")
+    except DriverGone:
+        return known
+    except (DriverRefused, ConfigError) as error:
+        return known | {"state": f"unknown: {error}"}
+    return known | {"state": found["state"], "driver": driver.address.url}
+
+
+def _outcome(driver: Driver, begun: Answer, timeout_s: float, place: Place) -> Answer:
+    """As `Driver.outcome`; when the driver dies, say what became of it as far as storage tells."""
+    try:
+        return driver.outcome(begun, timeout_s)
+    except DriverGone as gone:
+        what = _left_behind(begun, place.open(), place)
+        raise DriverGone(f"{gone} {what}") from gone
+
+
+def _left_behind(begun: Answer, storage: JobStorage, place: Place) -> str:
+    where = begun["place"]
+    if not where:
+        return f"Whether {begun['what']} was done, the decision log says."
+    try:
+        place.described.open_savepoint(where).read()
+    except OnceflowError:
+        return f"The savepoint in {where} was never finished."
+    return f"The savepoint in {where} is whole; {storage} says what was decided since."
+
+
+def _tell(done: Answer, text: str, json_: bool) -> None:
+    if json_:
+        print(json.dumps(done))
+    elif done["state"] == "done":
+        print(text)
+    else:
+        say(f"onceflow: {done['error']}", style="red")
+    if done["state"] != "done":
+        raise typer.Exit(EXIT_REFUSED)
+
+
+def _line_of(found: dict[str, Any]) -> str:
+    last = found["history"][-1] if found["history"] else None
+    checkpoint_ = (
+        f"checkpoint {last['checkpoint']} in {last['duration_ms']:.0f} ms" if last else "none yet"
+    )
+    committed = sum(sink["rows_committed"] for sink in found["sinks"])
+    in_doubt = sum(sink["prepared"] for sink in found["sinks"])
+    error = f"; last error: {found['last_error']}" if found["last_error"] else ""
+    return (
+        f"{found['job']}: {found['state']}, attempt {found['attempt']},"
+        f" {found['records_in']} records read, {committed} rows committed,"
+        f" {in_doubt} transactions in doubt, {checkpoint_}{error}"
+    )

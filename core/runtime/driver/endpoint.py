@@ -1,0 +1,171 @@
+"""Serves the driver's HTTP endpoint while the driver owns its job.
+
+The server has threads of its own, all daemons. It is started after the first claim, so that a
+start which is refused disturbs nobody's address, and what fails here never fails the job.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import stat
+import threading
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from onceflow.core.config import Endpoint
+from onceflow.core.errors import ConfigError
+from onceflow.core.runtime.driver.job_api import BODY_BYTES_MAX, ControlledJob, JobApi
+from onceflow.core.runtime.driver.listeners import JobListener
+from onceflow.core.storage.driver_address import AddressFiles, DriverAddress
+
+TOLD_TIMEOUT_S = 2.0
+"""How long an ended job waits for those who asked for something to hear how that ended."""
+THREADS, THREADS_MAX = 2, 16
+IDLE_TIMEOUT_S = 10
+
+_log = logging.getLogger("onceflow.runtime.endpoint")
+
+
+class ServedJob(ControlledJob, Protocol):
+    """A job that is asked over HTTP."""
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        ...
+
+    def add_listener(self, listener: JobListener) -> None:
+        """Tell `listener` of every event from now on."""
+        ...
+
+
+class EndpointServer:
+    """One driver's server. `serve` and `close` on the job's thread."""
+
+    def __init__(self, settings: Endpoint, job: ServedJob, files: AddressFiles) -> None:
+        self._settings = settings
+        self._job = job
+        self._files = files
+        self._instance = secrets.token_hex(8)
+        self._api: JobApi | None = None
+        self._server: Any = None
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._closing = threading.Lock()
+        self._closed = False
+
+    def serve(self) -> None:
+        """Begin to answer, on other threads; does nothing when it has begun."""
+        if self._thread is None:
+            name = f"endpoint of job {self._job.name}"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread.start()
+            # A program may leave as soon as it sees that its job has ended.
+            atexit.register(self.close)
+
+    def close(self) -> None:
+        """Stop answering, once those who asked for something know how it ended, or soon after.
+
+        Safe to call twice, and from two threads: each returns when that is done.
+        """
+        with self._closing:
+            with self._lock:
+                self._closed, server, self._server = True, self._server, None
+            if self._api is not None and server is not None:
+                self._api.await_told(TOLD_TIMEOUT_S)
+                self._files.remove(self._instance)
+                with contextlib.suppress(Exception):
+                    server.stop()
+        atexit.unregister(self.close)
+
+    def _run(self) -> None:
+        try:
+            token, kept_elsewhere = self._token()
+            self._api = api = JobApi(self._job, self._instance, token)
+            self._job.add_listener(api.on_event)
+            server = self._prepared(api)
+            with self._lock:
+                if self._closed:
+                    server.stop()
+                    return
+                self._server = server
+                self._files.write(self._address(server), None if kept_elsewhere else token)
+            server.serve()
+        except Exception as error:
+            if not self._closed:
+                _log.warning(
+                    "job %s cannot be asked by `onceflow status` and the like: %s: %s; it runs all"
+                    " the same",
+                    self._job.name,
+                    type(error).__name__,
+                    error,
+                )
+
+    def _prepared(self, api: JobApi) -> Any:
+        """Return the server, listening; its threads are daemons as this one is."""
+        from cheroot.ssl.builtin import BuiltinSSLAdapter
+        from cheroot.wsgi import Server
+
+        settings = self._settings
+        server: Any = Server(
+            (settings.host, settings.port),
+            api,
+            numthreads=THREADS,
+            max=THREADS_MAX,
+            timeout=IDLE_TIMEOUT_S,
+            shutdown_timeout=1,
+        )
+        server.max_request_body_size = BODY_BYTES_MAX
+        server.error_log = lambda msg="", level=20, traceback=False: _log.debug("%s", msg)
+        if settings.tls is not None:
+            server.ssl_adapter = BuiltinSSLAdapter(settings.tls.certificate, settings.tls.key)
+        server.prepare()
+        return server
+
+    def _address(self, server: Any) -> DriverAddress:
+        settings, port = self._settings, server.bind_addr[1]
+        scheme = "http" if settings.tls is None else "https"
+        host = settings.host
+        if host in {"0.0.0.0", "::"}:  # noqa: S104 - compared, not bound
+            host = socket.getfqdn()
+        host = f"[{host}]" if ":" in host else host
+        return DriverAddress(
+            job=self._job.name,
+            instance=self._instance,
+            url=f"{scheme}://{host}:{port}",
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            since_ms=int(time.time() * 1000),
+            loopback=settings.is_loopback,
+            token_file=settings.token_file or "",
+            authority=settings.tls.authority if settings.tls else "",
+        )
+
+    def _token(self) -> tuple[str, bool]:
+        """Return the token, and whether it is kept elsewhere than in checkpoint storage.
+
+        Raises:
+            ConfigError: Others than its owner may read the file that is to hold it.
+        """
+        drawn = secrets.token_urlsafe(32)
+        if self._settings.token_file is None:
+            return drawn, False
+        path = Path(self._settings.token_file)
+        with contextlib.suppress(FileExistsError):
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "w") as file:
+                file.write(drawn)
+            return drawn, True
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o077:
+            raise ConfigError(f"token_file {path} has mode {mode:#o}: make it 0o600")
+        token = path.read_text(encoding="ascii").strip()
+        if len(token) < 16:
+            raise ConfigError(f"token_file {path} holds no token of 16 characters or more")
+        return token, True

@@ -1,0 +1,246 @@
+"""`onceflow status`, `savepoint`, `stop` and so on, of a job in another process, killed or not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any
+
+from tests.support.counting_source import CountingSource
+from tests.support.directory_sink import DirectorySink
+from tests.support.ledger import assert_exactly_once
+from typer.testing import CliRunner
+
+from onceflow.cli.main import app
+
+SOURCE = CountingSource(20_000)
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def a_job(directory: Path, *more: str) -> Generator[subprocess.Popen[bytes], None, None]:
+    """Run the ledger in a process of its own until it has read something; kill what is left."""
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "tests.support.ledger_process", str(directory)),
+            *("--records", str(SOURCE.records), "--pause-s", "0.002"),
+            *("--ends-with", str(directory / "read all"), *more),
+        ],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(30)
+
+
+def run(directory: Path, command: str, *more: str, name: str = "ledger") -> tuple[int, str, str]:
+    """Return exit status, stdout and stderr of `onceflow <command> ledger --storage …`."""
+    names = [] if command == "list" else [name]
+    storage = ["--storage", str(directory / "checkpoints")]
+    result = CliRunner().invoke(app, [*command.split(), *names, *storage, *more])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def asked(directory: Path, command: str, *more: str) -> dict[str, Any]:
+    """Return the JSON that the command prints; it must end well."""
+    status, out, error = run(directory, command, "--json", *more)
+    assert status == 0, (out, error)
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return found
+
+
+def await_running(directory: Path, timeout_s: float = 30.0) -> dict[str, Any]:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        if (directory / "checkpoints" / "ledger" / "driver.json").exists():
+            status, out, _ = run(directory, "status", "--json")
+            if status == 0 and json.loads(out)["records_in"] > 0:
+                found: dict[str, Any] = json.loads(out)
+                return found
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def sink_of(directory: Path) -> DirectorySink:
+    return DirectorySink(str(directory / "out"))
+
+
+def finish(directory: Path, *more: str) -> None:
+    """Start the job again, let it read to the end, and count."""
+    (directory / "read all").touch()
+    with a_job(directory, *more) as process:
+        assert process.wait(60) == 0
+    assert json.loads((directory / "status.json").read_text())["state"] == "finished"
+    assert_exactly_once(sink_of(directory), SOURCE)
+
+
+def test_a_user_looks_at_a_job_saves_it_stops_it_and_goes_on(tmp_path: Path) -> None:
+    with a_job(tmp_path, "--interval", "0") as process:
+        running = await_running(tmp_path)
+        assert (running["job"], running["state"]) == ("ledger", "running")
+        (listed,) = asked(tmp_path, "list")["jobs"]
+        assert (listed["job"], listed["state"]) == ("ledger", "running")
+        assert "ledger: running, attempt 1" in run(tmp_path, "status")[1]
+        place = asked(tmp_path, "savepoint")["result"]
+        assert Path(place, "_metadata").exists()
+        assert sink_of(tmp_path).rows() == [], "a savepoint commits nothing"
+        assert asked(tmp_path, "checkpoint")["state"] == "done"
+        assert sink_of(tmp_path).rows() != []
+        status, out, _ = run(tmp_path, "stop", "--savepoint", "--path", str(tmp_path / "kept"))
+        assert status == 0
+        assert process.wait(30) == 0
+    stopped = out.strip()
+    assert Path(stopped).parent == tmp_path / "kept"
+    assert sink_of(tmp_path).prepared() == []
+    job = tmp_path / "checkpoints" / "ledger"
+    assert not (job / "driver.json").exists()
+    assert not (job / "driver.token").exists()
+    status, _, error = run(tmp_path, "status")
+    assert status == 3
+    assert "the job ended with it" in error
+    finish(tmp_path, "--from-savepoint", stopped)
+
+
+def test_a_drained_and_a_cancelled_job_say_how_they_ended(tmp_path: Path) -> None:
+    with a_job(tmp_path) as process:
+        await_running(tmp_path)
+        status, out, _ = run(tmp_path, "cancel")
+        assert (status, out.strip()) == (0, "job ledger has cancelled")
+        process.wait(30)
+    with a_job(tmp_path) as process:
+        await_running(tmp_path)
+        done = asked(tmp_path, "stop", "--savepoint", "--drain")
+        assert (done["state"], done["result"]) == ("done", "finished")
+        assert process.wait(30) == 0
+    assert sink_of(tmp_path).prepared() == []
+
+
+def test_a_driver_that_was_killed_is_not_taken_for_a_running_one(tmp_path: Path) -> None:
+    """SIGKILL right after a savepoint was asked for: the command says so, and the job goes on."""
+    with a_job(tmp_path) as process:
+        await_running(tmp_path)
+        command = [sys.executable, "-m", "onceflow.cli.main", "savepoint", "ledger"]
+        storage = ["--storage", str(tmp_path / "checkpoints")]
+        users = [
+            subprocess.Popen([*command, *storage], stdout=PIPE, stderr=PIPE, text=True)
+            for _ in range(2)
+        ]
+        deadline = time.monotonic() + 30
+        while not list((tmp_path / "checkpoints" / "ledger").glob("savepoints/*")):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(30)
+        answers = [(user.communicate(timeout=30), user.returncode) for user in users]
+    for (out, error), exit_status in answers:
+        whole = exit_status == 0 and Path(out.strip(), "_metadata").exists()
+        assert whole or (exit_status == 3 and "is not there any more" in error), (out, error)
+    for command in ("status", "checkpoint", "savepoint", "stop", "cancel"):
+        exit_status, _, error = run(tmp_path, command)
+        assert exit_status == 3, command
+        assert f"process {process.pid} on {socket.gethostname()}" in error
+        assert "Its last decision is checkpoint" in error
+    (listed,) = asked(tmp_path, "list")["jobs"]
+    assert listed["state"] == "not running"
+    finish(tmp_path)
+
+
+def test_whoever_else_answers_at_the_address_is_told_from_the_driver(tmp_path: Path) -> None:
+    """An old address, an old token, another job's driver, a program that knows nothing of us."""
+    job = tmp_path / "checkpoints" / "ledger"
+    with a_job(tmp_path):
+        await_running(tmp_path)
+        address = json.loads((job / "driver.json").read_text())
+        assert stat.S_IMODE((job / "driver.token").stat().st_mode) == 0o600
+        assert address["url"].startswith("http://127.0.0.1:")
+        token = (job / "driver.token").read_text()
+        (job / "driver.token").write_text("an old one, of a driver before")
+        exit_status, _, error = run(tmp_path, "stop")
+        assert exit_status == 1
+        assert "does not take the token" in error
+        (job / "driver.token").write_text(token)
+        (job / "driver.json").write_text(json.dumps(address | {"instance": "f" * 16}))
+        exit_status, _, error = run(tmp_path, "stop")
+        assert exit_status == 3
+        assert f"driver {address['instance']} answers now" in error
+        with a_foreign_server() as url:
+            (job / "driver.json").write_text(json.dumps(address | {"url": url}))
+            exit_status, _, error = run(tmp_path, "stop")
+        assert exit_status == 3
+        assert "a program that is no driver of onceflow answers now" in error
+        (job / "driver.json").write_text("{")
+        assert run(tmp_path, "status")[0] == 1
+        (job / "driver.json").write_text(json.dumps(address))
+        assert run(tmp_path, "status")[0] == 0, "all of it was refused, and the job runs"
+    exit_status, _, error = run(tmp_path, "status", name="another")
+    assert exit_status == 2
+    assert "has no job 'another' (there: ledger)" in error
+
+
+def test_checkpoints_and_savepoints_in_storage_are_listed_verified_and_disposed_of(
+    tmp_path: Path,
+) -> None:
+    with a_job(tmp_path):
+        await_running(tmp_path)
+        place = asked(tmp_path, "savepoint")["result"]
+        asked(tmp_path, "checkpoint")
+        assert asked(tmp_path, "cancel")["state"] == "done"
+
+    def checkpoints(*words: str) -> tuple[int, str, str]:
+        storage = ["--storage", str(tmp_path / "checkpoints")]
+        result = CliRunner().invoke(app, ["checkpoints", *words, *storage])
+        return result.exit_code, result.stdout, result.stderr
+
+    listed = json.loads(checkpoints("list", "--json")[1])["checkpoints"]
+    assert [one["kind"] for one in listed] == ["checkpoint", "savepoint"]
+    assert listed[1]["name"] == place
+    shown = json.loads(checkpoints("show", listed[0]["name"], "--json")[1])
+    assert {one["uid"] for one in shown["operators"]} == {"records", "balance", "ledger"}
+    assert checkpoints("verify")[0] == 0
+    assert checkpoints("verify", place)[0] == 0
+    exit_status, _, error = checkpoints("dispose", listed[0]["name"], "--yes")
+    assert exit_status == 1
+    assert "belongs to its job" in error
+    assert checkpoints("dispose", place, "--yes")[0] == 0
+    assert not Path(place).exists()
+    assert checkpoints("show", place)[0] == 1
+    assert checkpoints("show", "99999")[0] == 2
+
+
+class _Foreign(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - overrides
+        del format, args
+
+
+@contextmanager
+def a_foreign_server() -> Generator[str, None, None]:
+    server = HTTPServer(("127.0.0.1", 0), _Foreign)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()

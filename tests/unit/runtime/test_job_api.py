@@ -1,0 +1,192 @@
+"""What the driver's endpoint tells whom, and what it takes: without a server."""
+
+from __future__ import annotations
+
+import io
+import json
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from onceflow import JobState
+from onceflow.core.errors import SavepointFailed, StorageError
+from onceflow.core.protocol.decisions import CheckpointKind, SavepointRequest
+from onceflow.core.runtime.driver.job_api import BODY_BYTES_MAX, JobApi
+from onceflow.core.runtime.driver.job_events import CheckpointTriggered, JobEnded, JobStarted
+from onceflow.core.runtime.driver.savepoints import AskedSavepoint
+from onceflow.core.runtime.driver.status import JobStatus, apply
+
+TOKEN, INSTANCE = "the token", "this one"
+
+
+@dataclass
+class Job:
+    """Notes what it is asked for."""
+
+    now: JobStatus = field(default_factory=lambda: apply(JobStatus("ledger"), JobStarted()))
+    asked: list[object] = field(default_factory=list[object])
+    done: Future[str] = field(default_factory=Future[str])
+
+    def status(self) -> JobStatus:
+        return self.now
+
+    def request(self, kind: CheckpointKind) -> None:
+        self.asked.append(kind)
+
+    def savepoint(self, kind: CheckpointKind, directory: str | None) -> AskedSavepoint:
+        if directory == "/refused":
+            raise StorageError("/refused cannot be written")
+        self.asked.append((kind, directory))
+        return AskedSavepoint(SavepointRequest("1", kind), "/kept/1", self.done)
+
+    def cancel(self) -> None:
+        self.asked.append("cancel")
+
+
+class Client:
+    def __init__(self) -> None:
+        self.job = Job()
+        self.api = JobApi(self.job, INSTANCE, TOKEN)
+
+    def ask(
+        self,
+        what: str,
+        body: bytes | None = None,
+        *,
+        method: str = "",
+        token: str = TOKEN,
+        instance: str = "",
+    ) -> tuple[int, dict[str, Any]]:
+        path, _, query = f"/v1/{what}".partition("?")
+        environ: dict[str, Any] = {
+            "REQUEST_METHOD": method or ("GET" if body is None else "POST"),
+            "PATH_INFO": path,
+            "QUERY_STRING": query,
+            "HTTP_AUTHORIZATION": f"Bearer {token}",
+            "CONTENT_LENGTH": str(len(body or b"")),
+            "wsgi.input": io.BytesIO(body or b""),
+        }
+        if instance:
+            environ["HTTP_ONCEFLOW_INSTANCE"] = instance
+        said: list[str] = []
+        answer = self.api(environ, lambda status, headers: said.append(status))
+        found = json.loads(b"".join(answer))
+        getattr(answer, "close", lambda: None)()
+        return int(said[0].split()[0]), found
+
+
+READS = ["status", "checkpoints", "subtasks", "events"]
+ASKS = ["checkpoint", "savepoint", "stop", "cancel"]
+
+
+@pytest.mark.parametrize("what", [*READS, *ASKS, "operations/x", "nothing"])
+def test_nothing_is_told_or_done_without_the_token(what: str) -> None:
+    client = Client()
+    body = b"{}" if what in ASKS else None
+    assert client.ask(what, body, token="")[0] == 401
+    assert client.ask(what, body, token="another")[0] == 401
+    assert client.ask(what, body, instance="one before")[0] == 421
+    assert client.job.asked == []
+
+
+@pytest.mark.parametrize("what", READS)
+def test_reading_asks_nothing_of_the_job(what: str) -> None:
+    client = Client()
+    assert client.ask(what)[0] == 200
+    assert client.ask(what, b"{}")[0] == 405
+    assert client.job.asked == []
+
+
+def test_events_are_told_once_to_who_says_what_he_knows() -> None:
+    client = Client()
+    for number in (1, 2):
+        event = CheckpointTriggered(number, CheckpointKind.SAVEPOINT)  # type: ignore[arg-type]
+        client.api.on_event(event, client.job.now)
+    found = client.ask("events?after=1")[1]
+    assert found["last"] == 2
+    (event,) = found["events"]
+    assert (event["number"], event["event"]) == (2, "CheckpointTriggered")
+    assert event["fields"]["kind"] == "savepoint"
+    assert client.ask("events?after=x")[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("what", "body", "asked"),
+    [
+        ("checkpoint", b"", CheckpointKind.MANUAL),
+        ("stop", b"", CheckpointKind.STOP),
+        ("cancel", b"{}", "cancel"),
+        ("savepoint", b'{"path": "/kept"}', (CheckpointKind.SAVEPOINT, "/kept")),
+        ("stop", b'{"savepoint": true}', (CheckpointKind.SAVEPOINT_STOP, None)),
+        (
+            "stop",
+            b'{"savepoint": true, "drain": true}',
+            (CheckpointKind.SAVEPOINT_DRAIN, None),
+        ),
+    ],
+)
+def test_what_is_asked_for_is_asked_of_the_job_and_pending(
+    what: str, body: bytes, asked: object
+) -> None:
+    client = Client()
+    status, begun = client.ask(what, body)
+    assert (status, begun["state"], client.job.asked) == (202, "pending", [asked])
+    assert client.ask(f"operations/{begun['operation']}")[1]["state"] == "pending"
+
+
+def test_a_savepoint_is_done_when_it_is_whole_and_a_stop_with_it_when_the_job_has_ended() -> None:
+    client = Client()
+    _, taken = client.ask("savepoint", b"{}")
+    _, stopped = client.ask("stop", b'{"savepoint": true}')
+    assert taken["place"] == stopped["place"] == "/kept/1"
+    client.job.done.set_result("/kept/1")
+    found = client.ask(f"operations/{taken['operation']}")[1]
+    assert (found["state"], found["result"]) == ("done", "/kept/1")
+    assert client.ask(f"operations/{stopped['operation']}")[1]["state"] == "pending"
+    client.job.now = apply(client.job.now, JobEnded(JobState.STOPPED))
+    found = client.ask(f"operations/{stopped['operation']}")[1]
+    assert (found["state"], found["result"]) == ("done", "stopped")
+    assert client.ask("cancel", b"{}")[0] == 409, "it has ended"
+
+
+def test_what_fails_says_why() -> None:
+    client = Client()
+    _, begun = client.ask("stop", b'{"savepoint": true}')
+    client.job.done.set_exception(SavepointFailed("no space"))
+    found = client.ask(f"operations/{begun['operation']}")[1]
+    assert (found["state"], found["error"]) == ("failed", "no space")
+    _, begun = client.ask("checkpoint", b"")
+    client.job.now = apply(client.job.now, JobEnded(JobState.FAILED, "lost"))
+    found = client.ask(f"operations/{begun['operation']}")[1]
+    assert (found["state"], found["error"]) == ("failed", "the job has failed: lost")
+
+
+@pytest.mark.parametrize(
+    ("what", "body", "status", "word"),
+    [
+        ("savepoint", b"no json", 400, "malformed"),
+        ("savepoint", b'{"pth": "/kept"}', 400, "pth"),
+        ("savepoint", b'{"path": "/refused"}', 409, "cannot be written"),
+        ("stop", b'{"drain": true}', 400, "with a savepoint"),
+        ("stop", b" " * (BODY_BYTES_MAX + 1), 413, "more than"),
+        ("checkpoint", b'{"now": 1}', 400, "now"),
+        ("restart", b"", 404, "savepoint"),
+    ],
+)
+def test_bad_requests_are_refused_by_name(what: str, body: bytes, status: int, word: str) -> None:
+    client = Client()
+    found, answer = client.ask(what, body)
+    assert found == status
+    assert word in answer["error"]
+    assert client.job.asked == []
+
+
+def test_a_job_that_has_ended_waits_until_who_asked_has_been_sent_how() -> None:
+    client = Client()
+    _, begun = client.ask("cancel", b"{}")
+    client.job.now = apply(client.job.now, JobEnded(JobState.CANCELLED))
+    client.ask(f"operations/{begun['operation']}")
+    client.api.await_told(timeout_s=0.0)
+    assert all(one.told.is_set() for one in client.api._operations.values())
