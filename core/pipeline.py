@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from onceflow.core.config import Checkpointing, Endpoint, RuntimeSettings
 from onceflow.core.dataframe_source import DataFrameSource, is_dataframe
@@ -204,7 +204,7 @@ class Pipeline:
         retired_sinks: Mapping[str, Sink | None] | None = None,
         allow_non_restored_state: bool = False,
         listeners: Sequence[JobListener] = (),
-        endpoint: Endpoint | None = Endpoint(),  # noqa: B008 - frozen
+        endpoint: Endpoint | Literal["loopback"] | None = "loopback",
     ) -> None:
         if not NAME.fullmatch(name):
             raise ConfigError(
@@ -228,7 +228,7 @@ class Pipeline:
         self._retired_sinks = dict(retired_sinks or {})
         self._allow_non_restored_state = allow_non_restored_state
         self._listeners = tuple(listeners)
-        self._endpoint = endpoint
+        self._endpoint = Endpoint() if endpoint == "loopback" else endpoint
         self._graph = GraphBuilder(name)
 
     def read(
