@@ -12,6 +12,7 @@ from onceflow.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from onceflow.connectors.catalog import SINKS, SOURCES, STATE_BACKENDS, ConnectorCatalog
+    from onceflow.connectors.spark.foreach_batch import foreach_batch
     from onceflow.connectors.spark.formats import data_source, register
     from onceflow.core.client_options import OptionRules, OptionValue
     from onceflow.core.connector import (
@@ -92,6 +93,7 @@ else:
         __name__,
         {
             "onceflow.connectors.catalog": "SINKS SOURCES STATE_BACKENDS ConnectorCatalog",
+            "onceflow.connectors.spark.foreach_batch": "foreach_batch",
             "onceflow.connectors.spark.formats": "data_source register",
             "onceflow.core.client_options": "OptionRules OptionValue",
             "onceflow.core.connector": (
@@ -197,6 +199,7 @@ __all__ = [
     "WriterContext",
     "data_source",
     "followed",
+    "foreach_batch",
     "reach",
     "register",
     "staged_committable",

@@ -15,6 +15,7 @@ from itertools import groupby
 
 import pyarrow as pa
 
+from onceflow.connectors.spark.sink_group import SinkGroup
 from onceflow.core.batch_decisions import BatchDecisions
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import (
@@ -78,6 +79,13 @@ class BatchTarget:
     staging: StagingArea | None = None
     on_bad_row: OnBadRow = OnBadRow.FAIL
 
+    @property
+    def sink_ids(self) -> tuple[str, ...]:
+        """Return the sink ids that a decision is about."""
+        if isinstance(self.sink, SinkGroup):
+            return self.sink.part_ids(self.sink_id)
+        return (self.sink_id,)
+
     def committer_context(self, attempt: AttemptId) -> CommitterContext:
         """Return for whom `attempt` commits."""
         return CommitterContext(
@@ -102,6 +110,8 @@ class BatchPlan:
     """Whether the batch is there already: tasks read their rows and drop them."""
     decided_by: str = ""
     """The run of the query that decided it."""
+    dead_letters: BatchTarget | None = None
+    """Where tasks write the rows that the sink rejects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +211,7 @@ class BatchCommits:
         reach("logged")
         self._commit_all(decision.committables, first.attempt)
         committer = self._committer_for(first.attempt)
-        for orphan in sweep_decided(decision, committer.in_doubt(), sink_id=self.target.sink_id):
+        for orphan in sweep_decided(decision, committer.in_doubt(), sink_ids=self.target.sink_ids):
             self._abort_one(committer, orphan)
         self.decisions.settled(decision)
         if decision.attempt % _PROOFS_PRUNED_EVERY == 0 and isinstance(committer, Committer):
@@ -249,7 +259,7 @@ class BatchCommits:
         in_doubt = committer.in_doubt()
         if in_doubt:
             claim = self.decisions.with_committables(claim)
-        plan = settle_claimed(claim, in_doubt, sink_id=self.target.sink_id)
+        plan = settle_claimed(claim, in_doubt, sink_ids=self.target.sink_ids)
         self._commit_all(plan.commit, claim.attempt)
         for committable in plan.abort:
             self._abort_one(committer, committable)

@@ -18,6 +18,7 @@ from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX
 from onceflow.core.spi import OnBadRow, Sink
+from onceflow.core.staging import StagingArea
 from onceflow.core.storage.file_location import FileLocation
 from onceflow.core.storage.local import CHECKPOINT_STORAGE
 from onceflow.core.storage.staging import FileStagingArea
@@ -85,6 +86,16 @@ def write_target(make_sink: MakeSink, options: Mapping[str, str]) -> tuple[Named
     return _named(sink, options, sink_id, owner, app or "", directory), number
 
 
+def staging_area(directory: str, sink_id: str) -> StagingArea:
+    """Return where rows of `sink_id` wait in `directory`, which tasks must see, too.
+
+    Raises:
+        ConfigError: It is no place that files can be in.
+    """
+    place = FileLocation.parse(directory, publish="auto", options={})
+    return FileStagingArea(place.open(CHECKPOINT_STORAGE), f"staged/{sink_id}", sink_id)
+
+
 def _named(
     sink: Sink,
     options: Mapping[str, str],
@@ -94,10 +105,7 @@ def _named(
     directory: str | None,
 ) -> NamedTarget:
     check_sink_id(sink_id)
-    staging = None
-    if directory is not None:
-        place = FileLocation.parse(directory, publish="auto", options={})
-        staging = FileStagingArea(place.open(CHECKPOINT_STORAGE), f"staged/{sink_id}", sink_id)
+    staging = None if directory is None else staging_area(directory, sink_id)
     target = BatchTarget(sink, sink_id, owner, source, staging, _on_bad_row(options))
     return NamedTarget(target, directory)
 

@@ -16,12 +16,13 @@ from pyspark.sql.types import StructType
 from onceflow.connectors.spark.batch_commits import BatchCommits, BatchPlan
 from onceflow.connectors.spark.batch_identity import MakeSink, NamedTarget, write_target
 from onceflow.connectors.spark.decision_keepers import kept_target
+from onceflow.connectors.spark.packages import Shipped
 from onceflow.connectors.spark.stream_writer import ReportMessage, reports_of, task_place
 from onceflow.connectors.spark.task_writer import write_task
 from onceflow.core.errors import ConfigError
 
 
-class BatchWriter(DataSourceArrowWriter):
+class BatchWriter(Shipped, DataSourceArrowWriter):
     """What Spark asks for. Pickles with the plan, and with the sink for the commit."""
 
     def __init__(self, named: NamedTarget, schema: pa.Schema, plan: BatchPlan) -> None:

@@ -17,7 +17,12 @@ from typing_extensions import override
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
     from pyspark.sql.types import StructType
 
     from onceflow.core.spi import Sink
@@ -118,6 +123,29 @@ class KafkaFormat(SinkFormat):
         from onceflow.connectors.spark.kafka_options import KAFKA_WRITE
 
         return KAFKA_WRITE.made(options)
+
+    @override
+    def schema(self) -> StructType:
+        from onceflow.connectors.spark.arrow_rows import spark_schema
+        from onceflow.connectors.spark.kafka_options import schema_of_reading
+
+        return spark_schema(schema_of_reading(self.options))
+
+    @override
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from onceflow.connectors.spark.kafka_options import KAFKA_READ_STREAM
+        from onceflow.connectors.spark.kafka_stream import KafkaStreamReader
+
+        reading = KAFKA_READ_STREAM.made(self.options)
+        return KafkaStreamReader(reading.settings, schema, reading.limits)
+
+    @override
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from onceflow.connectors.spark.kafka_options import KAFKA_READ
+        from onceflow.connectors.spark.kafka_reader import KafkaBatchReader
+
+        reading = KAFKA_READ.made(self.options)
+        return KafkaBatchReader(reading.settings, schema, reading.limits)
 
 
 class FilesFormat(SinkFormat):

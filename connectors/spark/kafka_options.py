@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from functools import partial
 
+import pyarrow as pa
+
+from onceflow.connectors.spark.kafka_stream import BatchLimits
 from onceflow.connectors.spark.options import (
     BOOLEAN,
     COUNT,
     DURATION,
     NAMES,
+    WHOLE,
     Option,
     OptionTable,
     choice,
 )
 from onceflow.sinks.kafka import KafkaSink
+from onceflow.sources import KafkaSource
+from onceflow.sources.kafka.rows import schema_of_rows
+from onceflow.sources.kafka.settings import KafkaSettings
 
 _READING = "it is an option of `readStream` and `read`"
 
@@ -64,3 +74,178 @@ KAFKA_WRITE = OptionTable(
         "delivery": "a format is always exactly once",
     },
 )
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaReading:
+    """What the readers of `onceflow-kafka` are made of."""
+
+    settings: KafkaSettings
+    limits: BatchLimits
+
+
+def kafka_reading(
+    bootstrap_servers: str,
+    *,
+    topic: tuple[str, ...] | None = None,
+    topic_pattern: str | None = None,
+    starting_offsets: str,
+    starting_timestamp_ms: int | None = None,
+    ending_offsets: str | None = None,
+    fail_on_data_loss: bool = True,
+    include_headers: bool = False,
+    value_format: str = "raw",
+    schema: str | None = None,
+    on_bad_record: str = "fail",
+    include_metadata: bool = False,
+    group_id: str | None = None,
+    deadline_s: float = 60.0,
+    options: Mapping[str, str] | None = None,
+    offsets_most: int | None = None,
+    offsets_least: int | None = None,
+    delay_most_s: float = 900.0,
+    tasks_least: int = 0,
+    task_rows_most: int | None = None,
+) -> KafkaReading:
+    """Return the settings of a reader; connects to nothing.
+
+    Raises:
+        ConfigError: Options contradict each other.
+    """
+    start: str | datetime = starting_offsets
+    if starting_timestamp_ms is not None:
+        start = datetime.fromtimestamp(starting_timestamp_ms / 1000, timezone.utc)
+    source = KafkaSource(
+        bootstrap_servers,
+        topic=topic,
+        topic_pattern=topic_pattern,
+        format=value_format,
+        schema=schema,
+        starting_offsets=start,
+        ending_offsets=ending_offsets,
+        on_bad_record=on_bad_record,
+        include_metadata=include_metadata,
+        group_id=group_id,
+        fail_on_data_loss=fail_on_data_loss,
+        deadline_s=deadline_s,
+        options=options,
+    )
+    return KafkaReading(
+        replace(source.settings, include_headers=include_headers),
+        BatchLimits(
+            offsets_most=offsets_most,
+            offsets_least=offsets_least,
+            delay_most_s=delay_most_s,
+            tasks_least=tasks_least,
+            task_rows_most=task_rows_most,
+        ),
+    )
+
+
+_READ = (
+    Option("kafka.bootstrap.servers", "bootstrap_servers", "`host:port[,host:port]`"),
+    Option("subscribe", "topic", "The topics; or subscribePattern", NAMES),
+    Option("subscribePattern", "topic_pattern", "A regular expression for whole names of topics"),
+    Option(
+        "startingOffsets",
+        "starting_offsets",
+        "`earliest`, `latest`, or Spark's JSON of offsets; a query that has a checkpoint goes on",
+    ),
+    Option(
+        "startingTimestamp",
+        "starting_timestamp_ms",
+        "Over startingOffsets: from the first record at or after it, in milliseconds",
+        WHOLE,
+    ),
+    Option(
+        "failOnDataLoss",
+        "fail_on_data_loss",
+        "Whether records that are gone end the query, or are passed over with a warning",
+        BOOLEAN,
+    ),
+    Option("includeHeaders", "include_headers", "Whether there is a column of headers", BOOLEAN),
+    Option(
+        "valueFormat",
+        "value_format",
+        "`raw`: Spark's columns; `json`: the value's fields are the columns, decoded as they are"
+        " read, without `from_json`",
+        choice("raw", "json"),
+    ),
+    Option("valueSchema", "schema", "With json, its columns as DDL: `id BIGINT, name STRING`"),
+    Option(
+        "onBadRecord",
+        "on_bad_record",
+        "With json, a record that cannot be decoded ends the query, or is dropped",
+        choice("fail", "drop"),
+    ),
+    Option(
+        "includeMetadata",
+        "include_metadata",
+        "With json, adds _topic, _partition, _offset and _timestamp",
+        BOOLEAN,
+    ),
+    Option("minPartitions", "tasks_least", "Into how many tasks a batch is cut at least", COUNT),
+    Option(
+        "maxRecordsPerPartition", "task_rows_most", "How many records a task reads at most", COUNT
+    ),
+    Option("deadline", "deadline_s", "How long the brokers may be silent", DURATION),
+)
+_LIMITS = (
+    Option("maxOffsetsPerTrigger", "offsets_most", "How many records a batch has at most", COUNT),
+    Option("minOffsetsPerTrigger", "offsets_least", "A batch waits for so many records …", COUNT),
+    Option("maxTriggerDelay", "delay_most_s", "… but no longer than this", DURATION),
+    Option("kafka.group.id", "group_id", "The group in which offsets are published, for lag"),
+)
+_WRITING = "it is an option of `writeStream` and `write`"
+_NOT_READ = {
+    "assign": "give subscribe, and filter by the column partition",
+    "startingOffsetsByTimestamp": "give startingTimestamp, the same for all partitions",
+    "startingOffsetsByTimestampStrategy": "a partition without such a record starts at its end",
+    "groupIdPrefix": "no group is joined; kafka.group.id names the one that shows the lag",
+    **dict.fromkeys(("topic", "topicColumn", "keyColumns", "createTopic"), _WRITING),
+}
+_POLLED_ELSEWHERE = "give deadline instead"
+_IGNORED: Mapping[str, str] = dict[str, str].fromkeys(
+    ("kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs"),
+    _POLLED_ELSEWHERE,
+)
+
+KAFKA_READ_STREAM = OptionTable(
+    format="onceflow-kafka",
+    direction="readStream",
+    target=partial(kafka_reading, starting_offsets="latest"),
+    options=(*_READ, *_LIMITS),
+    prefix="kafka.",
+    prefix_argument="options",
+    ignored=_IGNORED,
+    refused={**_NOT_READ, "endingOffsets": "a stream has no end; use `read`"},
+)
+KAFKA_READ = OptionTable(
+    format="onceflow-kafka",
+    direction="read",
+    target=partial(kafka_reading, starting_offsets="earliest"),
+    options=(
+        *_READ,
+        Option(
+            "endingOffsets",
+            "ending_offsets",
+            "`latest`, which holds unless given, or Spark's JSON of offsets",
+        ),
+    ),
+    prefix="kafka.",
+    prefix_argument="options",
+    ignored=_IGNORED,
+    refused={**_NOT_READ, **dict.fromkeys((one.name for one in _LIMITS), "`read` has no triggers")},
+)
+
+
+def schema_of_reading(given: Mapping[str, str]) -> pa.Schema:
+    """Return the columns of what `given` reads, by `read` or `readStream`: both have the same.
+
+    Raises:
+        ConfigError: Neither takes these options.
+    """
+    names = {name.lower() for name in given}
+    of_stream = names & {one.name.lower() for one in _LIMITS}
+    table = KAFKA_READ_STREAM if of_stream else KAFKA_READ
+    return schema_of_rows(table.made(given).settings)

@@ -163,7 +163,7 @@ class OptionTable(Generic[T_co]):
                     )
                 given_as[option.argument] = name
                 found[option.argument] = self._value(option.name, option.kind, text, option.secret)
-            elif self.prefix and name.lower().startswith(self.prefix):
+            elif self._is_client_option(name):
                 short = name[len(self.prefix) :]
                 client[short] = self._value(name, self.prefix_kind, text, secret=True)
             elif not self._is_known_elsewhere(name):
@@ -183,6 +183,14 @@ class OptionTable(Generic[T_co]):
         except (ValueError, ConfigError):
             shown = f"option {name!r}" if secret else f"option {name!r}={text!r}"
             raise ConfigError(f"format {self.format}: {shown} must be {kind.words}") from None
+
+    def _is_client_option(self, name: str) -> bool:
+        refused = {other.lower() for other in self.refused}
+        return (
+            bool(self.prefix)
+            and name.lower().startswith(self.prefix)
+            and (name.lower() not in refused)
+        )
 
     def _is_known_elsewhere(self, name: str) -> bool:
         return name.lower() in {*_RESERVED, *(other.lower() for other in self.ignored)}

@@ -21,8 +21,12 @@ class Shipped:
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         import cloudpickle
 
-        state = (type(self), self.__dict__)
+        state = (type(self), self.shipped())
         return _unpacker(), (VERSION, cloudpickle.dumps(state))
+
+    def shipped(self) -> dict[str, object]:
+        """Return the attributes that travel: all, unless overridden."""
+        return self.__dict__
 
 
 def _unpacker() -> Callable[[str, bytes], object]:

@@ -25,6 +25,7 @@ from onceflow.connectors.spark.batch_commits import BatchCommits, BatchPlan, Tas
 from onceflow.connectors.spark.batch_identity import MakeSink, stream_target
 from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
 from onceflow.connectors.spark.decision_keepers import kept_target
+from onceflow.connectors.spark.packages import Shipped
 from onceflow.connectors.spark.task_writer import TaskPlace, write_task
 from onceflow.core.errors import ConfigError
 
@@ -40,7 +41,7 @@ class ReportMessage(WriterCommitMessage):
     report: TaskReport
 
 
-class BatchStreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
+class BatchStreamWriter(Shipped, DataSourceStreamWriter, DataSourceArrowWriter):
     """What Spark asks for. Takes Arrow batches, in Spark 4.0 too, which knows no class for it."""
 
     def __init__(self, commits: BatchCommits, schema: pa.Schema, plan: BatchPlan | None) -> None:
@@ -49,7 +50,7 @@ class BatchStreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
         self._schema = schema
         self._plan = plan
 
-    def __getstate__(self) -> dict[str, object]:
+    def shipped(self) -> dict[str, object]:
         """Give tasks the plan, and no connection."""
         return {"_plan": self._plan}
 

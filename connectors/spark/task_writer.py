@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from onceflow.connectors.spark.batch_commits import BatchPlan, TaskReport
+from onceflow.connectors.spark.batch_commits import BatchPlan, BatchTarget, TaskReport
 from onceflow.core.crash_points import reach
+from onceflow.core.dead_letters import DEAD_LETTERS, batch_of_letters, letters_of_rows
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.batches import task_checkpoint
+from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.spi import OnBadRow, SinkWriter, WriterContext
+from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
 
 _log = logging.getLogger("onceflow.spark")
 
@@ -57,21 +59,24 @@ def write_task(plan: BatchPlan, place: TaskPlace, batches: Iterator[pa.RecordBat
     if first is None:
         return report
     checkpoint = task_checkpoint(plan.attempt, place.task_attempt, place.task_id)
-    writer = plan.target.sink.writer(_context(plan, place, checkpoint, first.schema))
+    writer = plan.target.sink.writer(_context(plan.target, plan, place, checkpoint, first.schema))
+    letters = _Letters(plan, place, checkpoint)
     try:
         count = 0
         batch: pa.RecordBatch | None = first
         while batch is not None:
             writer.write(batch)
             reach("write")
-            _count_rejected(plan, writer)
+            letters.take(writer.rejected())
             count += batch.num_rows
             batch = next(rows, None)
         committables = tuple(writer.pre_commits(checkpoint))
-        _count_rejected(plan, writer)
+        letters.take(writer.rejected())
+        committables += letters.pre_commits()
         reach("prepared")
     finally:
         writer.close()
+        letters.close()
     return TaskReport(
         report.batch,
         report.attempt,
@@ -84,9 +89,12 @@ def write_task(plan: BatchPlan, place: TaskPlace, batches: Iterator[pa.RecordBat
 
 
 def _context(
-    plan: BatchPlan, place: TaskPlace, checkpoint: CheckpointId, schema: pa.Schema
+    target: BatchTarget,
+    plan: BatchPlan,
+    place: TaskPlace,
+    checkpoint: CheckpointId,
+    schema: pa.Schema,
 ) -> WriterContext:
-    target = plan.target
     return WriterContext(
         job=target.owner,
         uid=target.sink_id,
@@ -120,13 +128,41 @@ def _require_planned(plan: BatchPlan, place: TaskPlace) -> None:
         )
 
 
-def _count_rejected(plan: BatchPlan, writer: SinkWriter) -> None:
-    for rejected in writer.rejected():
-        if plan.target.on_bad_row is OnBadRow.DROP:
-            _log.warning(
-                "sink %s: %s: %d bad rows dropped, the first: %s",
-                plan.target.sink_id,
-                plan.batch,
-                rejected.rows.num_rows,
-                rejected.reasons[0],
-            )
+class _Letters:
+    """Rows that the sink of one task rejects: dropped and counted, or written elsewhere with it."""
+
+    def __init__(self, plan: BatchPlan, place: TaskPlace, checkpoint: CheckpointId) -> None:
+        """Connect to nothing before there is a letter."""
+        self._plan = plan
+        self._place = place
+        self._checkpoint = checkpoint
+        self._writer: SinkWriter | None = None
+
+    def take(self, rejected: Sequence[RejectedRows]) -> None:
+        """Write what was rejected, or count it."""
+        target = self._plan.dead_letters
+        for one in rejected:
+            if target is None:
+                _log.warning(
+                    "sink %s: %s: %d bad rows dropped, the first: %s",
+                    self._plan.target.sink_id,
+                    self._plan.batch,
+                    one.rows.num_rows,
+                    one.reasons[0],
+                )
+                continue
+            if self._writer is None:
+                self._writer = target.sink.writer(
+                    _context(target, self._plan, self._place, self._checkpoint, DEAD_LETTERS)
+                )
+            letters = letters_of_rows(one.rows, one.reasons)
+            self._writer.write(batch_of_letters(self._plan.target.sink_id, letters))
+
+    def pre_commits(self) -> tuple[Committable, ...]:
+        """Return what makes the letters visible together with the rows."""
+        return () if self._writer is None else tuple(self._writer.pre_commits(self._checkpoint))
+
+    def close(self) -> None:
+        """Release the letters' writer."""
+        if self._writer is not None:
+            self._writer.close()

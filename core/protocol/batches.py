@@ -19,7 +19,7 @@ see `core.batch_decisions`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -131,8 +131,12 @@ class Settling:
     abort: tuple[Committable, ...] = ()
 
 
-def settle_claimed(claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_id: str) -> Settling:
+def settle_claimed(
+    claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
+) -> Settling:
     """Return what the new owner does before its tasks write: they may wait for locks held here.
+
+    `sink_ids` are those of all sinks that the decisions are about.
 
     What is decided is committed, also when the target does not list it: then it proves why. What
     is known to be committed and in doubt again is committed again: the target has gone back to an
@@ -142,7 +146,7 @@ def settle_claimed(claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_i
     waiting = {
         c.transaction for one in claim.decisions if not one.settled for c in one.committables
     }
-    own = [one for one in in_doubt if one.transaction.sink_id == sink_id]
+    own = [one for one in in_doubt if one.transaction.sink_id in sink_ids]
     waiting.update(one.transaction for one in own if one.transaction in listed)
     abort = (
         one
@@ -153,7 +157,7 @@ def settle_claimed(claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_i
 
 
 def sweep_decided(
-    decision: BatchDecision, in_doubt: Sequence[Committable], *, sink_id: str
+    decision: BatchDecision, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
 ) -> tuple[Committable, ...]:
     """Return what tries that did not count have left prepared, once `decision` is committed.
 
@@ -163,7 +167,7 @@ def sweep_decided(
     return _in_order(
         one
         for one in in_doubt
-        if one.transaction.sink_id == sink_id
+        if one.transaction.sink_id in sink_ids
         and one.transaction.attempt <= decision.attempt
         and one.transaction not in listed
     )

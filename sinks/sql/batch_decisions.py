@@ -272,7 +272,7 @@ class SqlBatchDecisions(BatchDecisions):
         batch = decision.batch
         texts = (self._sink_id, batch.source), (decision.fingerprint, decision.run)
         first, then = (", ".join(map(self._literal, pair)) for pair in texts)
-        listed = self._literal(_encoded(decision.committables))
+        listed = self._literal(_encoded(decision.committables, self._sink_id))
         return f"{first}, {int(batch.number)}, {int(decision.attempt)}, {then}, {listed}, 0"
 
     def _decision(self, row: Sequence[Any]) -> BatchDecision:
@@ -352,7 +352,7 @@ class SqlBatchDecisions(BatchDecisions):
         return self._dialect.literal(value)
 
 
-def _encoded(committables: Sequence[Committable]) -> str:
+def _encoded(committables: Sequence[Committable], sink_id: str) -> str:
     rows = [
         [
             one.transaction.checkpoint,
@@ -360,6 +360,8 @@ def _encoded(committables: Sequence[Committable]) -> str:
             one.transaction.sequence,
             one.rows,
             base64.b64encode(one.payload).decode(),
+            # Of a group of sinks those after the first have ids of their own.
+            "" if one.transaction.sink_id == sink_id else one.transaction.sink_id,
         ]
         for one in committables
     ]
@@ -367,12 +369,12 @@ def _encoded(committables: Sequence[Committable]) -> str:
 
 
 def _decoded(text: str, sink_id: str, attempt: AttemptId) -> tuple[Committable, ...]:
-    rows = msgspec.json.decode(text, type=list[tuple[int, int, int, int, str]])
+    rows = msgspec.json.decode(text, type=list[tuple[int, int, int, int, str, str]])
     return tuple(
         Committable(
-            TransactionId(sink_id, attempt, checkpoint, subtask, sequence),
+            TransactionId(part or sink_id, attempt, checkpoint, subtask, sequence),
             rows,
             base64.b64decode(payload),
         )
-        for checkpoint, subtask, sequence, rows, payload in rows
+        for checkpoint, subtask, sequence, rows, payload, part in rows
     )

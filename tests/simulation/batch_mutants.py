@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -54,35 +54,36 @@ def _decides_anew(proposed: BatchDecision, **given: Any) -> object:
 
 
 def _rolls_back_all(
-    claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_id: str
+    claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
 ) -> Settling:
-    del sink_id
+    del sink_ids
     return Settling((), tuple(c for c in in_doubt if c.transaction.attempt < claim.attempt))
 
 
 def _leaves_decided(
-    claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_id: str
+    claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
 ) -> Settling:
-    return replace(settle_claimed(claim, in_doubt, sink_id=sink_id), commit=())
+    return replace(settle_claimed(claim, in_doubt, sink_ids=sink_ids), commit=())
 
 
 def _leaves_undecided(
-    claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_id: str
+    claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
 ) -> Settling:
-    return replace(settle_claimed(claim, in_doubt, sink_id=sink_id), abort=())
+    return replace(settle_claimed(claim, in_doubt, sink_ids=sink_ids), abort=())
 
 
 def _knows_unsettled(
-    claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_id: str
+    claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
 ) -> Settling:
     left = tuple(one for one in claim.decisions if not one.settled)
-    return settle_claimed(replace(claim, decisions=left), in_doubt, sink_id=sink_id)
+    return settle_claimed(replace(claim, decisions=left), in_doubt, sink_ids=sink_ids)
 
 
 def _sweeps_newer(
-    decision: BatchDecision, in_doubt: Sequence[Committable], *, sink_id: str
+    decision: BatchDecision, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
 ) -> Sequence[Committable]:
-    return sweep_decided(replace(decision, attempt=AttemptId(10**8 - 1)), in_doubt, sink_id=sink_id)
+    forever = replace(decision, attempt=AttemptId(10**8 - 1))
+    return sweep_decided(forever, in_doubt, sink_ids=sink_ids)
 
 
 BATCH_MUTANTS: tuple[Rules, ...] = (

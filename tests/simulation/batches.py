@@ -238,7 +238,7 @@ class Driver:
 
     def settle(self, claim: BatchClaim) -> Steps:
         world = self.world
-        plan = world.rules.settle(claim, world.in_doubt(), sink_id=SINK)
+        plan = world.rules.settle(claim, world.in_doubt(), sink_ids=(SINK,))
         yield "listed"
         for one in plan.commit:
             world.commit(one)
@@ -295,7 +295,7 @@ class Driver:
         for one in decision.committables:
             world.commit(one)
             yield "committed"
-        for one in world.rules.sweep(decision, world.in_doubt(), sink_id=SINK):
+        for one in world.rules.sweep(decision, world.in_doubt(), sink_ids=(SINK,)):
             world.abort(one)
             yield "swept"
         self.settled(decision)

@@ -7,18 +7,32 @@ from collections.abc import Mapping
 import pytest
 
 from onceflow.connectors.spark.file_options import FILES_WRITE
-from onceflow.connectors.spark.kafka_options import KAFKA_WRITE
+from onceflow.connectors.spark.kafka_options import (
+    KAFKA_READ,
+    KAFKA_READ_STREAM,
+    KAFKA_WRITE,
+    KafkaReading,
+)
 from onceflow.connectors.spark.options import PROTOCOL_OPTIONS, OptionTable, own_sink
 from onceflow.connectors.spark.sql_options import MYSQL_WRITE, POSTGRES_WRITE, SQLITE_WRITE
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import Sink
 from onceflow.sinks import FileSink, KafkaSink, MySQLSink, PostgresSink, SQLiteSink
+from onceflow.sources.kafka.settings import Earliest, Latest
 
-TABLES = (POSTGRES_WRITE, MYSQL_WRITE, SQLITE_WRITE, KAFKA_WRITE, FILES_WRITE)
+TABLES = (
+    POSTGRES_WRITE,
+    MYSQL_WRITE,
+    SQLITE_WRITE,
+    KAFKA_WRITE,
+    KAFKA_READ_STREAM,
+    KAFKA_READ,
+    FILES_WRITE,
+)
 JDBC = {"url": "jdbc:postgresql://db/shop", "user": "u", "dbtable": "shop.orders"}
 
 
-def refusal(table: OptionTable[Sink], options: dict[str, str]) -> str:
+def refusal(table: OptionTable[object], options: dict[str, str]) -> str:
     with pytest.raises(ConfigError) as caught:
         table.made(options)
     return str(caught.value)
@@ -128,8 +142,44 @@ def test_no_error_repeats_a_secret() -> None:
         assert secret not in refusal(POSTGRES_WRITE, options)
 
 
-@pytest.mark.parametrize("table", TABLES, ids=lambda table: str(table.format))
-def test_no_option_is_the_protocols_or_stands_twice(table: OptionTable[Sink]) -> None:
+def test_options_of_sparks_kafka_source_make_a_reader() -> None:
+    reading = KAFKA_READ_STREAM.made(
+        {
+            "kafka.bootstrap.servers": "b:9092",
+            "subscribe": "a,b",
+            "startingoffsets": "earliest",
+            "failondataloss": "false",
+            "maxoffsetspertrigger": "1000",
+            "minpartitions": "8",
+            "kafka.group.id": "shown",
+            "kafka.security.protocol": "SASL_SSL",
+            "kafkaConsumer.pollTimeoutMs": "500",
+        }
+    )
+    assert isinstance(reading, KafkaReading)
+    settings, limits = reading.settings, reading.limits
+    assert settings.topics == ("a", "b")
+    assert settings.starting == Earliest()
+    assert settings.options == {"security.protocol": "SASL_SSL"}
+    assert (settings.fail_on_data_loss, settings.group_id) == (False, "shown")
+    assert (limits.offsets_most, limits.tasks_least) == (1000, 8)
+
+
+def test_options_of_streams_are_refused_where_there_are_no_triggers() -> None:
+    options = {"kafka.bootstrap.servers": "b:9092", "subscribe": "a"}
+    assert KAFKA_READ.made(options).settings.starting == Earliest()
+    assert KAFKA_READ_STREAM.made(options).settings.starting == Latest()
+    for name in ("maxOffsetsPerTrigger", "kafka.group.id"):
+        assert f"{name!r} is not taken by read: `read` has no triggers" in refusal(
+            KAFKA_READ, {**options, name: "5"}
+        )
+    assert "it is an option of `readStream` and `read`" in refusal(
+        KAFKA_WRITE, {"kafka.bootstrap.servers": "b:9092", "topic": "t", "startingOffsets": "x"}
+    )
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: f"{table.format} {table.direction}")
+def test_no_option_is_the_protocols_or_stands_twice(table: OptionTable[object]) -> None:
     names = [name.lower() for one in table.options for name in (one.name, *one.aliases)]
     others = [
         *(one.name.lower() for one in PROTOCOL_OPTIONS),

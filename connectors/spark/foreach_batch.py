@@ -1,0 +1,243 @@
+"""`foreachBatch`, exactly once: what a function of the user's makes of a batch, under one decision.
+
+Here a format does not reach: update mode, upserts (a key's rows must meet in one task, so they are
+repartitioned), several tables, and bad rows that go to a table of their own.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, TypeAlias
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from onceflow.connectors.spark.batch_commits import (
+    BatchCommits,
+    BatchPlan,
+    BatchTarget,
+    TaskReport,
+)
+from onceflow.connectors.spark.batch_identity import staging_area, stream_target
+from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
+from onceflow.connectors.spark.decision_keepers import kept_target
+from onceflow.connectors.spark.packages import Shipped
+from onceflow.connectors.spark.sink_group import SinkGroup, group_schema
+from onceflow.connectors.spark.stream_writer import task_place
+from onceflow.connectors.spark.task_writer import write_task
+from onceflow.core.dead_letters import DEAD_LETTERS
+from onceflow.core.errors import ConfigError
+from onceflow.core.spi import GlobalSink, OnBadRow, Sink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Rows: TypeAlias = "Callable[[DataFrame, int], DataFrame | Mapping[str, DataFrame]]"
+
+_ROWS = "rows"
+_LETTERS = "dead_letters"
+
+
+def foreach_batch(
+    sink: Sink | Mapping[str, Sink],
+    rows: Rows | None = None,
+    *,
+    checkpoint_location: str,
+    dead_letters: Sink | None = None,
+    sink_id: str = "",
+) -> Callable[[DataFrame, int], None]:
+    """Return what `writeStream.foreachBatch` calls: each batch is written whole, and once.
+
+    Args:
+        sink: Where the rows go. Of several sinks each has a name, in a mapping; all rows of a batch
+            become visible by one decision, whatever sinks they are in. The decision is kept in the
+            first one where that is a database: name it first for ever.
+        rows: What is written of a batch: a function of the batch and its number that returns a
+            DataFrame, or for several sinks one by the name of each. Without it, the batch.
+        checkpoint_location: The query's own, as its option checkpointLocation says.
+        dead_letters: Takes the rows that a sink can never take, in the schema `DEAD_LETTERS`,
+            exactly once with the rest; without it such a row ends the query.
+        sink_id: The name under which rows are prepared, instead of one made from the location.
+
+    A sink that changes rows in place gets them repartitioned by its key: one key, one task. The
+    order of a key's rows within a batch is not kept, so there should be one. With several sinks the
+    batch is persisted while it is written.
+
+    The function runs on the driver, its tasks on the executors. Killed at any moment, nothing of
+    the batch is visible, or all of it is as soon as the query runs again.
+
+    Raises:
+        ConfigError: No sink is named, several are without `rows`, or pandas is missing.
+    """
+    if find_spec("pandas") is None:
+        raise ConfigError(
+            "foreach_batch needs pandas, which Spark asks for before it hands a task its rows:"
+            " pip install 'onceflow[pandas]'"
+        )
+    sinks = dict(sink) if isinstance(sink, Mapping) else {_ROWS: sink}
+    if not sinks or _LETTERS in sinks:
+        raise ConfigError(
+            f"foreach_batch takes at least one sink, and none named {_LETTERS!r}: that is what"
+            " dead_letters= is called"
+        )
+    for name, one in sinks.items():
+        if isinstance(one, GlobalSink):
+            raise ConfigError(
+                f"{type(one).__name__} ({name}) commits whole checkpoints in an order of its own,"
+                " which foreach_batch does not keep: make it a format by connectors.data_source"
+            )
+    named = rows if isinstance(sink, Mapping) else _under_one_name(rows)
+    if named is None:
+        raise ConfigError(
+            "foreach_batch with several sinks needs rows=, a function that returns a DataFrame for"
+            f" each of {', '.join(sinks)}"
+        )
+    return _ForeachBatch(
+        sinks, named, CheckpointLocation(checkpoint_location), dead_letters, sink_id
+    )
+
+
+def _under_one_name(rows: Rows | None) -> Rows:
+    def named(batch: DataFrame, batch_id: int) -> Mapping[str, DataFrame]:
+        made = batch if rows is None else rows(batch, batch_id)
+        if isinstance(made, Mapping):
+            raise ConfigError("rows= returns a mapping, and foreach_batch has one sink: name it")
+        return {_ROWS: made}
+
+    return named
+
+
+@dataclass
+class _ForeachBatch:
+    """The function, with its connections, which stay from batch to batch. One thread's.
+
+    Pickles without them: with Spark Connect it runs in a process of the server.
+    """
+
+    sinks: Mapping[str, Sink]
+    rows: Rows
+    location: CheckpointLocation
+    dead_letters: Sink | None
+    sink_id: str
+    _commits: BatchCommits | None = field(default=None, repr=False)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_commits": None}
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        planned = self.location.planned()
+        if planned.number != batch_id:
+            raise ConfigError(
+                f"batch {batch_id} is written, and {self.location} is planning batch"
+                f" {planned.number}: checkpoint_location= is that of another query"
+            )
+        several = len(self.sinks) > 1
+        if several:
+            batch.persist()
+        try:
+            frames = self._frames(batch, batch_id)
+            self._write(frames, batch_id, planned.fingerprint)
+        finally:
+            if several:
+                batch.unpersist()
+
+    def _frames(self, batch: DataFrame, batch_id: int) -> Mapping[str, DataFrame]:
+        made = self.rows(batch, batch_id)
+        if not isinstance(made, Mapping) or made.keys() != self.sinks.keys():
+            found = ", ".join(made) if isinstance(made, Mapping) else type(made).__name__
+            raise ConfigError(
+                f"rows= returned {found}, and must return a DataFrame for each of"
+                f" {', '.join(self.sinks)}"
+            )
+        return made
+
+    def _write(self, frames: Mapping[str, DataFrame], batch_id: int, fingerprint: str) -> None:
+        schemas = {
+            name: to_arrow_schema(frame.schema, timezone="UTC") for name, frame in frames.items()
+        }
+        if self.dead_letters is not None:
+            schemas[_LETTERS] = DEAD_LETTERS
+        schema = group_schema(schemas)
+        commits = self._commits or self._connect()
+        self._commits = commits
+        plan = commits.plan(schema, batch_id, fingerprint)
+        try:
+            reports = [
+                report
+                for place, (name, frame) in enumerate(frames.items())
+                for report in _written(frame, _Task(self._part(plan, name), place, len(frames)))
+            ]
+            commits.commit(reports)
+        except Exception:
+            commits.abort(schema)
+            raise
+
+    def _connect(self) -> BatchCommits:
+        parts = dict(self.sinks)
+        if self.dead_letters is not None:
+            parts[_LETTERS] = self.dead_letters
+        group = SinkGroup(parts, partial(staging_area, f"{self.location.url}/onceflow"))
+        options = {"sinkid": self.sink_id} if self.sink_id else {}
+        named = stream_target(lambda _: group, options, self.location)
+        first = replace(named.target, sink=next(iter(parts.values())))
+        _, decisions = kept_target(replace(named, target=first))
+        return BatchCommits(named.target, decisions)
+
+    def _part(self, plan: BatchPlan, name: str) -> BatchPlan:
+        """Return what the tasks of one sink are told."""
+        group = plan.target.sink
+        assert isinstance(group, SinkGroup)
+        return replace(
+            plan,
+            target=self._target(plan, group, name),
+            dead_letters=self._target(plan, group, _LETTERS) if self.dead_letters else None,
+        )
+
+    def _target(self, plan: BatchPlan, group: SinkGroup, name: str) -> BatchTarget:
+        sink_id = group.part_id(plan.target.sink_id, name)
+        return replace(
+            plan.target,
+            sink=group.parts[name],
+            sink_id=sink_id,
+            staging=group.staging(sink_id),
+            on_bad_row=OnBadRow.DEAD_LETTER if self.dead_letters else OnBadRow.FAIL,
+        )
+
+
+class _Task(Shipped):
+    """What runs in each task of one of the writes of a batch."""
+
+    def __init__(self, plan: BatchPlan, write: int, writes: int) -> None:
+        self.plan = plan
+        self._write = write
+        self._writes = writes
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write the rows of one partition; the one row that comes out is the report."""
+        place = task_place()
+        # No other write of the batch has the same numbers.
+        number = place.partition * self._writes + self._write
+        report = write_task(self.plan, replace(place, partition=number), batches)
+        yield pa.record_batch([pa.array([pickle.dumps(report)], pa.binary())], names=["report"])
+
+
+def _written(frame: DataFrame, task: _Task) -> list[TaskReport]:
+    """Return the reports of all tasks, whose rows are then pre-committed."""
+    key = task.plan.target.sink.routing_key()
+    if key:
+        frame = frame.repartition(*key)
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return task.run(batches)
+
+    with warnings.catch_warnings():
+        # Of a pandas that is newer than Spark knows: none of it is used here.
+        warnings.simplefilter("ignore", FutureWarning)
+        written = frame.mapInArrow(write, "report binary")
+    rows = written.collect()
+    return [pickle.loads(row["report"]) for row in rows]  # noqa: S301 - pickled by our tasks

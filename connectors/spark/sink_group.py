@@ -1,0 +1,129 @@
+"""Several sinks whose rows become visible by one decision, as one sink.
+
+Each part has a sink id of its own, made from the group's; the first part has the group's own, and
+where it is a database the decisions are kept there. Tasks write through the parts; claims, commits
+and roll-backs go to all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+import pyarrow as pa
+from typing_extensions import override
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome, Committable
+from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX, CheckpointId
+from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
+from onceflow.core.staging import StagingArea
+
+_DIGEST_LENGTH = 10
+
+
+@dataclass(frozen=True)
+class SinkGroup(Sink):
+    """The parts by name. It is opened with the schema that `group_schema` makes of theirs."""
+
+    parts: Mapping[str, Sink]
+    staging: Callable[[str], StagingArea]
+    """Returns the area of a sink id."""
+
+    @override
+    def validate(self, context: CommitterContext, schema: pa.Schema) -> None:
+        for name, sink in self.parts.items():
+            sink.validate(self._context(context, name), part_schema(schema, name))
+
+    @override
+    def open(self, context: CommitterContext, schema: pa.Schema) -> None:
+        """Open the parts, the first one first: its fence is the group's.
+
+        A crash leaves some of them with an attempt that nobody uses.
+        """
+        for name, sink in self.parts.items():
+            sink.open(self._context(context, name), part_schema(schema, name))
+
+    @override
+    def writer(self, context: WriterContext) -> SinkWriter:
+        raise NotImplementedError("tasks write through the parts")
+
+    @override
+    def committer(self, context: CommitterContext) -> Committer:
+        return _GroupCommitter(
+            {
+                self.part_id(context.sink_id, name): sink.committer(self._context(context, name))
+                for name, sink in self.parts.items()
+            }
+        )
+
+    def part_id(self, sink_id: str, name: str) -> str:
+        """Return the sink id of part `name` in the group that has `sink_id`."""
+        if name == next(iter(self.parts)):
+            return sink_id
+        digest = hashlib.sha256(f"{sink_id}.{name}".encode()).hexdigest()[:_DIGEST_LENGTH]
+        readable = re.sub(r"[^A-Za-z0-9_.-]", "_", name)
+        return f"{readable[: SINK_ID_LENGTH_MAX - _DIGEST_LENGTH - 1]}-{digest}"
+
+    def part_ids(self, sink_id: str) -> tuple[str, ...]:
+        """Return the sink ids of all parts."""
+        return tuple(self.part_id(sink_id, name) for name in self.parts)
+
+    def _context(self, context: CommitterContext, name: str) -> CommitterContext:
+        sink_id = self.part_id(context.sink_id, name)
+        return replace(context, sink_id=sink_id, uid=sink_id, staging=self.staging(sink_id))
+
+
+class _GroupCommitter(Committer):
+    def __init__(self, committers: Mapping[str, Committer]) -> None:
+        self._committers = committers
+
+    @override
+    def commit(self, committable: Committable) -> CommitOutcome:
+        return self._of(committable).commit(committable)
+
+    @override
+    def abort(self, committable: Committable) -> AbortOutcome:
+        return self._of(committable).abort(committable)
+
+    @override
+    def in_doubt(self) -> Sequence[Committable]:
+        return tuple(one for committer in self._committers.values() for one in committer.in_doubt())
+
+    @override
+    def prepared_at(self, committable: Committable) -> datetime | None:
+        return self._of(committable).prepared_at(committable)
+
+    @override
+    def prune(self, before: CheckpointId) -> None:
+        for committer in self._committers.values():
+            committer.prune(before)
+
+    @override
+    def close(self) -> None:
+        for committer in self._committers.values():
+            committer.close()
+
+    def _of(self, committable: Committable) -> Committer:
+        committer = self._committers.get(committable.transaction.sink_id)
+        if committer is None:
+            raise ConfigError(
+                f"{committable} is decided, and no sink is named here that it is of: there are"
+                f" {', '.join(self._committers)}; run once more with the sinks of that batch"
+            )
+        return committer
+
+
+def group_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
+    """Return one schema that holds those of all parts."""
+    return pa.schema([pa.field(name, pa.struct(list(one))) for name, one in schemas.items()])
+
+
+def part_schema(schema: pa.Schema, name: str) -> pa.Schema:
+    """Return the schema of part `name` from what `group_schema` made."""
+    kind = schema.field(name).type
+    assert isinstance(kind, pa.StructType)
+    return pa.schema([kind.field(index) for index in range(kind.num_fields)])

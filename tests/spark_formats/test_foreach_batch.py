@@ -1,0 +1,151 @@
+"""`foreachBatch` into several tables, by keys, with dead letters: each batch whole, once."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from tests.integration.postgres_sink_kit import prepared, query
+
+from onceflow.connectors import foreach_batch
+from onceflow.core.errors import ConfigError
+from onceflow.sinks import PostgresSink, SQLiteSink
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+
+def feed(spark: SparkSession, directory: Path, first: int, last: int) -> None:
+    """Add one file that holds ids from `first` to before `last`, of ten accounts."""
+    rows = spark.range(first, last, numPartitions=1).selectExpr("id", "id % 10 AS account")
+    rows.write.mode("append").parquet(str(directory))
+
+
+def rows_of(spark: SparkSession, directory: Path) -> DataFrame:
+    files = spark.readStream.schema("id long, account long").option("maxFilesPerTrigger", 1)
+    return files.parquet(str(directory))
+
+
+def run(
+    frame: DataFrame, function: Callable[[DataFrame, int], None], checkpoint: Path, mode: str
+) -> None:
+    query = (
+        frame.writeStream.outputMode(mode)
+        .foreachBatch(function)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(100)
+
+
+def forget_last_batch(checkpoint: Path) -> None:
+    """Leave Spark's checkpoint as a driver does that was killed right after the sink's commit."""
+    last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    last.unlink()
+    last.with_name(f".{last.name}.crc").unlink()
+
+
+def counts(url: str, table: str) -> dict[Any, Any]:
+    return dict(query(url, f"SELECT account, n FROM {table}"))
+
+
+def test_aggregates_in_update_mode_are_upserted_once_each(
+    spark: SparkSession, postgres_database: str, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    sink = PostgresSink(
+        postgres_database,
+        table="totals",
+        write_mode="upsert",
+        primary_key=("account",),
+        create=True,
+    )
+
+    def totals() -> DataFrame:
+        return (
+            rows_of(spark, tmp_path / "in")
+            .groupBy("account")
+            .count()
+            .selectExpr("account", "`count` AS n")
+        )
+
+    for first in (0, 100):
+        feed(spark, tmp_path / "in", first, first + 100)
+    run(totals(), foreach_batch(sink, checkpoint_location=str(checkpoint)), checkpoint, "update")
+    assert counts(postgres_database, "totals") == dict.fromkeys(range(10), 20)
+    forget_last_batch(checkpoint)
+    feed(spark, tmp_path / "in", 200, 205)
+    run(totals(), foreach_batch(sink, checkpoint_location=str(checkpoint)), checkpoint, "update")
+    assert counts(postgres_database, "totals") == {n: 21 if n < 5 else 20 for n in range(10)}
+    assert prepared(postgres_database) == []
+
+
+def test_tables_of_two_databases_and_dead_letters_have_one_decision(
+    spark: SparkSession, postgres_database: str, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    query(postgres_database, "CREATE TABLE orders (id bigint NOT NULL, account int NOT NULL)")
+    file = str(tmp_path / "totals.db")
+    sinks = {
+        "orders": PostgresSink(postgres_database, table="orders"),
+        "totals": SQLiteSink(file, table="totals", create=True),
+    }
+    letters = PostgresSink(postgres_database, table="bad", create=True)
+    broken = [True]
+
+    def split(batch: DataFrame, batch_id: int) -> dict[str, DataFrame]:
+        totals = batch.groupBy("account").count().selectExpr("account", "`count` AS n")
+        if broken[0] and batch_id == 1:
+            totals = totals.selectExpr("account", "CAST(raise_error('broken') AS bigint) AS n")
+        return {
+            "orders": batch.selectExpr("id", "IF(id % 50 = 0, NULL, account) AS account"),
+            "totals": totals,
+        }
+
+    def written() -> tuple[list[Any], list[Any]]:
+        ids = query(postgres_database, "SELECT id FROM orders ORDER BY id")
+        bad = query(postgres_database, "SELECT count(*), count(DISTINCT value) FROM bad")
+        return [row[0] for row in ids], list(bad[0])
+
+    for first in (0, 100, 200):
+        feed(spark, tmp_path / "in", first, first + 100)
+    frame = rows_of(spark, tmp_path / "in")
+    function = foreach_batch(
+        sinks, split, checkpoint_location=str(checkpoint), dead_letters=letters
+    )
+    with pytest.raises(StreamingQueryException, match="broken"):
+        run(frame, function, checkpoint, "append")
+    good = [number for number in range(300) if number % 50]
+    ids, bad = written()
+    # The second batch's orders were prepared, and not one of them is there.
+    assert len(ids) == 98
+    assert bad == [2, 2]
+    assert prepared(postgres_database) == []
+    broken[0] = False
+    run(frame, function, checkpoint, "append")
+    forget_last_batch(checkpoint)
+    run(frame, function, checkpoint, "append")
+    assert written() == (good, [6, 6])
+    with sqlite3.connect(file) as database:
+        assert database.execute("SELECT sum(n), count(*) FROM totals").fetchone() == (300, 30)
+
+
+def test_a_location_that_is_another_querys_is_refused_before_a_row_is_written(
+    spark: SparkSession, postgres_database: str, tmp_path: Path
+) -> None:
+    feed(spark, tmp_path / "in", 0, 10)
+    sink = PostgresSink(postgres_database, table="orders", create=True)
+    function = foreach_batch(sink, checkpoint_location=str(tmp_path / "other"))
+    with pytest.raises(StreamingQueryException, match="is not in .*other"):
+        run(rows_of(spark, tmp_path / "in"), function, tmp_path / "checkpoint", "append")
+
+
+def test_sinks_without_a_function_that_tells_them_apart_are_refused(tmp_path: Path) -> None:
+    sinks = {name: SQLiteSink(f"{tmp_path}/{name}.db", table=name) for name in ("a", "b")}
+    with pytest.raises(ConfigError, match="for each of a, b"):
+        foreach_batch(sinks, checkpoint_location=str(tmp_path))

@@ -1,0 +1,59 @@
+"""The formats on every Spark that is supported; `script/spark-versions` runs this alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+VERSIONS = ("4.0", "4.1", "4.2", "4.3")
+PROGRAM = Path(__file__).with_name("format_program.py")
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+def environment_of(version: str) -> Path:
+    """The Python of an environment with that Spark; what else is needed comes from ours."""
+    cache = Path(os.environ.get("ONCEFLOW_CACHE", Path.home() / ".cache/onceflow"))
+    environment = cache / f"spark-{version}"
+    python = environment / "bin" / "python"
+    if not python.exists():
+        venv.create(environment, with_pip=True)
+    install = ["-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
+    done = subprocess.run(
+        [python, *install, f"pyspark~={version}.0", "pandas"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"pyspark {version} cannot be installed: {done.stderr}"
+    (site,) = environment.glob("lib/python*/site-packages")
+    # Plain paths, after its own: our own pyspark comes later than its.
+    (site / "dependencies.pth").write_text(f"{SOURCE}\n{sysconfig.get_path('purelib')}\n")
+    return python
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_way_to_write_is_exactly_once_on(version: str, tmp_path: Path) -> None:
+    python = environment_of(version)
+    for _ in range(2):
+        done = subprocess.run(
+            [python, PROGRAM, tmp_path],
+            capture_output=True,
+            text=True,
+            timeout=400,
+            env={
+                "PATH": os.environ["PATH"],
+                "PYSPARK_PYTHON": str(python),
+                "SPARK_LOCAL_IP": "127.0.0.1",
+                "PYSPARK_SUBMIT_ARGS": "--master local[2] pyspark-shell",
+            },
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        found = json.loads(done.stdout.splitlines()[-1])
+        assert found.pop("spark").startswith(f"{version}.")
+        assert found == {"streamed": [300, 300], "batch": [100, 100], "each": [300, 300]}

@@ -1,0 +1,102 @@
+"""The tables in the page on Spark formats are made of the data by which options are read.
+
+`python tests/unit/connectors/test_spark_option_documents.py` writes them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+
+from onceflow.connectors.spark.file_options import FILES_WRITE
+from onceflow.connectors.spark.kafka_options import KAFKA_READ, KAFKA_READ_STREAM, KAFKA_WRITE
+from onceflow.connectors.spark.options import PROTOCOL_OPTIONS, Option, OptionTable
+from onceflow.connectors.spark.sql_options import MYSQL_WRITE, POSTGRES_WRITE, SQLITE_WRITE
+from onceflow.connectors.spark.versions import SparkInterface
+
+PAGE = Path(__file__).parents[3] / "docs" / "spark-formats.md"
+
+
+def _default(table: OptionTable[object], option: Option) -> str:
+    default = table.default_of(option)
+    if default is inspect.Parameter.empty:
+        return "needed"
+    value = default.value if isinstance(default, Enum) else default
+    if value in (None, "", ()):
+        return ""
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{value:g} s`" if isinstance(value, float) else f"`{value}`"
+
+
+def _table(head: str, rows: list[str]) -> str:
+    return "\n".join([head, "|---" * (head.count("|") - 1) + "|", *rows]) + "\n"
+
+
+def _options(table: OptionTable[object]) -> str:
+    rows = list[str]()
+    for option in table.options:
+        names = ", ".join(f"`{name}`" for name in (option.name, *option.aliases))
+        rows.append(f"| {names} | {_default(table, option)} | {option.says} |")
+    if table.prefix:
+        rows.append(f"| `{table.prefix}*` |  | The client's own options, without the prefix |")
+    return _table("| option | default | |", rows)
+
+
+def _versions() -> str:
+    rows = [
+        f"| {one.value.since[0]}.{one.value.since[1]} | {one.value.what} | {one.value.without} |"
+        for one in SparkInterface
+    ]
+    return _table("| since Spark | what | without it |", rows)
+
+
+OPTIONS = (
+    POSTGRES_WRITE,
+    MYSQL_WRITE,
+    SQLITE_WRITE,
+    KAFKA_WRITE,
+    KAFKA_READ_STREAM,
+    KAFKA_READ,
+    FILES_WRITE,
+)
+TABLES: dict[str, Callable[[], str]] = {
+    **{
+        f"{table.format} {table.direction}": lambda table=table: _options(table)  # type: ignore[misc]
+        for table in (
+            POSTGRES_WRITE,
+            MYSQL_WRITE,
+            SQLITE_WRITE,
+            KAFKA_WRITE,
+            KAFKA_READ_STREAM,
+            KAFKA_READ,
+            FILES_WRITE,
+        )
+    },
+    "every format write": lambda: _table(
+        "| option | |", [f"| `{one.name}` | {one.says} |" for one in PROTOCOL_OPTIONS]
+    ),
+    "spark versions": _versions,
+}
+
+
+def with_tables(text: str) -> str:
+    """Return `text` with each table that a comment names as the data says."""
+    return re.sub(
+        r"(<!-- table: (.*?) -->\n)((?:\|.*\n)*)",
+        lambda match: match[1] + TABLES[match[2]](),
+        text,
+    )
+
+
+def test_tables_of_the_page_say_what_the_code_reads() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert with_tables(text) == text
+    assert set(re.findall(r"<!-- table: (.*?) -->", text)) == set(TABLES)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
