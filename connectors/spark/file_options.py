@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 from onceflow.connectors.spark.options import (
     COUNT,
     JSON_VALUE,
     NAMES,
+    Kind,
     Option,
     OptionTable,
     choice,
 )
+from onceflow.core.storage.file_location import Publish
 from onceflow.sinks.files import FileSink
+from onceflow.sinks.files.published import PublishedTable
 
 FILES_WRITE = OptionTable(
     format="onceflow-files",
@@ -40,6 +47,58 @@ FILES_WRITE = OptionTable(
             "publish",
             "publish",
             "How a file becomes visible",
+            choice("auto", "rename", "copy"),
+        ),
+    ),
+    prefix="storage.",
+    prefix_argument="storage_options",
+    prefix_kind=JSON_VALUE,
+)
+
+
+@dataclass(frozen=True)
+class FilesRead:
+    """What is read of a table of files, and as of when."""
+
+    table: PublishedTable
+    as_of_checkpoint: int | str | None
+
+
+def _files_read(
+    url: str,
+    *,
+    as_of_checkpoint: int | str | None = None,
+    publish: Publish = "auto",
+    storage_options: Mapping[str, Any] | None = None,
+) -> FilesRead:
+    table = PublishedTable(url, publish=publish, storage_options=storage_options or {})
+    return FilesRead(table, as_of_checkpoint)
+
+
+LATEST = "latest"
+
+
+def _checkpoint(text: str) -> int | str:
+    return LATEST if text.strip().lower() == LATEST else int(text)
+
+
+FILES_READ = OptionTable(
+    format="onceflow-files",
+    direction="read",
+    target=_files_read,
+    options=(
+        Option("path", "url", "The directory that a sink writes to", secret=True),
+        Option(
+            "asOfCheckpoint",
+            "as_of_checkpoint",
+            "`read` only: the files up to this checkpoint, or to the `latest` that all subtasks"
+            " have published; without it all that is committed",
+            Kind("the number of a checkpoint, or latest", _checkpoint),
+        ),
+        Option(
+            "publish",
+            "publish",
+            "How the sink makes files visible",
             choice("auto", "rename", "copy"),
         ),
     ),

@@ -160,6 +160,24 @@ class FilesFormat(SinkFormat):
 
         return FILES_WRITE.made(options)
 
+    @override
+    def schema(self) -> StructType:
+        from onceflow.connectors.spark.files_reader import files_schema
+
+        return files_schema(self.options)
+
+    @override
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from onceflow.connectors.spark.files_reader import FilesBatchReader, files_read
+
+        return FilesBatchReader(files_read(self.options), schema)
+
+    @override
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from onceflow.connectors.spark.files_reader import FilesStreamReader, files_read
+
+        return FilesStreamReader(files_read(self.options), schema)
+
 
 FORMATS: tuple[type[SinkFormat], ...] = (
     FilesFormat,

@@ -1,0 +1,177 @@
+"""Structured Streaming queries, told as jobs are: the same events, the same status, one listener.
+
+    batch n of a query                  checkpoint n + 1 of a job: a job's first one is 1
+    a run of the query                  attempt; a query started again is a new job of the same name
+    addBatch, which commits the sink    the subtask's synchronous part
+    the rows of the sources             what subtasks have read, a source each
+
+Spark tells of a batch when it is over. So a batch under way is not seen, and one that fails is told
+with the end of its query.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+    StreamingQueryProgress,
+)
+from typing_extensions import override
+
+from onceflow.core.protocol.decisions import CheckpointKind
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
+from onceflow.core.protocol.snapshots import SnapshotTimings
+from onceflow.core.runtime.driver.job_events import (
+    AttemptBegan,
+    AttemptEnded,
+    AttemptRunning,
+    CheckpointAcked,
+    CheckpointCompleted,
+    CheckpointTriggered,
+    JobEnded,
+    JobStarted,
+    JobState,
+    Moment,
+    SlotJoined,
+    SlotReported,
+    SubtaskCommitted,
+)
+from onceflow.core.runtime.driver.listeners import JobListener, StatusTracker
+from onceflow.core.runtime.driver.status import JobStatus
+from onceflow.core.runtime.messages import SubtaskMetrics
+
+_WHOLE = SubtaskRef("query", 0)
+
+
+class QueryEvents(StreamingQueryListener):
+    """Calls `listeners` with the events of every query, and keeps each query's status.
+
+    Give it to `spark.streams.addListener`. Runs on the driver, on a thread of Spark's; listeners
+    have threads of their own, as those of a `Pipeline` have, and what they raise is logged.
+    `JobStatus.job` is the query's name, or its id when it has none.
+    """
+
+    def __init__(self, listeners: Sequence[JobListener] = ()) -> None:
+        """Hear of nothing yet."""
+        self._listeners = tuple(listeners)
+        self._lock = threading.Lock()
+        self._queries: dict[str, _Query] = {}
+
+    def statuses(self) -> dict[str, JobStatus]:
+        """Return the status of each query of which anything was heard, by its id. Any thread."""
+        with self._lock:
+            return {query_id: query.tracker.status for query_id, query in self._queries.items()}
+
+    @override
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Begin a new account of the query."""
+        self._begin(str(event.id), event.name)
+
+    @override
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """Tell of a batch that is over."""
+        progress = event.progress
+        with self._lock:
+            query = self._queries.get(str(progress.id))
+        # A listener that was added to a query that runs has not seen it start.
+        (query or self._begin(str(progress.id), progress.name)).progressed(progress)
+
+    @override
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Tell nothing: nothing has happened."""
+
+    @override
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """Tell of the end: stopped, or failed with Spark's reason."""
+        with self._lock:
+            query = self._queries.get(str(event.id))
+        if query is not None:
+            query.ended(event.exception)
+
+    def _begin(self, query_id: str, name: str | None) -> _Query:
+        query = _Query(name or query_id, self._listeners)
+        with self._lock:
+            self._queries[query_id] = query
+        return query
+
+
+class _Query:
+    """One run of a query."""
+
+    def __init__(self, name: str, listeners: Sequence[JobListener]) -> None:
+        self.tracker = StatusTracker(name, listeners)
+        self._read: dict[str, int] = {}
+        self._running = False
+        self.tracker.publish(JobStarted())
+
+    def progressed(self, progress: StreamingQueryProgress) -> None:
+        """Publish what a job would have told of the batch."""
+        rows = _rows_by_source(progress)
+        number = CheckpointId(progress.batchId + 1)
+        now, milliseconds = Moment.now(), progress.durationMs
+        if not self._running:
+            self._run(progress.batchId, sources=frozenset(rows))
+        for source, count in rows.items():
+            self._read[source] = self._read.get(source, 0) + count
+        self._report()
+        if "addBatch" not in milliseconds:
+            return  # Spark asked its sources, and there was nothing to do
+        publish = self.tracker.publish
+        total_s = milliseconds.get("triggerExecution", 0) / 1000
+        publish(CheckpointTriggered(number, CheckpointKind.PERIODIC, at=_before(now, total_s)))
+        timings = SnapshotTimings(sync_ms=float(milliseconds["addBatch"]))
+        publish(CheckpointAcked(number, _WHOLE, timings, at=now))
+        publish(CheckpointCompleted(number, _commit_ms(milliseconds), at=now))
+        publish(SubtaskCommitted(_WHOLE, number, at=now))
+
+    def ended(self, error: str | None) -> None:
+        """Publish the end."""
+        text = error or ""
+        if self._running:
+            self.tracker.publish(AttemptEnded(AttemptId(1), text))
+        state = JobState.FAILED if text else JobState.STOPPED
+        self.tracker.publish(JobEnded(state, text))
+        self.tracker.close()
+
+    def _run(self, batch: int, sources: frozenset[str]) -> None:
+        self._running = True
+        publish = self.tracker.publish
+        publish(JobStarted(sources))
+        publish(AttemptBegan(AttemptId(1), CheckpointId(batch)))
+        publish(SlotJoined(0, os.getpid(), os.getppid(), socket.gethostname()))
+        publish(AttemptRunning())
+
+    def _report(self) -> None:
+        subtasks = tuple(
+            SubtaskMetrics(SubtaskRef(source, 0), records_in=count)
+            for source, count in self._read.items()
+        )
+        self.tracker.publish(SlotReported(0, subtasks))
+
+
+def _rows_by_source(progress: StreamingQueryProgress) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for number, source in enumerate(progress.sources):
+        name = (
+            source.description if len(progress.sources) == 1 else f"{number}: {source.description}"
+        )
+        found[name] = max(0, source.numInputRows)
+    return found
+
+
+def _commit_ms(milliseconds: Mapping[str, Any]) -> float:
+    """Return what Spark took for its own logs, which decide whether a batch comes again."""
+    return float(milliseconds.get("walCommit", 0) + milliseconds.get("commitOffsets", 0))
+
+
+def _before(now: Moment, seconds: float) -> Moment:
+    return Moment(now.monotonic_s - seconds, now.wall_s - seconds)

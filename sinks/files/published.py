@@ -1,0 +1,180 @@
+"""What a directory of published files holds, as a table: its checkpoints, columns and rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from onceflow.core.errors import ConfigError, SinkError
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.storage.file_location import FileLocation, Publish
+from onceflow.core.storage.filesystem import StreamedFiles
+from onceflow.core.storage.local import LocalFileSystem
+from onceflow.sinks.files.layout import HIDDEN, Owner
+from onceflow.sinks.files.partitions import NULL_DIRECTORY
+from onceflow.sinks.files.publication import (
+    PublishedFiles,
+    committed_files,
+    open_files,
+    sink_errors,
+)
+
+_PARQUET = ".parquet"
+_BATCH_ROWS = 50_000
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """The Parquet files that sinks have published below `url`. Pickles with its storage options."""
+
+    url: str
+    sink_id: str | None = None
+    """Whose files; None: those of every sink that has written there."""
+    storage_options: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    publish: Publish = "auto"
+
+    def sinks(self) -> tuple[str, ...]:
+        """Return the ids of the sinks that have written there.
+
+        Raises:
+            ConfigError: None has, or not the one that is asked for.
+        """
+        fs = self._open()
+        with sink_errors():
+            names = fs.list(HIDDEN)
+            owners = [fs.read(f"{HIDDEN}/{name}/owner.json") for name in names]
+        found = tuple(
+            sorted(msgspec.json.decode(owner, type=Owner).sink_id for owner in owners if owner)
+        )
+        if not found:
+            raise ConfigError(f"no sink of onceflow has written to {fs.location('')}")
+        if self.sink_id is None:
+            return found
+        if self.sink_id not in found:
+            raise ConfigError(
+                f"sink {self.sink_id!r} has not written to {fs.location('')}; {', '.join(found)}"
+                " have"
+            )
+        return (self.sink_id,)
+
+    def files(self) -> list[str]:
+        """Return the files of all transactions that are published whole, as of now."""
+        return [path for sink_id in self.sinks() for path in self._listed(sink_id).paths()]
+
+    def files_between(self, after: CheckpointId, through: CheckpointId) -> list[str]:
+        """Return the files of checkpoints after `after`, up to and with `through`.
+
+        Raises:
+            ConfigError: Several sinks have written there, or it is not certain that every subtask
+                has published `through`.
+        """
+        listed = self._listed(self._only_sink())
+        whole_through = listed.whole_before - 1
+        if through > whole_through:
+            raise ConfigError(
+                f"checkpoint {through} of {self._only_sink()!r}: it is certain that all subtasks"
+                f" have published up to checkpoint {max(whole_through, 0)}, and not more; ask for"
+                " that one or an older one, or wait for the job's next checkpoints"
+            )
+        return [
+            path
+            for transaction, path in listed.of_transactions
+            if after < transaction.checkpoint <= through
+        ]
+
+    def whole_through(self) -> CheckpointId:
+        """Return the last checkpoint that is certain to be published by all subtasks; 0: none."""
+        return CheckpointId(max(0, self._listed(self._only_sink()).whole_before - 1))
+
+    def schema(self) -> pa.Schema:
+        """Return the columns of the newest file, and its partition columns as text.
+
+        Raises:
+            ConfigError: Nothing is published yet.
+        """
+        files = self.files()
+        if not files:
+            raise ConfigError(
+                f"nothing is published in {self._open().location('')} yet, so its columns are not"
+                " known: say them, as in spark.read.schema('id BIGINT, …')"
+            )
+        read = self._parquet(files[-1]).schema_arrow
+        return pa.schema([*read, *(pa.field(name, pa.string()) for name in _values(files[-1]))])
+
+    def read(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one file: what of `schema` it has, nulls for the rest.
+
+        Raises:
+            SinkError: It is gone: a reader has moved or deleted it.
+        """
+        values = _values(path)
+        file = self._parquet(path)
+        there = set(file.schema_arrow.names)
+        inside = [name for name in schema.names if name in there and name not in values]
+        for batch in file.iter_batches(_BATCH_ROWS, columns=inside):
+            columns: list[pa.Array] = []
+            for column in schema:
+                if column.name in inside:
+                    columns.append(batch.column(column.name))
+                else:
+                    text = pa.scalar(values.get(column.name), pa.string())
+                    columns.append(pa.repeat(text, batch.num_rows).cast(column.type))
+            yield pa.RecordBatch.from_arrays(columns, names=schema.names)
+
+    def _open(self) -> StreamedFiles:
+        return open_files(
+            FileLocation.parse(self.url, publish=self.publish, options=self.storage_options)
+        )
+
+    def _only_sink(self) -> str:
+        found = self.sinks()
+        if len(found) > 1:
+            raise ConfigError(
+                f"{', '.join(found)} have written to {self._open().location('')}, each with"
+                " checkpoints of its own: say whose (sinkId)"
+            )
+        return next(iter(found))
+
+    def _listed(self, sink_id: str) -> PublishedFiles:
+        return committed_files(
+            self.url, sink_id, storage_options=self.storage_options, publish=self.publish
+        )
+
+    def _parquet(self, path: str) -> pq.ParquetFile:
+        fs = self._open()
+        where = fs.location(path)
+        if not path.endswith(_PARQUET):
+            raise ConfigError(
+                f"{where} is no Parquet: read JSON with spark.read.json(paths), where paths are"
+                " onceflow.sinks.committed_files(…).paths() below the directory"
+            )
+        if isinstance(fs, LocalFileSystem):
+            try:
+                return pq.ParquetFile(where, memory_map=True)
+            except FileNotFoundError as error:
+                raise SinkError(_gone(where)) from error
+        with sink_errors():
+            chunks = fs.read_chunks(path)
+            if chunks is None:
+                raise SinkError(_gone(where))
+            return pq.ParquetFile(pa.BufferReader(b"".join(chunks)))
+
+
+def _gone(where: str) -> str:
+    return f"{where} was published and is gone: files are not deleted while they are read"
+
+
+def _values(path: str) -> dict[str, str | None]:
+    """Return the partition columns that the directories of `path` name, with their values."""
+    parts: Sequence[str] = path.split("/")[:-1]
+    named = [part.partition("=") for part in parts if "=" in part]
+    return {
+        unquote(name): None if value == NULL_DIRECTORY else unquote(value)
+        for name, _, value in named
+    }
