@@ -20,6 +20,7 @@ import typer
 from rich.console import Console
 
 from onceflow.cli.doctor.machine import check_java, check_python
+from onceflow.cli.doctor.query import check_query
 from onceflow.cli.doctor.spark import SparkQuestion, check_spark
 from onceflow.cli.doctor.storage import check_storage, missing_directories
 from onceflow.cli.terminal import print_listing, read_password
@@ -51,6 +52,7 @@ class Examined:
 
     master: str | None = None
     storage: str | None = None
+    checkpoint_location: str | None = None
     kafka: str | None = None
     topics: tuple[str, ...] = ()
     group: str | None = None
@@ -82,6 +84,8 @@ class Examined:
             checks.append(Check("spark", partial(check_spark, question)))
         if self.storage is not None:
             checks.append(Check("storage", partial(check_storage, self.storage, missing)))
+        if self.checkpoint_location is not None:
+            checks.append(Check("query", partial(check_query, self.checkpoint_location)))
         if self.kafka is not None:
             checks.append(Check("kafka", self._kafka(self.kafka)))
         elif self.topics or self.group or self.kafka_options:
@@ -123,6 +127,9 @@ def doctor(
     storage: Annotated[
         str | None, typer.Option(help="Checkpoint storage: looked at here and on executors.")
     ] = None,
+    checkpoint_location: Annotated[
+        str | None, typer.Option(help="A query's checkpointLocation: where the query stands.")
+    ] = None,
     kafka: Annotated[str | None, typer.Option(help="Brokers: host:port[,host:port].")] = None,
     topic: Annotated[
         list[str] | None, typer.Option(help="Topic that must be there; may be repeated.")
@@ -157,13 +164,14 @@ def doctor(
 ) -> None:
     """Check what a job needs, and say what mends it.
 
-    Looks at Java, Python and Spark always, and at storage, Kafka and a database where they are
-    named. Changes nothing. Exit status: 0 nothing is wrong, 1 there are problems, 2 usage.
+    Looks at Java, Python and Spark always, and at storage, a query, Kafka and a database where they
+    are named. Changes nothing. Exit status: 0 nothing is wrong, 1 there are problems, 2 usage.
     """
     examined = Examined(
-        master=master, storage=storage, kafka=kafka, topics=tuple(topic or ()), group=group,
-        kafka_options=kafka_options, url=url, password_file=password_file, table=table,
-        ledger_schema=ledger_schema, commit_mode=commit_mode, parallelism=parallelism,
+        master=master, storage=storage, checkpoint_location=checkpoint_location, kafka=kafka,
+        topics=tuple(topic or ()), group=group, kafka_options=kafka_options, url=url,
+        password_file=password_file, table=table, ledger_schema=ledger_schema,
+        commit_mode=commit_mode, parallelism=parallelism,
         timeout_s=timeout, spark=spark,
     )  # fmt: skip
     try:

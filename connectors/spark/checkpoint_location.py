@@ -2,6 +2,7 @@
 
     <checkpoint>/metadata      {"id": <query id>}, written once, before the first batch
     <checkpoint>/offsets/<n>   where batch n begins and ends, written once, before n is planned
+    <checkpoint>/commits/<n>   batch n is done
 
 The highest file in `offsets` is the batch that is being planned: the one before it is committed.
 """
@@ -84,11 +85,25 @@ class CheckpointLocation:
             StorageError: Spark's files are not there, or cannot be read.
         """
         query_id = self.query_id()
-        numbers = [int(name) for name in self._files.list("offsets") if name.isdecimal()]
+        numbers = self._numbers("offsets")
         data = self._files.read(f"offsets/{max(numbers)}") if numbers else None
         if data is None:
             raise self._unreadable("offsets")
         return PlannedBatch(query_id, max(numbers), hashlib.sha256(data).hexdigest())
+
+    def batches(self) -> tuple[int | None, int | None]:
+        """Return the last batch that is planned, and the last that Spark's log calls committed.
+
+        Raises:
+            StorageError: They cannot be listed.
+        """
+        # Commits first: a batch that ends meanwhile was planned before.
+        committed = self._numbers("commits")
+        planned = self._numbers("offsets")
+        return max(planned, default=None), max(committed, default=None)
+
+    def _numbers(self, directory: str) -> list[int]:
+        return [int(name) for name in self._files.list(directory) if name.isdecimal()]
 
     def _unreadable(self, name: str) -> StorageError:
         return StorageError(
