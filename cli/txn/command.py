@@ -44,7 +44,7 @@ from onceflow.core.in_doubt import (
 from onceflow.core.protocol.in_doubt import Resolution
 from onceflow.core.secret_references import followed
 from onceflow.core.spi import Sink
-from onceflow.core.storage import FileSystemStorage, JobStorage
+from onceflow.core.storage import FileSystemStorage, JobStorage, checkpoint_storage
 
 txn = typer.Typer(
     no_args_is_help=True,
@@ -282,11 +282,11 @@ class Where:
             if self.job is not None:
                 raise ConfigError("--job needs --storage, where its decision log is")
             return None
-        described = FileSystemStorage(self.storage)
-        root = Path(described.root)
-        if not root.is_dir():
+        described = checkpoint_storage(self.storage)
+        root = str(described.root if isinstance(described, FileSystemStorage) else self.storage)
+        if isinstance(described, FileSystemStorage) and not Path(root).is_dir():
             raise ConfigError(f"--storage {root}: there is no such directory on this machine")
-        jobs = sorted(path.parent.name for path in root.glob("*/log") if path.is_dir())
+        jobs = described.open("any").jobs()
         job = self.job or (jobs[0] if len(jobs) == 1 else "")
         if job not in jobs:
             there = ", ".join(jobs) or "none"

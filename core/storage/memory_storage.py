@@ -27,6 +27,7 @@ from onceflow.core.storage.filesystem import (
     CreatesAtomically,
 )
 from onceflow.core.storage.layout import StateNames
+from onceflow.core.storage.local import CHUNK_BYTES
 from onceflow.core.storage.state_files import FileStateWriter
 from onceflow.core.storage.storage import CheckpointStorage, JobStorage
 
@@ -98,7 +99,9 @@ class MemoryFiles(CreatesAtomically):
     @override
     def read_chunks(self, path: str) -> Iterator[bytes] | None:
         data = self.read(path)
-        return None if data is None else iter((data,))
+        if data is None:
+            return None
+        return (data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES))
 
     @override
     def size(self, path: str) -> int | None:

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.integration.file_sink_kit import S3Server
@@ -27,11 +27,12 @@ from onceflow.core.storage.filesystem import (
     StreamedFiles,
 )
 from onceflow.core.storage.local import CHUNK_BYTES, Advice, LocalFileSystem, Modes
+from onceflow.core.storage.memory_storage import MemoryFiles
 from onceflow.core.storage.remote import RemoteDirectory
 
 WHOLE = b"whole " * 1000
-KINDS = ("local", "private", "fsspec-directory", "fsspec-memory", "s3")
-ATOMIC = {"local", "private", "s3"}
+KINDS = ("local", "private", "fsspec-directory", "fsspec-memory", "s3", "heap")
+ATOMIC = {"local", "private", "s3", "heap"}
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,11 @@ def anew(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Callable[
             return lambda: RemoteDirectory(f"file://{tmp_path}/root", "hdfs://root", {})
         case "fsspec-memory":
             return partial(_opened, f"memory://{uuid.uuid4().hex}")
+        case "heap":
+            if request.function.__annotations__.get("fs") == "StreamedFiles":
+                pytest.skip("it fills no file piece by piece")
+            heap = MemoryFiles()
+            return lambda: cast("StreamedFiles", heap)
         case _:
             server: S3Server = request.getfixturevalue("s3")
             return partial(_opened, server.url(uuid.uuid4().hex), **server.options)
@@ -196,6 +202,28 @@ def test_a_listing_has_every_name_that_stood_before_it_in_order(
     assert anew().list("") == ("log",)
     fs.delete("log/b")
     assert anew().list("log") == ("a", "a.b", "c")
+
+
+def test_a_listing_of_more_names_than_a_page_holds_is_whole_and_a_tree_of_them_goes(
+    fs: FileSystem, kind: str
+) -> None:
+    count = 1_050 if kind == "s3" else 50  # a page of S3's has 1,000
+    paths = [f"many/{number:05}" for number in range(count)]
+    fs.for_each(lambda path: fs.write(path, (b"x",)), paths)
+    assert len(fs.list("many")) == count
+    fs.delete_tree("many")
+    assert fs.list("many") == ()
+
+
+@pytest.mark.parametrize("name", ["a1@uid@0@x+9f.sst", "a b", "50%", "ü", "a=1,b;c", "a%2Fb", "~x"])
+def test_a_name_is_what_it_was_written_as(
+    fs: FileSystem, anew: Callable[[], FileSystem], name: str
+) -> None:
+    assert fs.create_if_absent(f"names/{name}", b"one") == Created()
+    assert anew().list("names") == (name,)
+    assert anew().read(f"names/{name}") == b"one"
+    fs.delete(f"names/{name}")
+    assert anew().list("names") == ()
 
 
 def test_a_deleted_tree_is_gone_with_all_in_it_and_nothing_beside_it(fs: FileSystem) -> None:

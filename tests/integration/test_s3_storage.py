@@ -8,15 +8,18 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from tests.integration.word_proxy import WordProxy
 from tests.support.careless_store import CarelessStore
 from tests.unit.storage.storage_samples import decision
+from typer.testing import CliRunner
 
 from onceflow import ObjectStorage
 from onceflow.cli.doctor.storage import check_storage
+from onceflow.cli.main import app
 from onceflow.core.errors import ConfigError, StorageError
-from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.storage.bucket import BucketFiles
 from onceflow.core.storage.bucket_settings import PART_BYTES_MIN, BucketSettings, Patience
 from onceflow.core.storage.filesystem import AlreadyExists, Created, StorageRefused
@@ -296,11 +299,21 @@ def test_credentials_revoked_in_mid_upload_are_refused_and_renewed_ones_found_ag
     assert files.read("before") == b"x", "new credentials are looked up at the first refusal"
 
 
-def test_expired_credentials_are_named(s3_bucket: str) -> None:
+@pytest.mark.parametrize(
+    ("word", "remedy"),
+    [
+        ("ExpiredToken", "have expired: renew them"),
+        ("RequestTimeTooSkewed", "the clock of this machine is not the store's"),
+        ("QuotaExceeded", "quota is used up"),
+    ],
+)
+def test_what_only_people_can_mend_is_told_with_the_remedy(
+    s3_bucket: str, word: str, remedy: str
+) -> None:
     del s3_bucket
     with CarelessStore() as store:
-        store.expired = True
-        with pytest.raises(StorageRefused, match="ExpiredToken.*have expired: renew them"):
+        store.refuses_with = word
+        with pytest.raises(StorageRefused, match=rf"{word}.*{remedy}"):
             _files("s3://any", store.endpoint).write("state", (b"x",))
 
 
@@ -349,3 +362,15 @@ def test_the_doctor_asks_a_bucket_what_checkpoints_will_ask_and_leaves_nothing(
         monkeypatch.setenv("AWS_ENDPOINT_URL", store.endpoint)
         (careless,) = check_storage("s3://careless/x", ())
     assert "created twice under one name" in str(careless)
+
+
+def test_what_is_in_doubt_is_listed_by_a_log_in_a_bucket(s3_bucket: str) -> None:
+    job = ObjectStorage(f"{s3_bucket}/checkpoints").open("ledger")
+    log = job.log.claim("a driver")
+    log.append(decision(0, log.attempt))
+    rows = job.staging("ledger.out").open()
+    rows.write(pa.record_batch({"id": [1, 2, 3]}))
+    rows.seal(TransactionId("ledger.out", log.attempt, 1, 0))
+    asked = ["txn", "list", "--storage", f"{s3_bucket}/checkpoints", "--json"]
+    outcome = CliRunner().invoke(app, asked)
+    assert f"ledger.out/{log.attempt}/1/0" in outcome.stdout, outcome

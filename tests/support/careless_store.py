@@ -17,13 +17,13 @@ class CarelessStore:
 
     `heeds_conditions`: whether `If-None-Match: *` keeps an object from being replaced.
     `throttled`: so many requests from now on are answered with 503 SlowDown.
-    `expired`: every request is answered with 400 ExpiredToken.
+    `refuses_with`: every request is answered with 400 and this word.
     """
 
     def __init__(self, *, heeds_conditions: bool = True) -> None:
         self.heeds_conditions = heeds_conditions
         self.throttled = 0
-        self.expired = False
+        self.refuses_with = ""
         self.refused = 0
         self.objects: dict[str, bytes] = {}
         self.lock = threading.Lock()
@@ -62,8 +62,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _refused(self) -> bool:
         store = self.careless
         with store.lock:
-            if store.expired:
-                code, status = "ExpiredToken", 400
+            if store.refuses_with:
+                code, status = store.refuses_with, 400
             elif store.throttled > 0:
                 store.throttled -= 1
                 code, status = "SlowDown", 503
