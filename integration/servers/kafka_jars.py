@@ -76,23 +76,65 @@ def kafka_jars(
     return target
 
 
+# Spark's connector, which works on 4.3, too, and the driver that its JDBC uses.
+_SPARK_JARS = (
+    ("org.apache.spark", f"spark-sql-kafka-0-10_{_SCALA}", "4.2.0"),
+    ("org.apache.spark", f"spark-token-provider-kafka-0-10_{_SCALA}", "4.2.0"),
+    ("org.apache.kafka", "kafka-clients", "3.9.1"),
+    ("org.apache.commons", "commons-pool2", "2.12.0"),
+    ("org.postgresql", "postgresql", "42.7.7"),
+)
+
+
+def spark_jars(
+    *, progress: Progress | None = None, timeout_s: float = _FETCH_TIMEOUT_S
+) -> tuple[Path, ...]:
+    """Return the jars by which Spark reads Kafka and speaks JDBC to Postgres, fetched once.
+
+    Raises:
+        ServerError: Neither client could fetch them; says what each answered.
+    """
+    target = cache_directory() / "spark-jars-4.2.0"
+    tell = progress or _ignore
+    with exclusive(target.with_name(f"{target.name}.lock"), timeout_s):
+        if not target.is_dir():
+            tell(f"fetching Spark's jars (11 MB, once) into {target}")
+            with publish(target) as fresh:
+                needed = [f"{name}-{version}.jar" for _, name, version in _SPARK_JARS]
+                _fetched(_SPARK_JARS, "Spark's jars", needed, fresh, tell, timeout_s)
+    return tuple(target / f"{name}-{version}.jar" for _, name, version in _SPARK_JARS)
+
+
 def _fetch(version: str, into: Path, tell: Progress, timeout_s: float) -> None:
     dependencies = (("org.apache.kafka", f"kafka_{_SCALA}", version), _LOG_BINDING)
+    needed = [f"kafka_{_SCALA}-{version}.jar", f"{'-'.join(_LOG_BINDING[1:])}.jar"]
+    _fetched(dependencies, f"Kafka {version}", needed, into, tell, timeout_s)
+
+
+def _fetched(
+    dependencies: Sequence[tuple[str, str, str]],
+    what: str,
+    needed: Sequence[str],
+    into: Path,
+    tell: Progress,
+    timeout_s: float,
+) -> None:
+    """Return when `into` holds `dependencies`, and whatever they depend on."""
     failures: list[str] = []
     for name, client in (("mvn", _maven), ("Ivy", _ivy)):
         with tempfile.TemporaryDirectory(prefix="onceflow-fetch-") as work:
             try:
                 client(dependencies, into, Path(work), timeout_s)
-                _check(version, into)
+                _check(needed, into)
             except (ServerError, OSError, subprocess.SubprocessError) as error:
                 failures.append(f"{name}: {error}")
-                tell(f"{name} could not fetch Kafka {version}")
+                tell(f"{name} could not fetch {what}")
                 for leftover in into.iterdir():
                     leftover.unlink()
                 continue
         return
     raise ServerError(
-        f"Kafka {version} could not be fetched from a Maven repository. "
+        f"{what} could not be fetched from a Maven repository. "
         + "; ".join(failures)
         + ". Check the network, or set a mirror in ~/.m2/settings.xml (mvn) or an Ivy settings "
         "file in ONCEFLOW_IVY_SETTINGS"
@@ -182,10 +224,10 @@ def _run(command: Sequence[str], work: Path, timeout_s: float) -> None:
         raise ServerError(f"status {result.returncode}: {result.stdout.strip()[-600:]}")
 
 
-def _check(version: str, into: Path) -> None:
-    for needed in (f"kafka_{_SCALA}-{version}.jar", f"{'-'.join(_LOG_BINDING[1:])}.jar"):
-        if not (into / needed).is_file():
-            raise ServerError(f"{needed} is missing from what was fetched")
+def _check(needed: Sequence[str], into: Path) -> None:
+    for name in needed:
+        if not (into / name).is_file():
+            raise ServerError(f"{name} is missing from what was fetched")
 
 
 def _ignore(_message: str) -> None:

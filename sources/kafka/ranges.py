@@ -72,6 +72,8 @@ class KeptClient:
     troubles: ClientTroubles
     stands_at: Mapping[_Partition, int] = field(default_factory=dict[_Partition, int])
     """The offset that it hands out next, of each partition assigned to it; empty: unknown."""
+    ends: dict[_Partition, int] = field(default_factory=dict[_Partition, int])
+    """Where it has told that a partition ends: it does so once, behind all records before."""
 
 
 class KeptClients:
@@ -172,6 +174,8 @@ class _Reading:
         """Whether records behind an end were taken from the client and thrown away."""
         self._unproven: set[_Partition] = set()
         self._client = self._client_taken()
+        for place in tuple(self._open):
+            self._reach_end(place)
 
     def batches(self) -> Generator[pa.RecordBatch, None, None]:
         rows, settings = self._rows, self._settings
@@ -208,6 +212,7 @@ class _Reading:
             return self._opened()
         if client.stands_at != self._next:
             self._unproven = set(self._open)
+            client.ends.clear()
             client.consumer.assign(self._places())
         return client
 
@@ -335,8 +340,13 @@ class _Reading:
             raise _Misled
         if told is Event.GAP:
             self._meet_gap(place)
-        elif (event.offset() or 0) >= self._end[place]:
-            # What was left of it are markers and records of aborted transactions.
+        else:
+            self._client.ends[place] = event.offset() or 0
+            self._reach_end(place)
+
+    def _reach_end(self, place: _Partition) -> None:
+        """End a range of which only markers and records of aborted transactions are left."""
+        if self._client.ends.get(place, -1) >= self._end[place]:
             self._advance(place, self._end[place])
 
     def _meet_gap(self, place: _Partition) -> None:

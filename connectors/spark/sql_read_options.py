@@ -1,0 +1,165 @@
+"""Options by which databases are read: those of Spark's JDBC reader."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onceflow.connectors.spark.mysql_rows import MySQLRows
+from onceflow.connectors.spark.options import COUNT, DURATION, Option, OptionTable
+from onceflow.connectors.spark.postgres_rows import PostgresRows
+from onceflow.connectors.spark.sql_reader import Bounds, RowSource
+from onceflow.core.errors import ConfigError
+from onceflow.sinks.mysql.endpoint import endpoint_of as mysql_endpoint_of
+from onceflow.sinks.postgres.connection import endpoint_of as postgres_endpoint_of
+from onceflow.sinks.sql.tables import TableName
+
+_LOCK_TIMEOUT_S = 60.0
+"""Of statements that wait for locks; reading waits for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class SqlReading:
+    """What `sql_reader` is made of."""
+
+    source: RowSource
+    bounds: Bounds | None
+    tasks: int
+
+
+def postgres_reading(
+    url: str,
+    *,
+    table: str | None = None,
+    query: str | None = None,
+    user: str | None = None,
+    password: str | None = None,
+    column: str | None = None,
+    lower: str | None = None,
+    upper: str | None = None,
+    tasks: int = 1,
+    connect_timeout_s: float = 10.0,
+    statement_timeout_s: float = 120.0,
+) -> SqlReading:
+    """Return what is read of Postgres; connects to nothing.
+
+    Raises:
+        ConfigError: Options contradict each other.
+    """
+    endpoint = postgres_endpoint_of(
+        url,
+        user=user,
+        password=password,
+        connect_timeout_s=connect_timeout_s,
+        reply_timeout_s=statement_timeout_s,
+        lock_timeout_s=_LOCK_TIMEOUT_S,
+    )
+    source = PostgresRows(endpoint, None if table is None else _table(table), query)
+    return SqlReading(source, _bounds(column, lower, upper), tasks)
+
+
+def mysql_reading(
+    url: str,
+    *,
+    table: str,
+    user: str | None = None,
+    password: str | None = None,
+    column: str | None = None,
+    lower: str | None = None,
+    upper: str | None = None,
+    tasks: int = 1,
+    connect_timeout_s: float = 10.0,
+    statement_timeout_s: float = 120.0,
+) -> SqlReading:
+    """Return what is read of MySQL or MariaDB; connects to nothing.
+
+    Raises:
+        ConfigError: Options contradict each other.
+    """
+    endpoint = mysql_endpoint_of(
+        url,
+        user=user,
+        password=password,
+        connect_timeout_s=connect_timeout_s,
+        reply_timeout_s=statement_timeout_s,
+        lock_timeout_s=_LOCK_TIMEOUT_S,
+    )
+    source = MySQLRows(endpoint, _table(table))
+    return SqlReading(source, _bounds(column, lower, upper), tasks)
+
+
+def _table(text: str) -> TableName:
+    try:
+        return TableName.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"dbtable={text!r}: {error}; a SELECT goes into query=") from None
+
+
+def _bounds(column: str | None, lower: str | None, upper: str | None) -> Bounds | None:
+    if column is None and lower is None and upper is None:
+        return None
+    if column is None or lower is None or upper is None:
+        raise ConfigError("give all of partitionColumn, lowerBound and upperBound, or none")
+    return Bounds(column, lower, upper)
+
+
+_TABLE = Option("dbtable", "table", "The table, `schema.table` or `table`", aliases=("table",))
+_QUERY = Option("query", "query", "Instead of dbtable, a SELECT")
+_PLACE = (
+    Option("url", "url", "Where the database is; its JDBC URL (`jdbc:…`) will do", secret=True),
+    Option("user", "user", "Over what the url says"),
+    Option(
+        "password",
+        "password",
+        "Over what the url says; `${env:NAME}` or `${file:/path}` refers to it",
+        secret=True,
+    ),
+)
+_SHARES = (
+    Option("numPartitions", "tasks", "How many tasks share the rows; each is a connection", COUNT),
+    Option(
+        "partitionColumn",
+        "column",
+        "A number, date or timestamp whose values cut the rows into"
+        " strides; unless given, Postgres is cut by pages, MySQL by a whole-number key",
+    ),
+    Option("lowerBound", "lower", "Where the strides begin; rows below are in the first task"),
+    Option("upperBound", "upper", "Where the strides end; rows above are in the last task"),
+)
+_WAITING = (
+    Option("connectTimeout", "connect_timeout_s", "How long one connection may take", DURATION),
+    Option(
+        "statementTimeout",
+        "statement_timeout_s",
+        "How long the server may be silent",
+        DURATION,
+        aliases=("queryTimeout",),
+    ),
+)
+_IGNORED = {
+    "driver": "no JDBC driver is used",
+    "fetchsize": "rows are read as a stream of Arrow batches",
+    "pushDownPredicate": "spark.sql.python.filterPushdown.enabled says it for all Python formats",
+    "preferTimestampNTZ": "a type without zone is read without, one with a zone with it",
+}
+_REFUSED = {
+    "sessionInitStatement": "set it for the user in the database (ALTER ROLE … SET, init_connect)",
+    "prepareQuery": "write it into query",
+    "customSchema": "give the schema by `.schema(…)`",
+}
+
+POSTGRES_READ = OptionTable(
+    format="onceflow-postgres",
+    direction="read",
+    target=postgres_reading,
+    options=(*_PLACE, _TABLE, _QUERY, *_SHARES, *_WAITING),
+    ignored=_IGNORED,
+    refused=_REFUSED,
+)
+MYSQL_READ = OptionTable(
+    format="onceflow-mysql",
+    direction="read",
+    target=mysql_reading,
+    options=(*_PLACE, _TABLE, *_SHARES, *_WAITING),
+    ignored=_IGNORED,
+    refused={**_REFUSED, "query": "make it a view, and name that by dbtable"},
+)

@@ -1,0 +1,116 @@
+"""A query from Kafka into Postgres whose driver is killed in mid-batch: the table is the topic."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.integration.kafka_feed import produce, record
+from tests.integration.postgres_sink_kit import ids_in, prepared, query
+
+from onceflow.integration.faults.processes import kill_tree
+from onceflow.integration.pytest_plugin import TopicFactory
+from onceflow.integration.servers.kinds import KafkaServer
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+_ROOT = Path(__file__).parents[2]
+_RECORDS = 40_000
+_DEADLINE_S = 150.0
+
+
+class Driver:
+    """The program as a process of its own; each start goes on from the checkpoint."""
+
+    def __init__(self, arguments: list[str], log: Path) -> None:
+        self.arguments, self.log = arguments, log
+
+    def start(self) -> subprocess.Popen[bytes]:
+        paths = [str(_ROOT), str(_ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+        program = [sys.executable, "-m", "tests.spark_formats.kafka_to_postgres", *self.arguments]
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                program,
+                cwd=_ROOT,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def killed_when(self, holds: Callable[[], bool]) -> None:
+        """Start it and SIGKILL it with its JVM and workers, as soon as `holds`."""
+        process = self.start()
+        try:
+            until = time.monotonic() + _DEADLINE_S
+            while not holds():
+                assert process.poll() is None, f"it ended by itself: {self.tail()}"
+                assert time.monotonic() < until, f"nothing to kill it in: {self.tail()}"
+                time.sleep(0.002)
+        finally:
+            kill_tree(process.pid)
+            process.wait(30)
+
+    def ended(self) -> None:
+        """Start it and wait until it has read the whole topic."""
+        process = self.start()
+        try:
+            assert process.wait(_DEADLINE_S) == 0, self.tail()
+        finally:
+            kill_tree(process.pid)
+
+    def tail(self) -> str:
+        return self.log.read_text(errors="replace")[-3000:]
+
+
+@pytest.fixture
+def driver(
+    onceflow_kafka: KafkaServer, kafka_topic: TopicFactory, postgres_database: str, tmp_path: Path
+) -> Driver:
+    servers, topic = onceflow_kafka.bootstrap_servers, kafka_topic(2)
+    for partition in range(2):
+        values = map(record, range(partition, _RECORDS, 2))
+        produce(servers, topic, values, partition=partition)
+    query(postgres_database, "CREATE TABLE ledger (id bigint, account text)")
+    arguments = [servers, topic, postgres_database, str(tmp_path / "checkpoint")]
+    return Driver(arguments, tmp_path / "driver.log")
+
+
+def _has_rows(url: str, least: int, then_s: float) -> bool:
+    """Return whether the table has `least` rows, and had them `then_s` ago."""
+    if len(ids_in(url)) < least:
+        return False
+    time.sleep(then_s)
+    return True
+
+
+@pytest.mark.timeout(600)
+def test_a_driver_killed_while_a_batch_is_prepared_loses_and_doubles_nothing(
+    driver: Driver, postgres_database: str
+) -> None:
+    driver.killed_when(lambda: bool(prepared(postgres_database)))
+    driver.ended()
+    assert ids_in(postgres_database) == list(range(_RECORDS))
+    assert prepared(postgres_database) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_driver_killed_again_and_again_loses_and_doubles_nothing(
+    driver: Driver, postgres_database: str
+) -> None:
+    seed = int(os.environ.get("ONCEFLOW_SEED", random.randrange(2**32)))
+    draw = random.Random(seed)
+    for _ in range(3):
+        rows = len(ids_in(postgres_database)) + draw.choice([1, 5_000, 9_000])
+        driver.killed_when(partial(_has_rows, postgres_database, rows, draw.uniform(0, 0.3)))
+    driver.ended()
+    assert ids_in(postgres_database) == list(range(_RECORDS)), f"seed {seed}"
+    assert prepared(postgres_database) == [], f"seed {seed}"
