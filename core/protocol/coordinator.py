@@ -339,7 +339,7 @@ class CheckpointCoordinator:
         if self._over:
             return []
         if self._last is not None:
-            if min(self._confirmed.values()) < self._last:
+            if min(self._confirmed.values()) < self._last or self._pending:
                 return []
             self._over = True
             return [FinishJob(self._last)]

@@ -8,6 +8,7 @@ from tests.simulation.clock import Gone, Process, Steps
 from tests.simulation.committer import DEADLINE_S, GlobalCommitter
 from tests.simulation.log_owner import LogOwner
 from tests.simulation.recovery import CheckpointsCleaner, SinkRecovery, sweep_files
+from tests.simulation.savepoints import begin_from, write
 from tests.simulation.slots import (
     KEY_GROUPS,
     KEYED,
@@ -42,7 +43,9 @@ from onceflow.core.protocol.decisions import (
     FinishJob,
     NotifyAbort,
     NotifyComplete,
+    SavepointRequest,
     TriggerCheckpoint,
+    WriteSavepoint,
 )
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.restart import GiveUp, RestartAfter
@@ -129,6 +132,7 @@ class Attempt:
         self._failure: OnceflowError | None = None
         self._finished: CheckpointId | None = None
         self._stopping: set[CheckpointId] = set()
+        self._drains = False
         self._told: CheckpointId | None = None
         self._offers: dict[str, SplitOffers] = {}
         self._discover_at = 0.0
@@ -170,7 +174,12 @@ class Attempt:
 
     def request(self, kind: CheckpointKind) -> None:
         assert self.coordinator is not None
-        self._carry_out(self.coordinator.request(kind, self.world.clock.now_s))
+        now_s = self.world.clock.now_s
+        if kind.is_savepoint:
+            request = SavepointRequest(f"{self.number}", kind)
+            self._carry_out(self.coordinator.request_savepoint(request, now_s))
+        else:
+            self._carry_out(self.coordinator.request(kind, now_s))
 
     def release_slots(self, why: str) -> None:
         """A slot whose attempt is over may not hear of it for a while, and goes on: a zombie."""
@@ -189,6 +198,7 @@ class Attempt:
         """Decide checkpoint 0 if need be, or one that takes in what is new since the last."""
         if not self.log.view.completed:
             self.log.append(genesis_of(self.world, self.log))
+        begin_from(self.world, self.log)
         restored = self.log.view.completed[-1]
         lists: dict[str, tuple[bytes, ...]] = {}
         for uid, partitions in self.world.sources.items():
@@ -280,11 +290,14 @@ class Attempt:
                 case TriggerCheckpoint(checkpoint, kind, at_ms):
                     if kind is CheckpointKind.STOP:
                         self._stopping.add(checkpoint)
+                    self._drains = self._drains or kind is CheckpointKind.SAVEPOINT_DRAIN
                     barrier = Barrier(checkpoint, kind, at_ms)
                     for slot in self.slots:
                         world.network.send(lambda s=slot, b=barrier: s.trigger(b))  # type: ignore[misc]
                 case AppendDecision(completed):
                     self._append(completed)
+                case WriteSavepoint():
+                    self.driver.begin(self._write_savepoint(decision))
                 case NotifyComplete(checkpoint, oldest):
                     self._told = checkpoint
                     if not world.variant.whole_before_decision:
@@ -325,6 +338,16 @@ class Attempt:
             self.world.oracle.first_decision(self.number, checkpoint)
             more = self.coordinator.logged(checkpoint, self.world.now_s)
         self._carry_out(more)
+
+    def _write_savepoint(self, decision: WriteSavepoint) -> Steps[None]:
+        """Beside everything else; its files must be there until it is written."""
+        yield self.world.rng.choice([0.02, 0.3])
+        assert self.coordinator is not None
+        checkpoint, now_s = decision.completed.checkpoint, self.world.now_s
+        alive = self.driver.attempt is self and self.driver.alive and self._failure is None
+        if alive and checkpoint in self.coordinator.pending:
+            write(self.world, decision, self.log.view)
+            self._carry_out(self.coordinator.savepoint_ended(checkpoint, now_s))
 
     def _commit_whole(self, completed: CompletedCheckpoint) -> None:
         for committer in self._global.values():
@@ -383,7 +406,7 @@ class Attempt:
             self.number, self.log.view, slot_died=slot_died, swept=self._cleaner.swept
         )
         self.world.finished = True
-        self.world.stopped = self._finished in self._stopping
+        self.world.stopped = self._drains or self._finished in self._stopping
         self.world.clock.say(f"attempt {self.number} has finished the job")
 
     def _fail_if_told(self) -> None:

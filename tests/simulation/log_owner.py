@@ -51,6 +51,9 @@ class LogOwner:
         self._put(record)
         self._world.clock.say(f"attempt {completed.attempt} decides {completed.checkpoint}")
 
+    def begins_from(self, savepoint: str) -> None:
+        self.view = replace(self.view, memory=replace(self.view.memory, savepoint=savepoint))
+
     def prune(self, oldest: CheckpointId) -> None:
         kept = max(1, sum(c.checkpoint >= oldest for c in self.view.completed))
         first = self.view.decided[-kept].sequence

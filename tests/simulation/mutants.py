@@ -27,6 +27,7 @@ from onceflow.core.protocol.decisions import (
     DiscardState,
     NotifyAbort,
     NotifyComplete,
+    WriteSavepoint,
 )
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.log_memory import LogMemory
@@ -134,6 +135,41 @@ class _RetainsOneLess(CheckpointCoordinator):
         oldest = handles_of(self._retained[0].snapshots)
         newer = {h.path for kept in self._retained[1:] for h in handles_of(kept.snapshots)}
         return (*decisions, DiscardState(tuple(h for h in oldest if h.path not in newer)))
+
+
+class _SavepointIsTold(CheckpointCoordinator):
+    """Tells the sinks that a savepoint is complete, as if it had been decided."""
+
+    def savepoint_ended(
+        self, checkpoint: CheckpointId, now_s: float, *, error: str = ""
+    ) -> tuple[Decision, ...]:
+        decisions = super().savepoint_ended(checkpoint, now_s, error=error)
+        return (NotifyComplete(checkpoint, checkpoint), *decisions)
+
+
+class _SavepointLosesFiles(CheckpointCoordinator):
+    """Deletes the state of a savepoint before it is written."""
+
+    def acked(
+        self, attempt: AttemptId, checkpoint: CheckpointId, snapshot: SubtaskSnapshot, now_s: float
+    ) -> tuple[Decision, ...]:
+        decisions = super().acked(attempt, checkpoint, snapshot, now_s)
+        lost = [
+            DiscardState(handles_of(decision.completed.snapshots))
+            for decision in decisions
+            if isinstance(decision, WriteSavepoint)
+        ]
+        return (*decisions, *lost)
+
+
+class _SavepointKeepsFiles(CheckpointCoordinator):
+    """Never deletes what was uploaded for a savepoint."""
+
+    def savepoint_ended(
+        self, checkpoint: CheckpointId, now_s: float, *, error: str = ""
+    ) -> tuple[Decision, ...]:
+        decisions = super().savepoint_ended(checkpoint, now_s, error=error)
+        return tuple(d for d in decisions if not isinstance(d, DiscardState))
 
 
 class _SubsumesNothing(CheckpointCoordinator):
@@ -487,6 +523,9 @@ MUTANTS: tuple[Variant, ...] = (
     Variant("deletes shared files of subsumed checkpoints", coordinator=_DeletesShared),
     Variant("deletes files of a retained checkpoint", coordinator=_RetainsOneLess),
     Variant("never deletes files of subsumed checkpoints", coordinator=_KeepsSubsumed),
+    Variant("tells sinks to commit at a savepoint", coordinator=_SavepointIsTold),
+    Variant("deletes a savepoint's files before it is written", coordinator=_SavepointLosesFiles),
+    Variant("never deletes what was uploaded for a savepoint", coordinator=_SavepointKeepsFiles),
     Variant("never deletes files of failed checkpoints", coordinator=_KeepsAbortedFiles),
     Variant("never deletes files of late acks", coordinator=_KeepsLateFiles),
     Variant("never deletes shared files", coordinator=_with_files(_LastedFiles)),

@@ -101,9 +101,9 @@ class Oracle:
         self._names.update(c.transaction for c in committables_of(completed))
         self._partitions |= positions_in(completed).keys()
         if completed.checkpoint > GENESIS:
-            self._check_state(completed)
+            self.check_state(completed)
 
-    def _check_state(self, completed: CompletedCheckpoint) -> None:
+    def check_state(self, completed: CompletedCheckpoint) -> None:
         """I6: positions, state and rows are those of exactly the records before the barrier."""
         world = self._world
         expected = Counter(

@@ -70,6 +70,7 @@ class _Supervisor:
         self._clock_at = now_s + rng.uniform(0.1, 1.5) if shape.sets_clock else None
         self._copy_at = now_s + rng.uniform(0.3, 2.5) if shape.goes_back else None
         self._grow_at = now_s + rng.uniform(0.1, 2.5) if shape.grows else None
+        self._save_at = now_s + 0.4 if world.saves else None
         self._asked: set[tuple[Driver, CheckpointKind]] = set()
         self._manual_after: int | None = None
 
@@ -80,12 +81,14 @@ class _Supervisor:
             self._run()
             if not self._world.stopped or self._world.lost:
                 return
-            self._stop_at = None
+            self._stop_at = self._save_at = None
+            self._world.begins_from_savepoint = self._world.kept is not None
             self._start_again()
 
     def run_once_more(self) -> None:
         """Whatever the first run left behind, the next attempt puts right (I3, I9)."""
         self._world.clock.run(lambda: self._world.calm, LIMIT_S)
+        self._save_at = None
         self._start_again()
         for target in self._world.targets.values():
             if target.go_back():
@@ -143,6 +146,8 @@ class _Supervisor:
             self._request(CheckpointKind.MANUAL)
             if len(world.oracle.decided) > self._manual_after:
                 self._manual_at = None
+        if world.saves and self._save_at is not None and world.now_s >= self._save_at:
+            self._request(world.saves)
         world.input_ends = self._stop_at is None and self._manual_at is None
 
     def _request(self, kind: CheckpointKind) -> None:

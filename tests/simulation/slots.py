@@ -176,7 +176,10 @@ class SourceTask:
         if checkpoint <= self._last:
             return
         self._last = checkpoint
-        if barrier.kind is CheckpointKind.STOP:
+        if barrier.kind is CheckpointKind.SAVEPOINT_DRAIN and self._reading:
+            self._reading, self._ended = False, True
+            self._emit(END)
+        elif barrier.kind.stops_sources:
             self._reading = False
         variant = self.world.variant
         elements = [
@@ -328,7 +331,7 @@ class KeyedTask:
                 early = (committable,) if committable else ()
                 pending = (*queue.pending_through(checkpoint), *early)
                 operators.append(OperatorSnapshot(sink_id, committables=pending))
-                self._begin_upload(checkpoint, operators)
+                self._begin_upload(barrier, operators)
             if slot.crashes("before prepare"):
                 return
             if committable is not None:
@@ -345,25 +348,29 @@ class KeyedTask:
             pending = queue.pending_through(checkpoint)
             operators.append(OperatorSnapshot(sink_id, committables=pending))
         if not world.variant.ack_before_prepare:
-            self._begin_upload(checkpoint, operators)
+            self._begin_upload(barrier, operators)
 
-    def _begin_upload(self, checkpoint: CheckpointId, sinks: list[OperatorSnapshot]) -> None:
+    def _begin_upload(self, barrier: Barrier, sinks: list[OperatorSnapshot]) -> None:
         self.slot.uploads += 1
-        self.slot.begin(self._upload(checkpoint, dict(self._state), sinks))
+        self.slot.begin(self._upload(barrier, dict(self._state), sinks))
 
     def _upload(
-        self, checkpoint: CheckpointId, state: dict[int, int], sinks: list[OperatorSnapshot]
+        self, barrier: Barrier, state: dict[int, int], sinks: list[OperatorSnapshot]
     ) -> Steps[None]:
         """The asynchronous part: what changed since the base, or everything; then the ack."""
-        world, slot = self.world, self.slot
-        base, held = self._base if world.rng.random() < 0.6 else ((), {})
+        world, slot, checkpoint = self.world, self.slot, barrier.checkpoint
+        stands_alone = barrier.kind.is_savepoint
+        incremental = not stands_alone and world.rng.random() < 0.6
+        base, held = self._base if incremental else ((), {})
         changed = {key: n for key, n in state.items() if held.get(key) != n}
         path = f"a{slot.deploy.attempt}/{checkpoint}/{slot.index}"
-        shared, private = self._handle(f"{path}/shared", True), self._handle(f"{path}/own", False)
+        shared = self._handle(f"{path}/shared", not stands_alone)
+        private = self._handle(f"{path}/own", False)
         handles = (*base, shared)
-        self._taken[checkpoint] = handles, state
-        if world.variant.reuse_undecided_files:
-            self._base = handles, state
+        if not stands_alone:
+            self._taken[checkpoint] = handles, state
+            if world.variant.reuse_undecided_files:
+                self._base = handles, state
         yield 0.5 if world.rng.random() < world.shape.slow_uploads else 0.02
         written: list[str] = []
         try:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.clock import Clock, Network
 from tests.simulation.oracle import Oracle
+from tests.simulation.savepoints import Kept
 from tests.simulation.storage import Files, SharedLog
 from tests.simulation.targets import Staged, Target, TwoPhase, Versioned
 from tests.simulation.variant import Variant
 
 from onceflow.core.protocol.alignment import AlignmentMode
+from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.restart import (
     ExponentialDelay,
@@ -109,6 +111,13 @@ class Shape:
         )
 
 
+def _drawn_saves(seed: int) -> CheckpointKind | None:
+    """Drawn apart, so that a schedule without savepoints is what it is without them."""
+    rng = random.Random(f"savepoints {seed}")
+    kinds = [kind for kind in CheckpointKind if kind.is_savepoint]
+    return rng.choice(kinds) if rng.random() < 0.2 else None
+
+
 class World:
     """Everything that one schedule runs in."""
 
@@ -141,6 +150,11 @@ class World:
         """Whether sources may come to their end: not before the user has got what was asked for."""
         self.claimed = 0
         self.went_back = False
+        self.kept: Kept | None = None
+        """The last savepoint."""
+        self.saves = _drawn_saves(seed)
+        """What kind of savepoint the user asks for, if any."""
+        self.begins_from_savepoint = False
         self.rolled_back: set[TransactionId] = set()
         """What somebody else has rolled back."""
         self._calm_at = self.clock.now_s + calm_after_s

@@ -144,6 +144,16 @@ def test_stop_with_savepoint_decides_and_ends_only_once_it_is_written() -> None:
     assert of_type(FinishJob, one.committed(2)) == [FinishJob(CheckpointId(2))]
 
 
+def test_a_job_that_comes_to_its_end_waits_for_the_savepoint_that_is_written() -> None:
+    one = job()
+    one.ask("a")
+    one.ack_all(1)
+    for source in SOURCES:
+        one.exhausted(source)
+    assert of_type(FinishJob, one.complete(2)) == []
+    assert of_type(FinishJob, one.ended(1)) == [FinishJob(CheckpointId(2))]
+
+
 def test_a_drain_ends_with_the_final_checkpoint_after_the_savepoint() -> None:
     one = job()
     one.ask("a", DRAINS)

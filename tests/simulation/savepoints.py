@@ -1,0 +1,92 @@
+"""Savepoints of a simulated job: written beside it, and begun from after a stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from tests.simulation.storage import handles_in
+
+from onceflow.core.errors import SavepointRefused
+from onceflow.core.protocol.decisions import WriteSavepoint
+from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.protocol.log import LogView
+from onceflow.core.protocol.savepoints import (
+    Savepoint,
+    check_savepoint,
+    is_restored,
+    restored_from,
+)
+from onceflow.core.protocol.snapshots import CompletedCheckpoint, OperatorSnapshot, StateHandle
+
+if TYPE_CHECKING:
+    from tests.simulation.log_owner import LogOwner
+    from tests.simulation.world import World
+
+JOB, LOG_ID, PLACE = "job", "log", "kept"
+
+
+@dataclass
+class Kept:
+    """What the user has of a savepoint: nobody deletes it."""
+
+    savepoint: Savepoint
+    content: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
+
+
+def write(world: World, decision: WriteSavepoint, view: LogView) -> None:
+    """Copy the state, and check that it is what was read before the barrier."""
+    completed, request = decision.completed, decision.request
+    if completed.attempt < world.claimed:
+        return  # a newer attempt has swept its files: it fails, and its user is told
+    kept = Kept(Savepoint(request.id, JOB, LOG_ID, request.kind, completed, view.memory))
+    for handle in handles_in(completed):
+        kept.content[handle.path] = world.files.read(handle.path)
+    world.oracle.check_state(completed)
+    world.kept = kept
+    world.clock.say(f"savepoint {completed.checkpoint} is written")
+
+
+def begin_from(world: World, log: LogOwner) -> None:
+    """Begin from the savepoint that the user names, unless the job has, or it is refused."""
+    kept = world.kept
+    if not world.begins_from_savepoint or kept is None:
+        return
+    if is_restored(log.view, PLACE, kept.savepoint):
+        return
+    try:
+        check_savepoint(
+            kept.savepoint,
+            log.view,
+            job=JOB,
+            log_id=LOG_ID,
+            last_attempt=AttemptId(log.attempt - 1),
+            allow_rewind=False,
+        )
+    except SavepointRefused as error:
+        world.clock.say(f"refused: {error}")
+        return
+    now_ms = world.clock.wall_ms()
+    decision = restored_from(kept.savepoint, log.view, attempt=log.attempt, now_ms=now_ms)
+    for path in {handle.path for handle in handles_in(decision)}:
+        world.files.write(_copy(decision, path), kept.content[path])
+    log.begins_from(f"{kept.savepoint.id} {PLACE}")
+    log.append(_renamed(decision))
+
+
+def _copy(decision: CompletedCheckpoint, path: str) -> str:
+    return f"a{decision.attempt}/{decision.checkpoint}/of-{path.replace('/', '-')}"
+
+
+def _renamed(decision: CompletedCheckpoint) -> CompletedCheckpoint:
+    def renamed(handles: tuple[StateHandle, ...]) -> tuple[StateHandle, ...]:
+        return tuple(replace(handle, path=_copy(decision, handle.path)) for handle in handles)
+
+    def operator(old: OperatorSnapshot) -> OperatorSnapshot:
+        return replace(old, keyed=renamed(old.keyed), raw=renamed(old.raw))
+
+    snapshots = tuple(
+        replace(snapshot, operators=tuple(map(operator, snapshot.operators)))
+        for snapshot in decision.snapshots
+    )
+    return replace(decision, snapshots=snapshots)
