@@ -213,9 +213,9 @@ class DataFrameSource(Source):
         return known
 
     @override
-    def finished(self) -> None:
-        """Delete the files: all rows are committed."""
-        self._files.delete()
+    def finished(self, splits: Sequence[Split]) -> None:
+        """Delete the files of which all rows are committed."""
+        self._files.delete(besides={_Position.of(split).token for split in splits})
 
     @override
     def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:

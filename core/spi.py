@@ -180,10 +180,11 @@ class Source(ABC):
         del splits
         return ()
 
-    def finished(self) -> None:  # noqa: B027 - optional hook
-        """Hear that all input of the job is read and committed, and that it is over.
+    def finished(self, splits: Sequence[Split]) -> None:  # noqa: B027 - optional hook
+        """Hear that the job is over, all that was read is committed, and it has read to `splits`.
 
-        Runs on the driver. A crash may skip it, and a job that has ended may be started again.
+        Runs on the driver. Where the user has drained the job there is more to be read, by its next
+        start. A crash may skip the call.
         """
 
     @abstractmethod

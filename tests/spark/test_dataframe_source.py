@@ -105,6 +105,23 @@ def test_a_driver_that_is_killed_is_followed_by_one_that_reads_the_same_rows(
     assert len(evaluated) == _ROWS
 
 
+def test_a_job_that_is_drained_keeps_the_rows_that_its_next_start_reads(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    pipeline, sink = pipeline_of(LocalProcesses(), frame_of(spark, _ROWS), tmp_path)
+    job = pipeline.start()
+    _await(lambda: _committed(sink))
+    evaluated = _evaluated(tmp_path)
+    (tmp_path / "savepoints").mkdir()
+    job.stop(savepoint=str(tmp_path / "savepoints"), drain=True)
+    assert 0 < len(_written(sink)) < _ROWS
+    (tmp_path / "released").touch()
+    again, _ = pipeline_of(LocalProcesses(), frame_of(spark, _ROWS), tmp_path)
+    assert again.run(60).state is JobState.FINISHED
+    assert _written(sink) == sorted(evaluated.items())
+    assert not inputs_in(tmp_path).exists()
+
+
 def _source(spark: SparkSession, directory: Path, rows: int = 10) -> DataFrameSource:
     storage = FileSystemStorage(str(directory / "checkpoints"))
     return DataFrameSource.of(frame_of(spark, rows), storage, "frames", UID)
@@ -124,7 +141,9 @@ def test_what_a_driver_evaluated_that_died_before_its_decision_is_deleted_by_the
         path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(OffsetOutOfRange, match=r"bytes long, and it was written with \d+ bytes"):
         second.discover(decided)
-    second.finished()
+    second.finished(decided)
+    assert files.exists()
+    second.finished(())
     assert not files.exists()
     with pytest.raises(OffsetOutOfRange, match="is gone"):
         second.discover(decided)

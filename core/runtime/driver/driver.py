@@ -62,7 +62,7 @@ from onceflow.core.runtime.driver.restore import (
 from onceflow.core.runtime.driver.savepoint_restore import RestoreFrom, SavepointRestore
 from onceflow.core.runtime.driver.savepoints import AskedSavepoint, Savepoints
 from onceflow.core.runtime.driver.sink_recovery import SinkRecovery
-from onceflow.core.runtime.driver.source_splits import genesis_of, with_discovered_splits
+from onceflow.core.runtime.driver.source_splits import genesis_of, splits_of, with_discovered_splits
 from onceflow.core.runtime.driver.status import JobStatus
 from onceflow.core.runtime.driver.stop_signals import STOP_SIGNALS
 from onceflow.core.runtime.messages import fingerprint_of
@@ -236,9 +236,11 @@ class JobDriver:
             self._ended.set()
 
     def _tell_sources(self) -> None:
+        assert self._log is not None
+        last = self._log.view.completed[-1]
         for uid, source in self._plan.graph.sources():
             try:
-                source.finished()
+                source.finished(splits_of(last, uid) or ())
             except Exception as error:  # the job is over and well, whatever stays behind
                 _log.warning("source %s could not clean up: %s", uid, error)
 
