@@ -11,7 +11,7 @@ from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 
-from onceflow.connectors.spark.file_options import FILES_WRITE
+from onceflow.connectors.spark.file_options import FILES_READ, FILES_WRITE
 from onceflow.connectors.spark.kafka_options import KAFKA_READ, KAFKA_READ_STREAM, KAFKA_WRITE
 from onceflow.connectors.spark.options import PROTOCOL_OPTIONS, Option, OptionTable
 from onceflow.connectors.spark.sql_options import MYSQL_WRITE, POSTGRES_WRITE, SQLITE_WRITE
@@ -62,6 +62,7 @@ OPTIONS = (
     KAFKA_READ_STREAM,
     KAFKA_READ,
     FILES_WRITE,
+    FILES_READ,
 )
 TABLES: dict[str, Callable[[], str]] = {
     **{
@@ -74,6 +75,7 @@ TABLES: dict[str, Callable[[], str]] = {
             KAFKA_READ_STREAM,
             KAFKA_READ,
             FILES_WRITE,
+            FILES_READ,
         )
     },
     "every format write": lambda: _table(

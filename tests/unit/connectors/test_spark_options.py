@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from onceflow.connectors.spark.file_options import FILES_WRITE
+from onceflow.connectors.spark.file_options import FILES_READ, FILES_WRITE
 from onceflow.connectors.spark.kafka_options import (
     KAFKA_READ,
     KAFKA_READ_STREAM,
@@ -28,6 +28,7 @@ TABLES = (
     KAFKA_READ_STREAM,
     KAFKA_READ,
     FILES_WRITE,
+    FILES_READ,
 )
 JDBC = {"url": "jdbc:postgresql://db/shop", "user": "u", "dbtable": "shop.orders"}
 
