@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
+    from onceflow.connectors.spark.sql_reader import SqlReader
     from onceflow.core.spi import Sink
 
 
@@ -85,6 +86,21 @@ class PostgresFormat(SinkFormat):
 
         return POSTGRES_WRITE.made(options)
 
+    @override
+    def schema(self) -> StructType:
+        from onceflow.connectors.spark.sql_read_options import POSTGRES_READ
+        from onceflow.connectors.spark.sql_reader import sql_schema
+
+        return sql_schema(POSTGRES_READ.made(self.options).source)
+
+    @override
+    def reader(self, schema: StructType) -> SqlReader:
+        from onceflow.connectors.spark.sql_read_options import POSTGRES_READ
+        from onceflow.connectors.spark.sql_reader import sql_reader
+
+        reading = POSTGRES_READ.made(self.options)
+        return sql_reader(reading.source, schema, bounds=reading.bounds, tasks=reading.tasks)
+
 
 class MySQLFormat(SinkFormat):
     """`onceflow-mysql`, for MariaDB, too."""
@@ -97,6 +113,21 @@ class MySQLFormat(SinkFormat):
         from onceflow.connectors.spark.sql_options import MYSQL_WRITE
 
         return MYSQL_WRITE.made(options)
+
+    @override
+    def schema(self) -> StructType:
+        from onceflow.connectors.spark.sql_read_options import MYSQL_READ
+        from onceflow.connectors.spark.sql_reader import sql_schema
+
+        return sql_schema(MYSQL_READ.made(self.options).source)
+
+    @override
+    def reader(self, schema: StructType) -> SqlReader:
+        from onceflow.connectors.spark.sql_read_options import MYSQL_READ
+        from onceflow.connectors.spark.sql_reader import sql_reader
+
+        reading = MYSQL_READ.made(self.options)
+        return sql_reader(reading.source, schema, bounds=reading.bounds, tasks=reading.tasks)
 
 
 class SQLiteFormat(SinkFormat):

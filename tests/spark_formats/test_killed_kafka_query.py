@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import psycopg
 import pytest
 from tests.integration.kafka_feed import produce, record
 from tests.integration.postgres_sink_kit import ids_in, prepared, query
@@ -23,7 +24,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 _ROOT = Path(__file__).parents[2]
 _RECORDS = 40_000
-_DEADLINE_S = 150.0
+_PREPARED = "SELECT 1 FROM pg_prepared_xacts WHERE database = current_database()"
+_DEADLINE_S = 240.0
 
 
 class Driver:
@@ -53,7 +55,7 @@ class Driver:
             while not holds():
                 assert process.poll() is None, f"it ended by itself: {self.tail()}"
                 assert time.monotonic() < until, f"nothing to kill it in: {self.tail()}"
-                time.sleep(0.002)
+                time.sleep(0.01)
         finally:
             kill_tree(process.pid)
             process.wait(30)
@@ -95,7 +97,8 @@ def _has_rows(url: str, least: int, then_s: float) -> bool:
 def test_a_driver_killed_while_a_batch_is_prepared_loses_and_doubles_nothing(
     driver: Driver, postgres_database: str
 ) -> None:
-    driver.killed_when(lambda: bool(prepared(postgres_database)))
+    with psycopg.connect(postgres_database, autocommit=True) as watch:
+        driver.killed_when(lambda: watch.execute(_PREPARED).fetchone() is not None)
     driver.ended()
     assert ids_in(postgres_database) == list(range(_RECORDS))
     assert prepared(postgres_database) == []

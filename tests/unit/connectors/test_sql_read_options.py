@@ -1,0 +1,65 @@
+"""Options by which databases are read."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from onceflow.connectors.spark.sql_read_options import MYSQL_READ, POSTGRES_READ
+from onceflow.connectors.spark.sql_reader import Bounds
+from onceflow.core.errors import ConfigError
+
+_POSTGRES = "jdbc:postgresql://nowhere/shop?user=reader"
+_MYSQL = "jdbc:mysql://nowhere/shop?user=reader"
+_SECRET = "hunter-of-rows"
+
+
+def test_jdbcs_options_are_taken_as_they_are() -> None:
+    given = {
+        "url": _POSTGRES,
+        "dbtable": "public.orders",
+        "numpartitions": "8",
+        "partitioncolumn": "id",
+        "lowerbound": "0",
+        "upperbound": "1000",
+        "fetchsize": "5000",
+        "driver": "org.postgresql.Driver",
+    }
+    reading = POSTGRES_READ.made(given)
+    assert reading.source.relation == '"public"."orders"'
+    assert (reading.bounds, reading.tasks) == (Bounds("id", "0", "1000"), 8)
+    assert MYSQL_READ.made({"url": _MYSQL, "dbtable": "orders"}).source.relation == "`orders`"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "give dbtable= or query="),
+        ({"dbtable": "orders", "query": "SELECT 1"}, "one of the two"),
+        ({"dbtable": "(SELECT 1) AS one.two.three"}, "a SELECT goes into query="),
+        ({"dbtable": "orders", "lowerBound": "0"}, "give all of partitionColumn"),
+        ({"dbtable": "orders", "numPartition": "2"}, "did you mean 'numPartitions'"),
+        ({"dbtable": "orders", "customSchema": "id INT"}, "give the schema by"),
+        ({"dbtable": "orders", "numPartitions": "0"}, "a whole number, 1 or more"),
+    ],
+)
+def test_options_that_contradict_or_are_unknown_are_refused(
+    options: dict[str, str], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        POSTGRES_READ.made({"url": _POSTGRES, **options})
+
+
+def test_a_query_is_refused_for_mysql_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match="make it a view"):
+        MYSQL_READ.made({"url": _MYSQL, "dbtable": "orders", "query": "SELECT 1"})
+
+
+def test_a_password_by_reference_is_in_no_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("READER_PASSWORD", _SECRET)
+    for table, url in ((POSTGRES_READ, _POSTGRES), (MYSQL_READ, _MYSQL)):
+        given = {"url": url, "dbtable": "orders", "password": "${env:READER_PASSWORD}"}
+        reading = table.made(given)
+        assert _SECRET.encode() not in pickle.dumps(reading)
+        assert _SECRET not in repr(reading)
