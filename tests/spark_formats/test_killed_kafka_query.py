@@ -23,6 +23,7 @@ from onceflow.integration.servers.kinds import KafkaServer
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 _ROOT = Path(__file__).parents[2]
+_STARTS_MAX = 4
 _RECORDS = 40_000
 _PREPARED = "SELECT 1 FROM pg_prepared_xacts WHERE database = current_database()"
 _DEADLINE_S = 240.0
@@ -53,7 +54,9 @@ class Driver:
         try:
             until = time.monotonic() + _DEADLINE_S
             while not holds():
-                assert process.poll() is None, f"it ended by itself: {self.tail()}"
+                if process.poll() is not None:
+                    assert process.returncode != 0, "it read everything before it was killed"
+                    process = self.start()
                 assert time.monotonic() < until, f"nothing to kill it in: {self.tail()}"
                 time.sleep(0.01)
         finally:
@@ -61,12 +64,19 @@ class Driver:
             process.wait(30)
 
     def ended(self) -> None:
-        """Start it and wait until it has read the whole topic."""
-        process = self.start()
-        try:
-            assert process.wait(_DEADLINE_S) == 0, self.tail()
-        finally:
-            kill_tree(process.pid)
+        """Start it and wait until it has read the whole topic.
+
+        Spark gives a Python worker ten seconds to begin, which a busy machine may not keep: a
+        driver that fails is started again, as it is by whoever runs one.
+        """
+        statuses: list[int] = []
+        while 0 not in statuses:
+            assert len(statuses) < _STARTS_MAX, f"{statuses}: {self.tail()}"
+            process = self.start()
+            try:
+                statuses.append(process.wait(_DEADLINE_S))
+            finally:
+                kill_tree(process.pid)
 
     def tail(self) -> str:
         return self.log.read_text(errors="replace")[-3000:]
