@@ -57,10 +57,33 @@ class Checkpointing:
     """How many checkpoints in a row may fail before the attempt does."""
     retained: int = 1
     mode: Delivery | str = Delivery.EXACTLY_ONCE
+    unaligned: bool = False
+    """Whether barriers overtake the rows that wait in channels, which are then part of the
+    checkpoint: it takes no longer when sinks are slow. Needs `exactly_once` and one at a time."""
+    aligned_checkpoint_timeout: float | str = 0.0
+    """With `unaligned`: how long a barrier waits its turn before it overtakes; 0 = not at all."""
+    ignore_in_flight_of: int | None = None
+    """The number of a checkpoint of which the rows in flight are lost instead of replayed, should
+    the job be restored from it: the way out when they cannot be read or have nowhere to go."""
 
     def __post_init__(self) -> None:
         self.settings()
-        self.delivery()
+        if self.delivery() is not Delivery.EXACTLY_ONCE and self.unaligned:
+            raise ConfigError(
+                "Checkpointing: unaligned=True needs mode='exactly_once': at_least_once waits for"
+                " no channel, so there is nothing to overtake"
+            )
+        if self.unaligned and self.max_concurrent > 1:
+            raise ConfigError(
+                f"Checkpointing: unaligned=True and max_concurrent={self.max_concurrent}: a newer"
+                " barrier would overtake an older one; set max_concurrent=1"
+            )
+        if not self.unaligned and self._aligned_timeout_s():
+            raise ConfigError(
+                "Checkpointing: aligned_checkpoint_timeout="
+                f"{self.aligned_checkpoint_timeout!r} says when barriers begin to overtake, and"
+                " unaligned=False says that they never do: set unaligned=True"
+            )
 
     def settings(self) -> CheckpointSettings:
         """Return the same in the protocol's terms.
@@ -78,9 +101,13 @@ class Checkpointing:
                 max_concurrent=self.max_concurrent,
                 tolerable_failures=self.tolerable_failures,
                 retained=self.retained,
+                overtakes_after_s=self._aligned_timeout_s() if self.unaligned else None,
             )
         except ValueError as error:
             raise ConfigError(f"Checkpointing: {error}") from error
+
+    def _aligned_timeout_s(self) -> float:
+        return seconds_of(self.aligned_checkpoint_timeout, setting="aligned_checkpoint_timeout")
 
     def delivery(self) -> Delivery:
         """Return the mode as a `Delivery`."""

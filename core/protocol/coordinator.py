@@ -357,7 +357,8 @@ class CheckpointCoordinator:
         return self._schedule.due(max(checkpoints, default=GENESIS))
 
     def _trigger(self, kind: CheckpointKind, now_s: float) -> TriggerCheckpoint:
-        trigger = TriggerCheckpoint(self._next_checkpoint, kind, self._wall_ms())
+        after_s = self._settings.overtakes_after(kind)
+        trigger = TriggerCheckpoint(self._next_checkpoint, kind, self._wall_ms(), after_s)
         self._next_checkpoint = CheckpointId(self._next_checkpoint + 1)
         pending = _Pending(trigger, now_s + self._settings.timeout_s)
         self._pending[trigger.checkpoint] = pending

@@ -66,6 +66,8 @@ class TriggerCheckpoint:
     checkpoint: CheckpointId
     kind: CheckpointKind
     triggered_at_ms: int
+    overtakes_after_s: float | None = None
+    """How long the barrier waits its turn behind rows: see `Barrier`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,9 @@ class CheckpointSettings:
     tolerable_failures: int = 0
     """Failures in a row that are borne; one more fails the attempt."""
     retained: int = 1
+    overtakes_after_s: float | None = None
+    """How long barriers wait their turn behind rows; 0: never, None: as long as it takes. Such
+    checkpoints are taken one at a time, and those that end the job wait as long as it takes."""
 
     def __post_init__(self) -> None:
         if self.interval_s is not None and self.interval_s <= 0:
@@ -40,11 +43,22 @@ class CheckpointSettings:
             raise ValueError(f"tolerable_failures={self.tolerable_failures} must be 0 or more")
         if self.retained < 1:
             raise ValueError(f"retained={self.retained} must be 1 or more")
+        if self.overtakes_after_s is not None and self.overtakes_after_s < 0:
+            raise ValueError(f"overtakes_after_s={self.overtakes_after_s} must be 0 or more")
 
     @property
     def concurrent(self) -> int:
         """How many checkpoints may be pending at once."""
-        return 1 if self.min_pause_s > 0 else self.max_concurrent
+        alone = self.min_pause_s > 0 or self.overtakes_after_s is not None
+        return 1 if alone else self.max_concurrent
+
+    def overtakes_after(self, kind: CheckpointKind) -> float | None:
+        """Return how long the barrier of a checkpoint of `kind` waits behind rows.
+
+        After one that ends the job nothing is to be in flight, nor in a savepoint, from which
+        another pipeline may begin: they wait for all rows.
+        """
+        return None if kind.ends_job or kind.is_savepoint else self.overtakes_after_s
 
 
 class TriggerSchedule:

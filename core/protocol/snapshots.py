@@ -61,6 +61,19 @@ class OperatorSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class InFlight:
+    """Rows on their way into `chain` that a barrier overtook, on one side of the channels.
+
+    They are part of neither subtask's state: whoever owns their keys then is given them first.
+    """
+
+    chain: str
+    sent: bool
+    """Whether the receiving subtask held them; else the sending one did, and they come later."""
+    handle: StateHandle
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotTimings:
     """How long one subtask took for one checkpoint, in milliseconds, and what it wrote."""
 
@@ -70,8 +83,12 @@ class SnapshotTimings:
     start_delay_ms: float = 0.0
     """From the trigger to the first barrier, by two machines' clocks: 0 where they disagree."""
     size_bytes: int = 0
+    """Of its state and of what was in flight."""
     uploaded_bytes: int = 0
     """Of it, what went to storage for this checkpoint: not inline, nor there already."""
+    in_flight_bytes: int = 0
+    overtaken: bool = False
+    """Whether the barrier went ahead of rows here; else it waited for its turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +98,8 @@ class SubtaskSnapshot:
     subtask: SubtaskRef
     operators: tuple[OperatorSnapshot, ...] = ()
     timings: SnapshotTimings = SnapshotTimings()
+    in_flight: tuple[InFlight, ...] = ()
+    """What the barrier overtook in its channels; empty when it waited for its turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +123,14 @@ class CompletedCheckpoint:
     undelivered: tuple[CheckpointId, ...] = ()
     """The decisions between that one and this one, rising. See `global_commits`."""
 
+    def in_flight(self, chain: str) -> tuple[StateHandle, ...]:
+        """Return what is to be replayed into `chain`, in that order.
+
+        What receiving subtasks held comes before what sending ones did: it was sent before.
+        """
+        found = [one for s in self.snapshots for one in s.in_flight if one.chain == chain]
+        return tuple(one.handle for one in sorted(found, key=lambda one: not one.sent))
+
     def operator(self, uid: str) -> tuple[tuple[int, OperatorSnapshot], ...]:
         """Return (subtask index, snapshot) of operator `uid`, by index."""
         found = [
@@ -120,8 +147,10 @@ def handles_of(snapshots: Iterable[SubtaskSnapshot]) -> tuple[StateHandle, ...]:
     return tuple(
         handle
         for snapshot in snapshots
-        for operator in snapshot.operators
-        for handle in (*operator.keyed, *operator.raw)
+        for handle in (
+            *(handle for o in snapshot.operators for handle in (*o.keyed, *o.raw)),
+            *(one.handle for one in snapshot.in_flight),
+        )
         if handle.path
     )
 

@@ -192,6 +192,8 @@ class Deploy:
     restored_checkpoint: CheckpointId
     next_checkpoint: CheckpointId
     operators: tuple[RestoredOperator, ...]
+    in_flight: dict[str, tuple[StateHandle, ...]]
+    """By chain: rows to take before anything that comes, in that order; of other subtasks, too."""
     program: bytes = field(repr=False)
     """See `program`: holds whatever secrets the user's sources and sinks hold."""
 

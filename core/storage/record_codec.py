@@ -1,6 +1,6 @@
 """How a record of the decision log stands in its file: two lines of JSON, readable by people.
 
-    {"format":1,"kind":"attempt_claimed"|"checkpoint_decided","record":{...}}
+    {"format":1|2,"kind":"attempt_claimed"|"checkpoint_decided","record":{...}}
     {"sha256":"<of line 1 with its newline>","size_bytes":<of the same>}
 
 The second line seals the first: it is compared as bytes, so any byte that is changed, added or cut
@@ -22,6 +22,8 @@ from onceflow.core.protocol.invariant import require
 from onceflow.core.protocol.log import AttemptClaimed, CheckpointDecided, LogEntry, LogRecord
 
 FORMAT = 1
+FORMAT_WITH_ROWS = 2
+"""Of checkpoints with rows in flight, which versions that know only format 1 would lose."""
 
 _RECORD_REMEDY = (
     "restore the file from a backup of checkpoint storage. Or, knowing that rows which sinks have"
@@ -57,7 +59,7 @@ def encode_record(record: LogRecord) -> tuple[bytes, str]:
         case _:
             assert_never(record)
     body = msgspec.Raw(msgspec.json.encode(record))
-    data, digest = seal(msgspec.json.encode(_Envelope(FORMAT, kind, body)))
+    data, digest = seal(msgspec.json.encode(_Envelope(_format_of(record), kind, body)))
     require(_reads_back(data, record), f"record {record.sequence} does not read back as it is")
     return data, digest
 
@@ -71,10 +73,11 @@ def decode_record(data: bytes, location: str) -> LogEntry:
     """
     line, digest = unseal(data, location)
     envelope = _decoded(line, _Envelope, location)
-    if envelope.format != FORMAT:
+    if envelope.format not in {FORMAT, FORMAT_WITH_ROWS}:
         raise StateIncompatible(
             f"{location} has record format {envelope.format}, and this version of onceflow reads"
-            f" format {FORMAT}: run the job with the version that wrote it, or a later one"
+            f" formats {FORMAT} and {FORMAT_WITH_ROWS}: run the job with the version that wrote it,"
+            " or a later one"
         )
     record: LogRecord
     match envelope.kind:
@@ -85,6 +88,15 @@ def decode_record(data: bytes, location: str) -> LogEntry:
         case kind:
             raise CheckpointCorrupt(f"{location} holds a record of unknown kind {kind!r}")
     return LogEntry(record, digest)
+
+
+def _format_of(record: LogRecord) -> int:
+    match record:
+        case CheckpointDecided(completed=completed):
+            rows = any(snapshot.in_flight for snapshot in completed.snapshots)
+            return FORMAT_WITH_ROWS if rows else FORMAT
+        case _:
+            return FORMAT
 
 
 def seal(line: bytes) -> tuple[bytes, str]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tests.simulation.channels import KEY_GROUPS
 from tests.simulation.clock import Gone, Process, Steps
 from tests.simulation.committer import DEADLINE_S, GlobalCommitter
 from tests.simulation.log_owner import LogOwner
 from tests.simulation.recovery import CheckpointsCleaner, SinkRecovery, sweep_files
 from tests.simulation.savepoints import begin_from, write
 from tests.simulation.slots import (
-    KEY_GROUPS,
-    KEYED,
     SPLITS,
     Deployment,
     Fact,
@@ -20,6 +19,7 @@ from tests.simulation.slots import (
     encode_split,
     parse_splits,
 )
+from tests.simulation.stages import KEYED, RELAY
 from tests.simulation.targets import Versioned
 from tests.simulation.world import World
 
@@ -218,7 +218,8 @@ class Attempt:
         splits = {uid: _dealt(positions, parallelism) for uid, positions in known.items()}
         self._offers = {uid: SplitOffers(splits, parallelism) for uid, splits in known.items()}
         handles = tuple(h for _, o in restored.operator(KEYED) for h in o.keyed)
-        deployment = Deployment(self.number, parallelism, splits, handles, self._heard)
+        in_flight = {chain: restored.in_flight(chain) for chain in (RELAY, KEYED)}
+        deployment = Deployment(self.number, parallelism, splits, handles, in_flight, self._heard)
         self.slots = [Slot(world, deployment, index) for index in range(parallelism)]
         deployment.peers = self.slots
         self._global = {
@@ -287,11 +288,11 @@ class Attempt:
             if not self.driver.alive or self._failure is not None:
                 return
             match decision:
-                case TriggerCheckpoint(checkpoint, kind, at_ms):
+                case TriggerCheckpoint(checkpoint, kind, at_ms, after_s):
                     if kind is CheckpointKind.STOP:
                         self._stopping.add(checkpoint)
                     self._drains = self._drains or kind is CheckpointKind.SAVEPOINT_DRAIN
-                    barrier = Barrier(checkpoint, kind, at_ms)
+                    barrier = Barrier(checkpoint, kind, at_ms, after_s)
                     for slot in self.slots:
                         world.network.send(lambda s=slot, b=barrier: s.trigger(b))  # type: ignore[misc]
                 case AppendDecision(completed):

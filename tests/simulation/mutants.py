@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.simulation.global_mutants import GLOBAL_MUTANTS
+from tests.simulation.overtaking_mutants import OVERTAKING_MUTANTS
 from tests.simulation.targets import Staged
 from tests.simulation.variant import Variant
 from tests.simulation.world import World
@@ -565,6 +566,7 @@ MUTANTS: tuple[Variant, ...] = (
     Variant("recovery knows the last checkpoint alone", plan=_remembers_nothing),
     Variant("reads a split before a decision holds it", reads_undecided_splits=True),
     *GLOBAL_MUTANTS,
+    *OVERTAKING_MUTANTS,
     Variant("names transactions without the attempt", attempt_in_name=False),
     Variant("records the position one too early", position_shift=-1),
     Variant("records the position one too late", position_shift=1),

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tests.simulation.clock import Violation
-from tests.simulation.slots import KEYED, SPLITS, parse_splits
+from tests.simulation.slots import SPLITS, parse_splits
+from tests.simulation.stages import KEYED
 from tests.simulation.storage import handles_in
 from tests.simulation.targets import Target, names
 
@@ -121,11 +122,19 @@ class Oracle:
             state |= merged
             for handle in operator.raw:
                 world.files.read(handle.path)
+        flying = [
+            row
+            for snapshot in completed.snapshots
+            for one in snapshot.in_flight
+            for row in world.files.read(one.handle.path)
+        ]
         found = Counter({key: count for key, count in state.items() if count})
+        found.update(key for _, _, key, _ in flying)
         exact = world.alignment_mode is AlignmentMode.ALIGNED or world.variant.mode is not None
         if expected - found or (exact and found != expected):
             raise Violation(
-                f"I6 checkpoint {completed.checkpoint}: state {state}, records say {dict(expected)}"
+                f"I6 checkpoint {completed.checkpoint}: state {state}, in flight {flying}, records"
+                f" say {dict(expected)}"
             )
 
     def committed(self, transaction: TransactionId) -> None:
@@ -250,6 +259,8 @@ class Oracle:
             counts = Counter((key, n) for _, _, key, n in target.rows)
             if exact and any(times > 1 for times in counts.values()):
                 raise Violation("I6 a key has counted to one number twice")
+            if exact:
+                _check_order(target)
             # A request that was under way all the time is for the next attempt to undo.
             late = {one for one in target.in_doubt if one.attempt < self._attempt}
             late -= self._left.get(target.sink_id, late)
@@ -262,6 +273,15 @@ class Oracle:
         older = {path for path in extra if _attempt_of(path) < self._attempt} - self._left_files
         if extra - older:
             raise Violation(f"I9 files {sorted(extra - older)} are left and nothing names them")
+
+
+def _check_order(target: Target) -> None:
+    """I6: records of one key and partition are counted in the order in which they were read."""
+    last: dict[tuple[str, int], int] = {}
+    for partition, _, key, count in sorted(target.rows, key=lambda row: (row[0], row[1])):
+        if count <= last.get((partition, key), 0):
+            raise Violation(f"I6 {target.sink_id}: {partition} is out of order for key {key}")
+        last[partition, key] = count
 
 
 def positions_in(completed: CompletedCheckpoint) -> dict[str, int]:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from tests.simulation.clock import Clock, Gone, Server, Violation
+from tests.simulation.targets import Row
 
+from onceflow.core.errors import SlotLost
 from onceflow.core.protocol.log import LogEntry, LogRecord
 from onceflow.core.protocol.snapshots import CompletedCheckpoint, StateHandle
+
+if TYPE_CHECKING:
+    from tests.simulation.slots import Slot
 
 
 def digest_of(record: LogRecord) -> str:
@@ -42,17 +49,22 @@ class Files(Server):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        self.content: dict[str, dict[int, int]] = {}
+        self.content: dict[str, Any] = {}
 
-    def write(self, path: str, value: dict[int, int]) -> None:
+    def write(self, path: str, value: dict[int, int] | tuple[Row, ...]) -> None:
         if path in self.content:
             raise Violation(f"I9 file {path} is written twice")
-        self.content[path] = dict(value)
+        self.content[path] = copy(value)
 
-    def read(self, path: str) -> dict[int, int]:
+    def read(self, path: str) -> Any:
         if path not in self.content:
             raise Violation(f"I9 file {path} is needed and was deleted")
         return self.content[path]
+
+    def read_restored(self, path: str, slot: Slot) -> Any:
+        if path not in self.content and slot.deploy.attempt < slot.world.claimed:
+            raise SlotLost("a newer attempt has deleted what this one restores")
+        return self.read(path)
 
     def delete(self, paths: Iterable[str]) -> None:
         """Delete some or all of `paths`: storage may fail in between."""
@@ -68,6 +80,8 @@ def handles_in(completed: CompletedCheckpoint) -> list[StateHandle]:
     return [
         handle
         for snapshot in completed.snapshots
-        for operator in snapshot.operators
-        for handle in (*operator.keyed, *operator.raw)
+        for handle in (
+            *(handle for o in snapshot.operators for handle in (*o.keyed, *o.raw)),
+            *(one.handle for one in snapshot.in_flight),
+        )
     ]

@@ -6,8 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tests.simulation.channels import Inputs
+from tests.simulation.stages import group_of
+from tests.simulation.targets import Row
+
 from onceflow.core.errors import StorageError
-from onceflow.core.protocol.alignment import AlignmentMode, BarrierAlignment
+from onceflow.core.protocol.alignment import AlignmentMode, BarrierAlignment, SourceBarriers
 from onceflow.core.protocol.commits import CommitQueue
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
@@ -18,6 +22,7 @@ from onceflow.core.protocol.global_commits import (
     plan_global_recovery,
 )
 from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.protocol.in_flight import OutputQueue
 from onceflow.core.protocol.recovery import RecoveryPlan, plan_recovery, retain_ledger_from
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 
@@ -27,6 +32,11 @@ if TYPE_CHECKING:
 
 def _nothing(world: World) -> None:
     """The world is as it is."""
+
+
+def _own_rows(chain: str, rows: list[Row], groups: range) -> list[Row]:
+    """Return those that belong to a subtask with `groups`."""
+    return [row for row in rows if group_of(chain, row) in groups]
 
 
 @dataclass(frozen=True)
@@ -71,3 +81,9 @@ class Variant:
     """Whether the coordinator knows of the driver's own committers."""
     whole_before_decision: bool = False
     drops_decided: bool = False
+    inputs: type[Inputs] = Inputs
+    output_queue: type[OutputQueue[Row]] = OutputQueue
+    source_barriers: type[SourceBarriers] = SourceBarriers
+    replayed: Callable[[str, list[Row], range], list[Row]] = _own_rows
+    acks_before_in_flight: bool = False
+    barrier_waits_its_turn: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tests.simulation.clock import Clock, Network
@@ -69,6 +69,14 @@ class Shape:
     """Whether a database is restored from an older copy while the job is down."""
     grows: bool
     """Whether partitions appear, and a source is added to the pipeline."""
+    relay: bool
+    """Whether rows go through two exchanges."""
+    credits: int
+    """Of each channel."""
+    wires: bool
+    """Whether rows are under way for a while."""
+    slowness: float
+    """Of who takes rows: over 1 the sources are held up."""
 
     @classmethod
     def draw(cls, rng: random.Random) -> Shape:
@@ -82,8 +90,13 @@ class Shape:
             max_concurrent=rng.choice([1, 2, 3]),
             tolerable_failures=rng.choice([0, 2]),
             retained=rng.choice([1, 1, 2]),
+            overtakes_after_s=rng.choice([None, None, 0.0, 0.0, 0.05]),
         )
-        mildest = AlignmentMode.AT_LEAST_ONCE
+        slowness = rng.choice([1.0, 1.0, 3.0])
+        mode = AlignmentMode.ALIGNED
+        if rng.random() < 0.05:
+            mode = AlignmentMode.AT_LEAST_ONCE
+            checkpoints = replace(checkpoints, overtakes_after_s=None)
         return cls(
             partitions=rng.randint(1, 3),
             records=rng.choice([4, 10, 20, 40]),
@@ -91,7 +104,7 @@ class Shape:
             parallelism=[rng.randint(1, 3) for _ in range(3)],
             checkpoints=checkpoints,
             restart=rng.choice(RESTARTS),
-            mode=mildest if rng.random() < 0.05 else AlignmentMode.ALIGNED,
+            mode=mode,
             targets=rng.choices([TwoPhase, Staged, Versioned], k=rng.choice([1, 1, 2])),
             crash_rate=rng.choice([0.0, 0.005, 0.02, 0.05]),
             loss=loss,
@@ -108,6 +121,10 @@ class Shape:
             sets_clock=rng.random() < 0.2,
             goes_back=rng.random() < 0.1,
             grows=rng.random() < 0.3,
+            relay=rng.random() < 0.3,
+            credits=rng.choice([1, 2, 4]),
+            wires=rng.random() < 0.3,
+            slowness=slowness,
         )
 
 
@@ -125,6 +142,9 @@ class World:
         self.rng = random.Random(seed)
         self.shape = shape = Shape.draw(self.rng)
         self.variant = variant
+        if variant.mode is not None:
+            aligned = replace(shape.checkpoints, overtakes_after_s=None)
+            self.shape = shape = replace(shape, checkpoints=aligned)
         self.records = shape.records
         self.alignment_mode = variant.mode or shape.mode
         self.clock = Clock(self.rng)

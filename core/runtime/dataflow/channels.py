@@ -1,20 +1,23 @@
 """What travels between subtasks: batches and barriers, in channels, read through one gate each.
 
-A channel is FIFO and bounded by credits; `KeyGroupPartitioner` says which one a row takes.
+A channel is FIFO and bounded by credits; `KeyGroupPartitioner` says which one a row takes. What
+waits on either side, and what a barrier overtakes there, is decided by `protocol.in_flight`.
 
 Invariants:
     a channel delivers its elements in the order in which they were sent
     batches sent and not yet taken by the reader <= credits; barriers and ends need no credit
+    a sender never waits in `send`: what has no credit waits in its channel, and the subtask takes
+    no further rows until that is sent
     a blocked channel keeps what it holds until it is unblocked
 """
 
 from __future__ import annotations
 
+import sys
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -23,7 +26,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from onceflow.core.errors import BadRecord, SlotLost
-from onceflow.core.protocol.alignment import Barrier
+from onceflow.core.protocol.alignment import Barrier, EndOfStream
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.protocol.in_flight import (
+    REPLAYED,
+    Announced,
+    InputQueues,
+    OutputQueue,
+    Received,
+)
 from onceflow.core.runtime.messages import SubtaskMail
 from onceflow.core.state import hash_keys, key_groups
 
@@ -38,81 +49,101 @@ class Batch:
     hashes: Hashes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EndOfStream:
-    """No more rows come on this channel.
-
-    Barriers still do: a finished source stays in checkpoints.
-    """
-
-
 Element: TypeAlias = Batch | Barrier | EndOfStream
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """An element and the channel on which it came."""
+def encode_batches(batches: Sequence[Batch]) -> pa.Buffer:
+    """Return the rows of `batches`, at least one, as an Arrow stream. Hashes are left out."""
+    sink = pa.BufferOutputStream()
+    schema = batches[0].rows.schema
+    with pa.ipc.new_stream(sink, schema) as stream:
+        for batch in batches:
+            # Those that came from other slots may differ in metadata.
+            stream.write_batch(pa.record_batch(batch.rows.columns, schema=schema))
+    return sink.getvalue()
 
-    channel: int
-    element: Element
 
-
-class Credits:
-    """Counts the batches that a sender may still send; waiting for one is backpressure."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._condition = threading.Condition()
-        self._closed: str | None = None
-        self.waited_s = 0.0
-
-    def acquire(self) -> None:
-        """Take one credit, waiting as long as the reader is slow.
-
-        The wait has no deadline of its own: a slow reader is no fault. It ends when the channel is
-        closed, which a lost peer, a lost driver and the end of the attempt all do.
-
-        Raises:
-            SlotLost: The channel was closed.
-        """
-        with self._condition:
-            if self._count == 0 and self._closed is None:
-                began = time.monotonic()
-                while self._count == 0 and self._closed is None:
-                    self._condition.wait(1.0)
-                self.waited_s += time.monotonic() - began
-            if self._closed is not None:
-                raise SlotLost(self._closed)
-            self._count -= 1
-
-    def release(self, count: int = 1) -> None:
-        """Give back `count` credits. Any thread."""
-        with self._condition:
-            self._count += count
-            self._condition.notify()
-
-    def close(self, reason: str) -> None:
-        """Wake and refuse every sender from now on. Any thread; the first reason stays."""
-        with self._condition:
-            self._closed = self._closed or reason
-            self._condition.notify_all()
+def decode_batches(data: bytes) -> list[pa.RecordBatch]:
+    """Return the rows that `encode_batches` was given, batch by batch."""
+    with pa.ipc.open_stream(data) as stream:
+        return list(stream)
 
 
 class OutputChannel(ABC):
-    """The sending end of one channel; used by the chain's thread alone, except `close`."""
+    """The sending end of one channel; used by the chain's thread alone, except where said."""
 
-    @abstractmethod
-    def send(self, element: Element) -> None:
-        """Put `element` behind everything sent before.
+    def __init__(self, credit_count: int) -> None:
+        self._queue = OutputQueue[Batch](credit_count)
+        self._lock = threading.Lock()
+        self._refusal: str | None = None
+        self._on_credit: Callable[[], None] = lambda: None
+
+    def attach(self, on_credit: Callable[[], None]) -> None:
+        """Call `on_credit` when `flush` may send what waits, and when the channel is closed."""
+        self._on_credit = on_credit
+
+    def send(self, element: Element) -> bool:
+        """Put `element` behind everything sent before; return whether it waits for credit.
 
         Raises:
             SlotLost: The channel is closed or its peer is gone.
         """
+        with self._lock:
+            self._check_open()
+            if not self._queue.offer(element):
+                return True
+        self._write(element)
+        return False
 
-    @property
+    def flush(self) -> bool:
+        """Send what there is credit for; return whether something still waits.
+
+        Raises:
+            SlotLost: The channel is closed or its peer is gone.
+        """
+        while True:
+            with self._lock:
+                self._check_open()
+                element = self._queue.next()
+                if element is None:
+                    return self._queue.waits
+            self._write(element)
+
+    def overtake(self, barrier: Barrier) -> tuple[Batch, ...]:
+        """Send `barrier` ahead of all that waits for credit; return the batches among it.
+
+        They go on waiting. Whoever takes the snapshot for this barrier persists them.
+
+        Raises:
+            SlotLost: The channel is closed or its peer is gone.
+        """
+        with self._lock:
+            self._check_open()
+            overtaken = self._queue.overtaken_by(barrier.checkpoint)
+        self._write(barrier)
+        return overtaken
+
+    def release(self, count: int = 1) -> None:
+        """Take in that the reader has taken `count` batches. Any thread."""
+        with self._lock:
+            self._queue.release(count)
+            waits = self._queue.waits
+        if waits:
+            self._on_credit()
+
+    def refuse(self, reason: str) -> None:
+        """Refuse and wake the sender from now on. Any thread; the first reason stays."""
+        with self._lock:
+            self._refusal = self._refusal or reason
+        self._on_credit()
+
+    def _check_open(self) -> None:
+        if self._refusal is not None:
+            raise SlotLost(self._refusal)
+
     @abstractmethod
-    def waited_s(self) -> float:
-        """Seconds spent waiting for credit since the channel was opened."""
+    def _write(self, element: Element) -> None:
+        """Put `element` on its way, now."""
 
     @abstractmethod
     def close(self, reason: str) -> None:
@@ -122,22 +153,21 @@ class OutputChannel(ABC):
 class InputGate:
     """The receiving ends of one subtask's channels, and its mailbox.
 
-    `take` belongs to the subtask's own thread; `put` and `post` to any thread. Mail is always taken
-    before elements; channels are served in turn.
+    `put`, `post` and `wake` may be called by any thread, all else by the subtask's own. Mail is
+    always taken first, then announced barriers, then elements.
     """
 
     def __init__(self, channels: int) -> None:
-        self._queues: list[deque[Element]] = [deque() for _ in range(channels)]
-        self._blocked = [False] * channels
+        self._queues = InputQueues[Batch](channels)
         self._release: list[Callable[[], None]] = [lambda: None] * channels
         self._mail: deque[SubtaskMail] = deque()
         self._ready = threading.Condition()
-        self._turn = 0
+        self._woken = False
 
     @property
     def channels(self) -> int:
         """How many channels end here."""
-        return len(self._queues)
+        return self._queues.channels
 
     def attach(self, channel: int, release: Callable[[], None]) -> None:
         """Call `release` whenever a batch of `channel` was taken.
@@ -146,11 +176,15 @@ class InputGate:
         """
         self._release[channel] = release
 
+    def replay(self, batches: Iterable[Batch]) -> None:
+        """Have `batches` taken before anything of the channels; before the subtask begins."""
+        with self._ready:
+            self._queues.replay(batches)
+
     def put(self, channel: int, element: Element) -> None:
         """Append `element` to `channel`. Never waits: the sender's credits bound the queue."""
         with self._ready:
-            self._queues[channel].append(element)
-            if not self._blocked[channel]:
+            if self._queues.put(channel, element):
                 self._ready.notify()
 
     def post(self, mail: SubtaskMail) -> None:
@@ -159,72 +193,103 @@ class InputGate:
             self._mail.append(mail)
             self._ready.notify()
 
+    def wake(self) -> None:
+        """Have `take` return, now or when it is called next: there is something else to do."""
+        with self._ready:
+            self._woken = True
+            self._ready.notify()
+
     def take_mail(self) -> SubtaskMail | None:
         """Return the next mail, or None at once."""
         with self._ready:
             return self._mail.popleft() if self._mail else None
 
-    def take(self, timeout_s: float) -> SubtaskMail | Received | None:
-        """Return the next mail, else the next element, else None after `timeout_s`."""
+    def take(
+        self, timeout_s: float, *, elements: bool = True
+    ) -> SubtaskMail | Announced | Received[Batch] | None:
+        """Return what is next; None after `timeout_s`, or when it was woken.
+
+        Without `elements` it is mail and announced barriers alone.
+        """
         with self._ready:
-            item = self._next()
+            item = self._next(elements)
             if item is None:
-                self._ready.wait(timeout_s)
-                item = self._next()
-        if isinstance(item, Received) and isinstance(item.element, Batch):
+                if not self._woken:
+                    self._ready.wait(timeout_s)
+                self._woken = False
+                item = self._next(elements)
+        if (
+            isinstance(item, Received)
+            and isinstance(item.element, Batch)
+            and item.channel != REPLAYED
+        ):
             self._release[item.channel]()
         return item
 
     def block(self, channel: int) -> None:
         """Leave what comes on `channel` in it from now on."""
         with self._ready:
-            self._blocked[channel] = True
+            self._queues.block(channel)
 
     def unblock(self, channels: Sequence[int]) -> None:
         """Read `channels` again."""
         with self._ready:
-            for channel in channels:
-                self._blocked[channel] = False
+            self._queues.unblock(channels)
+
+    def record(self, checkpoint: CheckpointId, passed: Sequence[int]) -> None:
+        """Begin to note what the barrier of `checkpoint` overtakes; see `InputQueues.record`."""
+        with self._ready:
+            self._queues.record(checkpoint, passed)
+
+    def recorded(self, checkpoint: CheckpointId) -> tuple[Batch, ...]:
+        """Return all that it has overtaken, in the order to replay it in."""
+        with self._ready:
+            return self._queues.recorded(checkpoint)
+
+    def forget(self, checkpoint: CheckpointId) -> None:
+        """Record nothing more for `checkpoint`."""
+        with self._ready:
+            self._queues.forget(checkpoint)
 
     def waiting(self) -> int:
-        """Return how many elements wait in all channels."""
-        return sum(map(len, self._queues))
+        """Return how many elements wait in all channels. Any thread."""
+        return self._queues.waiting
 
-    def _next(self) -> SubtaskMail | Received | None:
-        if self._mail:
-            return self._mail.popleft()
-        count = len(self._queues)
-        for step in range(count):
-            channel = (self._turn + step) % count
-            if self._queues[channel] and not self._blocked[channel]:
-                self._turn = (channel + 1) % count
-                return Received(channel, self._queues[channel].popleft())
-        return None
+    def _next(self, elements: bool) -> SubtaskMail | Announced | Received[Batch] | None:
+        return self._mail.popleft() if self._mail else self._queues.take(elements=elements)
 
 
 class LocalChannel(OutputChannel):
     """A channel to a subtask of the same slot: elements are handed over as they are."""
 
-    def __init__(self, gate: InputGate, channel: int, credits_count: int) -> None:
+    def __init__(self, gate: InputGate, channel: int, credit_count: int) -> None:
+        super().__init__(credit_count)
         self._gate = gate
         self._channel = channel
-        self._credits = Credits(credits_count)
-        gate.attach(channel, self._credits.release)
+        gate.attach(channel, self.release)
 
-    def send(self, element: Element) -> None:
-        """Put `element` into the gate, waiting for credit if it is a batch."""
-        if isinstance(element, Batch):
-            self._credits.acquire()
+    def _write(self, element: Element) -> None:
         self._gate.put(self._channel, element)
-
-    @property
-    def waited_s(self) -> float:
-        """Seconds spent waiting for credit."""
-        return self._credits.waited_s
 
     def close(self, reason: str) -> None:
         """Refuse and wake the sender."""
-        self._credits.close(reason)
+        self.refuse(reason)
+
+
+class CollectedChannel(OutputChannel):
+    """Keeps what is sent: the batches of one owner among those that are replayed."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.maxsize)
+        self.batches: list[Batch] = []
+
+    def _write(self, element: Element) -> None:
+        if isinstance(element, Batch):
+            self.batches.append(element)
+
+    def close(self, reason: str) -> None:
+        """Refuse more."""
+        self.refuse(reason)
 
 
 class KeyGroupPartitioner:
@@ -239,21 +304,30 @@ class KeyGroupPartitioner:
         self._key = key
         self._max_parallelism = max_parallelism
         self._channels = channels
+        self._waits = False
+
+    def attach(self, on_credit: Callable[[], None]) -> None:
+        """Call `on_credit` when `flush` may send what waits for credit. Any thread."""
+        for channel in self._channels:
+            channel.attach(on_credit)
 
     def receive(self, batch: Batch) -> None:
-        """Send every row of `batch` to the channel of its key group's owner, in order."""
+        """Send every row of `batch` to the channel of its key group's owner, in order.
+
+        Never waits: what has no credit is sent by `flush`.
+        """
         rows = self._with_keys(batch.rows)
         hashes = hash_keys([rows.column(name) for name in self._key])
         parallelism = len(self._channels)
         if parallelism == 1:
-            self._channels[0].send(Batch(rows, hashes))
+            self._send(0, Batch(rows, hashes))
             return
         groups = key_groups(hashes, self._max_parallelism).astype(np.int64)
         owners = groups * parallelism // self._max_parallelism
-        for owner, channel in enumerate(self._channels):
+        for owner in range(parallelism):
             chosen = np.flatnonzero(owners == owner)
             if len(chosen):
-                channel.send(Batch(rows.take(pa.array(chosen)), hashes[chosen]))
+                self._send(owner, Batch(rows.take(pa.array(chosen)), hashes[chosen]))
 
     def _with_keys(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows that have a key, which all must."""
@@ -268,15 +342,34 @@ class KeyGroupPartitioner:
                 )
         return rows
 
-    def broadcast(self, element: Barrier | EndOfStream) -> None:
-        """Send a barrier or an end on every channel, behind all rows sent before."""
-        for channel in self._channels:
-            channel.send(element)
+    def flush(self) -> bool:
+        """Send what there is credit for; return whether something still waits.
 
-    @property
-    def waited_s(self) -> float:
-        """Seconds spent waiting for credit, over all channels."""
-        return sum(channel.waited_s for channel in self._channels)
+        Raises:
+            SlotLost: A channel is closed.
+        """
+        if self._waits:
+            self._waits = sum([channel.flush() for channel in self._channels]) > 0
+        return self._waits
+
+    def end(self) -> None:
+        """Send the end on every channel, behind all rows sent before."""
+        for channel in range(len(self._channels)):
+            self._send(channel, EndOfStream())
+
+    def forward(self, barrier: Barrier) -> tuple[Batch, ...]:
+        """Send `barrier` on every channel; return the batches that it overtakes here.
+
+        One that never overtakes goes behind all rows sent before.
+        """
+        if barrier.overtakes_after_s is None:
+            for number in range(len(self._channels)):
+                self._send(number, barrier)
+            return ()
+        return tuple(batch for channel in self._channels for batch in channel.overtake(barrier))
+
+    def _send(self, channel: int, element: Element) -> None:
+        self._waits = self._channels[channel].send(element) or self._waits
 
 
 class SinkPartitioner(KeyGroupPartitioner):
@@ -294,5 +387,5 @@ class SinkPartitioner(KeyGroupPartitioner):
         if not null.any():
             return rows
         keyless = rows.filter(pa.array(null))
-        self._channels[0].send(Batch(keyless, np.zeros(keyless.num_rows, np.uint64)))
+        self._send(0, Batch(keyless, np.zeros(keyless.num_rows, np.uint64)))
         return rows.filter(pa.array(~null))

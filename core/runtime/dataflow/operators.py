@@ -64,6 +64,8 @@ class PendingSnapshot:
 
     uid: str
     upload: Callable[[StateWriter], OperatorSnapshot]
+    discard: Callable[[], None] = lambda: None
+    """Releases what `upload`, which is not called then, would have read."""
 
 
 class RunningOperator(ABC):
@@ -249,7 +251,7 @@ class KeyedOperator(RunningOperator):
         def upload(writer: StateWriter) -> OperatorSnapshot:
             return OperatorSnapshot(uid, keyed=pending.upload(writer))
 
-        return PendingSnapshot(uid, upload)
+        return PendingSnapshot(uid, upload, pending.discard)
 
     def completed(self, checkpoint: CheckpointId) -> None:
         """Let the backend build on the files of `checkpoint`."""

@@ -3,6 +3,10 @@
 The thread owns the operators, their state and the writers. Everything else reaches it as mail. At a
 barrier it takes the synchronous part of the snapshot, forwards the barrier and goes on with the
 stream; the asynchronous part and the ack happen on the slot's uploader.
+
+While rows that it has made wait for credits it takes no others, so a barrier that overtakes comes
+between two batches at the latest, however slow everybody below is. What such a barrier overtakes is
+handed over with the snapshot, as soon as it has come on all channels.
 """
 
 from __future__ import annotations
@@ -10,8 +14,8 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from onceflow.core.protocol.alignment import (
@@ -21,19 +25,22 @@ from onceflow.core.protocol.alignment import (
     Barrier,
     BarrierAlignment,
     Block,
+    EndOfStream,
+    ForgetInFlight,
+    InFlightComplete,
+    SourceBarriers,
     TakeSnapshot,
     Unblock,
 )
 from onceflow.core.protocol.decisions import CheckpointKind, NotifyAbort, TriggerCheckpoint
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
+from onceflow.core.protocol.in_flight import Announced, Received
 from onceflow.core.protocol.snapshots import SnapshotTimings
 from onceflow.core.runtime.dataflow.channels import (
     Batch,
     Element,
-    EndOfStream,
     InputGate,
     KeyGroupPartitioner,
-    Received,
 )
 from onceflow.core.runtime.dataflow.operators import (
     PendingSnapshot,
@@ -53,15 +60,29 @@ from onceflow.core.runtime.messages import (
 )
 from onceflow.core.spi import EndOfInput
 
+WAIT_S = 1.0
+"""For how long a subtask waits for something to do before it looks again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overtaken:
+    """Batches on their way into `chain` that a barrier overtook on one side, in their order."""
+
+    chain: str
+    sent: bool
+    """Whether the receiving side held them; see `InFlight`."""
+    batches: tuple[Batch, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTaken:
-    """The synchronous part of a snapshot is done: upload `pending` and ack."""
+    """The synchronous part of a snapshot is done: upload `pending` and `overtaken`, and ack."""
 
     subtask: SubtaskRef
     checkpoint: CheckpointId
     pending: tuple[PendingSnapshot, ...]
     timings: SnapshotTimings
+    overtaken: tuple[Overtaken, ...] = ()
 
 
 SubtaskReport: TypeAlias = SnapshotTaken | CompletionHeard | Declined | SourceExhausted | PartFailed
@@ -76,16 +97,20 @@ class Subtask(ABC):
         ref: SubtaskRef,
         gate: InputGate,
         operators: Sequence[RunningOperator],
-        edges: Sequence[KeyGroupPartitioner],
+        edges: Mapping[str, KeyGroupPartitioner],
         report: Callable[[SubtaskReport], None],
     ) -> None:
+        """`edges` are those that leave the chain, by the chain that each leads into."""
         self.ref = ref
         self.gate = gate
         self._operators = operators
         self._outlet = next(one for one in reversed(operators) if not one.takes_dead_letters)
         self._edges = edges
+        for edge in edges.values():
+            edge.attach(gate.wake)
         self._report = report
         self._busy_s = 0.0
+        self._backpressured_s = 0.0
         self._cpu_s = 0.0
         self._leaving = False
         self._thread = threading.Thread(target=self._main, name=str(ref), daemon=True)
@@ -106,7 +131,7 @@ class Subtask(ABC):
             records_in=self._operators[0].records_in,
             records_out=self._outlet.records_in,
             busy_s=round(self._busy_s, 3),
-            backpressured_s=round(sum(edge.waited_s for edge in self._edges), 3),
+            backpressured_s=round(self._backpressured_s, 3),
             cpu_s=round(self._cpu_s, 3),
             input_batches=self.gate.waiting(),
             rejected=sum(operator.rejected for operator in self._operators),
@@ -153,8 +178,25 @@ class Subtask(ABC):
             case TriggerCheckpoint() | OfferSplits():
                 raise TypeError(f"{self.ref} is no source and cannot take {mail!r}")
 
-    def _snapshot(self, barrier: Barrier, alignment_ms: float) -> None:
-        """Take the synchronous part, forward the barrier, hand the rest to the uploader."""
+    def _flush(self) -> bool:
+        """Send what there is credit for; return whether more rows may be made."""
+        waiting = [edge.flush() for edge in self._edges.values()]
+        return True not in waiting
+
+    def _take(
+        self, timeout_s: float, *, clear: bool
+    ) -> SubtaskMail | Announced | Received[Batch] | None:
+        """Wait for something to do. Unless the way is `clear`, waiting for that is backpressure."""
+        if clear:
+            return self.gate.take(timeout_s)
+        began = time.monotonic()
+        try:
+            return self.gate.take(timeout_s, elements=False)
+        finally:
+            self._backpressured_s += time.monotonic() - began
+
+    def _snapshot(self, barrier: Barrier, alignment_ms: float) -> SnapshotTaken:
+        """Take the synchronous part and forward the barrier; return what is to be uploaded."""
         # Of two machines' clocks, for metrics alone.
         start_delay_ms = max(0.0, time.time() * 1000 - alignment_ms - barrier.triggered_at_ms)
         began = time.perf_counter()
@@ -163,28 +205,32 @@ class Subtask(ABC):
         else:
             taken = [operator.snapshot(barrier.checkpoint) for operator in self._operators]
         sync_ms = (time.perf_counter() - began) * 1000
-        for edge in self._edges:
-            edge.broadcast(barrier)
+        overtaken = [
+            Overtaken(chain, sent=False, batches=batches)
+            for chain, edge in self._edges.items()
+            if (batches := edge.forward(barrier))
+        ]
         timings = SnapshotTimings(
             alignment_ms=round(alignment_ms, 3),
             sync_ms=round(sync_ms, 3),
             start_delay_ms=round(start_delay_ms, 3),
+            overtaken=bool(overtaken) or barrier.overtakes,
         )
         pending = tuple(snapshot for snapshot in taken if snapshot is not None)
-        self._report(SnapshotTaken(self.ref, barrier.checkpoint, pending, timings))
+        return SnapshotTaken(
+            self.ref, barrier.checkpoint, pending, timings, overtaken=tuple(overtaken)
+        )
 
     def _end_of_stream(self) -> None:
         for operator in self._operators:
             operator.flush()
-        for edge in self._edges:
-            edge.broadcast(EndOfStream())
+        for edge in self._edges.values():
+            edge.end()
 
     def _timed(self, work: Callable[[], None]) -> None:
         began = time.monotonic()
-        waited = sum(edge.waited_s for edge in self._edges)
         work()
-        waited = sum(edge.waited_s for edge in self._edges) - waited
-        self._busy_s += time.monotonic() - began - waited
+        self._busy_s += time.monotonic() - began
 
 
 class SourceSubtask(Subtask):
@@ -195,7 +241,7 @@ class SourceSubtask(Subtask):
         ref: SubtaskRef,
         source: SourceOperator,
         operators: Sequence[RunningOperator],
-        edges: Sequence[KeyGroupPartitioner],
+        edges: Mapping[str, KeyGroupPartitioner],
         report: Callable[[SubtaskReport], None],
         poll_timeout_s: float,
     ) -> None:
@@ -203,17 +249,20 @@ class SourceSubtask(Subtask):
         self._source = source
         self._poll_timeout_s = poll_timeout_s
         self._reading = True
-        self._last_checkpoint = CheckpointId(0)
+        self._barriers = SourceBarriers()
 
     def _step(self) -> None:
-        if not self._reading:
-            item = self.gate.take(1.0)
-            if not (item is None or isinstance(item, Received)):
+        clear = self._flush()
+        while barrier := self._barriers.next(time.monotonic(), clear=clear):
+            self._emit(barrier)
+        if not (clear and self._reading):
+            item = self._take(_until(self._barriers.overtakes_at_s), clear=clear)
+            if not (item is None or isinstance(item, (Received, Announced))):
                 self._handle(item)
             return
         while (mail := self.gate.take_mail()) is not None:
             self._handle(mail)
-            if not self._reading or self._leaving:
+            if isinstance(mail, TriggerCheckpoint) or self._leaving:
                 return
         polled = self._source.reader.poll(self._poll_timeout_s)
         self._source.reject(self._source.reader.rejected())
@@ -228,7 +277,10 @@ class SourceSubtask(Subtask):
     def _handle(self, mail: SubtaskMail) -> None:
         match mail:
             case TriggerCheckpoint():
-                self._on_triggered(mail)
+                barrier = Barrier(
+                    mail.checkpoint, mail.kind, mail.triggered_at_ms, mail.overtakes_after_s
+                )
+                self._barriers.on_triggered(barrier, time.monotonic())
             case OfferSplits(_, splits):
                 self._source.offered(splits)
             case _:
@@ -240,19 +292,15 @@ class SourceSubtask(Subtask):
         self._end_of_stream()
         self._report(SourceExhausted(self.ref))
 
-    def _on_triggered(self, trigger: TriggerCheckpoint) -> None:
-        if trigger.checkpoint <= self._last_checkpoint:
-            return
-        self._last_checkpoint = trigger.checkpoint
-        if trigger.kind is CheckpointKind.SAVEPOINT_DRAIN and self._reading:
+    def _emit(self, barrier: Barrier) -> None:
+        if barrier.kind is CheckpointKind.SAVEPOINT_DRAIN and self._reading:
             self._end()
-        elif trigger.kind.stops_sources:
+        elif barrier.kind.stops_sources:
             self._reading = False
-        barrier = Barrier(trigger.checkpoint, trigger.kind, trigger.triggered_at_ms)
-        self._snapshot(barrier, alignment_ms=0.0)
+        self._report(self._snapshot(barrier, alignment_ms=0.0))
 
     def _on_aborted(self, checkpoint: CheckpointId) -> None:
-        self._last_checkpoint = max(self._last_checkpoint, checkpoint)
+        self._barriers.on_abort(checkpoint)
 
 
 class KeyedSubtask(Subtask):
@@ -263,19 +311,30 @@ class KeyedSubtask(Subtask):
         ref: SubtaskRef,
         gate: InputGate,
         operators: Sequence[RunningOperator],
-        edges: Sequence[KeyGroupPartitioner],
+        edges: Mapping[str, KeyGroupPartitioner],
         report: Callable[[SubtaskReport], None],
         mode: AlignmentMode,
     ) -> None:
         super().__init__(ref, gate, operators, edges, report)
         self._alignment = BarrierAlignment(gate.channels, mode)
+        self._held: SnapshotTaken | None = None
+        """Its barrier has overtaken rows, and has not come on all channels."""
 
     def _step(self) -> None:
-        item = self.gate.take(1.0)
-        if isinstance(item, Received):
-            self._on_element(item.channel, item.element)
-        elif item is not None:
-            self._handle(item)
+        clear = self._flush()
+        at_s = self._alignment.overtakes_at_s
+        if at_s is not None:
+            self._carry_out(self._alignment.on_time(time.monotonic()))
+        match self._take(_until(at_s), clear=clear):
+            case Received(channel, element):
+                self._on_element(channel, element)
+            case Announced(channel, barrier):
+                now_s = time.monotonic()
+                self._carry_out(self._alignment.on_announced(channel, barrier, now_s))
+            case None:
+                pass
+            case mail:
+                self._handle(mail)
 
     def _on_element(self, channel: int, element: Element) -> None:
         match element:
@@ -298,7 +357,38 @@ class KeyedSubtask(Subtask):
                     self.gate.block(channel)
                 case Unblock(channels):
                     self.gate.unblock(channels)
-                case TakeSnapshot():
-                    self._snapshot(action.barrier, action.alignment_ms)
+                case TakeSnapshot(barrier, alignment_ms, passed):
+                    if passed is None:
+                        self._report(self._snapshot(barrier, alignment_ms))
+                    else:
+                        self.gate.record(barrier.checkpoint, passed)
+                        self._held = self._snapshot(barrier, alignment_ms)
+                case InFlightComplete(checkpoint, alignment_ms):
+                    self._report(self._with_overtaken(checkpoint, alignment_ms))
+                case ForgetInFlight(checkpoint):
+                    self._forget(checkpoint)
                 case AlignmentAborted(checkpoint, reason):
                     self._report(Declined(checkpoint, self.ref, reason))
+
+    def _with_overtaken(self, checkpoint: CheckpointId, alignment_ms: float) -> SnapshotTaken:
+        """Return the snapshot that is held, with what its barrier overtook in the channels."""
+        held, self._held = self._held, None
+        assert held is not None
+        assert held.checkpoint == checkpoint
+        overtaken = held.overtaken
+        if batches := self.gate.recorded(checkpoint):
+            overtaken = (Overtaken(self.ref.chain, sent=True, batches=batches), *overtaken)
+        timings = replace(held.timings, alignment_ms=round(alignment_ms, 3))
+        return replace(held, timings=timings, overtaken=overtaken)
+
+    def _forget(self, checkpoint: CheckpointId) -> None:
+        self.gate.forget(checkpoint)
+        held, self._held = self._held, None
+        if held is not None:
+            for snapshot in held.pending:
+                snapshot.discard()
+
+
+def _until(at_s: float | None) -> float:
+    """Return for how long to wait when something is due at `at_s` of `time.monotonic`."""
+    return WAIT_S if at_s is None else max(0.0, min(WAIT_S, at_s - time.monotonic()))

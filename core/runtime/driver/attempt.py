@@ -71,7 +71,7 @@ from onceflow.core.runtime.driver.job_events import (
     StateDropped,
     SubtaskCommitted,
 )
-from onceflow.core.runtime.driver.restore import restored_operators
+from onceflow.core.runtime.driver.restore import restored_in_flight, restored_operators
 from onceflow.core.runtime.driver.savepoints import text_of
 from onceflow.core.runtime.driver.slot_pool import SlotPool, cause_of
 from onceflow.core.runtime.driver.source_splits import SplitDiscovery
@@ -225,6 +225,7 @@ class Attempt:
                     restored.checkpoint,
                     self._context.next_checkpoint,
                     restored_operators(self._context.graph, restored, plan.parallelism, slot),
+                    restored_in_flight(self._context.graph, restored, plan.parallelism, slot),
                     self._context.program,
                 )
             )

@@ -28,6 +28,7 @@ from onceflow.core.protocol.restart import (
     RestartTracker,
 )
 from onceflow.core.protocol.savepoints import seeded
+from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.splits import default_max_parallelism
 from onceflow.core.runtime.cluster.cluster import Cluster, RunningSlots
 from onceflow.core.runtime.driver.attempt import Attempt
@@ -53,11 +54,13 @@ from onceflow.core.runtime.driver.job_events import (
 )
 from onceflow.core.runtime.driver.listeners import JobListener, StatusTracker
 from onceflow.core.runtime.driver.restore import (
+    check_in_flight,
     check_max_parallelism,
     check_operators,
     check_others,
     check_sinks,
     operators_left,
+    without_in_flight,
 )
 from onceflow.core.runtime.driver.savepoint_restore import RestoreFrom, SavepointRestore
 from onceflow.core.runtime.driver.savepoints import AskedSavepoint, Savepoints
@@ -408,6 +411,8 @@ class JobDriver:
             check_max_parallelism(restored, max_parallelism)
             if not plan.allow_non_restored_state:
                 check_operators(plan.graph, restored)
+            restored = self._without_ignored(restored, log)
+            check_in_flight(plan.graph, restored)
             grown = with_discovered_splits(plan.graph, restored, log.attempt, now_ms)
             if grown is not None:
                 log.append(grown)
@@ -415,6 +420,20 @@ class JobDriver:
         max_parallelism = plan.max_parallelism or default_max_parallelism(plan.parallelism)
         log.append(genesis_of(plan.graph, log.attempt, plan.parallelism, max_parallelism, now_ms))
         return log.view, max_parallelism
+
+    def _without_ignored(
+        self, restored: CompletedCheckpoint, log: ClaimedLog
+    ) -> CompletedCheckpoint:
+        """Leave out the rows in flight of the checkpoint for which the user says so."""
+        lost = sorted({one.chain for s in restored.snapshots for one in s.in_flight})
+        if not lost or restored.checkpoint != self._plan.checkpointing.ignore_in_flight_of:
+            return restored
+        reduced = without_in_flight(restored, log.attempt, _wall_ms())
+        log.append(reduced)
+        number = restored.checkpoint
+        rows = tuple(f"rows in flight into {chain!r} at checkpoint {number}" for chain in lost)
+        self._tracker.publish(StateDropped(rows))
+        return reduced
 
     def _coordinator(self, plan: AttemptPlan, view: LogView, now_s: float) -> CheckpointCoordinator:
         everyone, sources = self._plan.graph.subtasks(plan.parallelism)

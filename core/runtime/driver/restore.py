@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.graph import Graph, ProcessKeyed, ReadFrom, RunAggregates, Work
+from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.protocol.snapshots import (
@@ -17,7 +19,7 @@ from onceflow.core.protocol.snapshots import (
     OperatorSnapshot,
     StateHandle,
 )
-from onceflow.core.protocol.splits import assign_splits, key_group_range
+from onceflow.core.protocol.splits import assign_splits, key_group_range, with_lists
 from onceflow.core.runtime.dataflow.operators import SPLITS, decode_split
 from onceflow.core.runtime.messages import RestoredOperator
 
@@ -61,6 +63,32 @@ def _takes(work: Work | None, snapshot: OperatorSnapshot) -> bool:
             return not (snapshot.keyed or snapshot.raw)
         case _:
             return not (snapshot.keyed or snapshot.lists or snapshot.raw)
+
+
+def check_in_flight(graph: Graph, restored: CompletedCheckpoint) -> None:
+    """Return when every row that was in flight has an operator of `graph` to go to.
+
+    Raises:
+        StateIncompatible: Rows would be lost.
+    """
+    edges = {chain.id for chain in graph.chains() if chain.input is not None}
+    lost = sorted({one.chain for s in restored.snapshots for one in s.in_flight} - edges)
+    if lost:
+        raise StateIncompatible(
+            f"checkpoint {restored.checkpoint} holds rows that were on their way into"
+            f" {', '.join(lost)}, and the pipeline sends no rows there: start it as it was, stop it"
+            " (which leaves no rows in flight), and change it then; or, knowing that these rows are"
+            f" lost, set Checkpointing(ignore_in_flight_of={restored.checkpoint})"
+        )
+
+
+def without_in_flight(
+    restored: CompletedCheckpoint, attempt: AttemptId, now_ms: int
+) -> CompletedCheckpoint:
+    """Return the decision after `restored` that leaves out the rows in flight: they are lost."""
+    again = with_lists(restored, SPLITS, {}, attempt=attempt, now_ms=now_ms)
+    snapshots = tuple(replace(snapshot, in_flight=()) for snapshot in again.snapshots)
+    return replace(again, snapshots=snapshots)
 
 
 def check_operators(graph: Graph, restored: CompletedCheckpoint) -> None:
@@ -164,6 +192,15 @@ def restored_operators(
             case _:
                 pass
     return tuple(operators)
+
+
+def restored_in_flight(
+    graph: Graph, restored: CompletedCheckpoint, parallelism: int, slot: int
+) -> dict[str, tuple[StateHandle, ...]]:
+    """Return what slot `slot` of `parallelism` replays, by chain; rows of other slots among it."""
+    groups = key_group_range(restored.max_parallelism, parallelism, slot)
+    found = {c.id: _overlapping(restored.in_flight(c.id), groups) for c in graph.chains()}
+    return {chain: handles for chain, handles in found.items() if handles}
 
 
 def _dealt_to(elements: Sequence[bytes], parallelism: int, slot: int) -> tuple[bytes, ...]:

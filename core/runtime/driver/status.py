@@ -110,9 +110,13 @@ class SubtaskCheckpointStats:
     sync_ms: float
     async_ms: float
     size_bytes: int
-    """Of its state."""
+    """Of its state, and of rows in flight."""
     uploaded_bytes: int = 0
     """Of it, what went to storage for this checkpoint, in `async_ms`."""
+    in_flight_bytes: int = 0
+    """Of the rows that the barrier overtook here."""
+    unaligned: bool = False
+    """Whether the barrier went ahead of rows here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,12 @@ class CheckpointStats:
     """Of `size_bytes`, what went to storage: neither inline nor there already."""
     committed_ms: float | None = None
     """From the decision to the last subtask's report that all is committed."""
+    kind: str = ""
+    """As of `PendingCheckpoint`."""
+    in_flight_bytes: int = 0
+    """Of the rows that the barrier overtook, over all subtasks."""
+    unaligned: bool = False
+    """Whether the barrier went ahead of rows anywhere."""
     subtasks: tuple[SubtaskCheckpointStats, ...] = ()
     """In the order of their acks; empty for checkpoints of long ago."""
 
@@ -483,6 +493,8 @@ def _acked(pending: PendingCheckpoint, event: CheckpointAcked) -> PendingCheckpo
         async_ms=timings.async_ms,
         uploaded_bytes=timings.uploaded_bytes,
         size_bytes=timings.size_bytes,
+        in_flight_bytes=timings.in_flight_bytes,
+        unaligned=timings.overtaken,
     )
     return replace(pending, subtasks=(*pending.subtasks, stats))
 
@@ -503,6 +515,9 @@ def _completed(status: JobStatus, event: CheckpointCompleted) -> JobStatus:
         append_ms=round(event.append_ms, 3),
         uploaded_bytes=sum(ack.uploaded_bytes for ack in acks),
         size_bytes=sum(ack.size_bytes for ack in acks),
+        kind=done.kind,
+        in_flight_bytes=sum(ack.in_flight_bytes for ack in acks),
+        unaligned=any(ack.unaligned for ack in acks),
         subtasks=acks,
     )
     decided_at_s = {**status.tally.decided_at_s, event.checkpoint: event.at.monotonic_s}

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from onceflow.core.config import Delivery
-from onceflow.core.errors import SlotLost
+from onceflow.core.errors import SlotLost, StateIncompatible
 from onceflow.core.graph import (
     Chain,
     FilterRecords,
@@ -31,11 +31,14 @@ from onceflow.core.protocol.ids import SubtaskRef
 from onceflow.core.protocol.splits import key_group_range
 from onceflow.core.runtime.dataflow.batch_iterators import ArrowFunction, PandasFunction
 from onceflow.core.runtime.dataflow.channels import (
+    Batch,
+    CollectedChannel,
     InputGate,
     KeyGroupPartitioner,
     LocalChannel,
     OutputChannel,
     SinkPartitioner,
+    decode_batches,
 )
 from onceflow.core.runtime.dataflow.lookup_join import LookupJoiner
 from onceflow.core.runtime.dataflow.operators import (
@@ -104,14 +107,14 @@ class ChainBuilder:
         return Chains(subtasks, tuple(self._channels), self._commits, tuple(self._dropped))
 
     def _edge(self, chain: Chain) -> KeyGroupPartitioner:
-        credits_count = self._plan.settings.channel_batches
+        credit_count = self._plan.settings.channel_batches
         assert chain.input_schema is not None
         schema: pa.Schema = chain.input_schema
         me = self._context.slot
         channels: list[OutputChannel] = []
         for target in range(self._plan.parallelism):
             if target == me:
-                channels.append(LocalChannel(self.gates[chain.id], me, credits_count))
+                channels.append(LocalChannel(self.gates[chain.id], me, credit_count))
             else:
                 channels.append(
                     FlightChannel(
@@ -122,12 +125,33 @@ class ChainBuilder:
                         source=me,
                         target=target,
                         schema=schema,
-                        credits_count=credits_count,
+                        credit_count=credit_count,
                     )
                 )
         self._channels.extend(channels)
+        return self._partitioner(chain, channels)
+
+    def _partitioner(self, chain: Chain, channels: Sequence[OutputChannel]) -> KeyGroupPartitioner:
         edge = SinkPartitioner if isinstance(chain.head.work, WriteTo) else KeyGroupPartitioner
         return edge(chain.key, self._plan.max_parallelism, channels)
+
+    def _replayed(self, chain: Chain) -> list[Batch]:
+        """Return the subtask's part of what was on its way into `chain`, in order."""
+        kept = [CollectedChannel() for _ in range(self._plan.parallelism)]
+        partitioner = self._partitioner(chain, kept)
+        reader, schema = self._context.storage.reader(), chain.input_schema
+        assert schema is not None
+        for handle in self._deploy.in_flight.get(chain.id, ()):
+            for rows in decode_batches(reader.read(handle)):
+                if (rows.schema.names, rows.schema.types) != (schema.names, schema.types):
+                    raise StateIncompatible(
+                        f"checkpoint {self._deploy.restored_checkpoint} holds rows in flight into"
+                        f" {chain.id!r} with columns {rows.schema}, and it takes {schema}: start"
+                        " the pipeline as it was, stop it (which leaves none in flight), and change"
+                        " it then"
+                    )
+                partitioner.receive(Batch(pa.record_batch(rows.columns, schema=schema)))
+        return kept[self._context.slot].batches
 
     def _client(self, target: int) -> flight.FlightClient:
         if target not in self._clients:
@@ -146,10 +170,10 @@ class ChainBuilder:
                 self._dropped += built.dropped
             if operator is not chain.head:
                 _outputs(running, operator).append(built.receive)
-        leaving: list[KeyGroupPartitioner] = []
+        leaving: dict[str, KeyGroupPartitioner] = {}
         for below in self._chains:
             if below.input == chain.id:
-                leaving.append(edges[below.id])
+                leaving[below.id] = edges[below.id]
                 _outputs(running, below.head).append(edges[below.id].receive)
         operators = tuple(running.values())
         head = operators[0]
@@ -162,6 +186,7 @@ class ChainBuilder:
             else AlignmentMode.AT_LEAST_ONCE
         )
         gate = self.gates[chain.id]
+        gate.replay(self._replayed(chain))
         return KeyedSubtask(ref, gate, operators, leaving, self._context.post, mode)
 
     def _operator(self, chain: Chain, operator: Operator, ref: SubtaskRef) -> RunningOperator:

@@ -10,7 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
 from onceflow.core.errors import StorageError
-from onceflow.core.protocol.snapshots import OperatorSnapshot, SubtaskSnapshot
+from onceflow.core.protocol.snapshots import InFlight, OperatorSnapshot, SubtaskSnapshot
+from onceflow.core.protocol.splits import key_group_range
+from onceflow.core.runtime.dataflow.channels import encode_batches
 from onceflow.core.runtime.dataflow.subtask import SnapshotTaken
 from onceflow.core.runtime.messages import Acked, Declined
 from onceflow.core.runtime.slot.context import SlotContext
@@ -55,13 +57,18 @@ class SnapshotUploads:
                 )
                 writers.append(writer)
                 operators.append(snapshot.upload(writer))
+            in_flight = self._persisted(taken, writers)
+            in_flight_bytes = sum(one.handle.size_bytes for one in in_flight)
             timings = replace(
                 taken.timings,
                 async_ms=round((time.perf_counter() - began) * 1000, 3),
                 uploaded_bytes=sum(writer.uploaded_bytes for writer in writers),
-                size_bytes=sum(h.size_bytes for o in operators for h in o.keyed + o.raw),
+                size_bytes=sum(h.size_bytes for o in operators for h in o.keyed + o.raw)
+                + in_flight_bytes,
+                in_flight_bytes=in_flight_bytes,
             )
-            slot.post(Acked(checkpoint, SubtaskSnapshot(subtask, tuple(operators), timings)))
+            done = SubtaskSnapshot(subtask, tuple(operators), timings, in_flight)
+            slot.post(Acked(checkpoint, done))
             self._abandon(())
         except StorageError as error:
             # First: storage that takes no file may not delete one either, nor answer soon.
@@ -69,6 +76,27 @@ class SnapshotUploads:
             self._abandon(writers)
         except BaseException as error:
             slot.fail(error)
+
+    def _persisted(
+        self, taken: SnapshotTaken, writers: list[FileStateWriter]
+    ) -> tuple[InFlight, ...]:
+        """Return what the barrier overtook, made durable: a file for each side of each edge."""
+        if not taken.overtaken:
+            return ()
+        subtask, plan = taken.subtask, self._context.plan
+        writer = self._context.storage.writer(
+            plan.attempt, taken.checkpoint, f"{subtask.chain}.in-flight", subtask.index
+        )
+        writers.append(writer)
+        own = key_group_range(plan.max_parallelism, plan.parallelism, subtask.index)
+        in_flight: list[InFlight] = []
+        for one in taken.overtaken:
+            # What is sent has come to its owner; what waits to be sent may be anybody's.
+            groups = own if one.sent else range(plan.max_parallelism)
+            name = f"in-flight-{'in' if one.sent else 'to'}-{one.chain}"
+            handle = writer.write(name, encode_batches(one.batches), key_groups=groups)
+            in_flight.append(InFlight(one.chain, one.sent, handle))
+        return tuple(in_flight)
 
     def _abandon(self, writers: Sequence[FileStateWriter]) -> None:
         """Delete what `writers` wrote, and what could not be deleted before; or remember it."""

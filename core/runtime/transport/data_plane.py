@@ -26,12 +26,10 @@ import pyarrow as pa
 from pyarrow import flight
 
 from onceflow.core.errors import SlotLost
-from onceflow.core.protocol.alignment import Barrier
+from onceflow.core.protocol.alignment import Barrier, EndOfStream
 from onceflow.core.runtime.dataflow.channels import (
     Batch,
-    Credits,
     Element,
-    EndOfStream,
     InputGate,
     OutputChannel,
 )
@@ -177,15 +175,15 @@ class FlightChannel(OutputChannel):
         source: int,
         target: int,
         schema: pa.Schema,
-        credits_count: int,
+        credit_count: int,
     ) -> None:
+        super().__init__(credit_count)
         path = [part.encode() for part in (chain, str(attempt), str(source), str(target))]
         self.name = f"{chain}[{target}] from {source}"
         self.target = target
         self.heard_at = time.monotonic()
         """When the peer last gave a sign of life, or else when the channel was opened."""
         self.answered = False
-        self._credits = Credits(credits_count)
         self._schema = schema.append(pa.field(HASH_COLUMN, pa.uint64()))
         try:
             self._writer, self._reader = client.do_exchange(
@@ -200,12 +198,10 @@ class FlightChannel(OutputChannel):
             target=self._take_credits, name=f"credits {self.name}", daemon=True
         ).start()
 
-    def send(self, element: Element) -> None:
-        """Write `element` to the stream, waiting for credit if it is a batch."""
+    def _write(self, element: Element) -> None:
         try:
             match element:
                 case Batch(rows, hashes):
-                    self._credits.acquire()
                     assert hashes is not None
                     column = pa.array(hashes, pa.uint64())
                     batch = pa.record_batch([*rows.columns, column], schema=self._schema)
@@ -220,11 +216,6 @@ class FlightChannel(OutputChannel):
         except (pa.ArrowException, OSError) as error:
             raise SlotLost(f"channel {self.name} broke: {error}") from error
 
-    @property
-    def waited_s(self) -> float:
-        """Seconds spent waiting for credit."""
-        return self._credits.waited_s
-
     def close(self, reason: str) -> None:
         """Tell the peer that this is the end in good order, and wake the sender.
 
@@ -234,7 +225,7 @@ class FlightChannel(OutputChannel):
         if self._closed:
             return
         self._closed = True
-        self._credits.close(reason)
+        self.refuse(reason)
         # A peer that takes nothing holds up whoever writes to it.
         closing = threading.Thread(target=self._say_close, name=f"close {self.name}", daemon=True)
         closing.start()
@@ -264,11 +255,11 @@ class FlightChannel(OutputChannel):
             while True:
                 metadata = metadata_of(self._reader.read_chunk())
                 self.heard_at, self.answered = time.monotonic(), True
-                self._credits.release(_CREDIT.unpack(metadata)[0])
+                self.release(_CREDIT.unpack(metadata)[0])
         except StopIteration:
-            self._credits.close(f"channel {self.name}: its reader is gone")
+            self.refuse(f"channel {self.name}: its reader is gone")
         except (pa.ArrowException, OSError) as error:
-            self._credits.close(f"channel {self.name} broke: {error}")
+            self.refuse(f"channel {self.name} broke: {error}")
 
 
 _QUESTIONS = 4

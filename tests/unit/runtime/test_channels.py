@@ -9,27 +9,33 @@ import pyarrow as pa
 import pytest
 
 from onceflow.core.errors import SlotLost
-from onceflow.core.protocol.alignment import Barrier
+from onceflow.core.protocol.alignment import Barrier, EndOfStream
 from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.protocol.in_flight import REPLAYED, Announced, Received
 from onceflow.core.runtime.dataflow.channels import (
     Batch,
-    Credits,
     Element,
-    EndOfStream,
     InputGate,
     LocalChannel,
-    Received,
+    decode_batches,
+    encode_batches,
 )
 from onceflow.core.runtime.messages import Shutdown
 
 ROWS = pa.record_batch([pa.array([1, 2])], names=["x"])
 BARRIER = Barrier(CheckpointId(1), CheckpointKind.PERIODIC, 0)
+OVERTAKES = Barrier(CheckpointId(1), CheckpointKind.PERIODIC, 0, overtakes_after_s=0)
+BATCHES = [Batch(pa.record_batch([pa.array([number])], names=["x"])) for number in range(9)]
+
+
+def batch_of(number: int) -> Batch:
+    return BATCHES[number]
 
 
 def test_a_channel_delivers_in_the_order_sent() -> None:
     gate = InputGate(1)
-    channel = LocalChannel(gate, 0, credits_count=8)
+    channel = LocalChannel(gate, 0, credit_count=8)
     sent: list[Element] = [Batch(ROWS), BARRIER, Batch(ROWS), EndOfStream()]
     for element in sent:
         channel.send(element)
@@ -38,7 +44,7 @@ def test_a_channel_delivers_in_the_order_sent() -> None:
 
 def test_a_blocked_channel_keeps_its_elements_until_unblocked() -> None:
     gate = InputGate(2)
-    left, right = (LocalChannel(gate, number, credits_count=8) for number in range(2))
+    left, right = (LocalChannel(gate, number, credit_count=8) for number in range(2))
     gate.block(0)
     left.send(BARRIER)
     right.send(EndOfStream())
@@ -50,46 +56,67 @@ def test_a_blocked_channel_keeps_its_elements_until_unblocked() -> None:
 
 def test_mail_overtakes_elements() -> None:
     gate = InputGate(1)
-    LocalChannel(gate, 0, credits_count=1).send(Batch(ROWS))
+    LocalChannel(gate, 0, credit_count=1).send(Batch(ROWS))
     gate.post(Shutdown("over"))
     assert gate.take(0) == Shutdown("over")
 
 
-def test_a_sender_without_credit_waits_until_the_reader_takes_and_barriers_need_none() -> None:
-    gate = InputGate(1)
-    channel = LocalChannel(gate, 0, credits_count=1)
-    channel.send(Batch(ROWS))
-    channel.send(BARRIER)
-    passed = threading.Event()
-
-    def send_more() -> None:
-        channel.send(Batch(ROWS))
-        passed.set()
-
-    sender = threading.Thread(target=send_more)
-    sender.start()
-    assert not passed.wait(0.05)
-    gate.take(0)
-    assert passed.wait(5)
-    sender.join()
-    assert channel.waited_s > 0.04
+def test_a_sender_is_told_that_a_batch_waits_for_credit_and_when_there_is_some() -> None:
+    sender, reader = InputGate(0), InputGate(1)
+    channel = LocalChannel(reader, 0, credit_count=1)
+    channel.attach(sender.wake)
+    assert not channel.send(Batch(ROWS))
+    assert channel.send(Batch(ROWS))
+    assert channel.send(BARRIER), "it stays behind the rows before it"
+    assert channel.flush()
+    assert reader.take(0) == Received(0, Batch(ROWS))
+    assert reader.take(0) is None
+    began = time.monotonic()
+    assert sender.take(5) is None
+    assert time.monotonic() - began < 4, "the credit has woken it"
+    assert not channel.flush()
+    assert [reader.take(0) for _ in range(2)] == [Received(0, Batch(ROWS)), Received(0, BARRIER)]
 
 
 def test_closing_wakes_a_waiting_sender_with_the_reason() -> None:
-    grants = Credits(0)
-    errors: list[str] = []
-
-    def wait() -> None:
-        try:
-            grants.acquire()
-        except SlotLost as error:
-            errors.append(str(error))
-
-    waiter = threading.Thread(target=wait)
-    waiter.start()
-    time.sleep(0.01)
-    grants.close("the attempt is over")
-    waiter.join(5)
-    assert errors == ["the attempt is over"]
+    sender = InputGate(0)
+    channel = LocalChannel(InputGate(1), 0, credit_count=0)
+    channel.attach(sender.wake)
+    assert channel.send(Batch(ROWS))
+    threading.Timer(0.01, lambda: channel.close("the attempt is over")).start()
+    began = time.monotonic()
+    sender.take(5)
+    assert time.monotonic() - began < 4
     with pytest.raises(SlotLost, match="the attempt is over"):
-        grants.acquire()
+        channel.flush()
+    with pytest.raises(SlotLost, match="the attempt is over"):
+        channel.send(Batch(ROWS))
+
+
+def test_a_barrier_that_overtakes_goes_ahead_on_both_sides_and_all_that_it_overtakes_is_known() -> (
+    None
+):
+    gate = InputGate(2)
+    left, right = (LocalChannel(gate, number, credit_count=1) for number in range(2))
+    gate.replay([batch_of(0)])
+    left.send(batch_of(1))
+    assert left.send(batch_of(2))
+    assert left.overtake(OVERTAKES) == (batch_of(2),)
+    assert gate.take(0) == Announced(0, OVERTAKES)
+    gate.record(CheckpointId(1), ())
+    right.send(batch_of(3))
+    assert gate.take(0) == Received(REPLAYED, batch_of(0)), "the stream goes on meanwhile"
+    right.overtake(OVERTAKES)
+    assert gate.take(0) == Announced(1, OVERTAKES)
+    assert gate.recorded(CheckpointId(1)) == tuple(map(batch_of, (0, 1, 3)))
+    left.flush()
+    taken = [gate.take(0) for _ in range(3)]
+    assert {item.channel for item in taken if isinstance(item, Received)} == {0, 1}
+    left.flush()
+    assert gate.waiting() == 0 or gate.take(0) == Received(0, batch_of(2))
+
+
+def test_rows_in_flight_are_read_back_as_they_were_written() -> None:
+    with_metadata = Batch(ROWS.replace_schema_metadata({"from": "elsewhere"}))
+    read = decode_batches(encode_batches([Batch(ROWS), with_metadata]).to_pybytes())
+    assert read == [ROWS, ROWS]

@@ -14,10 +14,11 @@ import pytest
 from pyarrow import flight
 
 from onceflow.core.errors import SlotLost
-from onceflow.core.protocol.alignment import Barrier
+from onceflow.core.protocol.alignment import Barrier, EndOfStream
 from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.runtime.dataflow.channels import Batch, Element, EndOfStream, InputGate, Received
+from onceflow.core.protocol.in_flight import Received
+from onceflow.core.runtime.dataflow.channels import Batch, Element, InputGate
 from onceflow.core.runtime.transport.credentials import Credentials
 from onceflow.core.runtime.transport.data_plane import DataServer, FlightChannel, KeepAlive
 from onceflow.integration.faults.network import TcpProxy
@@ -39,7 +40,7 @@ class Receiver:
         self.client = flight.FlightClient(f"grpc://127.0.0.1:{network(self.server.port)}")
 
     def channel(
-        self, *, token: str = "secret", attempt: int = 7, credits_count: int = 4
+        self, *, token: str = "secret", attempt: int = 7, credit_count: int = 4
     ) -> FlightChannel:
         return FlightChannel(
             self.client,
@@ -49,7 +50,7 @@ class Receiver:
             source=1,
             target=0,
             schema=SCHEMA,
-            credits_count=credits_count,
+            credit_count=credit_count,
         )
 
     def take(self) -> Element:
@@ -88,26 +89,24 @@ def test_batches_barriers_and_the_end_arrive_whole_and_in_order(receiver: Receiv
 
 
 def test_no_more_batches_are_under_way_than_there_are_credits(receiver: Receiver) -> None:
-    channel = receiver.channel(credits_count=2)
-    sent = 0
-
-    def send() -> None:
-        nonlocal sent
-        for number in range(6):
-            channel.send(batch(number, 1))
-            sent += 1
-
-    sender = threading.Thread(target=send)
-    sender.start()
+    channel = receiver.channel(credit_count=2)
+    credit = threading.Event()
+    channel.attach(credit.set)
+    assert [channel.send(batch(number, 1)) for number in range(6)] == [False] * 2 + [True] * 4
     deadline = time.monotonic() + 5
     while receiver.gate.waiting() < 2 and time.monotonic() < deadline:
         time.sleep(0.005)
-    sender.join(0.1)
-    assert (sent, receiver.gate.waiting()) == (2, 2)
-    for _ in range(6):
-        receiver.take()
-    sender.join(5)
-    assert sent == 6
+    time.sleep(0.05)
+    assert receiver.gate.waiting() == 2
+    for number in range(6):
+        got = receiver.take()
+        assert isinstance(got, Batch)
+        assert got.rows.column("id").to_pylist() == [number]
+        while number < 4 and not credit.wait(0.05) and time.monotonic() < deadline:
+            pass
+        credit.clear()
+        channel.flush()
+    assert not channel.flush()
     channel.close("done")
 
 
@@ -215,7 +214,7 @@ def test_a_peer_that_is_cut_off_is_lost_by_name_although_its_connection_stands()
 def test_a_slow_reader_is_no_lost_peer(receiver: Receiver) -> None:
     """Its operators take nothing, and no credit comes back; its transport answers."""
     lost: list[str] = []
-    channel = receiver.channel(credits_count=1)
+    channel = receiver.channel(credit_count=1)
     channel.send(batch(0, 1))
     waits = threading.Thread(target=lambda: channel.send(batch(1, 1)))
     waits.start()
@@ -229,7 +228,7 @@ def test_a_slow_reader_is_no_lost_peer(receiver: Receiver) -> None:
 
 def test_a_peer_that_takes_nothing_does_not_hold_up_the_close() -> None:
     with network() as (receiver, proxy):
-        channel = receiver.channel(credits_count=1000)
+        channel = receiver.channel(credit_count=1000)
         proxy.pause()
         ended = threading.Event()
 

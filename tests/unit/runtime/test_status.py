@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from functools import reduce
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,7 +69,7 @@ def triggered(number: int, seconds: float) -> CheckpointTriggered:
     return CheckpointTriggered(chk(number), CheckpointKind.PERIODIC, at=at(seconds))
 
 
-def acked(number: int, subtask: SubtaskRef, seconds: float, **ms: float) -> CheckpointAcked:
+def acked(number: int, subtask: SubtaskRef, seconds: float, **ms: Any) -> CheckpointAcked:
     timings = SnapshotTimings(size_bytes=10, **ms)
     return CheckpointAcked(chk(number), subtask, timings, at=at(seconds))
 

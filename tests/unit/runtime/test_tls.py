@@ -143,7 +143,7 @@ def test_channels_between_slots_are_as_closed(identities: tuple[TlsIdentity, Tls
                 source=1,
                 target=0,
                 schema=SCHEMA,
-                credits_count=4,
+                credit_count=4,
             )
     assert losses == []
     server.close(5.0)

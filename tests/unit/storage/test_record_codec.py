@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
@@ -16,6 +17,7 @@ from onceflow.core.protocol.log import AttemptClaimed, CheckpointDecided, LogRec
 from onceflow.core.protocol.log_memory import Decided, LogMemory
 from onceflow.core.protocol.snapshots import (
     CompletedCheckpoint,
+    InFlight,
     OperatorSnapshot,
     SnapshotTimings,
     StateHandle,
@@ -74,6 +76,7 @@ snapshots = st.builds(
     subtask=st.builds(SubtaskRef, texts, counts),
     operators=tuples_of(operators),
     timings=st.builds(SnapshotTimings, floats, floats, floats, floats, counts),
+    in_flight=tuples_of(st.builds(InFlight, texts, st.booleans(), handles)),
 )
 completed = st.builds(
     CompletedCheckpoint,
@@ -127,13 +130,15 @@ def test_format_1_is_these_very_bytes() -> None:
         b'"raw":[],"lists":{"splits":["AP8=",""]},"committables":[{"transaction":{"sink_id":"sink",'
         b'"attempt":1,"checkpoint":5,"subtask":0,"sequence":0},"rows":7,"payload":"AP4="}]}],'
         b'"timings":{"alignment_ms":0.1,"sync_ms":2.5,"async_ms":1e-9,"start_delay_ms":3.0,'
-        b'"size_bytes":10,"uploaded_bytes":0}}],"triggered_at_ms":1,"completed_at_ms":2'
-        b',"final":false'
+        b'"size_bytes":10'
     )
+    adds = b',"uploaded_bytes":0,"in_flight_bytes":0,"overtaken":false},"in_flight":[]'
+    times = b'}],"triggered_at_ms":1,"completed_at_ms":2,"final":false'
     ends = b',"delivered_through":0,"undelivered":[]},"previous":"previous"', b',"memory":null}}'
-    assert data.splitlines()[0] == written + b"".join(ends)
-    # As versions wrote it that remembered nothing, and knew no commits of whole checkpoints.
-    older = written.replace(b',"uploaded_bytes":0', b"") + b'},"previous":"previous"}}'
+    assert data.splitlines()[0] == written + adds + times + b"".join(ends)
+    # As versions wrote it that remembered nothing, and knew no commits of whole checkpoints and no
+    # rows in flight.
+    older = written + b"}" + times + b'},"previous":"previous"}}'
     assert decode_record(seal(older)[0], WHERE).record == DECIDED
     assert decode_record(data, WHERE).digest == digest
     handle = StateHandle("k", "p", 1, "c", 2, 3, True, b"i")
@@ -179,9 +184,21 @@ def test_a_damaged_record_is_named_with_both_checksums_and_what_to_do() -> None:
     assert all(part in message for part in (WHERE, digest, now, "backup", "move this record"))
 
 
+def test_rows_in_flight_are_format_2_which_older_versions_refuse() -> None:
+    """They would ignore the field, and lose the rows."""
+    handle = StateHandle("rows", "p", 1, "c", 0, 127)
+    flying = SubtaskSnapshot(SubtaskRef("b", 0), in_flight=(InFlight("b", True, handle),))
+    completed = replace(decision(5, 1), snapshots=(flying,))
+    data, _ = encode_record(CheckpointDecided(2, AttemptId(1), completed, ""))
+    assert data.startswith(b'{"format":2,')
+    entry = decode_record(data, WHERE).record
+    assert isinstance(entry, CheckpointDecided)
+    assert entry.completed == completed
+
+
 def test_a_format_of_a_later_version_is_refused_by_number() -> None:
     line = encode_record(DECIDED)[0].splitlines()[0].replace(b'"format":1', b'"format":3')
-    with pytest.raises(StateIncompatible, match=r"record format 3, and this version .* format 1"):
+    with pytest.raises(StateIncompatible, match=r"record format 3, and this .* formats 1 and 2"):
         decode_record(seal(line)[0], WHERE)
 
 

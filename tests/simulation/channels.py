@@ -1,0 +1,99 @@
+"""Channels between simulated tasks: bounded by credits, with rows under way between two slots."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from tests.simulation.targets import Row
+
+from onceflow.core.protocol.alignment import Barrier, EndOfStream
+from onceflow.core.protocol.in_flight import Announced, InputQueues, OutputQueue, Received
+from onceflow.core.protocol.splits import owner_of
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+KEY_GROUPS = 8
+Element = Row | Barrier | EndOfStream
+
+
+class Receiver(Protocol):
+    """Who takes what comes through channels."""
+
+    inputs: Inputs
+    release: list[Callable[[], None]]
+
+
+class Inputs(InputQueues[Row]):
+    """Takes from any channel that it may take from, at random."""
+
+    world: World
+
+    def take(self, *, elements: bool = True) -> Announced | Received[Row] | None:
+        self._turn = self.world.rng.randrange(self.channels)
+        return super().take(elements=elements)
+
+
+class Outputs:
+    """The sending ends of one task's channels, one to each subtask of the stage that follows."""
+
+    def __init__(self, world: World, receivers: Callable[[], Sequence[Receiver]], channel: int):
+        self._world, self._receivers, self._channel = world, receivers, channel
+        self._queues: list[OutputQueue[Row]] = []
+        self._wires: list[deque[Element]] = []
+
+    def open(self) -> None:
+        """Connect, when every receiver is there."""
+        variant, credit_count = self._world.variant, self._world.shape.credits
+        for receiver in self._receivers():
+            queue = variant.output_queue(credit_count)
+            self._queues.append(queue)
+            self._wires.append(deque())
+            receiver.release[self._channel] = queue.release
+
+    def send_row(self, row: Row, group: int) -> None:
+        self.send(owner_of(group, KEY_GROUPS, len(self._queues)), row)
+
+    def send(self, target: int, element: Element) -> None:
+        if self._queues[target].offer(element):
+            self._put(target, element)
+
+    def forward(self, barrier: Barrier) -> list[Row]:
+        """Send `barrier` to all; return the rows that it overtakes here."""
+        overtaken: list[Row] = []
+        for target, queue in enumerate(self._queues):
+            if barrier.overtakes_after_s is None:
+                self.send(target, barrier)
+                continue
+            overtaken += queue.overtaken_by(barrier.checkpoint)
+            if self._world.variant.barrier_waits_its_turn:  # broken: and its rows are persisted
+                self.send(target, barrier)
+            else:
+                self._put(target, barrier)
+        return overtaken
+
+    def end(self) -> None:
+        for target in range(len(self._queues)):
+            self.send(target, EndOfStream())
+
+    def flush(self) -> bool:
+        """Send what may be sent; return whether nothing waits."""
+        for target, queue in enumerate(self._queues):
+            while (element := queue.next()) is not None:
+                self._put(target, element)
+        return not any(queue.waits for queue in self._queues)
+
+    def _put(self, target: int, element: Element) -> None:
+        """FIFO within a channel: the order of sending is the order of the queue."""
+        receiver, wire = self._receivers()[target], self._wires[target]
+        if not self._world.shape.wires:
+            receiver.inputs.put(self._channel, element)
+            return
+        wire.append(element)
+
+        def arrive() -> None:
+            receiver.inputs.put(self._channel, wire.popleft())
+
+        self._world.clock.after(self._world.rng.expovariate(1 / 0.01), arrive)

@@ -1,0 +1,136 @@
+"""Broken variants of barriers that overtake rows, and of what becomes of these rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tests.simulation.channels import Inputs
+from tests.simulation.targets import Row
+from tests.simulation.variant import Variant
+
+from onceflow.core.protocol.alignment import (
+    AlignmentAction,
+    Barrier,
+    BarrierAlignment,
+    EndOfStream,
+    TakeSnapshot,
+)
+from onceflow.core.protocol.coordinator import CheckpointCoordinator
+from onceflow.core.protocol.decisions import CheckpointKind, TriggerCheckpoint
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.protocol.in_flight import Announced, OutputQueue, Received
+
+
+class _KeepsNothing(Inputs):
+    """The barrier overtakes what waits in channels, and nobody persists it."""
+
+    def recorded(self, checkpoint: CheckpointId) -> tuple[Row, ...]:
+        super().recorded(checkpoint)
+        return ()
+
+
+class _StopsRecordingAtOnce(Inputs):
+    """What comes between the snapshot and a channel's barrier is not recorded."""
+
+    def record(self, checkpoint: CheckpointId, passed: Sequence[int]) -> None:
+        super().record(checkpoint, passed)
+        assert self._recording is not None
+        self._recording.open.clear()
+
+
+class _RecordsOn(Inputs):
+    """What comes after a channel's barrier is recorded, too."""
+
+    def put(self, channel: int, element: Row | Barrier | EndOfStream) -> bool:
+        recording = self._recording
+        result = super().put(channel, element)
+        if (
+            recording is not None
+            and channel not in recording.open
+            and not isinstance(element, (Barrier, EndOfStream))
+        ):
+            recording.batches[channel].append(element)
+        return result
+
+
+class _RecordsAligned(Inputs):
+    """What waits behind a barrier that was read is taken for what waits before one."""
+
+    def record(self, checkpoint: CheckpointId, passed: Sequence[int]) -> None:
+        super().record(checkpoint, ())
+        assert self._recording is not None
+        self._recording.open.difference_update(passed)
+
+
+class _ReplaysLast(Inputs):
+    """What was in flight is taken when nothing else waits."""
+
+    def take(self, *, elements: bool = True) -> Announced | Received[Row] | None:
+        replayed, self._replayed = self._replayed, type(self._replayed)()
+        taken = super().take(elements=elements)
+        self._replayed = replayed
+        return super().take(elements=elements) if taken is None else taken
+
+
+class _ForgetsWhatIsReplayed(Inputs):
+    """A snapshot leaves out what is still to be replayed."""
+
+    def record(self, checkpoint: CheckpointId, passed: Sequence[int]) -> None:
+        super().record(checkpoint, passed)
+        assert self._recording is not None
+        self._recording.replayed.clear()
+
+
+class _OutputKeepsNothing(OutputQueue[Row]):
+    """The barrier overtakes what waits for credits, and nobody persists it."""
+
+    def overtaken_by(self, checkpoint: CheckpointId) -> tuple[Row, ...]:
+        super().overtaken_by(checkpoint)
+        return ()
+
+
+class _ReadsOnWhileSnapshotIsDue(BarrierAlignment):
+    """The time of a barrier comes, and it forgets on which channels that was read."""
+
+    def on_time(self, now_s: float) -> tuple[AlignmentAction, ...]:
+        return tuple(
+            TakeSnapshot(a.barrier, a.alignment_ms, passed=()) if isinstance(a, TakeSnapshot) else a
+            for a in super().on_time(now_s)
+        )
+
+
+class _LastOvertakes(CheckpointCoordinator):
+    """Also the barrier that ends the job goes ahead of rows."""
+
+    def _trigger(self, kind: CheckpointKind, now_s: float) -> TriggerCheckpoint:
+        trigger = super()._trigger(kind, now_s)
+        after_s = self._settings.overtakes_after(CheckpointKind.PERIODIC)
+        pair = trigger.checkpoint, trigger.kind, trigger.triggered_at_ms
+        return TriggerCheckpoint(*pair, after_s)
+
+
+def _everybody(chain: str, rows: list[Row], groups: range) -> list[Row]:
+    del chain, groups
+    return rows
+
+
+def _backwards(chain: str, rows: list[Row], groups: range) -> list[Row]:
+    kept = Variant().replayed(chain, rows, groups)
+    return kept[::-1]
+
+
+OVERTAKING_MUTANTS: tuple[Variant, ...] = (
+    Variant("overtakes rows in channels and persists none", inputs=_KeepsNothing),
+    Variant("overtakes rows without credits and persists none", output_queue=_OutputKeepsNothing),
+    Variant("persists rows on both sides of a channel", barrier_waits_its_turn=True),
+    Variant("records nothing after the snapshot", inputs=_StopsRecordingAtOnce),
+    Variant("records rows after the barrier", inputs=_RecordsOn),
+    Variant("records rows behind an aligned barrier", inputs=_RecordsAligned),
+    Variant("waits again for barriers that were read", alignment=_ReadsOnWhileSnapshotIsDue),
+    Variant("acks before all barriers have come", acks_before_in_flight=True),
+    Variant("replays after what is new", inputs=_ReplaysLast),
+    Variant("replays in another order", replayed=_backwards),
+    Variant("replays all rows in every subtask", replayed=_everybody),
+    Variant("forgets what it has not replayed", inputs=_ForgetsWhatIsReplayed),
+    Variant("the last barrier overtakes rows", coordinator=_LastOvertakes),
+)

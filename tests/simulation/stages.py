@@ -1,0 +1,451 @@
+"""The tasks of a simulated slot that take what others send: a relay, and what counts and writes.
+
+Mirrors KeyedSubtask: mail first, then announcements, then elements, if nothing waits for credits.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from tests.simulation.channels import KEY_GROUPS, Inputs, Outputs
+from tests.simulation.clock import Gone, Steps, Violation
+from tests.simulation.committer import Committer, Confirmations, PreCommitter
+from tests.simulation.targets import Row, Target, Versioned
+
+from onceflow.core.protocol.alignment import (
+    AlignmentAborted,
+    AlignmentAction,
+    Barrier,
+    Block,
+    EndOfStream,
+    ForgetInFlight,
+    InFlightComplete,
+    TakeSnapshot,
+    Unblock,
+)
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import CheckpointId, SubtaskRef, TransactionId
+from onceflow.core.protocol.in_flight import REPLAYED, Announced, Received
+from onceflow.core.protocol.snapshots import (
+    InFlight,
+    OperatorSnapshot,
+    StateHandle,
+    SubtaskSnapshot,
+)
+from onceflow.core.protocol.splits import key_group_range
+
+if TYPE_CHECKING:
+    from tests.simulation.slots import Slot
+
+KEYED = "keyed"
+RELAY = "relay"
+Mail = Callable[[], None]
+Finish = Callable[[Sequence[InFlight]], None]
+"""Begins the upload of a snapshot that has all that was in flight."""
+
+
+def group_of(chain: str, row: Row) -> int:
+    """Return the key group by which `row` comes to its subtask of `chain`."""
+    return row[2] % KEY_GROUPS if chain == KEYED else (row[2] * 5 + 3) % KEY_GROUPS
+
+
+class StageTask(ABC):
+    """Takes rows and barriers from any channel that is not blocked."""
+
+    def __init__(self, slot: Slot, chain: str, channels: int) -> None:
+        self.slot, self.world, self.chain = slot, slot.world, chain
+        self.ref = SubtaskRef(chain, slot.index)
+        self.mail: deque[Mail] = deque()
+        self.inputs: Inputs = self.world.variant.inputs(channels)
+        self.inputs.world = self.world
+        self.release: list[Callable[[], None]] = [lambda: None] * channels
+        self._alignment = self.world.variant.alignment(channels, self.world.alignment_mode)
+        self._brought = [0] * channels
+        self._ended = False
+        self._held: tuple[CheckpointId, list[Row], Finish] | None = None
+        """A snapshot whose barrier has not come on all channels, with what it overtook below."""
+        self._given_up: set[int] = set()
+        parallelism = slot.deploy.parallelism
+        self.groups = key_group_range(KEY_GROUPS, parallelism, slot.index)
+        self.inputs.replay(self._in_flight())
+
+    def _in_flight(self) -> list[Row]:
+        handles = self.slot.deploy.in_flight.get(self.chain, ())
+        rows: list[Row] = []
+        for handle in handles:
+            rows += self.world.files.read_restored(handle.path, self.slot)
+        return self.world.variant.replayed(self.chain, rows, self.groups)
+
+    def compute(self) -> Steps[None]:
+        while True:
+            yield 0.004 * self.world.shape.slowness
+            if self.mail:
+                self.mail.popleft()()
+                continue
+            now_s, at_s = self.world.clock.now_s, self._alignment.overtakes_at_s
+            if at_s is not None and now_s >= at_s:
+                yield from self._align(self._alignment.on_time(now_s))
+            taken = self.inputs.take(elements=self.flush())
+            if taken is None:
+                yield 0.01
+            elif isinstance(taken, Announced):
+                actions = self._alignment.on_announced(taken.channel, taken.barrier, now_s)
+                yield from self._align(actions)
+            else:
+                yield from self._on_element(taken)
+
+    def _on_element(self, received: Received[Row]) -> Steps[None]:
+        channel, element = received.channel, received.element
+        match element:
+            case Barrier():
+                yield from self._on_barrier(channel, element)
+            case EndOfStream():
+                self._alignment.on_end_of_input(channel)
+                if self._alignment.all_ended:
+                    self._ended = True
+                    self.on_end()
+            case row:
+                require(not self._ended, "I6 a record follows the end of all input")
+                if channel != REPLAYED:
+                    self.release[channel]()
+                elif self.slot.crashes("in a replay"):
+                    return
+                self.on_row(row)
+
+    def _on_barrier(self, channel: int, barrier: Barrier) -> Steps[None]:
+        passed = min(self._brought)
+        self._brought[channel] = barrier.checkpoint
+        actions = self._alignment.on_barrier(channel, barrier, self.world.clock.now_s)
+        remembered = self._alignment.aborted
+        require(all(n > passed for n in remembered), f"I9 aborted {remembered}, passed {passed}")
+        yield from self._align(actions)
+
+    def _align(self, actions: Sequence[AlignmentAction]) -> Steps[None]:
+        for action in actions:
+            match action:
+                case Block(channel):
+                    self.inputs.block(channel)
+                case Unblock(channels):
+                    self.inputs.unblock(channels)
+                case TakeSnapshot(barrier=barrier, passed=passed):
+                    yield from self._take(barrier, passed)
+                case InFlightComplete(checkpoint):
+                    self._complete(checkpoint)
+                case ForgetInFlight(checkpoint):
+                    self._forget(checkpoint)
+                case AlignmentAborted(checkpoint, reason):
+                    self.decline(checkpoint, reason)
+
+    def _take(self, barrier: Barrier, passed: tuple[int, ...] | None) -> Steps[None]:
+        checkpoint = barrier.checkpoint
+        require(checkpoint not in self._given_up, f"I9 a snapshot of {checkpoint}, given up before")
+        self.world.oracle.check_snapshot(self.slot.deploy.attempt, checkpoint)
+        if passed is not None:
+            self.inputs.record(checkpoint, passed)
+        finish = yield from self.snapshot(barrier)
+        if finish is None:
+            return
+        overtaken = self.forward(barrier)
+        if passed is None:
+            self._persist(checkpoint, [], overtaken, finish)
+        else:
+            self._held = checkpoint, overtaken, finish
+            if self.world.variant.acks_before_in_flight:
+                self._held = None
+                self._persist(checkpoint, [], overtaken, finish)
+
+    def _complete(self, checkpoint: CheckpointId) -> None:
+        if self._held is None:  # broken variants, and slots that have died
+            return
+        (_, overtaken, finish), self._held = self._held, None
+        self._persist(checkpoint, list(self.inputs.recorded(checkpoint)), overtaken, finish)
+
+    def _forget(self, checkpoint: CheckpointId) -> None:
+        self._held = None
+        self.inputs.forget(checkpoint)
+
+    def _persist(
+        self, checkpoint: CheckpointId, taken: list[Row], overtaken: list[Row], finish: Finish
+    ) -> None:
+        parts = [(self.chain, True, taken), (KEYED, False, overtaken)]
+        persist_in_flight(self.slot, self.ref, checkpoint, parts, finish)
+
+    def decline(self, checkpoint: CheckpointId, reason: str) -> None:
+        attempt = self.slot.deploy.attempt
+        self.slot.report(lambda c, now_s: c.declined(attempt, checkpoint, self.ref, reason, now_s))
+
+    def aborted(self, checkpoint: CheckpointId) -> None:
+        self._given_up.add(checkpoint)
+        # It only unblocks: no snapshot comes of an abort.
+        for _ in self._align(self._alignment.on_abort(checkpoint)):
+            raise Violation("an abort takes time")
+
+    @abstractmethod
+    def completed(self, checkpoint: CheckpointId) -> None: ...
+
+    @abstractmethod
+    def on_row(self, row: Row) -> None: ...
+
+    @abstractmethod
+    def snapshot(self, barrier: Barrier) -> Steps[Finish | None]:
+        """The synchronous part; None when the slot has died."""
+
+    def flush(self) -> bool:
+        return True
+
+    def forward(self, barrier: Barrier) -> list[Row]:
+        del barrier
+        return []
+
+    def on_end(self) -> None:  # noqa: B027 - optional hook
+        """There is nobody to tell."""
+
+
+class RelayTask(StageTask):
+    """Passes rows on by another key."""
+
+    def __init__(self, slot: Slot, channels: int) -> None:
+        super().__init__(slot, RELAY, channels)
+        self.outputs = Outputs(
+            slot.world, lambda: [peer.keyed for peer in slot.deploy.peers], slot.index
+        )
+        self._confirmed = Confirmations(
+            0, lambda n: slot.report(lambda c, now_s: c.committed(self.ref, n, now_s))
+        )
+
+    def on_row(self, row: Row) -> None:
+        self.outputs.send_row(row, group_of(KEYED, row))
+
+    def on_end(self) -> None:
+        self.outputs.end()
+
+    def flush(self) -> bool:
+        return self.outputs.flush()
+
+    def forward(self, barrier: Barrier) -> list[Row]:
+        return self.outputs.forward(barrier)
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        self._confirmed.come(0, checkpoint)
+
+    def snapshot(self, barrier: Barrier) -> Steps[Finish | None]:
+        yield 0.001
+        attempt, checkpoint = self.slot.deploy.attempt, barrier.checkpoint
+
+        def finish(in_flight: Sequence[InFlight]) -> None:
+            done = SubtaskSnapshot(self.ref, in_flight=tuple(in_flight))
+            self.slot.report(lambda c, now_s: c.acked(attempt, checkpoint, done, now_s))
+
+        return finish
+
+
+class KeyedTask(StageTask):
+    """Counts by key and writes to every sink."""
+
+    def __init__(self, slot: Slot, channels: int) -> None:
+        super().__init__(slot, KEYED, channels)
+        self._state = _restored(slot, self.groups)
+        self._base: tuple[tuple[StateHandle, ...], dict[int, int]] = ((), {})
+        """Files of the last checkpoint known to be completed, and what they hold."""
+        self._taken: dict[int, tuple[tuple[StateHandle, ...], dict[int, int]]] = {}
+        self._rows: list[Row] = []
+        sinks = list(self.world.targets.values())
+        self.confirmed = Confirmations(
+            len(sinks),
+            lambda n: slot.report(lambda c, now_s: c.committed(self.ref, n, now_s)),
+        )
+        self.committers = [self._committer(target, who) for who, target in enumerate(sinks)]
+
+    def _committer(self, target: Target, who: int) -> Committer | PreCommitter:
+        def come(through: CheckpointId) -> None:
+            self.confirmed.come(who, through)
+
+        if isinstance(target, Versioned):
+            return PreCommitter(self.slot, target, come)
+        return Committer(self.slot, target, come)
+
+    def on_row(self, row: Row) -> None:
+        partition, offset, key, _ = row
+        self._state[key] = self._state.get(key, 0) + 1
+        self._rows.append((partition, offset, key, self._state[key]))
+
+    # --- the snapshot ---------------------------------------------------------------------------
+
+    def snapshot(self, barrier: Barrier) -> Steps[Finish | None]:
+        """Every sink pre-commits; then the stream goes on."""
+        world, slot, checkpoint = self.world, self.slot, barrier.checkpoint
+        rows, self._rows = self._rows, []
+        operators: list[OperatorSnapshot] = []
+        for committer in self.committers:
+            attempt = slot.deploy.attempt if world.variant.attempt_in_name else 1
+            sink_id = committer.target.sink_id
+            transaction = TransactionId(sink_id, attempt, checkpoint, slot.index)
+            committable = Committable(transaction, len(rows)) if rows else None
+            queue = committer.queue
+            if world.variant.ack_before_prepare:
+                early = (committable,) if committable else ()
+                pending = (*queue.pending_through(checkpoint), *early)
+                operators.append(OperatorSnapshot(sink_id, committables=pending))
+                self._begin_upload(barrier, dict(self._state), operators, ())
+            if slot.crashes("before prepare"):
+                return None
+            if committable is not None:
+                try:
+                    yield from committer.target.pre_commit(transaction, rows)
+                except Gone:
+                    slot.kill(f"{sink_id} is gone at pre-commit")
+                    return None
+            if slot.crashes("after prepare"):
+                return None
+            queue.pre_committed(checkpoint, [committable] if committable else [])
+            if committable is not None and world.variant.commit_at_pre_commit:
+                slot.begin(_ignoring_outcome(committer, committable))
+            pending = queue.pending_through(checkpoint)
+            operators.append(OperatorSnapshot(sink_id, committables=pending))
+        state = dict(self._state)
+
+        def finish(in_flight: Sequence[InFlight]) -> None:
+            if not world.variant.ack_before_prepare:
+                self._begin_upload(barrier, state, operators, in_flight)
+
+        return finish
+
+    def _begin_upload(
+        self,
+        barrier: Barrier,
+        state: dict[int, int],
+        sinks: list[OperatorSnapshot],
+        in_flight: Sequence[InFlight],
+    ) -> None:
+        self.slot.uploads += 1
+        self.slot.begin(self._upload(barrier, state, sinks, tuple(in_flight)))
+
+    def _upload(
+        self,
+        barrier: Barrier,
+        state: dict[int, int],
+        sinks: list[OperatorSnapshot],
+        in_flight: tuple[InFlight, ...],
+    ) -> Steps[None]:
+        """The asynchronous part: what changed since the base, or everything; then the ack."""
+        world, slot, checkpoint = self.world, self.slot, barrier.checkpoint
+        stands_alone = barrier.kind.is_savepoint
+        incremental = not stands_alone and world.rng.random() < 0.6
+        base, held = self._base if incremental else ((), {})
+        changed = {key: n for key, n in state.items() if held.get(key) != n}
+        path = f"a{slot.deploy.attempt}/{checkpoint}/{slot.index}"
+        shared = self._handle(f"{path}/shared", not stands_alone)
+        private = self._handle(f"{path}/own", False)
+        handles = (*base, shared)
+        if not stands_alone:
+            self._taken[checkpoint] = handles, state
+            if world.variant.reuse_undecided_files:
+                self._base = handles, state
+        yield 0.5 if world.rng.random() < world.shape.slow_uploads else 0.02
+        try:
+            for handle, content in ((shared, changed), (private, {})):
+                if slot.crashes("in an upload"):
+                    return
+                yield world.files.ask(lambda h=handle, c=content: world.files.write(h.path, c))  # type: ignore[misc]
+        except Gone as gone:
+            for handle in (shared, private, *(one.handle for one in in_flight)):
+                world.files.content.pop(handle.path, None)
+            self.decline(checkpoint, f"storage: {gone!r}")
+            slot.uploads -= 1
+            return
+        keyed = OperatorSnapshot(KEYED, keyed=handles, raw=(private,))
+        world.oracle.check_durable(slot.deploy.attempt, sinks)
+        done = SubtaskSnapshot(self.ref, (keyed, *sinks), in_flight=in_flight)
+        attempt = slot.deploy.attempt
+        slot.report(lambda c, now_s: c.acked(attempt, checkpoint, done, now_s))
+        slot.uploads -= 1
+        slot.crashes("after ack")
+
+    def _handle(self, path: str, shared: bool) -> StateHandle:
+        return StateHandle(
+            path, path, 1, "", self.groups.start, self.groups.stop - 1, shared=shared
+        )
+
+    # --- mail ----------------------------------------------------------------------------------
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        if checkpoint in self._taken:
+            self._base = self._taken[checkpoint]
+        self._taken = {n: taken for n, taken in self._taken.items() if n > checkpoint}
+        self.confirmed.come(len(self.committers), checkpoint)
+
+    def aborted(self, checkpoint: CheckpointId) -> None:
+        self._taken.pop(checkpoint, None)
+        super().aborted(checkpoint)
+        if self.world.variant.roll_back_on_abort:
+            for committer in self.committers:
+                for one in committer.queue.pending_through(checkpoint):
+                    if one.transaction.checkpoint == checkpoint:
+                        self.slot.begin(_dropping(committer, one))
+
+
+def persist_in_flight(
+    slot: Slot,
+    ref: SubtaskRef,
+    checkpoint: CheckpointId,
+    parts: Sequence[tuple[str, bool, list[Row]]],
+    finish: Finish,
+) -> None:
+    """Write what a barrier overtook, a file a side, and `finish`; or decline."""
+    parts = [(chain, sent, rows) for chain, sent, rows in parts if rows]
+    if not parts:
+        finish(())
+        return
+    slot.uploads += 1
+    slot.begin(_persisting(slot, ref, checkpoint, parts, finish))
+
+
+def _persisting(
+    slot: Slot,
+    ref: SubtaskRef,
+    checkpoint: CheckpointId,
+    parts: Sequence[tuple[str, bool, list[Row]]],
+    finish: Finish,
+) -> Steps[None]:
+    files, attempt = slot.world.files, slot.deploy.attempt
+    done: list[InFlight] = []
+    try:
+        for chain, sent, rows in parts:
+            path = f"a{attempt}/{checkpoint}/{slot.index}/{ref.chain}-{chain}-{sent}"
+            done.append(InFlight(chain, sent, StateHandle(path, path, len(rows), "")))
+            yield files.ask(lambda p=path, r=rows: files.write(p, tuple(r)))  # type: ignore[misc]
+            if slot.crashes("with rows in flight"):
+                return
+    except Gone as gone:
+        for one in done:
+            files.content.pop(one.handle.path, None)
+        reason = f"storage: {gone!r}"
+        slot.report(lambda c, now_s: c.declined(attempt, checkpoint, ref, reason, now_s))
+    else:
+        finish(done)
+    slot.uploads -= 1
+
+
+def _restored(slot: Slot, groups: range) -> dict[int, int]:
+    state: dict[int, int] = {}
+    for handle in slot.deploy.handles:
+        for key, count in slot.world.files.read_restored(handle.path, slot).items():
+            if key % KEY_GROUPS in groups:
+                state[key] = max(count, state.get(key, 0))
+    return state
+
+
+def _ignoring_outcome(committer: Committer | PreCommitter, committable: Committable) -> Steps[None]:
+    yield from committer.target.commit(committable)
+
+
+def _dropping(committer: Committer | PreCommitter, committable: Committable) -> Steps[None]:
+    yield from committer.target.abort(committable)
+
+
+def require(holds: bool, text: str) -> None:
+    if not holds:
+        raise Violation(text)

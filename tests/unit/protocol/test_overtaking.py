@@ -1,0 +1,250 @@
+"""Barriers that overtake rows: when, what they leave in flight, and what ends them early."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from onceflow.core.protocol.alignment import (
+    AlignmentAborted,
+    AlignmentAction,
+    AlignmentMode,
+    Barrier,
+    BarrierAlignment,
+    Block,
+    EndOfStream,
+    ForgetInFlight,
+    InFlightComplete,
+    SourceBarriers,
+    TakeSnapshot,
+    Unblock,
+)
+from onceflow.core.protocol.decisions import CheckpointKind
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.protocol.in_flight import (
+    REPLAYED,
+    Announced,
+    InputQueues,
+    OutputQueue,
+    Received,
+)
+from onceflow.core.protocol.invariant import InvariantViolation
+from onceflow.core.protocol.schedule import CheckpointSettings
+
+
+def barrier(number: int, after_s: float | None = 0.0) -> Barrier:
+    return Barrier(CheckpointId(number), CheckpointKind.PERIODIC, 0, overtakes_after_s=after_s)
+
+
+def aligned(channels: int) -> BarrierAlignment:
+    return BarrierAlignment(channels, AlignmentMode.ALIGNED)
+
+
+def kinds(actions: Iterable[AlignmentAction]) -> list[str]:
+    return [type(action).__name__ for action in actions]
+
+
+# --- alignment -----------------------------------------------------------------------------------
+
+
+def test_the_snapshot_is_taken_at_the_first_barrier_and_complete_with_the_last() -> None:
+    gate = aligned(3)
+    (taken,) = gate.on_announced(1, barrier(1), 1.0)
+    assert taken == TakeSnapshot(barrier(1), 0.0, passed=())
+    assert gate.on_announced(0, barrier(1), 1.5) == ()
+    assert gate.on_announced(2, barrier(1), 2.0) == (InFlightComplete(CheckpointId(1), 1000.0),)
+    assert not any(gate.is_blocked(channel) for channel in range(3))
+
+
+def test_with_one_channel_all_is_known_at_once() -> None:
+    assert kinds(aligned(1).on_announced(0, barrier(1), 0.0)) == [
+        "TakeSnapshot",
+        "InFlightComplete",
+    ]
+
+
+def test_a_barrier_with_time_left_is_aligned_and_forwarded_with_what_is_left_of_it() -> None:
+    gate = aligned(2)
+    assert gate.on_announced(0, barrier(1, 5.0), 10.0) == ()
+    assert gate.on_announced(1, barrier(1, 4.0), 10.5) == ()
+    assert gate.overtakes_at_s == 14.5
+    assert gate.on_barrier(0, barrier(1, 5.0), 11.0) == (Block(0),)
+    taken, unblock = gate.on_barrier(1, barrier(1, 4.0), 12.5)
+    assert taken == TakeSnapshot(barrier(1, 2.0), 1500.0, passed=None)
+    assert unblock == Unblock((0,))
+    assert gate.overtakes_at_s is None
+
+
+def test_a_barrier_whose_time_has_come_overtakes_where_it_was_not_read() -> None:
+    gate = aligned(3)
+    gate.on_announced(0, barrier(1, 1.0), 10.0)
+    gate.on_barrier(0, barrier(1, 1.0), 10.2)
+    gate.on_announced(1, barrier(1, 1.0), 10.5)
+    assert gate.on_time(10.9) == ()
+    assert gate.on_time(11.0) == (
+        TakeSnapshot(barrier(1), 1000.0, passed=(0,)),
+        Unblock((0,)),
+    )
+    assert gate.on_announced(2, barrier(1, 0.3), 11.5) == (InFlightComplete(CheckpointId(1), 1500),)
+
+
+def test_one_that_overtakes_on_one_channel_does_so_on_all() -> None:
+    gate = aligned(2)
+    gate.on_announced(0, barrier(1, 60.0), 10.0)
+    assert kinds(gate.on_announced(1, barrier(1), 10.1)) == ["TakeSnapshot", "InFlightComplete"]
+
+
+def test_a_newer_barrier_ends_one_that_has_not_come_on_all_channels() -> None:
+    gate = aligned(2)
+    gate.on_announced(0, barrier(1), 0.0)
+    assert gate.on_announced(0, barrier(2), 1.0)[0] == ForgetInFlight(CheckpointId(1))
+    assert kinds(gate.on_announced(1, barrier(1), 2.0)) == []
+    assert kinds(gate.on_announced(1, barrier(2), 2.0)) == ["InFlightComplete"]
+
+
+def test_a_newer_barrier_that_waits_for_its_turn_ends_it_too() -> None:
+    gate = aligned(2)
+    gate.on_announced(0, barrier(1), 0.0)
+    assert gate.on_barrier(0, barrier(2, None), 1.0) == (
+        ForgetInFlight(CheckpointId(1)),
+        Block(0),
+    )
+
+
+def test_an_abort_drops_what_was_recorded_and_later_barriers_are_ignored() -> None:
+    gate = aligned(2)
+    gate.on_announced(0, barrier(1), 0.0)
+    assert gate.on_abort(CheckpointId(1)) == (ForgetInFlight(CheckpointId(1)),)
+    assert gate.on_announced(1, barrier(1), 1.0) == ()
+    assert gate.on_abort(CheckpointId(1)) == ()
+    assert gate.on_barrier(1, barrier(1), 1.0) == ()
+
+
+def test_an_abort_before_its_time_has_nothing_overtake() -> None:
+    gate = aligned(2)
+    gate.on_announced(0, barrier(1, 1.0), 0.0)
+    gate.on_abort(CheckpointId(1))
+    assert (gate.overtakes_at_s, gate.on_time(5.0)) == (None, ())
+    assert gate.on_announced(1, barrier(1), 5.0) == ()
+
+
+def test_an_older_alignment_is_given_up_by_what_overtakes_it() -> None:
+    gate = aligned(2)
+    gate.on_barrier(0, barrier(1, None), 0.0)
+    unblock, given_up, *more = gate.on_announced(0, barrier(2), 1.0)
+    assert unblock == Unblock((0,))
+    assert isinstance(given_up, AlignmentAborted)
+    assert kinds(more) == ["TakeSnapshot"]
+    assert gate.on_barrier(0, barrier(3, None), 2.0)[0] == ForgetInFlight(CheckpointId(2))
+
+
+def test_at_least_once_knows_no_barriers_that_overtake() -> None:
+    with pytest.raises(InvariantViolation):
+        BarrierAlignment(1, AlignmentMode.AT_LEAST_ONCE).on_announced(0, barrier(1), 0.0)
+
+
+# --- sources -------------------------------------------------------------------------------------
+
+
+def test_a_source_holds_a_barrier_behind_its_rows_for_as_long_as_that_may_wait() -> None:
+    barriers = SourceBarriers()
+    barriers.on_triggered(barrier(1, 2.0), 10.0)
+    assert barriers.overtakes_at_s == 12.0
+    assert barriers.next(11.0, clear=False) is None
+    assert barriers.next(12.5, clear=False) == barrier(1)
+    assert barriers.next(13.0, clear=True) is None
+    barriers.on_triggered(barrier(2, 2.0), 20.0)
+    assert barriers.next(20.5, clear=True) == barrier(2, 1.5)
+    barriers.on_triggered(barrier(3, None), 30.0)
+    assert barriers.next(99.0, clear=False) is None
+    assert barriers.next(99.0, clear=True) == barrier(3, None)
+
+
+def test_a_source_emits_no_barrier_twice_and_none_that_is_over() -> None:
+    barriers = SourceBarriers()
+    barriers.on_triggered(barrier(1), 0.0)
+    barriers.on_triggered(barrier(1), 0.0)
+    assert barriers.next(0.0, clear=True) == barrier(1)
+    assert barriers.next(0.0, clear=True) is None
+    barriers.on_triggered(barrier(2, None), 0.0)
+    barriers.on_triggered(barrier(3, None), 0.0)
+    barriers.on_abort(CheckpointId(2))
+    barriers.on_triggered(barrier(2, None), 0.0)
+    assert barriers.next(0.0, clear=True) == barrier(3, None)
+    assert barriers.next(0.0, clear=True) is None
+
+
+# --- channels ------------------------------------------------------------------------------------
+
+
+def test_a_sender_without_credit_keeps_the_order_and_loses_nothing() -> None:
+    queue = OutputQueue[str](1)
+    sent = [element for element in ("a", "b", EndOfStream(), "c") if queue.offer(element)]
+    assert sent == ["a"]
+    assert queue.next() is None
+    queue.release()
+    assert [queue.next(), queue.next(), queue.next()] == ["b", EndOfStream(), None]
+    queue.release(2)
+    assert (queue.next(), queue.waits) == ("c", False)
+
+
+def test_what_waits_for_credit_is_overtaken_and_sent_later_and_older_barriers_are_dropped() -> None:
+    queue = OutputQueue[str](0)
+    for element in ("a", barrier(1, None), EndOfStream()):
+        queue.offer(element)
+    assert queue.overtaken_by(CheckpointId(2)) == ("a",)
+    queue.release()
+    assert [queue.next(), queue.next(), queue.next()] == ["a", EndOfStream(), None]
+
+
+def test_rows_before_the_barrier_are_recorded_wherever_they_are_and_no_others() -> None:
+    queues = InputQueues[str](3)
+    queues.replay(["r"])
+    for channel, element in ((0, "a"), (0, barrier(1)), (0, "b"), (1, "c"), (2, "d")):
+        queues.put(channel, element)
+    assert queues.take() == Announced(0, barrier(1))
+    queues.record(CheckpointId(1), passed=(2,))
+    queues.put(1, "e")
+    queues.put(2, "f")
+    assert queues.take() == Received(REPLAYED, "r")
+    queues.put(1, barrier(1))
+    queues.put(1, "g")
+    assert queues.take() == Announced(1, barrier(1))
+    assert queues.recorded(CheckpointId(1)) == ("r", "a", "c", "e")
+    taken: list[object] = []
+    while (item := queues.take()) is not None:
+        assert isinstance(item, Received)
+        taken.append(item.element)
+    assert sorted(map(str, taken)) == ["a", "b", "c", "d", "e", "f", "g"], "no barrier among them"
+
+
+def test_what_is_recorded_without_all_barriers_is_an_error() -> None:
+    queues = InputQueues[str](1)
+    queues.record(CheckpointId(1), ())
+    with pytest.raises(InvariantViolation, match="missing"):
+        queues.recorded(CheckpointId(1))
+    with pytest.raises(ValueError, match="nothing is recorded"):
+        queues.recorded(CheckpointId(1))
+
+
+def test_without_credit_below_only_announcements_are_taken() -> None:
+    queues = InputQueues[str](1)
+    queues.put(0, "a")
+    assert queues.take(elements=False) is None
+    queues.put(0, barrier(1))
+    assert queues.take(elements=False) == Announced(0, barrier(1))
+
+
+# --- the coordinator's part ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", CheckpointKind)
+def test_nothing_overtakes_before_the_job_ends_nor_into_a_savepoint(kind: CheckpointKind) -> None:
+    settings = CheckpointSettings(interval_s=1.0, overtakes_after_s=0.5)
+    expected = 0.5 if kind in {CheckpointKind.PERIODIC, CheckpointKind.MANUAL} else None
+    assert settings.overtakes_after(kind) == expected
+
+
+def test_checkpoints_that_may_overtake_are_taken_one_at_a_time() -> None:
+    assert CheckpointSettings(1.0, max_concurrent=3, overtakes_after_s=0.0).concurrent == 1
