@@ -526,7 +526,8 @@ def _completed(status: JobStatus, event: CheckpointCompleted) -> JobStatus:
         pending=tuple(
             one
             for one in status.pending
-            if one.checkpoint > event.checkpoint or one.kind.startswith("savepoint")
+            if one.checkpoint > event.checkpoint
+            or (one.checkpoint < event.checkpoint and one.kind.startswith("savepoint"))
         ),
         checkpoints_completed=status.checkpoints_completed + 1,
         history=_bounded((*status.history, stats)),
