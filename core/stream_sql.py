@@ -80,8 +80,8 @@ class StreamSql:
             datafusion: Any = import_module("datafusion")
         except ImportError as error:
             raise ConfigError(
-                "stream.sql needs DataFusion, here and where the slots run:"
-                " pip install 'onceflow[sql]'"
+                "stream.sql needs DataFusion, here and where the slots run: pip install datafusion,"
+                " which is onceflow's extra `sql`"
             ) from error
         settings = datafusion.SessionConfig().with_target_partitions(1).with_batch_size(65_536)
         # Columns are called what they are called; Spark, too, keeps their letters.

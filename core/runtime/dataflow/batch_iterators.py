@@ -86,8 +86,8 @@ class PandasFunction(BatchIteratorFunction):
             pandas: Any = import_module("pandas")
         except ImportError as error:
             raise ConfigError(
-                f"map_pandas of operator {uid!r} needs pandas where the slots run:"
-                " pip install 'onceflow[pandas]'"
+                f"map_pandas of operator {uid!r} needs pandas where the slots run: pip install"
+                " pandas, which is onceflow's extra `pandas`"
             ) from error
         self._frame: type[Any] = pandas.DataFrame
         self._uid = uid
