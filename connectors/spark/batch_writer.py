@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from onceflow.connectors.spark.arrow_rows import arrow_schema
 from onceflow.connectors.spark.batch_commits import BatchCommits, BatchPlan
 from onceflow.connectors.spark.batch_identity import MakeSink, NamedTarget, write_target
 from onceflow.connectors.spark.decision_keepers import kept_target
@@ -69,7 +69,7 @@ def batch_writer(
             " a new table and rename it"
         )
     named, number = write_target(make_sink, options)
-    rows = to_arrow_schema(schema, timezone="UTC")
+    rows = arrow_schema(schema)
     commits = BatchCommits(*kept_target(named))
     try:
         return BatchWriter(named, rows, commits.plan(rows, number))

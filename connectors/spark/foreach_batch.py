@@ -15,8 +15,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
 
+from onceflow.connectors.spark.arrow_rows import arrow_schema
 from onceflow.connectors.spark.batch_commits import (
     BatchCommits,
     BatchPlan,
@@ -157,9 +157,7 @@ class _ForeachBatch:
         return made
 
     def _write(self, frames: Mapping[str, DataFrame], batch_id: int, fingerprint: str) -> None:
-        schemas = {
-            name: to_arrow_schema(frame.schema, timezone="UTC") for name, frame in frames.items()
-        }
+        schemas = {name: arrow_schema(frame.schema) for name, frame in frames.items()}
         if self.dead_letters is not None:
             schemas[_LETTERS] = DEAD_LETTERS
         schema = group_schema(schemas)

@@ -18,9 +18,9 @@ from pyspark.sql.datasource import (
     DataSourceStreamWriter,
     WriterCommitMessage,
 )
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from onceflow.connectors.spark.arrow_rows import arrow_schema
 from onceflow.connectors.spark.batch_commits import BatchCommits, BatchPlan, TaskReport
 from onceflow.connectors.spark.batch_identity import MakeSink, stream_target
 from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
@@ -88,7 +88,7 @@ def planned_writer(
         OnceflowError: As `BatchCommits.plan`.
     """
     commits, location = _stream_commits(make_sink, options, overwrite=overwrite)
-    rows = to_arrow_schema(schema, timezone="UTC")
+    rows = arrow_schema(schema)
     planned = location.planned()
     plan = commits.plan(rows, planned.number, planned.fingerprint)
     return BatchStreamWriter(commits, rows, plan)
@@ -99,7 +99,7 @@ def committing_writer(
 ) -> BatchStreamWriter:
     """Return the writer with which Spark commits or aborts the batch that was planned."""
     commits, _ = _stream_commits(make_sink, options, overwrite=overwrite)
-    return BatchStreamWriter(commits, to_arrow_schema(schema, timezone="UTC"), plan=None)
+    return BatchStreamWriter(commits, arrow_schema(schema), plan=None)
 
 
 def reports_of(messages: Sequence[WriterCommitMessage | None]) -> list[TaskReport]:
