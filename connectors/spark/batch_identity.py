@@ -20,6 +20,7 @@ from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX
 from onceflow.core.spi import OnBadRow, Sink
 from onceflow.core.staging import StagingArea
 from onceflow.core.storage.file_location import FileLocation
+from onceflow.core.storage.layout import safe_name
 from onceflow.core.storage.local import CHECKPOINT_STORAGE
 from onceflow.core.storage.staging import FileStagingArea
 from onceflow.sinks.fence import check_sink_id
@@ -93,7 +94,7 @@ def staging_area(directory: str, sink_id: str) -> StagingArea:
         ConfigError: It is no place that files can be in.
     """
     place = FileLocation.parse(directory, publish="auto", options={})
-    return FileStagingArea(place.open(CHECKPOINT_STORAGE), f"staged/{sink_id}", sink_id)
+    return FileStagingArea(place.open(CHECKPOINT_STORAGE), f"staged/{safe_name(sink_id)}", sink_id)
 
 
 def _named(

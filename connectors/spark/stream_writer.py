@@ -32,6 +32,8 @@ from onceflow.core.errors import ConfigError
 _BATCH_ID = "streaming.sql.batchId"
 _QUERY_RUN = "spark.jobGroup.id"
 _KEPT: dict[bytes, BatchCommits] = {}
+_KEPT_MAX = 8
+"""Queries that share a process of Spark's, each with two connections."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +147,7 @@ def _stream_commits(
     commits = _KEPT.get(key)
     if commits is None:
         commits = BatchCommits(*kept_target(stream_target(make_sink, options, location)))
-        for old in _KEPT.values():
-            old.close()
-        _KEPT.clear()
+        if len(_KEPT) == _KEPT_MAX:
+            _KEPT.pop(next(iter(_KEPT))).close()
         _KEPT[key] = commits
     return commits, location

@@ -11,7 +11,7 @@ import pyarrow as pa
 from onceflow.connectors.spark.batch_commits import BatchPlan, BatchTarget, TaskReport
 from onceflow.core.crash_points import reach
 from onceflow.core.dead_letters import DEAD_LETTERS, batch_of_letters, letters_of_rows
-from onceflow.core.errors import ConfigError
+from onceflow.core.errors import ConfigError, PreCommitFailed
 from onceflow.core.protocol.batches import task_checkpoint
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId
@@ -74,6 +74,16 @@ def write_task(plan: BatchPlan, place: TaskPlace, batches: Iterator[pa.RecordBat
         letters.take(writer.rejected())
         committables += letters.pre_commits()
         reach("prepared")
+    except PreCommitFailed as error:
+        key = plan.target.sink.routing_key()
+        if not key:
+            raise
+        raise PreCommitFailed(
+            f"{error}. Rows of one {', '.join(key)} must not be in two tasks of a batch: the second"
+            " waits for what the first has prepared. Bring them together by"
+            f" .repartition({', '.join(map(repr, key))}) before the write, or use"
+            " connectors.foreach_batch, which does"
+        ) from error
     finally:
         writer.close()
         letters.close()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from pathlib import Path
 
+import psycopg
 import pytest
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from tests.integration.postgres_sink_kit import ids_in, prepared, query
+from pyspark.sql.streaming.query import StreamingQuery
+from tests.integration.postgres_sink_kit import await_lock_wait, ids_in, prepared, query
 
 from onceflow.connectors.spark.formats import register
 
-pytestmark = [pytest.mark.spark, pytest.mark.integration]
+pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.timeout(600)]
 TABLE = "CREATE TABLE ledger (id bigint, part int)"
 
 
@@ -36,17 +40,20 @@ def input_of(spark: SparkSession, directory: Path) -> DataFrame:
     )
 
 
-def run(frame: DataFrame, checkpoint: Path, url: str, table: str = "ledger") -> None:
-    query = (
+def start(frame: DataFrame, checkpoint: Path, url: str) -> StreamingQuery:
+    return (
         frame.writeStream.format("onceflow-postgres")
         .option("url", url)
-        .option("dbtable", table)
+        .option("dbtable", "ledger")
         .option("checkpointLocation", str(checkpoint))
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination(150)
-    assert not query.isActive
+
+
+def run(frame: DataFrame, checkpoint: Path, url: str) -> None:
+    started = start(frame, checkpoint, url)
+    assert started.awaitTermination(150)
 
 
 def test_every_batch_is_written_once(
@@ -84,3 +91,55 @@ def test_a_batch_write_is_all_or_nothing_and_a_repeated_one_is_not_written(
     assert prepared(postgres_database) == []
     with pytest.raises(PySparkException, match="txnVersion"):
         write(good, txnAppId="nightly")
+
+
+@pytest.mark.parametrize("point", ["claimed", "prepared", "logged"])
+def test_a_query_whose_process_is_killed_writes_every_row_once(
+    spark: SparkSession, postgres_database: str, tmp_path: Path, crash_points: Path, point: str
+) -> None:
+    """Planning, a task (which is tried again), the commit: each a process of its own."""
+    query(postgres_database, TABLE)
+    feed(spark, tmp_path / "in", 0, 100)
+    (crash_points / point).touch()
+    with contextlib.suppress(StreamingQueryException):
+        run(input_of(spark, tmp_path / "in"), tmp_path / "checkpoint", postgres_database)
+    assert not (crash_points / point).exists()
+    frame = input_of(spark, tmp_path / "in").repartition(3)
+    feed(spark, tmp_path / "in", 100, 110)
+    run(frame, tmp_path / "checkpoint", postgres_database)
+    assert ids_in(postgres_database) == list(range(110))
+    assert prepared(postgres_database) == []
+
+
+def test_a_query_that_is_stopped_in_mid_batch_goes_on_with_every_row_once(
+    spark: SparkSession, postgres_database: str, tmp_path: Path
+) -> None:
+    query(postgres_database, TABLE)
+    feed(spark, tmp_path / "in", 0, 100)
+    frame = input_of(spark, tmp_path / "in")
+    with psycopg.connect(postgres_database) as locked:
+        locked.execute("LOCK TABLE ledger IN EXCLUSIVE MODE")
+        stopped = start(frame, tmp_path / "checkpoint", postgres_database)
+        await_lock_wait(postgres_database, timeout_s=100)
+        stopped.stop()
+    run(frame, tmp_path / "checkpoint", postgres_database)
+    assert ids_in(postgres_database) == list(range(100))
+    assert prepared(postgres_database) == []
+
+
+def test_an_older_copy_of_a_checkpoint_is_refused_and_nothing_is_written(
+    spark: SparkSession, postgres_database: str, tmp_path: Path
+) -> None:
+    query(postgres_database, TABLE)
+    frame = input_of(spark, tmp_path / "in")
+    feed(spark, tmp_path / "in", 0, 10)
+    run(frame, tmp_path / "checkpoint", postgres_database)
+    shutil.copytree(tmp_path / "checkpoint", tmp_path / "copy")
+    feed(spark, tmp_path / "in", 10, 20)
+    run(frame, tmp_path / "checkpoint", postgres_database)
+    shutil.rmtree(tmp_path / "checkpoint")
+    shutil.copytree(tmp_path / "copy", tmp_path / "checkpoint")
+    feed(spark, tmp_path / "in", 20, 30)
+    with pytest.raises(StreamingQueryException, match="older copy"):
+        run(frame, tmp_path / "checkpoint", postgres_database)
+    assert ids_in(postgres_database) == list(range(20))
