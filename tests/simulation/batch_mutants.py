@@ -44,8 +44,9 @@ def _no_gaps_seen(claim: BatchClaim, batch: BatchId, fingerprint: str) -> object
     return WriteBatch() if unknown else verdict
 
 
-def _any_owner(proposed: BatchDecision, **given: Any) -> object:
-    return check_decision(proposed, **{**given, "owner": proposed.attempt})
+def _any_owner(proposed: BatchDecision, *, owner: object, existing: BatchDecision | None) -> object:
+    del owner
+    return check_decision(proposed, owner=proposed.attempt, existing=existing)
 
 
 def _decides_anew(proposed: BatchDecision, **given: Any) -> object:
