@@ -131,8 +131,8 @@ def test_an_older_copy_of_a_checkpoint_is_refused_and_nothing_is_written(
     spark: SparkSession, postgres_database: str, tmp_path: Path
 ) -> None:
     query(postgres_database, TABLE)
-    frame = input_of(spark, tmp_path / "in")
     feed(spark, tmp_path / "in", 0, 10)
+    frame = input_of(spark, tmp_path / "in")
     run(frame, tmp_path / "checkpoint", postgres_database)
     shutil.copytree(tmp_path / "checkpoint", tmp_path / "copy")
     feed(spark, tmp_path / "in", 10, 20)
