@@ -1,41 +1,66 @@
-"""The `onceflow` command: one module a subcommand."""
+"""The `onceflow` command: one module a subject, imported when one of its subcommands is called."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import importlib
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperGroup
+from typing_extensions import override
 
 import onceflow
-from onceflow.cli.checkpoints.command import checkpoints
-from onceflow.cli.demo.command import demo
-from onceflow.cli.doctor.command import doctor
-from onceflow.cli.jobs.command import (
-    cancel,
-    checkpoint,
-    list_jobs,
-    savepoint,
-    status,
-    stop,
+
+_SUBCOMMANDS: Mapping[str, str] = MappingProxyType(
+    {
+        "demo": "onceflow.cli.demo.command:demo",
+        "doctor": "onceflow.cli.doctor.command:doctor",
+        "list": "onceflow.cli.jobs.command:list_jobs",
+        "status": "onceflow.cli.jobs.command:status",
+        "checkpoint": "onceflow.cli.jobs.command:checkpoint",
+        "savepoint": "onceflow.cli.jobs.command:savepoint",
+        "stop": "onceflow.cli.jobs.command:stop",
+        "cancel": "onceflow.cli.jobs.command:cancel",
+        "checkpoints": "onceflow.cli.checkpoints.command:checkpoints",
+        "txn": "onceflow.cli.txn.command:txn",
+    }
 )
-from onceflow.cli.txn.command import txn
+
+
+class _Subcommands(TyperGroup):
+    """Who settles a transaction does not wait for the imports of a demonstration.
+
+    Types are click's, which some versions of typer bring under a name of their own.
+    """
+
+    @override
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_SUBCOMMANDS)
+
+    @override
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in _SUBCOMMANDS:
+            return None
+        module, _, name = _SUBCOMMANDS[cmd_name].partition(":")
+        found: object = getattr(importlib.import_module(module), name)
+        if not isinstance(found, typer.Typer):
+            of_one = typer.Typer(add_completion=False)
+            of_one.command(cmd_name)(cast("Callable[..., None]", found))
+            found = of_one
+        command = typer.main.get_command(found)
+        command.name = cmd_name
+        return command
+
 
 app = typer.Typer(
     name="onceflow",
+    cls=_Subcommands,
     no_args_is_help=True,
     # A traceback with local variables could print a password.
     pretty_exceptions_show_locals=False,
 )
-app.command()(demo)
-app.command()(doctor)
-app.command("list")(list_jobs)
-app.command()(status)
-app.command()(checkpoint)
-app.command()(savepoint)
-app.command()(stop)
-app.command()(cancel)
-app.add_typer(checkpoints, name="checkpoints")
-app.add_typer(txn, name="txn")
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,15 +1,20 @@
-"""What all commands share: listings, what is said beside a result, passwords in files."""
+"""What all commands share: listings, what is said beside a result, passwords, objects by name."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from onceflow.core.errors import ConfigError
+from onceflow.core.spi import Sink, Source
 
 Row = Sequence[tuple[str, str]]
 """Cells, each with its style."""
@@ -53,3 +58,47 @@ def read_password(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"--password-file {path}: {reason}") from None
+
+
+def load_sink(name: str) -> Sink:
+    """Return the sink that `module:name` is, or that the function of this name returns.
+
+    Modules of the working directory are found, too.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    found = _loaded(name, Sink, "--sink")
+    if not isinstance(found, Sink):
+        raise ConfigError(f"--sink {name} is a {type(found).__name__} and not a Sink")
+    return found
+
+
+def load_source(name: str) -> Source:
+    """Return the source that `module:name` is or makes, as `load_sink` does.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    found = _loaded(name, Source, "--source")
+    if not isinstance(found, Source):
+        raise ConfigError(f"--source {name} is a {type(found).__name__} and not a Source")
+    return found
+
+
+def _loaded(name: str, kind: type[object], option: str) -> object:
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise ConfigError(f"{option} {name!r} is not module:name")
+    if os.getcwd() not in sys.path:  # noqa: PTH109 - sys.path holds text
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    try:
+        found: object = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+        is_maker = callable(found) and not isinstance(found, kind)
+        return cast("Callable[[], object]", found)() if is_maker else found
+    except ConfigError:
+        raise
+    except Exception as error:  # the user's own module may raise anything
+        raise ConfigError(f"{option} {name}: {type(error).__name__}: {error}") from error

@@ -8,11 +8,13 @@ A `Diagnosis` answers in `Finding`s: what was found, and what mends it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from onceflow.core.errors import ConfigError
 from onceflow.core.spi import Sink, Source
 
 if TYPE_CHECKING:
@@ -39,6 +41,10 @@ class Finding:
     needed: str = ""
     remedy: str = ""
     """The exact statement or command that mends it."""
+
+    def __str__(self) -> str:
+        needed = f"; needed: {self.needed}" if self.needed else ""
+        return f"{self.found}{needed}" + (f". Mend: {self.remedy}" if self.remedy else "")
 
     def as_json(self) -> dict[str, str]:
         """Return what `--json` prints of it."""
@@ -126,3 +132,19 @@ class SourceConnector:
     source: Callable[..., Source]
     """Its class."""
     diagnosis: Diagnosis | None = None
+
+
+def require(findings: Iterable[Finding], about: str, log: logging.Logger) -> None:
+    """Return when no problem is among `findings`; warnings are logged.
+
+    Raises:
+        ConfigError: There is one: `about`, and the first with what mends it.
+    """
+    for finding in findings:
+        match finding.level:
+            case Level.PROBLEM:
+                raise ConfigError(f"{about}: {finding}")
+            case Level.WARNING:
+                log.warning("%s: %s", about, finding)
+            case Level.OK:
+                pass

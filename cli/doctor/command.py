@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
+import pyarrow as pa
 import typer
 from rich.console import Console
 
@@ -23,11 +25,15 @@ from onceflow.cli.doctor.machine import check_java, check_python
 from onceflow.cli.doctor.query import check_query
 from onceflow.cli.doctor.spark import SparkQuestion, check_spark
 from onceflow.cli.doctor.storage import check_storage, missing_directories
-from onceflow.cli.terminal import print_listing, read_password
+from onceflow.cli.terminal import load_sink, load_source, print_listing, read_password
 from onceflow.connectors.catalog import SINKS, SOURCES
 from onceflow.core.connector import Area, Finding, Level, Questions, ServerAccess
 from onceflow.core.errors import ConfigError, OnceflowError
+from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.schema_text import schema_of
 from onceflow.core.secret_references import followed
+from onceflow.core.spi import CommitterContext, Sink, Source
+from onceflow.core.storage import FileStagingArea
 
 CommitMode: TypeAlias = Literal["auto", "two_phase", "ledger"]
 EXIT_PROBLEMS = 1
@@ -62,6 +68,9 @@ class Examined:
     table: str | None = None
     ledger_schema: str | None = None
     commit_mode: CommitMode = "auto"
+    source: str | None = None
+    sink: str | None = None
+    schema: str | None = None
     parallelism: int = 1
     timeout_s: float = 60.0
     spark: bool = True
@@ -93,6 +102,15 @@ class Examined:
         if self.url is not None:
             url = followed(self.url, setting="--url")
             checks.append(Check("database", self._database(url)))
+        if self.source is not None:
+            source = load_source(self.source)
+            checks.append(Check("source", partial(validated_source, source)))
+        if self.sink is not None:
+            if self.schema is None:
+                raise ConfigError("--sink needs --schema, the columns of its rows: 'id bigint, …'")
+            rows = schema_of(self.schema, setting="--schema")
+            sink = load_sink(self.sink)
+            checks.append(Check("sink", partial(validated_sink, sink, rows)))
         return checks
 
     def _kafka(self, servers: str) -> Questions:
@@ -118,6 +136,32 @@ class Examined:
         password = read_password(self.password_file) if self.password_file else None
         access = ServerAccess(url, password, options, self.timeout_s)
         return diagnosis(access, (self.table,) if self.table else (), self.parallelism)
+
+
+def validated_source(source: Source) -> Sequence[Finding]:
+    """Return what the source's own check, which each start makes, says of it."""
+    try:
+        source.validate()
+    except OnceflowError as error:
+        return [Area("source").problem(str(error), "", "")]
+    return [Area("source").ok(f"{type(source).__name__} can be read from here")]
+
+
+def validated_sink(sink: Sink, rows: pa.Schema) -> Sequence[Finding]:
+    """Return what the sink's own check, which each start makes, says of rows of this schema."""
+    with tempfile.TemporaryDirectory(prefix="onceflow-doctor-") as directory:
+        context = CommitterContext(
+            job="doctor",
+            uid="sink",
+            sink_id="doctor",
+            attempt=AttemptId(1),
+            staging=FileStagingArea.in_directory(directory, "doctor"),
+        )
+        try:
+            sink.validate(context, rows)
+        except OnceflowError as error:
+            return [Area("sink").problem(str(error), "", "")]
+    return [Area("sink").ok(f"{type(sink).__name__} takes rows of these columns")]
 
 
 def doctor(
@@ -157,6 +201,15 @@ def doctor(
     commit_mode: Annotated[
         CommitMode, typer.Option(help="How the sink is to commit: auto, two_phase or ledger.")
     ] = "auto",
+    source: Annotated[
+        str | None, typer.Option(help="A source of yours: module:name of it or of what makes it.")
+    ] = None,
+    sink: Annotated[
+        str | None, typer.Option(help="A sink of yours, likewise; needs --schema.")
+    ] = None,
+    schema: Annotated[
+        str | None, typer.Option(help="Columns of the rows for --sink: 'id bigint, name string'.")
+    ] = None,
     parallelism: Annotated[int, typer.Option(help="Of the job that is to run.", min=1)] = 2,
     timeout: Annotated[float, typer.Option(help="Seconds for each check.", min=1.0)] = 60.0,
     spark: Annotated[bool, typer.Option(help="Whether to start a Spark session.")] = True,
@@ -164,14 +217,15 @@ def doctor(
 ) -> None:
     """Check what a job needs, and say what mends it.
 
-    Looks at Java, Python and Spark always, and at storage, a query, Kafka and a database where they
-    are named. Changes nothing. Exit status: 0 nothing is wrong, 1 there are problems, 2 usage.
+    Looks at Java, Python and Spark always, and at storage, a query, Kafka, a database and your own
+    source and sink where they are named. Changes nothing. Exit status: 0 nothing is wrong, 1 there
+    are problems, 2 usage.
     """
     examined = Examined(
         master=master, storage=storage, checkpoint_location=checkpoint_location, kafka=kafka,
         topics=tuple(topic or ()), group=group, kafka_options=kafka_options, url=url,
         password_file=password_file, table=table, ledger_schema=ledger_schema,
-        commit_mode=commit_mode, parallelism=parallelism,
+        commit_mode=commit_mode, source=source, sink=sink, schema=schema, parallelism=parallelism,
         timeout_s=timeout, spark=spark,
     )  # fmt: skip
     try:

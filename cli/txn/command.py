@@ -8,19 +8,16 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
-import sys
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, TypeAlias, cast
+from typing import Annotated, TypeAlias
 
 import typer
 
-from onceflow.cli.terminal import console, read_password, say
+from onceflow.cli.terminal import console, load_sink, read_password, say
 from onceflow.cli.txn.settling import (
     EXIT_REFUSED,
     UsageError,
@@ -43,11 +40,11 @@ from onceflow.core.in_doubt import (
 )
 from onceflow.core.protocol.in_doubt import Resolution
 from onceflow.core.secret_references import followed
-from onceflow.core.spi import Sink
 from onceflow.core.storage import FileSystemStorage, JobStorage, checkpoint_storage
 
 txn = typer.Typer(
     no_args_is_help=True,
+    add_completion=False,
     help=(
         "Transactions in doubt: pre-committed, and neither committed nor rolled back. A job's next"
         " start settles its own; this shows them, and settles by hand what cannot wait."
@@ -293,31 +290,3 @@ class Where:
             said = f"has no job {job}" if job else "holds more than one job, or none: add --job"
             raise ConfigError(f"--storage {root} {said} (jobs there: {there})")
         return described.open(job)
-
-
-def load_sink(name: str) -> Sink:
-    """Return the sink that `module:name` is, or that the function of this name returns.
-
-    Modules of the working directory are found, too.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
-        raise ConfigError(f"--sink {name!r} is not module:name")
-    if os.getcwd() not in sys.path:  # noqa: PTH109 - sys.path holds text
-        sys.path.insert(0, os.getcwd())  # noqa: PTH109
-    try:
-        found: object = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-        if callable(found) and not isinstance(found, Sink):
-            found = cast("Callable[[], object]", found)()
-    except ConfigError:
-        raise
-    except Exception as error:  # the user's own module may raise anything
-        raise ConfigError(f"--sink {name}: {type(error).__name__}: {error}") from error
-    if not isinstance(found, Sink):
-        raise ConfigError(f"--sink {name} is a {type(found).__name__} and not a Sink")
-    return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,7 +15,15 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.cimpl import NewTopic
 
+from onceflow.core.connector import Area, require
 from onceflow.core.errors import ConfigError
+from onceflow.core.kafka_fitness import (
+    RETENTION,
+    RETENTION_MINUTES_MIN,
+    broker_findings,
+    record_size_finding,
+    topic_findings,
+)
 from onceflow.sinks.kafka.clients import (
     Admin,
     TopicMetadata,
@@ -27,13 +35,9 @@ from onceflow.sinks.kafka.clients import (
 )
 from onceflow.sinks.kafka.settings import MESSAGE_BYTES_MAX, KafkaSinkSettings, StaleRows
 
-RETENTION_MINUTES_MIN = 24 * 60
-"""What `open` demands of the broker; its default is a week, and was a day before Kafka 2.0."""
-
 _TRUSTED_S = RETENTION_MINUTES_MIN * 60 / 2
 """For how long nobody is asked: half the minimum, which leaves hours for clocks that differ."""
 _MARGIN_S = 3600.0
-_RETENTION = "offsets.retention.minutes"
 
 
 def is_proof_expired(settings: KafkaSinkSettings, staged_at_s: float) -> bool:
@@ -60,12 +64,23 @@ def retention_minutes(
     Raises:
         SinkError: No broker answered in time.
     """
+    text = broker_configuration(settings, admin, troubles).get(RETENTION)
+    return None if text is None else float(text)
+
+
+def broker_configuration(
+    settings: KafkaSinkSettings, admin: Admin, troubles: Troubles
+) -> dict[str, str]:
+    """Return the settings of one broker; empty when we may not read them.
+
+    Raises:
+        SinkError: No broker answered in time.
+    """
     cluster = answered(
         settings, troubles, lambda wait_s: admin.list_topics(timeout=wait_s), settings.where
     )
     broker = ConfigResource("BROKER", str(min(cluster.brokers)))
-    text = configuration(settings, admin, troubles, broker).get(_RETENTION)
-    return None if text is None else float(text)
+    return configuration(settings, admin, troubles, broker)
 
 
 def configuration(
@@ -135,60 +150,43 @@ class Preflight:
                     )
                 self._create(topic, create)
 
-    def require_capacity(self) -> None:
-        """Return when what passes the producer's size limit passes the topics' too.
+    def require_topics_fit(self) -> None:
+        """Return when topics take what passes the producer's size limit, and keep it.
 
-        Otherwise a row is found too large only after its checkpoint was decided. What we may not
-        read is not checked.
+        What we may not read is not checked.
 
         Raises:
-            ConfigError: It would not, or a topic can never have as many replicas as it demands.
+            ConfigError: They do not, or can never have as many replicas as they demand.
             SinkError: No broker answered in time.
         """
-        limit = self._settings.message_bytes_max
-        for topic in self._settings.topics:
+        settings, brokers = self._settings, self._brokers()
+        for topic in settings.topics:
             found = self._configuration(ConfigResource("TOPIC", topic))
-            accepted = int(found.get("max.message.bytes", limit))
-            if accepted < limit:
-                raise ConfigError(
-                    f"topic {topic!r} takes records of {accepted} bytes (max.message.bytes) and the"
-                    f" sink lets {limit} pass: give options={{'{MESSAGE_BYTES_MAX}': {accepted}}},"
-                    f" or raise it: kafka-configs.sh --bootstrap-server"
-                    f" {self._settings.bootstrap_servers} --alter --topic {topic} --add-config"
-                    f" max.message.bytes={limit}"
-                )
-            self._require_replicas(topic, found)
+            area, limit = Area(f"topic {topic}"), settings.message_bytes_max
+            about = f"topic {topic!r} at {settings.bootstrap_servers}"
+            findings = [record_size_finding(area, found, limit, MESSAGE_BYTES_MAX)]
+            if found:
+                findings += topic_findings(area, found, self._replicas(topic), brokers)
+            require(findings, about, _logger)
 
-    def require_retention(self) -> None:
-        """Return when the broker keeps proofs of commits for a day at least.
+    def require_brokers_fit(self) -> None:
+        """Return when brokers carry transactions, and keep proofs of commits for a day at least.
 
         Raises:
-            ConfigError: It does not.
+            ConfigError: They do not.
             SinkError: No broker answered in time.
         """
-        minutes = retention_minutes(self._settings, self._admin, self._troubles)
-        if minutes is not None and minutes < RETENTION_MINUTES_MIN:
-            raise ConfigError(
-                f"Kafka at {self._settings.bootstrap_servers} forgets offsets, by which commits are"
-                f" proven, after {minutes:g} minutes, and the sink needs {RETENTION_MINUTES_MIN}:"
-                f" set offsets.retention.minutes={RETENTION_MINUTES_MIN} on the brokers"
-            )
+        settings = self._settings
+        found = broker_configuration(settings, self._admin, self._troubles)
+        if found:
+            findings = broker_findings(Area("kafka"), found)
+            require(findings, f"Kafka at {settings.bootstrap_servers}", _logger)
 
-    def _require_replicas(self, topic: str, found: Mapping[str, str]) -> None:
-        in_sync = int(found.get("min.insync.replicas", 1))
-        replicas = self._replicas(topic)
-        if replicas < in_sync:
-            raise ConfigError(
-                f"topic {topic!r} has {replicas} replicas and demands {in_sync} in sync"
-                " (min.insync.replicas): it takes no record. Lower the one or raise the other"
-            )
-        if replicas > 1 and in_sync == 1:
-            _logger.warning(
-                "topic %r has %d replicas and min.insync.replicas=1: a record that only its leader"
-                " has counts as written, and dies with it. Set min.insync.replicas=2",
-                topic,
-                replicas,
-            )
+    def _brokers(self) -> int:
+        def ask(wait_s: float) -> int:
+            return len(self._admin.list_topics(timeout=wait_s).brokers)
+
+        return self._asked(ask, "its brokers")
 
     def _replicas(self, topic: str) -> int:
         partitions = self._metadata(topic).partitions.values()

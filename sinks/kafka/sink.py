@@ -127,10 +127,10 @@ class KafkaSink(Sink):
         preflight.require_topics(
             NewTopics(self.partitions, self.replication_factor) if self.create else None
         )
-        preflight.require_capacity()
+        preflight.require_topics_fit()
         if settings.delivery is Delivery.AT_LEAST_ONCE:
             return
-        preflight.require_retention()
+        preflight.require_brokers_fit()
         Fence(settings, context).claim()
 
     def writer(self, context: WriterContext) -> SinkWriter:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from onceflow.core.connector import Area, Finding
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.sinks.sql.session import Session
 from onceflow.sinks.sql.tables import Table, TableColumn, TableName
@@ -151,16 +152,18 @@ def found(session: Session, name: TableName) -> Table | None:
     )
 
 
-def _unfit(name: TableName, kind: str, engine: str) -> str:
+def _unfit(name: TableName, kind: str, engine: str) -> Finding | None:
     """Say why a transaction does not keep what it writes to a table, and nothing else."""
     if kind != "BASE TABLE":
-        return f"{name} is a {kind.lower()}; name an ordinary table"
+        found = f"it is a {kind.lower()}"
+        return Area(f"table {name}").problem(found, "a table", "name an ordinary table")
     if engine.lower() != "innodb":
-        return (
-            f"table {name} is stored by {engine}, which takes no part in prepared transactions. "
-            f"Run: ALTER TABLE {identifier(name)} ENGINE = InnoDB"
+        return Area(f"table {name}").problem(
+            f"it is stored by {engine}, which takes no part in prepared transactions",
+            "an engine with transactions",
+            f"ALTER TABLE {identifier(name)} ENGINE = InnoDB",
         )
-    return ""
+    return None
 
 
 def grantee(user: str) -> str:

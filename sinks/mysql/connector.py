@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from typing_extensions import override
 
 from onceflow.core.connector import ServerAccess, SinkConnector
+from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.in_doubt import LogFacts
-from onceflow.sinks.mysql.catalog import XaNames, literal
-from onceflow.sinks.mysql.diagnosis import questions_of_mysql, sink_of_tools
+from onceflow.sinks.mysql.catalog import XaNames, literal, quoted
 from onceflow.sinks.mysql.sink import MySQLSink
 from onceflow.sinks.mysql.two_phase import recovered
-from onceflow.sinks.sql.connector import SqlResourceManager
+from onceflow.sinks.sql.connector import NO_TABLE, SqlResourceManager
+from onceflow.sinks.sql.diagnosis import Remedies, SqlDiagnosis
 from onceflow.sinks.sql.session import Session
+from onceflow.sinks.sql.sink import SqlSink
 
 # A recursion ends at 1000 rows unless a server is told otherwise; so do the subtasks looked at.
 _HELD_LOCKS = """
@@ -26,16 +31,56 @@ _HELD_LOCKS = """
 """
 
 
+PASSWORD_VARIABLE = "MYSQL_PWD"  # noqa: S105 - its name
+_ACCOUNT = re.compile(r"for user ('.*'@'.*') to database")
+
+
+def _sink_of_tools(access: ServerAccess, timeout_s: float) -> MySQLSink:
+    """Return a sink that says how a tool reaches the server; the password may be in MYSQL_PWD.
+
+    Raises:
+        ConfigError: The URL cannot be read.
+    """
+    sink = MySQLSink(
+        access.url,
+        table=NO_TABLE,
+        password=access.password,
+        ledger_schema=access.options.get("ledger_schema"),
+        connect_timeout_s=timeout_s,
+        statement_timeout_s=timeout_s,
+        lock_timeout_s=timeout_s,
+    )
+    known = os.environ.get(PASSWORD_VARIABLE)
+    return replace(sink, password=known) if known and not sink.endpoint.password else sink
+
+
+def _remedies(sink: SqlSink, error: OnceflowError) -> Remedies:
+    """Return the statements, as an administrator runs them."""
+    assert isinstance(sink, MySQLSink), sink
+    where = sink.endpoint
+    user, database = where.user.replace("'", "''"), quoted(where.database)
+    # The account is in the text when the login was right; else it may be at any host.
+    account = found[1] if (found := _ACCOUNT.search(str(error))) else f"'{user}'@'%'"
+    password = (
+        f"ALTER USER {account} IDENTIFIED BY '…', or CREATE USER if there is none; which there"
+        f" is: SELECT user, host FROM mysql.user WHERE user = '{user}'"
+    )
+    privileges = "SELECT, INSERT, UPDATE, DELETE, CREATE, INDEX"
+    return (
+        ("(error 1044)", f"GRANT {privileges} ON {database}.* TO {account}"),
+        ("(error 1049)", f"CREATE DATABASE {database}"),
+        ("SSL is required", "ssl_mode=required in the url"),
+        ("ertificate", "ssl_ca=, ssl_cert= and ssl_key= in the url"),
+        ("", password),
+    )
+
+
 class MySQLResourceManager(SqlResourceManager):
     """One server, and what every sink id has prepared there with one ledger."""
 
     def __init__(self, access: ServerAccess) -> None:
         """Raise `ConfigError` when the URL cannot be read; connect to nothing yet."""
-        super().__init__(
-            sink_of_tools(
-                access.url, access.password, access.options.get("ledger_schema"), access.timeout_s
-            )
-        )
+        super().__init__(_sink_of_tools(access, access.timeout_s))
         self._names = XaNames(self._settings.ledger_schema)
 
     @override
@@ -71,6 +116,8 @@ class MySQLResourceManager(SqlResourceManager):
 
 
 CONNECTOR = SinkConnector(
-    sink=MySQLSink, resource_manager=MySQLResourceManager, diagnosis=questions_of_mysql
+    sink=MySQLSink,
+    resource_manager=MySQLResourceManager,
+    diagnosis=SqlDiagnosis(_sink_of_tools, _remedies, "bind_address, port"),
 )
 """What the catalogue finds."""

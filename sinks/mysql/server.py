@@ -1,22 +1,25 @@
-"""What a MySQL or MariaDB server is, and what that means for a sink."""
+"""What a MySQL or MariaDB server is asked, how the answers are judged, and what mends them."""
 
 from __future__ import annotations
 
-import logging
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from typing_extensions import override
 
-from onceflow.core.errors import ConfigError
-from onceflow.sinks.mysql.catalog import grantee, literal, quoted
+from onceflow.core.connector import Area, Finding
+from onceflow.sinks.mysql.catalog import XaNames, grantee, identifier, literal, quoted
+from onceflow.sinks.mysql.catalog import found as found_table
 from onceflow.sinks.mysql.connection import own
-from onceflow.sinks.mysql.two_phase import may_recover
-from onceflow.sinks.sql.dialect import Server, TwoPhaseSupport
+from onceflow.sinks.mysql.two_phase import may_recover, recovered
+from onceflow.sinks.sql.dialect import DATABASE, Server, TwoPhaseSupport, connections
+from onceflow.sinks.sql.ledger import LEDGER, SINKS
 from onceflow.sinks.sql.session import Endpoint, Session
+from onceflow.sinks.sql.tables import TableName
 
-_logger = logging.getLogger("onceflow.sinks.mysql")
+_DURABLE = "what is committed outlives the server's process and its machine"
 _VERSION = re.compile(r"(?:5\.5\.5-)?(\d+)\.(\d+)\.(\d+)")
 # Rows of values in MySQL; XA that outlives its session in MariaDB.
 _MYSQL_VERSION_MIN, _MARIADB_VERSION_MIN = (8, 0, 20), (10, 6, 0)
@@ -111,12 +114,6 @@ class Weakness:
     remedy: str
     """What mends it."""
 
-    def __str__(self) -> str:
-        return (
-            f"{self.setting}: when {self.forgets_when.value}, the server forgets what it said is"
-            " prepared or committed"
-        )
-
 
 def weaknesses(facts: ServerFacts) -> tuple[Weakness, ...]:
     """Return what the server's settings leave uncovered."""
@@ -151,82 +148,144 @@ class MySQLServer(Server):
         self.user = self.facts.user
 
     @override
-    def require(self, where: Endpoint, sink_id: str) -> None:
-        facts = self.facts
+    def fitness(self, where: Endpoint) -> Sequence[Finding]:
+        facts, found = self.facts, list[Finding]()
         minimum = _MARIADB_VERSION_MIN if facts.mariadb else _MYSQL_VERSION_MIN
         if facts.version < minimum:
-            raise ConfigError(
-                f"{where} runs {facts.shown}; onceflow needs {'.'.join(map(str, minimum))} or newer"
-            )
+            needed = f"{'.'.join(map(str, minimum))} or newer"
+            found.append(DATABASE.problem(facts.shown, needed, "upgrade it"))
         if facts.read_only:
-            raise ConfigError(
-                f"{where} is read-only, as replicas are; name the primary in the url, or run: "
-                "SET GLOBAL read_only = OFF"
-            )
-        for weakness in weaknesses(facts):
-            if weakness.forgets_when is Crash.PROCESS:
-                raise ConfigError(
-                    f"sink {sink_id}: {where} has {weakness}. Run: {weakness.remedy} (on a managed "
-                    "server it is set in the provider's parameter group; a server on which it "
-                    "cannot be changed cannot be written to exactly once)"
+            found.append(
+                DATABASE.problem(
+                    f"{facts.shown} is read-only, as replicas are",
+                    "the primary: a replica takes no writes",
+                    "name the primary in the url, or run: SET GLOBAL read_only = OFF",
                 )
-            _logger.warning(
-                "sink %s: %s has %s. Run: %s", sink_id, where, weakness, weakness.remedy
             )
-        if not facts.local_infile:
-            _logger.info(
-                "sink %s: %s has local_infile = OFF, so rows go by INSERT, which takes about twice "
-                "as long as LOAD DATA. To allow it, run: SET GLOBAL local_infile = ON",
-                sink_id,
-                where,
-            )
+        found = found or [DATABASE.ok(f"{facts.shown}, {where}")]
+        return [*found, *_durability(facts), _loading(facts)]
 
     @override
-    def two_phase_support(self, session: Session) -> TwoPhaseSupport:
+    def two_phase_support(self, session: Session, parallelism: int) -> TwoPhaseSupport:
         return TwoPhaseSupport(
-            f"{self.facts.shown} keeps prepared XA transactions without their session, and the "
-            "user may list them",
-            self._obstacle(session),
+            f"{self.facts.shown} keeps transactions without their session: XA transactions can be "
+            "prepared and listed",
+            tuple(_obstacles(self.facts, session)),
         )
 
     @override
-    def bookkeeping_grants(self, schema: str) -> str:
-        return (
-            f"CREATE DATABASE IF NOT EXISTS {quoted(schema)}; GRANT CREATE, INDEX, SELECT, "
-            f"INSERT, UPDATE, DELETE ON {quoted(schema)}.* TO {self.user}; or name a database "
-            "where it may: MySQLSink(ledger_schema=…)"
-        )
+    def bookkeeping(self, session: Session, schema: str) -> Finding:
+        granted = {
+            str(one)
+            for scope in (
+                "user_privileges WHERE TRUE",
+                f"schema_privileges WHERE '{_text(schema)}' LIKE table_schema",
+            )
+            for (one,) in session.query(
+                f"SELECT privilege_type FROM information_schema.{scope} "
+                f"AND REPLACE(grantee, '''', '') = '{_text(self.user)}'"
+            )
+        }
+        needed = {"SELECT", "INSERT", "UPDATE", "DELETE"}
+        if None in (found_table(session, TableName(schema, name)) for name in (LEDGER, SINKS)):
+            needed |= {"CREATE", "INDEX"}
+        missing = sorted(needed - granted)
+        if not missing:
+            return DATABASE.ok(f"{self.user} may keep the ledger in database {schema}")
+        text = f"{self.user} lacks {', '.join(missing)} on database {schema}"
+        grant = f"GRANT {', '.join(sorted(needed))} ON {quoted(schema)}.* TO {self.user}"
+        if not granted:
+            # By a role, or on single tables: the server does not list it here.
+            return DATABASE.warning(f"{text}, as far as it is listed", "both", grant)
+        return DATABASE.problem(text, "onceflow's own two tables", grant)
 
-    def _obstacle(self, session: Session) -> str:
-        """Return why the server cannot prepare for others to commit; empty when it can."""
-        facts = self.facts
-        obstacles: tuple[tuple[bool, str], ...] = (
-            (
-                not facts.mariadb and facts.version < _DETACH_VERSION,
-                f"{facts.shown} lets only its preparing session commit. Upgrade to 8.0.29 or newer",
-            ),
-            (
-                not facts.detaches,
-                "xa_detach_on_prepare is OFF. Run: SET PERSIST xa_detach_on_prepare = ON",
-            ),
-            (facts.galera, "it is a Galera cluster (wsrep_on), which has no XA transactions"),
-            (
-                facts.binlog_format == "STATEMENT",
-                (
-                    "binlog_format is STATEMENT, and READ COMMITTED needs rows. Run: SET GLOBAL "
-                    "binlog_format = 'ROW'"
-                ),
-            ),
-            (
-                own(session).is_pooled,
-                "a proxy stands between here and the server's sessions; name the server itself",
-            ),
-            (
-                not may_recover(session),
-                (
-                    "the user may not list prepared transactions. Run: GRANT XA_RECOVER_ADMIN ON "
-                    f"*.* TO {facts.user}"
-                ),
-            ),
+    @override
+    def absent(self, session: Session, name: TableName, area: Area) -> Finding:
+        ((database,),) = session.query("SELECT DATABASE()")
+        shown = identifier(TableName(name.schema or str(database), name.name))
+        create = f"CREATE TABLE {shown} (…), or MySQLSink(…, create=True)"
+        return area.problem("it does not exist, or may not be seen", "the table", create)
+
+    @override
+    def room(self, session: Session, parallelism: int) -> Sequence[Finding]:
+        ((_, total),) = session.query("SHOW GLOBAL VARIABLES LIKE 'max_connections'")
+        ((_, used),) = session.query("SHOW GLOBAL STATUS LIKE 'Threads_connected'")
+        raised = "SET GLOBAL max_connections = {total}"
+        return [connections(int(total), int(total) - int(used), parallelism, raised)]
+
+    @override
+    def clock_s(self, session: Session) -> float:
+        ((theirs,),) = session.query("SELECT UNIX_TIMESTAMP(SYSDATE(6))")
+        return float(theirs)
+
+    @override
+    def left_behind(self, session: Session, schema: str) -> Sequence[Finding]:
+        if not may_recover(session):
+            return ()
+        rows, names = recovered(session), XaNames(schema)
+        parsed = [names.parsed(int(one), int(gtrid), data) for one, gtrid, _, data in rows]
+        ours = sorted(one for one in parsed if one is not None)
+        found: list[Finding] = []
+        if ours:
+            text = f"{len(ours)} of ours prepared, the first {ours[0]}"
+            needed = "none that are old: they hold locks"
+            remedy = "onceflow txn list --url … --storage … --job … tells their age"
+            found.append(DATABASE.warning(text, needed, remedy))
+        if len(rows) > len(ours):
+            text = f"{len(rows) - len(ours)} of others, or of other ledgers, are prepared"
+            remedy = "XA RECOVER CONVERT XID; ask who owns it, then XA COMMIT or XA ROLLBACK"
+            found.append(DATABASE.warning(text, "that somebody settles them", remedy))
+        return found or [DATABASE.ok("nothing is left prepared")]
+
+
+def _durability(facts: ServerFacts) -> Sequence[Finding]:
+    found: list[Finding] = []
+    for one in weaknesses(facts):
+        says = DATABASE.problem if one.forgets_when is Crash.PROCESS else DATABASE.warning
+        needed = (
+            f"{_DURABLE}: this forgets it when {one.forgets_when.value} (a managed server has it in"
+            " its provider's parameter group)"
         )
-        return next((text for there, text in obstacles if there), "")
+        found.append(says(one.setting, needed, one.remedy))
+    return found or [DATABASE.ok(_DURABLE)]
+
+
+def _loading(facts: ServerFacts) -> Finding:
+    if facts.local_infile:
+        return DATABASE.ok("local_infile = ON")
+    return DATABASE.warning(
+        "local_infile = OFF, so rows go by INSERT, which takes about twice as long as LOAD DATA",
+        "ON",
+        "SET GLOBAL local_infile = ON",
+    )
+
+
+def _obstacles(facts: ServerFacts, session: Session) -> Iterator[Finding]:
+    """Yield why the server cannot prepare for others to commit."""
+    if not facts.mariadb and facts.version < _DETACH_VERSION:
+        text = f"{facts.shown} lets only its preparing session commit"
+        yield DATABASE.problem(text, "8.0.29 or newer", "upgrade it")
+    if not facts.detaches:
+        remedy = "SET PERSIST xa_detach_on_prepare = ON"
+        yield DATABASE.problem("xa_detach_on_prepare = OFF", "ON", remedy)
+    if facts.galera:
+        text = "it is a Galera cluster (wsrep_on), which has no XA transactions"
+        yield DATABASE.problem(text, "a single server", "MySQLSink(commit_mode='ledger')")
+    if facts.binlog_format == "STATEMENT":
+        needed, remedy = "ROW: READ COMMITTED needs rows", "SET GLOBAL binlog_format = 'ROW'"
+        yield DATABASE.problem("binlog_format = STATEMENT", needed, remedy)
+    if own(session).is_pooled:
+        yield DATABASE.problem(
+            "a proxy is in between",
+            "a direct connection for two-phase commit; ledger mode works through a proxy",
+            "name the server's own port, or MySQLSink(commit_mode='ledger')",
+        )
+    if not may_recover(session):
+        text = f"{facts.user} may not list prepared transactions"
+        remedy = f"GRANT XA_RECOVER_ADMIN ON *.* TO {facts.user}"
+        yield DATABASE.problem(text, "XA_RECOVER_ADMIN", remedy)
+
+
+def _text(value: str) -> str:
+    """Return `value` for use inside quotes, without the quotes that CURRENT_USER's parts have."""
+    return value.replace("'", "").replace("\\", "\\\\")

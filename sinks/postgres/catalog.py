@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from onceflow.core.connector import Area, Finding
 from onceflow.sinks.sql.session import Session
 from onceflow.sinks.sql.tables import Table, TableColumn, TableName
 
@@ -127,22 +128,24 @@ def found(session: Session, name: TableName) -> Table | None:
     )
 
 
-def _unfit(name: TableName, kind: str, persistence: str) -> str:
+def _unfit(name: TableName, kind: str, persistence: str) -> Finding | None:
     """Say why COPY cannot write a table, or a prepared transaction not keep what it wrote.
 
     `kind` is pg_class.relkind: r table, p partitioned table, v, m, f as in `_KINDS`.
     `persistence` is pg_class.relpersistence: p permanent, u unlogged, t temporary.
     """
+    area = Area(f"table {name}")
     if kind not in ("r", "p"):
-        return f"{name} is {_KINDS.get(kind, 'no table')}; name an ordinary or a partitioned table"
+        needed = "an ordinary or a partitioned table"
+        return area.problem(f"it is {_KINDS.get(kind, 'no table')}", needed, f"name {needed}")
     if persistence == "u":
-        return (
-            f"table {name} is unlogged: a crash of the server empties it, committed rows too. Run: "
-            f"ALTER TABLE {identifier(name)} SET LOGGED"
-        )
+        needed = "a logged table: a crash of the server empties this one, committed rows too"
+        alter = f"ALTER TABLE {identifier(name)} SET LOGGED"
+        return area.problem("it is unlogged", needed, alter)
     if persistence == "t":
-        return f"table {name} is temporary; prepared transactions cannot use it"
-    return ""
+        needed = "a permanent table: prepared transactions cannot use this one"
+        return area.problem("it is temporary", needed, "name a permanent table")
+    return None
 
 
 def _column(row: Sequence[Any]) -> TableColumn:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import getpass
 from collections.abc import Sequence
 
 from typing_extensions import override
 
 from onceflow.core.connector import ServerAccess, SinkConnector
+from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.in_doubt import LogFacts
+from onceflow.sinks.postgres.catalog import quoted
 from onceflow.sinks.postgres.connection import attempt_of_writer
-from onceflow.sinks.postgres.diagnosis import questions_of_postgres
 from onceflow.sinks.postgres.sink import PostgresSink
 from onceflow.sinks.sql.connector import NO_TABLE, SqlResourceManager
+from onceflow.sinks.sql.diagnosis import Remedies, SqlDiagnosis
+from onceflow.sinks.sql.sink import SqlSink
 
 _PREPARED = "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()"
 _SESSIONS = (
@@ -21,21 +25,53 @@ _SESSIONS = (
 )
 
 
+def _sink_of_tools(access: ServerAccess, timeout_s: float) -> PostgresSink:
+    """Return a sink that says how a tool reaches the server.
+
+    Raises:
+        ConfigError: The URL cannot be read.
+    """
+    return PostgresSink(
+        access.url,
+        table=NO_TABLE,
+        password=access.password,
+        ledger_schema=access.options.get("ledger_schema") or "onceflow",
+        connect_timeout_s=timeout_s,
+        statement_timeout_s=timeout_s,
+        lock_timeout_s=timeout_s,
+    )
+
+
+def _remedies(sink: SqlSink, error: OnceflowError) -> Remedies:
+    """Return the statements, as a superuser connected to another database runs them."""
+    del error
+    assert isinstance(sink, PostgresSink), sink
+    given = dict(sink.endpoint.parameters)
+    user = given.get("user") or getpass.getuser()
+    role, database = quoted(user), quoted(given.get("dbname") or user)
+    from_here = (
+        f"a line in pg_hba.conf: host {database} {role} <this machine's address>/32 scram-sha-256;"
+        " then SELECT pg_reload_conf()"
+    )
+    return (
+        ("permission denied for database", f"GRANT CONNECT ON DATABASE {database} TO {role}"),
+        (f'role "{user}" does not exist', f"CREATE ROLE {role} LOGIN PASSWORD '…'"),
+        ('" does not exist', f"CREATE DATABASE {database} OWNER {role}"),
+        ("not permitted to log in", f"ALTER ROLE {role} LOGIN"),
+        ("no pg_hba.conf entry", from_here),
+        ("does not support SSL", "sslmode=prefer in the url; or ALTER SYSTEM SET ssl = on"),
+        ("certificate", "sslrootcert=, sslcert= and sslkey= in the url"),
+        ("translate host name", "its host"),
+        ("", f"ALTER ROLE {role} PASSWORD '…'"),
+    )
+
+
 class PostgresResourceManager(SqlResourceManager):
     """One database, and what every sink id has prepared in it."""
 
     def __init__(self, access: ServerAccess) -> None:
         """Raise `ConfigError` when the URL cannot be read; connect to nothing yet."""
-        super().__init__(
-            PostgresSink(
-                access.url,
-                table=NO_TABLE,
-                password=access.password,
-                ledger_schema=access.options.get("ledger_schema") or "onceflow",
-                connect_timeout_s=access.timeout_s,
-                statement_timeout_s=access.timeout_s,
-            )
-        )
+        super().__init__(_sink_of_tools(access, access.timeout_s))
 
     @override
     def sink_ids(self, log: LogFacts | None) -> Sequence[str]:
@@ -55,6 +91,6 @@ class PostgresResourceManager(SqlResourceManager):
 CONNECTOR = SinkConnector(
     sink=PostgresSink,
     resource_manager=PostgresResourceManager,
-    diagnosis=questions_of_postgres,
+    diagnosis=SqlDiagnosis(_sink_of_tools, _remedies, "listen_addresses, port"),
 )
 """What the catalogue finds."""

@@ -1,16 +1,25 @@
-"""What a Postgres server is, and what that means for a sink."""
+"""What a Postgres server is asked, how the answers are judged, and what mends them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from typing_extensions import override
 
-from onceflow.core.errors import ConfigError
+from onceflow.core.connector import Area, Finding
+from onceflow.core.protocol.ids import TransactionId
+from onceflow.sinks.postgres.catalog import identifier, literal, quoted
 from onceflow.sinks.postgres.connection import own
-from onceflow.sinks.sql.dialect import Server, TwoPhaseSupport
-from onceflow.sinks.sql.session import Endpoint, Session
+from onceflow.sinks.sql.dialect import DATABASE, Server, TwoPhaseSupport, connections
+from onceflow.sinks.sql.ledger import LEDGER, SINKS
+from onceflow.sinks.sql.session import Endpoint, Session, StatementRefused
+from onceflow.sinks.sql.tables import TableName
 
 SERVER_VERSION_MIN = 120000
 """PostgreSQL 12: the oldest whose catalogs have generated columns."""
+OLD_S = 3600.0
+_DURABLE = "what is committed outlives the server's process and its machine"
 
 
 def is_pooled(session: Session) -> bool:
@@ -26,6 +35,20 @@ def is_pooled(session: Session) -> bool:
     return int(pid) != own(session).backend_pid
 
 
+def prepared_room(slots: int, needed: int) -> Finding:
+    """Return whether so many `max_prepared_transactions` do for one sink that needs `needed`."""
+    text = f"max_prepared_transactions = {slots}"
+    if slots >= needed:
+        return DATABASE.ok(text)
+    return DATABASE.problem(
+        text,
+        # One of a subtask waits for its commit while the next one is prepared.
+        f"{needed}: two for each parallel subtask of every sink",
+        f"ALTER SYSTEM SET max_prepared_transactions = {max(64, 2 * needed)}; then restart the"
+        " server",
+    )
+
+
 class PostgresServer(Server):
     """As it is now."""
 
@@ -33,55 +56,189 @@ class PostgresServer(Server):
         """Ask it."""
         self.version = own(session).server_version
         """As 160004."""
-        ((self.max_prepared_transactions, self.standby, self.read_only, self.user),) = (
-            session.query(
-                "SELECT current_setting('max_prepared_transactions')::int, pg_is_in_recovery(), "
-                "current_setting('transaction_read_only')::bool, current_user::text"
-            )
-        )
+        (
+            self.slots, self.standby, self.read_only, self.user, self.fsync, self.full_page_writes,
+        ) = _one_row(
+            session,
+            "SELECT current_setting('max_prepared_transactions')::int, pg_is_in_recovery(), "
+            "current_setting('transaction_read_only')::bool, "
+            "pg_catalog.quote_ident(current_user), current_setting('fsync'), "
+            "current_setting('full_page_writes')",
+        )  # fmt: skip
 
     @override
-    def require(self, where: Endpoint, sink_id: str) -> None:
+    def fitness(self, where: Endpoint) -> Sequence[Finding]:
+        shown, found = f"PostgreSQL {self.version // 10000}", list[Finding]()
         if self.version < SERVER_VERSION_MIN:
-            raise ConfigError(
-                f"{where} runs PostgreSQL {self.version // 10000}; onceflow needs "
-                f"{SERVER_VERSION_MIN // 10000} or newer"
-            )
+            needed = f"PostgreSQL {SERVER_VERSION_MIN // 10000} or newer"
+            found.append(DATABASE.problem(shown, needed, "upgrade: pg_upgrade"))
         if self.standby:
-            raise ConfigError(
-                f"{where} is a standby, which takes no writes; name the primary in the url, or "
-                "all hosts with target_session_attrs=read-write"
+            found.append(
+                DATABASE.problem(
+                    "it is a standby",
+                    "the primary: a standby takes no writes",
+                    "name the primary in the url, or all hosts with"
+                    " target_session_attrs=read-write",
+                )
             )
-        if self.read_only:
-            raise ConfigError(
-                f"{where} gives read-only transactions; run: ALTER ROLE {self.user} SET "
-                "default_transaction_read_only = off"
+        elif self.read_only:
+            found.append(
+                DATABASE.problem(
+                    "transactions are read-only",
+                    "transactions that write",
+                    f"ALTER ROLE {self.user} SET default_transaction_read_only = off",
+                )
             )
+        return [*(found or [DATABASE.ok(f"{shown}, {where}")]), *self._durability()]
+
+    def _durability(self) -> Sequence[Finding]:
+        """`synchronous_commit = off` does no harm: sinks turn it on for what they commit."""
+        settings = {"fsync": self.fsync, "full_page_writes": self.full_page_writes}
+        found = [
+            DATABASE.warning(
+                f"{name} = off",
+                f"{_DURABLE}: this forgets it when its machine loses power or its kernel crashes",
+                f"ALTER SYSTEM SET {name} = on; SELECT pg_reload_conf()",
+            )
+            for name, value in settings.items()
+            if value == "off"
+        ]
+        return found or [DATABASE.ok(_DURABLE)]
 
     @override
-    def two_phase_support(self, session: Session) -> TwoPhaseSupport:
-        obstacle = drawback = ""
-        if self.max_prepared_transactions == 0:
-            obstacle = (
-                "the server has max_prepared_transactions = 0. Run: ALTER SYSTEM SET "
-                "max_prepared_transactions = 64; then restart the server (two for each parallel "
-                "subtask of every sink are enough)"
-            )
-        if is_pooled(session):
-            drawback = (
-                "a pooler stands between here and the server's sessions; two_phase holds one "
-                "server session a subtask from a checkpoint's first row to its last"
-            )
+    def two_phase_support(self, session: Session, parallelism: int) -> TwoPhaseSupport:
+        room = prepared_room(self.slots, 2 * parallelism)
+        pooled = DATABASE.warning(
+            "a connection pooler is in between",
+            "a direct connection: two_phase holds one of the server's sessions a subtask from a"
+            " checkpoint's first row to its last; ledger mode works through a pooler",
+            "name the server's own address and port, or PostgresSink(commit_mode='ledger')",
+        )
         return TwoPhaseSupport(
-            f"the server has max_prepared_transactions = {self.max_prepared_transactions}, and its "
-            "sessions are reached directly",
-            obstacle,
-            drawback,
+            f"{room.found}, and no pooler is in between",
+            (room,) if room.remedy else (),
+            (pooled,) if is_pooled(session) else (),
         )
 
     @override
-    def bookkeeping_grants(self, schema: str) -> str:
-        return (
-            f"CREATE SCHEMA IF NOT EXISTS {schema}; GRANT USAGE, CREATE ON SCHEMA {schema} TO "
-            f"{self.user}; or name a schema where it may: PostgresSink(ledger_schema=…)"
+    def bookkeeping(self, session: Session, schema: str) -> Finding:
+        there, in_schema, in_database, database = _one_row(
+            session,
+            "SELECT n.oid IS NOT NULL, "
+            "coalesce(has_schema_privilege(n.oid, 'USAGE, CREATE'), false), "
+            "has_database_privilege(current_database(), 'CREATE'), current_database()::text "
+            "FROM (SELECT 1) AS one LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname = %s",
+            schema,
         )
+        name = quoted(schema)
+        missing = _not_writable(session, schema) if there else None
+        if missing:
+            tables = ", ".join(missing)
+            grant = (
+                f"GRANT USAGE ON SCHEMA {name} TO {self.user}; "
+                f"GRANT SELECT, INSERT, UPDATE, DELETE ON {tables} TO {self.user}"
+            )
+            text = f"role {self.user} may not write {tables}"
+            return DATABASE.problem(text, "onceflow's own tables", grant)
+        if missing is not None or in_schema or (in_database and not there):
+            return DATABASE.ok(f"role {self.user} may keep the ledger in schema {schema}")
+        grant = (
+            f"GRANT USAGE, CREATE ON SCHEMA {name} TO {self.user}"
+            if there
+            else f"CREATE SCHEMA {name} AUTHORIZATION {self.user}"
+        )
+        text = f"role {self.user} may not keep the ledger in schema {schema} of database {database}"
+        return DATABASE.problem(text, "a place for two small tables", grant)
+
+    @override
+    def absent(self, session: Session, name: TableName, area: Area) -> Finding:
+        # Of a name without a schema: the server passes over those that the role may not use.
+        searched = "ANY(string_to_array(translate(current_setting('search_path'), ' \"', ''), ','))"
+        found = session.query(
+            "SELECT pg_catalog.quote_ident(n.nspname) FROM pg_catalog.pg_namespace AS n "
+            "JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid "
+            "WHERE NOT has_schema_privilege(n.oid, 'USAGE') "
+            f"AND c.relname = {literal(name.name)} "
+            f"AND n.nspname = {literal(name.schema) if name.schema else searched}"
+        )
+        if not found:
+            create = f"CREATE TABLE {identifier(name)} (…), or PostgresSink(…, create=True)"
+            return area.problem("it does not exist", "the table", create)
+        schema = str(found[0][0])
+        grant = f"GRANT USAGE ON SCHEMA {schema} TO {self.user}"
+        return area.problem(f"role {self.user} may not look into schema {schema}", "USAGE", grant)
+
+    @override
+    def room(self, session: Session, parallelism: int) -> Sequence[Finding]:
+        total, reserved, used, prepared = _one_row(
+            session,
+            "SELECT current_setting('max_connections')::int, "
+            "current_setting('superuser_reserved_connections')::int, "
+            "(SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE backend_type = "
+            "'client backend'), (SELECT count(*) FROM pg_catalog.pg_prepared_xacts)",
+        )
+        raised = "ALTER SYSTEM SET max_connections = {total}; then restart the server"
+        found = [connections(total, total - reserved - used, parallelism, raised)]
+        lacking = prepared_room(self.slots - prepared, 2 * parallelism)
+        if lacking.remedy and not prepared_room(self.slots, 2 * parallelism).remedy:
+            text = f"{prepared} of {self.slots} max_prepared_transactions are in use"
+            found.append(DATABASE.warning(text, f"{2 * parallelism} free", lacking.remedy))
+        return found
+
+    @override
+    def clock_s(self, session: Session) -> float:
+        return float(_one_row(session, "SELECT extract(epoch FROM clock_timestamp())::float8")[0])
+
+    @override
+    def left_behind(self, session: Session, schema: str) -> Sequence[Finding]:
+        rows = session.query(
+            "SELECT gid, extract(epoch FROM clock_timestamp() - prepared)::float8 "
+            "FROM pg_catalog.pg_prepared_xacts WHERE database = current_database() ORDER BY 2 DESC"
+        )
+        ours = [(gid, age_s) for gid, age_s in rows if TransactionId.parse(str(gid)) is not None]
+        others = [(gid, age_s) for gid, age_s in rows if TransactionId.parse(str(gid)) is None]
+        found: list[Finding] = []
+        if ours:
+            text = f"{len(ours)} of ours prepared, the oldest for {ours[0][1]:.0f} s: {ours[0][0]}"
+            if ours[0][1] < OLD_S:
+                found.append(DATABASE.ok(text))
+            else:
+                needed = "none that old: they hold locks and keep VACUUM from cleaning up"
+                remedy = "start their job, or: onceflow txn list --url … --storage … --job …"
+                found.append(DATABASE.warning(text, needed, remedy))
+        if others:
+            statement = f"ROLLBACK PREPARED {literal(str(others[0][0]))}"
+            text = f"{len(others)} of others prepared, the oldest for {others[0][1]:.0f} s"
+            remedy = f"ask who owns it, then COMMIT PREPARED or {statement}"
+            found.append(DATABASE.warning(text, "that somebody settles them", remedy))
+        return found or [DATABASE.ok("nothing is left prepared")]
+
+
+def _not_writable(session: Session, schema: str) -> list[str] | None:
+    """Return the tables of ours that may not be written; None when they are not there yet."""
+    rows = [
+        (table, *_one_row(session, "SELECT c.oid, coalesce("
+        "has_schema_privilege(c.relnamespace, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')"
+        " AND has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'UPDATE')"
+        " AND has_table_privilege(c.oid, 'DELETE'), false) FROM (SELECT 1) AS one LEFT JOIN "
+        "(pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace)"
+        " ON n.nspname = %s AND c.relname = %s", schema, table))
+        for table in (LEDGER, SINKS)
+    ]  # fmt: skip
+    if any(oid is None for _, oid, _ in rows):
+        return None
+    return [identifier(TableName(schema, table)) for table, _, may in rows if not may]
+
+
+def _one_row(session: Session, statement: str, *values: str) -> tuple[Any, ...]:
+    """Return the one row of `statement`.
+
+    Raises:
+        SqlError: The server refuses it.
+    """
+    for value in values:
+        statement = statement.replace("%s", literal(value), 1)
+    rows = session.query(statement)
+    if not rows:
+        raise StatementRefused("the server answered a SELECT of one row with none")
+    return rows[0]

@@ -8,11 +8,13 @@ from typing import ClassVar, cast
 
 from typing_extensions import override
 
+from onceflow.core.connector import Level
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import WriterContext
 from onceflow.sinks.postgres.catalog import literal
 from onceflow.sinks.postgres.connection import own, writer_name
+from onceflow.sinks.postgres.server import prepared_room
 from onceflow.sinks.sql.dialect import TwoPhase
 from onceflow.sinks.sql.session import Endpoint, NameTaken, Session, SqlError, refusal
 from onceflow.sinks.sql.transactions import PreparedTransactions
@@ -116,12 +118,10 @@ class PostgresTwoPhase(TwoPhase):
 
 def _require_room(session: Session, context: WriterContext) -> None:
     ((maximum,),) = session.query("SELECT current_setting('max_prepared_transactions')::int")
-    needed = context.checkpoints_at_once * context.parallelism
-    if maximum < needed:
+    found = prepared_room(maximum, context.checkpoints_at_once * context.parallelism)
+    if found.level is Level.PROBLEM:
         raise ConfigError(
-            f"sink {context.sink_id} subtask {context.subtask}: max_prepared_transactions is "
-            f"{maximum} and parallelism {context.parallelism} needs {needed}. Run: ALTER SYSTEM "
-            f"SET max_prepared_transactions = {max(64, 2 * needed)}; then restart the server; or "
-            "write with fewer at once (a lower parallelism, DataFrame.coalesce in Spark); or pass "
+            f"sink {context.sink_id} subtask {context.subtask} of {context.parallelism}: {found}; or"
+            " write with fewer at once (a lower parallelism, DataFrame.coalesce in Spark); or pass "
             "commit_mode='ledger'"
         )

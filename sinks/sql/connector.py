@@ -1,28 +1,22 @@
-"""What tools do with a SQL database: settle what it holds in doubt, and diagnose it."""
+"""What `onceflow txn` does with a SQL database: see and settle what it holds in doubt."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias, TypeVar
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
 
 from typing_extensions import override
 
-from onceflow.core.connector import Area, Finding, ServerAccess
-from onceflow.core.errors import ConfigError, OnceflowError, SinkError
+from onceflow.core.errors import SinkError
 from onceflow.core.in_doubt import ResourceManager
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.sinks.sql.session import Session, SqlError, TableMissing
-from onceflow.sinks.sql.settings import CommitMode
 from onceflow.sinks.sql.sink import SqlSink
 
 _T = TypeVar("_T")
 NO_TABLE = "onceflow"
 """For a sink that only commits and rolls back by name, which needs no table."""
-Remedies: TypeAlias = Sequence[tuple[str, str]]
-CLOCK_SKEW_MAX_S = 5.0
-CONNECTIONS_A_SUBTASK = 2
-"""The writer's and the committer's."""
 
 
 class SqlResourceManager(ResourceManager):
@@ -77,53 +71,3 @@ class SqlResourceManager(ResourceManager):
                 return None
 
         return self._asked(asked)
-
-
-@dataclass(frozen=True, slots=True)
-class DatabaseQuestion:
-    """Which database is asked, and for what it must do."""
-
-    url: str = field(repr=False)
-    password: str | None = field(repr=False)
-    tables: tuple[str, ...]
-    ledger_schema: str | None
-    commit_mode: CommitMode | None
-    """None: whichever is possible."""
-    parallelism: int
-    timeout_s: float
-
-
-def question_of(access: ServerAccess, tables: Sequence[str], parallelism: int) -> DatabaseQuestion:
-    """Return what a diagnosis is to look at; of the options it takes the sink's two.
-
-    Raises:
-        ConfigError: There is no such commit mode.
-    """
-    given = access.options.get("commit_mode", "auto")
-    modes: dict[str, CommitMode | None] = {"auto": None, **{one.value: one for one in CommitMode}}
-    if given not in modes:
-        raise ConfigError(f"commit_mode={given!r} must be one of {', '.join(modes)}")
-    return DatabaseQuestion(
-        access.url,
-        access.password,
-        tuple(tables),
-        access.options.get("ledger_schema"),
-        modes[given],
-        parallelism,
-        access.timeout_s,
-    )
-
-
-def refused(error: OnceflowError, remedies: Remedies, address: str) -> Finding:
-    """Return the finding for a connection that was not made.
-
-    `remedies` has what mends a refusal by the words that the server refuses with, the last for all
-    others; `address` names where it listens.
-    """
-    area, text = Area("database"), str(error)
-    if isinstance(error, ConfigError):
-        needed = "user, password, database and encryption that let this machine in"
-        remedy = next(remedy for words, remedy in remedies if words in text)
-        return area.problem(text, needed, f"mend the url, or: {remedy}")
-    remedy = f"start it, or mend what is in between: {address}, firewall, proxy"
-    return area.problem(str(error), "a server that listens there and answers", remedy)

@@ -9,7 +9,7 @@ A dialect is data and small methods, and holds no state: one object serves all s
     dialect.py      its `Dialect`, which refers to these
     sink.py         the user's class: a `SqlSink` with its options and its URL
     two_phase.py    its `TwoPhase`, only where transactions can be prepared
-    server.py       what it asks a server before a job writes there, for preflight and doctor
+    server.py       its `Server`: what a server is asked for preflight and doctor, how it is judged
 
 Without `two_phase` every sink of the dialect is in ledger mode.
 """
@@ -30,6 +30,7 @@ from sqlalchemy.engine import Dialect as Compiler
 from sqlalchemy.schema import CreateColumn, DDLElement
 from sqlalchemy.types import TypeEngine
 
+from onceflow.core.connector import Area, Finding
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import CommitterContext, WriterContext
 from onceflow.sinks.sql.session import Endpoint, Session, session_name
@@ -95,6 +96,12 @@ class DmlExecutor(ABC):
         except BaseException:
             stream.give_up()
             raise
+
+
+DATABASE = Area("database")
+CONNECTIONS_A_SUBTASK = 2
+"""The writer's and the committer's."""
+CONNECTIONS_OF_DRIVER = 2
 
 
 class Dialect(ABC):
@@ -233,26 +240,42 @@ class Dialect(ABC):
 
 
 class Server(ABC):
-    """What a server said of itself, and what that means for a sink."""
+    """What a server said of itself, judged: once, for a job's start and for `onceflow doctor`."""
 
     user: str
     """Who is connected, as GRANT takes it."""
 
     @abstractmethod
-    def require(self, where: Endpoint, sink_id: str) -> None:
-        """Return when it can be written to, and forgets nothing when it is killed.
-
-        Raises:
-            ConfigError: It cannot; says what mends it.
-        """
+    def fitness(self, where: Endpoint) -> Sequence[Finding]:
+        """Return whether it can be written to, and keeps what it has said is committed."""
 
     @abstractmethod
-    def two_phase_support(self, session: Session) -> TwoPhaseSupport:
-        """Return whether transactions can be prepared, and whether that is wise."""
+    def two_phase_support(self, session: Session, parallelism: int) -> TwoPhaseSupport:
+        """Return whether so many subtasks can prepare transactions, and whether that is wise."""
 
     @abstractmethod
-    def bookkeeping_grants(self, schema: str) -> str:
-        """Return the statements by which the user may create our tables, and what else helps."""
+    def bookkeeping(self, session: Session, schema: str) -> Finding:
+        """Return whether the user may create our tables in `schema`, or write those there are."""
+
+    def absent(self, session: Session, name: TableName, area: Area) -> Finding:
+        """Return why a table is not found."""
+        del session, name
+        return area.problem("it does not exist", "the table", "create it, or pass create=True")
+
+    def room(self, session: Session, parallelism: int) -> Sequence[Finding]:
+        """Return whether a job of `parallelism` finds free connections and the like now."""
+        del session, parallelism
+        return ()
+
+    def clock_s(self, session: Session) -> float | None:
+        """Return the time by the server's clock; None where it is ours."""
+        del session
+        return None
+
+    def left_behind(self, session: Session, schema: str) -> Sequence[Finding]:
+        """Return what is prepared: ours under the ledger in `schema`, and that of others."""
+        del session, schema
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,10 +284,24 @@ class TwoPhaseSupport:
 
     merit: str
     """Why it is both, when nothing below says otherwise."""
-    obstacle: str = ""
-    """Why it is impossible, with what mends that."""
-    drawback: str = ""
+    obstacles: tuple[Finding, ...] = ()
+    """Why it is impossible."""
+    drawbacks: tuple[Finding, ...] = ()
     """Why ledger is better, though it is possible."""
+
+
+def connections(total: int, free: int, parallelism: int, raise_to: str) -> Finding:
+    """Return whether a job finds enough of them; `raise_to` is the statement for `{total}`."""
+    needed = CONNECTIONS_A_SUBTASK * parallelism + CONNECTIONS_OF_DRIVER
+    text = f"{free} of {total} connections are free"
+    if free >= needed:
+        return DATABASE.ok(text)
+    return DATABASE.warning(
+        text,
+        f"{needed}: {CONNECTIONS_A_SUBTASK} for each parallel subtask, {CONNECTIONS_OF_DRIVER} for"
+        " the driver",
+        raise_to.format(total=total + needed),
+    )
 
 
 class TwoPhase(ABC):

@@ -8,11 +8,12 @@ from functools import partial
 
 import pyarrow as pa
 
+from onceflow.core.connector import require
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import CommitterContext
 from onceflow.sinks.fence import FenceOwner, check_fence, check_sink_id
-from onceflow.sinks.sql.dialect import Server, TwoPhaseSupport
+from onceflow.sinks.sql.dialect import DATABASE, Server, TwoPhaseSupport
 from onceflow.sinks.sql.ledger import COMMIT_MODE_LENGTH_MAX, LEDGER, SINKS
 from onceflow.sinks.sql.session import (
     AccessDenied,
@@ -29,7 +30,10 @@ from onceflow.sinks.sql.tables import Table, TableName
 from onceflow.sinks.sql.write_mode import ChangeRules
 
 _NO_TWO_PHASE = TwoPhaseSupport(
-    "", obstacle="it has no prepared transactions that another session can commit"
+    "",
+    obstacles=(
+        DATABASE.problem("it has no prepared transactions that another session can commit", "", ""),
+    ),
 )
 
 
@@ -83,8 +87,7 @@ class _Preflight:
 
     def run(self, schema: pa.Schema, *, exactly_once: bool) -> None:
         settings, context = self._settings, self._context
-        server = self._dialect.look_at_server(self._session)
-        server.require(settings.endpoint, context.sink_id)
+        server = self._fit_server()
         if exactly_once:
             look = partial(self._support, server)
             mode = chosen_mode(settings, context, look, self._dialect.log)
@@ -97,7 +100,7 @@ class _Preflight:
 
     def validate(self, schema: pa.Schema) -> None:
         settings, session = self._settings, self._session
-        self._dialect.look_at_server(session).require(settings.endpoint, self._context.sink_id)
+        self._fit_server()
         table = self._dialect.found(session, settings.table)
         if table is None:
             if not settings.create:
@@ -108,10 +111,17 @@ class _Preflight:
             schema = _known_columns(table, schema, settings.rules)
         matched(self._dialect, table, schema, settings.rules)
 
+    def _fit_server(self) -> Server:
+        """Return the server, which can be written to and forgets nothing when it is killed."""
+        where, server = self._settings.endpoint, self._dialect.look_at_server(self._session)
+        about = f"sink {self._context.sink_id}: {where}"
+        require(server.fitness(where), about, self._dialect.log)
+        return server
+
     def _support(self, server: Server) -> TwoPhaseSupport:
         if self._settings.two_phase is None:
             return _NO_TWO_PHASE
-        return server.two_phase_support(self._session)
+        return server.two_phase_support(self._session, parallelism=1)
 
     def _ensure_bookkeeping(self, server: Server) -> None:
         """Return when ledger and fence exist; creates what is missing, whoever else does the same.
@@ -136,7 +146,8 @@ class _Preflight:
             raise ConfigError(
                 f"{self._dialect.user} {server.user} may not create onceflow's tables in "
                 f"{self._settings.endpoint}: {error}. Run as the owner of the database: "
-                f"{server.bookkeeping_grants(ledger.schema)}"
+                f"{server.bookkeeping(session, ledger.schema).remedy}; or name a place where it "
+                "may: ledger_schema=…"
             ) from error
 
     def _create(self, statement: str) -> None:

@@ -86,20 +86,20 @@ def chosen_mode(
         return CommitMode.LEDGER
     found = look()
     if settings.commit_mode is CommitMode.TWO_PHASE or context.staging is None:
-        if found.obstacle:
+        if found.obstacles:
             raise ConfigError(
                 f"{settings.endpoint} cannot do what commit_mode='two_phase' needs: "
-                f"{found.obstacle}; or pass commit_mode='ledger'"
+                f"{found.obstacles[0]}; or pass commit_mode='ledger'"
             )
-        if found.drawback:
+        for drawback in found.drawbacks:
             log.warning(
                 "sink %s: commit_mode is two_phase for %s, but %s",
                 context.sink_id,
                 settings.endpoint,
-                found.drawback,
+                drawback,
             )
         return CommitMode.TWO_PHASE
-    against = found.obstacle or found.drawback
+    against = next(iter((*found.obstacles, *found.drawbacks)), None)
     mode = CommitMode.LEDGER if against else CommitMode.TWO_PHASE
     log.info(
         "sink %s: commit_mode auto chose %s: %s",

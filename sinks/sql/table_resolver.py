@@ -280,8 +280,8 @@ def require_writable(table: Table) -> None:
     Raises:
         ConfigError: It is no table, or one of a kind that does not.
     """
-    if table.unfit:
-        raise ConfigError(table.unfit)
+    if table.unfit is not None:
+        raise ConfigError(f"table {table.name}: {table.unfit}")
 
 
 def created(

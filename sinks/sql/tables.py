@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
 
+from onceflow.core.connector import Finding
 from onceflow.core.errors import SinkError
 from onceflow.sinks.sql.values import decoded, fitted, refused_at
 
@@ -75,8 +76,8 @@ class Table:
     name: TableName
     """With its schema, as the server has it."""
     columns: tuple[TableColumn, ...]
-    unfit: str = ""
-    """Why a transaction does not keep what it writes there, and what mends it; or empty."""
+    unfit: Finding | None = None
+    """Why a transaction does not keep what it writes there."""
     unique_keys: tuple[tuple[str, frozenset[str]], ...] = ()
     """Every unique index by which rows can be found: its name and its columns."""
     other_unique: bool = False

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from onceflow.core.connector import Area
 from onceflow.sinks.sql.session import Session
 from onceflow.sinks.sql.tables import Table, TableColumn, TableName
 
 _TEMPORAL = re.compile(r"\s*(DATE|DATETIME|TIMESTAMP|TIME)\b", re.IGNORECASE)
 _GENERATED = (2, 3)
 _ROWID = "rowid"
+_VIEW = Area("table").problem("it is a view", "a table", "name a table")
 
 
 class Affinity(Enum):
@@ -102,7 +104,7 @@ def found(session: Session, name: TableName) -> Table | None:
             _column(column, is_number=column[1] == number, collation=collations.get(column[1], ""))
             for column in columns
         ),
-        unfit=f"{shown} is a view; name a table" if kind == "view" else "",
+        unfit=_VIEW if kind == "view" else None,
         unique_keys=tuple(keys),
         grantee="",
     )

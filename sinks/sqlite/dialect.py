@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import pyarrow as pa
@@ -13,8 +15,8 @@ from sqlalchemy.engine import Dialect as Compiler
 from sqlalchemy.types import TypeEngine
 from typing_extensions import override
 
-from onceflow.core.errors import ConfigError
-from onceflow.sinks.sql.dialect import Dialect, Server, TwoPhaseSupport
+from onceflow.core.connector import Finding
+from onceflow.sinks.sql.dialect import DATABASE, Dialect, Server, TwoPhaseSupport
 from onceflow.sinks.sql.session import Endpoint, Session
 from onceflow.sinks.sql.tables import Table, TableColumn, TableName
 from onceflow.sinks.sql.write_mode import WriteMode
@@ -91,21 +93,24 @@ class SQLiteServer(Server):
     user = "of this process"
 
     @override
-    def require(self, where: Endpoint, sink_id: str) -> None:
+    def fitness(self, where: Endpoint) -> Sequence[Finding]:
+        shown = f"SQLite {_shown(LIBRARY_VERSION)}"
         if LIBRARY_VERSION < _VERSION_MIN:
-            raise ConfigError(
-                f"sink {sink_id}: {where} is opened by SQLite {_shown(LIBRARY_VERSION)}, and "
-                f"{_shown(_VERSION_MIN)} is the oldest that can be used: run a newer "
-                "Python"
-            )
+            needed = f"SQLite {_shown(_VERSION_MIN)} or newer"
+            return [DATABASE.problem(shown, needed, "run a newer Python")]
+        return [DATABASE.ok(f"{shown}, {where}")]
 
     @override
-    def two_phase_support(self, session: Session) -> TwoPhaseSupport:
-        return TwoPhaseSupport("", obstacle=_NO_TWO_PHASE)
+    def two_phase_support(self, session: Session, parallelism: int) -> TwoPhaseSupport:
+        return TwoPhaseSupport("", (DATABASE.problem(_NO_TWO_PHASE, "", ""),))
 
     @override
-    def bookkeeping_grants(self, schema: str) -> str:
-        return "make the file and its directory writable"
+    def bookkeeping(self, session: Session, schema: str) -> Finding:
+        path, about = Path(session.query("PRAGMA database_list")[0][2]), "onceflow's own two tables"
+        if all(os.access(one, os.W_OK) for one in (path, path.parent)):
+            return DATABASE.ok(f"this process may keep {about} in {path}")
+        remedy = f"chmod u+w {path} {path.parent}, or run as their owner"
+        return DATABASE.problem(f"{path} or its directory is not writable", about, remedy)
 
 
 SQLITE = SQLiteDialect()

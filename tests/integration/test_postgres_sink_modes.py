@@ -63,7 +63,7 @@ def test_ledger_is_chosen_where_nothing_is_prepared_and_said_why(
         committable = job.check().prepare(1, [1])
         assert is_staged(committable)
         assert job.committer().commit(committable) == Committed()
-    assert "auto chose ledger: the server has max_prepared_transactions = 0" in caplog.text
+    assert "auto chose ledger: max_prepared_transactions = 0" in caplog.text
     assert _recorded(unprepared.url) == [("job.ledger", 1, "ledger")]
     assert ids_in(unprepared.url) == [1]
 
@@ -155,7 +155,7 @@ def test_ledger_is_chosen_and_works_behind_a_transaction_pooler(
     )
     with Job(sink, staging=staging) as job:
         job.check()
-        assert "auto chose ledger: a pooler stands between" in caplog.text
+        assert "auto chose ledger: a connection pooler is in between" in caplog.text
         writers = [job.writer(subtask=subtask, parallelism=4) for subtask in range(4)]
         committers = [job.committer() for _ in writers]
         for checkpoint in range(1, 6):

@@ -26,7 +26,7 @@ from onceflow.cli.doctor.machine import check_java, check_python, install_comman
 from onceflow.cli.doctor.storage import check_storage, missing_directories
 from onceflow.cli.main import app
 from onceflow.core.connector import Area, Finding, Level
-from onceflow.sources.kafka.diagnosis import topic_findings
+from onceflow.core.kafka_fitness import topic_findings
 
 JAVA = shutil.which("java")
 

@@ -12,13 +12,17 @@ from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.spi import CommitterContext
 from onceflow.core.storage import FileStagingArea
 from onceflow.sinks import PostgresSink
-from onceflow.sinks.sql.dialect import TwoPhaseSupport
+from onceflow.sinks.sql.dialect import DATABASE, TwoPhaseSupport
 from onceflow.sinks.sql.settings import CommitMode, chosen_mode
 
 LOG = logging.getLogger("onceflow.sinks.test")
 FINE = TwoPhaseSupport("it prepares")
-IMPOSSIBLE = TwoPhaseSupport("it prepares", obstacle="it is off. Run: SET on")
-UNWISE = TwoPhaseSupport("it prepares", drawback="a pooler stands there")
+IMPOSSIBLE = TwoPhaseSupport(
+    "it prepares", obstacles=(DATABASE.problem("it is off", "on", "SET on"),)
+)
+UNWISE = TwoPhaseSupport(
+    "it prepares", drawbacks=(DATABASE.warning("a pooler stands there", "", ""),)
+)
 
 
 def _chosen(
@@ -53,7 +57,7 @@ def test_auto_goes_by_what_is_found_and_says_why(
 
 def test_auto_without_storage_needs_two_phase(tmp_path: Path) -> None:
     assert _chosen(tmp_path, None, UNWISE, staged=False) is CommitMode.TWO_PHASE
-    with pytest.raises(ConfigError, match="Run: SET on; or pass commit_mode='ledger'"):
+    with pytest.raises(ConfigError, match="Mend: SET on; or pass commit_mode='ledger'"):
         _chosen(tmp_path, None, IMPOSSIBLE, staged=False)
 
 

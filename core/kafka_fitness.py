@@ -1,0 +1,151 @@
+"""What Kafka's brokers and topics say of themselves, judged: for the sink's start and the doctor.
+
+Source and sink know nothing of each other, and both stand on the same brokers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TypeAlias
+
+from onceflow.core.connector import Area, Finding, Level
+
+RETENTION = "offsets.retention.minutes"
+RETENTION_MINUTES_MIN = 24 * 60
+"""The sink's proof of a commit is a group's offset: it must outlive any downtime. Kafka's default
+is a week, and was a day before 2.0."""
+_NEW_IN_4_3 = "cordoned.log.dirs"
+"""A broker does not tell its version; since 4.3 it has this setting."""
+
+KafkaConfig: TypeAlias = Mapping[str, str | None]
+"""Of a broker or topic: names and values; empty where they may not be read."""
+
+
+def as_far_as_known(findings: Iterable[Finding]) -> list[Finding]:
+    """Return `findings` for who does not know whether anything is written to the brokers."""
+    return [
+        replace(one, level=Level.WARNING)
+        if one.level is Level.PROBLEM and one.found.startswith(RETENTION)
+        else one
+        for one in findings
+    ]
+
+
+def record_size_finding(area: Area, value: KafkaConfig, limit: int, option: str) -> Finding:
+    """Return whether the topic takes records of `limit` bytes, which `option` of the sink sets.
+
+    Otherwise a row is found too large only after its checkpoint was decided.
+    """
+    accepted = int(value.get("max.message.bytes") or limit)
+    if accepted >= limit:
+        return area.ok(f"it takes records of {limit} bytes")
+    return area.problem(
+        f"it takes records of {accepted} bytes (max.message.bytes) and the sink lets {limit} pass",
+        "the same limit in both",
+        f"give options={{{option!r}: {accepted}}}, or raise it: kafka-configs.sh --alter"
+        f" --entity-type topics --entity-name <topic> --add-config max.message.bytes={limit}",
+    )
+
+
+def broker_findings(area: Area, value: KafkaConfig) -> list[Finding]:
+    """Return whether a broker with these settings carries the sink's transactions and proofs."""
+    return [*_version(area, value), *_limits(area, value)]
+
+
+def topic_findings(area: Area, value: KafkaConfig, replicas: int, brokers: int) -> list[Finding]:
+    """Return which failures make a topic with these settings forget what it acknowledged.
+
+    A broker acknowledges before the disk has a record: its own process may die, and other brokers
+    must have the record when its machine does.
+    """
+    outlives = "what is acknowledged outlives a broker's process"
+    in_sync = int(value.get("min.insync.replicas") or 1)
+    if replicas == brokers == in_sync == 1 and value.get("flush.messages") != "1":
+        return [area.ok(f"{outlives}, and not its machine: there is one broker")]
+    more = "min.insync.replicas = 2 and three replicas, or it is gone with a broker's machine"
+    alter = "kafka-configs.sh --alter --entity-type topics --entity-name <topic> --add-config"
+    findings: list[Finding] = []
+    if replicas < in_sync:
+        text = f"it has {replicas} replicas and demands {in_sync} in sync (min.insync.replicas)"
+        needed = "as many replicas as it demands, or it takes no record"
+        remedy = f"{alter} min.insync.replicas={replicas}, or give each partition more replicas"
+        findings.append(area.problem(text, needed, remedy))
+    elif replicas == 1 and value.get("flush.messages") != "1":
+        remedy = "kafka-reassign-partitions.sh with three replicas for each partition"
+        findings.append(area.warning("1 replica", more, remedy))
+    elif replicas > 1 and in_sync < 2:
+        remedy = f"{alter} min.insync.replicas=2"
+        findings.append(area.warning("min.insync.replicas = 1", more, remedy))
+    if value.get("unclean.leader.election.enable") == "true":
+        findings.append(
+            area.warning(
+                "unclean.leader.election.enable = true",
+                "false, or a replica that lacks acknowledged records may become the leader",
+                f"{alter} unclean.leader.election.enable=false",
+            )
+        )
+    return findings or [area.ok(f"{outlives} and its machine")]
+
+
+def _version(area: Area, value: KafkaConfig) -> list[Finding]:
+    """Source: KAFKA-20734."""
+    if _NEW_IN_4_3 not in value:
+        return []
+    return [
+        area.warning(
+            "Kafka 4.3 or newer",
+            "not 4.3.0, 4.3.1 or 4.4.0: killed in a commit, they may never end the transaction,"
+            " and consumers that read committed wait for ever (KAFKA-20734)",
+            "see kafka-topics.sh --version; use 4.2, or a release that has it mended",
+        )
+    ]
+
+
+def replication_findings(area: Area, value: KafkaConfig, brokers: int) -> list[Finding]:
+    """Return whether `brokers`, which answer now, can hold the topics of transactions and groups.
+
+    No reason to refuse a start: those topics may be there, and brokers come back.
+    """
+    findings: list[Finding] = []
+    for name in (
+        "transaction.state.log.replication.factor",
+        "transaction.state.log.min.isr",
+        "offsets.topic.replication.factor",
+    ):
+        number = int(value.get(name) or 1)
+        if number > brokers:
+            findings.append(
+                area.problem(
+                    f"{name} = {number} with {brokers} broker(s)",
+                    "at most one for each broker, or no transaction and no group begins",
+                    f"set {name}={brokers} in server.properties and restart the brokers",
+                )
+            )
+    return findings
+
+
+def _limits(area: Area, value: KafkaConfig) -> list[Finding]:
+    timeout_ms = int(value.get("transaction.max.timeout.ms") or 900_000)
+    retention = int(value.get(RETENTION) or 10_080)
+    findings: list[Finding] = []
+    if timeout_ms < 60_000:
+        findings.append(
+            area.warning(
+                f"transaction.max.timeout.ms = {timeout_ms}",
+                "60000 or more: the Kafka sink writes a checkpoint's records in one",
+                "set transaction.max.timeout.ms=900000 in server.properties",
+            )
+        )
+    if retention < RETENTION_MINUTES_MIN:
+        findings.append(
+            area.problem(
+                f"{RETENTION} = {retention}: offsets, by which the Kafka sink's commits are proven,"
+                f" are forgotten after {retention} minutes",
+                f"{RETENTION_MINUTES_MIN} or more, longer than a job is ever down",
+                f"set {RETENTION}=10080 in server.properties",
+            )
+        )
+    return findings or [
+        area.ok(f"transactions up to {timeout_ms // 1000} s, offsets kept for {retention} minutes")
+    ]

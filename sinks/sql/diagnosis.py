@@ -1,0 +1,158 @@
+"""What `onceflow doctor` asks of a SQL database: as a job's start does, and whether there is room.
+
+The questions and how they are judged are the dialect's `Server`'s; here is their order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
+
+from onceflow.core.connector import Area, Finding, Level, Questions, ServerAccess
+from onceflow.core.errors import ConfigError, OnceflowError
+from onceflow.sinks.sql.dialect import DATABASE, Server
+from onceflow.sinks.sql.session import Session, SqlError
+from onceflow.sinks.sql.settings import CommitMode, SqlSettings
+from onceflow.sinks.sql.sink import SqlSink
+from onceflow.sinks.sql.tables import Table, TableName
+
+CLOCK_SKEW_MAX_S = 5.0
+Remedies: TypeAlias = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class SqlDiagnosis:
+    """The questions to servers of one dialect; see `Diagnosis`."""
+
+    sink: Callable[[ServerAccess, float], SqlSink]
+    """Returns one that says how the server is reached, and waits for so many seconds."""
+    remedies: Callable[[SqlSink, OnceflowError], Remedies]
+    """What mends a refused login by the words that the server refuses with; the last for others."""
+    address: str
+    """The settings that say where the server listens."""
+
+    def __call__(
+        self, access: ServerAccess, names: Sequence[str], parallelism: int, /
+    ) -> Questions:
+        """Return the questions; connect to nothing yet."""
+        given = access.options.get("commit_mode", "auto")
+        modes: dict[str, CommitMode | None] = {"auto": None, **{m.value: m for m in CommitMode}}
+        if given not in modes:
+            raise ConfigError(f"commit_mode={given!r} must be one of {', '.join(modes)}")
+        sink = self.sink(access, access.timeout_s / 2)
+        return partial(self._asked, sink, modes[given], tuple(names), parallelism)
+
+    def _asked(
+        self, sink: SqlSink, mode: CommitMode | None, tables: Sequence[str], parallelism: int
+    ) -> Sequence[Finding]:
+        settings = sink.settings
+        try:
+            session = settings.endpoint.connect("onceflow doctor")
+        except OnceflowError as error:
+            return [self._not_connected(sink, error)]
+        with session:
+            try:
+                server = settings.dialect.look_at_server(session)
+            except SqlError as error:
+                return [DATABASE.problem(f"it tells nothing of itself: {error}", "", "")]
+            return _Examination(settings, server, session).findings(mode, tables, parallelism)
+
+    def _not_connected(self, sink: SqlSink, error: OnceflowError) -> Finding:
+        text = str(error)
+        if isinstance(error, ConfigError):
+            needed = "user, password, database and encryption that let this machine in"
+            remedy = next(one for words, one in self.remedies(sink, error) if words in text)
+            return DATABASE.problem(text, needed, f"mend the url, or: {remedy}")
+        remedy = f"start it, or mend what is in between: {self.address}, firewall, proxy"
+        return DATABASE.problem(text, "a server that listens there and answers", remedy)
+
+
+class _Examination:
+    def __init__(self, settings: SqlSettings, server: Server, session: Session) -> None:
+        self._settings = settings
+        self._server = server
+        self._session = session
+
+    def findings(
+        self, mode: CommitMode | None, tables: Sequence[str], parallelism: int
+    ) -> list[Finding]:
+        """Return all findings; a question that the server refuses does not end the others."""
+        session, server, schema = self._session, self._server, self._settings.ledger_schema
+        questions: Sequence[tuple[str, Callable[[], Sequence[Finding]]]] = (
+            ("server", lambda: server.fitness(self._settings.endpoint)),
+            ("commit mode", lambda: self._two_phase(mode, parallelism)),
+            ("room", lambda: server.room(session, parallelism)),
+            ("bookkeeping", lambda: [server.bookkeeping(session, schema)]),
+            ("tables", lambda: [self._table(name) for name in tables]),
+            ("clock", self._clock),
+            ("prepared transactions", lambda: server.left_behind(session, schema)),
+        )
+        found: list[Finding] = []
+        for name, ask in questions:
+            try:
+                found += ask()
+            except SqlError as error:
+                found.append(DATABASE.problem(f"{name}: {error}", "", ""))
+                if not session.is_open:
+                    break
+        return found
+
+    def _two_phase(self, mode: CommitMode | None, parallelism: int) -> Sequence[Finding]:
+        """Return what stands in the way, as grave as it is for a sink in this mode."""
+        if self._settings.two_phase is None:
+            return ()
+        support = self._server.two_phase_support(self._session, parallelism)
+        against = (*support.obstacles, *support.drawbacks)
+        match mode:
+            case CommitMode.TWO_PHASE:
+                found = against
+            case None:
+                found = tuple(replace(one, level=Level.WARNING) for one in against)
+            case CommitMode.LEDGER:
+                return [replace(one, level=Level.OK, remedy="") for one in against]
+        return found or [DATABASE.ok(support.merit)]
+
+    def _table(self, given: str) -> Finding:
+        area, name = Area(f"table {given}"), TableName.parse(given)
+        table = self._settings.dialect.found(self._session, name)
+        if table is None:
+            return self._server.absent(self._session, name, area)
+        if table.unfit is not None:
+            return replace(table.unfit, area=area.name)
+        who = f"{self._settings.dialect.user} {self._server.user}"
+        if not any(one.insertable for one in table.columns):
+            shown = self._settings.dialect.identifier(table.name)
+            grant = f"GRANT SELECT, INSERT, UPDATE, DELETE ON {shown} TO {self._server.user}"
+            return area.problem(f"{who} may not insert", "INSERT", grant)
+        return area.ok(f"{who} may {', '.join(self._allowed(table))}")
+
+    def _allowed(self, table: Table) -> list[str]:
+        may = ["insert"]
+        may += ["select"] if all(one.readable for one in table.columns) else []
+        may += ["update"] if all(one.updatable for one in table.columns) else []
+        try:
+            self._settings.dialect.require_delete(self._session, table)
+        except ConfigError:
+            return may
+        return [*may, "delete"] if table.deletable else may
+
+    def _clock(self) -> Sequence[Finding]:
+        before = time.time()
+        theirs = self._server.clock_s(self._session)
+        after = time.time()
+        if theirs is None:
+            return ()
+        skew_s = max(before - theirs, theirs - after, 0.0)
+        if skew_s <= CLOCK_SKEW_MAX_S:
+            within_s = skew_s + after - before
+            return [DATABASE.ok(f"its clock agrees with ours within {within_s:.3f} s")]
+        return [
+            DATABASE.warning(
+                f"its clock is {skew_s:.0f} s off ours",
+                f"clocks within {CLOCK_SKEW_MAX_S:g} s; ages are told wrong otherwise",
+                "sudo timedatectl set-ntp true, on both machines",
+            )
+        ]
