@@ -121,7 +121,7 @@ def _require_room(session: Session, context: WriterContext) -> None:
     found = prepared_room(maximum, context.checkpoints_at_once * context.parallelism)
     if found.level is Level.PROBLEM:
         raise ConfigError(
-            f"sink {context.sink_id} subtask {context.subtask} of {context.parallelism}: {found}; or"
-            " write with fewer at once (a lower parallelism, DataFrame.coalesce in Spark); or pass "
-            "commit_mode='ledger'"
+            f"sink {context.sink_id} subtask {context.subtask} of {context.parallelism}: {found}; "
+            "or write with fewer at once (a lower parallelism, DataFrame.coalesce in Spark); or "
+            "pass commit_mode='ledger'"
         )
