@@ -60,6 +60,28 @@ def read_password(path: Path) -> str:
         raise ConfigError(f"--password-file {path}: {reason}") from None
 
 
+def read_options(path: Path, option: str) -> dict[str, str]:
+    """Return what is in the properties file `path`: one name=value a line.
+
+    Raises:
+        ConfigError: It cannot be read, or holds something else. Never repeats a value.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{option} {path}: {reason}") from None
+    options: dict[str, str] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        name, separator, value = line.partition("=")
+        if not separator:
+            raise ConfigError(f"{option} {path}, line {number} is not name=value")
+        options[name.strip()] = value.strip()
+    return options
+
+
 def load_sink(name: str) -> Sink:
     """Return the sink that `module:name` is, or that the function of this name returns.
 

@@ -298,7 +298,9 @@ class InDoubtTransactions:
             for sink_id in manager.sink_ids(log)
             for one in self._held_by(self._holder(index, sink_id, log), log)
         ]
-        unique = {(one.transaction, one.kind): one for one in found}
+        unique: dict[tuple[TransactionId, InDoubtKind], InDoubtTransaction] = {}
+        for one in found:  # who can settle it comes before who only sees it
+            unique.setdefault((one.transaction, one.kind), one)
         return tuple(sorted(unique.values(), key=lambda one: commit_order(one.committable)))
 
     def find(self, transaction: TransactionId) -> InDoubtTransaction | None:

@@ -25,7 +25,7 @@ from onceflow.cli.doctor.machine import check_java, check_python
 from onceflow.cli.doctor.query import check_query
 from onceflow.cli.doctor.spark import SparkQuestion, check_spark
 from onceflow.cli.doctor.storage import check_storage, missing_directories
-from onceflow.cli.terminal import load_sink, load_source, print_listing, read_password
+from onceflow.cli.terminal import load_sink, load_source, print_listing, read_options, read_password
 from onceflow.connectors.catalog import SINKS, SOURCES
 from onceflow.core.connector import Area, Finding, Level, Questions, ServerAccess
 from onceflow.core.errors import ConfigError, OnceflowError
@@ -114,7 +114,7 @@ class Examined:
         return checks
 
     def _kafka(self, servers: str) -> Questions:
-        options = read_options(self.kafka_options) if self.kafka_options else {}
+        options = read_options(self.kafka_options, "--kafka-options") if self.kafka_options else {}
         if self.group is not None:
             options["group.id"] = self.group
         diagnosis = SOURCES.find("kafka").diagnosis
@@ -243,28 +243,6 @@ def doctor(
         _print(findings)
     if not is_well:
         raise typer.Exit(EXIT_PROBLEMS)
-
-
-def read_options(path: Path) -> dict[str, str]:
-    """Return the client options in the properties file `path`: one name=value a line.
-
-    Raises:
-        ConfigError: It cannot be read, or holds something else. Never repeats a value.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"--kafka-options {path}: {reason}") from None
-    options: dict[str, str] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        name, separator, value = line.partition("=")
-        if not separator:
-            raise ConfigError(f"--kafka-options {path}, line {number} is not name=value")
-        options[name.strip()] = value.strip()
-    return options
 
 
 def examine(checks: Sequence[Check], timeout_s: float) -> tuple[Finding, ...]:

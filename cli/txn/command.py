@@ -17,7 +17,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from onceflow.cli.terminal import console, load_sink, read_password, say
+from onceflow.cli.terminal import console, load_sink, read_options, read_password, say
 from onceflow.cli.txn.settling import (
     EXIT_REFUSED,
     UsageError,
@@ -56,7 +56,8 @@ txn = typer.Typer(
 Url: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help="Database: postgresql://user@host/db or mysql://user@host/db, every sink id in it."
+        help="Every sink id in a database (postgresql://user@host/db, mysql://…, sqlite:///…), on"
+        " brokers (kafka://host:port; needs --storage), in a directory or bucket (file:///…, s3://…)."
         " The password may also be in --password-file, PGPASSWORD or MYSQL_PWD, or be"
         " '${env:NAME}' or '${file:/path}' here.",
         envvar="ONCEFLOW_TXN_URL",
@@ -68,6 +69,13 @@ PasswordFile: TypeAlias = Annotated[
 ]
 LedgerSchema: TypeAlias = Annotated[
     str | None, typer.Option(help="Schema or database of onceflow's own tables, if not the usual.")
+]
+Options: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        help="File of client options for --url, one name=value a line: security.protocol of Kafka,"
+        " key and secret of a bucket."
+    ),
 ]
 SinkName: TypeAlias = Annotated[
     str | None, typer.Option("--sink", help="Any sink: module:name of it or of what makes it.")
@@ -109,6 +117,7 @@ def list_(
     url: Url = None,
     password_file: PasswordFile = None,
     ledger_schema: LedgerSchema = None,
+    options: Options = None,
     sink: SinkName = None,
     sink_id: SinkId = None,
     storage: Storage = None,
@@ -120,7 +129,7 @@ def list_(
     json_: Json = False,
 ) -> None:
     """Show everything in doubt, and what the decision log says about it."""
-    where = Where(url, password_file, ledger_schema, sink, sink_id, storage, job, timeout)
+    where = Where(url, password_file, ledger_schema, options, sink, sink_id, storage, job, timeout)
     with _opened(where) as transactions:
         found = transactions.in_doubt()
         if json_:
@@ -139,6 +148,7 @@ def show(
     url: Url = None,
     password_file: PasswordFile = None,
     ledger_schema: LedgerSchema = None,
+    options: Options = None,
     sink: SinkName = None,
     sink_id: SinkId = None,
     storage: Storage = None,
@@ -147,7 +157,7 @@ def show(
     json_: Json = False,
 ) -> None:
     """Show one transaction with all that is known about it. Exit status 1: there is none."""
-    where = Where(url, password_file, ledger_schema, sink, sink_id, storage, job, timeout)
+    where = Where(url, password_file, ledger_schema, options, sink, sink_id, storage, job, timeout)
     with _opened(where) as transactions:
         found = transactions.find(parsed(transaction))
         if found is None:
@@ -165,6 +175,7 @@ def commit(
     url: Url = None,
     password_file: PasswordFile = None,
     ledger_schema: LedgerSchema = None,
+    options: Options = None,
     sink: SinkName = None,
     sink_id: SinkId = None,
     storage: Storage = None,
@@ -177,7 +188,7 @@ def commit(
     json_: Json = False,
 ) -> None:
     """Make the rows of transactions visible, if the decision log decided so."""
-    where = Where(url, password_file, ledger_schema, sink, sink_id, storage, job, timeout)
+    where = Where(url, password_file, ledger_schema, options, sink, sink_id, storage, job, timeout)
     with _opened(where) as transactions:
         wish = Wish(Resolution.COMMIT, tuple(ids or ()), everything, yes, force, fence)
         settle(transactions, wish, json_)
@@ -189,6 +200,7 @@ def abort(
     url: Url = None,
     password_file: PasswordFile = None,
     ledger_schema: LedgerSchema = None,
+    options: Options = None,
     sink: SinkName = None,
     sink_id: SinkId = None,
     storage: Storage = None,
@@ -201,7 +213,7 @@ def abort(
     json_: Json = False,
 ) -> None:
     """Roll transactions back, if the decision log did not decide them."""
-    where = Where(url, password_file, ledger_schema, sink, sink_id, storage, job, timeout)
+    where = Where(url, password_file, ledger_schema, options, sink, sink_id, storage, job, timeout)
     with _opened(where) as transactions:
         wish = Wish(Resolution.ABORT, tuple(ids or ()), everything, yes, force, fence)
         settle(transactions, wish, json_)
@@ -229,6 +241,7 @@ class Where:
     url: str | None = field(default=None, repr=False)
     password_file: Path | None = None
     ledger_schema: str | None = None
+    options: Path | None = None
     sink: str | None = None
     sink_id: str | None = None
     storage: str | None = None
@@ -254,6 +267,7 @@ class Where:
         if not places:
             raise ConfigError(
                 "name where to look: --url postgresql://user@host/database (add --password-file),"
+                " kafka://host:port or file:///directory,"
                 " or --sink module:name --sink-id ID, and --storage DIR [--job NAME] for what the"
                 " decision log says"
             )
@@ -271,7 +285,8 @@ class Where:
                 " sink: --sink module:name --sink-id ID"
             )
         password = read_password(self.password_file) if self.password_file else None
-        options = {"ledger_schema": self.ledger_schema} if self.ledger_schema else {}
+        options = read_options(self.options, "--options") if self.options else {}
+        options |= {"ledger_schema": self.ledger_schema} if self.ledger_schema else {}
         return connector.resource_manager(ServerAccess(url, password, options, self.timeout_s))
 
     def _storage(self) -> JobStorage | None:

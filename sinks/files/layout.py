@@ -178,6 +178,17 @@ def claim(fs: FileSystem, paths: SinkPaths, context: CommitterContext) -> None:
         fs.delete(f"{paths.attempts}/{name}")
 
 
+def owners(fs: FileSystem) -> dict[str, str]:
+    """Return the decision log that owns each sink id that has written here."""
+    found: dict[str, str] = {}
+    for directory in fs.list(HIDDEN):
+        data = fs.read(f"{HIDDEN}/{directory}/owner.json")
+        if data:
+            owner = msgspec.json.decode(data, type=Owner)
+            found[owner.sink_id] = owner.log_id
+    return found
+
+
 def _require_owner(fs: FileSystem, paths: SinkPaths, context: CommitterContext) -> None:
     place = fs.location(paths.owner)
     take_over = (

@@ -11,12 +11,12 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 from typing_extensions import override
 
-from onceflow.core.connector import SinkConnector
+from onceflow.core.connector import ServerAccess, SinkConnector
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.protocol.committables import (
     AbortOutcome,
@@ -43,6 +43,9 @@ from onceflow.sinks.files.publication import (
 from onceflow.sinks.files.writer import FileSettings, FileWriter
 
 _logger = logging.getLogger("onceflow.sinks.files")
+
+if TYPE_CHECKING:  # a slot does not pay for it
+    from onceflow.core.in_doubt import ResourceManager
 
 
 class FileCommitter(Committer):
@@ -303,5 +306,11 @@ def _sweep(fs: StreamedFiles, paths: SinkPaths, context: CommitterContext) -> No
         fs.for_each(fs.delete, litter)
 
 
-CONNECTOR = SinkConnector(sink=FileSink)
+def _resource_manager(access: ServerAccess) -> ResourceManager:
+    from onceflow.sinks.files.resource_manager import FilesResourceManager
+
+    return FilesResourceManager(access)
+
+
+CONNECTOR = SinkConnector(sink=FileSink, resource_manager=_resource_manager)
 """What the catalogue finds."""

@@ -45,13 +45,18 @@ _ADVICE = {
 }
 
 
+def owner_group(sink_id: str) -> str:
+    """Return the group whose offsets say who owns `sink_id`."""
+    return f"onceflow/{sink_id}/owner"
+
+
 class Fence:
     """The claim of one job, in one attempt, to one sink id."""
 
     def __init__(self, settings: KafkaSinkSettings, context: CommitterContext) -> None:
         self._settings = settings
         self._context = context
-        self._name = f"onceflow/{context.sink_id}/owner"
+        self._name = owner_group(context.sink_id)
         self._renew_at_s = time.monotonic() + RENEWED_EVERY_S
 
     def claim(self) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
 from onceflow.core.bad_rows import BadRows
 from onceflow.core.client_options import OptionValue
 from onceflow.core.config import Delivery, choice_of
-from onceflow.core.connector import SinkConnector
+from onceflow.core.connector import ServerAccess, SinkConnector
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import (
     Committer,
@@ -34,6 +34,9 @@ from onceflow.sinks.kafka.settings import (
     StaleRows,
 )
 from onceflow.sinks.kafka.writer import AtLeastOnceWriter, StagingWriter
+
+if TYPE_CHECKING:  # a slot does not pay for it
+    from onceflow.core.in_doubt import ResourceManager
 
 
 @dataclass(frozen=True, repr=False)
@@ -177,5 +180,11 @@ def _names(given: str | Sequence[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
-CONNECTOR = SinkConnector(sink=KafkaSink)
+def _resource_manager(access: ServerAccess) -> ResourceManager:
+    from onceflow.sinks.kafka.resource_manager import KafkaResourceManager
+
+    return KafkaResourceManager(access)
+
+
+CONNECTOR = SinkConnector(sink=KafkaSink, resource_manager=_resource_manager)
 """What the catalogue finds."""

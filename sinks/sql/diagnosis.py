@@ -14,7 +14,7 @@ from typing import TypeAlias
 from onceflow.core.connector import Area, Finding, Level, Questions, ServerAccess
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.sinks.sql.dialect import DATABASE, Server
-from onceflow.sinks.sql.session import Session, SqlError
+from onceflow.sinks.sql.session import AccessDenied, Session, SqlError
 from onceflow.sinks.sql.settings import CommitMode, SqlSettings
 from onceflow.sinks.sql.sink import SqlSink
 from onceflow.sinks.sql.tables import Table, TableName
@@ -117,7 +117,10 @@ class _Examination:
 
     def _table(self, given: str) -> Finding:
         area, name = Area(f"table {given}"), TableName.parse(given)
-        table = self._settings.dialect.found(self._session, name)
+        try:
+            table = self._settings.dialect.found(self._session, name)
+        except AccessDenied:  # to look into its schema
+            table = None
         if table is None:
             return self._server.absent(self._session, name, area)
         if table.unfit is not None:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import pyarrow as pa
 from typing_extensions import override
 
-from onceflow.core.connector import SinkConnector
+from onceflow.core.connector import Questions, ServerAccess, SinkConnector
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import CommitterContext
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.sink import SqlSink
 from onceflow.sinks.sqlite.connection import SQLiteEndpoint, endpoint_of
 from onceflow.sinks.sqlite.dialect import SQLITE
+
+if TYPE_CHECKING:  # a slot does not pay for it
+    from onceflow.core.in_doubt import ResourceManager
+
+
+NO_TABLE = "onceflow"
+"""For a sink that says only how its file is reached."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,5 +77,36 @@ class SQLiteSink(SqlSink):
         )
 
 
-CONNECTOR = SinkConnector(sink=SQLiteSink)
+def _sink_of_tools(access: ServerAccess, timeout_s: float) -> SQLiteSink:
+    """Return a sink that says how a tool reaches the file, which it does not create.
+
+    Raises:
+        ConfigError: The URL cannot be read, or there is no such file.
+    """
+    sink = SQLiteSink(
+        access.url,
+        table=NO_TABLE,
+        password=access.password,
+        connect_timeout_s=timeout_s,
+        lock_timeout_s=timeout_s,
+    )
+    if not Path(sink.endpoint.path).exists():
+        raise ConfigError(f"{sink.endpoint} does not exist")
+    return sink
+
+
+def _resource_manager(access: ServerAccess) -> ResourceManager:
+    from onceflow.sinks.sqlite.resource_manager import SQLiteResourceManager
+
+    return SQLiteResourceManager(_sink_of_tools(access, access.timeout_s))
+
+
+def _diagnosis(access: ServerAccess, names: Sequence[str], parallelism: int, /) -> Questions:
+    from onceflow.sinks.sql.diagnosis import SqlDiagnosis
+
+    ask = SqlDiagnosis(_sink_of_tools, lambda sink, error: (("", "its path"),), "its path")
+    return ask(access, names, parallelism)
+
+
+CONNECTOR = SinkConnector(sink=SQLiteSink, resource_manager=_resource_manager, diagnosis=_diagnosis)
 """What the catalogue finds."""

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from onceflow.core.connector import SourceConnector
 from onceflow.core.errors import ConfigError, StateIncompatible
-from onceflow.core.spi import EndOfInput, ReaderContext, Source, SourceReader, Split
+from onceflow.core.spi import EndOfInput, ReaderContext, Source, SourceReader, Split, SplitOffsets
 
 PAYMENTS_SCHEMA = pa.schema(
     [
@@ -152,6 +152,13 @@ class DatagenSource(Source):
             ).as_split()
             for index in range(count)
         ]
+
+    def latest_offsets(self, splits: Sequence[Split]) -> Sequence[SplitOffsets]:
+        """Return how far each of `splits` is from its end; endless ones have none."""
+        if self.rows is None:
+            return ()
+        positions = [(split.id, _Position.of(split)) for split in splits]
+        return [SplitOffsets(name, at.next, at.stop or 0) for name, at in positions]
 
     def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
         """Return a reader of `splits`."""

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         JobRestarting,
         JobStarted,
         JobState,
+        LagMeasured,
         LeftoversAborted,
         Moment,
         RecoveredSink,
@@ -98,7 +99,7 @@ else:
                 " JobRestarting JobStarted JobState LeftoversAborted Moment RecoveredSink"
                 " SavepointCompleted SavepointRestored SinksRecovered SlotJoined SlotLeft"
                 " SlotReported SlotsDeployed SlotsJoined SplitsDiscovered StateDropped"
-                " SubtaskCommitted"
+                " SubtaskCommitted LagMeasured"
             ),
             "onceflow.core.runtime.driver.listeners": "JobListener",
             "onceflow.core.runtime.driver.status": (
@@ -148,6 +149,7 @@ __all__ = [
     "JobStatus",
     "KeyedFunction",
     "KeyedStream",
+    "LagMeasured",
     "LeftoversAborted",
     "ListState",
     "ListStateDescriptor",

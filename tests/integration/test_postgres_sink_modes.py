@@ -106,7 +106,7 @@ def test_too_few_prepared_transactions_for_the_parallelism_are_refused(
 ) -> None:
     with Job(PostgresSink(postgres_database, table="ledger", create=True)) as job:
         job.check()
-        with pytest.raises(ConfigError, match=r"is 64 and parallelism 33 needs 66.*= 132"):
+        with pytest.raises(ConfigError, match=r"= 64; needed: 66.*= 132"):
             job.writer(parallelism=33)
         job.writer(parallelism=32)
 

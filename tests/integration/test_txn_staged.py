@@ -24,7 +24,7 @@ from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.spi import CommitterContext, Sink, WriterContext
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kinds import KafkaServer
-from onceflow.sinks import FileSink, KafkaSink, MySQLSink, PostgresSink
+from onceflow.sinks import FileSink, KafkaSink, MySQLSink, PostgresSink, SQLiteSink
 
 SINK_ID = "payments.out"
 
@@ -37,6 +37,7 @@ class Target:
     source: str
     ids: Callable[[], list[int]]
     kind: str = "staged"
+    url: str = ""
 
 
 @pytest.fixture(params=["postgres", "mysql", "mariadb", "kafka", "files"])
@@ -44,7 +45,11 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
     if request.param == "files":
         files = str(tmp_path / "out")
         return Target(
-            FileSink(files), f"FileSink({files!r})", lambda: _ids_in_files(files), "prepared"
+            FileSink(files),
+            f"FileSink({files!r})",
+            lambda: _ids_in_files(files),
+            "prepared",
+            f"file://{files}",
         )
     if request.param == "kafka":
         server: KafkaServer = request.getfixturevalue("onceflow_kafka")
@@ -54,6 +59,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
             KafkaSink(servers, topic=topic),
             f"KafkaSink({servers!r}, topic={topic!r})",
             lambda: ids_in_topic(servers, topic),
+            url=f"kafka://{servers}",
         )
     url = str(request.getfixturevalue(f"{request.param}_database"))
     options = "table='ledger', create=True, commit_mode='ledger'"
@@ -147,3 +153,50 @@ def test_staged_rows_are_applied_or_dropped_as_the_log_says(
     assert run("list", *options, "--check") == (0, {"transactions": []})
     # Nor by storage alone, where the Kafka sink keeps a commit record of what it has committed.
     assert run("list", "--storage", str(log.root), "--check") == (0, {"transactions": []})
+
+
+@pytest.mark.parametrize("target", ["kafka", "files"], indirect=True)
+def test_what_brokers_and_directories_hold_is_settled_by_their_address_alone(
+    target: Target, log: AgedLog, tmp_path: Path
+) -> None:
+    context = CommitterContext(
+        "payments", "out", SINK_ID, AttemptId(1), log.log_id, log.storage.staging(SINK_ID)
+    )
+    target.sink.open(context, SCHEMA)
+    decided = pre_commit(log, target.sink, 1, range(5))
+    undecided = pre_commit(log, target.sink, 2, range(5, 8))
+    log.decide(1, [decided])
+    options = ["--url", target.url, "--storage", str(log.root)]
+    _, printed = run("list", *options)
+    found = [(one["id"], one["verdict"]) for one in printed["transactions"]]
+    assert found == [
+        (str(decided.transaction), "decided"),
+        (str(undecided.transaction), "undecided"),
+    ]
+    assert run("abort", str(decided.transaction), *options, "--yes")[0] == 1
+    for command, outcome in (("commit", "committed"), ("abort", "aborted")):
+        status, printed = run(command, "--all", *options, "--yes")
+        results = [result["outcome"] for result in printed["results"]]
+        assert (status, results) == (0, [outcome]), printed
+    assert target.ids() == [0, 1, 2, 3, 4]
+    assert run("list", *options, "--check") == (0, {"transactions": []})
+
+
+def test_a_sqlite_file_tells_whose_its_rows_are_and_asks_for_the_sink(
+    log: AgedLog, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}/books.db"
+    sink = SQLiteSink(url, table="ledger", create=True)
+    context = CommitterContext(
+        "payments", "out", SINK_ID, AttemptId(1), log.log_id, log.storage.staging(SINK_ID)
+    )
+    sink.open(context, SCHEMA)
+    decided = pre_commit(log, sink, 1, range(5))
+    log.decide(1, [decided])
+    options = ["--url", url, "--storage", str(log.root)]
+    _, printed = run("list", *options)
+    assert [one["id"] for one in printed["transactions"]] == [str(decided.transaction)]
+    outcome = CliRunner().invoke(app, ["txn", "commit", "--all", *options, "--yes"])
+    assert "--sink" in outcome.output
+    missing = CliRunner().invoke(app, ["txn", "list", "--url", f"sqlite:///{tmp_path}/no.db"])
+    assert (missing.exit_code, (tmp_path / "no.db").exists()) == (2, False)

@@ -74,6 +74,7 @@ from onceflow.core.runtime.driver.job_events import (
 from onceflow.core.runtime.driver.restore import restored_in_flight, restored_operators
 from onceflow.core.runtime.driver.savepoints import text_of
 from onceflow.core.runtime.driver.slot_pool import SlotPool, cause_of
+from onceflow.core.runtime.driver.source_lag import LagMonitor
 from onceflow.core.runtime.driver.source_splits import SplitDiscovery
 from onceflow.core.runtime.messages import (
     Acked,
@@ -133,6 +134,7 @@ class Attempt:
         self._cleaner = CheckpointsCleaner(context, self._background)
         self._global_commits = GlobalCommits(context, events.put)
         self._discovery = SplitDiscovery(context, events.put, time.monotonic())
+        self._lag = LagMonitor(context.graph, context.publish)
 
     def run(self) -> bool:
         """Run to the end; return True when the job is finished, False when it was stopped.
@@ -168,6 +170,7 @@ class Attempt:
         next one would not. Nor does an append that hangs: it loses against the next claim, or the
         next attempt reads what it has appended.
         """
+        self._lag.close()
         self._appender.end(lambda: None, self._plan.settings.cancel_timeout_s)
         self._savepoint_writer.end(lambda: None, self._plan.settings.cancel_timeout_s)
         for uid in self._global_commits.close(self._plan.settings.cancel_timeout_s):
@@ -236,6 +239,7 @@ class Attempt:
         while len(self._running) < self._plan.parallelism:
             self._next_event(deadline, f"{len(self._running)} of {self._plan.parallelism} running")
         self._publish(AttemptRunning())
+        self._lag.start(self._context.restored)
         self._context.running()
 
     def _coordinate(self) -> bool:
@@ -503,6 +507,7 @@ class Attempt:
         }
         self._slots.send_all(Complete(checkpoint, needed))
         self._global_commits.decided(retained[-1])
+        self._lag.completed(retained[-1])
         self._cleaner.completed(checkpoint, oldest_retained, retained[-1])
 
     def _say_stop(self) -> None:

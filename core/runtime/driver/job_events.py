@@ -19,6 +19,7 @@ from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.snapshots import SnapshotTimings
 from onceflow.core.runtime.messages import SinkMetrics, SubtaskMetrics
+from onceflow.core.spi import SplitOffsets
 
 
 class JobState(Enum):
@@ -157,6 +158,15 @@ class SplitsDiscovered(_Timed):
 
 
 @dataclass(frozen=True, slots=True)
+class LagMeasured(_Timed):
+    """Source `uid` was asked how far its splits go; by the last completed checkpoint."""
+
+    uid: str
+    splits: tuple[SplitOffsets, ...]
+    """Empty when it could not tell."""
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointTriggered(_Timed):
     """The sources are told to emit barrier `checkpoint`."""
 
@@ -266,6 +276,7 @@ JobEvent: TypeAlias = (
     | SlotReported
     | SlotLeft
     | SplitsDiscovered
+    | LagMeasured
     | CheckpointTriggered
     | CheckpointAcked
     | CheckpointCompleted

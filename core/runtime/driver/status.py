@@ -28,6 +28,7 @@ from onceflow.core.runtime.driver.job_events import (
     JobRestarting,
     JobStarted,
     JobState,
+    LagMeasured,
     LeftoversAborted,
     Moment,
     RecoveredSink,
@@ -44,6 +45,7 @@ from onceflow.core.runtime.driver.job_events import (
     SubtaskCommitted,
 )
 from onceflow.core.runtime.messages import SinkMetrics, SubtaskMetrics
+from onceflow.core.spi import SplitOffsets
 
 HISTORY_LENGTH = 100
 """Checkpoints and attempts that are remembered; enough for a page, bounded for a long run."""
@@ -254,6 +256,10 @@ class JobStatus:
     """What restored checkpoints held and `allow_non_restored_state` has dropped, for people."""
     sources: frozenset[str] = frozenset()
     """The uids of the job's sources."""
+    offsets: Mapping[str, tuple[SplitOffsets, ...]] = field(
+        default_factory=dict[str, tuple[SplitOffsets, ...]]
+    )
+    """By source, how far its splits are read at the last checkpoint, and how far they go."""
     tally: _Tally = field(default=_Tally(), repr=False)
 
     @property
@@ -279,6 +285,14 @@ class JobStatus:
         again.
         """
         return sum(m.records_in for m in self.subtasks if m.subtask.chain in self.sources)
+
+    @property
+    def lag(self) -> Mapping[str, int]:
+        """By source, how many records are there that the last checkpoint does not hold.
+
+        A source is absent that does not count its records, or cannot tell now.
+        """
+        return {uid: sum(one.lag for one in splits) for uid, splits in self.offsets.items()}
 
     @property
     def rejected(self) -> int:
@@ -326,8 +340,8 @@ def apply(status: JobStatus, event: JobEvent) -> JobStatus:
             return _apply_to_start(status, event)
         case SlotJoined() | SlotReported():
             return replace(status, slots=_slots_after(status.slots, event))
-        case StateDropped() | LeftoversAborted():
-            return _apply_to_leftovers(status, event)
+        case StateDropped() | LeftoversAborted() | LagMeasured():
+            return _apply_to_rest(status, event)
         case SlotLeft() | SplitsDiscovered() | EventsDropped():
             # A slot that has left stays, with its last counters, until the next attempt begins.
             return status
@@ -358,6 +372,7 @@ def _apply_to_job(
                 restores=status.restores + (restored > 0 or bool(status.attempts)),
                 slots=(),
                 pending=(),
+                offsets={},
                 attempts=(*status.attempts, stats)[-HISTORY_LENGTH:],
                 tally=_Tally(tally.zero_s, tally.slots_ended_s),
             )
@@ -416,8 +431,13 @@ def _slots_after(
     return tuple(by_number[number] for number in sorted(by_number))
 
 
-def _apply_to_leftovers(status: JobStatus, event: StateDropped | LeftoversAborted) -> JobStatus:
+def _apply_to_rest(
+    status: JobStatus, event: StateDropped | LeftoversAborted | LagMeasured
+) -> JobStatus:
     match event:
+        case LagMeasured(uid, splits):
+            others = {one: told for one, told in status.offsets.items() if one != uid}
+            return replace(status, offsets={**others, uid: splits} if splits else others)
         case StateDropped(state):
             new = sorted(set(state) - set(status.dropped_state))
             return replace(status, dropped_state=(*status.dropped_state, *new))

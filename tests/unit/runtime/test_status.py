@@ -27,6 +27,7 @@ from onceflow.core.runtime.driver.job_events import (
     JobRestarting,
     JobStarted,
     JobState,
+    LagMeasured,
     LeftoversAborted,
     Moment,
     RecoveredSink,
@@ -48,9 +49,11 @@ from onceflow.core.runtime.driver.status import (
     apply,
 )
 from onceflow.core.runtime.messages import SinkMetrics, SubtaskMetrics
+from onceflow.core.spi import SplitOffsets
 
 FIRST, SECOND = SubtaskRef("in", 0), SubtaskRef("in", 1)
 ONE, TWO = AttemptId(1), AttemptId(2)
+_OFFSETS = ((), (SplitOffsets("0", 3, 10), SplitOffsets("1", 10, 10)))
 
 
 def at(seconds: float) -> Moment:
@@ -226,6 +229,7 @@ def _events() -> st.SearchStrategy[JobEvent]:
         st.builds(SlotReported, st.integers(0, 2), at=_MOMENTS),
         st.builds(SlotLeft, st.integers(0, 2), _TEXTS, at=_MOMENTS),
         st.builds(SplitsDiscovered, st.just("in"), st.just(("0",)), at=_MOMENTS),
+        st.builds(LagMeasured, st.just("in"), st.sampled_from(_OFFSETS), at=_MOMENTS),
         st.builds(CheckpointTriggered, _NUMBERS, st.sampled_from(CheckpointKind), at=_MOMENTS),
         st.builds(CheckpointAcked, _NUMBERS, _SUBTASKS, st.just(SnapshotTimings()), at=_MOMENTS),
         st.builds(CheckpointCompleted, _NUMBERS, st.just(1.0), at=_MOMENTS),
@@ -258,3 +262,13 @@ def test_any_events_in_any_order_leave_a_status_that_can_be_read(events: list[Jo
         assert (status.records_in, status.rejected) == (0, 0)
     assert pickle.loads(pickle.dumps(events)) == events
     assert reduce(apply, events, JobStatus("job")) == status
+
+
+def test_lag_is_a_sources_own_and_absent_while_it_cannot_tell() -> None:
+    status = apply(JobStatus("job"), LagMeasured("in", _OFFSETS[1], at=at(1)))
+    status = apply(status, LagMeasured("other", (SplitOffsets("a", 0, 2),), at=at(2)))
+    assert status.lag == {"in": 7, "other": 2}
+    silent = apply(status, LagMeasured("in", (), at=at(3)))
+    assert silent.lag == {"other": 2}
+    restarted = apply(status, AttemptBegan(TWO, chk(4), at=at(4)))
+    assert restarted.lag == {}, "the restored checkpoint is another one"

@@ -1,0 +1,71 @@
+"""How far sources are behind: asked beside an attempt that runs, for people and metrics alone.
+
+A source may wait for its server as long as it likes; the attempt's thread never waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from onceflow.core.graph import Graph
+from onceflow.core.protocol.snapshots import CompletedCheckpoint
+from onceflow.core.runtime.driver.job_events import JobEvent, LagMeasured
+from onceflow.core.runtime.driver.source_splits import splits_of
+from onceflow.core.spi import Source, SplitOffsets
+
+LAG_INTERVAL_S = 5.0
+"""Between two questions to a source: each opens a connection to its server."""
+
+_log = logging.getLogger("onceflow.runtime.lag")
+
+
+class LagMonitor:
+    """Publishes how far the splits of the last completed checkpoint are behind.
+
+    Each source that counts its records has a daemon thread of its own: none waits for another.
+    """
+
+    def __init__(self, graph: Graph, publish: Callable[[JobEvent], None]) -> None:
+        """Ask nothing yet."""
+        self._publish = publish
+        self._sources = [
+            (uid, source)
+            for uid, source in graph.sources()
+            if type(source).latest_offsets is not Source.latest_offsets
+        ]
+        self._completed: CompletedCheckpoint | None = None
+        self._closed = threading.Event()
+
+    def start(self, restored: CompletedCheckpoint) -> None:
+        """Begin with the splits of `restored`."""
+        self._completed = restored
+        for uid, source in self._sources:
+            name, asked = f"lag of {uid}", (uid, source)
+            threading.Thread(target=self._work, args=asked, name=name, daemon=True).start()
+
+    def completed(self, checkpoint: CompletedCheckpoint) -> None:
+        """Measure by `checkpoint` from now on."""
+        self._completed = checkpoint
+
+    def close(self) -> None:
+        """Publish nothing more; a question under way is left to itself. Safe to call twice."""
+        self._closed.set()
+
+    def _work(self, uid: str, source: Source) -> None:
+        complains = True
+        while not self._closed.is_set():
+            assert self._completed is not None
+            # Empty where it cannot be told now: an old answer would look like a standstill.
+            offsets: tuple[SplitOffsets, ...] = ()
+            try:
+                offsets = tuple(source.latest_offsets(splits_of(self._completed, uid) or ()))
+                complains = True
+            except Exception as error:
+                if complains:
+                    _log.warning("source %s does not say how far it goes: %s", uid, error)
+                complains = False
+            if not self._closed.is_set():
+                self._publish(LagMeasured(uid, offsets))
+            self._closed.wait(LAG_INTERVAL_S)

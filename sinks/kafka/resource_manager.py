@@ -1,0 +1,96 @@
+"""What brokers hold in doubt: records that a job has staged, and that nobody has produced yet.
+
+The staged rows say which topics they go to, so that no sink need be named. Which sink ids are
+Kafka's tells the owner's group, which the job wrote when it claimed them here.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+
+from confluent_kafka import KafkaException
+from typing_extensions import override
+
+from onceflow.core.connector import ServerAccess
+from onceflow.core.errors import SinkError
+from onceflow.core.in_doubt import ResourceManager
+from onceflow.core.protocol.in_doubt import LogFacts
+from onceflow.core.spi import Committer, CommitterContext
+from onceflow.sinks.kafka.clients import (
+    Isolation,
+    Troubles,
+    answered,
+    committed_metadata,
+    open_admin,
+    open_group_reader,
+)
+from onceflow.sinks.kafka.committer import KafkaCommitter
+from onceflow.sinks.kafka.fence import owner_group
+from onceflow.sinks.kafka.sink import KafkaSink
+
+_ANY_TOPIC = "onceflow"
+
+
+class KafkaResourceManager(ResourceManager):
+    """The brokers of one cluster, for every sink id that was claimed there."""
+
+    def __init__(self, access: ServerAccess) -> None:
+        """Raise `ConfigError` when an option is refused; connect to nothing yet."""
+        self._servers = access.url.removeprefix("kafka://")
+        self._settings = KafkaSink(
+            self._servers,
+            topic=_ANY_TOPIC,
+            deadline_s=access.timeout_s,
+            options=dict(access.options),
+        ).settings
+        self._topics: Sequence[str] | None = None
+        self._owners: dict[str, str | None] = {}
+
+    @property
+    @override
+    def name(self) -> str:
+        return f"Kafka at {self._servers}"
+
+    @override
+    def sink_ids(self, log: LogFacts | None) -> Sequence[str]:
+        if log is None:
+            return ()
+        return [one for one in sorted(log.sink_ids) if self.claimed_by(one) == log.log_id]
+
+    @override
+    def committer(self, context: CommitterContext) -> Committer:
+        return KafkaCommitter(self._settings, context)
+
+    @override
+    def claimed_by(self, sink_id: str) -> str | None:
+        if sink_id not in self._owners:
+            texts = self._committed_by(owner_group(sink_id))
+            owners = [json.loads(text) for text in texts.values()]
+            newest = max(owners, key=lambda one: int(one["attempt"]), default=None)
+            self._owners[sink_id] = str(newest["log"]) if newest else None
+        return self._owners[sink_id]
+
+    def _committed_by(self, group: str) -> Mapping[str, str]:
+        deadline = time.monotonic() + self._settings.deadline_s
+        reader = open_group_reader(self._settings, group, Isolation.DECIDED)
+        try:
+            return committed_metadata(reader, self._all_topics(), deadline=deadline)
+        except KafkaException as error:
+            raise SinkError(f"{self.name} does not tell who owns {group}: {error}") from error
+        finally:
+            reader.close()
+
+    def _all_topics(self) -> Sequence[str]:
+        if self._topics is None:
+            troubles = Troubles(self._settings)
+            admin = open_admin(self._settings, troubles)
+            cluster = answered(
+                self._settings,
+                troubles,
+                lambda wait_s: admin.list_topics(timeout=wait_s),
+                f"the topics of {self.name}",
+            )
+            self._topics = [topic for topic in cluster.topics if not topic.startswith("__")]
+        return self._topics
