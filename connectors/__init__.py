@@ -88,6 +88,7 @@ if TYPE_CHECKING:
         WriterContext,
     )
     from onceflow.core.staging import StagedRows, StagingArea, staged_committable
+    from onceflow.sinks.checkpoint_files import CheckpointFiles, claim_in_files
     from onceflow.sinks.staged import StagedSink
 else:
     __getattr__, __dir__ = lazy_names(
@@ -126,6 +127,7 @@ else:
                 " SourceReader Split SplitOffsets TransactionNamer WriterContext"
             ),
             "onceflow.core.staging": "StagedRows StagingArea staged_committable",
+            "onceflow.sinks.checkpoint_files": "CheckpointFiles claim_in_files",
             "onceflow.sinks.staged": "StagedSink",
         },
     )
@@ -141,6 +143,7 @@ __all__ = [
     "AttemptId",
     "BadRecord",
     "BadRow",
+    "CheckpointFiles",
     "CheckpointId",
     "CommitOutcome",
     "Committable",
@@ -200,6 +203,7 @@ __all__ = [
     "TransactionNamer",
     "Unknown",
     "WriterContext",
+    "claim_in_files",
     "data_source",
     "followed",
     "foreach_batch",

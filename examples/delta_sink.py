@@ -1,18 +1,15 @@
 """Rows to a Delta Lake table, exactly once: one version of the table a checkpoint.
 
-Writers put Parquet files into the table's directory under their final names, and no reader sees one
-before a version names it. The driver makes one version of all files of a checkpoint, with the
-checkpoint as Delta's own ordered proof (`txn`: an application, and a number that only rises).
+No reader sees a file before a version names it. The driver makes one version of all files of a
+checkpoint, with the checkpoint as Delta's own ordered proof (`txn`: a number that only rises).
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -37,81 +34,26 @@ class DeltaSink(spi.GlobalSink):
                 raise spi.ConfigError(f"{self.path} has the columns {found}, the rows {schema}")
 
     def open(self, context: spi.CommitterContext, schema: pa.Schema) -> None:
-        """Create the table, and claim the sink id by a file that one process can create."""
+        """Create the table, and claim the sink id."""
         self.validate(context, schema)
         DeltaTable.create(self.path, schema, mode="ignore")
-        files, claims = (
-            _files(self.path, context.sink_id),
-            Path(self.path, "_onceflow", context.sink_id),
-        )
-        for directory in (files, claims):
-            directory.mkdir(parents=True, exist_ok=True)
-        held = {int(claim.name): claim.read_text() for claim in claims.iterdir()}
-        if others := set(held.values()) - {context.log_id}:
-            raise spi.ConfigError(f"sink id {context.sink_id} belongs to the job with log {others}")
-        with NamedTemporaryFile("w", dir=claims.parent) as mine:
-            mine.write(context.log_id)
-            mine.flush()
-            try:
-                if max(held, default=0) > context.attempt:
-                    raise FileExistsError(f"attempt {max(held)} is newer")
-                os.link(mine.name, claims / str(context.attempt))
-            except FileExistsError as error:
-                raise spi.Fenced(f"{context.sink_id}, attempt {context.attempt}: {error}") from None
-        for path in files.iterdir():
-            if not _is_whole(path):
-                path.unlink(missing_ok=True)
+        spi.claim_in_files(self.path, context)
+        _files(self.path, context.sink_id).open(context)
 
     def writer(self, context: spi.WriterContext) -> spi.SinkWriter:
         """Return a writer of a file a checkpoint."""
-        return _Writer(_files(self.path, context.sink_id), context)
+        return _files(self.path, context.sink_id).writer(context, pq.ParquetWriter)
 
     def global_committer(self, context: spi.CommitterContext) -> spi.GlobalCommitter:
         """Return what makes versions."""
         return DeltaCommitter(self.path, context.sink_id)
 
 
-class _Writer(spi.SinkWriter):
-    def __init__(self, files: Path, context: spi.WriterContext) -> None:
-        self._files, self._names, self._rows = files, spi.TransactionNamer(context), 0
-        self._open: tuple[spi.TransactionId, pq.ParquetWriter] | None = None
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        if batch.num_rows and self._open is None:
-            name = self._names.next()
-            self._open = name, pq.ParquetWriter(_file(self._files, name), batch.schema)
-        if self._open is not None:
-            self._open[1].write_table(pa.Table.from_batches([batch]))
-            self._rows += batch.num_rows
-
-    def pre_commit(self, checkpoint: spi.CheckpointId) -> spi.Committable | None:
-        self._names.pre_committed(checkpoint)
-        if self._open is None:
-            return None
-        (name, writer), rows = self._open, self._rows
-        self._open, self._rows = None, 0
-        writer.close()
-        try:
-            for path in (_file(self._files, name), self._files):
-                handle = os.open(path, os.O_RDONLY)
-                os.fsync(handle)
-                os.close(handle)
-        except OSError as error:
-            raise spi.PreCommitFailed(f"{name} is not durable: {error}") from error
-        return spi.Committable(name, rows)
-
-    def close(self) -> None:
-        if self._open is not None:
-            (name, writer), self._open = self._open, None
-            writer.close()
-            _file(self._files, name).unlink(missing_ok=True)
-
-
 class DeltaCommitter(spi.GlobalCommitter):
     """Makes versions of the table at `path`; the sink id is Delta's application."""
 
     def __init__(self, path: str, sink_id: str) -> None:
-        self.path, self.sink_id = path, sink_id
+        self.path, self.sink_id, self.files = path, sink_id, _files(path, sink_id)
 
     def commit(
         self, checkpoint: spi.CheckpointId, committables: Sequence[spi.Committable]
@@ -123,25 +65,21 @@ class DeltaCommitter(spi.GlobalCommitter):
         return self.append(table, checkpoint, committables)
 
     def append(
-        self,
-        table: DeltaTable,
-        checkpoint: spi.CheckpointId,
-        committables: Sequence[spi.Committable],
+        self, table: DeltaTable, checkpoint: spi.CheckpointId, parts: Sequence[spi.Committable]
     ) -> spi.CommitOutcome:
         """Make the version after that of `table`, or none if somebody else has made it."""
         actions: list[AddAction | RemoveAction] = []
-        for one in committables:
-            file, now_ms = self.file(one), int(time.time() * 1000)
+        for one in parts:
+            file, now_ms = self.files.path(one.transaction), int(time.time() * 1000)
             if not file.exists():
                 return spi.Lost(f"{file} is gone")
-            name, size, stats = str(file.relative_to(self.path)), file.stat().st_size, one.rows
-            actions.append(AddAction(name, size, {}, now_ms, True, f'{{"numRecords": {stats}}}'))
+            name, stats = str(file.relative_to(self.path)), f'{{"numRecords": {one.rows}}}'
+            actions.append(AddAction(name, file.stat().st_size, {}, now_ms, True, stats))
         proof = [Transaction(self.sink_id, checkpoint)]
         once = CommitProperties(max_commit_retries=0, app_transactions=proof)
+        columns = table.schema()
         try:
-            table.create_write_transaction(
-                actions, "append", table.schema(), commit_properties=once
-            )
+            table.create_write_transaction(actions, "append", columns, commit_properties=once)
         except (DeltaError, OSError) as error:
             return spi.Unknown(str(error))
         return spi.Committed()
@@ -151,41 +89,24 @@ class DeltaCommitter(spi.GlobalCommitter):
         return spi.CheckpointId(DeltaTable(self.path).transaction_version(self.sink_id) or 0)
 
     def in_doubt(self) -> Sequence[spi.Committable]:
-        """List whole files that the last version does not name."""
-        files, visible = _files(self.path, self.sink_id), self._visible()
-        names = [path for path in files.iterdir() if _is_whole(path) and path.name not in visible]
-        numbers = [map(int, path.stem.split("-")) for path in names]
-        return [spi.Committable(spi.TransactionId(self.sink_id, *four)) for four in numbers]
+        """List files that the last version does not name."""
+        return [one for one in self.files.listed() if not self._is_visible(one)]
 
     def abort(self, committable: spi.Committable) -> spi.AbortOutcome:
         """Delete the file."""
-        if self.file(committable).name in self._visible():
+        if self._is_visible(committable):
             return spi.AlreadyCommitted()
-        self.file(committable).unlink(missing_ok=True)
+        self.files.delete(committable.transaction)
         return spi.Aborted()
 
     def close(self) -> None:
         """Hold nothing open."""
 
-    def file(self, committable: spi.Committable) -> Path:
-        """Return where its rows are."""
-        return _file(_files(self.path, self.sink_id), committable.transaction)
-
-    def _visible(self) -> set[str]:
-        uris = map(Path, DeltaTable(self.path).file_uris())
-        return {uri.name for uri in uris if uri.parent.name == self.sink_id}
+    def _is_visible(self, one: spi.Committable) -> bool:
+        file = self.files.path(one.transaction)
+        uris = DeltaTable(self.path).file_uris()
+        return any(uri.endswith(f"/{file.parent.name}/{file.name}") for uri in uris)
 
 
-def _files(path: str, sink_id: str) -> Path:
-    return Path(path, "onceflow", sink_id)
-
-
-def _file(files: Path, one: spi.TransactionId) -> Path:
-    return files / f"{one.attempt}-{one.checkpoint}-{one.subtask}-{one.sequence}.parquet"
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether its writer has closed it: Parquet ends with these bytes."""
-    with path.open("rb") as file:
-        file.seek(-min(4, path.stat().st_size), os.SEEK_END)
-        return file.read() == b"PAR1"
+def _files(path: str, sink_id: str) -> spi.CheckpointFiles:
+    return spi.CheckpointFiles(Path(path, "onceflow", sink_id), sink_id, "parquet")

@@ -44,7 +44,7 @@ class _SkipsWhatIsGone(DeltaCommitter):
     def commit(
         self, checkpoint: CheckpointId, committables: Sequence[Committable]
     ) -> CommitOutcome:
-        found = [one for one in committables if self.file(one).exists()]
+        found = [one for one in committables if self.files.path(one.transaction).exists()]
         return super().commit(checkpoint, found)
 
 

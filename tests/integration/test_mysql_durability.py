@@ -72,7 +72,9 @@ def test_server_that_forgets_commits_when_killed_is_refused_with_what_mends_it(
 ) -> None:
     _set(careless, 0)
     with _job(careless, **settings) as job:
-        with pytest.raises(ConfigError, match=rf"{_SETTING} = 0; needed: .*when its process") as refused:
+        with pytest.raises(
+            ConfigError, match=rf"{_SETTING} = 0; needed: .*when its process"
+        ) as refused:
             job.check()
         said = str(refused.value)
         assert "managed server" in said

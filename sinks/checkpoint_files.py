@@ -1,0 +1,155 @@
+"""Files of whole checkpoints, for sinks whose target names files: a table format, a load job.
+
+    <attempt>-<checkpoint>-<subtask>-<sequence>.<suffix>       whole and durable
+    .<the same>.open                                           being written
+
+Nobody reads a file before the target names it, so that is what a commit does. All processes see the
+directory; renaming within it is atomic.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+from typing_extensions import override
+
+from onceflow.core.errors import PreCommitFailed
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.core.spi import CommitterContext, SinkWriter, TransactionNamer, WriterContext
+from onceflow.core.storage.file_location import FileLocation
+from onceflow.sinks.files.layout import SinkPaths, claim
+from onceflow.sinks.files.publication import open_files, sink_errors
+
+
+def claim_in_files(url: str, context: CommitterContext) -> None:
+    """Return when this attempt, and no older one, may write under its sink id below `url`.
+
+    For `open` of a sink whose target has no transactions: the claim is a file, made by one process
+    alone, in `_onceflow` of a directory or bucket. A crash leaves at most the sink id claimed,
+    which the next attempt claims in turn.
+
+    Raises:
+        ConfigError: Another job owns the sink id.
+        Fenced: This attempt or a newer one has claimed it.
+        SinkError: The place cannot be reached now.
+    """
+    location = FileLocation.parse(url, publish="auto", options={})
+    with sink_errors():
+        claim(open_files(location), SinkPaths(context.sink_id), context)
+
+
+class OpenFile(Protocol):
+    """What writes one file, such as `pyarrow.parquet.ParquetWriter`."""
+
+    def write_batch(self, batch: pa.RecordBatch, /) -> Any:
+        """Add rows."""
+        ...
+
+    def close(self) -> Any:
+        """End the file."""
+        ...
+
+
+@dataclass(frozen=True)
+class CheckpointFiles:
+    """The files of one sink id in `directory`. Any process."""
+
+    directory: Path
+    sink_id: str
+    suffix: str
+
+    def path(self, transaction: TransactionId) -> Path:
+        """Return where the rows of `transaction` are."""
+        one = transaction
+        name = f"{one.attempt}-{one.checkpoint}-{one.subtask}-{one.sequence}.{self.suffix}"
+        return self.directory / name
+
+    def listed(self) -> Sequence[Committable]:
+        """Return every transaction whose file is whole, in the order of their commits."""
+        pattern = re.compile(rf"(\d+)-(\d+)-(\d+)-(\d+)\.{re.escape(self.suffix)}")
+        paths = self.directory.iterdir() if self.directory.is_dir() else ()
+        matches = filter(None, (pattern.fullmatch(path.name) for path in paths))
+        found = [TransactionId(self.sink_id, *map(int, one.groups())) for one in matches]
+        found.sort(key=lambda one: (one.checkpoint, one.attempt, one.subtask, one.sequence))
+        return [Committable(one) for one in found]
+
+    def open(self, context: CommitterContext) -> None:
+        """Make the directory, and delete what killed writers of older attempts were writing."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for path in self.directory.glob(f".*.{self.suffix}.open"):
+            if int(path.name[1:].partition("-")[0]) < context.attempt:
+                path.unlink(missing_ok=True)
+
+    def delete(self, transaction: TransactionId) -> None:
+        """Return when there is no file of `transaction`. Idempotent."""
+        self.path(transaction).unlink(missing_ok=True)
+
+    def writer(
+        self, context: WriterContext, opened: Callable[[Path, pa.Schema], OpenFile]
+    ) -> SinkWriter:
+        """Return the writer of one subtask: a file a checkpoint, which `opened` begins."""
+        return _FileWriter(self, context, opened)
+
+
+class _FileWriter(SinkWriter):
+    def __init__(
+        self,
+        files: CheckpointFiles,
+        context: WriterContext,
+        opened: Callable[[Path, pa.Schema], OpenFile],
+    ) -> None:
+        self._files, self._opened, self._rows = files, opened, 0
+        self._names = TransactionNamer(context)
+        self._open: tuple[TransactionId, OpenFile] | None = None
+
+    @override
+    def write(self, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows:
+            return
+        if self._open is None:
+            name = self._names.next()
+            self._open = name, self._opened(self._unfinished(name), batch.schema)
+        self._open[1].write_batch(batch)
+        self._rows += batch.num_rows
+
+    @override
+    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
+        self._names.pre_committed(checkpoint)
+        if self._open is None:
+            return None
+        (name, file), rows = self._open, self._rows
+        self._open, self._rows = None, 0
+        try:
+            file.close()
+            _make_durable(self._unfinished(name))
+            self._unfinished(name).rename(self._files.path(name))
+            _make_durable(self._files.directory)
+        except OSError as error:
+            raise PreCommitFailed(f"{self._files.path(name)} is not durable: {error}") from error
+        return Committable(name, rows)
+
+    @override
+    def close(self) -> None:
+        if self._open is not None:
+            (name, file), self._open = self._open, None
+            file.close()
+            self._unfinished(name).unlink(missing_ok=True)
+
+    def _unfinished(self, name: TransactionId) -> Path:
+        path = self._files.path(name)
+        return path.with_name(f".{path.name}.open")
+
+
+def _make_durable(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
