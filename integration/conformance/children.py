@@ -109,7 +109,7 @@ def pre_commit_until_line(
     """Write and pre-commit, and be killed at the sink's `line`-th line of the latter."""
     writer = sink.writer(context)
     writer.write(batch)
-    with_kill = LineTracer(sink, line, _kill_self)
+    with_kill = LineTracer(sink, line, _kill_self, writer)
     with_kill.run(lambda: writer.pre_commit(CheckpointId(checkpoint)))
     return with_kill.lines
 

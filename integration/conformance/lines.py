@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, TypeAlias
 
-from onceflow.core.spi import GlobalSink, Sink
+from onceflow.core.spi import Sink
 from onceflow.integration.conformance.sink_job import OneByOne
 
 _Trace: TypeAlias = Callable[[FrameType, str, Any], Any]
@@ -17,8 +17,11 @@ _Trace: TypeAlias = Callable[[FrameType, str, Any], Any]
 class LineTracer:
     """Counts the lines that run in the sink's own code, on one thread; acts before one of them."""
 
-    def __init__(self, sink: Sink, line: int, reached: Callable[[], None]) -> None:
-        """Call `reached` right before the `line`-th line runs, counted from 1; 0 is never."""
+    def __init__(self, sink: Sink, line: int, reached: Callable[[], None], *parts: object) -> None:
+        """Call `reached` right before the `line`-th line runs, counted from 1; 0 is never.
+
+        `parts` are what the sink has made, whose code is its own too.
+        """
         written = sink.sink if isinstance(sink, OneByOne) else sink
         self.lines = 0
         self.own: list[int] = []
@@ -29,8 +32,9 @@ class LineTracer:
         # What a sink inherits is its own code too; the contract itself has none.
         self._packages = {
             kind.__module__.partition(".")[0]
-            for kind in type(written).__mro__
-            if kind not in (GlobalSink, Sink, ABC, object)
+            for made in (written, *parts)
+            for kind in type(made).__mro__
+            if kind not in (ABC, object) and kind.__module__ != Sink.__module__
         }
 
     def run(self, call: Callable[[], object]) -> None:
