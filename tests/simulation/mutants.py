@@ -565,6 +565,8 @@ MUTANTS: tuple[Variant, ...] = (
     Variant("prunes proofs without a floor", prepare=_keeps_no_floor),
     Variant("recovery knows the last checkpoint alone", plan=_remembers_nothing),
     Variant("reads a split before a decision holds it", reads_undecided_splits=True),
+    Variant("lists the first transaction of a pre-commit alone", lists_first_only=True),
+    Variant("names all transactions of a pre-commit alike", names_tables_alike=True),
     *GLOBAL_MUTANTS,
     *OVERTAKING_MUTANTS,
     Variant("names transactions without the attempt", attempt_in_name=False),

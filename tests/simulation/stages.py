@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tests.simulation.channels import KEY_GROUPS, Inputs, Outputs
@@ -282,27 +283,31 @@ class KeyedTask(StageTask):
         for committer in self.committers:
             attempt = slot.deploy.attempt if world.variant.attempt_in_name else 1
             sink_id = committer.target.sink_id
-            transaction = TransactionId(sink_id, attempt, checkpoint, slot.index)
-            committable = Committable(transaction, len(rows)) if rows else None
+            name = TransactionId(sink_id, attempt, checkpoint, slot.index)
+            parts = self._parts(name, rows)
+            committables = [Committable(transaction, len(part)) for transaction, part in parts]
             queue = committer.queue
             if world.variant.ack_before_prepare:
-                early = (committable,) if committable else ()
-                pending = (*queue.pending_through(checkpoint), *early)
+                pending = (*queue.pending_through(checkpoint), *committables)
                 operators.append(OperatorSnapshot(sink_id, committables=pending))
                 self._begin_upload(barrier, dict(self._state), operators, ())
             if slot.crashes("before prepare"):
                 return None
-            if committable is not None:
+            for number, (transaction, part) in enumerate(parts):
+                if number and slot.crashes("between two prepares"):
+                    return None
                 try:
-                    yield from committer.target.pre_commit(transaction, rows)
+                    yield from committer.target.pre_commit(transaction, part)
                 except Gone:
                     slot.kill(f"{sink_id} is gone at pre-commit")
                     return None
             if slot.crashes("after prepare"):
                 return None
-            queue.pre_committed(checkpoint, [committable] if committable else [])
-            if committable is not None and world.variant.commit_at_pre_commit:
-                slot.begin(_ignoring_outcome(committer, committable))
+            kept = committables[:1] if world.variant.lists_first_only else committables
+            queue.pre_committed(checkpoint, kept)
+            if world.variant.commit_at_pre_commit:
+                for committable in committables:
+                    slot.begin(_ignoring_outcome(committer, committable))
             pending = queue.pending_through(checkpoint)
             operators.append(OperatorSnapshot(sink_id, committables=pending))
         state = dict(self._state)
@@ -312,6 +317,17 @@ class KeyedTask(StageTask):
                 self._begin_upload(barrier, state, operators, in_flight)
 
         return finish
+
+    def _parts(self, name: TransactionId, rows: list[Row]) -> list[tuple[TransactionId, list[Row]]]:
+        """Return the transactions of one pre-commit, each with the rows of its table."""
+        tables: dict[int, list[Row]] = {}
+        for row in rows:
+            tables.setdefault(row[2] % self.world.tables, []).append(row)
+        alike = self.world.variant.names_tables_alike
+        return [
+            (name if alike else replace(name, sequence=number), part)
+            for number, (_, part) in enumerate(sorted(tables.items()))
+        ]
 
     def _begin_upload(
         self,

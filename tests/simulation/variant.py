@@ -87,3 +87,5 @@ class Variant:
     replayed: Callable[[str, list[Row], range], list[Row]] = _own_rows
     acks_before_in_flight: bool = False
     barrier_waits_its_turn: bool = False
+    lists_first_only: bool = False
+    names_tables_alike: bool = False

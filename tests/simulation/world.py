@@ -153,6 +153,8 @@ class World:
         self.oracle = Oracle(self)
         self.network = Network(self.clock, shape.loss, shape.doubling)
         self.sources = {"source": [f"p{number}" for number in range(shape.partitions)]}
+        self.tables = 1 + seed % 3
+        """Into how many transactions a writer divides the rows of one pre-commit."""
         self.targets: dict[str, Target] = {}
         for number, kind in enumerate(shape.targets):
             sink_id = f"sink{number}"
