@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from typing_extensions import override
 
-from onceflow.core.connector import ServerAccess
-from onceflow.core.errors import ConfigError
 from onceflow.core.in_doubt import ResourceManager
 from onceflow.core.protocol.in_doubt import LogFacts
 from onceflow.core.spi import Committer, CommitterContext
+from onceflow.core.storage.file_location import FileLocation
 from onceflow.sinks.files.layout import owners
 from onceflow.sinks.files.publication import open_files, sink_errors
-from onceflow.sinks.files.sink import FileCommitter, FileSink
 
 
 class FilesResourceManager(ResourceManager):
     """One directory or prefix, and what every sink id has staged below it."""
 
-    def __init__(self, access: ServerAccess) -> None:
-        """Raise `ConfigError` when the URL or an option is refused; look at nothing yet."""
-        if access.password is not None:
-            raise ConfigError("--password-file: files have none; give --options, a file of options")
-        self._settings = FileSink(access.url, storage_options=dict(access.options)).settings
+    def __init__(
+        self, location: FileLocation, committer: Callable[[CommitterContext], Committer]
+    ) -> None:
+        """Look at nothing yet; `committer` is the sink's."""
+        self._location, self._committer = location, committer
         self._owners: Mapping[str, str] | None = None
 
     @property
     @override
     def name(self) -> str:
-        return f"files at {self._settings.location}"
+        return f"files at {self._location}"
 
     @override
     def sink_ids(self, log: LogFacts | None) -> Sequence[str]:
@@ -37,7 +35,7 @@ class FilesResourceManager(ResourceManager):
 
     @override
     def committer(self, context: CommitterContext) -> Committer:
-        return FileCommitter(self._settings, context)
+        return self._committer(context)
 
     @override
     def claimed_by(self, sink_id: str) -> str | None:
@@ -46,5 +44,5 @@ class FilesResourceManager(ResourceManager):
     def _all_owners(self) -> Mapping[str, str]:
         if self._owners is None:
             with sink_errors():
-                self._owners = owners(open_files(self._settings.location))
+                self._owners = owners(open_files(self._location))
         return self._owners

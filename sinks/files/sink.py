@@ -309,7 +309,10 @@ def _sweep(fs: StreamedFiles, paths: SinkPaths, context: CommitterContext) -> No
 def _resource_manager(access: ServerAccess) -> ResourceManager:
     from onceflow.sinks.files.resource_manager import FilesResourceManager
 
-    return FilesResourceManager(access)
+    if access.password is not None:
+        raise ConfigError("files have no password; give their client's options")
+    sink = FileSink(access.url, storage_options=dict(access.options))
+    return FilesResourceManager(sink.settings.location, sink.committer)
 
 
 CONNECTOR = SinkConnector(sink=FileSink, resource_manager=_resource_manager)

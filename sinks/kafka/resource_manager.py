@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from confluent_kafka import KafkaException
 from typing_extensions import override
 
-from onceflow.core.connector import ServerAccess
 from onceflow.core.errors import SinkError
 from onceflow.core.in_doubt import ResourceManager
 from onceflow.core.protocol.in_doubt import LogFacts
@@ -28,23 +27,15 @@ from onceflow.sinks.kafka.clients import (
 )
 from onceflow.sinks.kafka.committer import KafkaCommitter
 from onceflow.sinks.kafka.fence import owner_group
-from onceflow.sinks.kafka.sink import KafkaSink
-
-_ANY_TOPIC = "onceflow"
+from onceflow.sinks.kafka.settings import KafkaSinkSettings
 
 
 class KafkaResourceManager(ResourceManager):
     """The brokers of one cluster, for every sink id that was claimed there."""
 
-    def __init__(self, access: ServerAccess) -> None:
-        """Raise `ConfigError` when an option is refused; connect to nothing yet."""
-        self._servers = access.url.removeprefix("kafka://")
-        self._settings = KafkaSink(
-            self._servers,
-            topic=_ANY_TOPIC,
-            deadline_s=access.timeout_s,
-            options=dict(access.options),
-        ).settings
+    def __init__(self, settings: KafkaSinkSettings) -> None:
+        """Connect to nothing yet; of `settings` the topics do not matter."""
+        self._servers, self._settings = settings.bootstrap_servers, settings
         self._topics: Sequence[str] | None = None
         self._owners: dict[str, str | None] = {}
 

@@ -183,7 +183,10 @@ def _names(given: str | Sequence[str]) -> tuple[str, ...]:
 def _resource_manager(access: ServerAccess) -> ResourceManager:
     from onceflow.sinks.kafka.resource_manager import KafkaResourceManager
 
-    return KafkaResourceManager(access)
+    servers, options = access.url.removeprefix("kafka://"), dict(access.options)
+    any_topic = "onceflow"
+    sink = KafkaSink(servers, topic=any_topic, deadline_s=access.timeout_s, options=options)
+    return KafkaResourceManager(sink.settings)
 
 
 CONNECTOR = SinkConnector(sink=KafkaSink, resource_manager=_resource_manager)
