@@ -36,6 +36,27 @@ from onceflow.core.spi import CommitterContext, Sink, Source
 from onceflow.core.storage import FileStagingArea
 
 CommitMode: TypeAlias = Literal["auto", "two_phase", "ledger"]
+Url: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="Database: postgresql://user@host/db or mysql://user@host/db.",
+        envvar="ONCEFLOW_DOCTOR_URL",
+        show_envvar=True,
+    ),
+]
+SourceName: TypeAlias = Annotated[
+    str | None, typer.Option(help="A source of yours: module:name of it or of what makes it.")
+]
+SinkName: TypeAlias = Annotated[
+    str | None, typer.Option(help="A sink of yours, likewise; needs --schema.")
+]
+Columns: TypeAlias = Annotated[
+    str | None, typer.Option(help="Columns of the rows for --sink: 'id bigint, name string'.")
+]
+KafkaOptions: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(help="File of client options, one name=value a line (security.protocol …)."),
+]
 EXIT_PROBLEMS = 1
 EXIT_USAGE = 2
 MARGIN_S = 5.0
@@ -179,18 +200,8 @@ def doctor(
         list[str] | None, typer.Option(help="Topic that must be there; may be repeated.")
     ] = None,
     group: Annotated[str | None, typer.Option(help="Consumer group that must be allowed.")] = None,
-    kafka_options: Annotated[
-        Path | None,
-        typer.Option(help="File of client options, one name=value a line (security.protocol …)."),
-    ] = None,
-    url: Annotated[
-        str | None,
-        typer.Option(
-            help="Database: postgresql://user@host/db or mysql://user@host/db.",
-            envvar="ONCEFLOW_DOCTOR_URL",
-            show_envvar=True,
-        ),
-    ] = None,
+    kafka_options: KafkaOptions = None,
+    url: Url = None,
     password_file: Annotated[
         Path | None, typer.Option(help="File that holds the database's password.")
     ] = None,
@@ -201,15 +212,9 @@ def doctor(
     commit_mode: Annotated[
         CommitMode, typer.Option(help="How the sink is to commit: auto, two_phase or ledger.")
     ] = "auto",
-    source: Annotated[
-        str | None, typer.Option(help="A source of yours: module:name of it or of what makes it.")
-    ] = None,
-    sink: Annotated[
-        str | None, typer.Option(help="A sink of yours, likewise; needs --schema.")
-    ] = None,
-    schema: Annotated[
-        str | None, typer.Option(help="Columns of the rows for --sink: 'id bigint, name string'.")
-    ] = None,
+    source: SourceName = None,
+    sink: SinkName = None,
+    schema: Columns = None,
     parallelism: Annotated[int, typer.Option(help="Of the job that is to run.", min=1)] = 2,
     timeout: Annotated[float, typer.Option(help="Seconds for each check.", min=1.0)] = 60.0,
     spark: Annotated[bool, typer.Option(help="Whether to start a Spark session.")] = True,
