@@ -288,10 +288,7 @@ class JobStatus:
 
     @property
     def lag(self) -> Mapping[str, int]:
-        """By source, how many records are there that the last checkpoint does not hold.
-
-        A source is absent that does not count its records, or cannot tell now.
-        """
+        """By source that can tell now: records that the last checkpoint does not hold."""
         return {uid: sum(one.lag for one in splits) for uid, splits in self.offsets.items()}
 
     @property
