@@ -40,7 +40,6 @@ ALL_IDS = list(range(CHECKPOINTS * ROWS_A_CHECKPOINT))
 
 _WRITES = os.O_WRONLY | os.O_RDWR
 _CHANGES = {"os.rename", "os.link", "os.remove", "os.mkdir"}
-_READS = {"head_object", "get_object", "list_objects_v2", "head_bucket", "get_bucket_location"}
 
 
 class Steps:
@@ -68,17 +67,18 @@ class Steps:
         sys.addaudithook(hook)
 
     def watch_s3(self) -> None:
-        import s3fs
+        from obstore.store import S3Store
 
-        kind: Any = s3fs.S3FileSystem
-        call: Callable[..., Any] = kind._call_s3
+        kind: Any = S3Store
+        for method, place in (("put", 0), ("copy", 1), ("delete", 0)):
+            setattr(kind, method, self._counted(method, place, getattr(kind, method)))
 
-        async def counted(self_: Any, method: str, *args: Any, **kwargs: Any) -> Any:
-            if method not in _READS:
-                self.take(f"{method} {kwargs.get('Key', kwargs)}")
-            return await call(self_, method, *args, **kwargs)
+    def _counted(self, method: str, place: int, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(store: Any, *paths: Any, **options: Any) -> Any:
+            self.take(f"{method}_object {paths[place]}")
+            return call(store, *paths, **options)
 
-        kind._call_s3 = counted
+        return counted
 
 
 def run(url: str, options: dict[str, Any], log: DecisionDirectory) -> None:
