@@ -13,7 +13,7 @@ from pathlib import Path
 from onceflow.cli.doctor.bucket import check_bucket
 from onceflow.core.connector import Area, Finding
 from onceflow.core.errors import StorageError
-from onceflow.core.storage import FileSystemStorage
+from onceflow.core.storage import FileSystemStorage, ObjectStorage
 from onceflow.core.storage.bucket_settings import is_bucket
 from onceflow.core.storage.filesystem import AlreadyExists, Created
 from onceflow.core.storage.local import LocalFileSystem
@@ -32,8 +32,12 @@ def missing_directories(root: str) -> tuple[Path, ...]:
 
     Asked once, before the checks run: two of them work in `root` at the same time, and neither can
     tell what the other has made.
+
+    Raises:
+        ConfigError: `root` is no checkpoint storage.
     """
     if is_bucket(root):
+        ObjectStorage(root)  # a url that cannot work is the caller's mistake
         return ()
     directory = Path(FileSystemStorage(root).root)
     return tuple(path for path in (directory, *directory.parents) if not path.exists())

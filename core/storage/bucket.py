@@ -27,7 +27,6 @@ from functools import partial
 from itertools import chain
 from typing import IO, Any, TypeVar, cast
 
-from obstore import exceptions
 from typing_extensions import override
 
 from onceflow.core.errors import OnceflowError, StorageError
@@ -51,7 +50,6 @@ _THREADS_MAX = 16
 _DELETE_MAX = 1000
 """Of one request to S3."""
 
-_CREDENTIALS = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
 _REFUSALS = {
     "NoSuchBucket": "create the bucket first, or correct its name",
     "AccessDenied": "give the credentials the right to list, read, write and delete there",
@@ -140,7 +138,7 @@ class BucketFiles(CreatesAtomically, Copies):
                 chunk_size=self._settings.part_bytes,
                 max_concurrency=self._settings.parts_at_once,
             )
-        except _CREDENTIALS:
+        except _credentials_refused():
             # What was read cannot be read again here: the caller's next try finds the new ones.
             self._forget_client()
             raise
@@ -300,11 +298,11 @@ class BucketFiles(CreatesAtomically, Copies):
             yield
         except OnceflowError:
             raise
-        except (exceptions.BaseError, OSError, TimeoutError) as error:
+        except (_client_error(), OSError, TimeoutError) as error:
             text, code = self._settings.told(error)
             said = f"cannot {action} {self.location(path)}: {text}"
             refusal = _REFUSALS.get(code)
-            if refusal is None and isinstance(error, _CREDENTIALS):
+            if refusal is None and isinstance(error, _credentials_refused()):
                 refusal = _REFUSALS["AccessDenied"]
             if refusal is None and _NO_CREDENTIALS.search(text):
                 refusal = "no credentials were found: set them in the environment, or as options"
@@ -327,7 +325,7 @@ class BucketFiles(CreatesAtomically, Copies):
         """Return what `ask` returns; credentials that were refused are looked up once more."""
         try:
             return ask(self.store)
-        except _CREDENTIALS:
+        except _credentials_refused():
             if not self._settings.by_reference:
                 raise
             # A file that a reference names may hold new ones by now.
@@ -337,6 +335,21 @@ class BucketFiles(CreatesAtomically, Copies):
     def _forget_client(self) -> None:
         with self._lock:
             self._opened = None
+
+
+# Imported when they are needed, as the client is: who uses no bucket needs no package for it.
+
+
+def _client_error() -> type[Exception]:
+    from obstore.exceptions import BaseError
+
+    return BaseError
+
+
+def _credentials_refused() -> tuple[type[Exception], ...]:
+    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+    return PermissionDeniedError, UnauthenticatedError
 
 
 def _delete_all(paths: Sequence[str], store: Any) -> None:

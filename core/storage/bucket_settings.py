@@ -92,6 +92,12 @@ class BucketSettings:
 
     def __post_init__(self) -> None:
         scheme, bucket, _, _ = self._parts()
+        place = self.url.partition("://")[2].partition("/")[0]
+        if ":" in place or ("@" in place and _SCHEMES.get(scheme) != "az"):
+            raise ConfigError(
+                f"a {scheme}:// url names a bucket and a prefix; this one holds a user, a password"
+                " or a port: set credentials in the environment, and a server as the endpoint"
+            )
         if scheme not in _SCHEMES or not bucket:
             raise ConfigError(f"{self.url!r} names no bucket: write s3://bucket/prefix")
         if self.part_bytes < PART_BYTES_MIN:
@@ -146,10 +152,15 @@ class BucketSettings:
         """Return obstore's client; what is wrong with the settings shows here.
 
         Raises:
-            ConfigError: obstore does not know an option, or a reference leads nowhere.
+            ConfigError: obstore is not installed or does not know an option, or a reference leads
+                nowhere.
         """
-        from obstore import exceptions, store
-
+        try:
+            from obstore import exceptions, store
+        except ImportError as error:
+            raise ConfigError(
+                f"{self.url} needs a package that is not installed: pip install obstore"
+            ) from error
         kinds: Mapping[str, Any] = {
             "s3": store.S3Store,
             "gs": store.GCSStore,

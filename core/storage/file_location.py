@@ -6,16 +6,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from urllib.parse import unquote
 
 from onceflow.core.errors import ConfigError
+from onceflow.core.storage.bucket import BucketFiles
 from onceflow.core.storage.bucket_settings import BucketSettings, is_bucket
 from onceflow.core.storage.filesystem import StreamedFiles
 from onceflow.core.storage.local import Advice, LocalFileSystem
-
-if TYPE_CHECKING:
-    from onceflow.core.storage.bucket import BucketFiles
 
 Publish = Literal["auto", "rename", "copy"]
 
@@ -82,29 +80,13 @@ class FileLocation:
         """Return the file system; it connects when it is first used."""
         if self.protocol == "file":
             return LocalFileSystem(self.root, advice=advice)
-        # Only here: a local directory needs neither obstore nor fsspec, nor what they import.
+        # Only here: nothing else needs fsspec, nor what it imports.
         if is_bucket(self.url) and self.publish == "copy":
-            return open_bucket(BucketSettings.of(self.url, self.options))
+            return BucketFiles(BucketSettings.of(self.url, self.options))
         from onceflow.core.storage.remote import ObjectStore, RemoteDirectory
 
         kind = RemoteDirectory if self.publish == "rename" else ObjectStore
         return kind(self.url, str(self), self.options)
-
-
-def open_bucket(settings: BucketSettings) -> BucketFiles:
-    """Return the files of a bucket; they connect when they are first used.
-
-    Raises:
-        ConfigError: The package for it is not installed.
-    """
-    try:
-        from onceflow.core.storage.bucket import BucketFiles
-    except ImportError as error:
-        raise ConfigError(
-            f"{settings.url} needs a package that is not installed (obstore):"
-            " pip install 'onceflow[s3]'"
-        ) from error
-    return BucketFiles(settings)
 
 
 def _local_root(path: str, url: str) -> str:

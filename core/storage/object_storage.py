@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
+from onceflow.core.storage.bucket import BucketFiles
 from onceflow.core.storage.bucket_settings import (
     PART_BYTES,
     PARTS_AT_ONCE,
@@ -17,7 +18,6 @@ from onceflow.core.storage.bucket_settings import (
     BucketSettings,
     Patience,
 )
-from onceflow.core.storage.file_location import open_bucket
 from onceflow.core.storage.filesystem import CreatesAtomically
 from onceflow.core.storage.savepoints import SavepointDirectory
 from onceflow.core.storage.storage import (
@@ -71,13 +71,13 @@ class ObjectStorage(CheckpointStorage):
 
     def files(self) -> CreatesAtomically:
         """Return the objects below the prefix as files; touches nothing yet."""
-        return open_bucket(self._settings())
+        return BucketFiles(self._settings())
 
     @override
     def open_savepoint(self, place: str) -> SavepointDirectory:
         if "://" not in place or place.startswith("file:"):
             return CheckpointStorage.open_savepoint(self, place)
-        return SavepointDirectory(open_bucket(replace(self, url=place)._settings()))
+        return SavepointDirectory(BucketFiles(replace(self, url=place)._settings()))
 
     @override
     def __str__(self) -> str:

@@ -255,6 +255,7 @@ def test_what_is_asked_wrongly_ends_with_usage(tmp_path: Path) -> None:
     for arguments, said in (
         (["--topic", "payments"], "need --kafka"),
         (["--url", "oracle://u:hunter2@h/d"], "no sink connector 'oracle'"),
+        (["--storage", "s3://u:hunter2@h/d"], "holds a user, a password or a port"),
         (["--storage", "ftp://u:hunter2@h/d"], "not supported"),
         (["--kafka", "h:1", "--kafka-options", str(tmp_path / "nowhere")], "No such file"),
         (["--kafka", "h:1", "--kafka-options", str(options)], "line 1 is not name=value"),
