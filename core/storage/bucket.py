@@ -410,7 +410,7 @@ class _Upload(io.RawIOBase):
         sender, self._sender = self._sender, None
         if sender is not None and sender.is_alive():
             with suppress(OnceflowError):
-                self._put(sender, _GivenUp())
+                self._put(sender, _GivenUp("the upload was given up"))
             sender.join()
         super().close()
 
@@ -451,9 +451,6 @@ class _Upload(io.RawIOBase):
 
 class _GivenUp(StorageError):
     """Raised inside an upload that is to end without a trace."""
-
-    def __init__(self) -> None:
-        super().__init__("the upload was given up")
 
 
 class _Counted:
