@@ -77,7 +77,7 @@ def foreach_batch(
     if find_spec("pandas") is None:
         raise ConfigError(
             "foreach_batch needs pandas, which Spark asks for before it hands a task its rows:"
-            " pip install 'onceflow[pandas]'"
+            " pip install pandas"
         )
     sinks = dict(sink) if isinstance(sink, Mapping) else {_ROWS: sink}
     if not sinks or _LETTERS in sinks:

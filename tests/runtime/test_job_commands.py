@@ -153,9 +153,9 @@ def test_a_driver_that_was_killed_is_not_taken_for_a_running_one(tmp_path: Path)
     for (out, error), exit_status in answers:
         whole = exit_status == 0 and Path(out.strip(), "_metadata").exists()
         assert whole or (exit_status == 3 and "is not there any more" in error), (out, error)
-    for command in ("status", "checkpoint", "savepoint", "stop", "cancel"):
-        exit_status, _, error = run(tmp_path, command)
-        assert exit_status == 3, command
+    for one in ("status", "checkpoint", "savepoint", "stop", "cancel"):
+        exit_status, _, error = run(tmp_path, one)
+        assert exit_status == 3, one
         assert f"process {process.pid} on {socket.gethostname()}" in error
         assert "Its last decision is checkpoint" in error
     (listed,) = asked(tmp_path, "list")["jobs"]

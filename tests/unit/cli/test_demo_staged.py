@@ -9,11 +9,11 @@ import pyarrow as pa
 from onceflow.cli.demo.driver import JOB
 from onceflow.cli.demo.run import transactions_with_staged_rows
 from onceflow.core.protocol.ids import TransactionId
+from onceflow.core.staging import StagingArea
 from onceflow.core.storage import FileSystemStorage
-from onceflow.core.storage.staging import FileStagingArea
 
 
-def _seal(area: FileStagingArea, transaction: TransactionId, *sizes: int) -> None:
+def _seal(area: StagingArea, transaction: TransactionId, *sizes: int) -> None:
     rows = area.open()
     for size in sizes:
         rows.write(pa.record_batch([pa.array(range(size))], names=["id"]), part="part")
