@@ -28,7 +28,7 @@ class SparkInterface(Enum):
         (4, 0), "Python data sources that read and write streams", "refused; use `Pipeline`"
     )
     ARROW_STREAM_WRITER = Interface(
-        (4, 1), "Arrow batches in streaming writers", "the batch writer's interface gives them, too"
+        (4, 1), "Arrow batches in streaming writers", "the same, by the interface of batch writers"
     )
     PUSHED_FILTERS = Interface(
         (4, 1), "filters pushed down into `read`", "Spark filters after reading"
