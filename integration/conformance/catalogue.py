@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from onceflow.integration.conformance.clause import Clause
 from onceflow.integration.conformance.clauses import (
+    batching,
     breaking,
     deciding,
     gathering,
@@ -37,6 +38,7 @@ CLAUSES: tuple[Clause, ...] = (
     *killing.CLAUSES,
     *overtaking.CLAUSES,
     *running.CLAUSES,
+    *batching.CLAUSES,
 )
 
 NOT_OF_SINKS: Mapping[int, str] = MappingProxyType(

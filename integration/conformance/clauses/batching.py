@@ -1,0 +1,165 @@
+"""Clauses about the sink as a format of Spark: whole batches, killed at each step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from onceflow.connectors.spark.batch_commits import BatchTarget
+from onceflow.core.config import Delivery
+from onceflow.core.crash_points import CRASH_POINTS, CrashPoint
+from onceflow.core.errors import ConfigError, OnceflowError
+from onceflow.core.runtime.cluster.process_host import Link, ProcessKilled
+from onceflow.integration.conformance.batch_driver import BatchDriver
+from onceflow.integration.conformance.clause import clause
+from onceflow.integration.conformance.clauses.deciding import abort_leaves_nothing, commit_again
+from onceflow.integration.conformance.clauses.listing import in_doubt_is_exact
+from onceflow.integration.conformance.clauses.recovering import (
+    crash_and_replay_double_nothing,
+)
+from onceflow.integration.conformance.harness import Harness
+from onceflow.integration.conformance.target import NotTestable, expect
+
+# A batch has no acks: its tasks' reports are that. As many are tried as there are rounds.
+_POINTS: tuple[CrashPoint, ...] = (
+    "claimed",
+    "settled",
+    *(point for point in CRASH_POINTS if point != "acked"),
+)
+_OWNER = "conformance query"
+
+
+def run_batch(
+    link: Link,
+    target: BatchTarget,
+    directory: str,
+    number: int,
+    parts: Sequence[pa.RecordBatch],
+) -> None:
+    """Run a whole batch, in a process that may be killed at any step of it."""
+    del link
+    driver = BatchDriver(target, parts[0].schema, _itself, directory)
+    driver.batch(number, *parts)
+
+
+def _itself(rows: pa.RecordBatch) -> pa.RecordBatch:
+    return rows
+
+
+class _Query:
+    """A query that writes into the sink under a sink id of its own, and what must be seen of it."""
+
+    def __init__(self, harness: Harness) -> None:
+        self._harness = harness
+        directory = harness.directory / "query"
+        directory.mkdir()
+        sink_id = f"{harness.job.sink_id}q"
+        staging = harness.another_job(sink_id, log="query").storage.staging(sink_id)
+        self._target = BatchTarget(harness.described, sink_id, _OWNER, _OWNER, staging)
+        self._directory = str(directory)
+        self.driver = BatchDriver(
+            self._target, harness.target.schema, harness.batch, self._directory
+        )
+        try:
+            self.driver.commits().close()
+        except ConfigError as error:
+            if getattr(harness.described, "delivery", "") == Delivery.AT_LEAST_ONCE.value:
+                raise NotTestable(str(error)) from error
+            raise
+
+    def killed(self, point: CrashPoint, number: int, *parts: Sequence[int]) -> bool:
+        """Run a batch whose process dies at `point`; return False where it never came there."""
+        self._harness.processes.arm(point)
+        rows = [self._harness.batch(part) for part in parts]
+        try:
+            self._harness.processes.run(run_batch, self._target, self._directory, number, rows)
+        except ProcessKilled:
+            return True
+        finally:
+            self._harness.processes.disarm()
+        return False
+
+    def expect_settled(self, *seen: Sequence[int], when: str) -> None:
+        """Return when exactly `seen` is seen, and nothing is in doubt."""
+        self._harness.expect_seen(*seen, when=when)
+        names = sorted(str(one.transaction) for one in self.driver.in_doubt())
+        expect(not names, f"{when}: in doubt are {names}, and should be none")
+
+    def settle(self) -> None:
+        """Leave nothing in doubt, whatever has failed."""
+        try:
+            self.driver.abort()
+        except OnceflowError:
+            return
+
+
+@clause(rests_on=[commit_again, abort_leaves_nothing, in_doubt_is_exact])
+def batch_is_visible_whole(harness: Harness) -> None:
+    """A batch of Spark is seen when it is decided, with the rows of all its tasks, once."""
+    query = _Query(harness)
+    driver, first, second = query.driver, harness.ids(), harness.ids()
+    try:
+        plan = driver.plan(0)
+        reports = [driver.task(plan, at, part) for at, part in enumerate((first, second))]
+        again = driver.task(plan, 1, second, task_attempt=1)
+        harness.expect_seen(when="with all tasks of a batch done and nothing decided")
+        driver.commit([reports[0], again])
+        query.expect_settled(first, second, when="after a batch of which one task ran twice")
+        driver.batch(0, [*second, *first])
+        query.expect_settled(first, second, when="after the same batch came again as one task")
+        third = harness.ids()
+        plan = driver.plan(1)
+        driver.task(plan, 0, third)
+        driver.abort()
+        query.expect_settled(first, second, when="after the abort of a batch")
+        driver.batch(1, third)
+        query.expect_settled(first, second, third, when="after the batch that was aborted before")
+    finally:
+        query.settle()
+
+
+@clause(rests_on=[batch_is_visible_whole, crash_and_replay_double_nothing])
+def batch_killed_at_each_step(harness: Harness) -> None:
+    """A batch of Spark killed at any step that comes again in other tasks is there once."""
+    query = _Query(harness)
+    written: list[Sequence[int]] = []
+    few = min(harness.effort.rounds, len(_POINTS))
+    try:
+        for number, point in enumerate(harness.random.sample(_POINTS, few)):
+            first, second = harness.ids(), harness.ids()
+            killed = query.killed(point, number, first, second)
+            seen = {one for part in written for one in part}
+            early = set(harness.seen_ids()) - seen - {*first, *second}
+            expect(not early, f"killed at {point}: {len(early)} rows are seen of nobody's batch")
+            query.driver.batch(number, [*first, *second])
+            written += [first, second]
+            how = f"killed at {point}" if killed else f"not killed, {point} is never reached,"
+            query.expect_settled(*written, when=f"after batch {number}, {how} and done again")
+    finally:
+        query.settle()
+
+
+@clause(rests_on=[batch_is_visible_whole])
+def batch_overtaken_is_not_decided(harness: Harness) -> None:
+    """Of two drivers at one batch of Spark only the one that planned last has its rows seen."""
+    query = _Query(harness)
+    old, new = query.driver, query.driver.other()
+    rows = harness.ids()
+    try:
+        late = old.task(old.plan(0), 0, rows)
+        plan = new.plan(0)
+        refused = ""
+        try:
+            old.commit([late])
+        except OnceflowError as error:
+            refused = str(error)
+        harness.expect_seen(when="after the older of two drivers has come to its decision")
+        expect(refused, "the older of two drivers was not told that it is")
+        new.commit([new.task(plan, 0, rows)])
+        query.expect_settled(rows, when="after the newer of two drivers has decided")
+    finally:
+        query.settle()
+
+
+CLAUSES = (batch_is_visible_whole, batch_killed_at_each_step, batch_overtaken_is_not_decided)
