@@ -16,11 +16,11 @@ from tests.conformance.reference_sink import ReferenceTarget
 from onceflow.integration.conformance import ClauseOutcome, run_clauses
 from onceflow.integration.conformance.catalogue import CLAUSES
 from onceflow.integration.conformance.clause import Clause
-from onceflow.integration.conformance.clauses import killing, overtaking, running
+from onceflow.integration.conformance.clauses import batching, killing, overtaking, running
 from onceflow.integration.conformance.harness import Effort
 from onceflow.integration.conformance.processes import Processes
 
-LONG = (*killing.CLAUSES, *overtaking.CLAUSES, *running.CLAUSES)
+LONG = (*killing.CLAUSES, *overtaking.CLAUSES, *running.CLAUSES, *batching.CLAUSES)
 """They kill or hold up a process at every line, or a job at every step; all others take seconds."""
 
 

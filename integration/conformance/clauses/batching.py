@@ -13,11 +13,19 @@ from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.runtime.cluster.process_host import Link, ProcessKilled
 from onceflow.integration.conformance.batch_driver import BatchDriver
 from onceflow.integration.conformance.clause import clause
-from onceflow.integration.conformance.clauses.deciding import abort_leaves_nothing, commit_again
-from onceflow.integration.conformance.clauses.listing import in_doubt_is_exact
+from onceflow.integration.conformance.clauses.deciding import (
+    abort_leaves_nothing,
+    commit_again,
+    commit_elsewhere,
+)
+from onceflow.integration.conformance.clauses.listing import (
+    in_doubt_is_exact,
+    in_doubt_of_every_attempt,
+)
 from onceflow.integration.conformance.clauses.recovering import (
     crash_and_replay_double_nothing,
 )
+from onceflow.integration.conformance.clauses.writing import pre_committed_survives_death
 from onceflow.integration.conformance.harness import Harness
 from onceflow.integration.conformance.target import NotTestable, expect
 
@@ -119,7 +127,14 @@ def batch_is_visible_whole(harness: Harness) -> None:
         query.settle()
 
 
-@clause(rests_on=[batch_is_visible_whole, crash_and_replay_double_nothing])
+@clause(
+    rests_on=[
+        batch_is_visible_whole,
+        pre_committed_survives_death,
+        commit_elsewhere,
+        crash_and_replay_double_nothing,
+    ]
+)
 def batch_killed_at_each_step(harness: Harness) -> None:
     """A batch of Spark killed at any step that comes again in other tasks is there once."""
     query = _Query(harness)
@@ -140,7 +155,7 @@ def batch_killed_at_each_step(harness: Harness) -> None:
         query.settle()
 
 
-@clause(rests_on=[batch_is_visible_whole])
+@clause(rests_on=[batch_is_visible_whole, in_doubt_of_every_attempt])
 def batch_overtaken_is_not_decided(harness: Harness) -> None:
     """Of two drivers at one batch of Spark only the one that planned last has its rows seen."""
     query = _Query(harness)
