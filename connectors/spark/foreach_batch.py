@@ -220,7 +220,9 @@ class _Task(Shipped):
         place = task_place()
         # No other write of the batch has the same numbers.
         number = place.partition * self._writes + self._write
-        report = write_task(self.plan, replace(place, partition=number), batches)
+        # With Spark Connect tasks are not told their batch; the function was, and has looked.
+        batch = self.plan.batch.number if place.batch is None else place.batch
+        report = write_task(self.plan, replace(place, partition=number, batch=batch), batches)
         yield pa.record_batch([pa.array([pickle.dumps(report)], pa.binary())], names=["report"])
 
 

@@ -25,7 +25,8 @@ def main(directory: Path) -> None:
     url = str(directory / "out.db")
     for first in (0, 100, 200):
         ids = spark.range(first, first + 100, numPartitions=1)
-        ids.write.mode("overwrite").parquet(str(directory / f"in/first={first}"))
+        # Written again the files had other names: to the stream they were new.
+        ids.write.mode("ignore").parquet(str(directory / f"in/first={first}"))
 
     def stream(name: str) -> DataFrame:
         files = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1)

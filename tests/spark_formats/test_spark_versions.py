@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).with_name("format_program.py")
 SOURCE = Path(__file__).parents[2] / "src"
 
 
-def environment_of(version: str) -> Path:
+def environment_of(version: str, extra: str = "") -> Path:
     """The Python of an environment with that Spark; what else is needed comes from ours."""
     cache = Path(os.environ.get("ONCEFLOW_CACHE", Path.home() / ".cache/onceflow"))
     environment = cache / f"spark-{version}"
@@ -25,7 +25,7 @@ def environment_of(version: str) -> Path:
         venv.create(environment, with_pip=True)
     install = ["-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
     done = subprocess.run(
-        [python, *install, f"pyspark~={version}.0", "pandas"], capture_output=True, text=True
+        [python, *install, f"pyspark{extra}~={version}.0", "pandas"], capture_output=True, text=True
     )
     assert done.returncode == 0, f"pyspark {version} cannot be installed: {done.stderr}"
     (site,) = environment.glob("lib/python*/site-packages")
@@ -40,9 +40,24 @@ def environment_of(version: str) -> Path:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_way_to_write_is_exactly_once_on(version: str, tmp_path: Path) -> None:
     python = environment_of(version)
+    write_twice(python, version, tmp_path, "--master local[2] pyspark-shell")
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+def test_every_way_to_write_is_exactly_once_over_spark_connect(tmp_path: Path) -> None:
+    version = VERSIONS[-1]
+    write_twice(environment_of(version, "[connect]"), version, tmp_path, remote="local[2]")
+
+
+def write_twice(
+    python: Path, version: str, directory: Path, submitted: str = "", remote: str = ""
+) -> None:
+    given = {"PYSPARK_SUBMIT_ARGS": submitted} if submitted else {"SPARK_REMOTE": remote}
     for _ in range(2):
         done = subprocess.run(
-            [python, PROGRAM, tmp_path],
+            [python, PROGRAM, directory],
             capture_output=True,
             text=True,
             timeout=400,
@@ -50,7 +65,7 @@ def test_every_way_to_write_is_exactly_once_on(version: str, tmp_path: Path) -> 
                 "PATH": os.environ["PATH"],
                 "PYSPARK_PYTHON": str(python),
                 "SPARK_LOCAL_IP": "127.0.0.1",
-                "PYSPARK_SUBMIT_ARGS": "--master local[2] pyspark-shell",
+                **given,
             },
         )
         assert done.returncode == 0, done.stderr[-4000:]
