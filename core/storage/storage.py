@@ -197,6 +197,8 @@ class JobStorage:
             standing = self._fs.read(path)
         finally:
             self._fs.delete_quietly(path)
+            with contextlib.suppress(StorageError):
+                self._fs.delete_directory_if_empty(self._paths.probes)
         # The store's client may have repeated the first one.
         created = outcomes[0] in (Created(), AlreadyExists(first))
         if not created or outcomes[1:] != [AlreadyExists(first)] * 2 or standing != first:

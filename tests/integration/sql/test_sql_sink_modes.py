@@ -13,10 +13,10 @@ from onceflow.core.protocol.committables import Committed
 from onceflow.core.staging import is_staged
 from onceflow.core.storage import FileStagingArea
 
-_KEEPS_XA = "keeps prepared XA transactions without their session"
+_KEEPS_XA = "XA transactions can be prepared and listed"
 # Why two-phase commit is possible.
 _WHY = {
-    "postgres": "the server has max_prepared_transactions",
+    "postgres": "max_prepared_transactions = ",
     "mysql": _KEEPS_XA,
     "mariadb": _KEEPS_XA,
 }
