@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -161,8 +162,11 @@ class _ForeachBatch:
         if self.dead_letters is not None:
             schemas[_LETTERS] = DEAD_LETTERS
         schema = group_schema(schemas)
-        commits = self._commits or self._connect()
-        self._commits = commits
+        if self._commits is None:
+            self._commits = self._connect()
+            # Nobody tells a function that its query has ended.
+            weakref.finalize(self, self._commits.close)
+        commits = self._commits
         plan = commits.plan(schema, batch_id, fingerprint)
         try:
             reports = [

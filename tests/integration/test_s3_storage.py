@@ -116,7 +116,8 @@ def test_of_drivers_that_claim_at_once_each_has_an_attempt_of_its_own(s3_bucket:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert sorted(attempts) == [1, 2, 3, 4]
+    # A number whose claim nobody can tell of is passed over.
+    assert len(set(attempts)) == 4
 
 
 # --- stores that hold the promise, and that do not ------------------------------------------------
