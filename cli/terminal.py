@@ -108,7 +108,7 @@ def load_source(name: str) -> Source:
     return found
 
 
-def _loaded(name: str, kind: type[object], option: str) -> object:
+def _loaded(name: str, kind: type[Sink] | type[Source], option: str) -> object:
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
         raise ConfigError(f"{option} {name!r} is not module:name")
