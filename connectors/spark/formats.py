@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
+    from onceflow.connectors.spark.sql_read_options import SqlReading
     from onceflow.connectors.spark.sql_reader import SqlReader
     from onceflow.core.spi import Sink
 
@@ -74,7 +75,29 @@ def _lower(options: Mapping[str, str]) -> dict[str, str]:
     return {name.lower(): value for name, value in options.items()}
 
 
-class PostgresFormat(SinkFormat):
+class _SqlFormat(SinkFormat):
+    """A database that is read, too."""
+
+    @staticmethod
+    @abstractmethod
+    def reading(options: Mapping[str, str]) -> SqlReading:
+        """Return what `options` read."""
+
+    @override
+    def schema(self) -> StructType:
+        from onceflow.connectors.spark.sql_reader import sql_schema
+
+        return sql_schema(self.reading(self.options).source)
+
+    @override
+    def reader(self, schema: StructType) -> SqlReader:
+        from onceflow.connectors.spark.sql_reader import sql_reader
+
+        reading = self.reading(self.options)
+        return sql_reader(reading.source, schema, bounds=reading.bounds, tasks=reading.tasks)
+
+
+class PostgresFormat(_SqlFormat):
     """`onceflow-postgres`."""
 
     format_name = "onceflow-postgres"
@@ -86,23 +109,15 @@ class PostgresFormat(SinkFormat):
 
         return POSTGRES_WRITE.made(options)
 
+    @staticmethod
     @override
-    def schema(self) -> StructType:
+    def reading(options: Mapping[str, str]) -> SqlReading:
         from onceflow.connectors.spark.sql_read_options import POSTGRES_READ
-        from onceflow.connectors.spark.sql_reader import sql_schema
 
-        return sql_schema(POSTGRES_READ.made(self.options).source)
-
-    @override
-    def reader(self, schema: StructType) -> SqlReader:
-        from onceflow.connectors.spark.sql_read_options import POSTGRES_READ
-        from onceflow.connectors.spark.sql_reader import sql_reader
-
-        reading = POSTGRES_READ.made(self.options)
-        return sql_reader(reading.source, schema, bounds=reading.bounds, tasks=reading.tasks)
+        return POSTGRES_READ.made(options)
 
 
-class MySQLFormat(SinkFormat):
+class MySQLFormat(_SqlFormat):
     """`onceflow-mysql`, for MariaDB, too."""
 
     format_name = "onceflow-mysql"
@@ -114,20 +129,12 @@ class MySQLFormat(SinkFormat):
 
         return MYSQL_WRITE.made(options)
 
+    @staticmethod
     @override
-    def schema(self) -> StructType:
+    def reading(options: Mapping[str, str]) -> SqlReading:
         from onceflow.connectors.spark.sql_read_options import MYSQL_READ
-        from onceflow.connectors.spark.sql_reader import sql_schema
 
-        return sql_schema(MYSQL_READ.made(self.options).source)
-
-    @override
-    def reader(self, schema: StructType) -> SqlReader:
-        from onceflow.connectors.spark.sql_read_options import MYSQL_READ
-        from onceflow.connectors.spark.sql_reader import sql_reader
-
-        reading = MYSQL_READ.made(self.options)
-        return sql_reader(reading.source, schema, bounds=reading.bounds, tasks=reading.tasks)
+        return MYSQL_READ.made(options)
 
 
 class SQLiteFormat(SinkFormat):
