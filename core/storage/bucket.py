@@ -32,6 +32,7 @@ from typing_extensions import override
 from onceflow.core.errors import OnceflowError, StorageError
 from onceflow.core.storage.bucket_settings import BucketSettings
 from onceflow.core.storage.filesystem import (
+    REQUESTS_AT_ONCE_MAX,
     AlreadyExists,
     Copies,
     Created,
@@ -45,8 +46,6 @@ from onceflow.core.storage.local import CHUNK_BYTES
 
 T = TypeVar("T")
 
-_THREADS_MAX = 16
-"""Requests under way at once: each waits for the network, none needs the processor."""
 _DELETE_MAX = 1000
 """Of one request to S3."""
 
@@ -74,6 +73,8 @@ class BucketFiles(CreatesAtomically, Copies):
 
     Holds credentials only in the client that it opens: never in its own attributes.
     """
+
+    at_once_max = REQUESTS_AT_ONCE_MAX
 
     def __init__(self, settings: BucketSettings) -> None:
         """Touch nothing yet."""
@@ -256,16 +257,6 @@ class BucketFiles(CreatesAtomically, Copies):
         for start in range(0, len(paths), _DELETE_MAX):
             with self.named("delete", path):
                 self._asked(partial(_delete_all, paths[start : start + _DELETE_MAX]))
-
-    @override
-    def for_each(self, call: Callable[[str], object], paths: Iterable[str]) -> None:
-        todo = list(paths)
-        if len(todo) < 2:
-            super().for_each(call, todo)
-            return
-        with ThreadPoolExecutor(min(len(todo), _THREADS_MAX)) as threads:
-            for _ in threads.map(call, todo):
-                pass
 
     # --- files that are filled piece by piece --------------------------------------------------
 

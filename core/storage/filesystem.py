@@ -23,11 +23,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import IO, ClassVar, TypeAlias
 
 from onceflow.core.errors import StorageError
 
@@ -64,6 +65,10 @@ class StorageRefused(StorageError):
     """Raised when a call fails for a reason that stays: a missing right, a wrong place."""
 
 
+REQUESTS_AT_ONCE_MAX = 16
+"""Of stores behind a network: each request waits for it, none needs the processor."""
+
+
 class FileSystem(ABC):
     """A tree of files that driver and slots share; see the module for what it promises.
 
@@ -71,6 +76,9 @@ class FileSystem(ABC):
     of a missing path raises `StorageError` when it fails, naming the path, the reason and the
     remedy: `StorageRefused` when it will fail again until somebody acts on it.
     """
+
+    at_once_max: ClassVar[int] = 1
+    """How many files `for_each` works on at a time: several where each call waits for a network."""
 
     @abstractmethod
     def location(self, path: str) -> str:
@@ -151,8 +159,15 @@ class FileSystem(ABC):
 
     def for_each(self, call: Callable[[str], object], paths: Iterable[str]) -> None:
         """Call `call` with each of `paths`: at once where waiting costs. Raises what it raises."""
-        for path in paths:
-            call(path)
+        todo = list(paths)
+        threads_max = min(len(todo), self.at_once_max)
+        if threads_max < 2:
+            for path in todo:
+                call(path)
+            return
+        with ThreadPoolExecutor(threads_max) as threads:
+            for _ in threads.map(call, todo):
+                pass
 
 
 class CreatesAtomically(FileSystem):

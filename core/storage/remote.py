@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 import uuid
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import chain
@@ -22,6 +21,7 @@ from typing_extensions import override
 from onceflow.core.errors import ConfigError, OnceflowError, StorageError
 from onceflow.core.secret_references import followed
 from onceflow.core.storage.filesystem import (
+    REQUESTS_AT_ONCE_MAX,
     AlreadyExists,
     Copies,
     Created,
@@ -34,8 +34,6 @@ from onceflow.core.storage.filesystem import (
     is_visible,
 )
 
-_THREADS_MAX = 16
-"""Requests under way at once: each waits for the network, none needs the processor."""
 _CHUNK_BYTES = 1 << 20
 _UNFINISHED = re.compile(r"(.+)\.[0-9a-f]+\.unfinished")
 _SECRET = re.compile(r"secret|passw|token|sas|credential|key|connection_string", re.IGNORECASE)
@@ -44,6 +42,8 @@ _SECRET_LENGTH_MIN = 4
 
 class FsspecFiles(StreamedFiles):
     """What all of fsspec's file systems have in common. Connects when it is first used."""
+
+    at_once_max = REQUESTS_AT_ONCE_MAX
 
     def __init__(self, url: str, shown: str, options: Mapping[str, Any]) -> None:
         """Touch nothing yet; `shown` is the url as it may be printed."""
@@ -128,16 +128,6 @@ class FsspecFiles(StreamedFiles):
     def delete_tree(self, path: str) -> None:
         with self.named("delete", path), suppress(FileNotFoundError):
             self._fs.rm(self._full(path), recursive=True)
-
-    @override
-    def for_each(self, call: Callable[[str], object], paths: Iterable[str]) -> None:
-        todo = list(paths)
-        if len(todo) < 2:
-            super().for_each(call, todo)
-            return
-        with ThreadPoolExecutor(min(len(todo), _THREADS_MAX)) as threads:
-            for _ in threads.map(call, todo):
-                pass
 
     @override
     def create(self, path: str) -> IO[bytes]:
