@@ -27,6 +27,7 @@ _STARTS_MAX = 4
 _RECORDS = 40_000
 _PREPARED = "SELECT 1 FROM pg_prepared_xacts WHERE database = current_database()"
 _DEADLINE_S = 240.0
+_STARVED = "Python worker failed to connect back"
 
 
 class Driver:
@@ -34,9 +35,12 @@ class Driver:
 
     def __init__(self, arguments: list[str], log: Path) -> None:
         self.arguments, self.log = arguments, log
+        self.begun = 0
+        """Where the log of the last start begins."""
 
     def start(self) -> subprocess.Popen[bytes]:
         paths = [str(_ROOT), str(_ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+        self.begun = self.log.stat().st_size if self.log.exists() else 0
         program = [sys.executable, "-m", "tests.spark_formats.kafka_to_postgres", *self.arguments]
         with self.log.open("ab") as log:
             return subprocess.Popen(
@@ -55,7 +59,7 @@ class Driver:
             until = time.monotonic() + _DEADLINE_S
             while not holds():
                 if process.poll() is not None:
-                    assert process.returncode != 0, "it read everything before it was killed"
+                    self.expect_starved(process.returncode)
                     process = self.start()
                 assert time.monotonic() < until, f"nothing to kill it in: {self.tail()}"
                 time.sleep(0.01)
@@ -77,6 +81,14 @@ class Driver:
                 statuses.append(process.wait(_DEADLINE_S))
             finally:
                 kill_tree(process.pid)
+            if statuses[-1] != 0:
+                self.expect_starved(statuses[-1])
+
+    def expect_starved(self, status: int) -> None:
+        """Return when the driver ended by Spark's own impatience, and by nothing of ours."""
+        assert status != 0, "it read everything before it was killed"
+        log = self.log.read_bytes()[self.begun :].decode(errors="replace")
+        assert _STARVED in log, f"{status}: {self.tail()}"
 
     def tail(self) -> str:
         return self.log.read_text(errors="replace")[-3000:]
