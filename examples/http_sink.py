@@ -52,7 +52,7 @@ class HttpSink(StagedSink):
             top *= 2
         last = bisect_left(range(1, top), True, key=is_free)
         held = self._ask("GET", f"{claims}/{last}")[1] if last else b" 0"
-        log_id, _, attempt = held.decode().partition(" ")
+        log_id, _, attempt = held.decode().rpartition(" ")
         if log_id not in ("", context.log_id):
             raise ConfigError(f"sink id {context.sink_id} belongs to another job at {self.url}")
         mine = f"{context.log_id} {context.attempt}".encode()
