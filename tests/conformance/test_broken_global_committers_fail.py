@@ -76,7 +76,11 @@ class BrokenDeltaSink(DeltaSink):
     [
         ("_TakesOlder", "committed-checkpoint-only-rises", ("prune-keeps-what-is-asked-for",)),
         ("_SkipsWhatIsGone", "checkpoint-is-whole-or-lost", ("unknown-is-lost",)),
-        ("_OneVersionAFile", "checkpoint-is-committed-whole", ("rescaling-loses-nothing",)),
+        (
+            "_OneVersionAFile",
+            "checkpoint-is-committed-whole",
+            ("rescaling-loses-nothing", "batch-is-visible-whole"),
+        ),
     ],
 )
 def test_broken_global_committer_fails_on_the_clause_that_it_breaks(
