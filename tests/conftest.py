@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onceflow import LocalProcesses
+from onceflow.core.crash_points import VARIABLE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,19 +21,33 @@ REPOSITORY = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """A session whose workers see the tests' own modules."""
+def crash_points(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a file named for a crash point kills the next process of Spark that reaches it."""
+    return tmp_path_factory.mktemp("crash_points")
+
+
+@pytest.fixture(scope="session")
+def spark(crash_points: Path) -> Iterator[SparkSession]:
+    """A session whose workers see the tests' own modules; a failed task is tried once more.
+
+    One for all tests of a process: there is one JVM, and what it has in its environment stays.
+    """
     from pyspark.sql import SparkSession
 
     paths = [str(REPOSITORY), str(REPOSITORY / "src"), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ[VARIABLE] = str(crash_points)
     session = (
-        SparkSession.builder.master("local[4]")
+        SparkSession.builder.master("local[4,2]")
         .config("spark.ui.enabled", "false")
         .config("spark.log.level", "OFF")
         .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "2")
         .getOrCreate()
     )
+    # The JVM and its workers have it; this process is not to die.
+    del os.environ[VARIABLE]
     yield session
     session.stop()
 
