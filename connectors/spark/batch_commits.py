@@ -23,6 +23,7 @@ from onceflow.core.errors import (
     CommitOutcomeUnknown,
     ConfigError,
     PreparedTransactionLost,
+    SinkError,
 )
 from onceflow.core.protocol.batches import (
     BatchClaim,
@@ -30,6 +31,7 @@ from onceflow.core.protocol.batches import (
     BatchId,
     RefuseBatch,
     SkipBatch,
+    around_roll_backs,
     batch_checkpoint,
     decision_of,
     judge_batch,
@@ -57,7 +59,7 @@ from onceflow.core.spi import (
     OnBadRow,
     Sink,
 )
-from onceflow.core.staging import StagingArea
+from onceflow.core.staging import StagingArea, is_staged
 
 _log = logging.getLogger("onceflow.spark")
 SETTLE_TIMEOUT_S = 120.0
@@ -127,6 +129,8 @@ class TaskReport:
     committables: tuple[Committable, ...] = ()
     dropped: bool = False
     """Whether the batch was decided before, and the rows were dropped."""
+    beside: str = ""
+    """The transaction of another try, because of which the rows are staged; empty without one."""
 
 
 class BatchCommits:
@@ -194,7 +198,7 @@ class BatchCommits:
             Fenced: Another run has claimed the sink id; nothing of this one is decided.
             CommitOutcomeUnknown: The target cannot be asked now what became of it.
             CommitFailed: It is decided, and not all of it committed.
-            SinkError: It is not decided.
+            SinkError: It is not decided; rows are staged where the driver does not see them, say.
         """
         writing = [report for report in reports if not report.dropped]
         if not any(report.committables for report in writing):
@@ -207,12 +211,15 @@ class BatchCommits:
             fingerprint=first.fingerprint,
             run=first.run,
         )
+        self._require_seen([report for report in writing if report.beside])
         decision = self.decisions.decide(proposed)
         reach("logged")
-        self._commit_all(decision.committables, first.attempt)
         committer = self._committer_for(first.attempt)
+        prepared, staged = self._around_roll_backs(decision.committables)
+        self._commit_all(prepared, first.attempt)
         for orphan in sweep_decided(decision, committer.in_doubt(), sink_ids=self.target.sink_ids):
             self._abort_one(committer, orphan)
+        self._commit_all(staged, first.attempt)
         self.decisions.settled(decision)
         if decision.attempt % _PROOFS_PRUNED_EVERY == 0 and isinstance(committer, Committer):
             committer.prune(oldest_proof(decision))
@@ -260,12 +267,41 @@ class BatchCommits:
         if in_doubt:
             claim = self.decisions.with_committables(claim)
         plan = settle_claimed(claim, in_doubt, sink_ids=self.target.sink_ids)
-        self._commit_all(plan.commit, claim.attempt)
+        prepared, staged = self._around_roll_backs(plan.commit)
+        self._commit_all(prepared, claim.attempt)
         for committable in plan.abort:
             self._abort_one(committer, committable)
+        self._commit_all(staged, claim.attempt)
         for decision in claim.decisions:
             if not decision.settled:
                 self.decisions.settled(decision)
+
+    def _require_seen(self, reports: Sequence[TaskReport]) -> None:
+        """Return when the rows that tasks have staged beside a twin can be applied from here.
+
+        Raises:
+            SinkError: They cannot be seen; nothing is decided.
+        """
+        if not reports:
+            return
+        seen = {one.transaction for one in self._committer_for(reports[0].attempt).in_doubt()}
+        for report in reports:
+            for one in report.committables:
+                if one.transaction not in seen:
+                    raise SinkError(
+                        f"{report.batch}: partition {report.partition} was tried again and has"
+                        f" staged its rows as {one}, for {report.beside} holds them prepared; the"
+                        " driver does not see them. Give option stagingLocation, a place that"
+                        " driver and executors share; the next run rolls both back"
+                    )
+
+    def _around_roll_backs(
+        self, decided: Sequence[Committable]
+    ) -> tuple[Sequence[Committable], Sequence[Committable]]:
+        """Return what is committed before roll-backs, and what after; never parts of a whole."""
+        if isinstance(self.target.sink, GlobalSink):
+            return decided, ()
+        return around_roll_backs(decided, staged=is_staged)
 
     def _commit_all(self, committables: Sequence[Committable], attempt: AttemptId) -> None:
         committer = self._committer_for(attempt)

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from typing_extensions import TypeIs
 
 from onceflow.connectors.spark.batch_commits import BatchPlan, BatchTarget, TaskReport
 from onceflow.core.crash_points import reach
 from onceflow.core.dead_letters import DEAD_LETTERS, batch_of_letters, letters_of_rows
-from onceflow.core.errors import ConfigError, PreCommitFailed
-from onceflow.core.protocol.batches import task_checkpoint
+from onceflow.core.errors import BadRow, ConfigError, PreCommitFailed, SinkError
+from onceflow.core.protocol.batches import prepared_twin, task_checkpoint
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
+from onceflow.core.spi import RejectedRows, Sink, SinkWriter, WriterContext
+from onceflow.core.staging import is_staged
+
+if TYPE_CHECKING:
+    from onceflow.sinks.sql.sink import SqlSink
 
 _log = logging.getLogger("onceflow.spark")
 
@@ -59,7 +65,9 @@ def write_task(plan: BatchPlan, place: TaskPlace, batches: Iterator[pa.RecordBat
     if first is None:
         return report
     checkpoint = task_checkpoint(plan.attempt, place.task_attempt, place.task_id)
-    writer = plan.target.sink.writer(_context(plan.target, plan, place, checkpoint, first.schema))
+    twin = _prepared_twin(plan.target, plan, place)
+    sink = plan.target.sink if twin is None else _beside(plan.target)
+    writer = sink.writer(_context(plan.target, plan, place, checkpoint, first.schema))
     letters = _Letters(plan, place, checkpoint)
     try:
         count = 0
@@ -74,16 +82,11 @@ def write_task(plan: BatchPlan, place: TaskPlace, batches: Iterator[pa.RecordBat
         letters.take(writer.rejected())
         committables += letters.pre_commits()
         reach("prepared")
-    except PreCommitFailed as error:
-        key = plan.target.sink.routing_key()
-        if not key:
+    except SinkError as error:
+        advice = _advice(error, plan.target, place, twin)
+        if not advice:
             raise
-        raise PreCommitFailed(
-            f"{error}. Rows of one {', '.join(key)} must not be in two tasks of a batch: the second"
-            " waits for what the first has prepared. Bring them together by"
-            f" .repartition({', '.join(map(repr, key))}) before the write, or use"
-            " connectors.foreach_batch, which does"
-        ) from error
+        raise PreCommitFailed(f"{error}. {advice}") from error
     finally:
         writer.close()
         letters.close()
@@ -95,6 +98,65 @@ def write_task(plan: BatchPlan, place: TaskPlace, batches: Iterator[pa.RecordBat
         report.run,
         rows=count,
         committables=committables,
+        beside="" if twin is None else str(twin.transaction),
+    )
+
+
+def _prepared_twin(target: BatchTarget, plan: BatchPlan, place: TaskPlace) -> Committable | None:
+    """Return what an earlier try of this partition holds prepared, and so its rows locked.
+
+    Its report was lost with its process, or is under way. Nobody asks in a first try.
+    """
+    if place.task_attempt == 0 or not _is_sql(target.sink):
+        return None
+    committer = target.sink.committer(target.committer_context(plan.attempt))
+    try:
+        return prepared_twin(
+            committer.in_doubt(),
+            sink_id=target.sink_id,
+            attempt=plan.attempt,
+            partition=place.partition,
+            staged=is_staged,
+        )
+    finally:
+        committer.close()
+
+
+def _beside(target: BatchTarget) -> Sink:
+    """Return the sink as it stages its rows, which waits for no lock; itself where it cannot."""
+    if target.staging is None or not _is_sql(target.sink):
+        return target.sink
+    return replace(target.sink, commit_mode="ledger")
+
+
+def _is_sql(sink: Sink) -> TypeIs[SqlSink]:
+    # What is no database's does not load what databases need.
+    from onceflow.sinks.sql.sink import SqlSink
+
+    return isinstance(sink, SqlSink)
+
+
+def _advice(
+    error: SinkError, target: BatchTarget, place: TaskPlace, twin: Committable | None
+) -> str:
+    """Return what mends `error`, where it may be that the task waited for another one's locks."""
+    if isinstance(error, BadRow):
+        return ""
+    if twin is not None:
+        return (
+            f"An earlier try of partition {place.partition} holds its rows prepared as"
+            f" {twin.transaction}, and this one waits for their locks; the next run rolls it back."
+            " With option stagingLocation, a place that driver and executors share, a task that is"
+            " tried again does not wait"
+        )
+    key = target.sink.routing_key()
+    if not key or not isinstance(error, PreCommitFailed):
+        return ""
+    return (
+        f"Rows of one {', '.join(key)} must not be in two tasks of a batch: the second waits for"
+        " what the first has prepared. Bring them together by"
+        f" .repartition({', '.join(map(repr, key))}) before the write, or use"
+        " connectors.foreach_batch, which does"
     )
 
 

@@ -10,6 +10,7 @@ Invariants:
     a decision of attempt a is made only while a is the newest claim
     a transaction is rolled back only after a newer claim, or after its attempt has decided
     so no decision names a transaction that was rolled back
+    a task that is tried again rolls nothing back: only the driver knows whose report counts
     one decision a batch, whatever rows and partitions its other tries had
     checkpoints rise with attempts: checkpoint // TRIES == attempt
 
@@ -19,7 +20,7 @@ see `core.batch_decisions`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -170,6 +171,45 @@ def sweep_decided(
         if one.transaction.sink_id in sink_ids
         and one.transaction.attempt <= decision.attempt
         and one.transaction not in listed
+    )
+
+
+def prepared_twin(
+    in_doubt: Iterable[Committable],
+    *,
+    sink_id: str,
+    attempt: AttemptId,
+    partition: int,
+    staged: Callable[[Committable], bool],
+) -> Committable | None:
+    """Return what another try of a task's partition has prepared in the same attempt.
+
+    It may be the one that counts, so it stays prepared, with its locks, until the batch is decided.
+    A task that would wait for them stages its rows instead, and they are applied after that.
+    """
+    return next(
+        (
+            one
+            for one in in_doubt
+            if one.transaction.sink_id == sink_id
+            and one.transaction.attempt == attempt
+            and one.transaction.subtask == partition
+            and not staged(one)
+        ),
+        None,
+    )
+
+
+def around_roll_backs(
+    decided: Sequence[Committable], *, staged: Callable[[Committable], bool]
+) -> tuple[tuple[Committable, ...], tuple[Committable, ...]]:
+    """Return what is committed before others are rolled back, and what after it.
+
+    Rows that are `staged` come last: applying them may wait for what a twin has locked.
+    """
+    return (
+        tuple(one for one in decided if not staged(one)),
+        tuple(one for one in decided if staged(one)),
     )
 
 

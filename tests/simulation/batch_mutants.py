@@ -87,6 +87,10 @@ def _sweeps_newer(
     return sweep_decided(forever, in_doubt, sink_ids=sink_ids)
 
 
+def _all_at_once(decided: Sequence[Committable], **_: object) -> Any:
+    return sorted(decided, key=lambda one: not one.payload), ()
+
+
 BATCH_MUTANTS: tuple[Rules, ...] = (
     Rules("a decided batch is written again", judge=_writes_again, check=_decides_anew),
     Rules("a batch is known by its number alone", judge=_numbers_alone),
@@ -103,4 +107,6 @@ BATCH_MUTANTS: tuple[Rules, ...] = (
         settled_first=True,
     ),
     Rules("the sweep takes newer attempts' rows", sweep=_sweeps_newer),
+    Rules("a task that is tried again rolls its twin back", takes_twin_away=True),
+    Rules("staged rows are applied before their twins are rolled back", around=_all_at_once),
 )

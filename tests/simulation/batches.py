@@ -27,9 +27,14 @@ from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, TransactionId
 
 SINK, QUERY = "sink", "query"
+STAGED = b"staged"
 STEPS_MAX = 4_000
 TASK_TRIES_MAX = 3
 Steps: TypeAlias = Generator[str, None, None]
+
+
+def is_staged(one: Committable) -> bool:
+    return one.payload == STAGED
 
 
 class Violated(Exception):
@@ -57,6 +62,12 @@ class Rules:
     abort_claims: bool = True
     claim_first: bool = True
     settled_first: bool = False
+    twin: Callable[..., Committable | None] = batches.prepared_twin
+    around: Callable[..., tuple[Sequence[Committable], Sequence[Committable]]] = (
+        batches.around_roll_backs
+    )
+    takes_twin_away: bool = False
+    """Whether a task that is tried again rolls back what its twin has prepared."""
 
 
 @dataclass
@@ -98,9 +109,12 @@ class World:
     attempt: int = 0
     decisions: dict[BatchId, BatchDecision] = field(default_factory=dict[BatchId, BatchDecision])
     prepared: dict[TransactionId, list[int]] = field(default_factory=dict[TransactionId, list[int]])
+    staged: dict[TransactionId, list[int]] = field(default_factory=dict[TransactionId, list[int]])
     committed: dict[TransactionId, list[int]] = field(
         default_factory=dict[TransactionId, list[int]]
     )
+    keyed: bool = False
+    """Whether rows have a unique key: one that is prepared locks it."""
     offsets: dict[int, Batch] = field(default_factory=dict[int, Batch])
     done: set[int] = field(default_factory=set[int])
     copy: tuple[dict[int, Batch], set[int]] | None = None
@@ -134,7 +148,7 @@ class World:
         if isinstance(verdict, Stands):
             return verdict.decision
         for one in proposed.committables:
-            if one.transaction not in self.prepared:
+            if one.transaction not in self.prepared | self.staged:
                 raise Violated(f"{proposed.batch} decides {one}, which is rolled back or gone")
         self.decisions[proposed.batch] = proposed
         self.note(f"attempt {proposed.attempt} decides {proposed.batch.number}")
@@ -143,7 +157,13 @@ class World:
     # --- the target ---------------------------------------------------------------------------
 
     def in_doubt(self) -> list[Committable]:
-        return [Committable(one, len(rows)) for one, rows in self.prepared.items()]
+        prepared = [Committable(one, len(rows)) for one, rows in self.prepared.items()]
+        return prepared + [Committable(one, len(rows), STAGED) for one, rows in self.staged.items()]
+
+    def locked(self, rows: Sequence[int]) -> bool:
+        """Return whether one of `rows` cannot be written now."""
+        others = self.prepared.values() if self.keyed else ()
+        return any(row in other for other in others for row in rows)
 
     def listed(self, transaction: TransactionId) -> bool:
         return any(
@@ -155,7 +175,10 @@ class World:
     def commit(self, one: Committable) -> None:
         if not self.listed(one.transaction):
             raise Violated(f"{one} is committed and no decision names it")
-        rows = self.prepared.pop(one.transaction, None)
+        if is_staged(one) and self.locked(self.staged.get(one.transaction, [])):
+            raise _Failed(f"{one} waits for a lock")
+        where = self.staged if is_staged(one) else self.prepared
+        rows = where.pop(one.transaction, None)
         if rows is not None:
             self.committed[one.transaction] = rows
             self.note(f"commits {one.transaction}")
@@ -166,7 +189,7 @@ class World:
         if self.listed(one.transaction):
             raise Violated(f"{one} is decided, and rolled back")
         self.note(f"rolls back {one.transaction}")
-        self.prepared.pop(one.transaction, None)
+        (self.staged if is_staged(one) else self.prepared).pop(one.transaction, None)
 
 
 @dataclass
@@ -240,12 +263,16 @@ class Driver:
         world = self.world
         plan = world.rules.settle(claim, world.in_doubt(), sink_ids=(SINK,))
         yield "listed"
-        for one in plan.commit:
+        prepared, staged = world.rules.around(plan.commit, staged=is_staged)
+        for one in prepared:
             world.commit(one)
             yield "committed"
         for one in plan.abort:
             world.abort(one)
             yield "rolled back"
+        for one in staged:
+            world.commit(one)
+            yield "applied"
         for decision in claim.decisions:
             self.settled(decision)
 
@@ -292,12 +319,16 @@ class Driver:
         yield "decided"
         if world.rules.settled_first:
             self.settled(decision)
-        for one in decision.committables:
+        prepared, staged = world.rules.around(decision.committables, staged=is_staged)
+        for one in prepared:
             world.commit(one)
             yield "committed"
         for one in world.rules.sweep(decision, world.in_doubt(), sink_ids=(SINK,)):
             world.abort(one)
             yield "swept"
+        for one in staged:
+            world.commit(one)
+            yield "applied"
         self.settled(decision)
 
     def start(self, attempt: AttemptId, partition: int, tried: int, rows: list[int]) -> _Task:
@@ -326,8 +357,19 @@ class Driver:
         if world.attempt > attempt:
             world.note(f"{transaction} is fenced")
             return
+        twin = tried and world.rules.twin(
+            world.in_doubt(), sink_id=SINK, attempt=attempt, partition=partition, staged=is_staged
+        )
+        if twin and world.rules.takes_twin_away:
+            world.abort(twin)
         yield "wrote its ledger row"
-        if transaction in world.prepared or transaction in world.committed:
+        if twin and not world.rules.takes_twin_away:
+            world.staged[transaction] = rows
+            world.note(f"stages {transaction} beside {twin}")
+            yield "staged"
+            task.report = (partition, (Committable(transaction, len(rows), STAGED),))
+            return
+        if transaction in world.prepared or transaction in world.committed or world.locked(rows):
             return
         world.prepared[transaction] = rows
         world.note(f"prepares {transaction}")
@@ -339,6 +381,7 @@ def run_batches(seed: int, rules: Rules | None = None) -> Outcome:
     """Return how the schedule of `seed` ends: the input in batches, with all that goes wrong."""
     chance = random.Random(seed)
     world = World(chance, rules or Rules(), source=chance.randint(3, 12))
+    world.keyed = seed % 2 == 0
     outcome = Outcome(seed)
     try:
         outcome.kills, outcome.refused = _with_faults(world)
@@ -401,8 +444,10 @@ def _without_faults(world: World) -> None:
     closing = Driver(world, "closing")
     for _ in closing.settle(world.claim()):
         pass
-    if world.prepared:
-        raise Violated(f"in doubt after the next batch: {sorted(map(str, world.prepared))}")
+    if world.prepared | world.staged:
+        raise Violated(
+            f"in doubt after the next batch: {sorted(map(str, world.prepared | world.staged))}"
+        )
 
 
 def _check_rows(world: World, *, all_there: bool) -> None:
