@@ -16,6 +16,7 @@ import onceflow
 _SUBCOMMANDS: Mapping[str, str] = MappingProxyType(
     {
         "demo": "onceflow.cli.demo.command:demo",
+        "config": "onceflow.cli.config.command:config",
         "doctor": "onceflow.cli.doctor.command:doctor",
         "list": "onceflow.cli.jobs.command:list_jobs",
         "status": "onceflow.cli.jobs.command:status",

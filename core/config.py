@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Literal, TypeVar
+from functools import wraps
+from typing import Any, Literal, TypeVar
 
 from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
@@ -13,6 +14,7 @@ from onceflow.core.protocol.coordinator import CheckpointSettings
 from onceflow.core.storage import CheckpointStorage, checkpoint_storage
 
 _Choice = TypeVar("_Choice", bound=Enum)
+_Settings = TypeVar("_Settings", bound="type[Any]")
 
 
 class Delivery(Enum):
@@ -38,16 +40,35 @@ def choice_of(
         raise ConfigError(f"{setting}={given!r}: choose one of {known}") from None
 
 
+def _remembers_what_is_given(settings: _Settings) -> _Settings:
+    """Let objects of the dataclass `settings` know in `given` which fields the program has set.
+
+    A default is weaker than a configuration file, and the same value in the program is not.
+    """
+    initialize: Callable[..., None] = settings.__init__
+    names = [one.name for one in fields(settings) if one.init]
+
+    @wraps(initialize)
+    def remembering(self: object, *values: object, **by_name: object) -> None:
+        object.__setattr__(self, "given", frozenset((*names[: len(values)], *by_name)))
+        initialize(self, *values, **by_name)
+
+    setattr(settings, "__init__", remembering)  # noqa: B010 - a type checker minds assignment
+    return settings
+
+
+@_remembers_what_is_given
 @dataclass(frozen=True, slots=True)
 class Checkpointing:
     """When checkpoints are taken, where they live and how many failures are borne.
 
     Durations are seconds or text ("5 s", "500 ms", "10 min"). `storage` is a directory (a path or a
     `file://` URL) that the driver and every executor see, a bucket (`s3://bucket/prefix`, `gs://…`,
-    `az://…`), `memory://`, or a `FileSystemStorage`, `ObjectStorage` or `MemoryStorage`.
+    `az://…`), `memory://`, or a `FileSystemStorage`, `ObjectStorage` or `MemoryStorage`; None: as
+    configured (`Configuration`), like every field that is left open.
     """
 
-    storage: str | CheckpointStorage
+    storage: str | CheckpointStorage | None = None
     interval: float | str | None = "10 s"
     """From trigger to trigger; None = only on request, at the end of bounded input and on stop."""
     timeout: float | str = "10 min"
@@ -65,6 +86,10 @@ class Checkpointing:
     ignore_in_flight_of: int | None = None
     """The number of a checkpoint of which the rows in flight are lost instead of replayed, should
     the job be restored from it: the way out when they cannot be read or have nowhere to go."""
+    savepoints: str | None = None
+    """The directory for savepoints that name no other; None: `<storage>/<job>/savepoints`."""
+    given: frozenset[str] = field(init=False, repr=False, compare=False)
+    """The fields that the program has set."""
 
     def __post_init__(self) -> None:
         self.settings()
@@ -114,7 +139,13 @@ class Checkpointing:
         return choice_of(Delivery, self.mode, setting="mode")
 
     def checkpoint_storage(self) -> CheckpointStorage:
-        """Return the checkpoint storage described by `storage`."""
+        """Return the checkpoint storage described by `storage`.
+
+        Raises:
+            ConfigError: It is None, or names no checkpoint storage.
+        """
+        if self.storage is None:
+            raise ConfigError("Checkpointing: storage is missing: a directory or a bucket's URL")
         return checkpoint_storage(self.storage)
 
 
@@ -169,6 +200,7 @@ class Endpoint:
         return self.host in {"localhost", "::1"} or self.host.startswith("127.")
 
 
+@_remembers_what_is_given
 @dataclass(frozen=True, slots=True)
 class RuntimeSettings:
     """Deadlines and bounds of the runtime; the defaults suit one machine and a small cluster."""
@@ -194,6 +226,8 @@ class RuntimeSettings:
     tls: Literal["auto", "on", "off"] | TlsFiles = "auto"
     """Mutual TLS between driver and slots. On: with certificates that each attempt draws; auto: so
     unless the master is local, where all of it stays on one machine."""
+    given: frozenset[str] = field(init=False, repr=False, compare=False)
+    """The fields that the program has set."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.tls, TlsFiles) and self.tls not in {"auto", "on", "off"}:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 
 from onceflow.core.errors import ConfigError
 
@@ -21,6 +22,9 @@ _SECONDS_PER_UNIT = {
     "h": 3600.0,
     "hour": 3600.0,
     "hours": 3600.0,
+    "d": 86_400.0,
+    "day": 86_400.0,
+    "days": 86_400.0,
 }
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
 
@@ -37,9 +41,11 @@ def seconds_of(duration: float | str, *, setting: str) -> float:
         match = _DURATION.fullmatch(duration)
         unit = _SECONDS_PER_UNIT.get(match[2].lower()) if match else None
         if match is None or unit is None:
+            near = get_close_matches(match[2].lower(), _SECONDS_PER_UNIT, n=1) if match else []
+            meant = f"did you mean '{match[1]} {near[0]}'? " if match and near else ""
             raise ConfigError(
-                f"{setting}={duration!r} is no duration; write seconds as a number, or a"
-                " number with a unit: 500 ms, 5 s, 10 min, 1 h"
+                f"{setting}={duration!r} is no duration; {meant}write seconds as a number, or a"
+                " number with a unit: 500 ms, 5 s, 10 min, 1 h, 1 d"
             )
         seconds = float(match[1]) * unit
     if not 0 <= seconds < float("inf"):

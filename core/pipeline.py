@@ -7,15 +7,17 @@ from collections.abc import Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from os import PathLike
 from typing import TYPE_CHECKING, Literal
 
 from onceflow.core.config import Checkpointing, Endpoint, RuntimeSettings
+from onceflow.core.configuration import Configuration
 from onceflow.core.dataframe_source import DataFrameSource, is_dataframe
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.graph import NAME, GraphBuilder, ReadFrom
 from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import PARALLELISM_MAX
-from onceflow.core.protocol.restart import ExponentialDelay, RestartStrategy
+from onceflow.core.protocol.restart import RestartStrategy
 from onceflow.core.protocol.splits import default_max_parallelism
 from onceflow.core.runtime.cluster.cluster import Cluster
 from onceflow.core.runtime.cluster.local_processes import LocalProcesses
@@ -25,14 +27,11 @@ from onceflow.core.runtime.driver.listeners import JobListener
 from onceflow.core.runtime.driver.savepoint_restore import RestoreFrom
 from onceflow.core.runtime.driver.status import JobStatus
 from onceflow.core.spi import Sink, Source
-from onceflow.core.state import HeapBackend, StateBackend
+from onceflow.core.state import StateBackend
 from onceflow.core.stream import Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-RESTART = ExponentialDelay(initial_delay_s=0.1, multiplier=2.0, max_delay_s=5.0)
-"""The default: a lost slot costs a tenth of a second, a server that is down is asked every 5 s."""
 
 
 class Job:
@@ -188,6 +187,9 @@ class Pipeline:
 
     `endpoint` says where the driver answers `onceflow status`, `savepoint`, `stop` and the like,
     for as long as it owns the job; None: nowhere.
+
+    What is left open is as `config` says, a file of settings or a loaded `Configuration`; default:
+    the file that ONCEFLOW_CONFIG names, and the environment. `state_backend` may be a name.
     """
 
     def __init__(
@@ -195,22 +197,26 @@ class Pipeline:
         cluster: SparkSession | LocalProcesses,
         *,
         name: str,
-        checkpointing: Checkpointing,
-        parallelism: int = 1,
+        checkpointing: Checkpointing | None = None,
+        parallelism: int | None = None,
         max_parallelism: int | None = None,
-        state_backend: StateBackend | None = None,
+        state_backend: StateBackend | str | None = None,
         restart: RestartStrategy | None = None,
         settings: RuntimeSettings | None = None,
         retired_sinks: Mapping[str, Sink | None] | None = None,
-        allow_non_restored_state: bool = False,
+        allow_non_restored_state: bool | None = None,
         listeners: Sequence[JobListener] = (),
         endpoint: Endpoint | Literal["loopback"] | None = "loopback",
+        config: Configuration | str | PathLike[str] | None = None,
     ) -> None:
         if not NAME.fullmatch(name):
             raise ConfigError(
                 f"name={name!r}: use 1-64 letters, digits, '-' and '_', beginning with a letter or"
                 " digit; checkpoints and transactions go by it"
             )
+        configured = config if isinstance(config, Configuration) else Configuration.load(config)
+        parallelism = configured.parallelism(parallelism)
+        max_parallelism = configured.max_parallelism(max_parallelism)
         groups = max_parallelism or default_max_parallelism(max(parallelism, 1))
         if not 1 <= parallelism <= groups <= PARALLELISM_MAX:
             raise ConfigError(
@@ -221,14 +227,17 @@ class Pipeline:
         self._cluster = cluster
         self._parallelism = parallelism
         self._max_parallelism = max_parallelism
-        self._checkpointing = checkpointing
-        self._backend = state_backend or HeapBackend()
-        self._restart = restart or RESTART
-        self._settings = settings or RuntimeSettings()
+        self._configured = configured
+        self._checkpointing = configured.checkpointing(checkpointing)
+        self._backend = configured.state_backend(state_backend)
+        self._restart = configured.restart(restart)
+        self._settings = configured.runtime_settings(settings)
         self._retired_sinks = dict(retired_sinks or {})
-        self._allow_non_restored_state = allow_non_restored_state
+        self._allow_non_restored_state = configured.allow_non_restored_state(
+            allow_non_restored_state
+        )
         self._listeners = tuple(listeners)
-        self._endpoint = Endpoint() if endpoint == "loopback" else endpoint
+        self._endpoint = configured.endpoint() if endpoint == "loopback" else endpoint
         self._graph = GraphBuilder(name)
 
     def read(
@@ -283,6 +292,8 @@ class Pipeline:
         Raises:
             ConfigError: The graph is incomplete or the cluster cannot host it.
         """
+        if from_savepoint is None:
+            from_savepoint, claim = self._configured.savepoint(), claim or self._configured.claims()
         if from_savepoint is None and (claim or allow_rewind):
             raise ConfigError("claim and allow_rewind are about from_savepoint, which is missing")
         graph = self._graph.graph()

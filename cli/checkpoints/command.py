@@ -39,7 +39,7 @@ Storage: TypeAlias = Annotated[
     str,
     typer.Option(
         help="The job's checkpoint storage: a directory, or a bucket's URL.",
-        envvar="ONCEFLOW_STORAGE",
+        envvar=["ONCEFLOW_STORAGE", "ONCEFLOW_CHECKPOINTING_STORAGE"],
         show_envvar=True,
     ),
 ]

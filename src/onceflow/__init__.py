@@ -9,6 +9,7 @@ from onceflow.core.version import VERSION as _VERSION
 
 if TYPE_CHECKING:
     from onceflow.core.config import Checkpointing, Delivery, Endpoint, RuntimeSettings, TlsFiles
+    from onceflow.core.configuration import Configuration
     from onceflow.core.dead_letters import DEAD_LETTERS
     from onceflow.core.errors import OnceflowError
     from onceflow.core.functions import (
@@ -85,6 +86,7 @@ else:
         __name__,
         {
             "onceflow.core.config": "Checkpointing Delivery Endpoint RuntimeSettings TlsFiles",
+            "onceflow.core.configuration": "Configuration",
             "onceflow.core.dead_letters": "DEAD_LETTERS",
             "onceflow.core.errors": "OnceflowError",
             "onceflow.core.functions": (
@@ -131,6 +133,7 @@ __all__ = [
     "CheckpointStats",
     "CheckpointTriggered",
     "Checkpointing",
+    "Configuration",
     "Delivery",
     "Endpoint",
     "EventsDropped",

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from onceflow.core.options import OPTIONS
+
 _ROOT = Path(__file__).parents[2]
 _NEEDED = "needed"
 _TABLE = re.compile(r"^<!-- options: ([\w.]+) -->\n((?:\|.*\n)+)", re.MULTILINE)
@@ -55,6 +57,16 @@ def _actual(name: str) -> dict[str, object]:
 )
 def test_a_table_of_options_says_what_the_code_does(document: str, name: str, table: str) -> None:
     assert _shown(table) == _actual(name), document
+
+
+def test_the_table_of_settings_is_that_of_the_code() -> None:
+    document = (_ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    table = document.partition("<!-- settings -->\n")[2].partition("\n\n")[0]
+    lines = ["| setting | default | in Flink |", "|---|---|---|"]
+    for option in OPTIONS:
+        flink = ", ".join(f"`{name}`" for name in option.flink) or "–"
+        lines.append(f"| `{option.name}` | `{option.shown(option.default)}` | {flink} |")
+    assert table.splitlines() == lines
 
 
 def test_every_object_that_a_user_sets_options_of_has_a_table() -> None:

@@ -123,7 +123,9 @@ class JobDriver:
         cluster.check(plan.parallelism)
         self._described = plan.checkpointing.checkpoint_storage()
         self._storage: JobStorage = self._described.open(plan.name)
-        self._savepoints = Savepoints(plan.name, self._described, self._storage)
+        self._savepoints = Savepoints(
+            plan.name, self._described, self._storage, plan.checkpointing.savepoints
+        )
         self._restore = (
             None
             if plan.restore is None

@@ -47,10 +47,13 @@ class _Asked:
 class Savepoints:
     """Any thread. Each savepoint has a directory of its own, made when it is asked for."""
 
-    def __init__(self, job: str, place: CheckpointStorage, storage: JobStorage) -> None:
+    def __init__(
+        self, job: str, place: CheckpointStorage, storage: JobStorage, directory: str | None
+    ) -> None:
         self._job = job
         self._place = place
         self._storage = storage
+        self._directory = directory or storage.savepoints
         self._lock = threading.Lock()
         self._asked: dict[str, _Asked] = {}
 
@@ -62,7 +65,7 @@ class Savepoints:
             StorageError: It cannot be written to; the job is left alone.
         """
         request = SavepointRequest(uuid.uuid4().hex, kind)
-        parent = (directory or self._storage.savepoints).rstrip("/")
+        parent = (directory or self._directory).rstrip("/")
         place = self._place.open_savepoint(f"{parent}/savepoint-{request.id[:12]}")
         place.prepare()
         asked = _Asked(request, place)

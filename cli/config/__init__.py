@@ -1,0 +1,1 @@
+"""`onceflow config`: every setting of pipelines, and who says it."""

@@ -1,0 +1,69 @@
+"""`onceflow config`: what a pipeline would find that is started here, before its own program.
+
+Exit status: 0 printed; 2 a setting is wrong, which names it, where it stands and what would do.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onceflow.cli.terminal import console, print_listing, say
+from onceflow.core.configuration import FILE_VARIABLE, Configuration, Setting, variable_of
+from onceflow.core.errors import ConfigError
+from onceflow.core.options import NONE
+
+EXIT_USAGE = 2
+
+
+def config(
+    file: Annotated[
+        Path | None,
+        typer.Option(help="Configuration file (TOML).", envvar=FILE_VARIABLE, show_envvar=True),
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+) -> None:
+    """Print every setting with its origin, its default and Flink's name for it."""
+    try:
+        loaded = Configuration.load(file)
+        # The rules that hold between settings; nobody has to have said where checkpoints live.
+        loaded.check()
+    except ConfigError as error:
+        if json_:
+            print(json.dumps({"error": str(error), "exit_status": EXIT_USAGE}))
+        else:
+            say(f"onceflow: {error}", style="red")
+        raise typer.Exit(EXIT_USAGE) from error
+    if json_:
+        told = [_as_json(one) for one in loaded.settings()]
+        print(json.dumps({"settings": told, "hints": list(loaded.hints())}))
+        return
+    headings = ("SETTING", "VALUE", "ORIGIN", "DEFAULT", "IN FLINK")
+    print_listing(console(), headings, [_row(one) for one in loaded.settings()])
+
+
+def _row(setting: Setting) -> list[tuple[str, str]]:
+    option, style = setting.option, "bold" if setting.is_set else ""
+    cells = (
+        option.name,
+        option.shown(setting.value),
+        setting.origin,
+        option.shown(option.default),
+        option.flink[0] if option.flink else "-",
+    )
+    return [(cell, style) for cell in cells]
+
+
+def _as_json(setting: Setting) -> dict[str, object]:
+    option = setting.option
+    return {
+        "name": option.name,
+        "value": None if (text := option.shown(setting.value)) == NONE else text,
+        "origin": setting.origin,
+        "default": option.shown(option.default),
+        "flink": list(option.flink),
+        "environment": variable_of(option.name),
+    }

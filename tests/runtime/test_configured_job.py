@@ -1,0 +1,60 @@
+"""A job whose operator, and not its program, says where and how it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.support.clusters import AnyCluster
+from tests.support.counting_source import CountingSource
+from tests.support.directory_sink import DirectorySink
+from tests.support.ledger import assert_exactly_once
+
+from onceflow import Checkpointing, JobState, Pipeline, RuntimeSettings, count, sum_
+
+
+def test_a_job_runs_as_its_file_says_under_flinks_names_and_keeps_what_its_program_says(
+    cluster: AnyCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Storage, backend, parallelism and the place of savepoints come from the file alone."""
+    file = tmp_path / "flow.toml"
+    file.write_text(
+        f"""
+parallelism.default = 2
+state.backend.type = "EmbeddedRocksDB"
+state.checkpoints.dir = "{tmp_path / "checkpoints"}"
+state.savepoints.dir = "{tmp_path / "kept"}"
+execution.checkpointing.interval = "1 h"
+execution.checkpointing.num-retained = 2
+"""
+    )
+    monkeypatch.setenv("ONCEFLOW_CONFIG", str(file))
+    source = CountingSource(6_000, pause_s=0.002, ends_with=str(tmp_path / "read all"))
+    sink = DirectorySink(str(tmp_path / "out"))
+
+    def pipeline() -> Pipeline:
+        built = Pipeline(
+            cluster,
+            name="ledger",
+            checkpointing=Checkpointing(interval="100 ms"),
+            settings=RuntimeSettings(start_timeout_s=30, heartbeat_timeout_s=10),
+        )
+        records = built.read(source, uid="records")
+        balances = records.key_by("account").running(
+            balance=sum_("amount"), n=count(), uid="balance"
+        )
+        balances.write(sink, uid="ledger")
+        return built
+
+    job = pipeline().start()
+    status = job.stop(60, savepoint=True)
+    assert len(status.slots) == 2
+    place = Path(status.savepoints[-1].place)
+    assert place.parent == tmp_path / "kept"
+    assert (tmp_path / "checkpoints" / "ledger" / "log").is_dir()
+    (tmp_path / "read all").touch()
+    # What a start begins from may be said there, too.
+    monkeypatch.setenv("ONCEFLOW_EXECUTION_STATE_RECOVERY_PATH", str(place))
+    status = pipeline().run(60)
+    assert (status.state, status.restored_savepoint) == (JobState.FINISHED, str(place))
+    assert_exactly_once(sink, source)
