@@ -15,12 +15,14 @@ from typing import TypeAlias
 import pyarrow.parquet as pq
 import pytest
 from examples.own_sink import OwnSink
+from tests.integration.kafka_sink_kit import decided_ids_in
 from tests.integration.postgres_sink_kit import ids_in, query
 from tests.spark_formats.batches import Driver, driver_of, killed_at
 
 from onceflow.core.crash_points import CRASH_POINTS, CrashPoint
+from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.mysql import MySQLAdmin
-from onceflow.sinks import FileSink, MySQLSink, PostgresSink
+from onceflow.sinks import FileSink, KafkaSink, MySQLSink, PostgresSink
 
 pytestmark = pytest.mark.integration
 
@@ -77,6 +79,14 @@ def files(request: pytest.FixtureRequest, directory: Path) -> Target:
     return Target(driver_of(FileSink(str(found)), directory), ids)
 
 
+def kafka(request: pytest.FixtureRequest, directory: Path) -> Target:
+    servers: str = request.getfixturevalue("onceflow_kafka").bootstrap_servers
+    make_topic: TopicFactory = request.getfixturevalue("kafka_topic")
+    topic = make_topic(2)
+    sink = KafkaSink(servers, topic=topic)
+    return Target(driver_of(sink, directory), lambda: decided_ids_in(servers, topic))
+
+
 def own(request: pytest.FixtureRequest, directory: Path) -> Target:
     del request
     path = str(directory / "own.db")
@@ -93,10 +103,13 @@ CASES: list[Case] = [
     *[(postgres, point) for point in POINTS],
     *[(files, point) for point in SHORT],
     *[(own, point) for point in SHORT],
+    *[(kafka, point) for point in SHORT],
     (mysql, "commit"),
     (mariadb, "logged"),
 ]
-LONG: list[Case] = [(make, point) for make in (mysql, mariadb, files, own) for point in POINTS]
+LONG: list[Case] = [
+    (make, point) for make in (mysql, mariadb, files, own, kafka) for point in POINTS
+]
 
 
 def named(case: Case) -> str:

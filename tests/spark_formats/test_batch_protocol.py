@@ -76,7 +76,7 @@ def test_a_retried_task_and_a_twin_count_once(driver: Driver) -> None:
     plan = driver.plan(0)
     driver.task(plan, 0, range(5))  # its message was lost
     report = driver.task(plan, 0, range(5), task_attempt=1)
-    assert len(prepared(url_of(driver))) == 2
+    assert len(driver.in_doubt()) == 2
     driver.commit([report])
     assert ids_in(url_of(driver)) == list(range(5))
     assert prepared(url_of(driver)) == []
