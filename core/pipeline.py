@@ -174,10 +174,11 @@ class Pipeline:
     third time.
 
     `retired_sinks` are sinks that the job once wrote to and writes to no more, by sink id: at the
-    start everything that was decided for them is committed and the rest rolled back. A job that has
-    written under a sink id and is started without it is refused otherwise. None in place of a sink
-    leaves what is in doubt as it is: for a target that is gone, or after `onceflow txn` has settled
-    all. An id that the job no longer remembers is ignored, so an entry may stay.
+    start everything that was decided for them is committed and the rest rolled back, again after
+    the first checkpoint, and then the job forgets them. A job that has written under a sink id and
+    is started without it is refused otherwise. None in place of a sink leaves what is in doubt as
+    it is: for a target that is gone, or after `onceflow txn` has settled all. An id that the job no
+    longer remembers is ignored, so an entry may stay.
 
     With `allow_non_restored_state` what the restored checkpoint holds and the pipeline does not
     take (a state of another name or type, an aggregate, an operator) is dropped, logged and listed

@@ -145,14 +145,20 @@ class DecisionLog:
         )
 
     def claim(
-        self, owner: str, sinks: Iterable[str] = (), savepoint: Savepoint | None = None
+        self,
+        owner: str,
+        sinks: Iterable[str] = (),
+        savepoint: Savepoint | None = None,
+        check: Callable[[LogView], None] = lambda _: None,
     ) -> ClaimedLog:
         """Return the log with the caller as its only appender; fences every earlier one.
 
         `owner` is for people: host and process, say. `sinks` are the sink ids under which it may
         write from then on. Runs on the driver, once for its first attempt; for the next ones see
         `ClaimedLog.claim_again`. A crash during it leaves at most an attempt number that nobody
-        uses. A log that is new takes over the identity of `savepoint`, and its numbers.
+        uses. A log that is new takes over the identity of `savepoint`, and its numbers. `check`
+        sees what the log says by then, which another driver may just have changed; what it raises
+        ends the claim.
 
         Raises:
             Fenced: Other drivers of the job keep claiming it.
@@ -164,7 +170,12 @@ class DecisionLog:
         owner = f"{owner} {uuid.uuid4().hex[:12]}"  # two containers can share host name and pid
         known = tuple(sinks)
         seed = None if savepoint is None else partial(seeded, savepoint=savepoint)
-        return self.claim_by(lambda view: next_claim(view, owner, known), seed)
+
+        def claim(view: LogView) -> AttemptClaimed:
+            check(view)
+            return next_claim(view, owner, known)
+
+        return self.claim_by(claim, seed)
 
     # --- for the owner ------------------------------------------------------------------------
 
@@ -322,6 +333,7 @@ class ClaimedLog:
     def __init__(self, log: DecisionLog, view: LogView) -> None:
         self._log = log
         self._view = view
+        self._settled: frozenset[str] = frozenset()
         self._lock = threading.Lock()
         self._lost: CheckpointError | None = None
 
@@ -382,6 +394,7 @@ class ClaimedLog:
             case AppendStands():
                 with self._lock:
                     self._view = apply(self._view, LogEntry(record, digest))
+                    self._forget_settled()  # the record may have been made before
 
     def begins_from(self, savepoint: Savepoint, place: str) -> None:
         """Remember from the next decision on that the job has begun from `savepoint` at `place`."""
@@ -391,9 +404,13 @@ class ClaimedLog:
             self._view = replace(self._view, memory=memory)
 
     def settle(self, sinks: Iterable[str]) -> None:
-        """Forget `sinks`, under which nothing is or will be in doubt, from the next decision on."""
+        """Forget `sinks`, which hold nothing in doubt, from the next decision on. Any thread."""
         with self._lock:
-            self._view = replace(self._view, memory=self._view.memory.settled(sinks))
+            self._settled |= frozenset(sinks)
+            self._forget_settled()
+
+    def _forget_settled(self) -> None:
+        self._view = replace(self._view, memory=self._view.memory.settled(self._settled))
 
     def prune(self, keep_from: CheckpointId) -> None:
         """Delete every record older than the decision of checkpoint `keep_from`. Idempotent.

@@ -25,6 +25,7 @@ from tests.simulation.world import World
 
 from onceflow.core.errors import (
     CheckpointError,
+    ConfigError,
     Fenced,
     OnceflowError,
     PreparedTransactionLost,
@@ -60,6 +61,7 @@ class Driver(Process):
         super().__init__(world.clock)
         self.world, self.name = world, name
         self.attempt: Attempt | None = None
+        self.pipeline = world.pipeline
         self._claimed: AttemptId | None = None
         """By this driver: it claims again only while nobody else has."""
         self._requests: set[CheckpointKind] = set()
@@ -88,7 +90,7 @@ class Driver(Process):
         while True:
             try:
                 yield 0.02
-                log = LogOwner(self.world, self.name, self._claimed)
+                log = LogOwner(self.world, self.name, self._claimed, self.pipeline)
                 self._claimed = log.attempt
                 self.attempt = attempt = Attempt(self.world, self, log)
                 yield from attempt.run(self._requests, tracker.on_running)
@@ -101,6 +103,10 @@ class Driver(Process):
                 return
             except Fenced as error:
                 self.kill(f"fenced: {error}")
+                return
+            except ConfigError as error:
+                self.world.hand_over()
+                self.kill(f"refused: {error}")
                 return
             except OnceflowError as error:
                 self.clock.say(f"driver {self.name}: attempt fails: {error}")
@@ -219,12 +225,15 @@ class Attempt:
         self._offers = {uid: SplitOffers(splits, parallelism) for uid, splits in known.items()}
         handles = tuple(h for _, o in restored.operator(KEYED) for h in o.keyed)
         in_flight = {chain: restored.in_flight(chain) for chain in (RELAY, KEYED)}
-        deployment = Deployment(self.number, parallelism, splits, handles, in_flight, self._heard)
+        sinks = [world.targets[sink_id] for sink_id in self.driver.pipeline.sinks]
+        deployment = Deployment(
+            self.number, parallelism, splits, handles, in_flight, sinks, self._heard
+        )
         self.slots = [Slot(world, deployment, index) for index in range(parallelism)]
         deployment.peers = self.slots
         self._global = {
-            sink_id: self._global_committer(target, restored.checkpoint)
-            for sink_id, target in world.targets.items()
+            target.sink_id: self._global_committer(target, restored.checkpoint)
+            for target in sinks
             if isinstance(target, Versioned)
         }
         world.slots.extend(self.slots)
@@ -245,7 +254,7 @@ class Attempt:
             if world.variant.waits_for_whole
             else frozenset(),
         )
-        world.oracle.begins(self.number)
+        world.oracle.begins(self.number, self.driver.pipeline.sinks, restored)
 
     def _global_committer(self, target: Versioned, restored: CheckpointId) -> GlobalCommitter:
         world, sink_id = self.world, target.sink_id
@@ -336,7 +345,7 @@ class Attempt:
         else:
             if self._crashes("after append"):
                 return
-            self.world.oracle.first_decision(self.number, checkpoint)
+            self.world.oracle.first_decision(self.number, self._recovery.retired)
             more = self.coordinator.logged(checkpoint, self.world.now_s)
         self._carry_out(more)
 
@@ -359,7 +368,7 @@ class Attempt:
         retained, log = self.coordinator.completed, self.log.view
         needed = {
             sink_id: self.world.variant.retain_ledger_from(retained, log.committed_last(sink_id))
-            for sink_id in self.world.targets
+            for sink_id in self.driver.pipeline.sinks
         }
         for slot in self.slots:
             self.world.network.send(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tests.simulation.storage import digest_of
 
-from onceflow.core.errors import Fenced, StorageError
+from onceflow.core.errors import ConfigError, Fenced, StorageError
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.protocol.log import (
     AppendStands,
@@ -25,17 +26,24 @@ from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.storage.decision_log import DecisionUnknown
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
+    from tests.simulation.world import Pipeline, World
 
 
 class LogOwner:
     """Reads the log, claims it, and appends to it until a newer attempt does."""
 
-    def __init__(self, world: World, owner: str, before: AttemptId | None) -> None:
+    def __init__(
+        self, world: World, owner: str, before: AttemptId | None, pipeline: Pipeline
+    ) -> None:
+        """Claim the log; raises ConfigError when the pipeline leaves a sink behind."""
         self._world = world
+        self._settled: set[str] = set()
         self.view = replay(world.log.entries())
         if before is None:
-            claim = next_claim(self.view, owner, world.targets)
+            left = self.view.sinks.difference(pipeline.sinks, pipeline.retired)
+            if left and world.variant.checks_sinks:
+                raise ConfigError(f"nobody settles {', '.join(sorted(left))}")
+            claim = next_claim(self.view, owner, pipeline.sinks)
         else:
             claim = claim_again(self.view, owner=owner, attempt=before)
         self._put(claim)
@@ -53,6 +61,10 @@ class LogOwner:
 
     def begins_from(self, savepoint: str) -> None:
         self.view = replace(self.view, memory=replace(self.view.memory, savepoint=savepoint))
+
+    def settle(self, sinks: Iterable[str]) -> None:
+        self._settled.update(sinks)
+        self.view = replace(self.view, memory=self.view.memory.settled(self._settled))
 
     def prune(self, oldest: CheckpointId) -> None:
         kept = max(1, sum(c.checkpoint >= oldest for c in self.view.completed))
@@ -89,3 +101,4 @@ class LogOwner:
         if world.log_fails():
             raise DecisionUnknown("the reply never came")
         self.view = apply(self.view, LogEntry(record, digest))
+        self.settle(())

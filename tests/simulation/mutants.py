@@ -498,6 +498,13 @@ def _keeps_no_floor(world: World) -> None:
             target.keeps_floor = False
 
 
+def _aborts_all(
+    decided: Sequence[Committable], in_doubt: Sequence[Committable], **named: Any
+) -> RecoveryPlan:
+    plan = plan_recovery(decided, in_doubt, **named)
+    return replace(plan, commit=(), abort=(*plan.commit, *plan.abort))
+
+
 MUTANTS: tuple[Variant, ...] = (
     Variant("commits at pre-commit, before the decision", commit_at_pre_commit=True),
     Variant("tells sinks to commit before the decision", coordinator=_NotifiesFirst),
@@ -567,6 +574,10 @@ MUTANTS: tuple[Variant, ...] = (
     Variant("reads a split before a decision holds it", reads_undecided_splits=True),
     Variant("lists the first transaction of a pre-commit alone", lists_first_only=True),
     Variant("names all transactions of a pre-commit alike", names_tables_alike=True),
+    Variant("starts without a sink that nobody settles", checks_sinks=False),
+    Variant("forgets retired sinks without asking them", asks_retired=False),
+    Variant("forgets retired sinks before the sweep", settles_early=True),
+    Variant("rolls back what retired sinks hold", retired_plan=_aborts_all),
     *GLOBAL_MUTANTS,
     *OVERTAKING_MUTANTS,
     Variant("names transactions without the attempt", attempt_in_name=False),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from tests.simulation.clock import Violation
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 
+Record = tuple[str, int]
+"""(partition, offset)"""
+
+
 class Oracle:
     """Sees everything, and raises `Violation` as soon as something is wrong."""
 
@@ -42,6 +46,12 @@ class Oracle:
         """By sink: what older attempts had in doubt at the attempt's first decision."""
         self._left_files: set[str] = set()
         self._faults_before: int = 0
+        self._before: dict[str, set[Record]] = {}
+        """By sink: what had passed when it was written for the first time."""
+        self._until: dict[str, set[Record]] = {}
+        """By sink: what had passed when it was removed."""
+        self._owed: dict[str, set[TransactionId]] = {}
+        """By retired sink: what older attempts had in doubt when it was settled."""
 
     # --- while it runs -------------------------------------------------------------------------
 
@@ -182,27 +192,34 @@ class Oracle:
 
     # --- at the end of an attempt that finishes the job ------------------------------------------
 
-    def begins(self, attempt: int) -> None:
-        """Note what has failed before the attempt's first checkpoint."""
+    def begins(self, attempt: int, sinks: Sequence[str], restored: CompletedCheckpoint) -> None:
+        """Note what has failed before the attempt's first checkpoint, and who writes from here."""
         if attempt < self._world.claimed:
             return
+        passed = self._passed(restored)
+        for sink_id in sinks:
+            self._before.setdefault(sink_id, passed)
+        for sink_id in self._before.keys() - set(sinks):
+            self._until.setdefault(sink_id, passed)
         self._faults_before = self._world.files.faults
         self._left = {}
 
-    def first_decision(self, attempt: int, checkpoint: CheckpointId) -> None:
+    def first_decision(self, attempt: int, retired: Collection[str]) -> None:
         """Note what older attempts have left by then: it must go before the job is finished."""
         world = self._world
         if self._left:
             return
-        for sink_id, target in world.targets.items():
+        for sink_id in (*world.pipeline.sinks, *retired):
+            target = world.targets[sink_id]
             older = {one for one in target.in_doubt if one.attempt < attempt}
             listed = {c.transaction for c in committables_of(self.decided[-1].completed)}
             self._left[sink_id] = older - listed
+            if sink_id in retired:
+                self._owed.setdefault(sink_id, set()).update(self._left[sink_id])
         named = {h.path for kept in replay(world.log.entries()).completed for h in handles_in(kept)}
         self._left_files = {
             path for path in world.files.content if _attempt_of(path) < attempt
         } - named
-        del checkpoint
 
     def finished(self, attempt: int, view: LogView, *, slot_died: bool, swept: bool) -> None:
         """Everything decided is committed, and nothing of aborted checkpoints is left.
@@ -228,7 +245,8 @@ class Oracle:
             raise Violation(f"I9 the attempt is over and leaves files {sorted(extra)}")
 
     def _check_rows(self, target: Target, last: CompletedCheckpoint) -> None:
-        wanted = {(p, o) for p, at in positions_in(last).items() for o in range(at)}
+        passed = {(p, o) for p, at in positions_in(last).items() for o in range(at)}
+        wanted = self._wanted(target, passed)
         seen = Counter((partition, offset) for partition, offset, _, _ in target.rows)
         if doubled := sorted(row for row, times in seen.items() if times > 1):
             raise Violation(f"I2 {target.sink_id}: rows {doubled} are there twice")
@@ -243,13 +261,14 @@ class Oracle:
         """Faults have stopped, the job is done and was started once more."""
         world = self._world
         exact = world.alignment_mode is AlignmentMode.ALIGNED or world.variant.mode is not None
-        wanted = {
+        everything = {
             (partition, offset)
             for partitions in world.sources.values()
             for partition in partitions
             for offset in range(world.records)
         }
         for target in world.targets.values():
+            wanted = self._wanted(target, everything)
             seen = Counter((partition, offset) for partition, offset, _, _ in target.rows)
             if missing := wanted - seen.keys():
                 raise Violation(f"I2 {target.sink_id}: rows {sorted(missing)} are missing")
@@ -264,6 +283,9 @@ class Oracle:
             # A request that was under way all the time is for the next attempt to undo.
             late = {one for one in target.in_doubt if one.attempt < self._attempt}
             late -= self._left.get(target.sink_id, late)
+            if target.sink_id not in world.pipeline.sinks:
+                # What an overtaken driver's slots prepare after the sweep nobody looks for.
+                late = set(target.in_doubt) - self._owed.get(target.sink_id, set(target.in_doubt))
             if still := set(target.in_doubt) - late:
                 raise Violation(f"I3 still in doubt: {names(list(still))}")
         kept = replay(world.log.entries()).completed[-world.shape.checkpoints.retained :]
@@ -273,6 +295,24 @@ class Oracle:
         older = {path for path in extra if _attempt_of(path) < self._attempt} - self._left_files
         if extra - older:
             raise Violation(f"I9 files {sorted(extra - older)} are left and nothing names them")
+
+    # --- who is to have what ---------------------------------------------------------------------
+
+    def _passed(self, completed: CompletedCheckpoint) -> set[Record]:
+        """Return what sinks had been given by then: rows in flight had not reached them."""
+        read = {(p, o) for p, at in positions_in(completed).items() for o in range(at)}
+        flying = {
+            (partition, offset)
+            for snapshot in completed.snapshots
+            for one in snapshot.in_flight
+            for partition, offset, _, _ in self._world.files.read(one.handle.path)
+        }
+        return read - flying
+
+    def _wanted(self, target: Target, passed: set[Record]) -> set[Record]:
+        """Return which of `passed` went by while the pipeline wrote to `target`."""
+        until = self._until.get(target.sink_id, passed)
+        return until - self._before.get(target.sink_id, until)
 
 
 def _check_order(target: Target) -> None:

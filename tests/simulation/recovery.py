@@ -27,6 +27,7 @@ from onceflow.core.protocol.recovery import RecoveryPlan, committables_of
 from onceflow.core.protocol.snapshots import CompletedCheckpoint, StateHandle
 
 if TYPE_CHECKING:
+    from tests.simulation.job import Driver
     from tests.simulation.world import World
 
 DEADLINE_S = 0.03
@@ -37,13 +38,17 @@ Sweep = Callable[[CompletedCheckpoint], Steps[None]]
 class SinkRecovery:
     """Makes every sink agree with the log."""
 
-    def __init__(self, world: World, process: Process, log: LogOwner) -> None:
-        self.world, self.process, self.log = world, process, log
+    def __init__(self, world: World, driver: Driver, log: LogOwner) -> None:
+        self.world, self.process, self.log = world, driver, log
         self._attempt = log.attempt
+        pipeline = driver.pipeline
+        self.retired = log.view.sinks & pipeline.retired
+        asked = sorted(self.retired) if world.variant.asks_retired else []
+        self._targets = [world.targets[sink_id] for sink_id in (*pipeline.sinks, *asked)]
 
     def recover(self, restored: CompletedCheckpoint) -> Steps[None]:
         """Commit what `restored` lists, abort what older attempts left; raises OnceflowError."""
-        for target in self.world.targets.values():
+        for target in self._targets:
             if isinstance(target, Versioned):
                 yield from self._recover_whole(target, restored)
                 continue
@@ -53,12 +58,14 @@ class SinkRecovery:
             for committable in plan.abort:
                 yield from self._abort(target, committable)
             self.world.oracle.check_recovered(self._attempt, target, plan.abort)
+        if self.world.variant.settles_early:
+            self.log.settle(self.retired)
 
     def sweep(self, completed: CompletedCheckpoint) -> Steps[None]:
         """Abort what a slot of an older attempt prepared after `recover` had looked."""
         if not self.world.variant.sweep:
             return
-        for target in self.world.targets.values():
+        for target in self._targets:
             if isinstance(target, Versioned):
                 in_doubt = yield from self._in_doubt(target)
                 own = {"sink_id": target.sink_id, "attempt": self._attempt}
@@ -71,6 +78,7 @@ class SinkRecovery:
                 yield from self._commit(target, committable)
             for committable in plan.abort:
                 yield from self._abort(target, committable)
+        self.log.settle(self.retired)
 
     def _recover_whole(self, target: Versioned, restored: CompletedCheckpoint) -> Steps[None]:
         try:
@@ -109,7 +117,9 @@ class SinkRecovery:
 
     def _plan(self, target: Target, completed: CompletedCheckpoint) -> Steps[RecoveryPlan]:
         in_doubt = yield from self._in_doubt(target)
-        plan = self.world.variant.plan(
+        variant = self.world.variant
+        retired = target.sink_id in self.retired
+        plan = ((retired and variant.retired_plan) or variant.plan)(
             committables_of(completed),
             in_doubt,
             sink_id=target.sink_id,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.simulation.clock import Violation
 from tests.simulation.job import Driver
@@ -12,6 +12,7 @@ from tests.simulation.world import World
 from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.invariant import InvariantViolation
+from onceflow.core.protocol.log import replay
 
 CALM_AFTER_S = 4.0
 LIMIT_S = 60.0
@@ -70,6 +71,7 @@ class _Supervisor:
         self._clock_at = now_s + rng.uniform(0.1, 1.5) if shape.sets_clock else None
         self._copy_at = now_s + rng.uniform(0.3, 2.5) if shape.goes_back else None
         self._grow_at = now_s + rng.uniform(0.1, 2.5) if shape.grows else None
+        self._retire_at = now_s + world.retirement.at_s if world.retirement else None
         self._save_at = now_s + 0.4 if world.saves else None
         self._asked: set[tuple[Driver, CheckpointKind]] = set()
         self._manual_after: int | None = None
@@ -89,9 +91,12 @@ class _Supervisor:
         """Whatever the first run left behind, the next attempt puts right (I3, I9)."""
         self._world.clock.run(lambda: self._world.calm, LIMIT_S)
         self._save_at = None
+        # What the log has settled it asks for no more: the user can drop it.
+        self._world.pipeline = replace(self._world.pipeline, retired=frozenset())
         self._start_again()
+        known = replay(self._world.log.entries()).sinks
         for target in self._world.targets.values():
-            if target.go_back():
+            if target.sink_id in known and target.go_back():
                 self._world.clock.say(f"{target.sink_id} goes back to an older copy of itself")
                 self._world.oracle.went_back(target.sink_id)
                 self._world.went_back = True
@@ -120,6 +125,8 @@ class _Supervisor:
         world = self._world
         if world.calm:
             world.calm_down()
+        if self._retire_at is not None and world.now_s >= self._retire_at:
+            self._retire()
         if not world.finished:
             self._start_drivers()
         self._ask()
@@ -131,9 +138,23 @@ class _Supervisor:
         alive = any(driver.alive for driver in self._drivers)
         if not alive or (self._extra and not world.calm and world.rng.random() < 0.05):
             self._extra = self._extra and not alive
-            driver = Driver(world, f"d{len(self._drivers) + 1}")
-            self._drivers.append(driver)
-            driver.start()
+            self._start_driver()
+
+    def _retire(self) -> None:
+        """Start the job without a sink, after the running one or over it."""
+        world = self._world
+        self._retire_at = None
+        world.retire()
+        if not world.finished:
+            if world.rng.random() < 0.5:
+                for driver in self._drivers:
+                    driver.kill("a new version takes its place")
+            self._start_driver()
+
+    def _start_driver(self) -> None:
+        driver = Driver(self._world, f"d{len(self._drivers) + 1}")
+        self._drivers.append(driver)
+        driver.start()
 
     def _ask(self) -> None:
         """Ask every driver once: what it was asked it must not forget."""

@@ -22,7 +22,7 @@ from tests.simulation.stages import (
     group_of,
     persist_in_flight,
 )
-from tests.simulation.targets import Row
+from tests.simulation.targets import Row, Target
 
 from onceflow.core.protocol.alignment import Barrier
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
@@ -63,6 +63,8 @@ class Deployment:
     handles: tuple[StateHandle, ...]
     in_flight: dict[str, tuple[StateHandle, ...]]
     """By chain: what is to be replayed into it."""
+    sinks: Sequence[Target]
+    """What the pipeline writes to."""
     report: Callable[[int, Fact | SlotFailed], None]
     peers: list[Slot] = field(default_factory=list["Slot"])
 

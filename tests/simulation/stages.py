@@ -253,7 +253,7 @@ class KeyedTask(StageTask):
         """Files of the last checkpoint known to be completed, and what they hold."""
         self._taken: dict[int, tuple[tuple[StateHandle, ...], dict[int, int]]] = {}
         self._rows: list[Row] = []
-        sinks = list(self.world.targets.values())
+        sinks = slot.deploy.sinks
         self.confirmed = Confirmations(
             len(sinks),
             lambda n: slot.report(lambda c, now_s: c.committed(self.ref, n, now_s)),

@@ -89,3 +89,9 @@ class Variant:
     barrier_waits_its_turn: bool = False
     lists_first_only: bool = False
     names_tables_alike: bool = False
+    checks_sinks: bool = True
+    """Whether a start without a sink that it has not handed over is refused."""
+    asks_retired: bool = True
+    settles_early: bool = False
+    """Whether a retired sink is forgotten before the sweep has asked it once more."""
+    retired_plan: Callable[..., RecoveryPlan] | None = None

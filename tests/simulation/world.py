@@ -40,6 +40,15 @@ RESTARTS: tuple[RestartStrategy, ...] = (
 
 
 @dataclass(frozen=True)
+class Pipeline:
+    """What the user has written down by now, as far as it is about sinks."""
+
+    sinks: tuple[str, ...]
+    retired: frozenset[str] = frozenset()
+    """Sinks that write no more, and are handed over to be settled."""
+
+
+@dataclass(frozen=True)
 class Shape:
     """How big and how nasty one schedule is; drawn from its seed."""
 
@@ -135,6 +144,28 @@ def _drawn_saves(seed: int) -> CheckpointKind | None:
     return rng.choice(kinds) if rng.random() < 0.2 else None
 
 
+@dataclass(frozen=True)
+class Retirement:
+    """A sink that the user removes, or gives another sink id, while the job is up or down."""
+
+    sink_id: str
+    successor: str | None
+    at_s: float
+    handed_over: bool
+    """At once: what is not is refused, as long as something may be in doubt."""
+
+
+def _drawn_retirement(seed: int, sinks: Sequence[str]) -> Retirement | None:
+    """Drawn apart, as savepoints are."""
+    rng = random.Random(f"retirement {seed}")
+    if rng.random() >= 0.25:
+        return None
+    sink_id = rng.choice(sinks)
+    renamed = len(sinks) == 1 or rng.random() < 0.5
+    at_s = rng.uniform(0.3, 2.5)
+    return Retirement(sink_id, f"{sink_id}-new" if renamed else None, at_s, rng.random() < 0.5)
+
+
 class World:
     """Everything that one schedule runs in."""
 
@@ -155,9 +186,14 @@ class World:
         self.sources = {"source": [f"p{number}" for number in range(shape.partitions)]}
         self.tables = 1 + seed % 3
         """Into how many transactions a writer divides the rows of one pre-commit."""
+        kinds = {f"sink{number}": kind for number, kind in enumerate(shape.targets)}
+        self.pipeline = Pipeline(tuple(kinds))
+        self.retirement = _drawn_retirement(seed, self.pipeline.sinks)
+        if self.retirement and self.retirement.successor:
+            kinds[self.retirement.successor] = kinds[self.retirement.sink_id]
         self.targets: dict[str, Target] = {}
-        for number, kind in enumerate(shape.targets):
-            sink_id = f"sink{number}"
+        """By sink id, of every sink that the job ever writes to."""
+        for sink_id, kind in kinds.items():
             target = kind(self.clock, sink_id, self.oracle.committed)
             target.fault_rate, target.slow_rate = shape.database_faults, shape.slow_commits
             target.overtaken_rate = shape.overtaken_commits
@@ -180,6 +216,21 @@ class World:
         self.rolled_back: set[TransactionId] = set()
         """What somebody else has rolled back."""
         self._calm_at = self.clock.now_s + calm_after_s
+
+    def retire(self) -> None:
+        """The user changes the pipeline: whoever starts from now on starts with the new one."""
+        assert self.retirement is not None
+        gone, new = self.retirement.sink_id, self.retirement.successor
+        kept = [new if sink_id == gone else sink_id for sink_id in self.pipeline.sinks]
+        retired = frozenset({gone} if self.retirement.handed_over else ())
+        self.pipeline = Pipeline(tuple(s for s in kept if s), retired)
+        self.clock.say(f"{gone} is removed from the pipeline, which writes to {kept}")
+
+    def hand_over(self) -> None:
+        """The user does what the refused start has said."""
+        assert self.retirement is not None
+        retired = frozenset({self.retirement.sink_id})
+        self.pipeline = replace(self.pipeline, retired=retired)
 
     @property
     def now_s(self) -> float:

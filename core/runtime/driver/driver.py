@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 from onceflow.core.config import Checkpointing, Endpoint, RuntimeSettings, TlsFiles
 from onceflow.core.errors import Fenced, OnceflowError, StorageError
@@ -354,11 +355,13 @@ class JobDriver:
         # Before the claim, which says that the job writes under the sink ids of this graph.
         view = storage.log.read()
         savepoint = self._restore.checked(view) if self._restore else None
-        check_sinks(graph, seeded(view, savepoint) if savepoint else view, self._plan.retired_sinks)
+        check_left = partial(check_sinks, graph, retired=self._plan.retired_sinks)
+        check_left(seeded(view, savepoint) if savepoint else view)
         if not view.decided:
             check_others(self._plan.name, graph, storage.others())
         sinks = [work.sink_id for _, work in graph.sinks()]
-        return storage.log.claim(f"{socket.gethostname()}:{os.getpid()}", sinks, savepoint)
+        owner = f"{socket.gethostname()}:{os.getpid()}"
+        return storage.log.claim(owner, sinks, savepoint, check_left)
 
     def _check_owned(self) -> None:
         """Raise Fenced when another driver owns the job: what fails an attempt follows from that.

@@ -78,7 +78,8 @@ class SinkRecovery:
     """The driver's committers for one attempt, one a sink, kept for the sweep that follows.
 
     `retired` are sinks that write no more, by sink id: settled like the others if the log knows
-    their ids, and then forgotten by it. None leaves what is in doubt as it is.
+    their ids, and forgotten by it once the sweep has settled them, too. None leaves what is in
+    doubt as it is.
     """
 
     def __init__(
@@ -165,14 +166,14 @@ class SinkRecovery:
                     aborted=len(plan.abort),
                 )
             )
-        self._log.settle(self._retired)
         return tuple(counts)
 
     def sweep(self, completed: CompletedCheckpoint) -> tuple[RecoveredSink, ...]:
         """Abort what a slot of an older attempt prepared after `recover` had looked (I3).
 
         Commits what has returned meanwhile with an older copy of the target, and nothing else: what
-        `completed` lists is its own slots' to commit.
+        `completed` lists is its own slots' to commit. From the next decision on the log knows no
+        more of retired sinks.
         """
         counts: list[RecoveredSink] = []
         for target in self._targets:
@@ -187,6 +188,8 @@ class SinkRecovery:
             for committable in plan.abort:
                 self._abort(committable, committer.abort)
             counts.append(RecoveredSink(uid, sink_id, aborted=len(plan.abort)))
+        # Not before: the next attempt must ask again for what this one could not sweep.
+        self._log.settle(self._retired)
         return tuple(counts)
 
     def global_committers(self) -> Iterator[tuple[str, str, GlobalCommitter]]:

@@ -96,6 +96,32 @@ def test_a_checkpoint_below_the_last_decided_is_refused(storage: JobStorage) -> 
     assert storage.log.read() == log.view
 
 
+def test_what_another_driver_claimed_meanwhile_is_seen_before_the_claim(
+    storage: JobStorage, tmp_path: Path
+) -> None:
+    """A driver that leaves sinks behind is refused, though they came after it had looked."""
+    storage.log.claim("driver", ["a", "b"])
+    before = records(tmp_path)
+
+    def check(view: LogView) -> None:
+        if left := view.sinks - {"a"}:
+            raise StateIncompatible(f"{sorted(left)} are left behind")
+
+    with pytest.raises(StateIncompatible, match="'b'"):
+        storage.log.claim("driver", ["a"], check=check)
+    assert records(tmp_path) == before
+
+
+def test_a_sink_that_is_settled_beside_an_append_is_gone_with_the_next(tmp_path: Path) -> None:
+    files = Interrupted(str(tmp_path))
+    log = DecisionLog(files, JobPaths("ledger")).claim("driver", ["old", "new"])
+    files.meanwhile = lambda: log.settle(["old"])
+    log.append(decision(0, 1))
+    assert log.view.memory.sinks == ("new",)
+    log.append(decision(1, 1))
+    assert DecisionLog(files, JobPaths("ledger")).read().memory.sinks == ("new",)
+
+
 # --- pruning --------------------------------------------------------------------------------------
 
 
@@ -283,6 +309,18 @@ def test_other_files_in_the_directory_are_left_alone(storage: JobStorage, tmp_pa
 
 
 # --- unknown outcomes -----------------------------------------------------------------------------
+
+
+class Interrupted(LocalFileSystem):
+    """Does something else once while a record is created."""
+
+    meanwhile: Callable[[], None] | None = None
+
+    def create_if_absent(self, path: str, data: bytes) -> CreateOutcome:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile:
+            meanwhile()
+        return super().create_if_absent(path, data)
 
 
 class Unreliable(LocalFileSystem):
