@@ -14,10 +14,15 @@ import pyarrow as pa
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.state import (
+    AggregatingState,
+    AggregatingStateDescriptor,
     ListState,
     ListStateDescriptor,
     MapState,
     MapStateDescriptor,
+    Namespace,
+    ReducingState,
+    ReducingStateDescriptor,
     ValueState,
     ValueStateDescriptor,
 )
@@ -67,6 +72,20 @@ class StateAccess(Protocol):
 
     def map_state(self, descriptor: MapStateDescriptor[Any, Any]) -> MapState[Any, Any]:
         """Return the state of a mapping a key."""
+        ...
+
+    def reducing_state(self, descriptor: ReducingStateDescriptor[Any]) -> ReducingState[Any]:
+        """Return the state of one value a key, which a function folds others into."""
+        ...
+
+    def aggregating_state(
+        self, descriptor: AggregatingStateDescriptor[Any, Any, Any]
+    ) -> AggregatingState[Any, Any]:
+        """Return the state of one accumulator a key."""
+        ...
+
+    def namespace(self, kind: Any) -> Namespace[Any]:
+        """Return what hands out states for each value of type `kind`, besides the key."""
         ...
 
 

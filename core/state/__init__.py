@@ -2,10 +2,12 @@
 
 from onceflow.core.state.accumulators import AccumulatorTable
 from onceflow.core.state.api import (
+    AggregatingState,
     KeyedStateStore,
     ListState,
     MapState,
     PendingSnapshot,
+    ReducingState,
     StateBackend,
     ValueState,
 )
@@ -13,23 +15,34 @@ from onceflow.core.state.backends import HeapBackend, RocksDBBackend
 from onceflow.core.state.context import StateContext, StateHandle, StateReader, StateWriter
 from onceflow.core.state.descriptors import (
     AccumulatorColumn,
+    AggregateFunction,
+    AggregatingStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
+    ReducingStateDescriptor,
     ValueStateDescriptor,
 )
 from onceflow.core.state.key_groups import hash_key, hash_keys, key_group_of, key_groups
+from onceflow.core.state.keyed_states import KeyedStates, Namespace
 from onceflow.core.state.serializers import Serializer
 
 __all__ = [
     "AccumulatorColumn",
     "AccumulatorTable",
+    "AggregateFunction",
+    "AggregatingState",
+    "AggregatingStateDescriptor",
     "HeapBackend",
     "KeyedStateStore",
+    "KeyedStates",
     "ListState",
     "ListStateDescriptor",
     "MapState",
     "MapStateDescriptor",
+    "Namespace",
     "PendingSnapshot",
+    "ReducingState",
+    "ReducingStateDescriptor",
     "RocksDBBackend",
     "Serializer",
     "StateBackend",

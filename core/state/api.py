@@ -10,7 +10,7 @@ no state, and no snapshot, until it is `set` again. That holds for every backend
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
@@ -28,6 +28,8 @@ from onceflow.core.state.descriptors import (
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
+IN = TypeVar("IN")
+OUT = TypeVar("OUT")
 
 
 class ValueState(ABC, Generic[T]):
@@ -56,6 +58,46 @@ class ValueState(ABC, Generic[T]):
         """Forget the value; `get` returns the default again."""
 
 
+class ReducingState(ABC, Generic[T]):
+    """One value of the current key: what the descriptor's function makes of all that was added."""
+
+    @abstractmethod
+    def get(self) -> T | None:
+        """Return the value, or None when nothing was added."""
+
+    @abstractmethod
+    def add(self, value: T) -> None:
+        """Make the function's result of the value so far and `value` the value.
+
+        Raises:
+            BadStateValue: `value` or the result is None, or not of the descriptor's type.
+        """
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget all that was added."""
+
+
+class AggregatingState(ABC, Generic[IN, OUT]):
+    """As a reducing state, but what is added, what is kept and what is read may be three types."""
+
+    @abstractmethod
+    def get(self) -> OUT | None:
+        """Return the function's result of what is kept, or None when nothing was added."""
+
+    @abstractmethod
+    def add(self, value: IN) -> None:
+        """Add `value` to the accumulator of the current key.
+
+        Raises:
+            BadStateValue: The function made None of it, or what is not of the descriptor's type.
+        """
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget all that was added."""
+
+
 class ListState(ABC, Generic[T]):
     """A list of the current key, kept and snapshotted as a whole.
 
@@ -82,6 +124,14 @@ class ListState(ABC, Generic[T]):
 
         Raises:
             BadStateValue: One is not of the descriptor's type.
+        """
+
+    @abstractmethod
+    def update(self, values: Iterable[T]) -> None:
+        """Make `values` the list, in place of what was there; none at all clears it.
+
+        Raises:
+            BadStateValue: One is not of the descriptor's type; nothing has changed.
         """
 
     @abstractmethod
@@ -135,6 +185,23 @@ class MapState(ABC, Generic[K, V]):
     @abstractmethod
     def items(self) -> Iterator[tuple[K, V]]:
         """Return the entries as of this call, each once; order and changes as with `keys`."""
+
+    def put_all(self, entries: Mapping[K, V]) -> None:
+        """Put every entry of `entries`, one after the other.
+
+        Raises:
+            BadStateValue: One is not of the descriptor's type; those before it are put.
+        """
+        for key, value in entries.items():
+            self.put(key, value)
+
+    def values(self) -> Iterator[V]:
+        """Return the values as of this call; order and changes as with `keys`."""
+        return iter([value for _, value in self.items()])
+
+    def is_empty(self) -> bool:
+        """Tell whether there is no entry. Costs what `keys` does."""
+        return next(self.keys(), None) is None
 
     @abstractmethod
     def clear(self) -> None:

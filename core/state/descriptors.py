@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
@@ -15,6 +17,9 @@ from onceflow.core.state.serializers import Serializer, serializer_of
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
+IN = TypeVar("IN")
+ACC = TypeVar("ACC")
+OUT = TypeVar("OUT")
 
 TypeSpec: TypeAlias = "type[Any] | pa.DataType | Serializer[Any] | Any"
 """A Python type (`int`, `list[str]`, a dataclass or Struct), an Arrow type or a serializer."""
@@ -57,6 +62,54 @@ class MapStateDescriptor(Generic[K, V]):
 
     name: str
     key_type: TypeSpec = Any
+    type: TypeSpec = Any
+
+    def __post_init__(self) -> None:
+        check_state_name(self.name)
+        serializer_of(self.type)
+
+
+@dataclass(frozen=True)
+class ReducingStateDescriptor(Generic[T]):
+    """What a function makes of all values of a key: `ReducingStateDescriptor("high", max, int)`.
+
+    `function(so far, value)` is not called for the first value, which is kept as it is.
+    """
+
+    name: str
+    function: Callable[[T, T], T]
+    type: TypeSpec = Any
+
+    def __post_init__(self) -> None:
+        check_state_name(self.name)
+        serializer_of(self.type)
+
+
+class AggregateFunction(ABC, Generic[IN, ACC, OUT]):
+    """How values become an accumulator, and an accumulator a result. Holds no state of its own."""
+
+    @abstractmethod
+    def create_accumulator(self) -> ACC:
+        """Return the accumulator of no values."""
+
+    @abstractmethod
+    def add(self, value: IN, accumulator: ACC) -> ACC:
+        """Return `accumulator` with `value`, which may be the same object."""
+
+    @abstractmethod
+    def get_result(self, accumulator: ACC) -> OUT:
+        """Return what the accumulator comes to; changes nothing."""
+
+
+@dataclass(frozen=True)
+class AggregatingStateDescriptor(Generic[IN, ACC, OUT]):
+    """An accumulator a key: `AggregatingStateDescriptor("mean", Mean(), tuple[int, float])`.
+
+    The type is that of the accumulator.
+    """
+
+    name: str
+    function: AggregateFunction[IN, ACC, OUT]
     type: TypeSpec = Any
 
     def __post_init__(self) -> None:

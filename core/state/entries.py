@@ -375,6 +375,15 @@ class EntryListState(ListState[T]):
         if frozen:
             self._extend(frozen)
 
+    def update(self, values: Iterable[T]) -> None:
+        """Make `values` the list."""
+        freeze = self._table.cells.freeze
+        frozen = [freeze(value) for value in values]
+        if frozen:
+            self._table.put(self._table.current.key, frozen)
+        else:
+            self.clear()
+
     def clear(self) -> None:
         """Forget every element."""
         self._table.delete(self._table.current.key)

@@ -116,6 +116,29 @@ class MsgpackSerializer(Serializer[Any]):
         return value
 
 
+class ListSerializer(Serializer[list[Any]]):
+    """A list of values, each as `element` encodes it."""
+
+    def __init__(self, element: Serializer[Any]) -> None:
+        self._element = element
+
+    @property
+    def signature(self) -> str:
+        """That of an element, said to be a list's."""
+        return f"list/1:{self._element.signature}"
+
+    def encode(self, value: list[Any]) -> bytes:
+        """Return a MessagePack array of the elements' bytes."""
+        return msgspec.msgpack.encode([self._element.encode(one) for one in value])
+
+    def decode(self, data: bytes) -> list[Any]:
+        """Return the elements that `data` holds."""
+        return [self._element.decode(one) for one in _decode_bytes(data)]
+
+
+_decode_bytes = msgspec.msgpack.Decoder(list[bytes]).decode
+
+
 def _encode_other(value: Any) -> Any:
     raise TypeError(
         f"{type(value).__name__} has no MessagePack form; convert it to a Python builtin, a"

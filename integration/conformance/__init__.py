@@ -1,6 +1,7 @@
-"""Proves a two-phase sink against its real target, clause by clause of the contract."""
+"""Proves a two-phase sink against its real target, and a state backend against a model."""
 
 from onceflow.integration.conformance.clause import Clause, ClauseOutcome, ClauseResult, run_clauses
+from onceflow.integration.conformance.state_suite import StateBackendConformance
 from onceflow.integration.conformance.suite import SinkConformance
 from onceflow.integration.conformance.target import NotTestable, SinkTarget, Violation
 
@@ -11,6 +12,7 @@ __all__ = [
     "NotTestable",
     "SinkConformance",
     "SinkTarget",
+    "StateBackendConformance",
     "Violation",
     "run_clauses",
 ]

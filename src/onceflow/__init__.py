@@ -68,11 +68,17 @@ if TYPE_CHECKING:
         SubtaskCheckpointStats,
     )
     from onceflow.core.state import (
+        AggregateFunction,
+        AggregatingState,
+        AggregatingStateDescriptor,
         HeapBackend,
         ListState,
         ListStateDescriptor,
         MapState,
         MapStateDescriptor,
+        Namespace,
+        ReducingState,
+        ReducingStateDescriptor,
         RocksDBBackend,
         Serializer,
         StateBackend,
@@ -109,8 +115,10 @@ else:
                 " SavepointStats SinkStatus SlotStatus SubtaskCheckpointStats"
             ),
             "onceflow.core.state": (
-                "HeapBackend ListState ListStateDescriptor MapState MapStateDescriptor"
-                " RocksDBBackend Serializer StateBackend ValueState ValueStateDescriptor"
+                "AggregateFunction AggregatingState AggregatingStateDescriptor HeapBackend"
+                " ListState ListStateDescriptor MapState MapStateDescriptor Namespace"
+                " ReducingState ReducingStateDescriptor RocksDBBackend Serializer StateBackend"
+                " ValueState ValueStateDescriptor"
             ),
             "onceflow.core.storage": "FileSystemStorage MemoryStorage ObjectStorage",
             "onceflow.core.stream": "KeyedStream Stream",
@@ -122,6 +130,9 @@ __version__ = _VERSION
 __all__ = [
     "DEAD_LETTERS",
     "Aggregate",
+    "AggregateFunction",
+    "AggregatingState",
+    "AggregatingStateDescriptor",
     "AttemptBegan",
     "AttemptEnded",
     "AttemptRunning",
@@ -161,6 +172,7 @@ __all__ = [
     "MapStateDescriptor",
     "MemoryStorage",
     "Moment",
+    "Namespace",
     "NoRestart",
     "ObjectStorage",
     "OnceflowError",
@@ -168,6 +180,8 @@ __all__ = [
     "Pipeline",
     "Record",
     "RecoveredSink",
+    "ReducingState",
+    "ReducingStateDescriptor",
     "RocksDBBackend",
     "RuntimeSettings",
     "SavepointCompleted",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         NotTestable,
         SinkConformance,
         SinkTarget,
+        StateBackendConformance,
         Violation,
         run_clauses,
     )
@@ -58,7 +59,7 @@ else:
         {
             "onceflow.integration.conformance": (
                 "Clause ClauseOutcome ClauseResult NotTestable SinkConformance SinkTarget"
-                " Violation run_clauses"
+                " StateBackendConformance Violation run_clauses"
             ),
             "onceflow.integration.faults": (
                 "TcpProxy kill_process kill_tree pause_tree process_tree unpause_tree"
@@ -97,6 +98,7 @@ __all__ = [
     "ServerError",
     "SinkConformance",
     "SinkTarget",
+    "StateBackendConformance",
     "TcpProxy",
     "TopicFactory",
     "Verdict",

@@ -52,7 +52,7 @@ from onceflow.core.runtime.dataflow.user_functions import (
 )
 from onceflow.core.runtime.messages import SinkMetrics
 from onceflow.core.spi import SinkWriter, SourceReader
-from onceflow.core.state import AccumulatorColumn, KeyedStateStore, StateWriter
+from onceflow.core.state import AccumulatorColumn, KeyedStates, KeyedStateStore, StateWriter
 from onceflow.core.state.api import PendingSnapshot as FrozenState
 
 Emit = Callable[[Batch], None]
@@ -276,7 +276,7 @@ class KeyedProcessor(KeyedOperator):
         self._key = work.key
         self._function = work.function
         self._schema = schema
-        call_user(uid, self._function.open, store)
+        call_user(uid, self._function.open, KeyedStates(store))
         self.dropped = store.opened()
 
     def process(self, batch: Batch) -> None:
