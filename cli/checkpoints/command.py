@@ -22,6 +22,7 @@ from onceflow.core.errors import ConfigError, OnceflowError, SavepointRefused, S
 from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.protocol.snapshots import CompletedCheckpoint, handles_of
 from onceflow.core.storage import FileStateReader, JobStorage
+from onceflow.core.storage.descriptions import savepoint_directory
 from onceflow.core.storage.savepoints import SavepointDirectory, damages
 
 EXIT_REFUSED, EXIT_USAGE, EXIT_UNREACHABLE = 1, 2, 3
@@ -182,7 +183,7 @@ def _all(storage: str, job: JobStorage) -> list[_Found]:
     found = [_Found(str(c.checkpoint), "checkpoint", c, job.reader()) for c in view.completed]
     described = Place(storage, job.job, 0.0).described
     for name in job.savepoint_names():
-        directory = described.open_savepoint(f"{job.savepoints}/{name}")
+        directory = savepoint_directory(described, f"{job.savepoints}/{name}")
         try:
             found.append(_savepoint(directory))
         except SavepointRefused as error:
@@ -192,7 +193,7 @@ def _all(storage: str, job: JobStorage) -> list[_Found]:
 
 def _one(storage: str, job: str | None, name: str) -> _Found:
     if not name.isdigit():
-        return _savepoint(Place(storage, "_", 0.0).described.open_savepoint(name))
+        return _savepoint(savepoint_directory(Place(storage, "_", 0.0).described, name))
     opened = _job(storage, job)
     for completed in opened.log.read().completed:
         if completed.checkpoint == int(name):

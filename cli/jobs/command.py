@@ -22,6 +22,7 @@ from onceflow.cli.terminal import console, print_listing, say
 from onceflow.core.errors import ConfigError, OnceflowError, SavepointRefused
 from onceflow.core.runtime.driver.job_events import JobState
 from onceflow.core.storage import JobStorage
+from onceflow.core.storage.descriptions import savepoint_directory
 
 EXIT_REFUSED, EXIT_USAGE, EXIT_GONE = 1, 2, 3
 
@@ -224,7 +225,7 @@ def _left_behind(begun: Answer, storage: JobStorage, place: Place) -> str:
     if not where:
         return f"Whether {begun['what']} was done, the decision log says."
     try:
-        place.described.open_savepoint(where).read()
+        savepoint_directory(place.described, where).read()
     except OnceflowError:
         return f"The savepoint in {where} was never finished."
     return f"The savepoint in {where} is whole; {storage} says what was decided since."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from onceflow.core.storage.bucket_settings import is_bucket
 from onceflow.core.storage.memory_storage import MemoryStorage
 from onceflow.core.storage.object_storage import ObjectStorage
+from onceflow.core.storage.savepoints import SavepointDirectory
 from onceflow.core.storage.storage import CheckpointStorage, FileSystemStorage
 
 
@@ -19,3 +20,14 @@ def checkpoint_storage(said: str | CheckpointStorage) -> CheckpointStorage:
     if said == "memory://":
         return MemoryStorage()
     return ObjectStorage(said) if is_bucket(said) else FileSystemStorage(said)
+
+
+def savepoint_directory(storage: CheckpointStorage, place: str) -> SavepointDirectory:
+    """Return the savepoint at `place`, which may be in a bucket also where `storage` is in none.
+
+    Raises:
+        ConfigError: `place` is nowhere that can be reached.
+    """
+    if is_bucket(place) and not isinstance(storage, ObjectStorage):
+        return ObjectStorage(place).open_savepoint(place)
+    return storage.open_savepoint(place)

@@ -104,6 +104,51 @@ def test_a_job_outlives_an_s3_server_that_is_killed_and_comes_back(
     assert_exactly_once(sink, source)
 
 
+def _moved(bucket: str, place: str, prefix: str) -> str:
+    """Move the savepoint at `place` to another prefix, object by object; return where it is."""
+    source, target = BucketFiles(BucketSettings(place)), f"{bucket}/{prefix}"
+    for path in ("_metadata", *(f"state/{name}" for name in source.list("state"))):
+        data = source.read(path)
+        assert data is not None
+        BucketFiles(BucketSettings(target)).write(path, (data,))
+    source.delete_tree("")
+    return target
+
+
+def test_a_savepoint_in_a_bucket_that_was_moved_restores_another_backend_in_other_storage(
+    cluster: AnyCluster, tmp_path: Path, s3_bucket: str
+) -> None:
+    """Bucket to bucket by prefix, and from there into a directory: every row once."""
+    source = _source(tmp_path, accounts=3_000)
+    storage = ObjectStorage(f"{s3_bucket}/first", inline_threshold_bytes=SMALL)
+    pipeline, sink = ledger(
+        cluster, tmp_path, source, storage=storage, backend=ROCKSDB, max_parallelism=8
+    )
+    job = pipeline.start()
+    await_checkpoints(job, 2)
+    place = job.stop(60, savepoint=f"{s3_bucket}/kept").savepoints[-1].place
+    assert place.startswith(f"{s3_bucket}/kept/savepoint-")
+    moved = _moved(s3_bucket, place, "archive/renamed")
+    BucketFiles(BucketSettings(storage.url)).delete_tree("")
+    second = ObjectStorage(f"{s3_bucket}/second", inline_threshold_bytes=SMALL)
+    pipeline, _ = ledger(
+        cluster, tmp_path, source, sink=sink, storage=second, backend=HeapBackend(), parallelism=3
+    )
+    job = pipeline.start(from_savepoint=moved)
+    await_checkpoints(job, 2)
+    status = job.stop(60, savepoint=f"{s3_bucket}/kept")
+    assert status.restored_savepoint == moved
+    # Into a directory of this machine, whose storage knows nothing of buckets.
+    place = status.savepoints[-1].place
+    (tmp_path / "read all").touch()
+    pipeline, _ = ledger(cluster, tmp_path, source, sink=sink, backend=ROCKSDB, parallelism=1)
+    status = pipeline.start(from_savepoint=place, claim=True).wait(60)
+    assert (status.state, status.restored_savepoint) == (JobState.FINISHED, place)
+    assert BucketFiles(BucketSettings(place)).list("") == (), "claimed"
+    assert "_metadata" in BucketFiles(BucketSettings(moved)).list(""), "not claimed"
+    assert_exactly_once(sink, source)
+
+
 def test_objects_of_a_checkpoint_that_somebody_deletes_are_named_at_the_restore(
     cluster: AnyCluster, tmp_path: Path, s3_bucket: str
 ) -> None:

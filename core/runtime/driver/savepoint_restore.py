@@ -21,6 +21,7 @@ from onceflow.core.protocol.savepoints import (
 from onceflow.core.runtime.driver.job_events import SavepointRestored
 from onceflow.core.runtime.driver.restore import check_max_parallelism
 from onceflow.core.storage import CheckpointStorage, ClaimedLog, JobStorage
+from onceflow.core.storage.descriptions import savepoint_directory
 
 _log = logging.getLogger("onceflow.runtime.driver")
 
@@ -43,7 +44,7 @@ class SavepointRestore:
         self, wanted: RestoreFrom, storage: CheckpointStorage, job_storage: JobStorage
     ) -> None:
         self._wanted = wanted
-        self._directory = storage.open_savepoint(wanted.place)
+        self._directory = savepoint_directory(storage, wanted.place)
         self._storage = job_storage
         self._savepoint: Savepoint | None = None
         self._last_attempt = AttemptId(0)

@@ -21,6 +21,7 @@ from onceflow.core.protocol.decisions import CheckpointKind, SavepointRequest, W
 from onceflow.core.protocol.savepoints import Savepoint
 from onceflow.core.protocol.snapshots import handles_of
 from onceflow.core.storage import CheckpointStorage, ClaimedLog, JobStorage
+from onceflow.core.storage.descriptions import savepoint_directory
 from onceflow.core.storage.savepoints import SavepointDirectory
 
 _log = logging.getLogger("onceflow.runtime.driver")
@@ -66,7 +67,7 @@ class Savepoints:
         """
         request = SavepointRequest(uuid.uuid4().hex, kind)
         parent = (directory or self._directory).rstrip("/")
-        place = self._place.open_savepoint(f"{parent}/savepoint-{request.id[:12]}")
+        place = savepoint_directory(self._place, f"{parent}/savepoint-{request.id[:12]}")
         place.prepare()
         asked = _Asked(request, place)
         with self._lock:
