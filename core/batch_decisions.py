@@ -35,6 +35,24 @@ class BatchDecisions(ABC):
             StorageError: The log cannot be read or written.
         """
 
+    @abstractmethod
+    def seen(self) -> BatchClaim:
+        """Return the newest attempt, 0 before the first, and what is decided; changes nothing.
+
+        Raises:
+            ConfigError: The sink id belongs to somebody else.
+            SinkError, StorageError: The target or the log cannot be read now.
+        """
+
+    @abstractmethod
+    def fence(self) -> None:
+        """Claim an attempt that writes nothing: no one before decides anything from then on.
+
+        Raises:
+            Fenced: Another run claims it at this moment, or nobody ever did.
+            ConfigError, SinkError, StorageError: As `claim`.
+        """
+
     def claim_next(self, after: AttemptId) -> BatchClaim | None:
         """Return what `claim` does, without opening the sink again, while `after` is the newest.
 

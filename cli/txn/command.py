@@ -20,6 +20,7 @@ import typer
 from onceflow.cli.terminal import console, load_sink, read_options, read_password, say
 from onceflow.cli.txn.settling import (
     EXIT_REFUSED,
+    InDoubt,
     UsageError,
     Wish,
     as_json,
@@ -86,6 +87,14 @@ SinkId: TypeAlias = Annotated[
 Storage: TypeAlias = Annotated[
     str | None, typer.Option(help="Checkpoint storage of the job: its decision log decides.")
 ]
+CheckpointLocation: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="checkpointLocation of a query of Structured Streaming, instead of a job's --storage:"
+        " its sink id and its decisions. With --url or --sink; --storage is then its option"
+        " stagingLocation, and --sink-id its option sinkId, where it has them."
+    ),
+]
 JobName: TypeAlias = Annotated[
     str | None, typer.Option("--job", help="The job's name; needed when storage holds several.")
 ]
@@ -122,6 +131,7 @@ def list_(
     sink_id: SinkId = None,
     storage: Storage = None,
     job: JobName = None,
+    checkpoint_location: CheckpointLocation = None,
     timeout: Timeout = 10.0,
     check: Annotated[
         bool, typer.Option("--check", help="Exit status 1 when something is in doubt.")
@@ -129,14 +139,25 @@ def list_(
     json_: Json = False,
 ) -> None:
     """Show everything in doubt, and what the decision log says about it."""
-    where = Where(url, password_file, ledger_schema, options, sink, sink_id, storage, job, timeout)
+    where = Where(
+        url,
+        password_file,
+        ledger_schema,
+        options,
+        sink,
+        sink_id,
+        storage,
+        job,
+        checkpoint_location,
+        timeout,
+    )
     with _opened(where) as transactions:
         found = transactions.in_doubt()
         if json_:
             print(json.dumps({"transactions": [as_json(one) for one in found]}))
         else:
             print_transactions(console(), found)
-            if found and storage is None:
+            if found and storage is None and checkpoint_location is None:
                 say("Add --storage DIR --job NAME to see what the decision log says.")
     if check and found:
         raise typer.Exit(EXIT_REFUSED)
@@ -153,11 +174,23 @@ def show(
     sink_id: SinkId = None,
     storage: Storage = None,
     job: JobName = None,
+    checkpoint_location: CheckpointLocation = None,
     timeout: Timeout = 10.0,
     json_: Json = False,
 ) -> None:
     """Show one transaction with all that is known about it. Exit status 1: there is none."""
-    where = Where(url, password_file, ledger_schema, options, sink, sink_id, storage, job, timeout)
+    where = Where(
+        url,
+        password_file,
+        ledger_schema,
+        options,
+        sink,
+        sink_id,
+        storage,
+        job,
+        checkpoint_location,
+        timeout,
+    )
     with _opened(where) as transactions:
         found = transactions.find(parsed(transaction))
         if found is None:
@@ -180,6 +213,7 @@ def commit(
     sink_id: SinkId = None,
     storage: Storage = None,
     job: JobName = None,
+    checkpoint_location: CheckpointLocation = None,
     timeout: Timeout = 10.0,
     everything: Everything = False,
     yes: Yes = False,
@@ -188,7 +222,18 @@ def commit(
     json_: Json = False,
 ) -> None:
     """Make the rows of transactions visible, if the decision log decided so."""
-    where = Where(url, password_file, ledger_schema, options, sink, sink_id, storage, job, timeout)
+    where = Where(
+        url,
+        password_file,
+        ledger_schema,
+        options,
+        sink,
+        sink_id,
+        storage,
+        job,
+        checkpoint_location,
+        timeout,
+    )
     with _opened(where) as transactions:
         wish = Wish(Resolution.COMMIT, tuple(ids or ()), everything, yes, force, fence)
         settle(transactions, wish, json_)
@@ -205,6 +250,7 @@ def abort(
     sink_id: SinkId = None,
     storage: Storage = None,
     job: JobName = None,
+    checkpoint_location: CheckpointLocation = None,
     timeout: Timeout = 10.0,
     everything: Everything = False,
     yes: Yes = False,
@@ -213,14 +259,25 @@ def abort(
     json_: Json = False,
 ) -> None:
     """Roll transactions back, if the decision log did not decide them."""
-    where = Where(url, password_file, ledger_schema, options, sink, sink_id, storage, job, timeout)
+    where = Where(
+        url,
+        password_file,
+        ledger_schema,
+        options,
+        sink,
+        sink_id,
+        storage,
+        job,
+        checkpoint_location,
+        timeout,
+    )
     with _opened(where) as transactions:
         wish = Wish(Resolution.ABORT, tuple(ids or ()), everything, yes, force, fence)
         settle(transactions, wish, json_)
 
 
 @contextmanager
-def _opened(where: Where) -> Generator[InDoubtTransactions, None, None]:
+def _opened(where: Where) -> Generator[InDoubt, None, None]:
     """Yield what `where` names, and end with the exit status of whatever goes wrong."""
     try:
         try:
@@ -246,14 +303,17 @@ class Where:
     sink_id: str | None = None
     storage: str | None = None
     job: str | None = None
+    checkpoint_location: str | None = None
     timeout_s: float = 10.0
 
-    def open(self) -> InDoubtTransactions:
+    def open(self) -> InDoubt:
         """Return what looks there; connects to nothing yet.
 
         Raises:
             ConfigError: The options name nothing, or not well enough.
         """
+        if self.checkpoint_location is not None:
+            return self._of_query(self.checkpoint_location)
         storage = self._storage()
         places: list[ResourceManager] = []
         if self.url:
@@ -272,6 +332,26 @@ class Where:
                 " decision log says"
             )
         return InDoubtTransactions(places, storage)
+
+    def _of_query(self, location: str) -> InDoubt:
+        # Jobs need nothing of Spark's.
+        from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
+        from onceflow.connectors.spark.query_transactions import QueryTransactions
+
+        if self.job is not None:
+            raise ConfigError("--job is a pipeline's, and --checkpoint-location a query's")
+        if bool(self.url) == bool(self.sink):
+            raise ConfigError(
+                "--checkpoint-location needs the query's target: --url postgresql://user@host/db,"
+                " or --sink module:name"
+            )
+        place = CheckpointLocation(location)
+        sink_id = self.sink_id or place.sink_id()
+        if self.url:
+            manager = self._database(self.url)
+        else:
+            manager = SinkResourceManager(load_sink(self.sink or ""), sink_id)
+        return QueryTransactions(place, manager, sink_id=sink_id, staging=self.storage or "")
 
     def _database(self, given: str) -> ResourceManager:
         url = followed(given, setting="--url")

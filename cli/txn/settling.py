@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from typing import TYPE_CHECKING, TypeAlias, Union
 
 import typer
 from rich.console import Console
@@ -32,6 +33,9 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.in_doubt import LoggedDecision, RecoveryAction, Resolution
 
+if TYPE_CHECKING:
+    from onceflow.connectors.spark.query_transactions import QueryTransactions
+
 EXIT_DONE = 0
 EXIT_REFUSED = 1
 EXIT_USAGE = 2
@@ -54,6 +58,10 @@ _NEXT_START = {
 }
 
 
+InDoubt: TypeAlias = Union[InDoubtTransactions, "QueryTransactions"]
+"""Those of a job, or of a query of Structured Streaming."""
+
+
 class UsageError(ConfigError):
     """Raised when the command line asks for nothing that can be done."""
 
@@ -70,7 +78,7 @@ class Wish:
     fence: bool
 
 
-def settle(transactions: InDoubtTransactions, wish: Wish, json_: bool) -> None:
+def settle(transactions: InDoubt, wish: Wish, json_: bool) -> None:
     """Carry `wish` out as far as the log allows.
 
     Raises:
@@ -97,9 +105,7 @@ def settle(transactions: InDoubtTransactions, wish: Wish, json_: bool) -> None:
     _print_results(wish.resolution, results, json_)
 
 
-def _wanted(
-    transactions: InDoubtTransactions, ids: Sequence[TransactionId]
-) -> tuple[InDoubtTransaction, ...]:
+def _wanted(transactions: InDoubt, ids: Sequence[TransactionId]) -> tuple[InDoubtTransaction, ...]:
     """Return what is named, or everything in doubt when nothing is."""
     if not ids:
         return transactions.in_doubt()
@@ -112,7 +118,7 @@ def _wanted(
 
 
 def _sorted_out(
-    transactions: InDoubtTransactions, wish: Wish, wanted: Sequence[InDoubtTransaction]
+    transactions: InDoubt, wish: Wish, wanted: Sequence[InDoubtTransaction]
 ) -> tuple[list[InDoubtTransaction], list[Result]]:
     """Return what is to be done, and what is refused."""
     allowed: list[InDoubtTransaction] = []
@@ -129,7 +135,7 @@ def _sorted_out(
     return allowed, refused
 
 
-def _carried_out(transactions: InDoubtTransactions, wish: Wish, one: InDoubtTransaction) -> Result:
+def _carried_out(transactions: InDoubt, wish: Wish, one: InDoubtTransaction) -> Result:
     """Settle `one`. What goes wrong with it does not keep the others from being told."""
     try:
         match wish.resolution, wish.force:

@@ -31,11 +31,20 @@ def kept_target(named: NamedTarget) -> tuple[BatchTarget, BatchDecisions]:
             f"{type(sink).__name__} has no tables in which decisions could stand: give option"
             " stagingLocation, a directory or bucket that driver and executors see"
         )
-    place = FileLocation.parse(named.directory, publish="auto", options={})
+    return target, logged_decisions(named.directory, target.sink_id)
+
+
+def logged_decisions(directory: str, sink_id: str) -> BatchDecisions:
+    """Return the log of decisions in `directory`, which need not be there yet.
+
+    Raises:
+        ConfigError: It is no place in which one of two creates a file.
+    """
+    place = FileLocation.parse(directory, publish="auto", options={})
     files = place.open(CHECKPOINT_STORAGE)
     if not isinstance(files, CreatesAtomically):
         raise ConfigError(
             f"{place}: of two writers that create one file there at once, both may believe to have"
             " done it; give option stagingLocation, a directory or an s3:// or gs:// bucket"
         )
-    return target, LoggedBatchDecisions(files, target.sink_id)
+    return LoggedBatchDecisions(files, sink_id)

@@ -70,6 +70,15 @@ class LoggedBatchDecisions(BatchDecisions):
         return BatchClaim(claimed.attempt, _decisions(claimed.view))
 
     @override
+    def seen(self) -> BatchClaim:
+        view = self._log.read()
+        return BatchClaim(view.attempt, _decisions(view))
+
+    @override
+    def fence(self) -> None:
+        self.claim(lambda _: None)
+
+    @override
     def decide(self, decision: BatchDecision) -> BatchDecision:
         view = self._log.read()
         existing = next((one for one in _decisions(view) if one.batch == decision.batch), None)

@@ -90,6 +90,21 @@ class SqlBatchDecisions(BatchDecisions):
         )
 
     @override
+    def seen(self) -> BatchClaim:
+        attempt = AttemptId(self._asked(self._newest, "who claimed it last is not told"))
+        text = "what is decided is not told"
+        return BatchClaim(attempt, self._asked(self._all_if_any, text) if attempt else ())
+
+    @override
+    def fence(self) -> None:
+        newest = self.seen().attempt
+        if self.claim_next(newest) is None:
+            raise Fenced(
+                f"sink id {self._sink_id!r}: its attempt was {newest}, and is not or could not be"
+                " raised; look again"
+            )
+
+    @override
     def claim_next(self, after: AttemptId) -> BatchClaim | None:
         try:
             session = self._connected()
@@ -231,6 +246,12 @@ class SqlBatchDecisions(BatchDecisions):
             f"WHERE sink_id = {self._literal(self._sink_id)} ORDER BY attempt"
         )
         return tuple(self._decision(row) for row in found)
+
+    def _all_if_any(self) -> tuple[BatchDecision, ...]:
+        try:
+            return self._all(self._connected(), _COLUMNS)
+        except TableMissing:
+            return ()
 
     def _decide(self, decision: BatchDecision) -> BatchDecision:
         session = self._connected()

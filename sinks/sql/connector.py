@@ -29,6 +29,11 @@ class SqlResourceManager(ResourceManager):
         self._session: Session | None = None
 
     @property
+    def sink(self) -> SqlSink:
+        """A sink for this database; it may name no table that is there."""
+        return self._sink
+
+    @property
     @override
     def name(self) -> str:
         return str(self._settings.endpoint)
