@@ -48,6 +48,8 @@ CommitMode = Literal["two_phase", "ledger"]
 PAYMENTS = Payments(records=60_000, accounts=2_000, partitions=2, seed=20)
 LOCAL_PROCESSES = "processes"
 """In place of a Spark master: slots are processes of this machine."""
+READY = "ready"
+"""The file that says that a driver's session has started."""
 PARALLELISM = 2
 TABLE = "ledger"
 SINK_UID = "ledger"
@@ -149,6 +151,7 @@ def _trickling(released: str, trickle_s: float) -> Callable[[pa.RecordBatch], pa
 def main(directory: Path, master: str) -> None:
     """Run whatever job appears, for as long as this process lives."""
     cluster = LocalProcesses() if master == LOCAL_PROCESSES else _session(master)
+    (directory / READY).touch()
     while True:
         for path in sorted((directory / "jobs").glob("*.json")):
             spec = msgspec.json.decode(path.read_bytes(), type=LedgerSpec)

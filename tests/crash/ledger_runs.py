@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-from tests.crash.ledger_driver import LedgerSpec, LedgerStatus
+from tests.crash.ledger_driver import READY, LedgerSpec, LedgerStatus
 
 from onceflow.core.crash_points import VARIABLE, CrashPoint
 from onceflow.integration.faults import children_of, kill_process, kill_session
@@ -43,6 +43,7 @@ class LedgerDriver:
         if self._process is not None and self._process.poll() is None:
             return
         self._reap()
+        (self._directory / READY).unlink(missing_ok=True)
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.crash.ledger_driver", self._directory, self._master],
@@ -59,6 +60,15 @@ class LedgerDriver:
             )
         self._sessions.append(self._process.pid)
         self._watchdog = Watchdog(self._process.pid)
+
+    def await_ready(self) -> None:
+        """Run a driver, and return once it could begin a job at once."""
+        self.start()
+        deadline = time.monotonic() + _PATIENCE_S
+        while not (self._directory / READY).exists():
+            late = self.died or time.monotonic() > deadline
+            assert not late, f"no session in {_PATIENCE_S} s\n{self.log_tail()}"
+            time.sleep(_LOOK_S)
 
     @property
     def died(self) -> bool:

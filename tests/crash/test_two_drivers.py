@@ -33,6 +33,7 @@ def test_the_newer_of_two_drivers_goes_on_and_the_older_stops_as_fenced(
     # Rows come for longer than the newer one takes to, and oftener than barriers: what meets the
     # ended sessions is a row nearly always, and not a pre-commit, which would find the new owner.
     spec = replace(ledger_spec, trickle_s=0.6, interval_s=2.0)
+    second_driver.await_ready()
     older = ledger_driver.run(spec)
     older.await_checkpoint()
     newer = second_driver.run(spec)
