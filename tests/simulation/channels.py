@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from tests.simulation.clock import Bell
 from tests.simulation.targets import Row
 
 from onceflow.core.protocol.alignment import Barrier, EndOfStream
@@ -30,6 +31,11 @@ class Inputs(InputQueues[Row]):
     """Takes from any channel that it may take from, at random."""
 
     world: World
+    bell: Bell
+
+    def put(self, channel: int, element: Element) -> bool:
+        self.bell.ring()
+        return super().put(channel, element)
 
     def take(self, *, elements: bool = True) -> Announced | Received[Row] | None:
         self._turn = self.world.rng.randrange(self.channels)
@@ -39,8 +45,11 @@ class Inputs(InputQueues[Row]):
 class Outputs:
     """The sending ends of one task's channels, one to each subtask of the stage that follows."""
 
-    def __init__(self, world: World, receivers: Callable[[], Sequence[Receiver]], channel: int):
+    def __init__(
+        self, world: World, bell: Bell, receivers: Callable[[], Sequence[Receiver]], channel: int
+    ) -> None:
         self._world, self._receivers, self._channel = world, receivers, channel
+        self._bell = bell
         self._queues: list[OutputQueue[Row]] = []
         self._wires: list[deque[Element]] = []
 
@@ -51,7 +60,11 @@ class Outputs:
             queue = variant.output_queue(credit_count)
             self._queues.append(queue)
             self._wires.append(deque())
-            receiver.release[self._channel] = queue.release
+            receiver.release[self._channel] = lambda q=queue: self._released(q)  # type: ignore[misc]
+
+    def _released(self, queue: OutputQueue[Row]) -> None:
+        queue.release()
+        self._bell.ring()
 
     def send_row(self, row: Row, group: int) -> None:
         self.send(owner_of(group, KEY_GROUPS, len(self._queues)), row)

@@ -71,7 +71,41 @@ class Request:
     effect: Callable[[], Any]
 
 
-Steps = Generator["float | Request", Any, T]
+@dataclass(frozen=True)
+class Sleep:
+    """What a thread yields that has nothing to do until its bell rings, or for `limit_s`."""
+
+    bell: Bell
+    limit_s: float | None = None
+
+
+Steps = Generator["float | Request | Sleep", Any, T]
+
+
+class Bell:
+    """Wakes one thread: who gives it something to do rings."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._sleeper: Callable[[], None] | None = None
+
+    def ring(self) -> None:
+        """Wake the thread a moment later, if it sleeps."""
+        sleeper, self._sleeper = self._sleeper, None
+        if sleeper is not None:
+            self._clock.after(0.01 * self._clock.rng.random(), sleeper)
+
+    def wake(self, sleeper: Callable[[], None], limit_s: float | None) -> None:
+        """Call `sleeper` when the bell rings, or after `limit_s`."""
+        self._sleeper = sleeper
+
+        def late() -> None:
+            if self._sleeper is sleeper:
+                self._sleeper = None
+                sleeper()
+
+        if limit_s is not None:
+            self._clock.after(limit_s, late)
 
 
 class Server:
@@ -134,6 +168,8 @@ class Process:
             return
         if isinstance(wanted, Request):
             wanted.server.serve(wanted.effect, lambda reply: self._go_on(steps, reply))
+        elif isinstance(wanted, Sleep):
+            wanted.bell.wake(lambda: self._go_on(steps, None), wanted.limit_s)
         else:
             delay_s = wanted * self.clock.rng.uniform(0.2, 2.0)
             self.clock.after(delay_s, lambda: self._go_on(steps, None))

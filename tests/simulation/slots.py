@@ -5,18 +5,18 @@ Mirrors core/runtime: the same protocol objects are fed the same facts, in the s
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.simulation.channels import Outputs
-from tests.simulation.clock import Process, Steps, Violation
+from tests.simulation.clock import Bell, Process, Sleep, Steps, Violation
 from tests.simulation.committer import Confirmations, PreCommitter
 from tests.simulation.stages import (
     KEYED,
     RELAY,
     KeyedTask,
+    Mailbox,
     RelayTask,
     StageTask,
     group_of,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 SPLITS = "splits"
-Mail = Callable[[], None]
 Fact = Callable[[CheckpointCoordinator, float], Sequence[object]]
 
 
@@ -164,7 +163,8 @@ class SourceTask:
     def __init__(self, slot: Slot, uid: str, number: int) -> None:
         self.slot, self.world, self.uid = slot, slot.world, uid
         self.ref = SubtaskRef(uid, slot.index)
-        self.mail: deque[Mail] = deque()
+        self.bell = Bell(slot.clock)
+        self.mail = Mailbox(self.bell)
         self.positions = dict(slot.deploy.splits[uid][slot.index])
         self._reading, self._ended = True, False
         self._late: list[Barrier] = []
@@ -173,15 +173,17 @@ class SourceTask:
         self._below = RELAY if slot.world.shape.relay else KEYED
         channel = number * slot.deploy.parallelism + slot.index
         self.outputs = Outputs(
-            slot.world, lambda: [peer.first for peer in slot.deploy.peers], channel
+            slot.world, self.bell, lambda: [peer.first for peer in slot.deploy.peers], channel
         )
         self._confirmed = Confirmations(
             0, lambda n: slot.report(lambda c, now_s: c.committed(self.ref, n, now_s))
         )
 
     def read(self) -> Steps[None]:
+        pause: float | Sleep = 0.01
         while True:
-            yield 0.01 if self._reading else 0.05
+            yield pause
+            pause = 0.01
             while self.mail:
                 self.mail.popleft()()
             clear = self.outputs.flush()
@@ -191,8 +193,10 @@ class SourceTask:
                 if self._ended:
                     # Again and again: the message may be lost.
                     self.slot.report(lambda c, now_s: c.source_exhausted(self.ref, now_s))
+                pause = Sleep(self.bell, 0.2 if clear else 0.02)
                 continue
             if not clear:
+                pause = Sleep(self.bell, 0.02)
                 continue
             open_ones = [p for p, at in self.positions.items() if at < self.world.records]
             if open_ones:
@@ -202,6 +206,8 @@ class SourceTask:
             elif self.world.input_ends:
                 self._reading, self._ended = False, True
                 self.outputs.end()
+            else:
+                pause = Sleep(self.bell, 0.05)
             for barrier in self._late:
                 self.outputs.forward(barrier)
             self._late.clear()

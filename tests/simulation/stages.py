@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tests.simulation.channels import KEY_GROUPS, Inputs, Outputs
-from tests.simulation.clock import Gone, Steps, Violation
+from tests.simulation.clock import Bell, Gone, Sleep, Steps, Violation
 from tests.simulation.committer import Committer, Confirmations, PreCommitter
 from tests.simulation.targets import Row, Target, Versioned
 
@@ -44,6 +44,20 @@ if TYPE_CHECKING:
 KEYED = "keyed"
 RELAY = "relay"
 Mail = Callable[[], None]
+
+
+class Mailbox(deque[Mail]):
+    """What one thread is told by others; it wakes when something comes."""
+
+    def __init__(self, bell: Bell) -> None:
+        super().__init__()
+        self._bell = bell
+
+    def append(self, mail: Mail) -> None:
+        super().append(mail)
+        self._bell.ring()
+
+
 Finish = Callable[[Sequence[InFlight]], None]
 """Begins the upload of a snapshot that has all that was in flight."""
 
@@ -59,9 +73,10 @@ class StageTask(ABC):
     def __init__(self, slot: Slot, chain: str, channels: int) -> None:
         self.slot, self.world, self.chain = slot, slot.world, chain
         self.ref = SubtaskRef(chain, slot.index)
-        self.mail: deque[Mail] = deque()
+        self.bell = Bell(self.world.clock)
+        self.mail = Mailbox(self.bell)
         self.inputs: Inputs = self.world.variant.inputs(channels)
-        self.inputs.world = self.world
+        self.inputs.world, self.inputs.bell = self.world, self.bell
         self.release: list[Callable[[], None]] = [lambda: None] * channels
         self._alignment = self.world.variant.alignment(channels, self.world.alignment_mode)
         self._brought = [0] * channels
@@ -90,8 +105,11 @@ class StageTask(ABC):
             if at_s is not None and now_s >= at_s:
                 yield from self._align(self._alignment.on_time(now_s))
             taken = self.inputs.take(elements=self.flush())
-            if taken is None:
-                yield 0.01
+            if taken is None and not self.mail:
+                # The time of a barrier may come, and mail while it is aligned.
+                yield Sleep(self.bell, None if self._alignment.overtakes_at_s is None else 0.01)
+            elif taken is None:
+                continue
             elif isinstance(taken, Announced):
                 actions = self._alignment.on_announced(taken.channel, taken.barrier, now_s)
                 yield from self._align(actions)
@@ -211,7 +229,7 @@ class RelayTask(StageTask):
     def __init__(self, slot: Slot, channels: int) -> None:
         super().__init__(slot, RELAY, channels)
         self.outputs = Outputs(
-            slot.world, lambda: [peer.keyed for peer in slot.deploy.peers], slot.index
+            slot.world, self.bell, lambda: [peer.keyed for peer in slot.deploy.peers], slot.index
         )
         self._confirmed = Confirmations(
             0, lambda n: slot.report(lambda c, now_s: c.committed(self.ref, n, now_s))
