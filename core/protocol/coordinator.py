@@ -28,6 +28,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -55,7 +56,6 @@ from onceflow.core.protocol.snapshots import (
     StateHandle,
     SubtaskSnapshot,
     handles_of,
-    paths_of,
 )
 
 
@@ -111,8 +111,8 @@ class CheckpointCoordinator:
         self._pending: dict[CheckpointId, _Pending] = {}
         self._appended: CompletedCheckpoint | None = None
         """What is being appended to the log."""
-        self._files = StateFiles()
-        self._confirmed = dict.fromkeys(subtasks | committers, self._decided_last)
+        self._files = StateFiles(self._retained)
+        self._confirmed = Confirmed(subtasks | committers, self._decided_last)
         self._committers = committers
         self._undelivered: list[CheckpointId] = []
         """Decided, and not known to be committed by all of `committers`."""
@@ -203,8 +203,7 @@ class CheckpointCoordinator:
         if pending.trigger.kind is CheckpointKind.SAVEPOINT_STOP:
             self._schedule.stop_after_savepoint()
         over = NotifyAbort(checkpoint, "the savepoint is written")
-        discard = self._discard(handles_of(pending.snapshots.values()))
-        return (over, *discard, *self._proceed(now_s))
+        return (over, *self._drop(pending.snapshots.values()), *self._proceed(now_s))
 
     def source_exhausted(self, subtask: SubtaskRef, now_s: float) -> tuple[Decision, ...]:
         """Take in that a source subtask has emitted its last record; idempotent.
@@ -233,8 +232,9 @@ class CheckpointCoordinator:
         pending = self._pending.get(checkpoint)
         subtask = snapshot.subtask
         if pending is None or subtask not in self._subtasks or subtask in pending.snapshots:
-            return tuple(self._discard(handles_of([snapshot])))
+            return tuple(self._discard_late(snapshot))
         pending.snapshots[subtask] = snapshot
+        self._files.name([snapshot])
         if pending.snapshots.keys() == self._subtasks:
             if pending.savepoint is not None:
                 pending.writing = True
@@ -286,7 +286,7 @@ class CheckpointCoordinator:
         for older in sorted(subsumed_ones):
             # Nobody needs to be told: who hears of `checkpoint` waits for no older one.
             dropped += self._pending.pop(older).snapshots.values()
-        decisions += self._discard(handles_of(dropped))
+        decisions += self._drop(dropped)
         if kind.ends_job:
             self._last = checkpoint
         return (*decisions, *self._proceed(now_s))
@@ -325,13 +325,13 @@ class CheckpointCoordinator:
             checkpoint <= self._decided_last,
             f"{subtask} committed checkpoint {checkpoint}; {self._decided_last} is decided",
         )
-        before = min(self._confirmed.values())
-        self._confirmed[subtask] = max(self._confirmed[subtask], checkpoint)
+        before = self._confirmed.lowest
+        self._confirmed.raise_to(checkpoint, subtask)
         if subtask in self._committers:
             self._undelivered = [n for n in self._undelivered if n > self._delivered_through()]
-        if min(self._confirmed.values()) == before:
+        if self._confirmed.lowest == before:
             return ()
-        return (*self._discard(()), *self._proceed(now_s))
+        return (*self._drop(()), *self._proceed(now_s))
 
     def _proceed(self, now_s: float) -> list[Decision]:
         """Whatever the facts so far allow next: finish or trigger."""
@@ -339,7 +339,7 @@ class CheckpointCoordinator:
         if self._over:
             return []
         if self._last is not None:
-            if min(self._confirmed.values()) < self._last or self._pending:
+            if self._confirmed.lowest < self._last or self._pending:
                 return []
             self._over = True
             return [FinishJob(self._last)]
@@ -377,7 +377,7 @@ class CheckpointCoordinator:
         self._schedule.failed(now_s)
         self._consecutive += 1
         decisions: list[Decision] = [NotifyAbort(checkpoint, reason)]
-        decisions += self._discard(handles_of(pending.snapshots.values()))
+        decisions += self._drop(pending.snapshots.values())
         decisions.append(CountFailure(checkpoint, reason, self._consecutive))
         if self._consecutive > self._settings.tolerable_failures:
             self._over = True
@@ -394,7 +394,7 @@ class CheckpointCoordinator:
         """Give a savepoint up. It counts as no failure, unless the job was to stop with it."""
         checkpoint = pending.trigger.checkpoint
         decisions: list[Decision] = [NotifyAbort(checkpoint, reason)]
-        decisions += self._discard(handles_of(pending.snapshots.values()))
+        decisions += self._drop(pending.snapshots.values())
         decisions.append(AbortSavepoint(request, checkpoint, reason))
         if request.kind.stops_sources:
             self._over = True
@@ -427,22 +427,57 @@ class CheckpointCoordinator:
         confirmed = (self._confirmed[committer] for committer in self._committers)
         return min(confirmed, default=GENESIS)
 
-    def _named(self) -> frozenset[str]:
-        retained = (snapshot for kept in self._retained for snapshot in kept.snapshots)
-        pending = (s for p in self._pending.values() for s in p.snapshots.values())
-        return paths_of(retained) | paths_of(pending)
+    def _drop(self, snapshots: Iterable[SubtaskSnapshot]) -> list[Decision]:
+        """Take in that a checkpoint is gone, and delete every file whose wait is over."""
+        private = self._files.drop(snapshots, decided_last=self._decided_last)
+        return self._discard(private, None)
 
-    def _discard(self, handles: Iterable[StateHandle]) -> list[Decision]:
-        """Drop `handles`, and delete every file whose wait is over."""
-        named = self._named()
-        private = self._files.drop(handles, named=named, decided_last=self._decided_last)
+    def _discard_late(self, snapshot: SubtaskSnapshot) -> list[Decision]:
+        """Delete what a late ack has brought and no checkpoint names, or have it wait."""
+        handles = handles_of([snapshot])
+        private = self._files.unnamed(handles, decided_last=self._decided_last)
+        return self._discard(private, handles)
+
+    def _discard(
+        self, private: tuple[StateHandle, ...], among: tuple[StateHandle, ...] | None
+    ) -> list[Decision]:
         shared = self._files.release(
-            named=named,
-            confirmed=min(self._confirmed.values()),
+            confirmed=self._confirmed.lowest,
             next_checkpoint=self._next_checkpoint,
             oldest_pending=min(self._pending, default=self._next_checkpoint),
+            among=among,
         )
         return [DiscardState(private + shared)] if private or shared else []
+
+
+class Confirmed:
+    """The newest decision that each of many is known to have committed, and the lowest of these."""
+
+    def __init__(self, everyone: Iterable[SubtaskRef], checkpoint: CheckpointId) -> None:
+        self._of = dict.fromkeys(everyone, checkpoint)
+        self._counts = Counter(self._of.values())
+
+    def __contains__(self, who: SubtaskRef) -> bool:
+        return who in self._of
+
+    def __getitem__(self, who: SubtaskRef) -> CheckpointId:
+        return self._of[who]
+
+    @property
+    def lowest(self) -> CheckpointId:
+        """What all have committed; costs what there are decisions, not subtasks."""
+        return min(self._counts)
+
+    def raise_to(self, checkpoint: CheckpointId, who: SubtaskRef) -> None:
+        """Take in that `who` has committed up to `checkpoint`; ignored when it has more."""
+        before = self._of[who]
+        if checkpoint <= before:
+            return
+        self._of[who] = checkpoint
+        self._counts[checkpoint] += 1
+        self._counts[before] -= 1
+        if not self._counts[before]:
+            del self._counts[before]
 
 
 __all__ = ["CheckpointCoordinator", "CheckpointSettings"]

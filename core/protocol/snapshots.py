@@ -17,6 +17,7 @@ derived from content alone), and only files of checkpoints known completed and r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -171,21 +172,40 @@ class _Waiting:
 
 
 class StateFiles:
-    """Counts references to files by path. Owned by the coordinator."""
+    """Counts references to files by path. Owned by the coordinator.
 
-    def __init__(self) -> None:
+    What a call costs goes with the files that it is told of, not with those that there are: a
+    checkpoint of thousands of subtasks that is given up brings an ack of each.
+    """
+
+    def __init__(self, retained: Iterable[CompletedCheckpoint] = ()) -> None:
+        self._named: Counter[str] = Counter()
         self._waiting: dict[str, _Waiting] = {}
+        for completed in retained:
+            self.name(completed.snapshots)
+
+    def name(self, snapshots: Iterable[SubtaskSnapshot]) -> None:
+        """Take in that a pending checkpoint, or a retained one, names the files of `snapshots`."""
+        self._named.update(handle.path for handle in handles_of(snapshots))
 
     def drop(
-        self, handles: Iterable[StateHandle], *, named: frozenset[str], decided_last: CheckpointId
+        self, snapshots: Iterable[SubtaskSnapshot], *, decided_last: CheckpointId
     ) -> tuple[StateHandle, ...]:
-        """Take in that a checkpoint no longer names `handles`; return the private ones to delete.
+        """Take back what `name` was told; return the private files to delete."""
+        handles = handles_of(snapshots)
+        for handle in handles:
+            self._named[handle.path] -= 1
+            if not self._named[handle.path]:
+                del self._named[handle.path]
+        return self.unnamed(handles, decided_last=decided_last)
 
-        `named` are the paths that retained and pending checkpoints still name.
-        """
+    def unnamed(
+        self, handles: Iterable[StateHandle], *, decided_last: CheckpointId
+    ) -> tuple[StateHandle, ...]:
+        """Return the private ones of `handles` that no checkpoint names; the shared ones wait."""
         private: dict[str, StateHandle] = {}
         for handle in handles:
-            if not handle.path or handle.path in named:
+            if not handle.path or self._is_named(handle.path):
                 continue
             if handle.shared:
                 self._waiting[handle.path] = _Waiting(handle, decided_last)
@@ -196,19 +216,23 @@ class StateFiles:
     def release(
         self,
         *,
-        named: frozenset[str],
         confirmed: CheckpointId,
         next_checkpoint: CheckpointId,
         oldest_pending: CheckpointId,
+        among: Iterable[StateHandle] | None = None,
     ) -> tuple[StateHandle, ...]:
-        """Return the shared files whose wait is over, to delete.
+        """Return the shared files whose wait is over, to delete; of `among`, or of all.
 
         `confirmed` is the decision that every subtask is known to have heard of;
         `oldest_pending` is `next_checkpoint` when none is pending.
         """
         released: list[StateHandle] = []
-        for path, waiting in list(self._waiting.items()):
-            if path in named:
+        paths = list(self._waiting) if among is None else dict.fromkeys(h.path for h in among)
+        for path in paths:
+            waiting = self._waiting.get(path)
+            if waiting is None:
+                continue
+            if self._is_named(path):
                 # Used again: the checkpoint that names it now drops it later.
                 del self._waiting[path]
                 continue
@@ -218,3 +242,6 @@ class StateFiles:
                 del self._waiting[path]
                 released.append(waiting.handle)
         return tuple(released)
+
+    def _is_named(self, path: str) -> bool:
+        return path in self._named

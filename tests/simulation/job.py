@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from tests.simulation.channels import KEY_GROUPS
@@ -90,7 +91,9 @@ class Driver(Process):
         while True:
             try:
                 yield 0.02
-                log = LogOwner(self.world, self.name, self._claimed, self.pipeline)
+                log = yield from LogOwner.claims(
+                    self.world, self.name, self._claimed, self.pipeline
+                )
                 self._claimed = log.attempt
                 self.attempt = attempt = Attempt(self.world, self, log)
                 yield from attempt.run(self._requests, tracker.on_running)
@@ -140,6 +143,9 @@ class Attempt:
         self._stopping: set[CheckpointId] = set()
         self._drains = False
         self._told: CheckpointId | None = None
+        self._appending = False
+        self._deferred: deque[tuple[CheckpointKind | None, Fact]] = deque()
+        """What the coordinator is told when the append has ended; with what is asked for."""
         self._offers: dict[str, SplitOffers] = {}
         self._discover_at = 0.0
         self._global: dict[str, GlobalCommitter] = {}
@@ -150,7 +156,7 @@ class Attempt:
         world = self.world
         if self._crashes("after the claim"):
             yield 1.0
-        restored = self._restore_point()
+        restored = yield from self._restore_point()
         try:
             sweep_files(world, self.log)
         except Gone:
@@ -163,9 +169,10 @@ class Attempt:
         while self._finished is None:
             self._fail_if_told()
             assert self.coordinator is not None
-            self._carry_out(self.coordinator.tick(world.clock.now_s))
+            if not self._appending:
+                self._carry_out(self.coordinator.tick(world.clock.now_s))
             self._discover()
-            if self._told is not None:
+            if self._told is not None and world.shape.loss:
                 self._tell_complete(self._told)  # again: the first word may be lost
             wake_s = self.coordinator.next_wake_s()
             yield 0.1 if wake_s is None else max(0.01, min(0.1, wake_s - world.now_s))
@@ -176,16 +183,15 @@ class Attempt:
         return self.coordinator is not None and self._failure is None
 
     def unfulfilled(self) -> frozenset[CheckpointKind]:
-        return self.coordinator.requested if self.coordinator else frozenset()
+        asked = frozenset(kind for kind, _ in self._deferred if kind)
+        return asked | self.coordinator.requested if self.coordinator else asked
 
     def request(self, kind: CheckpointKind) -> None:
-        assert self.coordinator is not None
-        now_s = self.world.clock.now_s
         if kind.is_savepoint:
             request = SavepointRequest(f"{self.number}", kind)
-            self._carry_out(self.coordinator.request_savepoint(request, now_s))
+            self._tell(lambda c, now_s: c.request_savepoint(request, now_s), kind)
         else:
-            self._carry_out(self.coordinator.request(kind, now_s))
+            self._tell(lambda c, now_s: c.request(kind, now_s), kind)
 
     def release_slots(self, why: str) -> None:
         """A slot whose attempt is over may not hear of it for a while, and goes on: a zombie."""
@@ -200,11 +206,11 @@ class Attempt:
 
     # --- the beginning -------------------------------------------------------------------------
 
-    def _restore_point(self) -> CompletedCheckpoint:
+    def _restore_point(self) -> Steps[CompletedCheckpoint]:
         """Decide checkpoint 0 if need be, or one that takes in what is new since the last."""
         if not self.log.view.completed:
-            self.log.append(genesis_of(self.world, self.log))
-        begin_from(self.world, self.log)
+            yield from self.log.append(genesis_of(self.world, self.log))
+        yield from begin_from(self.world, self.log)
         restored = self.log.view.completed[-1]
         lists: dict[str, tuple[bytes, ...]] = {}
         for uid, partitions in self.world.sources.items():
@@ -214,7 +220,8 @@ class Attempt:
                 lists[uid] = tuple(encode_split(p, at) for p, at in now.items())
         if lists:
             now_ms = self.world.clock.wall_ms()
-            self.log.append(with_lists(restored, SPLITS, lists, attempt=self.number, now_ms=now_ms))
+            grown = with_lists(restored, SPLITS, lists, attempt=self.number, now_ms=now_ms)
+            yield from self.log.append(grown)
         return self.log.view.completed[-1]
 
     def _deploy(self, restored: CompletedCheckpoint) -> None:
@@ -260,13 +267,12 @@ class Attempt:
         world, sink_id = self.world, target.sink_id
 
         def committed(through: CheckpointId) -> None:
-            assert self.coordinator is not None
             for slot in self.slots:
                 world.network.send(
                     lambda s=slot: s.globally_committed(sink_id, through)  # type: ignore[misc]
                 )
             who = _committer_ref(sink_id)
-            self._carry_out(self.coordinator.committed(who, through, world.now_s))
+            self._tell(lambda c, now_s: c.committed(who, through, now_s))
 
         def failed(error: OnceflowError) -> None:
             self._failure = self._failure or error
@@ -289,7 +295,15 @@ class Attempt:
                 lost = PreparedTransactionLost if said.for_good else SlotLost
                 self._failure = lost(f"slot {slot} is gone: {said.reason}")
         elif current._failure is None:
-            current._carry_out(said(current.coordinator, self.world.now_s))
+            current._tell(said)
+
+    def _tell(self, fact: Fact, asks: CheckpointKind | None = None) -> None:
+        """Tell the coordinator, or as soon as it listens."""
+        if self._appending:
+            self._deferred.append((asks, fact))
+        else:
+            assert self.coordinator is not None
+            self._carry_out(fact(self.coordinator, self.world.now_s))
 
     def _carry_out(self, decisions: Sequence[object]) -> None:
         world = self.world
@@ -329,35 +343,47 @@ class Attempt:
                     pass
 
     def _append(self, completed: CompletedCheckpoint) -> None:
-        assert self.coordinator is not None
         if self._crashes("before append"):
             return
-        checkpoint = completed.checkpoint
         if self.world.variant.whole_before_decision:
             self._commit_whole(completed)
+        self._appending = True
+        self.driver.begin(self._decide(completed))
+
+    def _decide(self, completed: CompletedCheckpoint) -> Steps[None]:
+        """Append beside everything else, and tell the coordinator how that ended."""
+        checkpoint, error = completed.checkpoint, None
         try:
-            self.log.append(completed)
-        except (StorageError, self.world.variant.taken_for_refused) as error:
-            more = self.coordinator.append_failed(checkpoint, str(error), self.world.now_s)
-        except OnceflowError as error:
-            self._failure = error
+            yield from self.log.append(completed)
+        except OnceflowError as caught:
+            error = caught
+        if self.driver.attempt is not self or self._failure is not None:
             return
-        else:
-            if self._crashes("after append"):
-                return
-            self.world.oracle.first_decision(self.number, self._recovery.retired)
-            more = self.coordinator.logged(checkpoint, self.world.now_s)
-        self._carry_out(more)
+        assert self.coordinator is not None
+        self._appending = False
+        match error:
+            case None:
+                if self._crashes("after append"):
+                    return
+                self.world.oracle.first_decision(self.number, self._recovery.retired)
+                self._carry_out(self.coordinator.logged(checkpoint, self.world.now_s))
+            case StorageError() | self.world.variant.taken_for_refused():
+                now_s = self.world.now_s
+                self._carry_out(self.coordinator.append_failed(checkpoint, str(error), now_s))
+            case _:
+                self._failure = error
+        while self._deferred and not self._appending and self._failure is None:
+            self._tell(self._deferred.popleft()[1])
 
     def _write_savepoint(self, decision: WriteSavepoint) -> Steps[None]:
         """Beside everything else; its files must be there until it is written."""
         yield self.world.rng.choice([0.02, 0.3])
         assert self.coordinator is not None
-        checkpoint, now_s = decision.completed.checkpoint, self.world.now_s
+        checkpoint = decision.completed.checkpoint
         alive = self.driver.attempt is self and self.driver.alive and self._failure is None
         if alive and checkpoint in self.coordinator.pending:
             write(self.world, decision, self.log.view)
-            self._carry_out(self.coordinator.savepoint_ended(checkpoint, now_s))
+            self._tell(lambda c, now_s: c.savepoint_ended(checkpoint, now_s))
 
     def _commit_whole(self, completed: CompletedCheckpoint) -> None:
         for committer in self._global.values():

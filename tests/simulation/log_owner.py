@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tests.simulation.storage import digest_of
+from tests.simulation.clock import Gone, Steps
+from tests.simulation.storage import Look, digest_of
 
 from onceflow.core.errors import ConfigError, Fenced, StorageError
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
@@ -14,6 +15,7 @@ from onceflow.core.protocol.log import (
     AppendStands,
     LogEntry,
     LogRecord,
+    LogView,
     apply,
     check_append,
     claim_again,
@@ -29,34 +31,57 @@ if TYPE_CHECKING:
     from tests.simulation.world import Pipeline, World
 
 
-class LogOwner:
-    """Reads the log, claims it, and appends to it until a newer attempt does."""
+CREATE_TRIES_MAX = 3
+CLAIM_TRIES_MAX = 3
 
-    def __init__(
-        self, world: World, owner: str, before: AttemptId | None, pipeline: Pipeline
-    ) -> None:
-        """Claim the log; raises ConfigError when the pipeline leaves a sink behind."""
+
+class LogOwner:
+    """Appends to the log that it has claimed, until a newer attempt does."""
+
+    def __init__(self, world: World, view: LogView) -> None:
         self._world = world
         self._settled: set[str] = set()
-        self.view = replay(world.log.entries())
-        if before is None:
-            left = self.view.sinks.difference(pipeline.sinks, pipeline.retired)
-            if left and world.variant.checks_sinks:
-                raise ConfigError(f"nobody settles {', '.join(sorted(left))}")
-            claim = next_claim(self.view, owner, pipeline.sinks)
-        else:
-            claim = claim_again(self.view, owner=owner, attempt=before)
-        self._put(claim)
-        world.claimed = max(world.claimed, claim.attempt)
+        self.view = view
+
+    @classmethod
+    def claims(
+        cls, world: World, owner: str, before: AttemptId | None, pipeline: Pipeline
+    ) -> Steps[LogOwner]:
+        """Read the log and claim it; `before` is what the same driver has claimed.
+
+        Raises ConfigError when the pipeline leaves a sink behind.
+        """
+        for number in range(CLAIM_TRIES_MAX):
+            try:
+                entries: list[LogEntry] = yield world.log.ask(world.log.entries)
+            except Gone:
+                raise StorageError("the log cannot be read") from None
+            view = replay(entries)
+            if before is None:
+                left = view.sinks.difference(pipeline.sinks, pipeline.retired)
+                if left and world.variant.checks_sinks and not number:
+                    raise ConfigError(f"nobody settles {', '.join(sorted(left))}")
+                claim = next_claim(view, owner, pipeline.sinks)
+            else:
+                claim = claim_again(view, owner=owner, attempt=before)
+            stands, digest = yield from _put(world, claim)
+            if stands:
+                return cls(world, apply(view, LogEntry(claim, digest)))
+        raise Fenced(f"{CLAIM_TRIES_MAX} times another driver has claimed first")
 
     @property
     def attempt(self) -> AttemptId:
         return self.view.attempt
 
-    def append(self, completed: CompletedCheckpoint) -> None:
+    def append(self, completed: CompletedCheckpoint) -> Steps[None]:
         """Decide `completed`; raises Fenced, StorageError when it is not in the log, or Unknown."""
         record = next_decision(self.view, completed)
-        self._put(record)
+        stands, digest = yield from _put(self._world, record)
+        if not stands:
+            self._world.oracle.check_fenced(record.attempt)
+            raise Fenced(f"record {record.sequence} of attempt {record.attempt}")
+        view = apply(self.view, LogEntry(record, digest))
+        self.view = replace(view, memory=view.memory.settled(self._settled))
         self._world.clock.say(f"attempt {completed.attempt} decides {completed.checkpoint}")
 
     def begins_from(self, savepoint: str) -> None:
@@ -72,33 +97,42 @@ class LogOwner:
         for sequence in prunable(self.view, kept):
             if self._world.log_fails():
                 return
-            self._world.log.records.pop(sequence, None)
+            self._world.log.prune(sequence)
         self.view = replace(
             self.view, decided=self.view.decided[-kept:], first_sequence=first, orphans=()
         )
 
-    def _put(self, record: LogRecord) -> None:
-        world, log = self._world, self._world.log
-        if world.log_fails():
-            raise StorageError("no space for the record")
-        if world.variant.fenced:
-            digest = log.create(record)
+
+def _put(world: World, record: LogRecord) -> Steps[tuple[bool, str]]:
+    """Return whether `record` is the log's last one, and its digest. Mirrors DecisionLog.put."""
+    log, digest = world.log, digest_of(record)
+    if world.log_fails():
+        raise StorageError("no space for the record")
+    standing = yield from _created(world, record, digest)
+    if world.variant.takes_what_exists:
+        standing = digest
+    try:
+        look: Look = yield log.ask(lambda: log.look(record))
+    except Gone:
+        raise DecisionUnknown("the log cannot be looked at") from None
+    if standing == digest and not look.follows and world.variant.judged:
+        standing = None
+    if not world.variant.judged:
+        return standing == digest, digest
+    verdict = check_append(record, digest, standing_digest=standing, highest_sequence=look.highest)
+    return isinstance(verdict, AppendStands), digest
+
+
+def _created(world: World, record: LogRecord, digest: str) -> Steps[str | None]:
+    """Return the digest of what stands at the record's number after trying to create it."""
+    for number in range(CREATE_TRIES_MAX):
+        try:
+            standing: str = yield world.log.ask(lambda: world.log.create(record, digest))
+        except Gone:
+            if world.variant.lost_reply_is_refusal:
+                raise StorageError("the reply never came") from None
+            world.clock.say(f"nobody knows whether record {record.sequence} is created")
         else:
-            digest = digest_of(record)
-            log.records[record.sequence] = LogEntry(record, digest)
-        verdict = check_append(
-            record,
-            digest,
-            standing_digest=log.standing(record.sequence),
-            highest_sequence=max(log.records),
-        )
-        stands = isinstance(verdict, AppendStands)
-        if not world.variant.judged:
-            stands = log.standing(record.sequence) == digest
-        if not stands:
-            raise Fenced(f"record {record.sequence}: {verdict}")
-        self._world.oracle.appended(record)
-        if world.log_fails():
-            raise DecisionUnknown("the reply never came")
-        self.view = apply(self.view, LogEntry(record, digest))
-        self.settle(())
+            again = number and world.variant.exists_is_anothers
+            return None if again else standing
+    raise DecisionUnknown("the reply never came")

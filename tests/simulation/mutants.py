@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,7 @@ from onceflow.core.protocol.alignment import (
 )
 from onceflow.core.protocol.commits import CommitQueue
 from onceflow.core.protocol.committables import Committable
-from onceflow.core.protocol.coordinator import CheckpointCoordinator
+from onceflow.core.protocol.coordinator import CheckpointCoordinator, Confirmed
 from onceflow.core.protocol.decisions import (
     AppendDecision,
     CheckpointKind,
@@ -105,7 +106,7 @@ class _ConfirmsAtDecision(CheckpointCoordinator):
     """Counts every subtask's confirmation when the decision is logged."""
 
     def logged(self, checkpoint: CheckpointId, now_s: float) -> tuple[Decision, ...]:
-        self._confirmed = dict.fromkeys(self._subtasks, checkpoint)
+        self._confirmed = Confirmed(self._subtasks, checkpoint)
         return super().logged(checkpoint, now_s)
 
 
@@ -192,7 +193,7 @@ class _FinishesAtDecision(CheckpointCoordinator):
         decisions = super().logged(checkpoint, now_s)
         if self._last is None:
             return decisions
-        self._confirmed = dict.fromkeys(self._subtasks, self._last)
+        self._confirmed = Confirmed(self._subtasks, self._last)
         return (*decisions, *self._proceed(now_s))
 
 
@@ -281,7 +282,7 @@ def _with_files(files: type[StateFiles]) -> type[CheckpointCoordinator]:
     class WithFiles(CheckpointCoordinator):
         def __init__(self, *arguments: Any, **named: Any) -> None:
             super().__init__(*arguments, **named)
-            self._files = files()
+            self._files = files(self._retained)
 
     return WithFiles
 
@@ -304,7 +305,10 @@ class _NamedFiles(StateFiles):
     """Deletes shared files that a newer checkpoint names again."""
 
     def release(self, **named: Any) -> tuple[StateHandle, ...]:
-        return super().release(**dict(named, named=frozenset[str]()))
+        counts, self._named = self._named, Counter()
+        released = super().release(**named)
+        self._named = counts
+        return released
 
 
 class _LastedFiles(StateFiles):
@@ -511,7 +515,10 @@ MUTANTS: tuple[Variant, ...] = (
     Variant("acks before the prepare", ack_before_prepare=True),
     Variant("alignment lets a channel through", mode=AlignmentMode.AT_LEAST_ONCE),
     Variant("abort rolls back what a later decision lists", roll_back_on_abort=True),
-    Variant("appends without create-if-absent", fenced=False),
+    Variant("appends without create-if-absent", overwrites=True),
+    Variant("takes what exists for its own record", takes_what_exists=True),
+    Variant("takes a lost reply of an append for a refusal", lost_reply_is_refusal=True),
+    Variant("takes its own record for another driver's", exists_is_anothers=True),
     Variant("accepts its own orphan record", judged=False),
     Variant("takes acks of older attempts", coordinator=_AnyAttempt, slot_checks_attempt=False),
     Variant("completes with an ack missing", coordinator=_OneMissing),

@@ -114,6 +114,11 @@ class Oracle:
         if completed.checkpoint > GENESIS:
             self.check_state(completed)
 
+    def check_fenced(self, attempt: int) -> None:
+        """I5: nobody is fenced by its own record, whose creation it was not told of."""
+        if attempt >= self._world.claimed:
+            raise Violation(f"I5 attempt {attempt} is fenced, and nobody has claimed the job since")
+
     def check_state(self, completed: CompletedCheckpoint) -> None:
         """I6: positions, state and rows are those of exactly the records before the barrier."""
         world = self._world

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from tests.simulation.clock import Steps
 from tests.simulation.storage import handles_in
 
 from onceflow.core.errors import SavepointRefused
@@ -47,7 +48,7 @@ def write(world: World, decision: WriteSavepoint, view: LogView) -> None:
     world.clock.say(f"savepoint {completed.checkpoint} is written")
 
 
-def begin_from(world: World, log: LogOwner) -> None:
+def begin_from(world: World, log: LogOwner) -> Steps[None]:
     """Begin from the savepoint that the user names, unless the job has, or it is refused."""
     kept = world.kept
     if not world.begins_from_savepoint or kept is None:
@@ -71,7 +72,7 @@ def begin_from(world: World, log: LogOwner) -> None:
     for path in {handle.path for handle in handles_in(decision)}:
         world.files.write(_copy(decision, path), kept.content[path])
     log.begins_from(f"{kept.savepoint.id} {PLACE}")
-    log.append(_renamed(decision))
+    yield from log.append(_renamed(decision))
 
 
 def _copy(decision: CompletedCheckpoint, path: str) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.clock import Clock, Gone, Server, Violation
@@ -24,21 +24,63 @@ def digest_of(record: LogRecord) -> str:
     return hashlib.sha256(repr(record).encode()).hexdigest()[:16]
 
 
-@dataclass
-class SharedLog:
-    """Create-if-absent by sequence number, and nothing else; pruned from below."""
+@dataclass(frozen=True)
+class Look:
+    """What an appender sees of the log after its record was created, or was there."""
 
-    records: dict[int, LogEntry] = field(default_factory=dict[int, LogEntry])
+    highest: int
+    follows: bool
+    """Whether the record that it names as the one before it stands."""
 
-    def create(self, record: LogRecord) -> str:
+
+class SharedLog(Server):
+    """The records of the decision log in an object store: a number can be created once.
+
+    A request that breaks has created its record, will, or never does; nobody is told which.
+    """
+
+    def __init__(self, clock: Clock, created: Callable[[LogRecord], None]) -> None:
+        super().__init__(clock)
+        self.records: dict[int, LogEntry] = {}
+        self.pruned = False
+        """Whether there were records below those that there are."""
+        self.overwrites = False
+        """Broken: creates what is there already."""
+        self._created = created
+
+    def serve(self, effect: Callable[[], Any], reply: Callable[[Any], None]) -> None:
+        rng = self.clock.rng
+        if rng.random() >= self.fault_rate / 2:
+            super().serve(effect, reply)
+            return
+        # Whoever asks gives up, and what was asked is under way for a while.
+        self.faults += 1
+        self.clock.after(rng.uniform(0.01, 0.3), effect)
+        self.clock.after(rng.uniform(0.01, 0.05), lambda: reply(Gone()))
+
+    def create(self, record: LogRecord, digest: str) -> str:
         """Create unless the number is taken; return the digest of what stands there now."""
-        digest = digest_of(record)
-        self.records.setdefault(record.sequence, LogEntry(record, digest))
-        return digest
+        standing = self.records.get(record.sequence)
+        if standing is None or self.overwrites:
+            before = self.records.get(record.sequence - 1)
+            highest = record.sequence >= max(self.records, default=0)
+            linked = record.previous == (before.digest if before else "")
+            standing = self.records[record.sequence] = LogEntry(record, digest)
+            if highest and linked:
+                self._created(record)
+        return standing.digest
 
-    def standing(self, sequence: int) -> str | None:
-        entry = self.records.get(sequence)
-        return None if entry is None else entry.digest
+    def look(self, record: LogRecord) -> Look:
+        before = self.records.get(record.sequence - 1)
+        if record.sequence == 1:
+            follows = not self.pruned
+        else:
+            follows = before is not None and before.digest == record.previous
+        return Look(max(self.records, default=0), follows)
+
+    def prune(self, sequence: int) -> None:
+        self.pruned = True
+        self.records.pop(sequence, None)
 
     def entries(self) -> list[LogEntry]:
         return list(self.records.values())

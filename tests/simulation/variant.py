@@ -57,7 +57,10 @@ class Variant:
     prepare: Callable[[World], None] = _nothing
     """Breaks what is not the protocol's own."""
     mode: AlignmentMode | None = None
-    fenced: bool = True
+    overwrites: bool = False
+    takes_what_exists: bool = False
+    lost_reply_is_refusal: bool = False
+    exists_is_anothers: bool = False
     judged: bool = True
     commit_at_pre_commit: bool = False
     ack_before_prepare: bool = False

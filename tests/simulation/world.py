@@ -17,6 +17,7 @@ from tests.simulation.variant import Variant
 from onceflow.core.protocol.alignment import AlignmentMode
 from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import TransactionId
+from onceflow.core.protocol.log import AttemptClaimed, LogRecord
 from onceflow.core.protocol.restart import (
     ExponentialDelay,
     FailureRate,
@@ -179,9 +180,10 @@ class World:
         self.records = shape.records
         self.alignment_mode = variant.mode or shape.mode
         self.clock = Clock(self.rng)
-        self.log = SharedLog()
         self.files: Files = Files(self.clock)
         self.oracle = Oracle(self)
+        self.log = SharedLog(self.clock, self._logged)
+        self.log.overwrites = variant.overwrites
         self.network = Network(self.clock, shape.loss, shape.doubling)
         self.sources = {"source": [f"p{number}" for number in range(shape.partitions)]}
         self.tables = 1 + seed % 3
@@ -201,7 +203,7 @@ class World:
                 target.on_version = self.oracle.version
             self.targets[sink_id] = target
         variant.prepare(self)
-        self.files.fault_rate = shape.storage_faults
+        self.files.fault_rate = self.log.fault_rate = shape.storage_faults
         self.slots: list[Slot] = []
         self.finished = self.stopped = self.lost = False
         self.input_ends = not (shape.stops or shape.manual)
@@ -242,9 +244,16 @@ class World:
         return self.clock.now_s >= self._calm_at
 
     def calm_down(self) -> None:
-        self.network.loss = self.network.doubling = self.files.fault_rate = 0.0
+        self.network.loss = self.network.doubling = 0.0
+        self.files.fault_rate = self.log.fault_rate = 0.0
         for target in self.targets.values():
             target.fault_rate = target.slow_rate = 0.0
+
+    def _logged(self, record: LogRecord) -> None:
+        """The chain has one record more, whether or not anybody is told."""
+        if isinstance(record, AttemptClaimed):
+            self.claimed = max(self.claimed, record.attempt)
+        self.oracle.appended(record)
 
     def draws_crash(self) -> bool:
         return not self.calm and self.rng.random() < self.shape.crash_rate
