@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
 import typer
@@ -21,9 +20,16 @@ from onceflow.cli.terminal import console, print_listing, say
 from onceflow.core.errors import ConfigError, OnceflowError, SavepointRefused, StorageError
 from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.protocol.snapshots import CompletedCheckpoint, handles_of
-from onceflow.core.storage import FileStateReader, JobStorage
-from onceflow.core.storage.descriptions import savepoint_directory
-from onceflow.core.storage.savepoints import SavepointDirectory, damages
+from onceflow.core.storage import CheckpointStorage, JobStorage
+from onceflow.core.storage.savepoints import damages
+from onceflow.core.storage.stored_checkpoints import (
+    StoredCheckpoint,
+    checkpoint_at,
+    checkpoints_of,
+    open_job,
+    savepoint_at,
+    savepoints_of,
+)
 
 EXIT_REFUSED, EXIT_USAGE, EXIT_UNREACHABLE = 1, 2, 3
 
@@ -53,20 +59,11 @@ OneName: TypeAlias = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    name: str
-    kind: str
-    completed: CompletedCheckpoint
-    reader: FileStateReader
-    savepoint: SavepointDirectory | None = None
-
-
 @checkpoints.command("list")
 def list_(storage: Storage, job: Job = None, json_: Json = False) -> None:
     """List the checkpoints that the decision log holds, and the savepoints in the job's storage."""
     with _exit_status():
-        opened = _job(storage, job)
+        opened = open_job(_storage(storage), job)
         rows = [_facts(one) for one in _all(storage, opened)]
         if json_:
             print(json.dumps({"job": opened.job, "checkpoints": rows}))
@@ -113,7 +110,8 @@ def verify(
 ) -> None:
     """Read every state file and compare its checksum; exit status 1 when one is not whole."""
     with _exit_status():
-        wanted = [_one(storage, job, name)] if name else _all(storage, _job(storage, job))
+        opened = None if name else open_job(_storage(storage), job)
+        wanted = _all(storage, opened) if opened else [_one(storage, job, name or "")]
         wrong = [
             {"name": one.name, "damage": text}
             for one in wanted
@@ -168,46 +166,27 @@ def _exit_status() -> Generator[None, None, None]:
                 raise typer.Exit(EXIT_REFUSED) from error
 
 
-def _job(storage: str, job: str | None) -> JobStorage:
-    if job is None:
-        jobs = Place(storage, "_", 0.0).described.open("_").jobs()
-        if len(jobs) != 1:
-            there = ", ".join(jobs) or "none"
-            raise ConfigError(f"--storage {storage} holds {len(jobs)} jobs ({there}): add --job")
-        job = jobs[0]
-    return Place(storage, job, 0.0).open()
+def _storage(storage: str) -> CheckpointStorage:
+    return Place(storage, "_", 0.0).described
 
 
-def _all(storage: str, job: JobStorage) -> list[_Found]:
-    view = job.log.read()
-    found = [_Found(str(c.checkpoint), "checkpoint", c, job.reader()) for c in view.completed]
-    described = Place(storage, job.job, 0.0).described
-    for name in job.savepoint_names():
-        directory = savepoint_directory(described, f"{job.savepoints}/{name}")
-        try:
-            found.append(_savepoint(directory))
-        except SavepointRefused as error:
-            say(str(error), style="yellow")
+def _all(storage: str, job: JobStorage) -> list[StoredCheckpoint]:
+    found = checkpoints_of(job)
+    for one in savepoints_of(_storage(storage), job):
+        if isinstance(one, StoredCheckpoint):
+            found.append(one)
+        else:
+            say(str(one), style="yellow")
     return found
 
 
-def _one(storage: str, job: str | None, name: str) -> _Found:
+def _one(storage: str, job: str | None, name: str) -> StoredCheckpoint:
     if not name.isdigit():
-        return _savepoint(savepoint_directory(Place(storage, "_", 0.0).described, name))
-    opened = _job(storage, job)
-    for completed in opened.log.read().completed:
-        if completed.checkpoint == int(name):
-            return _Found(name, "checkpoint", completed, opened.reader())
-    raise ConfigError(f"the decision log of job {opened.job} holds no checkpoint {name}; see list")
+        return savepoint_at(_storage(storage), name)
+    return checkpoint_at(open_job(_storage(storage), job), int(name))
 
 
-def _savepoint(directory: SavepointDirectory) -> _Found:
-    savepoint = directory.read()
-    kind = savepoint.kind.value
-    return _Found(str(directory), kind, savepoint.completed, directory.reader(), directory)
-
-
-def _facts(found: _Found) -> dict[str, Any]:
+def _facts(found: StoredCheckpoint) -> dict[str, Any]:
     completed = found.completed
     files = handles_of(completed.snapshots)
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(completed.completed_at_ms / 1000))

@@ -15,6 +15,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSource
 from typing_extensions import override
 
+from onceflow.connectors.spark.state_formats import STATE_FORMATS
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.datasource import (
@@ -217,12 +219,13 @@ class FilesFormat(SinkFormat):
         return FilesStreamReader(files_read(self.options), schema)
 
 
-FORMATS: tuple[type[SinkFormat], ...] = (
+FORMATS: tuple[type[DataSource], ...] = (
     FilesFormat,
     KafkaFormat,
     MySQLFormat,
     PostgresFormat,
     SQLiteFormat,
+    *STATE_FORMATS,
 )
 """Those of this package; each has a module `pyspark_onceflow_…` by which Spark discovers it."""
 

@@ -196,10 +196,31 @@ def read_canonical(
                 for batch in stream:
                     yield from _rows_of(batch, metas, context.key_groups)
         except pa.ArrowInvalid as error:
-            raise StateCorrupt(
-                f"{handle.name} of {context} ({handle.path or 'inline'}) is no state file: {error};"
-                " restore an older checkpoint"
-            ) from error
+            raise _no_state_file(handle, context, error) from error
+
+
+def metas_of(reader: StateReader, handle: StateHandle, context: StateContext) -> list[StateMeta]:
+    """Return the states that a part says it holds, by its first bytes if those will do.
+
+    Raises:
+        StateIncompatible: Written with another max parallelism, or by a newer onceflow.
+        StateCorrupt: The bytes are no such part.
+        CheckpointCorrupt: The file is gone, or not what was written.
+    """
+    for read in (reader.head, reader.read):
+        try:
+            with pa.ipc.open_stream(read(handle)) as stream:
+                return _metas_of(stream.schema, handle, context)
+        except pa.ArrowInvalid as error:
+            found = error
+    raise _no_state_file(handle, context, found) from found
+
+
+def _no_state_file(handle: StateHandle, context: StateContext, error: Exception) -> StateCorrupt:
+    return StateCorrupt(
+        f"{handle.name} of {context} ({handle.path or 'inline'}) is no state file: {error};"
+        " restore an older checkpoint"
+    )
 
 
 def _metas_of(schema: pa.Schema, handle: StateHandle, context: StateContext) -> list[StateMeta]:

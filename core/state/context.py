@@ -55,6 +55,14 @@ class StateReader(Protocol):
         """
         ...
 
+    def head(self, handle: StateHandle) -> bytes:
+        """Return at least the first 64 KB of `handle`, or all of it; not verified.
+
+        Raises:
+            CheckpointCorrupt: It is gone.
+        """
+        ...
+
     def read_to(self, handle: StateHandle, path: Path) -> None:
         """Leave the bytes of `handle` in a new file at `path`.
 

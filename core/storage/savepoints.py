@@ -53,6 +53,10 @@ class SavepointDirectory:
     def __str__(self) -> str:
         return self._fs.location("").rstrip("/")
 
+    def is_there(self) -> bool:
+        """Tell whether this is the directory of a savepoint that was finished."""
+        return self._fs.size(self._paths.metadata) is not None
+
     def prepare(self) -> None:
         """Make the directory, as a sign that it can be written to.
 

@@ -28,6 +28,9 @@ from onceflow.core.storage.filesystem import AdoptsFiles, FileSystem
 from onceflow.core.storage.layout import JobPaths, StateNames, StatePaths
 from onceflow.core.storage.local import CHUNK_BYTES, write_all
 
+HEAD_BYTES = 64 * 1024
+"""How much of a file says what is in it."""
+
 _WHAT_TO_DO = (
     "restore the file from a backup of checkpoint storage, or start from an older checkpoint,"
     " knowing that rows which sinks have committed since then will come twice"
@@ -156,6 +159,20 @@ class FileStateReader:
         data = b"".join(self._chunks(handle))
         self._verify(handle, len(data), xxhash.xxh3_128_hexdigest(data))
         return data
+
+    def head(self, handle: StateHandle) -> bytes:
+        """Return the first bytes of `handle`, `HEAD_BYTES` of them unless it is shorter.
+
+        Raises:
+            CheckpointCorrupt: It is gone. Not verified: that takes reading all of it.
+            StorageError: It cannot be read now.
+        """
+        found = b""
+        for chunk in self._chunks(handle):
+            found += chunk
+            if len(found) >= HEAD_BYTES:
+                break
+        return found
 
     def verified_chunks(self, handle: StateHandle) -> Iterator[bytes]:
         """Yield the bytes of `handle` piece by piece; raises after the last what `read` does."""

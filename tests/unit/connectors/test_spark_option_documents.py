@@ -15,6 +15,7 @@ from onceflow.connectors.spark.file_options import FILES_READ, FILES_WRITE
 from onceflow.connectors.spark.kafka_options import KAFKA_READ, KAFKA_READ_STREAM, KAFKA_WRITE
 from onceflow.connectors.spark.options import PROTOCOL_OPTIONS, Option, OptionTable
 from onceflow.connectors.spark.sql_options import MYSQL_WRITE, POSTGRES_WRITE, SQLITE_WRITE
+from onceflow.connectors.spark.state_options import CHECKPOINTS_READ, STATE_READ
 from onceflow.connectors.spark.versions import SparkInterface
 
 PAGE = Path(__file__).parents[3] / "docs" / "spark-formats.md"
@@ -63,6 +64,8 @@ OPTIONS = (
     KAFKA_READ,
     FILES_WRITE,
     FILES_READ,
+    CHECKPOINTS_READ,
+    STATE_READ,
 )
 TABLES: dict[str, Callable[[], str]] = {
     **{
@@ -76,6 +79,8 @@ TABLES: dict[str, Callable[[], str]] = {
             KAFKA_READ,
             FILES_WRITE,
             FILES_READ,
+            CHECKPOINTS_READ,
+            STATE_READ,
         )
     },
     "every format write": lambda: _table(

@@ -55,6 +55,9 @@ class MemoryStorage:
             raise CheckpointCorrupt(f"{handle.path} is not what was written")
         return data
 
+    def head(self, handle: StateHandle) -> bytes:
+        return self.read(handle)
+
     def read_to(self, handle: StateHandle, path: Path) -> None:
         assert not path.exists()
         path.write_bytes(self.read(handle))

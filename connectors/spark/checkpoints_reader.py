@@ -1,0 +1,155 @@
+"""`onceflow-checkpoints`: a row for each checkpoint and savepoint in a checkpoint storage.
+
+What is not whole (a savepoint that was never finished, a damaged state file) is a row with what can
+be told of it, and says so in `problem`: one damaged file hides nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from onceflow.connectors.spark.arrow_rows import fitted, spark_schema
+from onceflow.connectors.spark.state_options import CHECKPOINTS_READ, JobPlace
+from onceflow.core.errors import CheckpointError, StateError, StorageError
+from onceflow.core.protocol.recovery import committables_of
+from onceflow.core.protocol.snapshots import OperatorSnapshot, handles_of
+from onceflow.core.state.stored import metas_by_name, pieces_of
+from onceflow.core.storage.stored_checkpoints import (
+    StoredCheckpoint,
+    checkpoints_of,
+    open_job,
+    savepoints_of,
+)
+
+_STATE = pa.struct([("name", pa.string()), ("kind", pa.string()), ("type", pa.string())])
+_OPERATOR = pa.struct(
+    [
+        ("uid", pa.string()),
+        ("subtasks", pa.int32()),
+        ("size_bytes", pa.int64()),
+        ("states", pa.list_(_STATE)),
+    ]
+)
+CHECKPOINTS = pa.schema(
+    [
+        ("job", pa.string()),
+        ("id", pa.int64()),
+        ("kind", pa.string()),
+        ("path", pa.string()),
+        ("attempt", pa.int64()),
+        ("triggered_at", pa.timestamp("us", "UTC")),
+        ("completed_at", pa.timestamp("us", "UTC")),
+        ("parallelism", pa.int32()),
+        ("max_parallelism", pa.int32()),
+        ("final", pa.bool_()),
+        ("size_bytes", pa.int64()),
+        ("files", pa.int32()),
+        ("transactions", pa.int32()),
+        ("operators", pa.list_(_OPERATOR)),
+        ("problem", pa.string()),
+    ]
+)
+"""The columns; `path` is that of a savepoint."""
+
+
+class CheckpointsReader(DataSourceReader):
+    """The listing as of when the task runs."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        """Describe it; asks nothing yet."""
+        self._place = CHECKPOINTS_READ.made(options)
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return a task a job. Driver, once a plan.
+
+        Raises:
+            ConfigError: The storage has no such job; names those that are there.
+        """
+        storage, job = self._place.storage, self._place.job
+        jobs = [open_job(storage, job).job] if job else list(storage.open("_").jobs())
+        return [InputPartition(one) for one in jobs] or [InputPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one job. Task."""
+        if partition.value is not None:
+            rows = list(_rows(JobPlace(self._place.storage, partition.value)))
+            if rows:
+                batch = pa.RecordBatch.from_pylist(rows, schema=CHECKPOINTS)
+                yield from fitted([batch], self._schema)
+
+
+def checkpoints_schema() -> StructType:
+    """Return the columns of every listing."""
+    return spark_schema(CHECKPOINTS)
+
+
+def _rows(place: JobPlace) -> Iterator[dict[str, Any]]:
+    job = open_job(place.storage, place.job)
+    for one in checkpoints_of(job):
+        yield _row(one)
+    for found in savepoints_of(place.storage, job):
+        if isinstance(found, StoredCheckpoint):
+            yield _row(found)
+        else:
+            yield {"job": job.job, "kind": "savepoint", "problem": str(found)}
+
+
+def _row(stored: StoredCheckpoint) -> dict[str, Any]:
+    completed = stored.completed
+    problems: list[str] = []
+    operators = [
+        _operator(stored, uid, problems)
+        for uid in sorted({o.uid for s in completed.snapshots for o in s.operators})
+    ]
+    return {
+        "job": stored.job,
+        "id": completed.checkpoint,
+        "kind": stored.kind,
+        "path": stored.name if stored.savepoint else None,
+        "attempt": completed.attempt,
+        # Arrow takes microseconds for numbers.
+        "triggered_at": completed.triggered_at_ms * 1000,
+        "completed_at": completed.completed_at_ms * 1000,
+        "parallelism": completed.parallelism,
+        "max_parallelism": completed.max_parallelism,
+        "final": completed.final,
+        "size_bytes": sum(one["size_bytes"] for one in operators),
+        "files": len(handles_of(completed.snapshots)),
+        "transactions": len(committables_of(completed)),
+        "operators": operators,
+        "problem": "; ".join(problems) or None,
+    }
+
+
+def _operator(stored: StoredCheckpoint, uid: str, problems: list[str]) -> dict[str, Any]:
+    parts = stored.completed.operator(uid)
+    handles = [handle for _, part in parts for handle in (*part.keyed, *part.raw)]
+    return {
+        "uid": uid,
+        "subtasks": len(parts),
+        "size_bytes": sum(handle.size_bytes for handle in handles),
+        "states": _states(stored, parts, problems),
+    }
+
+
+def _states(
+    stored: StoredCheckpoint, parts: Sequence[tuple[int, OperatorSnapshot]], problems: list[str]
+) -> list[Mapping[str, str | None]]:
+    found: list[Mapping[str, str | None]] = []
+    try:
+        pieces = pieces_of(parts, stored.completed.max_parallelism)
+        metas = metas_by_name(pieces, stored.reader).values()
+        found += [{"name": m.name, "kind": m.kind, "type": m.signature} for m in metas]
+    except (CheckpointError, StateError, StorageError) as error:
+        problems.append(str(error))
+    lists = sorted({name for _, part in parts for name in part.lists})
+    found += [{"name": name, "kind": "operator list", "type": None} for name in lists]
+    if any(part.raw for _, part in parts):
+        found.append({"name": "raw", "kind": "raw", "type": None})
+    return found

@@ -1,0 +1,166 @@
+"""Options of the formats that read and write state: where checkpoints are, and what of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from onceflow.connectors.spark.options import Kind, Option, OptionTable, choice
+from onceflow.core.errors import ConfigError
+from onceflow.core.state.state_columns import ValueForm
+from onceflow.core.storage import CheckpointStorage, ObjectStorage, checkpoint_storage
+from onceflow.core.storage.descriptions import savepoint_directory
+from onceflow.core.storage.stored_checkpoints import (
+    StoredCheckpoint,
+    checkpoint_at,
+    open_job,
+    savepoint_at,
+)
+
+LATEST = "latest"
+StateKindName = Literal["keyed", "list", "raw"]
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlace:
+    """A checkpoint storage, and maybe which job of it. Pickles to tasks; holds no secret."""
+
+    storage: CheckpointStorage
+    job: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateRead:
+    """Which state is read."""
+
+    path: str
+    place: JobPlace
+    uid: str
+    state: str | None
+    kind: StateKindName | None
+    checkpoint: int | None
+    """None: the last one."""
+    form: ValueForm
+
+    def found(self) -> StoredCheckpoint:
+        """Return the checkpoint or savepoint that is meant.
+
+        Raises:
+            ConfigError: There is none such; names those that are there.
+            CheckpointCorrupt: The log or the savepoint's metadata is damaged.
+        """
+        storage = self.place.storage
+        if not savepoint_directory(storage, self.path).is_there():
+            return checkpoint_at(open_job(storage, self.place.job), self.checkpoint)
+        if self.checkpoint is not None:
+            raise ConfigError(
+                f"{self.path} is a savepoint, which holds one checkpoint: leave checkpoint= out"
+            )
+        found = savepoint_at(storage, self.path)
+        if self.place.job not in (None, found.job):
+            raise ConfigError(f"{found} is no savepoint of job {self.place.job!r}: leave job= out")
+        return found
+
+
+def storage_of(path: str, storage_options: Mapping[str, object] | None) -> CheckpointStorage:
+    """Return the checkpoint storage at `path`, a bucket's with its client's options.
+
+    Raises:
+        ConfigError: It is none; or options are given for a directory.
+    """
+    found = checkpoint_storage(path)
+    if not storage_options:
+        return found
+    if not isinstance(found, ObjectStorage):
+        raise ConfigError(f"storage.* options are for a bucket, and path={path!r} is none")
+    options = {name: str(value) for name, value in storage_options.items()}
+    endpoint = options.pop("endpoint", None)
+    return ObjectStorage(path, endpoint=endpoint, options=options)
+
+
+def _place(
+    path: str, *, job: str | None = None, storage_options: Mapping[str, object] | None = None
+) -> JobPlace:
+    return JobPlace(storage_of(path, storage_options), job)
+
+
+def _state_read(
+    path: str,
+    uid: str,
+    *,
+    job: str | None = None,
+    checkpoint: int | str = LATEST,
+    state: str | None = None,
+    state_type: str | None = None,
+    value_format: str = "typed",
+    storage_options: Mapping[str, object] | None = None,
+) -> StateRead:
+    return StateRead(
+        path=path,
+        place=_place(path, job=job, storage_options=storage_options),
+        uid=uid,
+        state=state,
+        kind=cast("StateKindName | None", state_type),
+        checkpoint=None if checkpoint == LATEST else int(checkpoint),
+        form=cast("ValueForm", value_format),
+    )
+
+
+def _checkpoint(text: str) -> int | str:
+    return LATEST if text.strip().lower() == LATEST else int(text)
+
+
+_JOB = Option("job", "job", "The job's name; needed where the storage holds several")
+_PATH_SAYS = "The job's checkpoint storage: a directory or a bucket's URL"
+
+CHECKPOINTS_READ = OptionTable(
+    format="onceflow-checkpoints",
+    direction="read",
+    target=cast("Callable[..., JobPlace]", _place),
+    options=(
+        Option("path", "path", _PATH_SAYS, aliases=("storage",)),
+        Option("job", "job", "The job's name; all jobs of the storage unless given"),
+    ),
+    prefix="storage.",
+    prefix_argument="storage_options",
+)
+
+STATE_READ = OptionTable(
+    format="onceflow-state",
+    direction="read",
+    target=_state_read,
+    options=(
+        Option("path", "path", f"{_PATH_SAYS}; or a savepoint's directory", aliases=("storage",)),
+        _JOB,
+        Option(
+            "checkpoint",
+            "checkpoint",
+            "The number of a checkpoint that the storage holds, or `latest`",
+            Kind("the number of a checkpoint, or latest", _checkpoint),
+            aliases=("batchId",),
+        ),
+        Option("uid", "uid", "The operator's uid", aliases=("operatorUid",)),
+        Option(
+            "state",
+            "state",
+            "The state's name; needed where the operator has several",
+            aliases=("stateName", "stateVarName"),
+        ),
+        Option(
+            "stateType",
+            "state_type",
+            "`keyed`, `list` (operator state) or `raw`; needed where one name is several of them",
+            choice("keyed", "list", "raw"),
+        ),
+        Option(
+            "valueFormat",
+            "value_format",
+            "`typed`: in the type that the snapshot names, JSON for types of your own; `json`: the"
+            " JSON of every value; `binary`: the bytes that are stored",
+            choice("typed", "json", "binary"),
+        ),
+    ),
+    prefix="storage.",
+    prefix_argument="storage_options",
+)
