@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import wraps
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.coordinator import CheckpointSettings
-from onceflow.core.storage import CheckpointStorage, checkpoint_storage
+
+if TYPE_CHECKING:
+    from onceflow.core.storage import CheckpointStorage
 
 _Choice = TypeVar("_Choice", bound=Enum)
 _Settings = TypeVar("_Settings", bound="type[Any]")
@@ -146,6 +148,8 @@ class Checkpointing:
         """
         if self.storage is None:
             raise ConfigError("Checkpointing: storage is missing: a directory or a bucket's URL")
+        from onceflow.core.storage import checkpoint_storage
+
         return checkpoint_storage(self.storage)
 
 

@@ -1,12 +1,13 @@
 """A sink as the writer of a DataFrame: all of its rows are visible at once, or none.
 
 Spark plans in one Python process beside the driver and commits in another, to which it hands the
-writer that was planned.
+writer that was planned. What only these two need is imported there, not in tasks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
@@ -14,12 +15,13 @@ from pyspark.sql.types import StructType
 
 from onceflow.connectors.spark.arrow_rows import arrow_schema
 from onceflow.connectors.spark.batch_commits import BatchCommits, BatchPlan
-from onceflow.connectors.spark.batch_identity import MakeSink, NamedTarget, write_target
-from onceflow.connectors.spark.decision_keepers import kept_target
 from onceflow.connectors.spark.packages import Shipped
 from onceflow.connectors.spark.stream_writer import ReportMessage, reports_of, task_place
 from onceflow.connectors.spark.task_writer import write_task
 from onceflow.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from onceflow.connectors.spark.batch_identity import MakeSink, NamedTarget
 
 
 class BatchWriter(Shipped, DataSourceArrowWriter):
@@ -37,7 +39,7 @@ class BatchWriter(Shipped, DataSourceArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Decide and commit all of it. Runs beside the driver."""
-        commits = BatchCommits(*kept_target(self._named))
+        commits = _commits(self._named)
         try:
             commits.commit(reports_of(messages))
         finally:
@@ -46,7 +48,7 @@ class BatchWriter(Shipped, DataSourceArrowWriter):
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Settle what is left. Runs beside the driver, when a task or `commit` has failed."""
         del messages
-        commits = BatchCommits(*kept_target(self._named))
+        commits = _commits(self._named)
         try:
             commits.abort(self._schema)
         finally:
@@ -68,10 +70,18 @@ def batch_writer(
             " in one step with the new ones: delete them first and use mode('append'), or write to"
             " a new table and rename it"
         )
+    from onceflow.connectors.spark.batch_identity import write_target
+
     named, number = write_target(make_sink, options)
     rows = arrow_schema(schema)
-    commits = BatchCommits(*kept_target(named))
+    commits = _commits(named)
     try:
         return BatchWriter(named, rows, commits.plan(rows, number))
     finally:
         commits.close()
+
+
+def _commits(named: NamedTarget) -> BatchCommits:
+    from onceflow.connectors.spark.decision_keepers import kept_target
+
+    return BatchCommits(*kept_target(named))

@@ -2,7 +2,8 @@
 
 Spark builds the writer anew for every batch, in a Python process beside the driver that plans, and
 once more in another one that commits; both are used again for the next batch. So each keeps what
-it needs from batch to batch, connections above all, in `_KEPT`.
+it needs from batch to batch, connections above all, in `_KEPT`. Tasks import this module, too: what
+only planning and committing need is imported there.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -22,12 +24,13 @@ from pyspark.sql.types import StructType
 
 from onceflow.connectors.spark.arrow_rows import arrow_schema
 from onceflow.connectors.spark.batch_commits import BatchCommits, BatchPlan, TaskReport
-from onceflow.connectors.spark.batch_identity import MakeSink, stream_target
-from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
-from onceflow.connectors.spark.decision_keepers import kept_target
 from onceflow.connectors.spark.packages import Shipped
 from onceflow.connectors.spark.task_writer import TaskPlace, write_task
 from onceflow.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from onceflow.connectors.spark.batch_identity import MakeSink
+    from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
 
 _BATCH_ID = "streaming.sql.batchId"
 _QUERY_RUN = "spark.jobGroup.id"
@@ -130,6 +133,10 @@ def task_place() -> TaskPlace:
 def _stream_commits(
     make_sink: MakeSink, options: Mapping[str, str], *, overwrite: bool
 ) -> tuple[BatchCommits, CheckpointLocation]:
+    from onceflow.connectors.spark.batch_identity import stream_target
+    from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
+    from onceflow.connectors.spark.decision_keepers import kept_target
+
     if overwrite:
         raise ConfigError(
             "outputMode('complete') would replace the table with each batch, which this format does"

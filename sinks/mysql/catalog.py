@@ -21,6 +21,9 @@ from onceflow.sinks.sql.tables import Table, TableColumn, TableName
 
 _FORMAT_ID = int.from_bytes(b"once", "big")
 _QUALIFIER_LENGTH_MAX = 64
+CHARSET = "utf8mb4"
+# Text that differs in a byte is another key.
+KEY_COLLATION = "utf8mb4_bin"
 _BYTES_OF_HASH = 16
 
 

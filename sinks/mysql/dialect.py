@@ -6,15 +6,9 @@ import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
-import sqlalchemy as sa
-from pyarrow import types as arrow
-from sqlalchemy.dialects import mysql
-from sqlalchemy.dialects.mysql.base import MySQLDialect as MySQLCompiler
-from sqlalchemy.engine import Dialect as Compiler
-from sqlalchemy.types import TypeEngine
 from typing_extensions import override
 
 from onceflow.core.errors import ConfigError, SinkError
@@ -28,33 +22,12 @@ from onceflow.sinks.mysql.types import MySQLFit, wire_of
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.session import AccessDenied, NameUnknown, Session
 from onceflow.sinks.sql.tables import Table, TableColumn, TableName
-from onceflow.sinks.sql.values import is_bytes, is_text, plain
 from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
 
-_SqlType = TypeEngine[Any]
-_CHARSET = "utf8mb4"
-# Text that differs in a byte is another key.
-_KEY_COLLATION = "utf8mb4_bin"
-# An index takes 3072 bytes: three key columns of so many letters.
-_KEY_LENGTH = 255
-_BINARY_LENGTH_MAX = 255
-_DECIMAL_PRECISION_MAX, _DECIMAL_SCALE_MAX = 65, 30
-_TYPES: dict[pa.DataType, _SqlType] = {
-    pa.bool_(): sa.Boolean(),
-    pa.int8(): mysql.TINYINT(),
-    pa.int16(): mysql.SMALLINT(),
-    pa.int32(): mysql.INTEGER(),
-    pa.int64(): mysql.BIGINT(),
-    pa.uint8(): mysql.TINYINT(unsigned=True),
-    pa.uint16(): mysql.SMALLINT(unsigned=True),
-    pa.uint32(): mysql.INTEGER(unsigned=True),
-    pa.uint64(): mysql.BIGINT(unsigned=True),
-    pa.float16(): mysql.FLOAT(),
-    pa.float32(): mysql.FLOAT(),
-    pa.float64(): mysql.DOUBLE(),
-    pa.date32(): sa.Date(),
-    pa.date64(): sa.Date(),
-}
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Dialect as Compiler
+    from sqlalchemy.types import TypeEngine
+
 # Of every subtask that a job may have on one server, which has fewer connections.
 _HELD_LOCKS = """
     SELECT IS_USED_LOCK(CONCAT({prefix}, subtask)) AS session FROM (
@@ -75,14 +48,12 @@ class MySQLDialect(Dialect):
     absence: ClassVar[str] = "does not exist, or may not be seen by the user,"
     folds_names: ClassVar[bool] = True
     deletes_by_index: ClassVar[bool] = True
-    # In another parameter style each % of a name would be doubled.
-    compiler: ClassVar[Compiler] = cast("Any", MySQLCompiler)(paramstyle="named")
     creates_index_if_missing: ClassVar[bool] = False
     options_of_tables: ClassVar[Mapping[str, Any]] = MappingProxyType(
-        {"mysql_engine": "InnoDB", "mysql_charset": _CHARSET}
+        {"mysql_engine": "InnoDB", "mysql_charset": catalog.CHARSET}
     )
     options_of_bookkeeping: ClassVar[Mapping[str, Any]] = MappingProxyType(
-        {**options_of_tables, "mysql_collate": _KEY_COLLATION}
+        {**options_of_tables, "mysql_collate": catalog.KEY_COLLATION}
     )
     no_type_advice: ClassVar[str] = "nested data to JSON text, durations to whole numbers"
 
@@ -106,10 +77,16 @@ class MySQLDialect(Dialect):
         return None if wire is None else MySQLFit(column, wire, is_key, type=kind)
 
     @override
-    def column_type(self, field: pa.Field, *, is_key: bool) -> _SqlType | None:
-        given = plain(field.type)
-        found = _key_type(given) if is_key else None
-        return found or _TYPES.get(given) or _other_type(given)
+    def column_type(self, field: pa.Field, *, is_key: bool) -> TypeEngine[Any] | None:
+        from onceflow.sinks.mysql.column_types import column_type
+
+        return column_type(field, is_key=is_key)
+
+    @override
+    def compiler(self) -> Compiler:
+        from onceflow.sinks.mysql.column_types import compiler
+
+        return compiler()
 
     @override
     def assigned(
@@ -188,27 +165,3 @@ class MySQLDialect(Dialect):
 
 
 MYSQL = MySQLDialect()
-
-
-def _key_type(given: pa.DataType) -> _SqlType | None:
-    if is_text(given):
-        return mysql.VARCHAR(_KEY_LENGTH, charset=_CHARSET, collation=_KEY_COLLATION)
-    if is_bytes(given) and not arrow.is_fixed_size_binary(given):
-        return mysql.VARBINARY(_KEY_LENGTH)
-    return None
-
-
-def _other_type(given: pa.DataType) -> _SqlType | None:
-    if is_bytes(given):
-        fixed = arrow.is_fixed_size_binary(given) and given.byte_width <= _BINARY_LENGTH_MAX
-        return mysql.BINARY(given.byte_width) if fixed else mysql.LONGBLOB()
-    if arrow.is_timestamp(given):
-        return mysql.TIMESTAMP(fsp=6) if given.tz else mysql.DATETIME(fsp=6)
-    if arrow.is_decimal(given):
-        # Arrow's negative scales mean trailing zeros before the point.
-        precision, scale = given.precision - min(given.scale, 0), max(given.scale, 0)
-        fits = precision <= _DECIMAL_PRECISION_MAX and scale <= _DECIMAL_SCALE_MAX
-        return mysql.DECIMAL(precision, scale) if fits else None
-    if is_text(given):
-        return mysql.LONGTEXT()
-    return mysql.TIME(fsp=6) if arrow.is_time(given) else None

@@ -6,15 +6,15 @@ import re
 import ssl
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
-
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError
+from typing import TYPE_CHECKING, Any
 
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.secret_references import followed
 from onceflow.sinks.mysql.connection import MySQLSession, WireConnection
 from onceflow.sinks.sql.session import SqlError
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import URL
 
 _FLAVORS = ("mysql", "mariadb")
 _DRIVERS = ("", "pymysql", "mysqldb", "mysqlconnector", "mariadbconnector")
@@ -238,6 +238,9 @@ def _parsed(url: str) -> tuple[URL, dict[str, str], bool]:
             # Only what is surely a scheme: the rest of an unreadable url may be a password.
             + (f", not {scheme}://" if separator and _SCHEME.fullmatch(scheme) else "")
         )
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
     try:
         parsed = make_url(f"mysql://{rest}")
     except (ArgumentError, ValueError):

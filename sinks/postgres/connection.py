@@ -21,9 +21,6 @@ from psycopg.adapt import Dumper
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Format, TransactionStatus
 from psycopg.rows import TupleRow
-from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
 from typing_extensions import override
 
 from onceflow.core.errors import ConfigError, SinkError
@@ -451,6 +448,10 @@ def _from_libpq(url: str) -> dict[str, str]:
 
 
 def _from_sqlalchemy(url: str) -> dict[str, str]:
+    from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
     try:
         dialect = cast("Any", PGDialect_psycopg)()
         _, parsed = dialect.create_connect_args(make_url(url))

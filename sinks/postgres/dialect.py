@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
-import sqlalchemy as sa
-from pyarrow import types as arrow
-from sqlalchemy.dialects import postgresql
-from sqlalchemy.dialects.postgresql.base import PGDialect
-from sqlalchemy.engine import Dialect as Compiler
-from sqlalchemy.types import TypeEngine
 from typing_extensions import override
 
 from onceflow.core.protocol.ids import TransactionId
@@ -24,33 +17,16 @@ from onceflow.sinks.postgres.connection import attempt_of_writer, writer_name
 from onceflow.sinks.postgres.dml import PostgresDmlExecutor
 from onceflow.sinks.postgres.server import PostgresServer, is_pooled
 from onceflow.sinks.postgres.two_phase import PostgresTwoPhase
-from onceflow.sinks.postgres.types import DECIMAL_PRECISION_MAX, PostgresFit, wire_of
+from onceflow.sinks.postgres.types import PostgresFit, wire_of
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.session import Session
 from onceflow.sinks.sql.tables import Table, TableColumn, TableName
-from onceflow.sinks.sql.values import is_text, plain
 from onceflow.sinks.sql.write_mode import WriteMode
 
-_SqlType = TypeEngine[Any]
-_TYPES: Mapping[pa.DataType, _SqlType] = MappingProxyType(
-    {
-        pa.int8(): sa.SmallInteger(),
-        pa.int16(): sa.SmallInteger(),
-        pa.int32(): sa.Integer(),
-        pa.int64(): sa.BigInteger(),
-        pa.uint8(): sa.SmallInteger(),
-        pa.uint16(): sa.Integer(),
-        pa.uint32(): sa.BigInteger(),
-        # bigint ends at half of uint64.
-        pa.uint64(): sa.Numeric(20, 0),
-        pa.bool_(): sa.Boolean(),
-        pa.float16(): postgresql.REAL(),
-        pa.float32(): postgresql.REAL(),
-        pa.float64(): postgresql.DOUBLE_PRECISION(),
-        pa.date32(): sa.Date(),
-        pa.date64(): sa.Date(),
-    }
-)
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Dialect as Compiler
+    from sqlalchemy.types import TypeEngine
+
 # Taken in every transaction that creates or alters something: IF NOT EXISTS alone loses to a
 # concurrent creator with a unique violation in the catalogs. The number is "onceflow" in ASCII.
 _DDL_LOCK = int.from_bytes(b"onceflow", "big")
@@ -67,8 +43,6 @@ class PostgresDialect(Dialect):
     unless_there: ClassVar[str] = " ON CONFLICT DO NOTHING"
     before_pruning: ClassVar[Sequence[str]] = ("SET LOCAL synchronous_commit TO off",)
     locks_what_is_pruned: ClassVar[str] = " FOR UPDATE SKIP LOCKED"
-    # In another parameter style each % of a name would be doubled.
-    compiler: ClassVar[Compiler] = cast("Any", PGDialect)(paramstyle="named")
 
     @override
     def quoted(self, name: str) -> str:
@@ -90,15 +64,16 @@ class PostgresDialect(Dialect):
         return None if wire is None else PostgresFit(column, wire, is_key, type=kind)
 
     @override
-    def column_type(self, field: pa.Field, *, is_key: bool) -> _SqlType | None:
-        given = plain(field.type)
-        if isinstance(field.type, pa.UuidType):
-            return postgresql.UUID()
-        found = _scalar_type(given)
-        if found is None and (arrow.is_list(given) or arrow.is_large_list(given)):
-            element = _scalar_type(given.value_type)
-            found = None if element is None else postgresql.ARRAY(element)
-        return found
+    def column_type(self, field: pa.Field, *, is_key: bool) -> TypeEngine[Any] | None:
+        from onceflow.sinks.postgres.column_types import column_type
+
+        return column_type(field)
+
+    @override
+    def compiler(self) -> Compiler:
+        from onceflow.sinks.postgres.column_types import compiler
+
+        return compiler()
 
     @contextmanager
     @override
@@ -158,27 +133,3 @@ class PostgresDialect(Dialect):
 
 
 POSTGRES = PostgresDialect()
-
-
-def _scalar_type(given: pa.DataType) -> _SqlType | None:
-    known = _TYPES.get(given)
-    if known is not None:
-        return known
-    if is_text(given):
-        return sa.Text()
-    if arrow.is_timestamp(given):
-        return sa.DateTime(timezone=given.tz is not None)
-    if arrow.is_decimal(given) and given.precision <= DECIMAL_PRECISION_MAX:
-        # Arrow's negative scales mean trailing zeros before the point.
-        return sa.Numeric(given.precision - min(given.scale, 0), max(given.scale, 0))
-    for is_kind, made in (
-        (arrow.is_binary, postgresql.BYTEA()),
-        (arrow.is_large_binary, postgresql.BYTEA()),
-        (arrow.is_binary_view, postgresql.BYTEA()),
-        (arrow.is_fixed_size_binary, postgresql.BYTEA()),
-        (arrow.is_time, sa.Time()),
-        (arrow.is_duration, postgresql.INTERVAL()),
-    ):
-        if is_kind(given):
-            return cast("_SqlType", made)
-    return None

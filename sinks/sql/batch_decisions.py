@@ -16,9 +16,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import BigInteger, Column, DateTime, Integer, MetaData, String, Table, Text, func
-from sqlalchemy.dialects.mysql import MEDIUMTEXT
-from sqlalchemy.schema import CreateTable
 from typing_extensions import override
 
 from onceflow.core.batch_decisions import BatchDecisions
@@ -34,10 +31,11 @@ from onceflow.core.protocol.batches import (
     forgotten_before,
 )
 from onceflow.core.protocol.committables import Committable
-from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX, AttemptId, TransactionId
+from onceflow.core.protocol.ids import AttemptId, TransactionId
 from onceflow.core.retries import Retries
 from onceflow.core.spi import Sink
 from onceflow.sinks.fence import FenceOwner
+from onceflow.sinks.sql.ledger import BATCHES
 from onceflow.sinks.sql.session import (
     AccessDenied,
     ConnectionLost,
@@ -52,8 +50,6 @@ from onceflow.sinks.sql.sink import SqlSink
 from onceflow.sinks.sql.tables import TableName
 
 _T = TypeVar("_T")
-BATCHES = "onceflow_batches"
-SOURCE_LENGTH_MAX = 128
 CLAIM_TRIES_MAX = 16
 """More lost races in a row than runs of one job that anybody starts at once."""
 _COLUMNS = "source, number, attempt, fingerprint, run, committables, settled"
@@ -312,7 +308,9 @@ class SqlBatchDecisions(BatchDecisions):
         name = TableName(self._ledger.schema, BATCHES)
         if self._dialect.found(session, name) is not None:
             return
-        statement = self._dialect.compiled(CreateTable(self._definition(), if_not_exists=True))
+        from onceflow.sinks.sql.ddl import batches_creation
+
+        statement = batches_creation(self._dialect, self._ledger.schema)
         try:
             with self._dialect.one_at_a_time(session):
                 session.execute(statement)
@@ -321,29 +319,6 @@ class SqlBatchDecisions(BatchDecisions):
                 f"{name} cannot be created at {self._settings.endpoint}: {error}. Run as the owner "
                 f"of {self._ledger.sinks}: {statement}; and grant SELECT, INSERT, UPDATE, DELETE"
             ) from error
-
-    def _definition(self) -> Table:
-        return Table(
-            BATCHES,
-            MetaData(),
-            Column("sink_id", String(SINK_ID_LENGTH_MAX), primary_key=True),
-            Column("source", String(SOURCE_LENGTH_MAX), primary_key=True),
-            Column("number", BigInteger, primary_key=True, autoincrement=False),
-            Column("attempt", Integer, nullable=False),
-            Column("fingerprint", String(64), nullable=False),
-            Column("run", String(64), nullable=False),
-            Column(
-                "committables",
-                Text().with_variant(MEDIUMTEXT(), "mysql", "mariadb"),
-                nullable=False,
-            ),
-            Column("settled", Integer, nullable=False),
-            Column(
-                "decided_at", DateTime(timezone=True), nullable=False, server_default=func.now()
-            ),
-            schema=self._ledger.schema or None,
-            **self._dialect.options_of_bookkeeping,
-        )
 
     @property
     def _table(self) -> str:

@@ -4,7 +4,8 @@ A dialect is data and small methods, and holds no state: one object serves all s
 
     connection.py   its `Endpoint`, and its `Session`: the only module that imports the driver
     catalog.py      how the server describes a table: `found`
-    types.py        Arrow types and the server's: `fit`, `column_type`
+    types.py        Arrow types and the server's: `fit`
+    column_types.py the types of columns that are created: `column_type`; imports SQLAlchemy
     dml.py          how rows go in: `executor`
     dialect.py      its `Dialect`, which refers to these
     sink.py         the user's class: a `SqlSink` with its options and its URL
@@ -23,12 +24,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
-from sqlalchemy.engine import Dialect as Compiler
-from sqlalchemy.schema import CreateColumn, DDLElement
-from sqlalchemy.types import TypeEngine
 
 from onceflow.core.connector import Area, Finding
 from onceflow.core.protocol.ids import TransactionId
@@ -37,6 +35,10 @@ from onceflow.sinks.sql.session import Endpoint, Session, session_name
 from onceflow.sinks.sql.tables import ColumnFit, Table, TableColumn, TableName, Target
 from onceflow.sinks.sql.transactions import PreparedTransactions
 from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Dialect as Compiler
+    from sqlalchemy.types import TypeEngine
 
 
 class InsertStream(ABC):
@@ -132,8 +134,6 @@ class Dialect(ABC):
     locks_what_is_pruned: ClassVar[str] = ""
     """What passes over the rows that another session is pruning."""
 
-    compiler: ClassVar[Compiler]
-    """SQLAlchemy's, for the text of CREATE and ALTER."""
     adds_columns_one_by_one: ClassVar[bool] = False
     """Whether an ALTER TABLE adds no more than one."""
     creates_index_if_missing: ClassVar[bool] = True
@@ -156,9 +156,9 @@ class Dialect(ABC):
         """Return a table's name, quoted."""
         return ".".join(map(self.quoted, ([name.schema] if name.schema else []) + [name.name]))
 
-    def compiled(self, element: DDLElement | CreateColumn) -> str:
-        """Return SQLAlchemy's `element` as text."""
-        return str(element.compile(dialect=self.compiler)).strip()
+    @abstractmethod
+    def compiler(self) -> Compiler:
+        """Return SQLAlchemy's dialect, for the text of CREATE and ALTER; imports it."""
 
     # -- tables ------------------------------------------------------------------------------------
 

@@ -13,26 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    DateTime,
-    Index,
-    Integer,
-    MetaData,
-    String,
-    Table,
-    Text,
-    func,
-)
-from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement
-
-from onceflow.core.protocol.ids import (
-    SINK_ID_LENGTH_MAX,
-    TRANSACTION_ID_LENGTH_MAX,
-    CheckpointId,
-    TransactionId,
-)
+from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.sinks.fence import FenceOwner
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.session import DuplicateKey, Session
@@ -40,6 +21,8 @@ from onceflow.sinks.sql.tables import TableName
 
 LEDGER = "onceflow_ledger"
 SINKS = "onceflow_sinks"
+BATCHES = "onceflow_batches"
+"""Beside them, of Spark's formats: see `batch_decisions`."""
 COMMIT_MODE_LENGTH_MAX = 16
 _COLUMNS = "(transaction_id, sink_id, attempt, checkpoint, subtask, row_count)"
 _PRUNED_AT_ONCE = 1_000
@@ -64,17 +47,6 @@ class Ledger:
     def sinks(self) -> str:
         """The quoted name of the table that says who may write."""
         return self.dialect.identifier(TableName(self.schema, SINKS))
-
-    def creation(self) -> Sequence[str]:
-        """Return the statements that create both tables in an existing schema, indexes last."""
-        tables = (self._ledger_table(), self._sinks_table())
-        indexes = [
-            CreateIndex(index, if_not_exists=self.dialect.creates_index_if_missing)
-            for table in tables
-            for index in table.indexes
-        ]
-        elements: list[DDLElement] = [CreateTable(table, if_not_exists=True) for table in tables]
-        return [self.dialect.compiled(element) for element in (*elements, *indexes)]
 
     def take_over(self, sink_id: str) -> str:
         """Return the statement by which an operator hands `sink_id` to another job."""
@@ -183,39 +155,3 @@ class Ledger:
 
     def _literal(self, value: str) -> str:
         return self.dialect.literal(value)
-
-    def _ledger_table(self) -> Table:
-        # Its index serves pruning, which goes by sink and age.
-        return Table(
-            LEDGER,
-            MetaData(),
-            Column("transaction_id", String(TRANSACTION_ID_LENGTH_MAX), primary_key=True),
-            Column("sink_id", String(SINK_ID_LENGTH_MAX), nullable=False),
-            Column("attempt", Integer, nullable=False),
-            Column("checkpoint", BigInteger, nullable=False),
-            Column("subtask", Integer, nullable=False),
-            Column("row_count", BigInteger, nullable=False),
-            Column(
-                "prepared_at", DateTime(timezone=True), nullable=False, server_default=func.now()
-            ),
-            Index("onceflow_ledger_by_checkpoint", "sink_id", "checkpoint"),
-            schema=self.schema or None,
-            **self.dialect.options_of_bookkeeping,
-        )
-
-    def _sinks_table(self) -> Table:
-        return Table(
-            SINKS,
-            MetaData(),
-            Column("sink_id", String(SINK_ID_LENGTH_MAX), primary_key=True),
-            Column("job", Text, nullable=False),
-            Column("log_id", Text, nullable=False),
-            Column("attempt", Integer, nullable=False),
-            Column(
-                "claimed_at", DateTime(timezone=True), nullable=False, server_default=func.now()
-            ),
-            # What `open` chose for the attempt, so that all its subtasks do the same.
-            Column("commit_mode", String(COMMIT_MODE_LENGTH_MAX)),
-            schema=self.schema or None,
-            **self.dialect.options_of_bookkeeping,
-        )

@@ -140,7 +140,9 @@ class _Preflight:
             with self._dialect.one_at_a_time(session):
                 if not self._dialect.has_schema(session, ledger.schema):
                     session.execute(f"CREATE SCHEMA {self._dialect.quoted(ledger.schema)}")
-                for statement in ledger.creation():
+                from onceflow.sinks.sql.ddl import ledger_creation
+
+                for statement in ledger_creation(self._dialect, ledger.schema):
                     self._create(statement)
         except AccessDenied as error:
             raise ConfigError(

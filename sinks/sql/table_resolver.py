@@ -9,8 +9,6 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
-import sqlalchemy as sa
-from sqlalchemy.schema import CreateColumn, CreateTable
 
 from onceflow.core.errors import ConfigError
 from onceflow.sinks.sql.dialect import Dialect
@@ -62,62 +60,6 @@ def key_matched(dialect: Dialect, table: Table, schema: pa.Schema) -> tuple[Colu
     if faults:
         raise ConfigError(f"rows cannot be deleted from table {table.name}: {'; '.join(faults)}")
     return tuple(one for one in found if not isinstance(one, str))
-
-
-def creation(
-    dialect: Dialect, name: TableName, schema: pa.Schema, primary_key: Sequence[str]
-) -> str:
-    """Return the CREATE TABLE by which rows of `schema` fit the table as they are.
-
-    Raises:
-        ConfigError: A column has no type there, or a key column is not in the schema.
-    """
-    missing = [one for one in primary_key if one not in schema.names]
-    if missing:
-        raise ConfigError(
-            f"primary_key names {', '.join(missing)}, and the rows have only the columns "
-            f"{', '.join(schema.names)}"
-        )
-    columns = [
-        _column(dialect, field, is_key=field.name in primary_key, nullable=field.nullable)
-        for field in schema
-    ]
-    key = [sa.PrimaryKeyConstraint(*primary_key)] if primary_key else []
-    table = sa.Table(
-        name.name,
-        sa.MetaData(),
-        *columns,
-        *key,
-        schema=name.schema,
-        **dialect.options_of_tables,
-    )
-    return dialect.compiled(CreateTable(table))
-
-
-def additions(dialect: Dialect, name: TableName, fields: Sequence[pa.Field]) -> Sequence[str]:
-    """Return the ALTER TABLEs that add a nullable column for each of `fields`.
-
-    Raises:
-        ConfigError: A field has no type there.
-    """
-    columns = [_column(dialect, field, is_key=False, nullable=True) for field in fields]
-    sa.Table(name.name, sa.MetaData(), *columns, schema=name.schema)
-    added = [f"ADD COLUMN {dialect.compiled(CreateColumn(one))}" for one in columns]
-    parts = added if dialect.adds_columns_one_by_one else [", ".join(added)]
-    return [f"ALTER TABLE {dialect.identifier(name)} {part}" for part in parts]
-
-
-def _column(
-    dialect: Dialect, field: pa.Field, *, is_key: bool, nullable: bool
-) -> sa.Column[object]:
-    kind = dialect.column_type(field, is_key=is_key)
-    if kind is None:
-        raise ConfigError(
-            f"column {field.name!r}: no {dialect.product} is made from Arrow type {field.type}; "
-            "create the table yourself, or convert the column in the pipeline "
-            f"({dialect.no_type_advice})"
-        )
-    return sa.Column(field.name, kind, nullable=nullable and not is_key, autoincrement=False)
 
 
 def _require_different_names(dialect: Dialect, table: Table, schema: pa.Schema) -> None:
@@ -268,6 +210,8 @@ def missing(settings: SqlSettings, name: TableName, schema: pa.Schema) -> Config
     key = rules.primary_key if set(rules.primary_key) <= set(schema.names) else ()
     controls = {rules.operation_column, rules.table_column}
     columns = pa.schema([field for field in schema if field.name not in controls])
+    from onceflow.sinks.sql.ddl import creation
+
     return ConfigError(
         f"table {name} {settings.dialect.absence} in {settings.endpoint}. Pass create=True, or "
         f"run: {creation(settings.dialect, name, columns, key)}"
@@ -296,6 +240,8 @@ def created(
     Raises:
         ConfigError: It cannot be created so, the user may not, or it is not found afterwards.
     """
+    from onceflow.sinks.sql.ddl import creation
+
     dialect = settings.dialect
     if not name.schema and not dialect.has_schema(session, None):
         raise ConfigError(
@@ -329,6 +275,8 @@ def evolved(
     Raises:
         ConfigError: A field has no type there, or the user may not alter the table.
     """
+    from onceflow.sinks.sql.ddl import additions
+
     dialect = settings.dialect
     cannot = f"table {table.name} in {settings.endpoint} cannot be given the columns that it lacks"
     with dialect.one_at_a_time(session):

@@ -41,7 +41,6 @@ class SQLiteDialect(Dialect):
     unless_there: ClassVar[str] = " ON CONFLICT DO NOTHING"
     # A transaction that has begun is the only one that writes.
     locks_row: ClassVar[str] = ""
-    compiler: ClassVar[Compiler] = cast("Any", SQLiteCompiler)(paramstyle="named")
     no_type_advice: ClassVar[str] = "nested data to JSON text, durations to whole numbers"
 
     @override
@@ -66,6 +65,11 @@ class SQLiteDialect(Dialect):
     @override
     def column_type(self, field: pa.Field, *, is_key: bool) -> TypeEngine[Any] | None:
         return column_type(field.type)
+
+    @override
+    def compiler(self) -> Compiler:
+        made: Compiler = cast("Any", SQLiteCompiler)(paramstyle="named")
+        return made
 
     @contextmanager
     @override

@@ -16,7 +16,7 @@ from onceflow.core.errors import ConfigError
 from onceflow.sinks.mysql.catalog import TEXTS, MySQLType
 from onceflow.sinks.mysql.dialect import MYSQL
 from onceflow.sinks.mysql.types import BINARIES, wire_of
-from onceflow.sinks.sql.table_resolver import creation
+from onceflow.sinks.sql.ddl import creation
 from onceflow.sinks.sql.tables import TableName
 from onceflow.sinks.sql.values import plain
 

@@ -19,7 +19,7 @@ from onceflow.core.errors import ConfigError
 from onceflow.sinks.postgres.catalog import PostgresType
 from onceflow.sinks.postgres.dialect import POSTGRES
 from onceflow.sinks.postgres.types import wire_of
-from onceflow.sinks.sql.table_resolver import creation
+from onceflow.sinks.sql.ddl import creation
 from onceflow.sinks.sql.tables import TableName
 from onceflow.sinks.sql.values import plain
 

@@ -1,0 +1,82 @@
+"""The types of columns that Postgres creates for Arrow's, by SQLAlchemy, which it imports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, cast
+
+import pyarrow as pa
+import sqlalchemy as sa
+from pyarrow import types as arrow
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.dialects.postgresql.base import PGDialect
+from sqlalchemy.engine import Dialect as Compiler
+from sqlalchemy.types import TypeEngine
+
+from onceflow.sinks.postgres.types import DECIMAL_PRECISION_MAX
+from onceflow.sinks.sql.values import is_text, plain
+
+_SqlType = TypeEngine[Any]
+_TYPES: Mapping[pa.DataType, _SqlType] = MappingProxyType(
+    {
+        pa.int8(): sa.SmallInteger(),
+        pa.int16(): sa.SmallInteger(),
+        pa.int32(): sa.Integer(),
+        pa.int64(): sa.BigInteger(),
+        pa.uint8(): sa.SmallInteger(),
+        pa.uint16(): sa.Integer(),
+        pa.uint32(): sa.BigInteger(),
+        # bigint ends at half of uint64.
+        pa.uint64(): sa.Numeric(20, 0),
+        pa.bool_(): sa.Boolean(),
+        pa.float16(): postgresql.REAL(),
+        pa.float32(): postgresql.REAL(),
+        pa.float64(): postgresql.DOUBLE_PRECISION(),
+        pa.date32(): sa.Date(),
+        pa.date64(): sa.Date(),
+    }
+)
+
+
+def compiler() -> Compiler:
+    """Return what writes the text of CREATE and ALTER."""
+    # In another parameter style each % of a name would be doubled.
+    made: Compiler = cast("Any", PGDialect)(paramstyle="named")
+    return made
+
+
+def column_type(field: pa.Field) -> _SqlType | None:
+    """Return the type of a column that is created for `field`; None when there is none."""
+    given = plain(field.type)
+    if isinstance(field.type, pa.UuidType):
+        return postgresql.UUID()
+    found = _scalar_type(given)
+    if found is None and (arrow.is_list(given) or arrow.is_large_list(given)):
+        element = _scalar_type(given.value_type)
+        found = None if element is None else postgresql.ARRAY(element)
+    return found
+
+
+def _scalar_type(given: pa.DataType) -> _SqlType | None:
+    known = _TYPES.get(given)
+    if known is not None:
+        return known
+    if is_text(given):
+        return sa.Text()
+    if arrow.is_timestamp(given):
+        return sa.DateTime(timezone=given.tz is not None)
+    if arrow.is_decimal(given) and given.precision <= DECIMAL_PRECISION_MAX:
+        # Arrow's negative scales mean trailing zeros before the point.
+        return sa.Numeric(given.precision - min(given.scale, 0), max(given.scale, 0))
+    for is_kind, made in (
+        (arrow.is_binary, postgresql.BYTEA()),
+        (arrow.is_large_binary, postgresql.BYTEA()),
+        (arrow.is_binary_view, postgresql.BYTEA()),
+        (arrow.is_fixed_size_binary, postgresql.BYTEA()),
+        (arrow.is_time, sa.Time()),
+        (arrow.is_duration, postgresql.INTERVAL()),
+    ):
+        if is_kind(given):
+            return cast("_SqlType", made)
+    return None
