@@ -27,6 +27,7 @@ from onceflow.connectors.spark.batch_commits import (
 from onceflow.connectors.spark.batch_identity import staging_area, stream_target
 from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
 from onceflow.connectors.spark.decision_keepers import kept_target
+from onceflow.connectors.spark.first_sink import FirstSink
 from onceflow.connectors.spark.packages import Shipped
 from onceflow.connectors.spark.sink_group import SinkGroup, group_schema
 from onceflow.connectors.spark.stream_writer import task_place
@@ -57,7 +58,7 @@ def foreach_batch(
     Args:
         sink: Where the rows go. Of several sinks each has a name, in a mapping; all rows of a batch
             become visible by one decision, whatever sinks they are in. The decision is kept in the
-            first one where that is a database: name it first for ever.
+            first one where that is a database: name it first for ever; another one is refused.
         rows: What is written of a batch: a function of the batch and its number that returns a
             DataFrame, or for several sinks one by the name of each. Without it, the batch.
         checkpoint_location: The query's own, as its option checkpointLocation says.
@@ -126,6 +127,8 @@ class _ForeachBatch:
     dead_letters: Sink | None
     sink_id: str
     _commits: BatchCommits | None = field(default=None, repr=False)
+    _noted: bool = field(default=False, repr=False)
+    """Whether the checkpoint says which sink is the first."""
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_commits": None}
@@ -168,6 +171,9 @@ class _ForeachBatch:
             weakref.finalize(self, self._commits.close)
         commits = self._commits
         plan = commits.plan(schema, batch_id, fingerprint)
+        if not self._noted:
+            self._first.note()
+            self._noted = True
         try:
             reports = [
                 report
@@ -188,7 +194,16 @@ class _ForeachBatch:
         named = stream_target(lambda _: group, options, self.location)
         first = replace(named.target, sink=next(iter(parts.values())))
         _, decisions = kept_target(replace(named, target=first))
+        try:
+            self._first.require(decisions)
+        except BaseException:
+            decisions.close()
+            raise
         return BatchCommits(named.target, decisions)
+
+    @property
+    def _first(self) -> FirstSink:
+        return FirstSink(f"{self.location.url}/onceflow", next(iter(self.sinks)))
 
     def _part(self, plan: BatchPlan, name: str) -> BatchPlan:
         """Return what the tasks of one sink are told."""

@@ -149,3 +149,37 @@ def test_sinks_without_a_function_that_tells_them_apart_are_refused(tmp_path: Pa
     sinks = {name: SQLiteSink(f"{tmp_path}/{name}.db", table=name) for name in ("a", "b")}
     with pytest.raises(ConfigError, match="for each of a, b"):
         foreach_batch(sinks, checkpoint_location=str(tmp_path))
+
+
+def test_another_database_in_the_first_place_is_refused_and_nothing_is_doubled(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    feed(spark, tmp_path / "in", 0, 10)
+
+    def sink(name: str) -> SQLiteSink:
+        return SQLiteSink(str(tmp_path / f"{name}.db"), table="rows", create=True)
+
+    def write(**sinks: SQLiteSink) -> None:
+        function = foreach_batch(
+            sinks,
+            lambda batch, _: dict.fromkeys(sinks, batch),
+            checkpoint_location=str(checkpoint),
+        )
+        run(rows_of(spark, tmp_path / "in"), function, checkpoint, "append")
+
+    def ids(name: str) -> list[int]:
+        with sqlite3.connect(tmp_path / f"{name}.db") as database:
+            return [row[0] for row in database.execute("SELECT id FROM rows ORDER BY id")]
+
+    write(a=sink("a"), b=sink("b"))
+    # The batch comes again: it is decided, as only the first one's database knows.
+    forget_last_batch(checkpoint)
+    with pytest.raises(StreamingQueryException, match="'b' first, .* kept with sink 'a'"):
+        write(b=sink("b"), a=sink("a"))
+    with pytest.raises(StreamingQueryException, match="another database"):
+        write(a=sink("c"), b=sink("b"))
+    with pytest.raises(StreamingQueryException, match="another database"):
+        write(a=sink("b"), b=sink("a"))
+    write(a=sink("a"), b=sink("b"))
+    assert ids("a") == ids("b") == list(range(10))

@@ -82,7 +82,7 @@ def test_staged_rows_of_a_query_are_settled_by_their_sink_and_its_log_below_the_
         "from examples.own_sink import OwnSink\n"
         f"sink = OwnSink({str(path)!r}, table='rows', key='id')\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
     where = ["--checkpoint-location", str(tmp_path / "checkpoint"), "--sink", "mine_of_txn:sink"]
     killed_at("logged", tmp_path, lambda: driver.batch(0, range(5)))
     assert verdicts(*where) == ["decided"]

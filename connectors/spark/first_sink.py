@@ -1,0 +1,77 @@
+"""Which of a query's sinks comes first, for that one's database keeps the decisions of all.
+
+    <checkpoint>/onceflow/first_sink    its name, written before the first decision
+
+With another one first the decisions would not be found: a batch that comes again would be written
+again, and what is decided rolled back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onceflow.core.batch_decisions import BatchDecisions
+from onceflow.core.errors import ConfigError
+from onceflow.core.storage.file_location import FileLocation
+from onceflow.core.storage.local import CHECKPOINT_STORAGE
+
+_FILE = "first_sink"
+
+
+@dataclass(frozen=True, slots=True)
+class FirstSink:
+    """What the checkpoint says of it, and the program. Any process of the driver."""
+
+    directory: str
+    name: str
+
+    def require(self, decisions: BatchDecisions) -> None:
+        """Return while the first sink is the one that was, in the place where it was.
+
+        `decisions` are those that would be used. Changes nothing.
+
+        Raises:
+            ConfigError: Another sink is first, or its database knows of no decision.
+            SinkError, StorageError: The target or the checkpoint cannot be read now.
+        """
+        noted = self._place.open(CHECKPOINT_STORAGE).read(_FILE)
+        if noted is None:
+            return
+        first = noted.decode()
+        if first != self.name:
+            raise ConfigError(
+                f"foreach_batch names sink {self.name!r} first, and the decisions of this query are"
+                f" kept with sink {first!r}: name {first!r} first, with the sink that it was. With"
+                f" another one batches would be written twice ({self._where})"
+            )
+        found, reason = "none", ""
+        try:
+            if decisions.seen().attempt > 0:
+                return
+        except ConfigError as error:
+            found, reason = "others", f" ({error})"
+        raise ConfigError(
+            f"the decisions of this query are kept with sink {first!r}, its first, and where that"
+            f" one writes now there are {found}{reason}: it is another database, or its own tables"
+            " (onceflow_sinks, onceflow_batches) are gone. Name the one in which they are; or begin"
+            f" with a new checkpoint where the rows end ({self._where})"
+        )
+
+    def note(self) -> None:
+        """Remember the first sink, before anything is decided. Idempotent.
+
+        Raises:
+            StorageError: The checkpoint cannot be written.
+        """
+        files = self._place.open(CHECKPOINT_STORAGE)
+        if files.read(_FILE) is None:
+            files.make_directory("")
+            files.write(_FILE, [self.name.encode()])
+
+    @property
+    def _place(self) -> FileLocation:
+        return FileLocation.parse(self.directory, publish="auto", options={})
+
+    @property
+    def _where(self) -> str:
+        return f"noted in {self._place}/{_FILE}"
