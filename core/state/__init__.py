@@ -20,6 +20,7 @@ from onceflow.core.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
     ReducingStateDescriptor,
+    StateTtlConfig,
     ValueStateDescriptor,
 )
 from onceflow.core.state.key_groups import hash_key, hash_keys, key_group_of, key_groups
@@ -49,6 +50,7 @@ __all__ = [
     "StateContext",
     "StateHandle",
     "StateReader",
+    "StateTtlConfig",
     "StateWriter",
     "ValueState",
     "ValueStateDescriptor",

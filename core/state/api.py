@@ -276,6 +276,13 @@ class KeyedStateStore(ABC):
             StateIncompatible: The snapshot holds the name with other types, columns or operations.
         """
 
+    def clean(self, count: int) -> None:  # noqa: B027 - optional hook
+        """Look at about `count` further entries of each state that expires; delete what has.
+
+        Called between batches, so that all entries are looked at in the end. A store that does not
+        override it keeps what nobody reads or clears.
+        """
+
     def opened(self) -> tuple[str, ...]:
         """Hear that the operator has asked for all its states; return what was dropped, for people.
 

@@ -28,6 +28,7 @@ import pyarrow as pa
 
 from onceflow.core.errors import StateCorrupt, StateError, StateIncompatible
 from onceflow.core.state.context import StateContext, StateHandle, StateReader, StateWriter
+from onceflow.core.state.serializers import TTL_PREFIX
 
 StateKind: TypeAlias = Literal["value", "list", "map", "accumulators"]
 Groups: TypeAlias = npt.NDArray[np.uint16]
@@ -309,13 +310,14 @@ class RestoredStates:
     def claim(self, asked: StateMeta) -> StateMeta | None:
         """Return what the snapshot holds under the name that is `asked` for, None when nothing.
 
-        May return running aggregates of which only some are asked for.
+        May return running aggregates of which only some are asked for, and a state without
+        time to live that is asked for with one.
 
         Raises:
             StateIncompatible: It is something else, and may not be dropped.
         """
         found = self._left.get(asked.name)
-        if found is not None and found != asked:
+        if found is not None and found != asked and not begins_to_expire(found, asked):
             return self._partly(found, asked)
         self._taken(asked)
         return found
@@ -348,7 +350,12 @@ class RestoredStates:
         kept, gone, new = _compared(found, asked)
         if (gone or new) and not self._allowed:
             started = f" {', '.join(new)} would start empty." if new else ""
-            if found.kind == asked.kind != "accumulators":
+            if begins_to_expire(asked, found):
+                started += (
+                    " Its time to live cannot be taken away: what has expired and is still in the"
+                    " checkpoint would come back. Choose a longer one."
+                )
+            elif found.kind == asked.kind != "accumulators":
                 started += " A class that was only renamed is found by New.__qualname__ = 'Old'."
             raise StateIncompatible(
                 f"state {asked.name!r} of {self._label} was written as {found.kind}"
@@ -358,6 +365,12 @@ class RestoredStates:
         self._taken(asked)
         self.dropped += [f"{one} of {self._label.partition('[')[0]}" for one in gone]
         return found if kept else None
+
+
+def begins_to_expire(found: StateMeta, asked: StateMeta) -> bool:
+    """Tell whether `asked` is `found` with a time to live."""
+    plain = asked.signature.replace(TTL_PREFIX, "", 1)
+    return found.kind == asked.kind and found.signature == plain != asked.signature
 
 
 def aggregates_of(meta: StateMeta) -> tuple[str, dict[str, str]]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
 
 import pyarrow as pa
 
+from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
 from onceflow.core.state.serializers import Serializer, serializer_of
 
@@ -27,6 +28,52 @@ TypeSpec: TypeAlias = "type[Any] | pa.DataType | Serializer[Any] | Any"
 STATE_NAME_BYTES_MAX = 200
 
 
+TtlUpdate: TypeAlias = Literal["on_create_and_write", "on_read_and_write"]
+TtlVisibility: TypeAlias = Literal["never_return_expired", "return_expired_if_not_cleaned_up"]
+
+
+@dataclass(frozen=True)
+class StateTtlConfig:
+    """How long what a state holds lives, by the clock of the slot: `StateTtlConfig("1 h")`.
+
+    `update` says what counts as a use, from which `ttl` runs; `visibility` whether what has expired
+    and is still there is handed out. It is deleted as full snapshots are written (there, not in
+    memory) with `cleanup_full_snapshot`, and while records come: `cleanup_incrementally` entries
+    are looked at for each.
+    """
+
+    ttl: float | str
+    update: TtlUpdate = "on_create_and_write"
+    visibility: TtlVisibility = "never_return_expired"
+    cleanup_full_snapshot: bool = True
+    cleanup_incrementally: int = 2
+
+    def __post_init__(self) -> None:
+        if self.ttl_ms < 1:
+            raise ConfigError(f"ttl={self.ttl!r} must be 1 ms or more")
+        if self.cleanup_incrementally < 0:
+            raise ConfigError(f"cleanup_incrementally={self.cleanup_incrementally} is negative")
+        for name, allowed in (("update", TtlUpdate), ("visibility", TtlVisibility)):
+            if getattr(self, name) not in get_args(allowed):
+                choices = ", ".join(get_args(allowed))
+                raise ConfigError(f"{name}={getattr(self, name)!r}: choose one of {choices}")
+
+    @property
+    def ttl_ms(self) -> int:
+        """How long a value lives after its last use, in milliseconds."""
+        return round(seconds_of(self.ttl, setting="ttl") * 1000)
+
+    @property
+    def updates_on_read(self) -> bool:
+        """Whether a read is a use."""
+        return self.update == "on_read_and_write"
+
+    @property
+    def never_returns_expired(self) -> bool:
+        """Whether what has expired is as good as gone."""
+        return self.visibility == "never_return_expired"
+
+
 @dataclass(frozen=True)
 class ValueStateDescriptor(Generic[T]):
     """One value a key: `ValueStateDescriptor("balance", int, default=0)`."""
@@ -34,6 +81,7 @@ class ValueStateDescriptor(Generic[T]):
     name: str
     type: TypeSpec = Any
     default: T | None = None
+    ttl: StateTtlConfig | None = None
 
     def __post_init__(self) -> None:
         check_state_name(self.name)
@@ -46,6 +94,7 @@ class ListStateDescriptor(Generic[T]):
 
     name: str
     type: TypeSpec = Any
+    ttl: StateTtlConfig | None = None
 
     def __post_init__(self) -> None:
         check_state_name(self.name)
@@ -63,6 +112,7 @@ class MapStateDescriptor(Generic[K, V]):
     name: str
     key_type: TypeSpec = Any
     type: TypeSpec = Any
+    ttl: StateTtlConfig | None = None
 
     def __post_init__(self) -> None:
         check_state_name(self.name)
@@ -79,6 +129,7 @@ class ReducingStateDescriptor(Generic[T]):
     name: str
     function: Callable[[T, T], T]
     type: TypeSpec = Any
+    ttl: StateTtlConfig | None = None
 
     def __post_init__(self) -> None:
         check_state_name(self.name)
@@ -111,6 +162,7 @@ class AggregatingStateDescriptor(Generic[IN, ACC, OUT]):
     name: str
     function: AggregateFunction[IN, ACC, OUT]
     type: TypeSpec = Any
+    ttl: StateTtlConfig | None = None
 
     def __post_init__(self) -> None:
         check_state_name(self.name)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
@@ -70,7 +70,7 @@ class Cells:
     """Turns values into what is stored, into bytes, and back; for one state."""
 
     def __init__(self, serializer: Serializer[Any], name: str) -> None:
-        self._serializer = serializer
+        self.serializer = serializer
         self._name = name
         self._direct = frozenset(serializer.direct_types)
         self.encode = serializer.encode
@@ -92,7 +92,7 @@ class Cells:
             read_back = self.decode(data)
         except (TypeError, ValueError, OverflowError) as error:
             raise BadStateValue(
-                f"state {self._name!r} holds {self._serializer.signature} and cannot hold"
+                f"state {self._name!r} holds {self.serializer.signature} and cannot hold"
                 f" {value!r:.80} ({type(value).__name__}): {error}"
             ) from error
         return read_back if read_back.__class__ in self._direct else Encoded(data)
@@ -124,7 +124,7 @@ class Cells:
             value = self.decode(data)
         except (TypeError, ValueError) as error:
             raise StateIncompatible(
-                f"state {self._name!r} does not read as {self._serializer.signature} any more:"
+                f"state {self._name!r} does not read as {self.serializer.signature} any more:"
                 f" {error}; give new fields a default, or the state another name"
             ) from error
         return value if value.__class__ in self._direct else Encoded(data)
@@ -180,6 +180,12 @@ def unpack_list(data: bytes, cells: Cells) -> list[Any]:
         raise StateCorrupt(f"a list of a snapshot cannot be read: {error}") from error
 
 
+def alive_elements(elements: list[Any], expired: Callable[[Any], bool]) -> Any:
+    """Return the elements that have not expired: the same list if none has, ABSENT if all have."""
+    alive = [element for element in elements if not expired(element)]
+    return elements if len(alive) == len(elements) else alive or ABSENT
+
+
 def map_row_key(key: Any, map_key: Any) -> bytes:
     """Return the row key of one entry of a map state."""
     return prefixed(encode_key(key)) + encode_key(map_key)
@@ -220,6 +226,10 @@ class EntryRows:
         """Return how many rows each entry has, and the keys and values of all of them."""
         return 1, encode_python_keys(keys), self.cells.to_bytes_all(entries)
 
+    def alive(self, entry: Any, expired: Callable[[Any], bool]) -> Any:
+        """Return what of `entry` has not expired: itself, another entry, or ABSENT."""
+        return ABSENT if expired(entry) else entry
+
     def load(self, rows: StateRows, into: dict[Any, Any]) -> None:
         """Put the entries of `rows` into a dict of entries."""
         from_bytes = self.cells.from_bytes
@@ -235,6 +245,10 @@ class ListRows(EntryRows):
     ) -> tuple[int | list[int], pa.Array, Sequence[bytes]]:
         """Return how many rows each entry has, and the keys and values of all of them."""
         return 1, encode_python_keys(keys), [pack_list(entry, self.cells) for entry in entries]
+
+    def alive(self, entry: Any, expired: Callable[[Any], bool]) -> Any:
+        """Return the elements that have not expired."""
+        return alive_elements(entry, expired)
 
     def load(self, rows: StateRows, into: dict[Any, Any]) -> None:
         """Put the entries of `rows` into a dict of entries."""
@@ -256,6 +270,11 @@ class MapRows(EntryRows):
             row_keys.extend(prefix + encode_key(map_key) for map_key in entry)
             values.extend(self.cells.to_bytes_all(list(entry.values())))
         return list(map(len, entries)), pa.array(row_keys, pa.large_binary()), values
+
+    def alive(self, entry: Any, expired: Callable[[Any], bool]) -> Any:
+        """Return the entries that have not expired."""
+        alive = {key: stored for key, stored in entry.items() if not expired(stored)}
+        return entry if len(alive) == len(entry) else alive or ABSENT
 
     def load(self, rows: StateRows, into: dict[Any, Any]) -> None:
         """Put the entries of `rows` into a dict of entries."""

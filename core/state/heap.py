@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -56,8 +57,9 @@ from onceflow.core.state.entries import (
     MapKeys,
     MapRows,
 )
+from onceflow.core.state.expired_rows import rows_of_snapshot, stamped_value
 from onceflow.core.state.registry import Registry, list_meta, map_meta, shape_of, value_meta
-from onceflow.core.state.serializers import serializer_of
+from onceflow.core.state.serializers import ExpiringSerializer, serializer_of
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -72,6 +74,7 @@ class HeapEntries(EntryTable):
         super().__init__(current, cells)
         self._codec = codec
         self._frozen: list[dict[Any, Any]] = []
+        self._to_clean: Iterator[Any] = iter(())
 
     def older(self, key: Any) -> Any:
         """Return the entry of the frozen layers, or ABSENT."""
@@ -87,6 +90,25 @@ class HeapEntries(EntryTable):
             self.fresh[key] = DELETED
         else:
             self.fresh.pop(key, None)
+
+    def clean(self, count: int) -> None:
+        """Look at `count` further entries; delete what of them has expired."""
+        serializer = self.cells.serializer
+        if not isinstance(serializer, ExpiringSerializer):
+            return
+        looked_at = 0
+        for key in islice(self._to_clean, count):
+            looked_at += 1
+            entry = self.find(key)
+            alive = entry if entry is ABSENT else self._codec.alive(entry, serializer.expired)
+            if alive is entry:
+                continue
+            if alive is ABSENT:
+                self.delete(key)
+            else:
+                self.put(key, alive)
+        if looked_at < count:
+            self._to_clean = chain.from_iterable([list(d) for d in (*self._frozen, self.fresh)])
 
     def load(self, rows: StateRows) -> None:
         """Take rows of a snapshot."""
@@ -124,6 +146,14 @@ class _FrozenRows:
     def __iter__(self) -> Iterator[StateRows]:
         entries = self._layers[0] if len(self._layers) == 1 else _merged(self._layers)
         return self._codec.rows(entries, self._max_parallelism)
+
+
+def _stamped(rows: StateRows, meta: StateMeta, codec: EntryRows) -> StateRows:
+    """Return rows of a state that has no time to live yet, as used just now."""
+    values = [
+        stamped_value(value, meta.kind, codec.cells.serializer) for value in rows.values.to_pylist()
+    ]
+    return replace(rows, values=pa.array(values, pa.large_binary()))
 
 
 def _apply(changes: dict[Any, Any], entries: dict[Any, Any]) -> None:
@@ -294,7 +324,10 @@ class HeapStore(KeyedStateStore):
         state: T | None = self._registry.find(meta)
         if state is None:
             table = HeapEntries(self._current, codec.cells, codec)
-            for rows in self._claim(meta)[1]:
+            found, chunks = self._claim(meta)
+            if found is not None and found != meta:
+                chunks = [_stamped(rows, meta, codec) for rows in chunks]
+            for rows in chunks:
                 table.load(rows)
             self._entries[meta] = table
             state = make(table)
@@ -324,6 +357,11 @@ class HeapStore(KeyedStateStore):
         rows = self._rows.pop(meta.name, [])
         return found, rows if found is not None else []
 
+    def clean(self, count: int) -> None:
+        """Delete what has expired of the next entries."""
+        for table in self._entries.values():
+            table.clean(count)
+
     def opened(self) -> tuple[str, ...]:
         """Refuse or drop what nobody has asked for."""
         for meta in self._restored.opened():
@@ -336,7 +374,10 @@ class HeapStore(KeyedStateStore):
         self._merge_if_idle()
         groups = self._context.max_parallelism
         states: list[StateContent] = []
-        states += [(meta, table.freeze(groups)) for meta, table in self._entries.items()]
+        states += [
+            (meta, rows_of_snapshot(table.freeze(groups), meta.kind, table.cells.serializer))
+            for meta, table in self._entries.items()
+        ]
         states += [(meta, table.view().rows()) for meta, table in self._tables.items()]
         left = self._restored.left()
         states += [(meta, list(self._rows.get(meta.name, ()))) for meta in left]

@@ -27,10 +27,19 @@ from onceflow.core.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
     ReducingStateDescriptor,
+    StateTtlConfig,
     ValueStateDescriptor,
 )
 from onceflow.core.state.entries import Cells, Stored
 from onceflow.core.state.serializers import ListSerializer, serializer_of
+from onceflow.core.state.ttl import (
+    StateClock,
+    Timed,
+    TimedSerializer,
+    TtlListState,
+    TtlMapState,
+    TtlValueState,
+)
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -47,6 +56,13 @@ Descriptor: TypeAlias = (
     | ReducingStateDescriptor[Any]
     | AggregatingStateDescriptor[Any, Any, Any]
 )
+
+
+def _kept_of(
+    descriptor: ReducingStateDescriptor[Any] | AggregatingStateDescriptor[Any, Any, Any],
+) -> ValueStateDescriptor[Any]:
+    """Return the value state that holds what was folded so far."""
+    return ValueStateDescriptor[Any](descriptor.name, descriptor.type, ttl=descriptor.ttl)
 
 
 class FoldedState(ReducingState[T]):
@@ -227,8 +243,8 @@ class Namespace(Generic[N]):
     What is set holds until the next `set`, for every key.
     """
 
-    def __init__(self, store: KeyedStateStore, kind: Any) -> None:
-        self._store = store
+    def __init__(self, map_state: MapStates, kind: Any) -> None:
+        self._map_state = map_state
         self._kind = kind
         self._current: list[N] = []
         self._states: list[Callable[[], None]] = []
@@ -244,33 +260,41 @@ class Namespace(Generic[N]):
 
     def value_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
         """Return the state of one value a key and namespace."""
-        entries = self._entries(descriptor.name, self._kind, descriptor.type)
+        entries = self._entries(descriptor.name, self._kind, descriptor.type, descriptor.ttl)
         return self._made(NamespacedValue(entries, self._now, descriptor))
 
     def list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
         """Return the state of a list a key and namespace."""
         elements = ListSerializer(serializer_of(descriptor.type))
         return self._made(
-            NamespacedList(self._entries(descriptor.name, self._kind, elements), self._now)
+            NamespacedList(
+                self._entries(descriptor.name, self._kind, elements, descriptor.ttl), self._now
+            )
         )
 
     def map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
         """Return the state of a mapping a key and namespace."""
         pair = types.GenericAlias(tuple, (self._kind, descriptor.key_type))
         return self._made(
-            NamespacedMap[K, V](self._entries(descriptor.name, pair, descriptor.type), self._now)
+            NamespacedMap[K, V](
+                self._entries(descriptor.name, pair, descriptor.type, descriptor.ttl), self._now
+            )
         )
 
     def reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]:
         """Return the state of one folded value a key and namespace."""
-        kept = self.value_state(ValueStateDescriptor[T](descriptor.name, descriptor.type))
+        kept = self.value_state(
+            ValueStateDescriptor[T](descriptor.name, descriptor.type, ttl=descriptor.ttl)
+        )
         return FoldedState(kept, descriptor)
 
     def aggregating_state(
         self, descriptor: AggregatingStateDescriptor[IN, ACC, OUT]
     ) -> AggregatingState[IN, OUT]:
         """Return the state of one accumulator a key and namespace."""
-        kept = self.value_state(ValueStateDescriptor[ACC](descriptor.name, descriptor.type))
+        kept = self.value_state(
+            ValueStateDescriptor[ACC](descriptor.name, descriptor.type, ttl=descriptor.ttl)
+        )
         return AccumulatedState(kept, descriptor)
 
     def _now(self) -> N:
@@ -280,57 +304,85 @@ class Namespace(Generic[N]):
             )
         return self._current[0]
 
-    def _entries(self, name: str, key_type: Any, value_type: Any) -> MapState[Any, Any]:
-        return self._store.map_state(MapStateDescriptor[Any, Any](name, key_type, value_type))
+    def _entries(
+        self, name: str, key_type: Any, value_type: Any, ttl: StateTtlConfig | None
+    ) -> MapState[Any, Any]:
+        return self._map_state(MapStateDescriptor[Any, Any](name, key_type, value_type, ttl))
 
     def _made(self, state: Cleared) -> Cleared:
         self._states.append(state.clear)
         return state
 
 
+MapStates: TypeAlias = Callable[[MapStateDescriptor[Any, Any]], MapState[Any, Any]]
 Cleared = TypeVar("Cleared", ValueState[Any], ListState[Any], MapState[Any, Any])
 
 
 class KeyedStates:
     """Hands a function its states; see `StateAccess`. Used while the operator opens."""
 
-    def __init__(self, store: KeyedStateStore) -> None:
+    def __init__(self, store: KeyedStateStore, clock: StateClock | None = None) -> None:
         self._store = store
+        self._clock = clock or StateClock()
         self._asked: dict[str, Descriptor] = {}
+
+    @property
+    def cleaned_a_record(self) -> int:
+        """At how many entries of states that expire to look for each record."""
+        ttls = [descriptor.ttl for descriptor in self._asked.values()]
+        return max((ttl.cleanup_incrementally for ttl in ttls if ttl is not None), default=0)
 
     def value_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
         """Return the state of one value a key."""
         self._check(descriptor)
-        return self._store.value_state(descriptor)
+        return self._value(descriptor)
 
     def list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
         """Return the state of a list a key."""
         self._check(descriptor)
-        return self._store.list_state(descriptor)
+        if descriptor.ttl is None:
+            return self._store.list_state(descriptor)
+        timed = self._timed(descriptor, descriptor.ttl)
+        kept = self._store.list_state(ListStateDescriptor[Timed](descriptor.name, timed))
+        return TtlListState(kept, timed)
 
     def map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
         """Return the state of a mapping a key."""
         self._check(descriptor)
-        return self._store.map_state(descriptor)
+        if descriptor.ttl is None:
+            return self._store.map_state(descriptor)
+        timed = self._timed(descriptor, descriptor.ttl)
+        kept = MapStateDescriptor[K, Timed](descriptor.name, descriptor.key_type, timed)
+        return TtlMapState(self._store.map_state(kept), timed)
 
     def reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]:
         """Return the state of one folded value a key."""
         self._check(descriptor)
-        kept = ValueStateDescriptor[T](descriptor.name, descriptor.type)
-        return FoldedState(self._store.value_state(kept), descriptor)
+        kept = _kept_of(descriptor)
+        return FoldedState(self._value(kept), descriptor)
 
     def aggregating_state(
         self, descriptor: AggregatingStateDescriptor[IN, ACC, OUT]
     ) -> AggregatingState[IN, OUT]:
         """Return the state of one accumulator a key."""
         self._check(descriptor)
-        kept = ValueStateDescriptor[ACC](descriptor.name, descriptor.type)
-        return AccumulatedState(self._store.value_state(kept), descriptor)
+        kept = _kept_of(descriptor)
+        return AccumulatedState(self._value(kept), descriptor)
 
     def namespace(self, kind: Any) -> Namespace[Any]:
         """Return what hands out states for each value of type `kind`, besides the key."""
         serializer_of(kind)
-        return Namespace(self._store, kind)
+        return Namespace(self.map_state, kind)
+
+    def _value(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
+        if descriptor.ttl is None:
+            return self._store.value_state(descriptor)
+        timed = self._timed(descriptor, descriptor.ttl)
+        kept = self._store.value_state(ValueStateDescriptor[Timed](descriptor.name, timed))
+        return TtlValueState(kept, timed, descriptor.default)
+
+    def _timed(self, descriptor: Descriptor, ttl: StateTtlConfig) -> TimedSerializer:
+        return TimedSerializer(serializer_of(descriptor.type), descriptor.name, ttl, self._clock)
 
     def _check(self, descriptor: Descriptor) -> None:
         before = self._asked.setdefault(descriptor.name, descriptor)

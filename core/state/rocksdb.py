@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,13 @@ from onceflow.core.state.api import (
     PendingSnapshot,
     ValueState,
 )
-from onceflow.core.state.canonical import RestoredStates, StateContent, StateMeta, write_canonical
+from onceflow.core.state.canonical import (
+    RestoredStates,
+    StateContent,
+    StateMeta,
+    StateRows,
+    write_canonical,
+)
 from onceflow.core.state.context import StateContext, StateHandle, StateReader, StateWriter
 from onceflow.core.state.descriptors import (
     AccumulatorColumn,
@@ -28,6 +34,7 @@ from onceflow.core.state.descriptors import (
     ValueStateDescriptor,
 )
 from onceflow.core.state.entries import Cells, CurrentKey, EntryListState, EntryValueState, MapKeys
+from onceflow.core.state.expired_rows import rows_of_snapshot, stamped_value
 from onceflow.core.state.registry import Registry, list_meta, map_meta, shape_of, value_meta
 from onceflow.core.state.rocksdb_database import (
     Database,
@@ -92,6 +99,7 @@ class RocksDBStore(KeyedStateStore):
         self._current = CurrentKey()
         self._freezers: list[Callable[[], Callable[[], list[Pair]]]] = []
         self._by_key: list[RocksEntries] = []
+        self._tables: dict[str, RocksEntries] = {}
         self._maps: list[RocksMapState[Any, Any]] = []
 
     @classmethod
@@ -212,6 +220,9 @@ class RocksDBStore(KeyedStateStore):
             complete=found is None,
         )
         self._freezers.append(table.freeze)
+        self._tables[meta.name] = table
+        if found is not None and found != meta:
+            self._stamp(meta, row_format.cells.serializer)
         return table
 
     def _claim(self, meta: StateMeta) -> StateMeta | None:
@@ -222,6 +233,11 @@ class RocksDBStore(KeyedStateStore):
             self._delete(meta.name)
         self._metas[meta.name] = meta
         return found
+
+    def clean(self, count: int) -> None:
+        """Delete what has expired of the next rows."""
+        for table in self._tables.values():
+            table.clean(count, self._context.key_groups)
 
     def opened(self) -> tuple[str, ...]:
         """Refuse or delete what nobody has asked for."""
@@ -238,14 +254,28 @@ class RocksDBStore(KeyedStateStore):
 
     def _carry_over(self, found: StateMeta, shape: AccumulatorShape) -> None:
         """Write the totals anew, in the layout of `shape`."""
+
+        def carried(values: list[bytes]) -> list[bytes]:
+            packed = shape.carried(found, pa.array(values, pa.large_binary()))
+            return packed.to_pylist()
+
+        self._rewrite(shape.name, carried)
+
+    def _stamp(self, meta: StateMeta, serializer: Any) -> None:
+        """Write the rows anew, as used just now: the state has a time to live from here on."""
+        self._rewrite(
+            meta.name,
+            lambda values: [stamped_value(value, meta.kind, serializer) for value in values],
+        )
+
+    def _rewrite(self, name: str, change: Callable[[list[bytes]], list[bytes]]) -> None:
         for group in self._context.key_groups:
-            start = group_prefix(group) + state_prefix(shape.name)
+            start = group_prefix(group) + state_prefix(name)
             rows = self._database.scan(start, after(start))
             while batch := list(islice(rows, PRELOAD_BATCH)):
-                values = pa.array([value for _, value in batch], pa.large_binary())
-                carried = shape.carried(found, values).to_pylist()
+                values = change([value for _, value in batch])
                 self._database.write(
-                    (key, value) for (key, _), value in zip(batch, carried, strict=True)
+                    (key, value) for (key, _), value in zip(batch, values, strict=True)
                 )
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
@@ -282,11 +312,15 @@ class RocksDBStore(KeyedStateStore):
 
     def _upload_canonical(self) -> Upload:
         context, metas = self._context, list(self._metas.values())
+        serializers = {name: table.cells.serializer for name, table in self._tables.items()}
 
         def upload(writer: StateWriter, copy: Path) -> tuple[StateHandle, ...]:
-            contents: list[StateContent] = [
-                (meta, rows_of_copy(copy, meta.name, context.key_groups)) for meta in metas
-            ]
+            contents: list[StateContent] = []
+            for meta in metas:
+                rows: Iterable[StateRows] = rows_of_copy(copy, meta.name, context.key_groups)
+                if meta.name in serializers:
+                    rows = rows_of_snapshot(rows, meta.kind, serializers[meta.name])
+                contents.append((meta, rows))
             return write_canonical(writer, context, contents)
 
         return upload

@@ -31,8 +31,10 @@ from onceflow.core.state.entries import (
     CurrentKey,
     EntryTable,
     MapKeys,
+    alive_elements,
     map_row_key,
     pack_list,
+    split_map_row_key,
     unpack_list,
 )
 from onceflow.core.state.key_codec import (
@@ -55,6 +57,7 @@ from onceflow.core.state.rocksdb_database import (
     split_row_key,
     state_prefix,
 )
+from onceflow.core.state.serializers import ExpiringSerializer
 from onceflow.core.state.slot_index import grown
 
 K = TypeVar("K")
@@ -91,6 +94,14 @@ class RowFormat:
         """Return the entry of a row's value."""
         return self.cells.from_bytes(data)
 
+    def key_of(self, data: bytes) -> Any:
+        """Return the entry's key that `row_key` made `data` of."""
+        return decode_key(data)
+
+    def alive(self, entry: Any, expired: Callable[[Any], bool]) -> Any:
+        """Return what of `entry` has not expired: itself, another entry, or ABSENT."""
+        return ABSENT if expired(entry) else entry
+
 
 class ListFormat(RowFormat):
     """For list states: an entry is a list of stored elements."""
@@ -102,6 +113,10 @@ class ListFormat(RowFormat):
     def unpack(self, data: bytes) -> Any:
         """Return the entry of a row's value."""
         return unpack_list(data, self.cells)
+
+    def alive(self, entry: Any, expired: Callable[[Any], bool]) -> Any:
+        """Return the elements that have not expired."""
+        return alive_elements(entry, expired)
 
 
 class MapFormat(RowFormat):
@@ -118,6 +133,10 @@ class MapFormat(RowFormat):
     def row_key(self, key: Any) -> bytes:
         """Return the row's key."""
         return map_row_key(*key)
+
+    def key_of(self, data: bytes) -> Any:
+        """Return the pair."""
+        return split_map_row_key(data)
 
     def row_keys(self, keys: Sequence[Any]) -> pa.Array:
         """Return the row's key of each pair."""
@@ -149,6 +168,10 @@ class RocksEntries(EntryTable):
         self._complete = complete
         """Whether every entry is in memory, so that one that is not there is nowhere."""
         self._clean: dict[Any, Any] = {}
+        self.forget: Callable[[Any], None] = self.delete
+        """Deletes an entry that has expired."""
+        self._clean_at: tuple[int, bytes] = 0, b""
+        """How many key groups have been cleaned, and the row key to go on at in the next one."""
         self.spilled: Callable[[], None] = lambda: None
         """Called when all fresh entries have gone to the database between two snapshots."""
 
@@ -205,6 +228,39 @@ class RocksEntries(EntryTable):
         values = [None if entry is DELETED else pack(entry) for entry in entries.values()]
         return sorted_pairs(groups, self._name, self._format.row_keys(keys), values)
 
+    def clean(self, count: int, key_groups_owned: range) -> None:
+        """Look at `count` further rows; delete what of them has expired.
+
+        rocksdict offers no filter for compactions, which would do it on the way. Deleted rows go
+        with the next one.
+        """
+        serializer = self.cells.serializer
+        if not isinstance(serializer, ExpiringSerializer):
+            return
+        for _ in key_groups_owned:
+            number, start = self._clean_at
+            prefix = group_prefix(key_groups_owned[number % len(key_groups_owned)]) + self._prefix
+            rows = self._database.scan(start or prefix, after(prefix))
+            for row_key, value in rows:
+                if not count:
+                    self._clean_at = number, row_key
+                    return
+                count -= 1
+                self._clean_row(row_key[len(prefix) :], value, serializer.expired)
+            self._clean_at = (number + 1) % len(key_groups_owned), b""
+
+    def _clean_row(self, row_key: bytes, value: bytes, expired: Callable[[Any], bool]) -> None:
+        entry = self._format.unpack(value)
+        if self._format.alive(entry, expired) is entry:
+            return
+        key = self._format.key_of(row_key)
+        entry = self.find(key)
+        alive = entry if entry is ABSENT else self._format.alive(entry, expired)
+        if alive is ABSENT and entry is not ABSENT:
+            self.forget(key)
+        elif alive is not entry:
+            self.put(key, alive)
+
     def _spill(self) -> None:
         pairs = self.freeze()
         self._writes.write(pairs())
@@ -237,6 +293,7 @@ class RocksMapState(MapState[K, V]):
         self._touched_before: dict[Any, dict[Any, None]] = {}
         """By key, map keys changed since and in the last snapshot: the database may lack them."""
         table.spilled = self._forget_touched
+        table.forget = self._forget_pair
 
     def get(self, key: K) -> V | None:
         """Return the value under `key`, or None."""
@@ -274,6 +331,11 @@ class RocksMapState(MapState[K, V]):
     def snapshot_taken(self) -> None:
         """Hear that the fresh entries have been taken away."""
         self._touched_before, self._touched = self._touched, {}
+
+    def _forget_pair(self, pair: tuple[Any, K]) -> None:
+        outer, key = pair
+        self._touched.setdefault(outer, {})[key] = None
+        self._table.delete(pair)
 
     def _forget_touched(self) -> None:
         self._touched, self._touched_before = {}, {}

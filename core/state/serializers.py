@@ -64,6 +64,31 @@ class Serializer(ABC, Generic[T]):
         """
 
 
+TTL_PREFIX = "ttl/1:"
+"""What the signature of values that expire has before that of the values."""
+
+
+class ExpiringSerializer(Serializer[Any]):
+    """Encodes values with a time from which on they count as forgotten."""
+
+    @property
+    @abstractmethod
+    def cleans_snapshots(self) -> bool:
+        """Whether a full snapshot leaves out what has expired."""
+
+    @abstractmethod
+    def stamped(self, data: bytes) -> bytes:
+        """Return the bytes of a value that was written without a time, as if written just now."""
+
+    @abstractmethod
+    def expired_bytes(self, data: bytes) -> bool:
+        """Tell whether the value of these bytes has expired. Any thread."""
+
+    @abstractmethod
+    def expired(self, stored: Any) -> bool:
+        """Tell whether a stored value has expired."""
+
+
 class MsgpackSerializer(Serializer[Any]):
     """MessagePack of any type that msgspec knows: builtins, dataclasses, Structs, enums, …."""
 

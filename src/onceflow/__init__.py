@@ -82,6 +82,7 @@ if TYPE_CHECKING:
         RocksDBBackend,
         Serializer,
         StateBackend,
+        StateTtlConfig,
         ValueState,
         ValueStateDescriptor,
     )
@@ -118,7 +119,7 @@ else:
                 "AggregateFunction AggregatingState AggregatingStateDescriptor HeapBackend"
                 " ListState ListStateDescriptor MapState MapStateDescriptor Namespace"
                 " ReducingState ReducingStateDescriptor RocksDBBackend Serializer StateBackend"
-                " ValueState ValueStateDescriptor"
+                " StateTtlConfig ValueState ValueStateDescriptor"
             ),
             "onceflow.core.storage": "FileSystemStorage MemoryStorage ObjectStorage",
             "onceflow.core.stream": "KeyedStream Stream",
@@ -200,6 +201,7 @@ __all__ = [
     "StateAccess",
     "StateBackend",
     "StateDropped",
+    "StateTtlConfig",
     "Stream",
     "SubtaskCheckpointStats",
     "SubtaskCommitted",

@@ -82,6 +82,7 @@ def test_every_object_that_a_user_sets_options_of_has_a_table() -> None:
         "onceflow.Pipeline",
         "onceflow.RocksDBBackend",
         "onceflow.RuntimeSettings",
+        "onceflow.StateTtlConfig",
         "onceflow.TlsFiles",
         "onceflow.sources.DatagenSource",
         "onceflow.sources.KafkaSource",

@@ -276,7 +276,9 @@ class KeyedProcessor(KeyedOperator):
         self._key = work.key
         self._function = work.function
         self._schema = schema
-        call_user(uid, self._function.open, KeyedStates(store))
+        states = KeyedStates(store)
+        call_user(uid, self._function.open, states)
+        self._cleaned_a_record = states.cleaned_a_record
         self.dropped = store.opened()
 
     def process(self, batch: Batch) -> None:
@@ -285,6 +287,8 @@ class KeyedProcessor(KeyedOperator):
         self.store.prefetch(keys)
         results = call_user_on_records(self.uid, partial(self._apply, keys), batch.rows)
         self.emit(batch_of(results, self._schema, self.uid))
+        if self._cleaned_a_record:
+            self.store.clean(self._cleaned_a_record * batch.rows.num_rows)
 
     def _apply(self, keys: Sequence[Any], records: Iterator[Record]) -> list[Record]:
         set_key = self.store.set_current_key
