@@ -26,6 +26,13 @@ class Delivery(Enum):
     AT_LEAST_ONCE = "at_least_once"
 
 
+class OnCancel(Enum):
+    """What becomes of the checkpoints of a job that its user cancels."""
+
+    RETAIN = "retain"
+    DELETE = "delete"
+
+
 def choice_of(
     kind: type[_Choice], given: object, *, setting: str, besides: Sequence[str] = ()
 ) -> _Choice:
@@ -90,11 +97,15 @@ class Checkpointing:
     the job be restored from it: the way out when they cannot be read or have nowhere to go."""
     savepoints: str | None = None
     """The directory for savepoints that name no other; None: `<storage>/<job>/savepoints`."""
+    on_cancel: OnCancel | str = OnCancel.RETAIN
+    """Whether a job that is cancelled by request, and started again, goes on from its last
+    checkpoint or begins anew, with checkpoints deleted. A failed or killed one always goes on."""
     given: frozenset[str] = field(init=False, repr=False, compare=False)
     """The fields that the program has set."""
 
     def __post_init__(self) -> None:
         self.settings()
+        self.deletes_on_cancel()
         if self.delivery() is not Delivery.EXACTLY_ONCE and self.unaligned:
             raise ConfigError(
                 "Checkpointing: unaligned=True needs mode='exactly_once': at_least_once waits for"
@@ -139,6 +150,10 @@ class Checkpointing:
     def delivery(self) -> Delivery:
         """Return the mode as a `Delivery`."""
         return choice_of(Delivery, self.mode, setting="mode")
+
+    def deletes_on_cancel(self) -> bool:
+        """Return whether a cancelled job leaves no checkpoint."""
+        return choice_of(OnCancel, self.on_cancel, setting="on_cancel") is OnCancel.DELETE
 
     def checkpoint_storage(self) -> CheckpointStorage:
         """Return the checkpoint storage described by `storage`.

@@ -254,6 +254,14 @@ _DELIVERIES: Mapping[str, Value] = MappingProxyType(
         "at-least-once": "at_least_once",
     }
 )
+_RETENTIONS: Mapping[str, Value] = MappingProxyType(
+    {
+        **dict.fromkeys(("retain", "retain_on_cancellation"), "retain"),
+        **dict.fromkeys(
+            ("delete", "delete_on_cancellation", "no_externalized_checkpoints"), "delete"
+        ),
+    }
+)
 _STRATEGIES: Mapping[str, Value] = MappingProxyType(
     {
         **dict.fromkeys(("none", "off", "disable"), "none"),
@@ -377,6 +385,13 @@ OPTIONS: tuple[Option, ...] = (
         Checkpointing,
         f"{_CP}savepoint-dir",
         "state.savepoints.dir",
+    ),
+    _option(
+        "checkpointing.on_cancel",
+        _W,
+        Checkpointing,
+        f"{_CP}externalized-checkpoint-retention",
+        words=_RETENTIONS,
     ),
     Option(
         "storage.inline_threshold",

@@ -99,6 +99,26 @@ def commit_order(committable: Committable) -> tuple[int, int, int, int]:
     return transaction.checkpoint, transaction.attempt, transaction.subtask, transaction.sequence
 
 
+def begun_anew(
+    last: CompletedCheckpoint, number: CheckpointId, attempt: AttemptId, now_ms: int
+) -> CompletedCheckpoint:
+    """Return the decision `number` of `attempt`, after which a job has no state and no positions.
+
+    All that `last`, the decision before, lists must have been committed. A start from it begins
+    every source where it says, with the number of key groups that the job has always had.
+    """
+    return CompletedCheckpoint(
+        checkpoint=number,
+        attempt=attempt,
+        parallelism=last.parallelism,
+        max_parallelism=last.max_parallelism,
+        snapshots=(),
+        triggered_at_ms=now_ms,
+        completed_at_ms=now_ms,
+        delivered_through=last.checkpoint,
+    )
+
+
 def committables_of(completed: CompletedCheckpoint) -> tuple[Committable, ...]:
     """Return everything that `completed` decides to commit, over all sinks, in commit order."""
     found = [

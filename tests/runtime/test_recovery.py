@@ -160,6 +160,37 @@ def test_a_cancelled_job_leaves_nothing_visible_that_is_not_decided_and_can_go_o
     assert_exactly_once(sink, source)
 
 
+def test_a_cancelled_job_whose_checkpoints_are_not_kept_settles_its_sinks_and_begins_anew(
+    cluster: AnyCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing in doubt, no state left; what was committed stays, and comes again by the restart."""
+    monkeypatch.setenv(
+        "ONCEFLOW_EXECUTION_CHECKPOINTING_EXTERNALIZED_CHECKPOINT_RETENTION",
+        "DELETE_ON_CANCELLATION",
+    )
+    source = CountingSource(12_000, pause_s=0.002, ends_with=str(tmp_path / "read all"))
+    pipeline, sink = ledger(cluster, tmp_path, source, inline_threshold_bytes=100)
+    job = pipeline.start()
+    await_checkpoints(job, 2)
+    status = job.cancel(60)
+    assert (status.state, status.last_error) == (JobState.CANCELLED, "")
+    committed = sink.rows()
+    assert committed
+    assert sink.prepared() == []
+    home = tmp_path / "checkpoints" / "ledger"
+    assert not list(home.glob("chk-*")), "no state"
+    assert (home / "log").is_dir(), "what was committed is known for ever"
+    (tmp_path / "read all").touch()
+    pipeline, sink = ledger(cluster, tmp_path, source)
+    assert pipeline.run(60).state is JobState.FINISHED
+    again = list(sink.rows())
+    for row in committed:
+        again.remove(row)
+    balance = [row["n"] for row in again if row["account"] == again[0]["account"]]
+    assert len(again) == source.records, "every record once more, and none twice"
+    assert min(balance) == 1, "the state begins anew, too"
+
+
 def test_a_finished_job_started_again_finishes_at_once_and_doubles_nothing(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:

@@ -42,6 +42,7 @@ from onceflow.core.runtime.driver.attempt_context import (
     SavepointRequested,
     SlotsEnded,
 )
+from onceflow.core.runtime.driver.checkpoint_deletion import delete_checkpoints
 from onceflow.core.runtime.driver.endpoint import EndpointServer
 from onceflow.core.runtime.driver.global_commits import committer_ref
 from onceflow.core.runtime.driver.job_events import (
@@ -140,6 +141,7 @@ class JobDriver:
         )
         self._events: queue.SimpleQueue[AttemptEvent] = queue.SimpleQueue()
         self._asked_to_leave = threading.Event()
+        self._cancelled_by_request = False
         self._log: ClaimedLog | None = None
         self._restarts: RestartTracker = plan.restart.tracker(random.Random())  # noqa: S311 - jitter
         self._error: BaseException | None = None
@@ -202,6 +204,11 @@ class JobDriver:
         self.request(CheckpointKind.STOP)
 
     def cancel(self) -> None:
+        """As `leave`, by the user's wish: checkpoints go, if they are set to."""
+        self._cancelled_by_request = True
+        self.leave()
+
+    def leave(self) -> None:
         """Ask to leave without a checkpoint. Any thread; returns at once."""
         self._asked_to_leave.set()
         self._events.put(CancelRequested())
@@ -224,7 +231,7 @@ class JobDriver:
                 self._tell_sources()
             end = JobEnded(JobState.FINISHED if finished else JobState.STOPPED)
         except JobCancelled:
-            end = JobEnded(JobState.CANCELLED)
+            end = self._cancelled()
         except BaseException as error:  # the edge: the user sees it through the job handle
             self._error = error
             end = JobEnded(JobState.FAILED, _text_of(error))
@@ -240,6 +247,20 @@ class JobDriver:
             if self._endpoint is not None:
                 self._endpoint.close()
             self._ended.set()
+
+    def _cancelled(self) -> JobEnded:
+        """Delete the checkpoints where that is wanted; a job whose process ends keeps them."""
+        wanted = self._cancelled_by_request and self._plan.checkpointing.deletes_on_cancel()
+        if not wanted or self._log is None or not self._log.view.completed:
+            return JobEnded(JobState.CANCELLED)
+        try:
+            self._log = self._log.claim_again()
+            delete_checkpoints(self._log, self._sink_recovery(self._log), self._storage)
+        except Exception as error:  # the job is cancelled all the same, and can go on
+            text = f"its checkpoints are kept: {_text_of(error)}"
+            _log.warning("job %s is cancelled; %s", self._plan.name, text)
+            return JobEnded(JobState.CANCELLED, text)
+        return JobEnded(JobState.CANCELLED)
 
     def _tell_sources(self) -> None:
         assert self._log is not None
@@ -257,7 +278,7 @@ class JobDriver:
         and Flight waits for the slots at the interpreter's end.
         """
         _log.warning("the process ends, and job %s with it: it is cancelled", self._plan.name)
-        self.cancel()
+        self.leave()
         self._ended.wait(3 * self._plan.settings.cancel_timeout_s)
 
     def _attempts(self) -> bool:
@@ -321,14 +342,7 @@ class JobDriver:
             log_id=storage.log_id,
             loopback=self._cluster.is_local,
         )
-        recovery = SinkRecovery(
-            plan.graph,
-            plan.retired_sinks,
-            plan.name,
-            log,
-            storage,
-            plan.settings.commit_deadline_s,
-        )
+        recovery = self._sink_recovery(log)
         context = AttemptContext(
             plan=attempt_plan,
             graph=plan.graph,
@@ -345,6 +359,13 @@ class JobDriver:
             savepoints=self._savepoints,
         )
         return self._run_on_cluster(context, server)
+
+    def _sink_recovery(self, log: ClaimedLog) -> SinkRecovery:
+        plan = self._plan
+        deadline_s = plan.settings.commit_deadline_s
+        return SinkRecovery(
+            plan.graph, plan.retired_sinks, plan.name, log, self._storage, deadline_s
+        )
 
     def _claim(self) -> ClaimedLog:
         """The first claim takes the job over; later ones only while no other driver has done so."""

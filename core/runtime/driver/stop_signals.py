@@ -50,7 +50,7 @@ class Stoppable(Protocol):
         """Ask for a stop with a last checkpoint; returns at once."""
         ...
 
-    def cancel(self) -> None:
+    def leave(self) -> None:
         """Ask to leave without one; returns at once."""
         ...
 
@@ -125,7 +125,7 @@ class StopSignals:
             why = self._why_to_cancel(first_s, timeout_s)
             for job in self._jobs():
                 _log.warning("%s: job %s is cancelled", why, job.name)
-                job.cancel()
+                job.leave()
 
     def _why_to_cancel(self, first_s: float, timeout_s: float) -> str:
         """Return once a second signal has come, or the time is up, or no job is left."""
