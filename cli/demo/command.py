@@ -7,7 +7,7 @@ import signal
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, TypeAlias
 
 import typer
 from rich.console import Console
@@ -27,6 +27,7 @@ from onceflow.cli.demo.settings import (
     DemoSettings,
     KillKind,
     SinkKind,
+    StorageKind,
     choose_kills,
 )
 from onceflow.core.errors import OnceflowError
@@ -35,6 +36,25 @@ EXIT_VIOLATION = 1
 EXIT_NO_VERDICT = 2
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
+
+CommitModeFlag: TypeAlias = Annotated[
+    CommitMode,
+    typer.Option(help="Of a database: prepare transactions, or stage rows and apply them."),
+]
+StorageFlag: TypeAlias = Annotated[
+    StorageKind, typer.Option(help="Where checkpoints are: a real S3 server is started.")
+]
+UnalignedFlag: TypeAlias = Annotated[
+    bool, typer.Option("--unaligned", help="Let barriers overtake rows that wait.")
+]
+MoveFlag: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--move",
+        help="After the kills, stop with a savepoint and go on with a slot more, on the other"
+        " backend, in other storage.",
+    ),
+]
 
 
 def demo(
@@ -58,10 +78,10 @@ def demo(
         bool,
         typer.Option("--at-least-once", help="Commit as rows come: shows the duplicates."),
     ] = False,
-    commit_mode: Annotated[
-        CommitMode,
-        typer.Option(help="Of a database: prepare transactions, or stage rows and apply them."),
-    ] = CommitMode.AUTO,
+    commit_mode: CommitModeFlag = CommitMode.AUTO,
+    storage: StorageFlag = StorageKind.DIRECTORY,
+    unaligned: UnalignedFlag = False,
+    move: MoveFlag = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave the servers running until Enter is pressed.")
@@ -87,6 +107,9 @@ def demo(
             seed=seed,
             interval_s=interval,
             at_least_once=at_least_once,
+            storage=storage,
+            unaligned=unaligned,
+            move=move,
             timeout_s=timeout,
         )
         result = _run(settings, json_=json_, keep=keep, quiet=quiet)

@@ -55,6 +55,8 @@ class JobSpec:
     backend: str
     interval_s: float
     at_least_once: bool
+    unaligned: bool = False
+    from_savepoint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,11 @@ class DriverProcess:
             )
         self._sessions.append(self._process.pid)
         self._watchdog = Watchdog(self._process.pid)
+
+    def start_as(self, spec: JobSpec) -> None:
+        """Run a driver of another `spec`, once the one before has ended."""
+        self._spec = spec
+        self.start()
 
     @property
     def pid(self) -> int:

@@ -55,7 +55,12 @@ def build(spec: JobSpec, spark: SparkSession) -> Pipeline:
         spark,
         name=JOB,
         parallelism=spec.parallelism,
-        checkpointing=Checkpointing(storage=spec.storage, interval=spec.interval_s, mode=delivery),
+        checkpointing=Checkpointing(
+            storage=spec.storage,
+            interval=spec.interval_s,
+            mode=delivery,
+            unaligned=spec.unaligned,
+        ),
         state_backend=RocksDBBackend() if spec.backend == "rocksdb" else HeapBackend(),
         # Fresh numbers for the progress bar and for the moments of the kills.
         settings=RuntimeSettings(heartbeat_interval_s=0.1, scratch_dir=spec.scratch),
@@ -115,7 +120,7 @@ def main(spec_path: str) -> None:
         .config("spark.ui.enabled", "false")
         .getOrCreate()
     )
-    job = build(spec, spark).start()
+    job = build(spec, spark).start(from_savepoint=spec.from_savepoint)
     stop = Path(spec.stop_path)
     while not job.state.ended and not stop.exists():
         _report(Path(spec.status_path), job.status())

@@ -21,6 +21,7 @@ from typing_extensions import Self
 
 from onceflow.cli.demo.driver import DriverStatus, SinkTransactions
 from onceflow.cli.demo.kills import DoneKill
+from onceflow.cli.demo.move import DoneMove
 from onceflow.cli.demo.settings import DemoSettings, SinkKind
 from onceflow.integration.oracle import Verdict
 
@@ -123,6 +124,7 @@ class DemoResult:
     """Driver processes that ran."""
     seconds: float
     """From the start of the first driver process to the end of the last, recoveries included."""
+    move: DoneMove | None = None
 
     @property
     def ok(self) -> bool:
@@ -160,8 +162,22 @@ def as_json(result: DemoResult) -> dict[str, object]:
         "partitions": settings.partitions,
         "parallelism": settings.parallelism,
         "interval_s": settings.interval_s,
+        "storage": settings.storage.value,
+        "unaligned": settings.unaligned,
+        "move": None if result.move is None else _move_as_json(result.move),
         "seed": settings.seed,
         "ok": result.ok,
+    }
+
+
+def _move_as_json(move: DoneMove) -> dict[str, object]:
+    return {
+        "savepoint": move.savepoint,
+        "at_seconds": round(move.at_s, 3),
+        "stopped_seconds": round(move.stopped_s, 3),
+        "parallelism": list(move.parallelism),
+        "backend": list(move.backend),
+        "storage": list(move.storage),
     }
 
 
@@ -227,6 +243,7 @@ def summary(result: DemoResult) -> str:
         f"{result.verdict.records:,} payments in {result.seconds:.1f} s "
         f"({result.rows_per_second:,.0f} a second, restarts included), "
         f"{len(result.kills)} kills, {result.restores} restores"
+        f"{', moved by a savepoint' if result.move else ''}"
     )
     if result.ok:
         judgement = "[bold green]Every payment is there exactly once.[/bold green]"

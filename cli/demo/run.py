@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,13 +19,20 @@ from typing_extensions import Self
 
 from onceflow.cli.demo.driver import JOB, DriverProcess, DriverStatus, JobSpec, SinkSpec
 from onceflow.cli.demo.kills import Killer, Progress, Victims, plan_kills
+from onceflow.cli.demo.move import Mover, records_before
 from onceflow.cli.demo.report import DemoResult, Narrator, StatusWatcher, described
-from onceflow.cli.demo.settings import KILL_OF_DATABASE, DemoSettings, KillKind, SinkKind
+from onceflow.cli.demo.settings import (
+    KILL_OF_DATABASE,
+    DemoSettings,
+    KillKind,
+    SinkKind,
+    StorageKind,
+)
 from onceflow.cli.demo.targets import NAME, Observer, Target, committed_records, started_target
 from onceflow.core.errors import OnceflowError
-from onceflow.core.storage import FileSystemStorage
+from onceflow.core.storage import checkpoint_storage
 from onceflow.integration.oracle import Verdict
-from onceflow.integration.servers import EmbeddedKafka
+from onceflow.integration.servers import EmbeddedKafka, EmbeddedS3
 from onceflow.integration.workload import Payments, produce
 
 TOPIC = "payments"
@@ -41,12 +49,16 @@ class Producing:
     """Produces on a thread of its own, never further than the killer has released."""
 
     def __init__(
-        self, payments: Payments, spec: JobSpec, killer: Killer, narrator: Narrator
+        self,
+        payments: Payments,
+        spec: JobSpec,
+        holders: tuple[Killer, Mover],
+        narrator: Narrator,
     ) -> None:
         """Describe it; entering the context begins."""
         self._payments = payments
         self._spec = spec
-        self._killer = killer
+        self._holders = holders
         self._advance = narrator.bar("payments into Kafka", payments.records)
         self._ended = threading.Event()
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="demo producer")
@@ -93,11 +105,14 @@ class Producing:
 
     def _hold(self, sent: int) -> None:
         self._advance(sent)
-        while self._killer.released_records <= sent < self._payments.records:
+        while self._released() <= sent < self._payments.records:
             if self._ended.wait(_PRODUCER_LOOK_INTERVAL_S):
                 raise _Abandoned
         if self._ended.is_set():
             raise _Abandoned
+
+    def _released(self) -> int:
+        return min(holder.released_records for holder in self._holders)
 
 
 class DemoError(OnceflowError):
@@ -140,31 +155,37 @@ class DemoRun:
         driver = DriverProcess(spec, self._directory)
         self._stack.callback(driver.end)
         killer = self._killer(self._victims(driver, target, kafka))
-        with Producing(self._settings.payments(), spec, killer, self._narrator) as producing:
-            if not self._settings.kills:
+        mover = Mover(self._settings, spec, driver, self._narrator.say)
+        payments = self._settings.payments()
+        with Producing(payments, spec, (killer, mover), self._narrator) as producing:
+            if not self._settings.kills and not self._settings.move:
                 # Nothing is held back: the job finds the whole topic and shows its full speed.
                 producing.wait()
             started_at = time.monotonic()
             driver.start()
-            final = self._watch(driver, killer, producing, spec, target)
+            final = self._watch(driver, (killer, mover), producing, spec, target)
             seconds = time.monotonic() - started_at
         # Orphans of killed drivers must be gone before the verdict, or they could still write.
         driver.end()
         self._narrator.say(f"asking the {self._settings.sink.place}")
         return DemoResult(
             settings=self._settings,
-            verdict=self._judge(target, spec),
+            verdict=self._judge(target, mover.storages),
             kills=tuple(killer.done),
             restores=max(final.attempt - 1, 0),
             drivers=driver.starts,
             seconds=seconds,
+            move=mover.done,
         )
 
     def _killer(self, victims: Victims) -> Killer:
         settings = self._settings
         return Killer(
             plan_kills(
-                settings.kills, settings.records, settings.seed, interval_s=settings.interval_s
+                settings.kills,
+                records_before(settings),
+                settings.seed,
+                interval_s=settings.interval_s,
             ),
             victims,
             records=settings.records,
@@ -176,10 +197,10 @@ class DemoRun:
         kill = KILL_OF_DATABASE.get(self._settings.sink, KillKind.KAFKA)
         return Victims(driver, {KillKind.KAFKA: kafka, kill: target.server})
 
-    def _judge(self, target: Target, spec: JobSpec) -> Verdict:
+    def _judge(self, target: Target, storages: tuple[str, ...]) -> Verdict:
         """Return the target's verdict; rows that are staged for it still are in doubt too."""
         verdict = target.judge(self._settings.payments())
-        staged = transactions_with_staged_rows(spec.storage)
+        staged = sum(map(transactions_with_staged_rows, storages))
         return replace(verdict, in_doubt=verdict.in_doubt + staged)
 
     def _start_servers(self) -> tuple[Target, EmbeddedKafka]:
@@ -213,7 +234,7 @@ class DemoRun:
             bootstrap_servers=kafka.bootstrap_servers,
             topic=TOPIC,
             sink=SinkSpec(self._settings.sink, target.address, NAME, self._settings.commit_mode),
-            storage=str(self._directory / "checkpoints"),
+            storage=self._storage(),
             scratch=str(scratch),
             status_path=str(self._directory / "status.json"),
             stop_path=str(self._directory / "stop"),
@@ -222,18 +243,34 @@ class DemoRun:
             backend=self._settings.backend.value,
             interval_s=self._settings.interval_s,
             at_least_once=self._settings.at_least_once,
+            unaligned=self._settings.unaligned,
         )
+
+    def _storage(self) -> str:
+        """Return where checkpoints are to be; starts the server of a bucket."""
+        if self._settings.storage is StorageKind.DIRECTORY:
+            return str(self._directory / "checkpoints")
+        self._narrator.say("starting an S3 server")
+        server = EmbeddedS3()
+        self._stack.callback(server.stop)
+        server.start()
+        # Of this process, and of all that it starts.
+        before = {name: os.environ.get(name) for name in server.environment}
+        self._stack.callback(_set_environment, before)
+        _set_environment(server.environment)
+        self.addresses["S3"] = server.endpoint
+        return f"s3://{server.create_bucket('onceflow-demo')}/checkpoints"
 
     def _watch(
         self,
         driver: DriverProcess,
-        killer: Killer,
+        holders: tuple[Killer, Mover],
         producing: Producing,
         spec: JobSpec,
         target: Target,
     ) -> DriverStatus:
         """Return the last status of a job that has stopped, killing what is due meanwhile."""
-        settings = self._settings
+        settings, (killer, mover) = self._settings, holders
         deadline = time.monotonic() + settings.timeout_s
         rows_bar = f"rows in {settings.sink.product}"
         advance = self._narrator.bar(rows_bar, settings.records)
@@ -251,7 +288,8 @@ class DemoRun:
                 now_s, status = time.monotonic(), driver.status()
                 watcher.look(status)
                 killer.look(Progress(status, committed.value, rows.value, now_s))
-                if killer.finished and committed.value >= settings.records:
+                mover.look(kills_over=killer.finished, committed_records=committed.value)
+                if mover.finished and killer.finished and committed.value >= settings.records:
                     driver.stop()
                 if now_s > deadline:
                     raise DemoError(
@@ -277,13 +315,21 @@ def transactions_with_staged_rows(storage: str) -> int:
 
     Asks storage and not the sinks: what is there without rows is a sink's own mark.
     """
-    job = FileSystemStorage(storage).open(JOB)
+    job = checkpoint_storage(storage).open(JOB)
     areas = [job.staging(sink_id) for sink_id in job.staged_sinks(())]
     return sum(
         any(batch.num_rows for _, batch in area.read(transaction) or ())
         for area in areas
         for transaction in area.transactions()
     )
+
+
+def _set_environment(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _started_kafka(

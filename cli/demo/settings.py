@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from onceflow.core.errors import ConfigError
@@ -41,6 +41,13 @@ class SinkKind(str, Enum):
                 return "MariaDB"
             case SinkKind.KAFKA:
                 return "Kafka"
+
+
+class StorageKind(str, Enum):
+    """Where checkpoints are."""
+
+    DIRECTORY = "directory"
+    S3 = "s3"
 
 
 class CommitMode(str, Enum):
@@ -96,6 +103,10 @@ class DemoSettings:
     seed: int = 0
     interval_s: float = 1.0
     at_least_once: bool = False
+    storage: StorageKind = StorageKind.DIRECTORY
+    unaligned: bool = False
+    move: bool = False
+    """Whether the job is stopped with a savepoint after the kills, and goes on as `moved` says."""
     timeout_s: float = 900.0
 
     def __post_init__(self) -> None:
@@ -118,6 +129,10 @@ class DemoSettings:
                 f"--commit-mode {self.commit_mode.value} is how a database commits exactly once; "
                 f"leave it out with {other}"
             )
+        if self.unaligned and self.at_least_once:
+            raise ConfigError(
+                "--unaligned needs exactly once: with --at-least-once no barrier waits"
+            )
         self.payments()
 
     def payments(self) -> Payments:
@@ -130,6 +145,12 @@ class DemoSettings:
         if KillKind.EXECUTOR in self.kills:
             return f"local-cluster[{self.parallelism},1,1024]"
         return f"local[{self.parallelism}]"
+
+    @property
+    def moved(self) -> DemoSettings:
+        """The same with one slot more, on the other backend."""
+        other = Backend.HEAP if self.backend is Backend.ROCKSDB else Backend.ROCKSDB
+        return replace(self, parallelism=self.parallelism + 1, backend=other)
 
 
 def choose_kills(named: tuple[KillKind, ...], count: int | None) -> tuple[KillKind, ...]:

@@ -82,3 +82,21 @@ def test_same_kills_at_least_once_show_duplicates_and_lose_nothing() -> None:
     assert found["missing"] == 0
     assert found["ok"] is False
     assert code == 1
+
+
+def test_a_job_that_crashes_and_is_moved_by_a_savepoint_has_every_payment_once() -> None:
+    """Killed, stopped with a savepoint, then a slot more on the other backend, all of it in S3."""
+    flags = ("--storage", "s3", "--unaligned", "--move", "--backend", "heap")
+    kills = ("--kill", "slot", "--kill", "driver", "--seed", "1")
+    code, found = _demo("--records", "100000", *flags, *kills)
+    assert sorted(kill["what"] for kill in found["kills"]) == ["driver", "slot"]
+    move = found["move"]
+    assert (move["parallelism"], move["backend"]) == ([2, 3], ["heap", "rocksdb"])
+    before, after = move["storage"]
+    assert move["savepoint"].startswith(f"{before}/demo/savepoints/")
+    assert (before.partition(":")[0], after == before) == ("s3", False)
+    assert (found["drivers"], found["unaligned"]) == (3, True)
+    assert (found["rows"], found["duplicates"], found["missing"]) == (100_000, 0, 0)
+    assert (found["wrong_balances"], found["altered"], found["in_doubt"]) == (0, False, 0)
+    assert found["ok"] is True
+    assert code == 0

@@ -12,10 +12,19 @@ from typer.testing import CliRunner
 import onceflow
 from onceflow.cli.demo import command
 from onceflow.cli.demo.kills import DoneKill
+from onceflow.cli.demo.move import records_before
 from onceflow.cli.demo.report import DemoResult
 from onceflow.cli.demo.run import DemoError, DemoRun
-from onceflow.cli.demo.settings import Backend, CommitMode, DemoSettings, KillKind, SinkKind
+from onceflow.cli.demo.settings import (
+    Backend,
+    CommitMode,
+    DemoSettings,
+    KillKind,
+    SinkKind,
+    StorageKind,
+)
 from onceflow.cli.main import app
+from onceflow.core.errors import ConfigError
 from onceflow.integration.oracle import Verdict
 
 RIGHT = Verdict(
@@ -177,6 +186,29 @@ def test_flags_reach_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
             interval_s=0.5,
         )
     ]
+
+
+def test_a_moved_job_has_a_slot_more_and_the_other_backend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[DemoSettings] = []
+
+    def remember(settings: DemoSettings, **_: bool) -> DemoResult:
+        seen.append(settings)
+        return RESULT
+
+    monkeypatch.setattr(command, "_run", remember)
+    flags = ("--storage", "s3", "--unaligned", "--move", "--records", "1000", "--kills", "0")
+    assert CliRunner().invoke(app, ["demo", *flags]).exit_code == 0
+    (asked,) = seen
+    assert (asked.storage, asked.unaligned, asked.move) == (StorageKind.S3, True, True)
+    assert (asked.parallelism, asked.moved.parallelism) == (2, 3)
+    assert asked.moved.backend is Backend.ROCKSDB
+    assert asked.moved.moved.backend is Backend.HEAP
+    assert asked.moved.spark_master == "local[3]"
+    assert (records_before(asked), records_before(replace(asked, move=False))) == (700, 1000)
+    with pytest.raises(ConfigError, match="--unaligned needs exactly once"):
+        DemoSettings(unaligned=True, at_least_once=True)
 
 
 def test_at_least_once_reaches_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
