@@ -6,15 +6,13 @@ import re
 import ssl
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from urllib.parse import parse_qsl, unquote
 
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.secret_references import followed
 from onceflow.sinks.mysql.connection import MySQLSession, WireConnection
 from onceflow.sinks.sql.session import SqlError
-
-if TYPE_CHECKING:
-    from sqlalchemy.engine import URL
 
 _FLAVORS = ("mysql", "mariadb")
 _DRIVERS = ("", "pymysql", "mysqldb", "mysqlconnector", "mariadbconnector")
@@ -227,7 +225,16 @@ def endpoint_of(
     )
 
 
-def _parsed(url: str) -> tuple[URL, dict[str, str], bool]:
+@dataclass(frozen=True, slots=True)
+class _Address:
+    username: str
+    password: str = field(repr=False)
+    host: str
+    port: int | None
+    database: str
+
+
+def _parsed(url: str) -> tuple[_Address, dict[str, str], bool]:
     scheme, separator, rest = url.partition("://")
     from_jdbc = scheme.startswith("jdbc:")
     flavor, _, driver = scheme.removeprefix("jdbc:").partition("+")
@@ -238,21 +245,36 @@ def _parsed(url: str) -> tuple[URL, dict[str, str], bool]:
             # Only what is surely a scheme: the rest of an unreadable url may be a password.
             + (f", not {scheme}://" if separator and _SCHEME.fullmatch(scheme) else "")
         )
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError
-
     try:
-        parsed = make_url(f"mysql://{rest}")
-    except (ArgumentError, ValueError):
+        address, query = _split(rest)
+    except ValueError:
         raise ConfigError(
             f"url cannot be read as {flavor}://user@host:3306/database; percent-encode special "
             "characters of the password, or pass password=…"
         ) from None
-    settings = {
-        key.lower(): value if isinstance(value, str) else value[-1]
-        for key, value in parsed.query.items()
-    }
-    return parsed, settings, from_jdbc
+    settings = {key.lower(): value for key, value in parse_qsl(query)}
+    return address, settings, from_jdbc
+
+
+def _split(rest: str) -> tuple[_Address, str]:
+    """Return what stands after the scheme, as SQLAlchemy reads it: a password may hold / and ?.
+
+    Raises:
+        ValueError: The port is no number.
+    """
+    login, at, place = rest.partition("@")
+    if not at or "/" in login.partition(":")[0]:
+        login, place = "", rest
+    username, _, password = login.partition(":")
+    address, _, query = place.partition("?")
+    server, _, database = address.partition("/")
+    if server.startswith("["):
+        host, _, port = server[1:].partition("]")
+        port = port.removeprefix(":")
+    else:
+        host, _, port = server.partition(":")
+    number = int(port) if port else None
+    return _Address(unquote(username), unquote(password), host, number, database), query
 
 
 def _require_encryption(wire: WireConnection) -> None:

@@ -7,12 +7,9 @@ import os
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
-from sqlalchemy.dialects.sqlite.base import SQLiteDialect as SQLiteCompiler
-from sqlalchemy.engine import Dialect as Compiler
-from sqlalchemy.types import TypeEngine
 from typing_extensions import override
 
 from onceflow.core.connector import Finding
@@ -23,7 +20,11 @@ from onceflow.sinks.sql.write_mode import WriteMode
 from onceflow.sinks.sqlite import catalog
 from onceflow.sinks.sqlite.connection import LIBRARY_VERSION
 from onceflow.sinks.sqlite.dml import SQLiteDmlExecutor
-from onceflow.sinks.sqlite.types import SQLiteFit, column_type, wire_of
+from onceflow.sinks.sqlite.types import SQLiteFit, wire_of
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Dialect as Compiler
+    from sqlalchemy.types import TypeEngine
 
 _VERSION_MIN = (3, 24, 0)
 """The oldest with ON CONFLICT DO UPDATE."""
@@ -64,12 +65,15 @@ class SQLiteDialect(Dialect):
 
     @override
     def column_type(self, field: pa.Field, *, is_key: bool) -> TypeEngine[Any] | None:
-        return column_type(field.type)
+        from onceflow.sinks.sqlite.column_types import column_type
+
+        return column_type(field)
 
     @override
     def compiler(self) -> Compiler:
-        made: Compiler = cast("Any", SQLiteCompiler)(paramstyle="named")
-        return made
+        from onceflow.sinks.sqlite.column_types import compiler
+
+        return compiler()
 
     @contextmanager
     @override

@@ -8,17 +8,14 @@ with +00:00 where it is an instant, and 12.50.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import sqlalchemy as sa
 from pyarrow import types as arrow
-from sqlalchemy.types import TypeEngine
 from typing_extensions import override
 
 from onceflow.sinks.sql.tables import ColumnFit
-from onceflow.sinks.sql.values import fitted, float_type, is_bytes, is_text, plain
+from onceflow.sinks.sql.values import fitted, float_type, is_bytes, is_text
 from onceflow.sinks.sqlite.catalog import Affinity, SQLiteType
 
 _MANTISSA_BITS = 53
@@ -80,27 +77,21 @@ def wire_of(given: pa.DataType, target: SQLiteType) -> pa.DataType | None:
         return given
     if target.affinity is Affinity.REAL and arrow.is_integer(given):
         return float_type(given, mantissa_bits=_MANTISSA_BITS)
-    stored = _stored(given)
-    return stored.wire if stored and target.affinity in stored.affinities else None
-
-
-def column_type(given: pa.DataType) -> TypeEngine[Any] | None:
-    """Return the type of a column that is created for `given`; None when there is none."""
-    stored = _stored(plain(given))
-    return stored.created if stored else None
+    kept = stored(given)
+    return kept.wire if kept and target.affinity in kept.affinities else None
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class Stored:
     """How values of some types are stored."""
 
     wire: pa.DataType
-    created: TypeEngine[Any]
     affinities: frozenset[Affinity]
     """Of the columns that keep them unchanged."""
 
 
-def _stored(given: pa.DataType) -> _Stored | None:
+def stored(given: pa.DataType) -> Stored | None:
+    """Return how values of `given` are stored; None when they cannot be kept unchanged."""
     if arrow.is_integer(given) or arrow.is_boolean(given):
         return _NUMBERS
     if arrow.is_floating(given):
@@ -114,12 +105,12 @@ def _stored(given: pa.DataType) -> _Stored | None:
     return _TEXTS if temporal or is_text(given) else None
 
 
-def _stored_as(wire: pa.DataType, created: TypeEngine[Any], *kept_by: Affinity) -> _Stored:
-    return _Stored(wire, created, frozenset((*kept_by, Affinity.NONE)))
+def _stored_as(wire: pa.DataType, *kept_by: Affinity) -> Stored:
+    return Stored(wire, frozenset((*kept_by, Affinity.NONE)))
 
 
-_NUMBERS = _stored_as(pa.int64(), sa.Integer(), Affinity.INTEGER, Affinity.NUMERIC)
-_FLOATS = _stored_as(pa.float64(), sa.REAL(), Affinity.REAL)
-_BYTES = _stored_as(pa.large_binary(), sa.BLOB(), Affinity.BLOB)
-_TEXTS = _stored_as(pa.large_string(), sa.Text(), Affinity.TEXT, Affinity.TEMPORAL)
-_DECIMALS = _stored_as(pa.large_string(), sa.Text(), Affinity.TEXT)
+_NUMBERS = _stored_as(pa.int64(), Affinity.INTEGER, Affinity.NUMERIC)
+_FLOATS = _stored_as(pa.float64(), Affinity.REAL)
+_BYTES = _stored_as(pa.large_binary(), Affinity.BLOB)
+_TEXTS = _stored_as(pa.large_string(), Affinity.TEXT, Affinity.TEMPORAL)
+_DECIMALS = _stored_as(pa.large_string(), Affinity.TEXT)
