@@ -8,7 +8,7 @@ from pyspark.sql.datasource import DataSource
 from typing_extensions import override
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceReader
+    from pyspark.sql.datasource import DataSourceReader, DataSourceWriter
     from pyspark.sql.types import StructType
 
 
@@ -54,5 +54,20 @@ class StateFormat(DataSource):
         return StateFrameReader(self.options, schema)
 
 
-STATE_FORMATS: tuple[type[DataSource], ...] = (CheckpointsFormat, StateFormat)
+class SavepointFormat(DataSource):
+    """`onceflow-savepoint`: makes a savepoint of DataFrames; see `savepoint_writer`."""
+
+    @classmethod
+    @override
+    def name(cls) -> str:
+        return "onceflow-savepoint"
+
+    @override
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from onceflow.connectors.spark.savepoint_writer import savepoint_writer
+
+        return savepoint_writer(self.options, schema, overwrite=overwrite)
+
+
+STATE_FORMATS: tuple[type[DataSource], ...] = (CheckpointsFormat, SavepointFormat, StateFormat)
 """Those of this module; each has a module `pyspark_onceflow_…` by which Spark discovers it."""

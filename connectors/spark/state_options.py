@@ -6,11 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from onceflow.connectors.spark.options import Kind, Option, OptionTable, choice
+from onceflow.connectors.spark.options import COUNT, NAMES, Kind, Option, OptionTable, choice
 from onceflow.core.errors import ConfigError
+from onceflow.core.state.bootstrap import StateOfTable
+from onceflow.core.state.canonical import StateKind
+from onceflow.core.state.descriptors import AggregateOp
 from onceflow.core.state.state_columns import ValueForm
 from onceflow.core.storage import CheckpointStorage, ObjectStorage, checkpoint_storage
 from onceflow.core.storage.descriptions import savepoint_directory
+from onceflow.core.storage.layout import JobPaths
+from onceflow.core.storage.savepoints import SavepointDirectory
 from onceflow.core.storage.stored_checkpoints import (
     StoredCheckpoint,
     checkpoint_at,
@@ -63,6 +68,22 @@ class StateRead:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class SavepointWrite:
+    """What a DataFrame becomes, and where. Pickles to tasks; holds no secret."""
+
+    path: str
+    storage: CheckpointStorage
+    job: str
+    uid: str
+    max_parallelism: int
+    table: StateOfTable
+
+    def directory(self) -> SavepointDirectory:
+        """Return the savepoint, made or not."""
+        return savepoint_directory(self.storage, self.path)
+
+
 def storage_of(path: str, storage_options: Mapping[str, object] | None) -> CheckpointStorage:
     """Return the checkpoint storage at `path`, a bucket's with its client's options.
 
@@ -105,6 +126,49 @@ def _state_read(
         checkpoint=None if checkpoint == LATEST else int(checkpoint),
         form=cast("ValueForm", value_format),
     )
+
+
+def _savepoint_write(
+    path: str,
+    job: str,
+    uid: str,
+    *,
+    key: tuple[str, ...] = ("key",),
+    value: str = "value",
+    state: str = "",
+    state_type: str = "value",
+    map_key: str = "map_key",
+    value_type: str | None = None,
+    map_key_type: str | None = None,
+    aggregates: Mapping[str, AggregateOp] | None = None,
+    max_parallelism: int = 128,
+    storage_options: Mapping[str, object] | None = None,
+) -> SavepointWrite:
+    runs = state_type == "running"
+    if runs != (aggregates is not None):
+        raise ConfigError("stateType=running goes with aggregates=, and no other type does")
+    if not runs and not state:
+        raise ConfigError("format onceflow-savepoint needs option 'state': the state's name")
+    table = StateOfTable(
+        name=state or "running",
+        kind="accumulators" if runs else cast("StateKind", state_type),
+        key=key,
+        value=value,
+        map_key=map_key if state_type == "map" else "",
+        value_type=value_type,
+        map_key_type=map_key_type,
+        aggregates=aggregates,
+    )
+    storage = storage_of(path, storage_options)
+    JobPaths(job)
+    return SavepointWrite(path, storage, job, uid, max_parallelism, table)
+
+
+def _aggregates(text: str) -> dict[str, str]:
+    found = dict(one.strip().split("=") for one in text.split(","))
+    if not set(found.values()) <= {"sum", "count", "min", "max"}:
+        raise ValueError
+    return found
 
 
 def _checkpoint(text: str) -> int | str:
@@ -159,6 +223,53 @@ STATE_READ = OptionTable(
             "`typed`: in the type that the snapshot names, JSON for types of your own; `json`: the"
             " JSON of every value; `binary`: the bytes that are stored",
             choice("typed", "json", "binary"),
+        ),
+    ),
+    prefix="storage.",
+    prefix_argument="storage_options",
+)
+
+SAVEPOINT_WRITE = OptionTable(
+    format="onceflow-savepoint",
+    direction="write",
+    target=_savepoint_write,
+    options=(
+        Option("path", "path", "The savepoint's directory: new, or made by another DataFrame"),
+        Option("job", "job", "The name of the job that is to start from it"),
+        Option("uid", "uid", "The operator's uid", aliases=("operatorUid",)),
+        Option(
+            "state",
+            "state",
+            "The state's name, as in its descriptor; `running` for those of `running`",
+            aliases=("stateName",),
+        ),
+        Option(
+            "stateType",
+            "state_type",
+            "What the state is",
+            choice("value", "list", "map", "running"),
+        ),
+        Option("key", "key", "The columns of the key, as in `key_by`", NAMES),
+        Option("value", "value", "The column of the value; of a list state an array"),
+        Option("mapKey", "map_key", "Of a map state: the column of the map's key"),
+        Option(
+            "valueType",
+            "value_type",
+            "The type's name where the column's own is another: `int`, `list[int]`, the name of a"
+            " dataclass for a struct, `any`",
+        ),
+        Option("mapKeyType", "map_key_type", "The same of the map's key"),
+        Option(
+            "aggregates",
+            "aggregates",
+            "Of `running`: the aggregate of each column, `balance=sum,n=count`",
+            Kind("column=sum|count|min|max, with commas between them", _aggregates),
+        ),
+        Option(
+            "maxParallelism",
+            "max_parallelism",
+            "The number of key groups, which the job keeps for ever",
+            COUNT,
         ),
     ),
     prefix="storage.",

@@ -26,11 +26,14 @@ class CheckpointKind(Enum):
     """A savepoint after whose barrier sources read nothing; a STOP follows once it is written."""
     SAVEPOINT_DRAIN = "savepoint_drain"
     """A savepoint before whose barrier all sources end; a FINAL follows once it is written."""
+    BOOTSTRAP = "bootstrap"
+    """A savepoint that was made of DataFrames. No barrier has this kind."""
 
     @property
     def is_savepoint(self) -> bool:
         """Whether it is written for the user, and never decided. Its barrier is always aligned."""
         return self in {
+            CheckpointKind.BOOTSTRAP,
             CheckpointKind.SAVEPOINT,
             CheckpointKind.SAVEPOINT_STOP,
             CheckpointKind.SAVEPOINT_DRAIN,

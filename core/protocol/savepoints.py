@@ -45,6 +45,7 @@ class Savepoint:
     """Drawn anew for each."""
     job: str
     log_id: str
+    """Of the job that took it, which a job in new storage takes over; empty for a bootstrap."""
     kind: CheckpointKind
     completed: CompletedCheckpoint
     """Its state handles name files of the savepoint."""
@@ -98,6 +99,14 @@ def check_savepoint(
             f"{name} is of another job than {job!r}: transactions go by the job's name; start the"
             f" pipeline as Pipeline(name={savepoint.job!r})"
         )
+    if savepoint.kind is CheckpointKind.BOOTSTRAP:
+        if view.decided:
+            raise SavepointRefused(
+                f"the savepoint of job {job!r} was made of DataFrames, for a job that begins; this"
+                f" one has decided checkpoint {view.completed[-1].checkpoint}: start it without"
+                " the savepoint, or begin anew in empty storage"
+            )
+        return
     if log_id and savepoint.log_id != log_id:
         raise SavepointRefused(
             f"{name} was taken by the job with decision log {savepoint.log_id}, and this storage"

@@ -77,6 +77,12 @@ def state_type(name: str) -> StateType | None:
     return StateType(known.arrow, value)
 
 
+def python_type_of(name: str) -> Any | None:
+    """Return the type called `name`; None when it needs the user's class."""
+    known, rest = _alternatives(name)
+    return None if known is None or rest else known.python
+
+
 def _alternatives(text: str) -> tuple[_Known | None, str]:
     """Return the type that `text` begins with, and what follows it."""
     found: list[_Known | None] = []

@@ -175,6 +175,7 @@ class SavepointPaths:
     """The names in a savepoint, relative to its own directory."""
 
     metadata: str = "_metadata"
+    lock: str = "_changing"
     state_directory: str = "state"
     owner: str = "savepoint"
     records: str = "the metadata of the savepoint"

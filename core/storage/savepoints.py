@@ -2,6 +2,7 @@
 
     <directory>/state/<number>-<uid>@<subtask>@<name>   a state file, in the canonical form
     <directory>/_metadata                               two sealed lines of JSON, written last
+    <directory>/_changing                               while state is added that DataFrames hold
 
 Paths inside are relative to the directory, so that it may be moved, copied and renamed. One without
 `_metadata` is not whole and is never read. Nothing in the job's own storage names any of it, and
@@ -10,12 +11,16 @@ nothing in it names the job's storage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+import pyarrow as pa
+import xxhash
 
 from onceflow.core.errors import (
     CheckpointCorrupt,
@@ -82,8 +87,7 @@ class SavepointDirectory:
             return replace(handle, path=path, shared=False)
 
         completed = with_copied_files(savepoint.completed, copied)
-        body = msgspec.Raw(msgspec.json.encode(replace(savepoint, completed=completed)))
-        data, _ = seal(msgspec.json.encode(_Metadata(FORMAT, body)))
+        data = _encoded(replace(savepoint, completed=completed))
         if isinstance(self._fs.create_if_absent(self._paths.metadata, data), AlreadyExists):
             raise StorageError(f"{self} holds another savepoint already: choose another directory")
 
@@ -122,6 +126,39 @@ class SavepointDirectory:
         """Return what reads the state files."""
         return FileStateReader(self._fs, self._paths)
 
+    def state_writer(self, unique: str, uid: str) -> SavepointStateWriter:
+        """Return what makes state durable that no metadata names yet; `unique` is in every name."""
+        return SavepointStateWriter(self._fs, self._paths, unique, uid)
+
+    def delete_state(self, unique: str) -> None:
+        """Delete what writers of `unique` have written: nothing names it, nor will. Idempotent."""
+        for name in self._fs.list(self._paths.state_directory):
+            if name.startswith(f"{unique}-"):
+                self._fs.delete(self._paths.state(name))
+
+    @contextmanager
+    def changing(self) -> Generator[Callable[[Savepoint], None], None, None]:
+        """Give what replaces the metadata, at once and as a whole; nobody else does meanwhile.
+
+        A crash leaves the old metadata or the new, and a file that keeps others out.
+
+        Raises:
+            SavepointRefused: Another process is at it, or was killed while it was.
+        """
+        if isinstance(self._fs.create_if_absent(self._paths.lock, b""), AlreadyExists):
+            raise SavepointRefused(
+                f"another program changes {self}, or was killed while it did:"
+                f" {self._fs.location(self._paths.lock)} is there; delete it once none runs"
+            )
+
+        def replace_with(savepoint: Savepoint) -> None:
+            self._fs.write(self._paths.metadata, (_encoded(savepoint),))
+
+        try:
+            yield replace_with
+        finally:
+            self._fs.delete(self._paths.lock)
+
     def dispose(self) -> None:
         """Delete the savepoint, metadata first. Idempotent.
 
@@ -131,6 +168,47 @@ class SavepointDirectory:
         self._fs.delete(self._paths.metadata)
         self._fs.delete_tree(self._paths.state_directory)
         self._fs.delete_directory_if_empty("")
+
+
+def _encoded(savepoint: Savepoint) -> bytes:
+    body = msgspec.Raw(msgspec.json.encode(savepoint))
+    data, _ = seal(msgspec.json.encode(_Metadata(FORMAT, body)))
+    return data
+
+
+class SavepointStateWriter:
+    """Writes keyed state of one operator into a savepoint's directory. One thread."""
+
+    def __init__(self, fs: FileSystem, paths: SavepointPaths, unique: str, uid: str) -> None:
+        self._fs = fs
+        self._paths = paths
+        self._prefix = f"{unique}-{safe_name(uid)}"
+        self._written = 0
+
+    def write(
+        self, name: str, data: bytes | memoryview | pa.Buffer, *, key_groups: range | None = None
+    ) -> StateHandle:
+        """Return the handle of `data`, durable when this returns.
+
+        Raises:
+            StorageError: It is not.
+        """
+        view = memoryview(data).cast("B")
+        groups = key_groups if key_groups is not None else range(0)
+        path = self._paths.state(f"{self._prefix}@{self._written}@{safe_name(name)}")
+        self._written += 1
+        self._fs.write(path, (view,))
+        last = groups[-1] if groups else -1
+        return StateHandle(
+            name, path, view.nbytes, xxhash.xxh3_128_hexdigest(view), groups.start, last
+        )
+
+    def write_file(
+        self, name: str, path: Path, *, shared: bool, key_groups: range | None = None
+    ) -> StateHandle:
+        """Write a copy of the file at `path`; a savepoint shares nothing."""
+        del shared
+        return self.write(name, path.read_bytes(), key_groups=key_groups)
 
 
 def damages(completed: CompletedCheckpoint, reader: FileStateReader) -> tuple[str, ...]:

@@ -91,7 +91,15 @@ def _count(row: dict[str, Any]) -> int:
 
 def test_program_of_the_state_page_runs_as_shown(spark: SparkSession, tmp_path: Path) -> None:
     checkpoints, target = str(tmp_path / "checkpoints"), str(tmp_path / "target")
-    run(programs("state.md"), spark=spark, checkpoints=checkpoints, target=target)
+    balances, savepoint = str(tmp_path / "balances"), str(tmp_path / "savepoint")
+    names = {"checkpoints": checkpoints, "target": target}
+    names |= {"balances": balances, "savepoint": savepoint}
+    run(programs("state.md"), spark=spark, **names)
+    paid = Counter[str]()
+    for one in rows_in(tmp_path / "balances"):
+        paid[one["account"]] += one["amount"]
+    last = {one["balance"] for one in rows_in(tmp_path / "balances")}
+    assert {paid["acct-000001"] + 100, paid["acct-000002"] + 250} <= last
     rows = rows_in(tmp_path / "target")
     assert len(rows) == 10_000
     assert sum(one["first"] for one in rows) == len({one["account"] for one in rows}) == 100

@@ -21,12 +21,11 @@ from tests.spark_formats.state_job import (
     await_all_records_in_a_checkpoint,
     start,
 )
+from tests.spark_formats.state_rows import by_key, state
 from tests.support.counting_source import amount_of
 
 from onceflow import HeapBackend, JobState, RocksDBBackend, connectors
-from onceflow.connectors.spark.arrow_rows import arrow_schema
 from onceflow.connectors.spark.checkpoints_reader import CheckpointsReader, checkpoints_schema
-from onceflow.connectors.spark.state_reader import StateFrameReader, state_schema
 from onceflow.core.errors import CheckpointCorrupt, ConfigError
 
 
@@ -51,25 +50,6 @@ def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     finally:
         job.cancel()
     return Kept(str(directory / "checkpoints"), place)
-
-
-def state(path: str, **options: str) -> pa.Table:
-    """Read as Spark does: the schema, the tasks, then the batches of each."""
-    given = {"path": path, **options}
-    schema = state_schema(given)
-    reader = StateFrameReader(given, schema)
-    batches = [batch for task in reader.partitions() for batch in reader.read(task)]
-    return pa.Table.from_batches(batches, arrow_schema(schema))
-
-
-def by_key(rows: pa.Table) -> dict[Any, Any]:
-    """Return the value of each key; of a key of several columns, by a tuple of them."""
-    nested = pa.types.is_struct(rows.schema.field("key").type)
-    keys: list[Any] = rows["key"].to_pylist()
-    keys = [tuple(key.values()) for key in keys] if nested else keys
-    found: dict[Any, Any] = dict(zip(keys, rows["value"].to_pylist(), strict=True))
-    assert len(found) == len(rows), "a key comes once"
-    return found
 
 
 def ids_of(account: int) -> list[int]:

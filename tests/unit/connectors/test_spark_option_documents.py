@@ -15,7 +15,7 @@ from onceflow.connectors.spark.file_options import FILES_READ, FILES_WRITE
 from onceflow.connectors.spark.kafka_options import KAFKA_READ, KAFKA_READ_STREAM, KAFKA_WRITE
 from onceflow.connectors.spark.options import PROTOCOL_OPTIONS, Option, OptionTable
 from onceflow.connectors.spark.sql_options import MYSQL_WRITE, POSTGRES_WRITE, SQLITE_WRITE
-from onceflow.connectors.spark.state_options import CHECKPOINTS_READ, STATE_READ
+from onceflow.connectors.spark.state_options import CHECKPOINTS_READ, SAVEPOINT_WRITE, STATE_READ
 from onceflow.connectors.spark.versions import SparkInterface
 
 PAGE = Path(__file__).parents[3] / "docs" / "spark-formats.md"
@@ -66,6 +66,7 @@ OPTIONS = (
     FILES_READ,
     CHECKPOINTS_READ,
     STATE_READ,
+    SAVEPOINT_WRITE,
 )
 TABLES: dict[str, Callable[[], str]] = {
     **{
@@ -81,6 +82,7 @@ TABLES: dict[str, Callable[[], str]] = {
             FILES_READ,
             CHECKPOINTS_READ,
             STATE_READ,
+            SAVEPOINT_WRITE,
         )
     },
     "every format write": lambda: _table(

@@ -1,0 +1,191 @@
+"""`onceflow-savepoint`: a DataFrame becomes the state of one operator in a savepoint, or nothing.
+
+Tasks write state files that nothing names. The commit looks for keys that come twice, which no task
+alone can see, and then names all files at once in the savepoint's metadata: made when the savepoint
+is new, replaced when another DataFrame has made it. A run that is killed leaves files without a
+name, and maybe `_changing`, which keeps others out until it is deleted.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from onceflow.connectors.spark.arrow_rows import arrow_schema
+from onceflow.connectors.spark.packages import Shipped
+from onceflow.connectors.spark.state_options import SAVEPOINT_WRITE, SavepointWrite
+from onceflow.core.errors import BadStateValue, ConfigError, SavepointRefused
+from onceflow.core.protocol.bootstrap import NewState, check_addition, with_state
+from onceflow.core.protocol.savepoints import Savepoint
+from onceflow.core.protocol.snapshots import StateHandle
+from onceflow.core.state.bootstrap import (
+    StateEncoder,
+    buckets_of,
+    by_bucket,
+    encoder_of,
+    repeated_key,
+)
+from onceflow.core.state.canonical import PART_BYTES, StateRows, read_canonical, write_canonical
+from onceflow.core.state.context import StateContext
+from onceflow.core.state.entries import split_map_row_key
+from onceflow.core.state.key_codec import decode_key
+from onceflow.core.state.stored import metas_by_name, pieces_of
+from onceflow.core.storage.savepoints import SavepointDirectory, SavepointStateWriter
+
+
+@dataclass(frozen=True)
+class FilesMessage(WriterCommitMessage):
+    """What one task has written."""
+
+    handles: tuple[StateHandle, ...]
+
+
+class SavepointWriter(Shipped, DataSourceArrowWriter):
+    """What Spark asks for. Pickles with the plan."""
+
+    def __init__(self, write: SavepointWrite, schema: pa.Schema) -> None:
+        """Plan it; runs where Spark plans.
+
+        Raises:
+            ConfigError: The columns make no such state.
+            SavepointRefused: The savepoint that is there takes no more, or has this state already.
+            StateIncompatible: It has another max parallelism.
+        """
+        self._write = write
+        self._schema = schema
+        self._unique = uuid.uuid4().hex[:12]
+        _check(write, _known(write.directory()), self._encoder())
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]
+        """Write the rows of one task into files of their key groups. Runs on an executor.
+
+        Raises:
+            BadStateValue: A key or value is null, or not of its type.
+            StorageError: A file cannot be written.
+        """
+        writer = self._write.directory().state_writer(
+            f"{self._unique}-{uuid.uuid4().hex[:12]}", self._write.uid
+        )
+        return FilesMessage(tuple(_written(self._encoder(), writer, self._context(), iterator)))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Name all of it in the savepoint's metadata. Runs beside the driver.
+
+        Raises:
+            BadStateValue: A key comes twice; names it.
+            SavepointRefused: Another program has changed the savepoint, or does now.
+        """
+        handles = tuple(h for m in messages if isinstance(m, FilesMessage) for h in m.handles)
+        directory, encoder = self._write.directory(), self._encoder()
+        self._refuse_repeated_keys(directory, handles)
+        with directory.changing() as replace_with:
+            known = _known(directory)
+            _check(self._write, known, encoder)
+            new = NewState(self._write.job, self._write.uid, self._write.max_parallelism, handles)
+            now_ms = int(time.time() * 1000)
+            replace_with(with_state(known, new, drawn_id=uuid.uuid4().hex[:12], now_ms=now_ms))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Delete what tasks have written. Runs beside the driver."""
+        del messages
+        self._write.directory().delete_state(self._unique)
+
+    def _encoder(self) -> StateEncoder:
+        return encoder_of(self._write.table, self._schema, self._write.max_parallelism)
+
+    def _context(self) -> StateContext:
+        count = self._write.max_parallelism
+        return StateContext(self._write.uid, 0, range(count), count, Path())
+
+    def _refuse_repeated_keys(
+        self, directory: SavepointDirectory, handles: Iterable[StateHandle]
+    ) -> None:
+        by_groups = defaultdict[int, list[StateHandle]](list)
+        for handle in handles:
+            by_groups[handle.key_group_first].append(handle)
+        reader = directory.reader()
+        for files in by_groups.values():
+            found = read_canonical(reader, files, self._context())
+            twice = repeated_key(rows.keys for _, rows in found)
+            if twice is not None:
+                raise BadStateValue(
+                    f"{_shown(twice, self._write)} comes more than once in the DataFrame, and state"
+                    f" {self._write.table.name!r} has one row for it: group by it first"
+                )
+
+
+def savepoint_writer(
+    options: Mapping[str, str], schema: StructType, *, overwrite: bool
+) -> SavepointWriter:
+    """Return the writer of a DataFrame. Raises what `SavepointWriter` does."""
+    if overwrite:
+        raise ConfigError(
+            "mode('overwrite') would delete a savepoint from which a job may start right now: write"
+            " to a new directory with mode('append'), or delete the old one first"
+        )
+    return SavepointWriter(SAVEPOINT_WRITE.made(options), arrow_schema(schema))
+
+
+def _known(directory: SavepointDirectory) -> Savepoint | None:
+    return directory.read() if directory.is_there() else None
+
+
+def _check(write: SavepointWrite, known: Savepoint | None, encoder: StateEncoder) -> None:
+    check_addition(known, write.job, write.max_parallelism)
+    if known is None:
+        return
+    parts = known.completed.operator(write.uid)
+    pieces = pieces_of(parts, known.completed.max_parallelism)
+    metas = metas_by_name(pieces, write.directory().reader())
+    if encoder.meta.name in metas:
+        raise SavepointRefused(
+            f"{write.directory()} has state {encoder.meta.name!r} of operator {write.uid!r}"
+            " already: write to another directory"
+        )
+
+
+def _written(
+    encoder: StateEncoder,
+    writer: SavepointStateWriter,
+    context: StateContext,
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[StateHandle]:
+    """Write parts, each of one bucket; yield their handles."""
+    buckets = buckets_of(encoder.max_parallelism)
+    waiting = defaultdict[int, list[StateRows]](list)
+    size_bytes = 0
+
+    def flushed() -> Iterator[StateHandle]:
+        for bucket, chunks in sorted(waiting.items()):
+            part = replace(context, key_groups=buckets[bucket])
+            yield from write_canonical(writer, part, [(encoder.meta, chunks)])
+        waiting.clear()
+
+    for batch in batches:
+        rows = encoder.rows(batch)
+        for bucket, inside in by_bucket(rows, buckets):
+            waiting[bucket].append(inside)
+        size_bytes += rows.keys.nbytes + rows.values.nbytes
+        if size_bytes > PART_BYTES:
+            yield from flushed()
+            size_bytes = 0
+    yield from flushed()
+
+
+def _shown(row_key: bytes, write: SavepointWrite) -> str:
+    match write.table.kind:
+        case "map":
+            key, map_key = split_map_row_key(row_key)
+            return f"key {key!r} with map key {map_key!r}"
+        case "value" | "list":
+            return f"key {decode_key(row_key)!r}"
+        case _:
+            return f"key {row_key!r}"

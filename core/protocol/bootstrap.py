@@ -1,0 +1,86 @@
+"""A savepoint that grows by an operator's state at a time, before any job has run.
+
+It holds keyed state alone: sources that a job has and its savepoint has not begin at their start.
+Each addition is a subtask of its own, so it may bring another state of an operator that is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from onceflow.core.errors import SavepointRefused, StateIncompatible
+from onceflow.core.protocol.decisions import CheckpointKind
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
+from onceflow.core.protocol.log_memory import NOTHING_REMEMBERED
+from onceflow.core.protocol.savepoints import Savepoint
+from onceflow.core.protocol.snapshots import (
+    CompletedCheckpoint,
+    OperatorSnapshot,
+    StateHandle,
+    SubtaskSnapshot,
+)
+
+_FIRST = CheckpointId(1)
+
+
+@dataclass(frozen=True, slots=True)
+class NewState:
+    """What is added."""
+
+    job: str
+    uid: str
+    max_parallelism: int
+    handles: tuple[StateHandle, ...]
+
+
+def check_addition(known: Savepoint | None, job: str, max_parallelism: int) -> None:
+    """Return when state may be added to `known`, None: there is no savepoint yet.
+
+    Raises:
+        SavepointRefused: A job took it, or it is for another job.
+        StateIncompatible: It has another number of key groups.
+    """
+    if known is None:
+        return
+    if known.kind is not CheckpointKind.BOOTSTRAP:
+        raise SavepointRefused(
+            f"there is a savepoint that job {known.job!r} took, which is never changed: write to"
+            " another directory"
+        )
+    if known.job != job:
+        raise SavepointRefused(
+            f"the savepoint there is for job {known.job!r}, and this state is for {job!r}: write"
+            " to another directory"
+        )
+    if known.completed.max_parallelism != max_parallelism:
+        raise StateIncompatible(
+            f"the savepoint there has max parallelism {known.completed.max_parallelism}, and this"
+            f" state is written with {max_parallelism}: all of a job's state has one"
+        )
+
+
+def with_state(known: Savepoint | None, new: NewState, *, drawn_id: str, now_ms: int) -> Savepoint:
+    """Return the savepoint with `new` in it. Raises what `check_addition` does."""
+    check_addition(known, new.job, new.max_parallelism)
+    before = known.completed.snapshots if known else ()
+    added = SubtaskSnapshot(
+        SubtaskRef(new.uid, len(before)), (OperatorSnapshot(new.uid, keyed=new.handles),)
+    )
+    if known is not None:
+        completed = replace(
+            known.completed,
+            snapshots=(*before, added),
+            parallelism=len(before) + 1,
+            completed_at_ms=now_ms,
+        )
+        return replace(known, completed=completed)
+    completed = CompletedCheckpoint(
+        checkpoint=_FIRST,
+        attempt=AttemptId(1),
+        parallelism=1,
+        max_parallelism=new.max_parallelism,
+        snapshots=(added,),
+        triggered_at_ms=now_ms,
+        completed_at_ms=now_ms,
+    )
+    return Savepoint(drawn_id, new.job, "", CheckpointKind.BOOTSTRAP, completed, NOTHING_REMEMBERED)
