@@ -126,13 +126,18 @@ class Examined:
         if self.source is not None:
             source = load_source(self.source)
             checks.append(Check("source", partial(validated_source, source)))
-        if self.sink is not None:
-            if self.schema is None:
-                raise ConfigError("--sink needs --schema, the columns of its rows: 'id bigint, …'")
-            rows = schema_of(self.schema, setting="--schema")
-            sink = load_sink(self.sink)
-            checks.append(Check("sink", partial(validated_sink, sink, rows)))
+        checks += self._sink_checks()
         return checks
+
+    def _sink_checks(self) -> list[Check]:
+        if self.sink is None:
+            if self.schema is None:
+                return []
+            raise ConfigError("--schema needs --sink module:name, whose rows have these columns")
+        if self.schema is None:
+            raise ConfigError("--sink needs --schema, the columns of its rows: 'id bigint, …'")
+        rows = schema_of(self.schema, setting="--schema")
+        return [Check("sink", partial(validated_sink, load_sink(self.sink), rows))]
 
     def _kafka(self, servers: str) -> Questions:
         options = read_options(self.kafka_options, "--kafka-options") if self.kafka_options else {}
