@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
+import sqlite3
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from examples import own_sink_query
 from pyspark.sql import SparkSession
 from tests.integration.postgres_sink_kit import query
 
+from onceflow.integration.faults.processes import kill_tree
 from onceflow.integration.servers import KafkaServer
 from onceflow.integration.workload import Payments, produce
 
@@ -68,3 +76,49 @@ def test_foreach_batch_of_the_examples_counts_nothing_twice(
     for expected in (1_000, 2_000):
         program["main"](str(tmp_path))
         assert capsys.readouterr().out.splitlines()[-1] == f"(10, {expected})"
+
+
+def test_a_sink_of_ones_own_as_a_format_adds_nothing_twice_when_its_driver_is_killed(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def total() -> int:
+        path = f"file:{tmp_path}/own.db?mode=ro"
+        try:
+            with closing(sqlite3.connect(path, uri=True)) as database:
+                return int(database.execute("SELECT sum(amount) FROM totals").fetchone()[0] or 0)
+        except sqlite3.OperationalError:
+            return 0  # not made yet
+
+    everything = own_sink_query.FILES * own_sink_query.PAYMENTS
+    log = tmp_path / "log"
+    process = spawned(["-m", "examples.own_sink_query", str(tmp_path)], log)
+    try:
+        until = time.monotonic() + 200
+        while not total():
+            assert process.poll() is None, log.read_text()[-2000:]
+            assert time.monotonic() < until, log.read_text()[-2000:]
+            time.sleep(0.01)
+    finally:
+        kill_tree(process.pid)
+        process.wait(30)
+    assert 0 < total() < everything
+    own_sink_query.main(str(tmp_path))
+    assert capsys.readouterr().out.splitlines()[-1] == f"(10, {everything})"
+
+
+def spawned(arguments: list[str], log: Path) -> subprocess.Popen[bytes]:
+    paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+                "PYSPARK_PYTHON": sys.executable,
+                "PYSPARK_SUBMIT_ARGS": "--master local[2] pyspark-shell",
+            },
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import time
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pytest
@@ -125,6 +128,45 @@ def test_a_query_that_is_stopped_in_mid_batch_goes_on_with_every_row_once(
     run(frame, tmp_path / "checkpoint", postgres_database)
     assert ids_in(postgres_database) == list(range(100))
     assert prepared(postgres_database) == []
+
+
+def test_a_query_without_new_rows_asks_the_database_nothing(
+    spark: SparkSession, postgres_database: str, tmp_path: Path
+) -> None:
+    query(postgres_database, TABLE)
+    feed(spark, tmp_path / "in", 0, 10)
+    place = urlsplit(postgres_database)
+    sessions = (
+        "SELECT pid, query_start, state_change FROM pg_stat_activity"
+        f" WHERE datname = '{place.path[1:]}' AND backend_type = 'client backend' ORDER BY pid"
+    )
+    commits = f"SELECT xact_commit FROM pg_stat_database WHERE datname = '{place.path[1:]}'"
+    # To ask there would be transactions, too.
+    elsewhere = urlunsplit(place._replace(path="/postgres"))
+
+    def asked() -> tuple[list[Any], list[Any]]:
+        return query(elsewhere, sessions), query(elsewhere, commits)
+
+    stream = input_of(spark, tmp_path / "in").writeStream.format("onceflow-postgres")
+    stream.option("url", postgres_database).option("dbtable", "ledger")
+    stream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    idle = stream.trigger(processingTime="50 milliseconds").start()
+    try:
+        until = time.monotonic() + 100
+        while len(ids_in(postgres_database)) < 10:
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        before, after = asked(), None
+        while before != after:
+            assert time.monotonic() < until, (before, after)
+            before = after or before
+            # Some forty triggers. A server counts what was done up to a second later.
+            time.sleep(2)
+            after = asked()
+        assert before[0], "the query keeps its sessions"
+    finally:
+        idle.stop()
+    assert ids_in(postgres_database) == list(range(10))
 
 
 def test_an_older_copy_of_a_checkpoint_is_refused_and_nothing_is_written(
