@@ -71,7 +71,7 @@ from onceflow.core.runtime.driver.job_events import (
     StateDropped,
     SubtaskCommitted,
 )
-from onceflow.core.runtime.driver.restore import restored_in_flight, restored_operators
+from onceflow.core.runtime.driver.restore import restored_slots
 from onceflow.core.runtime.driver.savepoints import text_of
 from onceflow.core.runtime.driver.slot_pool import SlotPool, cause_of
 from onceflow.core.runtime.driver.source_lag import LagMonitor
@@ -221,14 +221,15 @@ class Attempt:
     def _deploy(self) -> None:
         plan, restored = self._plan, self._context.restored
         addresses = tuple(self._slots[slot].hello.data_address for slot in range(plan.parallelism))
+        begins = restored_slots(self._context.graph, restored, plan.parallelism)
         for slot, link in self._slots:
             link.send(
                 Deploy(
                     addresses,
                     restored.checkpoint,
                     self._context.next_checkpoint,
-                    restored_operators(self._context.graph, restored, plan.parallelism, slot),
-                    restored_in_flight(self._context.graph, restored, plan.parallelism, slot),
+                    begins[slot].operators,
+                    begins[slot].in_flight,
                     self._context.program,
                 )
             )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.graph import Graph, ProcessKeyed, ReadFrom, RunAggregates, Work
@@ -19,7 +19,7 @@ from onceflow.core.protocol.snapshots import (
     OperatorSnapshot,
     StateHandle,
 )
-from onceflow.core.protocol.splits import assign_splits, key_group_range, with_lists
+from onceflow.core.protocol.splits import assign_splits, owner_of, with_lists
 from onceflow.core.runtime.dataflow.operators import SPLITS, decode_split
 from onceflow.core.runtime.messages import RestoredOperator
 
@@ -173,44 +173,63 @@ def check_others(job: str, graph: Graph, others: Mapping[str, LogView]) -> None:
             )
 
 
-def restored_operators(
-    graph: Graph, restored: CompletedCheckpoint, parallelism: int, slot: int
-) -> tuple[RestoredOperator, ...]:
-    """Return the state with which slot `slot` of `parallelism` begins."""
-    operators: list[RestoredOperator] = []
+@dataclass(frozen=True, slots=True)
+class RestoredSlot:
+    """What one slot begins with."""
+
+    operators: tuple[RestoredOperator, ...]
+    in_flight: dict[str, tuple[StateHandle, ...]]
+    """By chain, what it replays; rows of other slots among it."""
+
+
+def restored_slots(
+    graph: Graph, restored: CompletedCheckpoint, parallelism: int
+) -> list[RestoredSlot]:
+    """Return what each slot of `parallelism` begins with.
+
+    For all at once: what a slot gets of thousands of handles is not looked for in all of them.
+    """
+    operators: list[list[RestoredOperator]] = [[] for _ in range(parallelism)]
+    groups = restored.max_parallelism
     for operator in graph.operators:
         old = restored.operator(operator.uid)
         match operator.work:
             case ReadFrom():
                 elements = [e for _, o in old for e in o.lists.get(SPLITS, ())]
-                mine = _dealt_to(elements, parallelism, slot)
-                operators.append(RestoredOperator(operator.uid, lists={SPLITS: mine}))
+                for slot, mine in enumerate(_dealt(elements, parallelism)):
+                    operators[slot].append(RestoredOperator(operator.uid, lists={SPLITS: mine}))
             case ProcessKeyed() | RunAggregates():
-                groups = key_group_range(restored.max_parallelism, parallelism, slot)
-                handles = _overlapping([h for _, o in old for h in o.keyed], groups)
-                operators.append(RestoredOperator(operator.uid, keyed=handles))
+                handles = [h for _, o in old for h in o.keyed]
+                for slot, found in enumerate(_by_owner(handles, groups, parallelism)):
+                    operators[slot].append(RestoredOperator(operator.uid, keyed=found))
             case _:
                 pass
-    return tuple(operators)
+    in_flight: list[dict[str, tuple[StateHandle, ...]]] = [{} for _ in range(parallelism)]
+    for chain in graph.chains():
+        flying = _by_owner(restored.in_flight(chain.id), groups, parallelism)
+        for slot, found in enumerate(flying):
+            if found:
+                in_flight[slot][chain.id] = found
+    pairs = zip(operators, in_flight, strict=True)
+    return [RestoredSlot(tuple(of_slot), flying) for of_slot, flying in pairs]
 
 
-def restored_in_flight(
-    graph: Graph, restored: CompletedCheckpoint, parallelism: int, slot: int
-) -> dict[str, tuple[StateHandle, ...]]:
-    """Return what slot `slot` of `parallelism` replays, by chain; rows of other slots among it."""
-    groups = key_group_range(restored.max_parallelism, parallelism, slot)
-    found = {c.id: _overlapping(restored.in_flight(c.id), groups) for c in graph.chains()}
-    return {chain: handles for chain, handles in found.items() if handles}
-
-
-def _dealt_to(elements: Sequence[bytes], parallelism: int, slot: int) -> tuple[bytes, ...]:
+def _dealt(elements: Sequence[bytes], parallelism: int) -> list[tuple[bytes, ...]]:
     by_id = {decode_split(element).id: element for element in elements}
-    return tuple(by_id[split] for split in assign_splits(sorted(by_id), parallelism)[slot])
+    dealt = assign_splits(sorted(by_id), parallelism)
+    return [tuple(by_id[split] for split in mine) for mine in dealt]
 
 
-def _overlapping(handles: Sequence[StateHandle], groups: range) -> tuple[StateHandle, ...]:
-    return tuple(
-        handle
-        for handle in handles
-        if handle.key_group_first < groups.stop and handle.key_group_last >= groups.start
-    )
+def _by_owner(
+    handles: Sequence[StateHandle], max_parallelism: int, parallelism: int
+) -> list[tuple[StateHandle, ...]]:
+    """Return, by slot, the handles that may hold keys of its own, in their order."""
+    found: list[list[StateHandle]] = [[] for _ in range(parallelism)]
+    for handle in handles:
+        if handle.key_group_last < handle.key_group_first:
+            continue
+        first = owner_of(handle.key_group_first, max_parallelism, parallelism)
+        last = owner_of(handle.key_group_last, max_parallelism, parallelism)
+        for slot in range(first, last + 1):
+            found[slot].append(handle)
+    return [tuple(of_slot) for of_slot in found]

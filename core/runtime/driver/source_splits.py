@@ -173,7 +173,8 @@ def _answer_of(
             return DiscoveryAnswered(attempt, uid, error=error)
         _log.warning("source %s cannot be asked for new splits at the moment: %s", uid, error)
         return DiscoveryAnswered(attempt, uid)
-    moved = sorted(split.id for split in known if split not in set(now))
+    standing = set(now)
+    moved = sorted(split.id for split in known if split not in standing)
     if moved:
         return DiscoveryAnswered(
             attempt,

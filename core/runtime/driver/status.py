@@ -8,12 +8,14 @@ Invariants of a status that began as `JobStatus(job)`:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from typing_extensions import assert_never
 
 from onceflow.core.protocol.ids import SubtaskRef
+from onceflow.core.runtime.driver.commit_tally import CommitTally
 from onceflow.core.runtime.driver.job_events import (
     AttemptBegan,
     AttemptEnded,
@@ -224,7 +226,7 @@ class _Tally:
     recovered: tuple[RecoveredSink, ...] = ()
     decided_at_s: Mapping[int, float] = field(default_factory=dict[int, float])
     """When each checkpoint was decided that is not known to be committed."""
-    committed: Mapping[SubtaskRef, int] = field(default_factory=dict[SubtaskRef, int])
+    committed: CommitTally = field(default_factory=CommitTally)
     subtasks: int = 0
     """How many there are; 0 before the first checkpoint has completed."""
 
@@ -411,21 +413,22 @@ def _apply_to_start(
 def _slots_after(
     slots: tuple[SlotStatus, ...], event: SlotJoined | SlotReported
 ) -> tuple[SlotStatus, ...]:
-    by_number = {slot.slot: slot for slot in slots}
+    place = bisect_left(slots, event.slot, key=lambda slot: slot.slot)
+    known = next((slot for slot in slots[place : place + 1] if slot.slot == event.slot), None)
     match event:
         case SlotJoined(number, pid, parent_pid, host):
-            by_number[number] = SlotStatus(number, pid, parent_pid, host)
-        case SlotReported(number, subtasks, sinks, rss_bytes) if number in by_number:
-            by_number[number] = replace(
-                by_number[number],
+            now = SlotStatus(number, pid, parent_pid, host)
+        case SlotReported(_, subtasks, sinks, rss_bytes) if known:
+            now = replace(
+                known,
                 subtasks=subtasks,
                 sinks=sinks,
                 rss_bytes=rss_bytes,
                 heard_at_s=event.at.wall_s,
             )
         case _:
-            pass
-    return tuple(by_number[number] for number in sorted(by_number))
+            return slots
+    return (*slots[:place], now, *slots[place + bool(known) :])
 
 
 def _apply_to_rest(
@@ -566,12 +569,11 @@ def _failed(status: JobStatus, event: CheckpointFailed) -> JobStatus:
 
 
 def _committed(status: JobStatus, subtask: SubtaskRef, checkpoint: int, now_s: float) -> JobStatus:
-    tally = status.tally
-    committed = {**tally.committed, subtask: max(checkpoint, tally.committed.get(subtask, 0))}
-    lowest = min(committed.values()) if len(committed) >= tally.subtasks else 0
+    tally = replace(status.tally, committed=status.tally.committed.raised(subtask, checkpoint))
+    lowest = tally.committed.lowest_of(tally.subtasks)
     done = {number: at_s for number, at_s in tally.decided_at_s.items() if number <= lowest}
     if not done:
-        return replace(status, tally=replace(tally, committed=committed))
+        return replace(status, tally=tally)
     history = tuple(
         replace(one, committed_ms=round((now_s - done[one.checkpoint]) * 1000, 3))
         if one.checkpoint in done
@@ -579,8 +581,7 @@ def _committed(status: JobStatus, subtask: SubtaskRef, checkpoint: int, now_s: f
         for one in status.history
     )
     waiting = {number: at_s for number, at_s in tally.decided_at_s.items() if number not in done}
-    tally = replace(tally, committed=committed, decided_at_s=waiting)
-    return replace(status, history=history, tally=tally)
+    return replace(status, history=history, tally=replace(tally, decided_at_s=waiting))
 
 
 def _bounded(history: tuple[CheckpointStats, ...]) -> tuple[CheckpointStats, ...]:

@@ -1,0 +1,45 @@
+"""How far every subtask has committed, as a value that a new one can be made of cheaply.
+
+A fold makes one of each event. A dict of all subtasks would be copied by each, which is quadratic
+in their number for one checkpoint; here an event copies a block of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from onceflow.core.protocol.ids import SubtaskRef
+
+_BLOCK = 128
+
+
+@dataclass(frozen=True, slots=True)
+class CommitTally:
+    """By subtask, the newest checkpoint that it is known to have committed."""
+
+    blocks: Mapping[tuple[str, int], Mapping[int, int]] = field(
+        default_factory=dict[tuple[str, int], Mapping[int, int]]
+    )
+    """By chain and index // `_BLOCK`, then by index."""
+    counts: Mapping[int, int] = field(default_factory=dict[int, int])
+    """By checkpoint, how many subtasks have committed it and no later one."""
+
+    def lowest_of(self, subtasks: int) -> int:
+        """Return what all of so many subtasks have committed; 0 before each has told."""
+        return min(self.counts) if sum(self.counts.values()) >= subtasks and self.counts else 0
+
+    def raised(self, subtask: SubtaskRef, checkpoint: int) -> CommitTally:
+        """Return the tally after `subtask` has committed `checkpoint`; an older one is ignored."""
+        number = subtask.chain, subtask.index // _BLOCK
+        block = self.blocks.get(number, {})
+        before = block.get(subtask.index)
+        newest = max(checkpoint, before or 0)
+        counts = {**self.counts}
+        if before is not None:
+            counts[before] -= 1
+        counts[newest] = counts.get(newest, 0) + 1
+        return CommitTally(
+            {**self.blocks, number: {**block, subtask.index: newest}},
+            {n: count for n, count in counts.items() if count},
+        )
