@@ -10,12 +10,12 @@ from contextlib import AbstractContextManager
 from os import PathLike
 from typing import TYPE_CHECKING, Literal
 
-from onceflow.core.config import Checkpointing, Endpoint, RuntimeSettings
+from onceflow.core.config import Checkpointing, Endpoint, RuntimeSettings, choice_of
 from onceflow.core.configuration import Configuration
 from onceflow.core.dataframe_source import DataFrameSource, is_dataframe
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.graph import NAME, GraphBuilder, ReadFrom
-from onceflow.core.protocol.decisions import CheckpointKind
+from onceflow.core.protocol.decisions import CheckpointKind, StateForm
 from onceflow.core.protocol.ids import PARALLELISM_MAX
 from onceflow.core.protocol.restart import RestartStrategy
 from onceflow.core.protocol.splits import default_max_parallelism
@@ -64,13 +64,19 @@ class Job:
         """Ask for a checkpoint now; returns at once. One that fails is followed by another."""
         self._driver.request(CheckpointKind.MANUAL)
 
-    def savepoint(self, path: str | None = None, timeout_s: float | None = None) -> str:
+    def savepoint(
+        self,
+        path: str | None = None,
+        timeout_s: float | None = None,
+        *,
+        form: Literal["canonical", "native"] = "canonical",
+    ) -> str:
         """Take a savepoint; return its directory, which is new, once all of it is durable.
 
         It is yours: nothing of the job names it, no checkpoint replaces it, and it may be moved. It
         commits nothing and the job goes on; savepoints that are asked for at once are taken one
-        after the other. `path` is the directory to make it in; default: the job's own in checkpoint
-        storage.
+        after the other. `path` is the directory to make it in; default: as `Checkpointing` says.
+        `form` "native" is written and restored faster, and by the same state backend alone.
 
         Raises:
             ConfigError: `path` is nowhere that the checkpoint storage can reach.
@@ -79,7 +85,10 @@ class Job:
                 could not be written. The job goes on if it can.
             TimeoutError: It was not done after `timeout_s`; it may still be.
         """
-        return _result(self._driver.savepoint(CheckpointKind.SAVEPOINT, path).done, timeout_s)
+        asked = self._driver.savepoint(
+            CheckpointKind.SAVEPOINT, path, choice_of(StateForm, form, setting="form")
+        )
+        return _result(asked.done, timeout_s)
 
     def stop(
         self,
@@ -87,6 +96,7 @@ class Job:
         *,
         savepoint: bool | str = False,
         drain: bool = False,
+        form: Literal["canonical", "native"] = "canonical",
     ) -> JobStatus:
         """Stop reading, take a last checkpoint, commit everything, and end.
 
@@ -96,6 +106,7 @@ class Job:
         With `savepoint` (True, or the directory to make it in) a savepoint is taken first, with
         nothing read after it: `JobStatus.savepoints[-1].place`. If it fails, the job restarts and
         goes on. With `drain` besides, sources end as bounded ones do before the savepoint is taken.
+        `form` is as in `savepoint`.
 
         Raises:
             ConfigError: `drain` without `savepoint`.
@@ -110,7 +121,8 @@ class Job:
             return self.wait(timeout_s)
         kind = CheckpointKind.SAVEPOINT_DRAIN if drain else CheckpointKind.SAVEPOINT_STOP
         began = time.monotonic()
-        asked = self._driver.savepoint(kind, savepoint if isinstance(savepoint, str) else None)
+        directory = savepoint if isinstance(savepoint, str) else None
+        asked = self._driver.savepoint(kind, directory, choice_of(StateForm, form, setting="form"))
         place = _result(asked.done, timeout_s)
         left_s = None if timeout_s is None else max(0.0, timeout_s - time.monotonic() + began)
         try:

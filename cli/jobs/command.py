@@ -49,6 +49,10 @@ Directory: TypeAlias = Annotated[
     str | None,
     typer.Option("--path", help="Directory to make the savepoint in; default: the job's own."),
 ]
+Native: TypeAlias = Annotated[
+    bool,
+    typer.Option("--native", help="In the state backend's own form: faster, for the same backend."),
+]
 ANSWER_TIMEOUT_S = 10.0
 
 
@@ -108,6 +112,7 @@ def savepoint(
     name: Name,
     storage: Storage,
     path: Directory = None,
+    native: Native = False,
     timeout: Timeout = 600.0,
     json_: Json = False,
     token_file: TokenFile = None,
@@ -116,7 +121,7 @@ def savepoint(
     """Take a savepoint of a running job, which goes on; print its directory."""
     with _exit_status(json_):
         driver = _driver(name, storage, token_file, authority)
-        begun = driver.post("savepoint", path=path)
+        begun = driver.post("savepoint", path=path, native=native)
         done = _outcome(driver, begun, timeout, Place(storage, name, ANSWER_TIMEOUT_S))
         _tell(done, str(done.get("result")), json_)
 
@@ -131,6 +136,7 @@ def stop(
         bool, typer.Option("--drain", help="End the sources before, as bounded ones end.")
     ] = False,
     path: Directory = None,
+    native: Native = False,
     timeout: Timeout = 600.0,
     json_: Json = False,
     token_file: TokenFile = None,
@@ -139,7 +145,7 @@ def stop(
     """Stop a running job with a last checkpoint: everything that it has read is committed."""
     with _exit_status(json_):
         driver = _driver(name, storage, token_file, authority)
-        begun = driver.post("stop", savepoint=with_savepoint, drain=drain, path=path)
+        begun = driver.post("stop", savepoint=with_savepoint, drain=drain, path=path, native=native)
         done = _outcome(driver, begun, timeout, Place(storage, name, ANSWER_TIMEOUT_S))
         _tell(done, done["place"] or f"job {name} has {done.get('result')}", json_)
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeAlias
 
-from onceflow.core.protocol.decisions import CheckpointKind
+from onceflow.core.protocol.decisions import CheckpointKind, StateForm
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.invariant import require
 
@@ -40,6 +40,7 @@ class Barrier:
 
     Who holds it up takes the time off what it forwards, so that no two clocks are compared.
     """
+    form: StateForm = StateForm.NATIVE
 
     @property
     def overtakes(self) -> bool:

@@ -44,6 +44,7 @@ from onceflow.core.protocol.decisions import (
     NotifyAbort,
     NotifyComplete,
     SavepointRequest,
+    StateForm,
     TriggerCheckpoint,
     WriteSavepoint,
 )
@@ -358,13 +359,13 @@ class CheckpointCoordinator:
 
     def _trigger(self, kind: CheckpointKind, now_s: float) -> TriggerCheckpoint:
         after_s = self._settings.overtakes_after(kind)
-        trigger = TriggerCheckpoint(self._next_checkpoint, kind, self._wall_ms(), after_s)
+        request = self._schedule.next_savepoint() if kind.is_savepoint else None
+        form = request.form if request else StateForm.NATIVE
+        trigger = TriggerCheckpoint(self._next_checkpoint, kind, self._wall_ms(), after_s, form)
         self._next_checkpoint = CheckpointId(self._next_checkpoint + 1)
-        pending = _Pending(trigger, now_s + self._settings.timeout_s)
-        self._pending[trigger.checkpoint] = pending
-        if kind.is_savepoint:
-            pending.savepoint = self._schedule.next_savepoint()
-        else:
+        deadline_s = now_s + self._settings.timeout_s
+        self._pending[trigger.checkpoint] = _Pending(trigger, deadline_s, request)
+        if request is None:
             self._schedule.triggered(now_s)
         return trigger
 

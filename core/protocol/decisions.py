@@ -21,7 +21,7 @@ class CheckpointKind(Enum):
     FINAL = "final"
     """All sources had reached their end before this barrier; once it is committed, the job ends."""
     SAVEPOINT = "savepoint"
-    """For the user to keep: canonical state, written elsewhere, never decided. The job goes on."""
+    """For the user to keep: written elsewhere, never decided. The job goes on."""
     SAVEPOINT_STOP = "savepoint_stop"
     """A savepoint after whose barrier sources read nothing; a STOP follows once it is written."""
     SAVEPOINT_DRAIN = "savepoint_drain"
@@ -54,12 +54,22 @@ class CheckpointKind(Enum):
         return self in {CheckpointKind.STOP, CheckpointKind.FINAL}
 
 
+class StateForm(Enum):
+    """How state is written. Travels in the barrier."""
+
+    NATIVE = "native"
+    """As the state backend does it best; another one cannot read it."""
+    CANONICAL = "canonical"
+    """As every backend reads it."""
+
+
 @dataclass(frozen=True, slots=True)
 class SavepointRequest:
     """What a user has asked for, under an id of its own."""
 
     id: str
     kind: CheckpointKind
+    form: StateForm = StateForm.CANONICAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +81,7 @@ class TriggerCheckpoint:
     triggered_at_ms: int
     overtakes_after_s: float | None = None
     """How long the barrier waits its turn behind rows: see `Barrier`."""
+    form: StateForm = StateForm.NATIVE
 
 
 @dataclass(frozen=True, slots=True)

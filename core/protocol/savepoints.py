@@ -51,6 +51,8 @@ class Savepoint:
     """Its state handles name files of the savepoint."""
     memory: LogMemory
     """What the job's decision log remembered by then."""
+    backend: str = ""
+    """Whose form the state is in, as `StateBackend.native_form` says; empty: the canonical one."""
 
 
 def seeded(view: LogView, savepoint: Savepoint) -> LogView:
@@ -134,6 +136,22 @@ def check_savepoint(
     is_older = last.checkpoint > savepoint.completed.checkpoint
     if is_older and not (allow_rewind or _is_same_cut(savepoint.completed, last)):
         raise SavepointRefused(_since(name, savepoint, view))
+
+
+def check_form(savepoint: Savepoint, native_form: str) -> None:
+    """Return when a state backend whose own form is `native_form` can read the savepoint.
+
+    Raises:
+        SavepointRefused: It cannot; names both.
+    """
+    if savepoint.backend not in {"", native_form}:
+        own = f"{native_form!r}" if native_form else "the canonical form alone"
+        raise SavepointRefused(
+            f"savepoint {savepoint.completed.checkpoint} of job {savepoint.job!r} is in the native"
+            f" form of state backend {savepoint.backend!r}, and the pipeline's backend reads {own}:"
+            f" start it with {savepoint.backend!r}, or take a savepoint that is not native, which"
+            " every backend reads"
+        )
 
 
 def restored_from(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import pyarrow as pa
 
@@ -302,6 +302,10 @@ class KeyedStateStore(ABC):
     def savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot:
         """As `snapshot`, in the canonical form: self-contained and restorable by any backend."""
 
+    def native_savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot:
+        """As `snapshot`, self-contained, in the form that `StateBackend.native_form` names."""
+        return self.savepoint(checkpoint)
+
     @abstractmethod
     def notify_completed(self, checkpoint: CheckpointId) -> None:
         """Hear that `checkpoint` is decided: later snapshots may name its shared files again.
@@ -323,6 +327,9 @@ class StateBackend(ABC):
 
     Third-party backends register a class under the entry point group `onceflow.state_backends`.
     """
+
+    native_form: ClassVar[str] = ""
+    """Name of the form in which its stores write `native_savepoint`; empty: the canonical one."""
 
     @abstractmethod
     def open(

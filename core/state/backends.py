@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.state.api import KeyedStateStore, StateBackend
@@ -31,6 +32,8 @@ class RocksDBBackend(StateBackend):
     With `incremental`, a snapshot uploads only files that no completed checkpoint holds; without,
     it uploads every file each time.
     """
+
+    native_form: ClassVar[str] = "rocksdb"
 
     incremental: bool = True
     directory: str | None = None

@@ -286,6 +286,10 @@ class RocksDBStore(KeyedStateStore):
         """As `snapshot`; the upload reads every row."""
         return RocksSnapshot(self._freeze(checkpoint), self._upload_canonical())
 
+    def native_savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot:
+        """As `snapshot`, with every file written anew: checkpoints share none with it."""
+        return RocksSnapshot(self._freeze(checkpoint), self._upload_alone(checkpoint))
+
     def _freeze(self, checkpoint: CheckpointId) -> Frozen:
         taken = [freeze() for freeze in self._freezers]
         copy = self._database.path / f"copy-{checkpoint}-{uuid4().hex}"
@@ -306,6 +310,16 @@ class RocksDBStore(KeyedStateStore):
                 writer, context, copy, metas, known, unique, shared=incremental
             )
             files.uploaded(checkpoint, uploaded)
+            return handles
+
+        return upload
+
+    def _upload_alone(self, checkpoint: CheckpointId) -> Upload:
+        context, metas = self._context, list(self._metas.values())
+        unique = file_prefix(self._id, checkpoint)
+
+        def upload(writer: StateWriter, copy: Path) -> tuple[StateHandle, ...]:
+            handles, _ = upload_copy(writer, context, copy, metas, {}, unique, shared=False)
             return handles
 
         return upload

@@ -135,7 +135,7 @@ def test_an_endpoint_with_tls_and_a_token_file_is_asked_by_who_has_both_and_by_n
         assert (exit_status, "does not take the token" in error) == (1, True)
         exit_status, _, error = run(tmp_path, "stop", "--authority", str(theirs.path))
         assert (exit_status, "certificate verify failed" in error) == (3, True)
-        place = asked(tmp_path, "savepoint")["result"]
+        place = asked(tmp_path, "savepoint", "--native")["result"]
         assert Path(place, "_metadata").exists()
         assert asked(tmp_path, "stop")["state"] == "done"
         assert process.wait(30) == 0

@@ -74,6 +74,44 @@ def test_a_savepoint_that_was_moved_restores_another_backend_at_another_parallel
     assert moved.is_dir(), "no claim: the savepoint stays the user's"
 
 
+def test_a_native_savepoint_restores_on_the_same_backend_and_is_refused_by_another(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    """Taken while the job runs and as it stops; moved; restored at another parallelism."""
+    source = _source(tmp_path)
+    pipeline, sink = ledger(
+        cluster,
+        tmp_path,
+        source,
+        backend=RocksDBBackend(),
+        max_parallelism=8,
+        inline_threshold_bytes=100,
+    )
+    job = pipeline.start()
+    _await(job, lambda status: status.checkpoints_completed >= 2)
+    first = Path(job.savepoint(str(tmp_path / "kept"), form="native"))
+    assert list((first / "state").glob("*sst*")), "RocksDB's own files"
+    # Checkpoints go on with files of their own, whatever becomes of the savepoint.
+    shutil.rmtree(first)
+    before = job.status().checkpoints_completed
+    _await(job, lambda status: status.checkpoints_completed >= before + 2)
+    os.kill(job.status().slots[0].pid, signal.SIGKILL)
+    _await(job, lambda status: len(status.attempts) == 2 and status.state is JobState.RUNNING)
+    status = job.stop(60, savepoint=str(tmp_path / "kept"), form="native")
+    moved = tmp_path / "renamed"
+    shutil.move(status.savepoints[-1].place, moved)
+    shutil.rmtree(tmp_path / "checkpoints" / "ledger")
+    other, _ = ledger(cluster, tmp_path, source, sink=sink, backend=HeapBackend())
+    with pytest.raises(SavepointRefused, match=r"native form of state backend 'rocksdb'"):
+        other.start(from_savepoint=str(moved)).wait(60)
+    assert not (tmp_path / "checkpoints" / "ledger" / "log").exists(), "nothing was decided"
+    (tmp_path / "read all").touch()
+    again, _ = ledger(cluster, tmp_path, source, sink=sink, backend=RocksDBBackend(), parallelism=3)
+    status = again.start(from_savepoint=str(moved)).wait(60)
+    assert (status.state, status.restored_savepoint) == (JobState.FINISHED, str(moved))
+    assert_exactly_once(sink, source)
+
+
 def test_a_savepoint_commits_nothing_and_the_job_goes_on(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:

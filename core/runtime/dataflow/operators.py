@@ -126,6 +126,10 @@ class RunningOperator(ABC):
         """As `snapshot`, in a form that stands alone and that every backend restores."""
         return self.snapshot(checkpoint)
 
+    def native_savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot | None:
+        """As `snapshot`, in a form that stands alone and that the same backend restores."""
+        return self.savepoint(checkpoint)
+
     def completed(self, checkpoint: CheckpointId) -> None:  # noqa: B027 - optional hook
         """Hear that `checkpoint` is decided."""
 
@@ -244,6 +248,10 @@ class KeyedOperator(RunningOperator):
     def savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot:
         """Freeze the keyed state as of now, to be written in the canonical form."""
         return self._pending(self.store.savepoint(checkpoint))
+
+    def native_savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot:
+        """Freeze the keyed state as of now, to be written in the backend's own form, all of it."""
+        return self._pending(self.store.native_savepoint(checkpoint))
 
     def _pending(self, pending: FrozenState) -> PendingSnapshot:
         uid = self.uid

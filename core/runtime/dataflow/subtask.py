@@ -32,7 +32,12 @@ from onceflow.core.protocol.alignment import (
     TakeSnapshot,
     Unblock,
 )
-from onceflow.core.protocol.decisions import CheckpointKind, NotifyAbort, TriggerCheckpoint
+from onceflow.core.protocol.decisions import (
+    CheckpointKind,
+    NotifyAbort,
+    StateForm,
+    TriggerCheckpoint,
+)
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
 from onceflow.core.protocol.in_flight import Announced, Received
 from onceflow.core.protocol.snapshots import SnapshotTimings
@@ -200,10 +205,7 @@ class Subtask(ABC):
         # Of two machines' clocks, for metrics alone.
         start_delay_ms = max(0.0, time.time() * 1000 - alignment_ms - barrier.triggered_at_ms)
         began = time.perf_counter()
-        if barrier.kind.is_savepoint:
-            taken = [operator.savepoint(barrier.checkpoint) for operator in self._operators]
-        else:
-            taken = [operator.snapshot(barrier.checkpoint) for operator in self._operators]
+        taken = [_frozen(operator, barrier) for operator in self._operators]
         sync_ms = (time.perf_counter() - began) * 1000
         overtaken = [
             Overtaken(chain, sent=False, batches=batches)
@@ -278,7 +280,11 @@ class SourceSubtask(Subtask):
         match mail:
             case TriggerCheckpoint():
                 barrier = Barrier(
-                    mail.checkpoint, mail.kind, mail.triggered_at_ms, mail.overtakes_after_s
+                    mail.checkpoint,
+                    mail.kind,
+                    mail.triggered_at_ms,
+                    mail.overtakes_after_s,
+                    mail.form,
                 )
                 self._barriers.on_triggered(barrier, time.monotonic())
             case OfferSplits(_, splits):
@@ -392,3 +398,14 @@ class KeyedSubtask(Subtask):
 def _until(at_s: float | None) -> float:
     """Return for how long to wait when something is due at `at_s` of `time.monotonic`."""
     return WAIT_S if at_s is None else max(0.0, min(WAIT_S, at_s - time.monotonic()))
+
+
+def _frozen(operator: RunningOperator, barrier: Barrier) -> PendingSnapshot | None:
+    """Return the synchronous part of what `operator` contributes, in the form asked for."""
+    if not barrier.kind.is_savepoint:
+        return operator.snapshot(barrier.checkpoint)
+    match barrier.form:
+        case StateForm.NATIVE:
+            return operator.native_savepoint(barrier.checkpoint)
+        case StateForm.CANONICAL:
+            return operator.savepoint(barrier.checkpoint)

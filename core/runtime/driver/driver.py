@@ -20,7 +20,7 @@ from onceflow.core.config import Checkpointing, Endpoint, RuntimeSettings, TlsFi
 from onceflow.core.errors import Fenced, OnceflowError, StorageError
 from onceflow.core.graph import Graph
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
-from onceflow.core.protocol.decisions import CheckpointKind
+from onceflow.core.protocol.decisions import CheckpointKind, StateForm
 from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.restart import (
     GiveUp,
@@ -126,12 +126,18 @@ class JobDriver:
         self._described = plan.checkpointing.checkpoint_storage()
         self._storage: JobStorage = self._described.open(plan.name)
         self._savepoints = Savepoints(
-            plan.name, self._described, self._storage, plan.checkpointing.savepoints
+            plan.name,
+            self._described,
+            self._storage,
+            plan.checkpointing.savepoints,
+            plan.backend.native_form,
         )
         self._restore = (
             None
             if plan.restore is None
-            else SavepointRestore(plan.restore, self._described, self._storage)
+            else SavepointRestore(
+                plan.restore, self._described, self._storage, plan.backend.native_form
+            )
         )
         self._tracker = StatusTracker(plan.name, plan.listeners)
         self._endpoint = (
@@ -184,7 +190,9 @@ class JobDriver:
         """Ask for a checkpoint of `kind`. Any thread; returns at once."""
         self._events.put(CheckpointRequested(kind))
 
-    def savepoint(self, kind: CheckpointKind, directory: str | None) -> AskedSavepoint:
+    def savepoint(
+        self, kind: CheckpointKind, directory: str | None, form: StateForm = StateForm.CANONICAL
+    ) -> AskedSavepoint:
         """Ask for a savepoint of `kind`. Any thread; returns at once.
 
         It is done, or fails with `SavepointFailed`, while the job goes on or by its end.
@@ -193,7 +201,7 @@ class JobDriver:
             ConfigError: `directory` is nowhere that the checkpoint storage can reach.
             StorageError: It cannot be written to; the job is left alone.
         """
-        asked = self._savepoints.ask(kind, directory)
+        asked = self._savepoints.ask(kind, directory, form)
         self._events.put(SavepointRequested(asked.request))
         if self._ended.is_set():
             self._savepoints.job_ended("the job has ended")

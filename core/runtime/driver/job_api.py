@@ -28,7 +28,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from onceflow.core.errors import ConfigError, OnceflowError
-from onceflow.core.protocol.decisions import CheckpointKind
+from onceflow.core.protocol.decisions import CheckpointKind, StateForm
 from onceflow.core.runtime.driver.job_events import JobEvent, JobState
 from onceflow.core.runtime.driver.savepoints import AskedSavepoint
 from onceflow.core.runtime.driver.status import JobStatus
@@ -53,7 +53,9 @@ class ControlledJob(Protocol):
         """Ask for a checkpoint."""
         ...
 
-    def savepoint(self, kind: CheckpointKind, directory: str | None) -> AskedSavepoint:
+    def savepoint(
+        self, kind: CheckpointKind, directory: str | None, form: StateForm
+    ) -> AskedSavepoint:
         """Ask for a savepoint."""
         ...
 
@@ -70,12 +72,14 @@ class _Refused(Exception):
 
 class _SavepointBody(msgspec.Struct, forbid_unknown_fields=True):
     path: str | None = None
+    native: bool = False
 
 
 class _StopBody(msgspec.Struct, forbid_unknown_fields=True):
     savepoint: bool = False
     drain: bool = False
     path: str | None = None
+    native: bool = False
 
 
 class _NoBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -265,20 +269,21 @@ class JobApi:
         return begun
 
     def _savepoint(self, body: bytes) -> object:
-        asked = self._job.savepoint(CheckpointKind.SAVEPOINT, _parsed(body, _SavepointBody).path)
+        wanted = _parsed(body, _SavepointBody)
+        asked = self._job.savepoint(CheckpointKind.SAVEPOINT, wanted.path, _form_of(wanted))
         return self._begun("savepoint", lambda _: _outcome(asked.done), asked.place)
 
     def _stop(self, body: bytes) -> object:
         wanted = _parsed(body, _StopBody)
         if not wanted.savepoint:
-            if wanted.drain or wanted.path:
-                raise ConfigError("drain and path are for a stop with a savepoint")
+            if wanted.drain or wanted.path or wanted.native:
+                raise ConfigError("drain, path and native are for a stop with a savepoint")
             begun = self._begun("stop", _has_stopped)
             self._job.request(CheckpointKind.STOP)
             return begun
         drains = wanted.drain
         kind = CheckpointKind.SAVEPOINT_DRAIN if drains else CheckpointKind.SAVEPOINT_STOP
-        asked = self._job.savepoint(kind, wanted.path)
+        asked = self._job.savepoint(kind, wanted.path, _form_of(wanted))
 
         def answer(now: JobStatus) -> tuple[str, str] | None:
             taken = _outcome(asked.done)
@@ -302,6 +307,10 @@ class JobApi:
             while len(self._operations) > OPERATIONS_KEPT:
                 del self._operations[next(iter(self._operations))]
         return {"operation": name, "what": what, "state": "pending", "place": place}
+
+
+def _form_of(wanted: _SavepointBody | _StopBody) -> StateForm:
+    return StateForm.NATIVE if wanted.native else StateForm.CANONICAL
 
 
 def _outcome(done: Future[str]) -> tuple[str, str] | None:

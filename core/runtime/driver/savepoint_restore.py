@@ -14,6 +14,7 @@ from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.savepoints import (
     Savepoint,
+    check_form,
     check_savepoint,
     is_restored,
     restored_from,
@@ -41,11 +42,16 @@ class SavepointRestore:
     """Used by the job's own thread. It begins once: a later attempt goes on from the log."""
 
     def __init__(
-        self, wanted: RestoreFrom, storage: CheckpointStorage, job_storage: JobStorage
+        self,
+        wanted: RestoreFrom,
+        storage: CheckpointStorage,
+        job_storage: JobStorage,
+        native_form: str,
     ) -> None:
         self._wanted = wanted
         self._directory = savepoint_directory(storage, wanted.place)
         self._storage = job_storage
+        self._native_form = native_form
         self._savepoint: Savepoint | None = None
         self._last_attempt = AttemptId(0)
 
@@ -105,6 +111,7 @@ class SavepointRestore:
         return SavepointRestored(decision.checkpoint, place)
 
     def _check(self, savepoint: Savepoint, view: LogView) -> None:
+        check_form(savepoint, self._native_form)
         check_savepoint(
             savepoint,
             view,

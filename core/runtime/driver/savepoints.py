@@ -17,7 +17,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from onceflow.core.errors import OnceflowError, SavepointFailed, StorageError
-from onceflow.core.protocol.decisions import CheckpointKind, SavepointRequest, WriteSavepoint
+from onceflow.core.protocol.decisions import (
+    CheckpointKind,
+    SavepointRequest,
+    StateForm,
+    WriteSavepoint,
+)
 from onceflow.core.protocol.savepoints import Savepoint
 from onceflow.core.protocol.snapshots import handles_of
 from onceflow.core.storage import CheckpointStorage, ClaimedLog, JobStorage
@@ -49,23 +54,29 @@ class Savepoints:
     """Any thread. Each savepoint has a directory of its own, made when it is asked for."""
 
     def __init__(
-        self, job: str, place: CheckpointStorage, storage: JobStorage, directory: str | None
+        self,
+        job: str,
+        place: CheckpointStorage,
+        storage: JobStorage,
+        directory: str | None,
+        native_form: str,
     ) -> None:
         self._job = job
         self._place = place
         self._storage = storage
         self._directory = directory or storage.savepoints
+        self._native_form = native_form
         self._lock = threading.Lock()
         self._asked: dict[str, _Asked] = {}
 
-    def ask(self, kind: CheckpointKind, directory: str | None) -> AskedSavepoint:
+    def ask(self, kind: CheckpointKind, directory: str | None, form: StateForm) -> AskedSavepoint:
         """Return what to tell the attempt, and where the new savepoint comes to be.
 
         Raises:
             ConfigError: `directory` is nowhere that the checkpoint storage can reach.
             StorageError: It cannot be written to; the job is left alone.
         """
-        request = SavepointRequest(uuid.uuid4().hex, kind)
+        request = SavepointRequest(uuid.uuid4().hex, kind, form)
         parent = (directory or self._directory).rstrip("/")
         place = savepoint_directory(self._place, f"{parent}/savepoint-{request.id[:12]}")
         place.prepare()
@@ -87,7 +98,13 @@ class Savepoints:
         """
         request, completed = decision.request, decision.completed
         savepoint = Savepoint(
-            request.id, self._job, self._storage.log_id, request.kind, completed, log.view.memory
+            request.id,
+            self._job,
+            self._storage.log_id,
+            request.kind,
+            completed,
+            log.view.memory,
+            self._native_form if request.form is StateForm.NATIVE else "",
         )
         self._asked[request.id].directory.write(savepoint, self._storage.reader())
         return sum(handle.size_bytes for handle in handles_of(completed.snapshots))

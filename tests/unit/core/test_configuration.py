@@ -223,6 +223,12 @@ def test_a_bucket_takes_its_endpoint_and_threshold_from_the_file(tmp_path: Path)
     )
 
 
+def test_storage_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+    config = loaded(tmp_path, 'state.checkpoints.dir = "hdfs://namenode/flow"')
+    with pytest.raises(ConfigError, match=r"checkpoint storage hdfs://\.\.\. is not supported"):
+        config.checkpointing(None)
+
+
 def test_no_two_settings_share_a_name_or_a_variable_and_each_default_can_be_written(
     tmp_path: Path,
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from onceflow import JobState
 from onceflow.core.errors import SavepointFailed, StorageError
-from onceflow.core.protocol.decisions import CheckpointKind, SavepointRequest
+from onceflow.core.protocol.decisions import CheckpointKind, SavepointRequest, StateForm
 from onceflow.core.runtime.driver.job_api import BODY_BYTES_MAX, JobApi
 from onceflow.core.runtime.driver.job_events import CheckpointTriggered, JobEnded, JobStarted
 from onceflow.core.runtime.driver.savepoints import AskedSavepoint
@@ -36,7 +36,10 @@ class Job:
     def request(self, kind: CheckpointKind) -> None:
         self.asked.append(kind)
 
-    def savepoint(self, kind: CheckpointKind, directory: str | None) -> AskedSavepoint:
+    def savepoint(
+        self, kind: CheckpointKind, directory: str | None, form: StateForm
+    ) -> AskedSavepoint:
+        del form
         if directory == "/refused":
             raise StorageError("/refused cannot be written")
         self.asked.append((kind, directory))
