@@ -75,6 +75,9 @@ class CountingStorage:
     def read(self, handle: StateHandle) -> bytes:
         return Path(handle.path).read_bytes()
 
+    def head(self, handle: StateHandle) -> bytes:
+        return self.read(handle)
+
     def read_to(self, handle: StateHandle, path: Path) -> None:
         path.write_bytes(self.read(handle))
 
