@@ -23,11 +23,10 @@ from onceflow.core.in_doubt import (
     SinkNeeded,
     SinkResourceManager,
 )
-from onceflow.core.protocol.batch_in_doubt import batch_in_doubt_status
 from onceflow.core.protocol.batches import BatchClaim
 from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome, Committable
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.protocol.in_doubt import Resolution, refusal
+from onceflow.core.protocol.in_doubt import Resolution, batch_in_doubt_status, refusal
 from onceflow.core.protocol.recovery import commit_order
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.core.staging import is_staged, staged_committable

@@ -31,7 +31,6 @@ from onceflow.core.protocol.recovery import commit_order
 
 TRIES = 100
 """Names of checkpoints that one attempt has, for tasks that are tried again or twice at once."""
-ATTEMPT_MAX = 10**8 - 1
 RETAINED_ATTEMPTS = 100
 """Decisions of so many attempts stay. Spark asks for the last one; the others tell old copies."""
 
