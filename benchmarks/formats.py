@@ -1,7 +1,8 @@
 """Spark's own sources and sinks beside onceflow's formats: `python -m benchmarks.formats --help`.
 
-One Spark session of two cores; every variant once in a turn, in a fresh table without index, which
-is counted afterwards. CPU is that of Spark's JVM with all Python workers; Postgres's is apart.
+One Spark session of two cores; every variant once in a turn, every second turn in reverse, in a
+fresh table without index. What is in the table afterwards, or what was read, is compared with the
+payments. CPU is that of Spark's JVM with all Python workers; Postgres's and Kafka's are apart.
 Theirs have their best settings: reWriteBatchedInserts, batches and fetches of 10,000 rows.
 """
 
@@ -13,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,35 +23,64 @@ import psycopg
 import pyarrow as pa
 import typer
 from pyarrow.parquet import write_table
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamWriter,
     WriterCommitMessage,
 )
-from pyspark.sql.functions import col, from_json
+from pyspark.sql.functions import col, count, from_json, lit
+from pyspark.sql.functions import sum as sum_
 from pyspark.sql.types import StructType
 
 from benchmarks.cpu import tree_cpu_s
 from benchmarks.machine import describe_machine
 from benchmarks.spread import Spread
 from benchmarks.stage import ROOT, BenchmarkError, Stage
+from onceflow import Checkpointing, Pipeline
 from onceflow.connectors.spark.arrow_rows import spark_schema
 from onceflow.connectors.spark.formats import register
 from onceflow.connectors.spark.kafka_stream import BatchLimits, KafkaStreamReader
 from onceflow.connectors.spark.postgres_rows import PostgresRows
 from onceflow.connectors.spark.sql_reader import sql_reader, sql_schema
 from onceflow.integration.servers.kafka_jars import spark_jars
-from onceflow.integration.workload import PAYMENT_SCHEMA, Payments
+from onceflow.integration.workload import (
+    AMOUNT_MIN_CENTS,
+    DIGEST_ACCOUNT_PRIME,
+    DIGEST_AMOUNT_PRIME,
+    PAYMENT_SCHEMA,
+    Payments,
+)
+from onceflow.sinks import PostgresSink
 from onceflow.sinks.postgres.connection import endpoint_of
 from onceflow.sinks.sql.tables import TableName
 from onceflow.sources import KafkaSource
 
 _FIELDS = "id BIGINT, account STRING, amount BIGINT, ts BIGINT"
 _TABLE = "CREATE TABLE payments (id bigint, account text, amount bigint, ts bigint)"
+_DIGEST = f"""
+    SELECT count(*), count(DISTINCT id), count(DISTINCT ts - id),
+        sum((id % {DIGEST_AMOUNT_PRIME}) * (amount - {AMOUNT_MIN_CENTS} + 1)
+            + (id % {DIGEST_ACCOUNT_PRIME}) * substr(account, 6)::bigint)::bigint
+    FROM payments
+"""
 _SMALL_BATCH_ROWS = 1000
 _SMALL_BATCHES = 25
+_SMALL_BATCHES_WARM = 5
+"""The first ones import and connect."""
+_JDBC_STREAM, _JDBC_WRITE, _JDBC_READ = "foreachBatch + JDBC", "JDBC write", "JDBC read"
+# What of ours stands beside what of theirs; a ratio is theirs / ours of one turn.
+_PAIRS = {
+    "our Kafka + our sink": _JDBC_STREAM,
+    "Spark's Kafka + our sink": _JDBC_STREAM,
+    "Pipeline": _JDBC_STREAM,
+    "our Kafka to nothing": "Spark's Kafka to nothing",
+    "our write": _JDBC_WRITE,
+    "our read": _JDBC_READ,
+}
+_OURS = "onceflow-postgres"
+_SMALL = "small"
 _IMPORTS = (
     "onceflow.connectors.spark.stream_writer",
     "onceflow.connectors.spark.kafka_stream",
@@ -118,6 +148,41 @@ class Drain(DataSource):
         return _DrainingWriter()
 
 
+_READ = "read"
+
+
+def _observed(frame: DataFrame, by: str | Observation) -> DataFrame:
+    rows, ids, amounts = count(lit(1)), sum_("id"), sum_("amount")
+    return frame.observe(by, rows.alias("rows"), ids.alias("ids"), amounts.alias("amounts"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What was read, as far as it can be summed up at no cost that counts."""
+
+    rows: int
+    ids: int
+    amounts: int
+
+    @classmethod
+    def of(cls, row: Any) -> _Read:
+        return cls(row["rows"], row["ids"] or 0, row["amounts"] or 0)
+
+    @classmethod
+    def total(cls, rows: Iterable[Any]) -> _Read:
+        each = [cls.of(row) for row in rows]
+        return cls(*(sum(getattr(one, name) for one in each) for name in cls.__slots__))
+
+    @classmethod
+    def of_payments(cls, payments: Payments) -> _Read:
+        chunks = list(payments.chunks())
+        return cls(
+            payments.records,
+            sum(int(chunk.ids.sum()) for chunk in chunks),
+            sum(int(chunk.amounts.sum()) for chunk in chunks),
+        )
+
+
 @dataclass
 class Bench:
     """The session and the servers."""
@@ -155,13 +220,16 @@ class Bench:
             .load()
         )
 
-    def _run(self, writer: Any) -> None:
+    def _run(self, writer: Any) -> _Read:
+        """Return what the query observed, if it was told to."""
         query = (
             writer.option("checkpointLocation", self.checkpoint())
             .trigger(availableNow=True)
             .start()
         )
         query.awaitTermination()
+        seen = [one.observedMetrics.get(_READ) for one in query.recentProgress]
+        return _Read.total(row for row in seen if row is not None)
 
     def into_jdbc(self, frame: DataFrame, url: str) -> None:
         self._run(frame.writeStream.foreachBatch(lambda batch, _: self.jdbc(batch, url)))
@@ -172,7 +240,24 @@ class Bench:
         )
 
     def into_nothing(self, frame: DataFrame) -> None:
-        self._run(frame.writeStream.format("noop"))
+        writer = _observed(frame, _READ).writeStream.format("noop")
+        self.require_read(self._run(writer))
+
+    def pipeline(self, url: str) -> None:
+        """The same job without Spark's engine: a checkpoint a second, two slots."""
+        servers = self.stage.kafka.bootstrap_servers
+        source = KafkaSource(
+            servers, topic=self.topic, schema=PAYMENT_SCHEMA, ending_offsets="latest"
+        )
+        storage = self.checkpoint()
+        pipeline = Pipeline(
+            self.spark,
+            name=f"bench-{self.runs}",
+            parallelism=2,
+            checkpointing=Checkpointing(storage=storage, interval="1 s"),
+        )
+        pipeline.read(source, uid="payments").write(PostgresSink(url, table="payments"), uid="sink")
+        pipeline.start().wait()
 
     def jdbc(self, frame: DataFrame, url: str) -> None:
         (
@@ -184,14 +269,13 @@ class Bench:
         )
 
     def jdbc_read(self, url: str) -> None:
-        frame = (
+        self._read_to_nothing(
             self.spark.read.format("jdbc")
             .options(url=jdbc_url(url), dbtable="payments", driver="org.postgresql.Driver")
             .options(fetchsize=10_000, partitionColumn="id", lowerBound=0, numPartitions=2)
             .option("upperBound", self.stage.payments.records)
             .load()
         )
-        frame.write.format("noop").mode("overwrite").save()
 
     def our_write(self, url: str) -> None:
         frame = self.spark.read.parquet(self.parquet)
@@ -200,8 +284,22 @@ class Bench:
         ).save()
 
     def our_read(self, url: str) -> None:
-        frame = self.spark.read.format("bench-table").option("url", url).load()
-        frame.write.format("noop").mode("overwrite").save()
+        self._read_to_nothing(self.spark.read.format("bench-table").option("url", url).load())
+
+    def _read_to_nothing(self, frame: DataFrame) -> None:
+        seen = Observation(_READ)
+        _observed(frame, seen).write.format("noop").mode("overwrite").save()
+        self.require_read(_Read.of(seen.get))
+
+    def require_read(self, found: _Read) -> None:
+        """Return when `found` are the payments.
+
+        Raises:
+            BenchmarkError: They are not.
+        """
+        wanted = _Read.of_payments(self.stage.payments)
+        if found != wanted:
+            raise BenchmarkError(f"read were {found}, and there are {wanted}")
 
 
 def jdbc_url(url: str) -> str:
@@ -227,6 +325,25 @@ class Figures:
         }
 
 
+def ratios(found: Mapping[str, Figures]) -> dict[str, dict[str, object]]:
+    """Return theirs / ours of each turn: over 1, ours is better."""
+    told: dict[str, dict[str, object]] = {}
+    for ours, theirs in _PAIRS.items():
+        if ours not in found or theirs not in found:
+            continue
+        one, other = found[ours], found[theirs]
+        of_turns = {
+            "wall": zip(other.wall_s, one.wall_s, strict=True),
+            "cpu": zip(other.cpu_s, one.cpu_s, strict=True),
+            "postgres_cpu": zip(other.postgres_cpu_s, one.postgres_cpu_s, strict=True),
+        }
+        told[f"{theirs} / {ours}"] = {
+            name: Spread.of(their / max(our, 0.01) for their, our in turns).as_json()
+            for name, turns in of_turns.items()
+        }
+    return told
+
+
 Variant = Callable[[str], None]
 
 
@@ -234,14 +351,15 @@ def variants(bench: Bench) -> dict[str, tuple[Variant, bool]]:
     """Return each variant by its name, and whether the table is full before rather than after."""
     read = bench.spark.read
     return {
-        "foreachBatch + JDBC": (lambda url: bench.into_jdbc(bench.sparks_topic(), url), False),
+        _JDBC_STREAM: (lambda url: bench.into_jdbc(bench.sparks_topic(), url), False),
         "Spark's Kafka + our sink": (lambda url: bench.into_ours(bench.sparks_topic(), url), False),
         "our Kafka + our sink": (lambda url: bench.into_ours(bench.our_topic(), url), False),
+        "Pipeline": (bench.pipeline, False),
         "Spark's Kafka to nothing": (lambda _: bench.into_nothing(bench.sparks_topic()), True),
         "our Kafka to nothing": (lambda _: bench.into_nothing(bench.our_topic()), True),
-        "JDBC write": (lambda url: bench.jdbc(read.parquet(bench.parquet), url), False),
+        _JDBC_WRITE: (lambda url: bench.jdbc(read.parquet(bench.parquet), url), False),
         "our write": (bench.our_write, False),
-        "JDBC read": (bench.jdbc_read, True),
+        _JDBC_READ: (bench.jdbc_read, True),
         "our read": (bench.our_read, True),
     }
 
@@ -256,7 +374,8 @@ def measure(
         if not only or any(part in name for part in only)
     }
     for turn in range(runs + 1):
-        for name, (run, is_full) in chosen.items():
+        order = list(chosen.items())
+        for name, (run, is_full) in order if turn % 2 else reversed(order):
             with bench.stage.database() as url:
                 _prepare(url, bench.stage.payments if is_full else None)
                 wall_s, cpu_s, server_s = _timed(bench, run, url)
@@ -298,36 +417,58 @@ def _prepare(url: str, full: Payments | None) -> None:
 
 def _require_whole(url: str, payments: Payments, name: str) -> None:
     with psycopg.connect(url) as connection:
-        found = connection.execute("SELECT count(*), count(DISTINCT id) FROM payments").fetchone()
-    if found != (payments.records, payments.records):
-        raise BenchmarkError(f"{name}: {found} rows and ids in place of {payments.records} each")
+        found = connection.execute(_DIGEST.encode()).fetchone()
+    wanted = (payments.records, payments.records, 1, payments.digest())
+    if found != wanted:
+        raise BenchmarkError(f"{name}: rows, ids, distances and digest are {found}, not {wanted}")
 
 
-def small_batches(bench: Bench, say: Callable[[str], None]) -> dict[str, float]:
-    """Return the median milliseconds of `addBatch` with 1,000 rows."""
-    found: dict[str, float] = {}
-    for name in ("noop", "bench-drain", "onceflow-postgres"):
-        with bench.stage.database() as url:
-            frame = (
-                bench.spark.readStream.format("rate-micro-batch")
-                .options(rowsPerBatch=_SMALL_BATCH_ROWS, numPartitions=2)
-                .load()
-            )
-            writer = frame.writeStream.format(name).option("checkpointLocation", bench.checkpoint())
-            if name == "onceflow-postgres":
-                writer = writer.options(url=url, dbtable="small", createTable="true")
-            query = writer.start()
-            took: dict[int, int] = {}
-            until = time.monotonic() + 120
-            while len(took) < _SMALL_BATCHES and time.monotonic() < until and query.isActive:
-                for progress in query.recentProgress:
-                    took[progress.batchId] = progress.durationMs.get("addBatch", 0)
-                time.sleep(0.1)
-            query.stop()
-            # The first ones import and connect.
-            found[name] = statistics.median([took[one] for one in sorted(took)[5:]])
-        say(f"addBatch of {_SMALL_BATCH_ROWS} rows, {name}: {found[name]:.0f} ms")
+def small_batches(bench: Bench, runs: int, say: Callable[[str], None]) -> dict[str, list[float]]:
+    """Return the median milliseconds of `addBatch` with 1,000 rows, a turn each."""
+    found: dict[str, list[float]] = {name: [] for name in ("noop", "bench-drain", _OURS)}
+    for turn in range(runs + 1):
+        for name in found if turn % 2 else reversed(found):
+            with bench.stage.database() as url:
+                took_ms = _small_batch_ms(bench, name, url)
+            if turn:
+                found[name].append(took_ms)
+            say(f"turn {turn} of {runs}: {_SMALL_BATCH_ROWS} rows, {name}: {took_ms:.0f} ms")
     return found
+
+
+def _small_batch_ms(bench: Bench, name: str, url: str) -> float:
+    frame = (
+        bench.spark.readStream.format("rate-micro-batch")
+        .options(rowsPerBatch=_SMALL_BATCH_ROWS, numPartitions=2)
+        .load()
+    )
+    writer = frame.writeStream.format(name).option("checkpointLocation", bench.checkpoint())
+    if name == _OURS:
+        writer = writer.options(url=url, dbtable="small", createTable="true")
+    query = writer.start()
+    took_ms: dict[int, int] = {}
+    until = time.monotonic() + 120
+    while len(took_ms) < _SMALL_BATCHES and time.monotonic() < until and query.isActive:
+        for progress in query.recentProgress:
+            took_ms[progress.batchId] = progress.durationMs.get("addBatch", 0)
+        time.sleep(0.1)
+    done = query.lastProgress
+    query.stop()
+    if query.exception() is not None or len(took_ms) < _SMALL_BATCHES or done is None:
+        raise BenchmarkError(f"{name}: {len(took_ms)} batches: {query.exception()}")
+    if name == _OURS:
+        _require_small(url, done.batchId)
+    return statistics.median([took_ms[one] for one in sorted(took_ms)[_SMALL_BATCHES_WARM:]])
+
+
+def _require_small(url: str, batch_last: int) -> None:
+    """Return when every batch up to `batch_last` is in the table once, and none in part."""
+    with psycopg.connect(url) as connection:
+        found = connection.execute("SELECT count(*), count(DISTINCT value) FROM small").fetchone()
+    assert found is not None
+    rows, values = found
+    if rows != values or rows % _SMALL_BATCH_ROWS or rows < (batch_last + 1) * _SMALL_BATCH_ROWS:
+        raise BenchmarkError(f"{rows} rows of {values} values after batch {batch_last}")
 
 
 def import_ms() -> dict[str, float]:
@@ -392,7 +533,8 @@ def bench(
     runs: Annotated[int, typer.Option(help="Turns after the one that warms up.", min=1)] = 3,
     batch_rows: Annotated[int, typer.Option(help="Records a micro-batch.", min=1)] = 500_000,
     only: Annotated[
-        list[str] | None, typer.Option(help="Variants whose names have this in them.")
+        list[str] | None,
+        typer.Option(help="Variants with this in their names; small: small batches and imports."),
     ] = None,
 ) -> None:
     """Print one JSON object with every figure."""
@@ -408,7 +550,8 @@ def bench(
         setting = Bench(spark, stage, stage.fill(), batch_rows)
         _write_parquet(stage.payments, Path(setting.parquet))
         found = measure(setting, runs, only or (), say)
-        small = {} if only else small_batches(setting, say)
+        whole = not only or _SMALL in only
+        small = small_batches(setting, runs, say) if whole else {}
     spark.stop()
     figures = {name: one.as_json(records) for name, one in found.items()}
     print(
@@ -417,8 +560,9 @@ def bench(
                 "machine": describe_machine(),
                 "records": records,
                 "figures": figures,
-                "add_batch_ms": small,
-                "import_cpu_ms": import_ms(),
+                "ratios": ratios(found),
+                "add_batch_ms": {name: Spread.of(ms).as_json() for name, ms in small.items()},
+                "import_cpu_ms": import_ms() if whole else {},
             }
         )
     )
