@@ -1,0 +1,96 @@
+"""A job whose sink takes its time, so that rows wait in all of its channels."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from tests.support.clusters import AnyCluster
+from tests.support.counting_source import CountingSource
+from tests.support.directory_sink import DirectorySink
+from tests.support.ledger import SETTINGS, assert_exactly_once
+from tests.support.throttled_sink import ThrottledSink
+
+from onceflow import (
+    Checkpointing,
+    FixedDelay,
+    HeapBackend,
+    JobState,
+    JobStatus,
+    Pipeline,
+    count,
+    sum_,
+)
+from onceflow.core.pipeline import Job
+from onceflow.core.state import StateBackend
+
+SOURCE = CountingSource(12_000, splits_count=3, batch_rows=20)
+
+
+def held_up(
+    cluster: AnyCluster,
+    directory: Path,
+    *,
+    parallelism: int = 2,
+    backend: StateBackend | None = None,
+    unaligned: bool = True,
+    aligned_checkpoint_timeout: float = 0.0,
+    ignore_in_flight_of: int | None = None,
+    uid: str = "seen",
+) -> tuple[Pipeline, ThrottledSink]:
+    """Build source -> running balance -> count by another key -> a slow sink."""
+    sink = ThrottledSink(str(directory / "out"))
+    pipeline = Pipeline(
+        cluster,
+        name="held-up",
+        parallelism=parallelism,
+        checkpointing=Checkpointing(
+            storage=str(directory / "checkpoints"),
+            interval=0.1,
+            unaligned=unaligned,
+            aligned_checkpoint_timeout=aligned_checkpoint_timeout,
+            ignore_in_flight_of=ignore_in_flight_of,
+        ),
+        state_backend=backend or HeapBackend(),
+        restart=FixedDelay(attempts=20, delay_s=0.01),
+        settings=replace(SETTINGS, channel_batches=4),
+    )
+    records = pipeline.read(SOURCE, uid="records")
+    balances = records.key_by("account").running(balance=sum_("amount"), n=count(), uid="balance")
+    balances.key_by("id").running(seen=count(), uid=uid).write(sink, uid="ledger")
+    return pipeline, sink
+
+
+def assert_each_once(sink: DirectorySink) -> None:
+    assert_exactly_once(sink, SOURCE)
+    assert {row["seen"] for row in sink.rows()} == {1}
+
+
+def await_status(job: Job, holds: Callable[[JobStatus], bool], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds(status := job.status()):
+        assert not status.state.ended, status.last_error
+        assert time.monotonic() < deadline, status
+        time.sleep(0.005)
+
+
+def await_rows_in_flight(job: Job) -> None:
+    """Wait until the attempt that runs has completed a checkpoint that has rows in flight."""
+    await_status(
+        job,
+        lambda status: any(
+            one.in_flight_bytes for one in status.history if one.attempt == status.attempt
+        ),
+    )
+
+
+def kill_a_slot(job: Job, number: int) -> None:
+    """Kill one, and wait until the next attempt runs: it begins with what was in flight."""
+    restores = job.status().restores
+    slots = job.status().slots
+    os.kill(slots[number % len(slots)].pid, signal.SIGKILL)
+    await_status(job, lambda s: s.restores > restores and s.state is JobState.RUNNING)
