@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import re
 import signal
 import socket
 import ssl
@@ -16,7 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyspark
 import pytest
 from cryptography import x509
 from pyarrow import flight
@@ -24,14 +22,13 @@ from pyspark.sql import SparkSession
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import assert_exactly_once, ledger
+from tests.support.standalone import spawn, standalone_cluster
 
 from onceflow.core.errors import ConfigError
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
 SOURCE = CountingSource(30_000, pause_s=0.002)
-REPOSITORY = Path(__file__).parents[2]
-SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 
 
 def start_ledger(directory: Path, master: str, *, tls: str = "auto") -> subprocess.Popen[bytes]:
@@ -43,13 +40,6 @@ def start_ledger(directory: Path, master: str, *, tls: str = "auto") -> subproce
     ]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return spawn(command, directory / "driver.log", environment)
-
-
-def spawn(command: list[str], log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    with log.open("wb") as output:
-        return subprocess.Popen(
-            command, cwd=REPOSITORY, env=environment, stdout=output, stderr=subprocess.STDOUT
-        )
 
 
 def await_status(
@@ -119,34 +109,8 @@ def finish(process: subprocess.Popen[bytes], directory: Path) -> None:
 
 @pytest.fixture
 def standalone(tmp_path: Path) -> Iterator[str]:
-    """A master and two workers with one core each; yields the master's URL."""
-    environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1"}
-    processes: list[subprocess.Popen[bytes]] = []
-
-    def start(name: str, *arguments: str) -> Path:
-        log = tmp_path / f"{name}.log"
-        processes.append(spawn([str(SPARK_CLASS), *arguments], log, environment))
-        return log
-
-    def await_line(log: Path, pattern: str) -> re.Match[str]:
-        deadline = time.monotonic() + 60
-        while not (match := re.search(pattern, log.read_text())):
-            assert time.monotonic() < deadline, log.read_text()[-2000:]
-            time.sleep(0.05)
-        return match
-
-    package = "org.apache.spark.deploy"
-    host = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-    master = start("master", f"{package}.master.Master", *host)
-    url = await_line(master, r"Starting Spark master at (spark://\S+)")[1]
-    for number in range(2):
-        work = ("--cores", "1", "--memory", "1g", "--work-dir", str(tmp_path / f"work-{number}"))
-        worker = start(f"worker-{number}", f"{package}.worker.Worker", *host, *work, url)
-        await_line(worker, "Successfully registered with master")
-    yield url
-    for process in processes:
-        process.terminate()
-        process.wait(20)
+    with standalone_cluster(tmp_path) as url:
+        yield url
 
 
 @pytest.mark.slow
