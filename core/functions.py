@@ -23,6 +23,8 @@ from onceflow.core.state import (
     Namespace,
     ReducingState,
     ReducingStateDescriptor,
+    Timer,
+    Timers,
     ValueState,
     ValueStateDescriptor,
 )
@@ -88,6 +90,10 @@ class StateAccess(Protocol):
         """Return what hands out states for each value of type `kind`, besides the key."""
         ...
 
+    def timers(self) -> Timers:
+        """Return the timers of the record's key; asked for in `open` as a state is."""
+        ...
+
 
 class KeyedFunction(ABC):
     """A function of one record and the state of its key.
@@ -114,6 +120,16 @@ class KeyedFunction(ABC):
 
         Raising ends the attempt; the record is processed again after the restart.
         """
+
+    def on_timer(self, timer: Timer) -> Record | Iterable[Record] | None:
+        """Return the record or records that follow now that `timer` has fired, or None.
+
+        The states are those of `timer.key`. Called once for each timer of a restored and continued
+        stream, as `process` is for each record. Needed only where timers are registered.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} registers timers and has no on_timer() to take them"
+        )
 
     def close(self) -> None:  # noqa: B027 - optional hook
         """Release what `open` took. Not called when the process is killed."""

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from onceflow.core.dead_letters import DEAD_LETTERS
 from onceflow.core.errors import ConfigError
+from onceflow.core.event_time import WatermarkStrategy
 from onceflow.core.functions import (
     Aggregate,
     ArrowIteratorFunction,
@@ -41,6 +42,7 @@ class ReadFrom:
     """Reads a source."""
 
     source: Source
+    watermarks: WatermarkStrategy | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from onceflow.core.config import Checkpointing, Endpoint, RuntimeSettings, choic
 from onceflow.core.configuration import Configuration
 from onceflow.core.dataframe_source import DataFrameSource, is_dataframe
 from onceflow.core.errors import ConfigError, OnceflowError
+from onceflow.core.event_time import WatermarkStrategy
 from onceflow.core.graph import NAME, GraphBuilder, ReadFrom
 from onceflow.core.protocol.decisions import CheckpointKind, StateForm
 from onceflow.core.protocol.ids import PARALLELISM_MAX
@@ -254,7 +255,12 @@ class Pipeline:
         self._graph = GraphBuilder(name)
 
     def read(
-        self, source: Source | DataFrame, *, uid: str, dead_letters: Sink | None = None
+        self,
+        source: Source | DataFrame,
+        *,
+        uid: str,
+        dead_letters: Sink | None = None,
+        watermarks: WatermarkStrategy | None = None,
     ) -> Stream:
         """Begin a stream with the records of `source`; `uid` names its position in checkpoints.
 
@@ -264,6 +270,8 @@ class Pipeline:
 
         A source that is told to hand out bad records (`KafkaSource(on_bad_record="dead_letter")`)
         needs the sink `dead_letters`, which gets them as rows of `DEAD_LETTERS`, exactly once.
+
+        `watermarks` says where the records' event time is, by which timers in event time go.
 
         Raises:
             ConfigError: The uid is in use, or only one of source and `dead_letters` is set so; or
@@ -278,8 +286,10 @@ class Pipeline:
                 f"read(uid={uid!r}): on_bad_record='dead_letter' of the source and dead_letters="
                 "<the sink that takes them> go together; one of them is missing"
             )
+        if watermarks is not None:
+            watermarks.check(source.schema)
         operator = self._graph.add(
-            ReadFrom(source), verb="read", uid=uid, after=None, schema=source.schema
+            ReadFrom(source, watermarks), verb="read", uid=uid, after=None, schema=source.schema
         )
         if dead_letters is not None:
             self._graph.add_dead_letters(operator, dead_letters)

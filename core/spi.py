@@ -67,6 +67,14 @@ class SourceReader(ABC):
     def snapshot(self) -> Sequence[Split]:
         """Return every split of this reader with its position as of the last `poll`."""
 
+    def rows_by_split(self) -> Sequence[tuple[str, int]] | None:
+        """Return whose rows the last `poll` returned: (split id, how many), in the order of rows.
+
+        For watermarks, which are kept for each split. None: not known, and all splits of the reader
+        are taken for one.
+        """
+        return None
+
     def rejected(self) -> Sequence[DeadLetter]:
         """Return the bad records left out since the last call. Called after each `poll`.
 

@@ -102,6 +102,8 @@ class Split:
 
     id: str
     position: bytes
+    event_time_ms: int | None = None
+    """The latest event time read in it, where the engine keeps watermarks; set by the engine."""
 
 
 def with_lists(

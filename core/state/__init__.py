@@ -26,6 +26,7 @@ from onceflow.core.state.descriptors import (
 from onceflow.core.state.key_groups import hash_key, hash_keys, key_group_of, key_groups
 from onceflow.core.state.keyed_states import KeyedStates, Namespace
 from onceflow.core.state.serializers import Serializer
+from onceflow.core.state.timers import Timer, Timers
 
 __all__ = [
     "AccumulatorColumn",
@@ -52,6 +53,8 @@ __all__ = [
     "StateReader",
     "StateTtlConfig",
     "StateWriter",
+    "Timer",
+    "Timers",
     "ValueState",
     "ValueStateDescriptor",
     "hash_key",

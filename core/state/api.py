@@ -239,6 +239,10 @@ class KeyedStateStore(ABC):
         not checked here; a key of another type than `hash_key` takes is refused by the snapshot.
         """
 
+    @abstractmethod
+    def current_key(self) -> Any:
+        """Return what `set_current_key` was given last."""
+
     def prefetch(self, keys: Sequence[Any]) -> None:  # noqa: B027 - optional hook
         """Hear which keys come next, with repetitions: those of the batch about to be processed.
 
@@ -255,6 +259,13 @@ class KeyedStateStore(ABC):
         Raises:
             StateIncompatible: The snapshot holds the name as another kind or type.
             ConfigError: The operator has opened without asking for it.
+        """
+
+    @abstractmethod
+    def entries(self, descriptor: ValueStateDescriptor[T]) -> Iterator[tuple[Any, T]]:
+        """Yield (key, value) of every key that has a value, in any order.
+
+        The state was asked for, and is not changed while this is gone through.
         """
 
     @abstractmethod

@@ -110,6 +110,12 @@ class HeapEntries(EntryTable):
         if looked_at < count:
             self._to_clean = chain.from_iterable([list(d) for d in (*self._frozen, self.fresh)])
 
+    def all(self) -> Iterator[tuple[Any, Any]]:
+        """Yield every key and its value."""
+        thaw = self.cells.thaw
+        for key, entry in _merged([*self._frozen, self.fresh]).items():
+            yield key, thaw(entry)
+
     def load(self, rows: StateRows) -> None:
         """Take rows of a snapshot."""
         self._codec.load(rows, self.fresh)
@@ -291,6 +297,14 @@ class HeapStore(KeyedStateStore):
     def set_current_key(self, key: Any) -> None:
         """Make `key` the current key."""
         self._current.key = key
+
+    def current_key(self) -> Any:
+        """Return the current key."""
+        return self._current.key
+
+    def entries(self, descriptor: ValueStateDescriptor[T]) -> Iterator[tuple[Any, T]]:
+        """Yield every key and its value."""
+        return self._entries[value_meta(descriptor)].all()
 
     def value_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
         """Return the value state of this name."""

@@ -32,6 +32,7 @@ from onceflow.core.state.descriptors import (
 )
 from onceflow.core.state.entries import Cells, Stored
 from onceflow.core.state.serializers import ListSerializer, serializer_of
+from onceflow.core.state.timers import Timers
 from onceflow.core.state.ttl import (
     StateClock,
     Timed,
@@ -325,6 +326,8 @@ class KeyedStates:
         self._store = store
         self._clock = clock or StateClock()
         self._asked: dict[str, Descriptor] = {}
+        self.registered: Timers | None = None
+        """None when the function has not asked for timers."""
 
     @property
     def cleaned_a_record(self) -> int:
@@ -374,11 +377,17 @@ class KeyedStates:
         serializer_of(kind)
         return Namespace(self.map_state, kind)
 
+    def timers(self) -> Timers:
+        """Return the timers of the current key; the same for each call."""
+        if self.registered is None:
+            self.registered = Timers(self._store, self._clock)
+        return self.registered
+
     def _value(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
         if descriptor.ttl is None:
             return self._store.value_state(descriptor)
         timed = self._timed(descriptor, descriptor.ttl)
-        kept = self._store.value_state(ValueStateDescriptor[Timed](descriptor.name, timed))
+        kept = self._store.value_state(ValueStateDescriptor[Timed | None](descriptor.name, timed))
         return TtlValueState(kept, timed, descriptor.default)
 
     def _timed(self, descriptor: Descriptor, ttl: StateTtlConfig) -> TimedSerializer:

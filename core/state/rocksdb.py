@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -140,6 +140,14 @@ class RocksDBStore(KeyedStateStore):
     def set_current_key(self, key: Any) -> None:
         """Make `key` the current key."""
         self._current.key = key
+
+    def current_key(self) -> Any:
+        """Return the current key."""
+        return self._current.key
+
+    def entries(self, descriptor: ValueStateDescriptor[T]) -> Iterator[tuple[Any, T]]:
+        """Yield every key and its value."""
+        return self._tables[descriptor.name].all(self._context.key_groups)
 
     def prefetch(self, keys: Sequence[Any]) -> None:
         """Read what is not in memory, all at once; map states read entries when they are asked."""

@@ -228,6 +228,20 @@ class RocksEntries(EntryTable):
         values = [None if entry is DELETED else pack(entry) for entry in entries.values()]
         return sorted_pairs(groups, self._name, self._format.row_keys(keys), values)
 
+    def all(self, key_groups_owned: range) -> Iterator[tuple[Any, Any]]:
+        """Yield every key and its value."""
+        thaw = self.cells.thaw
+        newer = {**self._clean, **self.fresh}
+        for group in key_groups_owned:
+            prefix = group_prefix(group) + self._prefix
+            for row_key, value in self._database.scan(prefix, after(prefix)):
+                key = self._format.key_of(row_key[len(prefix) :])
+                if key not in newer:
+                    yield key, thaw(self._format.unpack(value))
+        for key, entry in newer.items():
+            if entry is not DELETED:
+                yield key, thaw(entry)
+
     def clean(self, count: int, key_groups_owned: range) -> None:
         """Look at `count` further rows; delete what of them has expired.
 

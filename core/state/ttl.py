@@ -120,14 +120,16 @@ class TimedSerializer(ExpiringSerializer):
 class TtlValueState(ValueState[T]):
     """A value state whose value expires."""
 
-    def __init__(self, kept: ValueState[Timed], timed: TimedSerializer, default: T | None) -> None:
+    def __init__(
+        self, kept: ValueState[Timed | None], timed: TimedSerializer, default: T | None
+    ) -> None:
         self._kept = kept
         self._timed = timed
         self._default: Stored = None if default is None else timed.cells.freeze(default)
 
     def get(self) -> T:
         """Return the value, or the default."""
-        kept: Timed | None = self._kept.get()
+        kept = self._kept.get()
         if kept is None or not self._timed.visible(kept):
             return self._timed.cells.thaw(self._default)  # type: ignore[no-any-return]
         renewed = self._timed.renewed(kept)

@@ -173,6 +173,7 @@ class DatagenReader(SourceReader):
         self._payments = GeneratedPayments(seed=source.seed, accounts=source.accounts)
         self._positions = list(positions)
         self._turn = 0
+        self._last: list[tuple[str, int]] = []
         self._started_at = time.monotonic()
         self._returned = 0
         self._closed = threading.Event()
@@ -196,7 +197,12 @@ class DatagenReader(SourceReader):
         self._positions[turn] = replace(position, next=position.next + count)
         self._returned += count
         self._turn = turn + 1
+        self._last = [(position.as_split().id, count)]
         return batch
+
+    def rows_by_split(self) -> Sequence[tuple[str, int]]:
+        """Return the split of the rows that `poll` returned last."""
+        return self._last
 
     def snapshot(self) -> Sequence[Split]:
         """Return every split at the row after the last one returned."""

@@ -32,7 +32,7 @@ from onceflow.sources.kafka.client import (
 )
 from onceflow.sources.kafka.events import Event, Gaps, judged
 from onceflow.sources.kafka.position import PartitionPosition
-from onceflow.sources.kafka.rows import CHUNK, rows_of
+from onceflow.sources.kafka.rows import CHUNK, rows_by_partition, rows_of
 from onceflow.sources.kafka.settings import KafkaSettings
 
 
@@ -88,6 +88,7 @@ class KafkaReader(SourceReader):
         self._began: dict[_Partition, PartitionPosition] = {}
         self._next: dict[_Partition, int] = {}
         self._stop: dict[_Partition, int] = {}
+        self._returned: pa.RecordBatch | None = None
         self._open = self._taken_in(splits)
         self._asked = [TopicPartition(*partition) for partition in self._open]
         self._ends: dict[_Partition, int] = {}
@@ -130,6 +131,10 @@ class KafkaReader(SourceReader):
                 raise self._watch.failure
             self._published.send(self._consumer)
             return self._read(timeout_s)
+
+    def rows_by_split(self) -> Sequence[tuple[str, int]] | None:
+        """Return the partitions of the rows that `poll` returned last; None: they do not tell."""
+        return None if self._returned is None else rows_by_partition(self._returned)
 
     def rejected(self) -> Sequence[DeadLetter]:
         """Return the records that could not be decoded, for the sink of dead letters."""
@@ -245,7 +250,8 @@ class KafkaReader(SourceReader):
                     self._advance()
                 return None
         self._advance()
-        return self._rows.take()
+        self._returned = self._rows.take()
+        return self._returned
 
     def _drain(self) -> None:
         """Take what the client has already fetched, up to a full batch."""

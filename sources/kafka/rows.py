@@ -16,10 +16,11 @@ from itertools import chain
 from typing import Any, Protocol, cast
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 from confluent_kafka import Message
 
-from onceflow.core.dead_letters import DeadLetter
+from onceflow.core.dead_letters import DeadLetter, origin_columns
 from onceflow.core.errors import BadRecord
 from onceflow.core.spi import OnBadRow
 from onceflow.sources.kafka.json_columns import (
@@ -134,6 +135,22 @@ METADATA_FIELDS = (
     pa.field("_offset", pa.int64(), nullable=False),
     pa.field("_timestamp", pa.timestamp("ms", "UTC")),
 )
+
+
+def rows_by_partition(rows: pa.RecordBatch) -> list[tuple[str, int]] | None:
+    """Return (split id, rows) of each run of rows of one partition; None: they do not tell."""
+    origin = origin_columns(rows.schema)
+    if not origin or not rows.num_rows:
+        return None
+    topics = rows.column(origin[0]).dictionary_encode()
+    partitions = rows.column(origin[1]).to_numpy(zero_copy_only=False)
+    codes = topics.indices.to_numpy(zero_copy_only=False)
+    new = (partitions[1:] != partitions[:-1]) | (codes[1:] != codes[:-1])
+    starts = [0, *(np.flatnonzero(new) + 1).tolist()]
+    return [
+        (f"{topics[at].as_py()}-{partitions[at]}", end - at)
+        for at, end in zip(starts, [*starts[1:], rows.num_rows], strict=True)
+    ]
 
 
 class Rows(Protocol):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from onceflow.core.configuration import Configuration
     from onceflow.core.dead_letters import DEAD_LETTERS
     from onceflow.core.errors import OnceflowError
+    from onceflow.core.event_time import WatermarkStrategy
     from onceflow.core.functions import (
         Aggregate,
         KeyedFunction,
@@ -83,6 +84,8 @@ if TYPE_CHECKING:
         Serializer,
         StateBackend,
         StateTtlConfig,
+        Timer,
+        Timers,
         ValueState,
         ValueStateDescriptor,
     )
@@ -96,6 +99,7 @@ else:
             "onceflow.core.configuration": "Configuration",
             "onceflow.core.dead_letters": "DEAD_LETTERS",
             "onceflow.core.errors": "OnceflowError",
+            "onceflow.core.event_time": "WatermarkStrategy",
             "onceflow.core.functions": (
                 "Aggregate KeyedFunction Record StateAccess count max_ min_ sum_"
             ),
@@ -119,7 +123,7 @@ else:
                 "AggregateFunction AggregatingState AggregatingStateDescriptor HeapBackend"
                 " ListState ListStateDescriptor MapState MapStateDescriptor Namespace"
                 " ReducingState ReducingStateDescriptor RocksDBBackend Serializer StateBackend"
-                " StateTtlConfig ValueState ValueStateDescriptor"
+                " StateTtlConfig Timer Timers ValueState ValueStateDescriptor"
             ),
             "onceflow.core.storage": "FileSystemStorage MemoryStorage ObjectStorage",
             "onceflow.core.stream": "KeyedStream Stream",
@@ -205,9 +209,12 @@ __all__ = [
     "Stream",
     "SubtaskCheckpointStats",
     "SubtaskCommitted",
+    "Timer",
+    "Timers",
     "TlsFiles",
     "ValueState",
     "ValueStateDescriptor",
+    "WatermarkStrategy",
     "__version__",
     "count",
     "max_",

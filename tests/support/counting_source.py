@@ -58,6 +58,7 @@ class _Reader(SourceReader):
         self._source = source
         self._next = {int(split.id): int(split.position) for split in splits}
         self._turn = 0
+        self._last: list[tuple[str, int]] = []
 
     def poll(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
         source = self._source
@@ -78,10 +79,14 @@ class _Reader(SourceReader):
         if not source.endless:
             last = min(last, self._limit(split))
         self._next[split] = last
+        self._last = [(str(split), last - first)]
         ids = np.arange(first, last) * source.splits_count + split
         accounts = [str(record_id % source.accounts) for record_id in ids.tolist()]
         amounts = ids * 7 % 1500 - 500
         return pa.record_batch([ids, accounts, amounts], schema=SCHEMA)
+
+    def rows_by_split(self) -> Sequence[tuple[str, int]]:
+        return self._last
 
     def snapshot(self) -> Sequence[Split]:
         return [Split(str(split), str(at).encode()) for split, at in self._next.items()]

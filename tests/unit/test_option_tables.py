@@ -84,6 +84,7 @@ def test_every_object_that_a_user_sets_options_of_has_a_table() -> None:
         "onceflow.RuntimeSettings",
         "onceflow.StateTtlConfig",
         "onceflow.TlsFiles",
+        "onceflow.WatermarkStrategy",
         "onceflow.sources.DatagenSource",
         "onceflow.sources.KafkaSource",
     }

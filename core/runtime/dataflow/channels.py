@@ -47,6 +47,8 @@ class Batch:
 
     rows: pa.RecordBatch
     hashes: Hashes | None = None
+    watermark: int | None = None
+    """What a batch without rows is sent for: it keeps its place among the others."""
 
 
 Element: TypeAlias = Batch | Barrier | EndOfStream
@@ -300,7 +302,10 @@ class KeyGroupPartitioner:
         key: tuple[str, ...],
         max_parallelism: int,
         channels: Sequence[OutputChannel],
+        schema: pa.Schema | None = None,
     ) -> None:
+        """`schema` is that of the rows; needed for watermarks."""
+        self._schema = schema
         self._key = key
         self._max_parallelism = max_parallelism
         self._channels = channels
@@ -351,6 +356,14 @@ class KeyGroupPartitioner:
         if self._waits:
             self._waits = sum([channel.flush() for channel in self._channels]) > 0
         return self._waits
+
+    def tell(self, watermark: int) -> None:
+        """Send a watermark on every channel, behind all rows sent before."""
+        assert self._schema is not None
+        none = pa.RecordBatch.from_pylist([], schema=self._schema)
+        batch = Batch(none, np.zeros(0, np.uint64), watermark)
+        for channel in range(len(self._channels)):
+            self._send(channel, batch)
 
     def end(self) -> None:
         """Send the end on every channel, behind all rows sent before."""

@@ -13,23 +13,21 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, cast
+from itertools import accumulate
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 
 from onceflow.core.crash_points import reach
 from onceflow.core.dead_letters import DeadLetter, batch_of_letters, letters_of_rows
-from onceflow.core.errors import BadStateValue
+from onceflow.core.event_time import WatermarkStrategy
 from onceflow.core.functions import Record
 from onceflow.core.graph import (
     FilterRecords,
     FlatMapRecords,
     MapBatches,
     MapRecords,
-    ProcessKeyed,
-    RunAggregates,
     SelectSql,
     WriteTo,
 )
@@ -37,6 +35,7 @@ from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.protocol.snapshots import OperatorSnapshot
 from onceflow.core.protocol.splits import AwaitedSplits, Split
+from onceflow.core.protocol.watermarks import SplitWatermarks
 from onceflow.core.runtime.dataflow.batch_iterators import (
     BatchIteratorCalls,
     BatchIteratorFunction,
@@ -47,13 +46,10 @@ from onceflow.core.runtime.dataflow.user_functions import (
     batch_of,
     call_user,
     call_user_on_records,
-    keys_of,
-    user_error,
 )
 from onceflow.core.runtime.messages import SinkMetrics
 from onceflow.core.spi import SinkWriter, SourceReader
-from onceflow.core.state import AccumulatorColumn, KeyedStates, KeyedStateStore, StateWriter
-from onceflow.core.state.api import PendingSnapshot as FrozenState
+from onceflow.core.state import StateWriter
 
 Emit = Callable[[Batch], None]
 
@@ -111,6 +107,18 @@ class RunningOperator(ABC):
     def cpu_beside_s(self) -> float:
         """Seconds of CPU that the operator has used on other threads than the chain's."""
         return 0.0
+
+    @property
+    def due_in_s(self) -> float | None:
+        """Seconds until `on_time` has something to do; None when it has not."""
+        return None
+
+    def on_time(self) -> None:  # noqa: B027 - optional hook
+        """Emit what follows now that its time has come."""
+
+    def on_watermark(self, watermark: int) -> None:
+        """Emit what follows now that event time is `watermark`, before that is told below."""
+        self.flush()
 
     def flush(self) -> None:  # noqa: B027 - optional hook
         """Emit what is held back: the end of the input comes next."""
@@ -232,132 +240,6 @@ def _step_of(
             return lambda records: [result for record in records for result in expand(record)]
 
 
-class KeyedOperator(RunningOperator):
-    """An operator with keyed state."""
-
-    def __init__(self, uid: str, store: KeyedStateStore) -> None:
-        super().__init__(uid)
-        self.store = store
-        self.dropped: tuple[str, ...] = ()
-        """What the restored snapshot held and this operator does not take, for people."""
-
-    def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
-        """Freeze the keyed state as of now."""
-        return self._pending(self.store.snapshot(checkpoint))
-
-    def savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot:
-        """Freeze the keyed state as of now, to be written in the canonical form."""
-        return self._pending(self.store.savepoint(checkpoint))
-
-    def native_savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot:
-        """Freeze the keyed state as of now, to be written in the backend's own form, all of it."""
-        return self._pending(self.store.native_savepoint(checkpoint))
-
-    def _pending(self, pending: FrozenState) -> PendingSnapshot:
-        uid = self.uid
-
-        def upload(writer: StateWriter) -> OperatorSnapshot:
-            return OperatorSnapshot(uid, keyed=pending.upload(writer))
-
-        return PendingSnapshot(uid, upload, pending.discard)
-
-    def completed(self, checkpoint: CheckpointId) -> None:
-        """Let the backend build on the files of `checkpoint`."""
-        self.store.notify_completed(checkpoint)
-
-    def aborted(self, checkpoint: CheckpointId) -> None:
-        """Keep the backend from building on the files of `checkpoint`."""
-        self.store.notify_aborted(checkpoint)
-
-    def close(self) -> None:
-        """Close the state."""
-        self.store.close()
-
-
-class KeyedProcessor(KeyedOperator):
-    """Applies a keyed function, one record at a time."""
-
-    def __init__(
-        self, uid: str, work: ProcessKeyed, store: KeyedStateStore, schema: pa.Schema
-    ) -> None:
-        super().__init__(uid, store)
-        self._key = work.key
-        self._function = work.function
-        self._schema = schema
-        states = KeyedStates(store)
-        call_user(uid, self._function.open, states)
-        self._cleaned_a_record = states.cleaned_a_record
-        self.dropped = store.opened()
-
-    def process(self, batch: Batch) -> None:
-        """Emit what the function makes of each record."""
-        keys = keys_of(batch.rows, self._key)
-        self.store.prefetch(keys)
-        results = call_user_on_records(self.uid, partial(self._apply, keys), batch.rows)
-        self.emit(batch_of(results, self._schema, self.uid))
-        if self._cleaned_a_record:
-            self.store.clean(self._cleaned_a_record * batch.rows.num_rows)
-
-    def _apply(self, keys: Sequence[Any], records: Iterator[Record]) -> list[Record]:
-        set_key = self.store.set_current_key
-        process = self._function.process
-        results: list[Record] = []
-        append, extend = results.append, results.extend
-        for key, record in zip(keys, records, strict=True):
-            set_key(key)
-            result = process(record)
-            if isinstance(result, dict):
-                append(cast("Record", result))
-            elif result is not None:
-                extend(result)
-        return results
-
-    def close(self) -> None:
-        """Close the function, then the state."""
-        try:
-            call_user(self.uid, self._function.close)
-        finally:
-            super().close()
-
-
-class AggregateRunner(KeyedOperator):
-    """Adds running aggregates as columns, a batch at a time."""
-
-    def __init__(
-        self, uid: str, work: RunAggregates, store: KeyedStateStore, input_schema: pa.Schema,
-        schema: pa.Schema,
-    ) -> None:  # fmt: skip
-        super().__init__(uid, store)
-        self._key = work.key
-        self._schema = schema
-        self._columns = {name: aggregate.column for name, aggregate in work.aggregates.items()}
-        self._table = store.accumulators(
-            "running",
-            [input_schema.field(name).type for name in work.key],
-            [
-                AccumulatorColumn(name, aggregate.op, aggregate.result_type(input_schema))
-                for name, aggregate in work.aggregates.items()
-            ],
-        )
-        self.dropped = store.opened()
-
-    def process(self, batch: Batch) -> None:
-        """Emit the batch with its aggregate columns."""
-        rows = batch.rows
-        values = {
-            name: rows.column(column)
-            for name, column in self._columns.items()
-            if column is not None
-        }
-        keys = [rows.column(name) for name in self._key]
-        try:
-            running = self._table.update(keys, batch.hashes, values)
-        except BadStateValue as error:
-            raise user_error(self.uid, error, rows, error.row) from error
-        arrays = [*rows.columns, *(pa.array(running[name]) for name in self._columns)]
-        self.emit(pa.record_batch(arrays, schema=self._schema))
-
-
 SPLITS = "splits"
 """The name of a source's operator list state."""
 
@@ -376,17 +258,53 @@ class SourceOperator(RunningOperator):
     """The head of a source chain: its state is where its splits stand."""
 
     def __init__(
-        self, uid: str, reader: SourceReader, beside: Callable[[Callable[[], None]], object]
+        self,
+        uid: str,
+        reader: SourceReader,
+        beside: Callable[[Callable[[], None]], object],
+        watermarks: WatermarkStrategy | None = None,
+        splits: Sequence[Split] = (),
     ) -> None:
         super().__init__(uid)
         self.reader = reader
+        self._strategy = watermarks
+        self._watermarks: SplitWatermarks | None = None
+        if watermarks is not None:
+            delay_ms, idle_after_s = watermarks.delay_ms, watermarks.idle_after_s
+            self._watermarks = SplitWatermarks(splits, delay_ms, idle_after_s)
         self._beside = beside
         self._positions: dict[CheckpointId, Sequence[Split]] = {}
         self._awaited = AwaitedSplits()
 
     def process(self, batch: Batch) -> None:
         """Pass on what was read."""
+        if self._strategy is not None:
+            self._see(self._strategy, batch.rows)
         self.emit(batch.rows)
+
+    @property
+    def has_watermarks(self) -> bool:
+        """Whether `next_watermark` ever returns one."""
+        return self._watermarks is not None
+
+    def next_watermark(self) -> int | None:
+        """Return what is to be told below now, once."""
+        return None if self._watermarks is None else self._watermarks.next(time.monotonic())
+
+    def _see(self, strategy: WatermarkStrategy, rows: pa.RecordBatch) -> None:
+        """Take in the event times of rows that were just read."""
+        assert self._watermarks is not None
+        runs = self.reader.rows_by_split()
+        if runs is None:
+            runs = [(split.id, rows.num_rows) for split in self.reader.snapshot()]
+            parts = [(split_id, rows) for split_id, _ in runs]
+        else:
+            starts = accumulate((count for _, count in runs), initial=0)
+            parts = [(one, rows.slice(at, n)) for (one, n), at in zip(runs, starts, strict=False)]
+        for split_id, part in parts:
+            latest_ms = strategy.latest_ms(part)
+            if latest_ms is not None:
+                self._watermarks.on_rows(split_id, latest_ms, time.monotonic())
 
     def offered(self, splits: Sequence[Split]) -> None:
         """Take in splits that are read once a checkpoint that holds them is decided."""
@@ -396,6 +314,8 @@ class SourceOperator(RunningOperator):
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
         """Record the position of every split."""
         splits = (*self.reader.snapshot(), *self._awaited.snapshot(checkpoint))
+        if self._watermarks is not None:
+            splits = self._watermarks.held(splits)
         self._positions[checkpoint] = splits
         snapshot = OperatorSnapshot(
             self.uid, lists={SPLITS: tuple(encode_split(split) for split in splits)}
@@ -407,6 +327,8 @@ class SourceOperator(RunningOperator):
         if decided := self._awaited.completed(checkpoint):
             reach("decided")
             self.reader.add_splits(decided)
+            if self._watermarks is not None:
+                self._watermarks.add(decided)
         splits = self._positions.get(checkpoint)
         self._positions = {n: kept for n, kept in self._positions.items() if n > checkpoint}
         if splits:

@@ -39,8 +39,9 @@ from onceflow.core.protocol.decisions import (
     TriggerCheckpoint,
 )
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
-from onceflow.core.protocol.in_flight import Announced, Received
+from onceflow.core.protocol.in_flight import REPLAYED, Announced, Received
 from onceflow.core.protocol.snapshots import SnapshotTimings
+from onceflow.core.protocol.watermarks import IDLE, MAX_WATERMARK, WatermarkMerge
 from onceflow.core.runtime.dataflow.channels import (
     Batch,
     Element,
@@ -65,6 +66,8 @@ from onceflow.core.runtime.messages import (
 )
 from onceflow.core.spi import EndOfInput
 
+WATERMARK_INTERVAL_S = 0.1
+"""How often a source tells how far event time has come: it costs a batch on each channel."""
 WAIT_S = 1.0
 """For how long a subtask waits for something to do before it looks again."""
 
@@ -223,6 +226,18 @@ class Subtask(ABC):
             self.ref, barrier.checkpoint, pending, timings, overtaken=tuple(overtaken)
         )
 
+    def _advance(self, watermark: int | None) -> None:
+        """Tell the operators and all below what event time is, if there is news."""
+        if watermark is None:
+            return
+        if watermark != IDLE:
+            for operator in self._operators:
+                operator.on_watermark(watermark)
+        # The end of the input says the same as its watermark.
+        if watermark != MAX_WATERMARK:
+            for edge in self._edges.values():
+                edge.tell(watermark)
+
     def _end_of_stream(self) -> None:
         for operator in self._operators:
             operator.flush()
@@ -252,6 +267,7 @@ class SourceSubtask(Subtask):
         self._poll_timeout_s = poll_timeout_s
         self._reading = True
         self._barriers = SourceBarriers()
+        self._tells_at_s = 0.0
 
     def _step(self) -> None:
         clear = self._flush()
@@ -266,6 +282,9 @@ class SourceSubtask(Subtask):
             self._handle(mail)
             if isinstance(mail, TriggerCheckpoint) or self._leaving:
                 return
+        if self._source.has_watermarks and time.monotonic() >= self._tells_at_s:
+            self._tells_at_s = time.monotonic() + WATERMARK_INTERVAL_S
+            self._advance(self._source.next_watermark())
         polled = self._source.reader.poll(self._poll_timeout_s)
         self._source.reject(self._source.reader.rejected())
         match polled:
@@ -323,6 +342,7 @@ class KeyedSubtask(Subtask):
     ) -> None:
         super().__init__(ref, gate, operators, edges, report)
         self._alignment = BarrierAlignment(gate.channels, mode)
+        self._watermarks = WatermarkMerge(range(gate.channels))
         self._held: SnapshotTaken | None = None
         """Its barrier has overtaken rows, and has not come on all channels."""
 
@@ -331,7 +351,7 @@ class KeyedSubtask(Subtask):
         at_s = self._alignment.overtakes_at_s
         if at_s is not None:
             self._carry_out(self._alignment.on_time(time.monotonic()))
-        match self._take(_until(at_s), clear=clear):
+        match self._take(min(_until(at_s), self._fire_timers(clear=clear)), clear=clear):
             case Received(channel, element):
                 self._on_element(channel, element)
             case Announced(channel, barrier):
@@ -342,16 +362,36 @@ class KeyedSubtask(Subtask):
             case mail:
                 self._handle(mail)
 
+    def _fire_timers(self, *, clear: bool) -> float:
+        """Fire what is due, if rows may be made; return for how long to wait for the next."""
+        head = self._operators[0]
+        due_in_s = head.due_in_s
+        if due_in_s is None or not clear or self._alignment.all_ended:
+            return WAIT_S
+        if due_in_s > 0:
+            return due_in_s
+        self._timed(head.on_time)
+        return 0.0
+
     def _on_element(self, channel: int, element: Element) -> None:
         match element:
-            case Batch():
+            case Batch(watermark=None):
                 self._timed(lambda: self._operators[0].receive(element))
+            case Batch(watermark=watermark):
+                self._on_watermark(channel, watermark)
             case Barrier():
                 self._carry_out(self._alignment.on_barrier(channel, element, time.monotonic()))
             case EndOfStream():
                 self._alignment.on_end_of_input(channel)
+                self._on_watermark(channel, MAX_WATERMARK)
                 if self._alignment.all_ended:
                     self._end_of_stream()
+
+    def _on_watermark(self, channel: int, watermark: int | None) -> None:
+        # Among what is replayed, one is of the attempt before; the channels bring it again.
+        if watermark is not None and channel != REPLAYED:
+            self._watermarks.on_watermark(channel, watermark)
+            self._timed(lambda: self._advance(self._watermarks.next()))
 
     def _on_aborted(self, checkpoint: CheckpointId) -> None:
         self._carry_out(self._alignment.on_abort(checkpoint))

@@ -40,15 +40,17 @@ from onceflow.core.runtime.dataflow.channels import (
     SinkPartitioner,
     decode_batches,
 )
+from onceflow.core.runtime.dataflow.keyed_operators import (
+    AggregateRunner,
+    KeyedOperator,
+    KeyedProcessor,
+)
 from onceflow.core.runtime.dataflow.lookup_join import LookupJoiner
 from onceflow.core.runtime.dataflow.operators import (
     SPLITS,
-    AggregateRunner,
     BatchIteratorMapper,
     BatchMapper,
     Emit,
-    KeyedOperator,
-    KeyedProcessor,
     RecordMapper,
     RunningOperator,
     SinkOperator,
@@ -133,7 +135,7 @@ class ChainBuilder:
 
     def _partitioner(self, chain: Chain, channels: Sequence[OutputChannel]) -> KeyGroupPartitioner:
         edge = SinkPartitioner if isinstance(chain.head.work, WriteTo) else KeyGroupPartitioner
-        return edge(chain.key, self._plan.max_parallelism, channels)
+        return edge(chain.key, self._plan.max_parallelism, channels, chain.input_schema)
 
     def _replayed(self, chain: Chain) -> list[Batch]:
         """Return the subtask's part of what was on its way into `chain`, in order."""
@@ -217,7 +219,8 @@ class ChainBuilder:
             attempt=self._plan.attempt,
         )
         splits = [decode_split(element) for element in elements]
-        return SourceOperator(uid, work.source.reader(splits, context), self._context.beside)
+        reader = work.source.reader(splits, context)
+        return SourceOperator(uid, reader, self._context.beside, work.watermarks, splits)
 
     def _store(self, uid: str) -> KeyedStateStore:
         plan = self._plan

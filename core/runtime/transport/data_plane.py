@@ -1,7 +1,8 @@
 """Channels between slots over Arrow Flight: one bidirectional stream a channel.
 
 Downstream messages, by the first byte of their metadata:
-    D   the message's record batch is data; its last column is the key hash
+    D   the message's record batch is data; its last column is the key hash. A watermark follows
+        as a little-endian i64 where there is one
     B   a barrier, as msgpack
     E   end of stream: no more rows
     A   a question: is anybody there?
@@ -37,6 +38,7 @@ from onceflow.core.runtime.transport.credentials import Credentials, metadata_of
 
 HASH_COLUMN = "__onceflow_key_hash"
 _CREDIT = struct.Struct("<I")
+_WATERMARK = struct.Struct("<q")
 _DATA, _BARRIER, _END, _ASK, _CLOSE = b"D", b"B", b"E", b"A", b"Z"
 CHANNEL_CLOSE_TIMEOUT_S = 1.0
 """How long a peer may take to be told of the end of a channel."""
@@ -151,7 +153,8 @@ def _receive(reader: Any, gate: InputGate, channel: int, credit: _CreditLine) ->
             rows = chunk.data
             last = rows.num_columns - 1
             hashes = rows.column(last).to_numpy()
-            gate.put(channel, Batch(rows.remove_column(last), hashes))
+            watermark = _WATERMARK.unpack(metadata[1:])[0] if len(metadata) > 1 else None
+            gate.put(channel, Batch(rows.remove_column(last), hashes, watermark))
         elif kind == _BARRIER:
             gate.put(channel, msgspec.msgpack.decode(metadata[1:], type=Barrier))
         elif kind == _END:
@@ -201,12 +204,13 @@ class FlightChannel(OutputChannel):
     def _write(self, element: Element) -> None:
         try:
             match element:
-                case Batch(rows, hashes):
+                case Batch(rows, hashes, watermark):
                     assert hashes is not None
                     column = pa.array(hashes, pa.uint64())
                     batch = pa.record_batch([*rows.columns, column], schema=self._schema)
                     with self._write_lock:
-                        self._writer.write_with_metadata(batch, _DATA)
+                        told = b"" if watermark is None else _WATERMARK.pack(watermark)
+                        self._writer.write_with_metadata(batch, _DATA + told)
                 case Barrier():
                     with self._write_lock:
                         self._writer.write_metadata(_BARRIER + msgspec.msgpack.encode(element))

@@ -1,0 +1,107 @@
+"""How far event time has come: by the splits of a source, and by all inputs of a subtask.
+
+A watermark w says that all records up to event time w have come. It is told below in the order of
+the rows, so what a subtask knows is the least of what its channels have told. An input that is idle
+tells nothing and is left out; one that has ended has told the end of time.
+
+Invariants:
+    what is told of one input never goes back, nor does what is told below
+    current = min(inputs that are not idle), or as before when all are
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import replace
+
+from onceflow.core.protocol.invariant import require
+from onceflow.core.protocol.splits import Split
+
+NO_WATERMARK = -(1 << 63)
+"""Nothing is known yet."""
+MAX_WATERMARK = (1 << 63) - 1
+"""The end of the input: all event time has passed."""
+IDLE = NO_WATERMARK + 1
+"""Not a time: the input has no records at the moment, and nobody is to wait for it."""
+
+
+class WatermarkMerge:
+    """The least of several inputs' watermarks. Used by one thread."""
+
+    def __init__(self, inputs: Iterable[Hashable]) -> None:
+        self._watermarks: dict[Hashable, int] = dict.fromkeys(inputs, NO_WATERMARK)
+        self._idle: set[Hashable] = set()
+        self.current = NO_WATERMARK
+        self._told = NO_WATERMARK
+
+    def add(self, one: Hashable) -> None:
+        """Take in another input, of which nothing is known; nothing happens to a known one."""
+        self._watermarks.setdefault(one, NO_WATERMARK)
+
+    def on_watermark(self, one: Hashable, watermark: int) -> None:
+        """Take in what input `one` has told: a watermark, or that it is idle."""
+        if watermark == IDLE:
+            self._idle.add(one)
+            return
+        before = self._watermarks[one]
+        require(watermark >= before, f"the watermark of {one} goes back: {before} to {watermark}")
+        self._watermarks[one] = watermark
+        self._idle.discard(one)
+
+    def next(self) -> int | None:
+        """Return what is to be told below now, once: the watermark, or that all are idle."""
+        awake = [w for one, w in self._watermarks.items() if one not in self._idle]
+        if not awake:
+            news = IDLE
+        else:
+            # One that wakes up may be behind; time does not go back for it.
+            self.current = news = max(self.current, min(awake))
+        if news in (self._told, NO_WATERMARK):
+            return None
+        self._told = news
+        return news
+
+
+class SplitWatermarks:
+    """The watermarks of a source's splits, from the latest event time seen in each."""
+
+    def __init__(self, splits: Iterable[Split], delay_ms: int, idle_after_s: float | None) -> None:
+        """`delay_ms`: by how much a record may be older than one before it."""
+        self._delay_ms = delay_ms
+        self._idle_after_s = idle_after_s
+        self._latest_ms: dict[str, int] = {}
+        self._seen_at_s: dict[str, float | None] = {}
+        self._merge = WatermarkMerge(())
+        self.add(splits)
+
+    def add(self, splits: Iterable[Split]) -> None:
+        """Wait for these splits, too."""
+        for split in splits:
+            self._merge.add(split.id)
+            self._seen_at_s.setdefault(split.id, None)
+            if split.event_time_ms is not None:
+                self._see(split.id, split.event_time_ms)
+
+    def on_rows(self, split_id: str, latest_ms: int, now_s: float) -> None:
+        """Take in that rows of a split came, the latest of them at event time `latest_ms`."""
+        self._see(split_id, max(latest_ms, self._latest_ms.get(split_id, latest_ms)))
+        self._seen_at_s[split_id] = now_s
+
+    def next(self, now_s: float) -> int | None:
+        """Return what is to be told below now, once."""
+        if self._idle_after_s is not None:
+            for split_id, seen_at_s in self._seen_at_s.items():
+                if seen_at_s is None:
+                    self._seen_at_s[split_id] = now_s
+                elif now_s - seen_at_s >= self._idle_after_s:
+                    self._merge.on_watermark(split_id, IDLE)
+        return self._merge.next()
+
+    def held(self, splits: Iterable[Split]) -> tuple[Split, ...]:
+        """Return `splits` with what a restore needs to go on from here."""
+        return tuple(replace(s, event_time_ms=self._latest_ms.get(s.id)) for s in splits)
+
+    def _see(self, split_id: str, latest_ms: int) -> None:
+        self._latest_ms[split_id] = latest_ms
+        # A record as late as may be is still to come at latest - delay.
+        self._merge.on_watermark(split_id, latest_ms - self._delay_ms - 1)

@@ -1,0 +1,132 @@
+"""Timers are kept as keyed state, in every state backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.conformance.state_job import BACKENDS, MAX_PARALLELISM, SUITE_BACKENDS, Job
+from tests.unit.state.state_storage_doubles import MemoryStorage
+
+from onceflow.core.errors import BadStateValue
+from onceflow.core.protocol.watermarks import MAX_WATERMARK
+from onceflow.core.state import (
+    KeyedStates,
+    KeyedStateStore,
+    StateHandle,
+    Timers,
+    ValueStateDescriptor,
+    key_group_of,
+)
+
+KEYS = [f"key-{number}" for number in range(30)]
+
+
+@pytest.fixture(params=SUITE_BACKENDS)
+def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
+    running = Job(BACKENDS[request.param], tmp_path / "scratch", MemoryStorage())
+    yield running
+    running.close()
+
+
+def timers_of(store: KeyedStateStore) -> Timers:
+    return KeyedStates(store).timers()
+
+
+def fired(timers: Timers, until_ms: int) -> list[tuple[int, str]]:
+    return [(timer.at_ms, timer.key) for timer in timers.event.due(until_ms)]
+
+
+def test_timers_move_with_their_keys_and_fire_once(job: Job) -> None:
+    store = job.open()
+    timers = timers_of(store)
+    for number, key in enumerate(KEYS):
+        store.set_current_key(key)
+        for at_ms in (number, 100, 200 + number, 100):
+            timers.register_event_time_timer(at_ms)
+        timers.delete_event_time_timer(200)
+    early = fired(timers, 99)
+    assert early == [(number, key) for number, key in enumerate(KEYS)]
+    for handles in (
+        job.snapshot(store),
+        store.savepoint(job.next_checkpoint()).upload(job.storage),
+    ):
+        late = fired_by_all(job, handles, 3)
+        assert sorted(late) == sorted(
+            [(100, key) for key in KEYS]
+            + [(200 + number, key) for number, key in enumerate(KEYS) if number]
+        )
+    assert len(fired(timers, 100)) == len(KEYS)
+    assert fired(timers, 100) == []
+
+
+def fired_by_all(
+    job: Job, handles: tuple[StateHandle, ...], parallelism: int
+) -> list[tuple[int, str]]:
+    found: list[tuple[int, str]] = []
+    for index in range(parallelism):
+        mine = job.context(index, parallelism).key_groups
+        store = job.open(handles, index=index, parallelism=parallelism)
+        timers = timers_of(store)
+        # Halfway there is a snapshot: what has fired before it is not in it.
+        first = fired(timers, 150)
+        again = job.open(job.snapshot(store), index=index, parallelism=parallelism)
+        rest = fired(timers_of(again), 1_000)
+        assert fired(timers, 1_000) == rest
+        assert all(key_group_of(key, MAX_PARALLELISM) in mine for _, key in first + rest)
+        found += first + rest
+    return found
+
+
+def test_a_timer_that_is_deleted_and_registered_again_fires_once(job: Job) -> None:
+    store = job.open()
+    timers = timers_of(store)
+    store.set_current_key("a")
+    for _ in range(3):
+        timers.register_event_time_timer(5)
+        timers.delete_event_time_timer(5)
+    timers.register_event_time_timer(5)
+    assert fired(timers, 5) == [(5, "a")]
+
+
+def test_a_timer_that_registers_the_next_ends_at_the_end_of_time(job: Job) -> None:
+    store = job.open()
+    timers = timers_of(store)
+    store.set_current_key("a")
+    timers.register_event_time_timer(10)
+    seen: list[int] = []
+    for until_ms in (30, MAX_WATERMARK):
+        for timer in timers.event.due(until_ms):
+            seen.append(timer.at_ms)
+            timers.register_event_time_timer(timer.at_ms + 10)
+    assert seen == [10, 20, 30, 40]
+
+
+@pytest.mark.parametrize("at_ms", [1.5, None, True, 1 << 63], ids=str)
+def test_a_time_that_is_none_is_refused_by_name(job: Job, at_ms: int) -> None:
+    store = job.open()
+    timers = timers_of(store)
+    store.set_current_key("a")
+    with pytest.raises(BadStateValue, match=f"timer in processing time at {at_ms!r} is none"):
+        timers.register_processing_time_timer(at_ms)
+
+
+def test_the_values_of_all_keys_are_found_changed_ones_too(job: Job) -> None:
+    descriptor = ValueStateDescriptor[int]("value", int)
+    store = job.open()
+    value = store.value_state(descriptor)
+    for number, key in enumerate(KEYS):
+        store.set_current_key(key)
+        value.set(number)
+    restored = job.open(job.snapshot(store))
+    again = restored.value_state(descriptor)
+    for states, held in ((store, value), (restored, again)):
+        for key in KEYS[:3]:
+            states.set_current_key(key)
+            held.set(-1)
+        states.set_current_key(KEYS[3])
+        held.clear()
+        expected = {key: number for number, key in enumerate(KEYS) if number != 3}
+        expected.update(dict.fromkeys(KEYS[:3], -1))
+        assert dict(states.entries(descriptor)) == expected

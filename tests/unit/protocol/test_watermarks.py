@@ -1,0 +1,94 @@
+"""Watermarks: the least of what all inputs have told, never going back."""
+
+from __future__ import annotations
+
+import pytest
+
+from onceflow.core.protocol.invariant import InvariantViolation
+from onceflow.core.protocol.splits import Split
+from onceflow.core.protocol.watermarks import (
+    IDLE,
+    MAX_WATERMARK,
+    NO_WATERMARK,
+    SplitWatermarks,
+    WatermarkMerge,
+)
+
+
+def test_the_slowest_input_says_what_event_time_is() -> None:
+    merge = WatermarkMerge("ab")
+    merge.on_watermark("a", 10)
+    assert merge.next() is None
+    merge.on_watermark("b", 7)
+    assert merge.next() == 7
+    assert merge.next() is None
+    merge.on_watermark("b", 20)
+    assert merge.next() == 10
+
+
+def test_an_idle_input_holds_nobody_up_and_time_does_not_go_back_when_it_wakes() -> None:
+    merge = WatermarkMerge("ab")
+    merge.on_watermark("a", 10)
+    merge.on_watermark("b", IDLE)
+    assert merge.next() == 10
+    merge.on_watermark("b", 3)
+    assert merge.next() is None
+    merge.on_watermark("a", 12)
+    assert merge.next() is None
+    merge.on_watermark("b", 11)
+    assert (merge.next(), merge.current) == (11, 11)
+
+
+def test_when_all_are_idle_that_is_told_and_time_stands() -> None:
+    merge = WatermarkMerge("ab")
+    merge.on_watermark("a", 10)
+    merge.on_watermark("b", IDLE)
+    merge.next()
+    merge.on_watermark("a", IDLE)
+    assert (merge.next(), merge.next(), merge.current) == (IDLE, None, 10)
+
+
+def test_the_end_of_all_inputs_is_the_end_of_time() -> None:
+    merge = WatermarkMerge("ab")
+    merge.on_watermark("a", MAX_WATERMARK)
+    assert merge.next() is None
+    merge.on_watermark("b", MAX_WATERMARK)
+    assert merge.next() == MAX_WATERMARK
+
+
+def test_a_watermark_that_goes_back_is_refused_with_both() -> None:
+    merge = WatermarkMerge("ab")
+    merge.on_watermark("a", 10)
+    with pytest.raises(InvariantViolation, match="watermark of a goes back: 10 to 9"):
+        merge.on_watermark("a", 9)
+
+
+def splits(**event_times_ms: int | None) -> list[Split]:
+    return [Split(name, b"", at_ms) for name, at_ms in event_times_ms.items()]
+
+
+def test_a_split_without_records_holds_up_the_others_until_it_is_idle() -> None:
+    source = SplitWatermarks(splits(a=None, b=None), delay_ms=5, idle_after_s=10.0)
+    source.on_rows("a", 100, now_s=0.0)
+    assert source.next(0.0) is None
+    source.on_rows("a", 90, now_s=5.0)
+    assert source.next(9.9) is None
+    source.on_rows("a", 120, now_s=9.0)
+    assert source.next(10.0) == 120 - 5 - 1
+    source.on_rows("b", 50, now_s=11.0)
+    assert source.next(11.0) is None
+
+
+def test_a_restored_source_goes_on_from_where_its_splits_were() -> None:
+    source = SplitWatermarks(splits(a=None, b=None), delay_ms=0, idle_after_s=None)
+    source.on_rows("a", 100, now_s=0.0)
+    source.on_rows("b", 70, now_s=0.0)
+    assert source.next(0.0) == 69
+    held = source.held(splits(a=None, b=None))
+    assert [split.event_time_ms for split in held] == [100, 70]
+    again = SplitWatermarks(held, delay_ms=0, idle_after_s=None)
+    assert again.next(0.0) == 69
+    # With another split, of which nothing is known, nothing is told.
+    more = SplitWatermarks([*held, *splits(c=None)], delay_ms=0, idle_after_s=None)
+    assert more.next(0.0) is None
+    assert NO_WATERMARK < IDLE < 0
