@@ -90,10 +90,10 @@ class Cells:
         try:
             data = self.encode(value)
             read_back = self.decode(data)
-        except (TypeError, ValueError, OverflowError) as error:
+        except Exception as error:  # a serializer may be the user's, and raise anything
             raise BadStateValue(
                 f"state {self._name!r} holds {self.serializer.signature} and cannot hold"
-                f" {value!r:.80} ({type(value).__name__}): {error}"
+                f" {value!r:.80} ({type(value).__name__}): {type(error).__name__}: {error}"
             ) from error
         return read_back if read_back.__class__ in self._direct else Encoded(data)
 

@@ -13,10 +13,11 @@ import pytest
 from tests.conformance.state_job import BACKENDS, BALANCE, SUITE_BACKENDS, Job
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
-from onceflow.core.errors import StateError
+from onceflow.core.errors import BadStateValue, StateError
 from onceflow.core.state import (
     ListStateDescriptor,
     MapStateDescriptor,
+    Serializer,
     StateBackend,
     ValueStateDescriptor,
 )
@@ -127,3 +128,29 @@ def test_values_are_restored_as_they_were_set(job: Job, declared: Any, value: An
     again = restored.value_state(descriptor).get()
     assert again == value
     assert type(again) is type(value)
+
+
+class _Refusing(Serializer[Any]):
+    """A user's serializer that raises what it likes."""
+
+    @property
+    def signature(self) -> str:
+        return "refusing/1"
+
+    def encode(self, value: Any) -> bytes:
+        raise LookupError(f"no code for {value}")
+
+    def decode(self, data: bytes) -> Any:
+        return data
+
+
+def test_a_serializer_that_raises_is_told_with_the_state_and_changes_nothing(job: Job) -> None:
+    store = job.open()
+    value = store.value_state(ValueStateDescriptor[Any]("refused", _Refusing()))
+    elements = store.list_state(ListStateDescriptor[Any]("refused list", _Refusing()))
+    store.set_current_key("a")
+    with pytest.raises(BadStateValue, match=r"'refused' holds refusing/1 .* 7 .*LookupError: no"):
+        value.set(7)
+    with pytest.raises(BadStateValue, match=r"'refused list' .*LookupError"):
+        elements.update([7])
+    assert (value.get(), elements.get()) == (None, [])

@@ -8,15 +8,17 @@ import time
 import pyarrow as pa
 import pytest
 
-from onceflow.core.errors import SlotLost
+from onceflow.core.errors import BadRecord, SlotLost
 from onceflow.core.protocol.alignment import Barrier, EndOfStream
 from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.in_flight import REPLAYED, Announced, Received
 from onceflow.core.runtime.dataflow.channels import (
     Batch,
+    CollectedChannel,
     Element,
     InputGate,
+    KeyGroupPartitioner,
     LocalChannel,
     decode_batches,
     encode_batches,
@@ -120,3 +122,27 @@ def test_rows_in_flight_are_read_back_as_they_were_written() -> None:
     with_metadata = Batch(ROWS.replace_schema_metadata({"from": "elsewhere"}))
     read = decode_batches(encode_batches([Batch(ROWS), with_metadata]).to_pybytes())
     assert read == [ROWS, ROWS]
+
+
+def test_a_record_whose_key_is_null_is_told_by_column_and_record() -> None:
+    edge = KeyGroupPartitioner(("account",), 128, [CollectedChannel()])
+    rows = pa.record_batch([["a", None], [1, 2]], names=["account", "amount"])
+    with pytest.raises(BadRecord, match=r"key_by\('account'\).*null.*'amount': 2"):
+        edge.receive(Batch(rows))
+
+
+def test_a_watermark_keeps_its_place_among_the_rows() -> None:
+    gate = InputGate(1)
+    schema = pa.schema([("account", pa.string())])
+    edge = KeyGroupPartitioner(("account",), 128, [LocalChannel(gate, 0, 9)], schema)
+    rows = pa.record_batch([["a"]], schema=schema)
+    edge.receive(Batch(rows))
+    edge.tell(7)
+    edge.receive(Batch(rows))
+    seen: list[tuple[int, int | None]] = []
+    for _ in range(3):
+        taken = gate.take(0)
+        assert isinstance(taken, Received)
+        assert isinstance(taken.element, Batch)
+        seen.append((taken.element.rows.num_rows, taken.element.watermark))
+    assert seen == [(1, None), (0, 7), (1, None)]
