@@ -24,6 +24,7 @@ _SUBCOMMANDS: Mapping[str, str] = MappingProxyType(
         "savepoint": "onceflow.cli.jobs.command:savepoint",
         "stop": "onceflow.cli.jobs.command:stop",
         "cancel": "onceflow.cli.jobs.command:cancel",
+        "state": "onceflow.cli.jobs.command:state",
         "checkpoints": "onceflow.cli.checkpoints.command:checkpoints",
         "txn": "onceflow.cli.txn.command:txn",
     }

@@ -26,6 +26,7 @@ from onceflow.core.runtime.driver.driver import JobDriver, JobPlan
 from onceflow.core.runtime.driver.job_events import JobState
 from onceflow.core.runtime.driver.listeners import JobListener
 from onceflow.core.runtime.driver.savepoint_restore import RestoreFrom
+from onceflow.core.runtime.driver.state_lookup import StateAnswer
 from onceflow.core.runtime.driver.status import JobStatus
 from onceflow.core.spi import Sink, Source
 from onceflow.core.state import StateBackend
@@ -90,6 +91,21 @@ class Job:
             CheckpointKind.SAVEPOINT, path, choice_of(StateForm, form, setting="form")
         )
         return _result(asked.done, timeout_s)
+
+    def look_up(self, uid: str, key: object, *, state: str | None = None) -> StateAnswer:
+        """Return what operator `uid` holds under `key`, as of the last completed checkpoint.
+
+        `key` is the value of the key column, or a tuple of several; `state` the state's name, where
+        the operator has several. Reads the checkpoint's files, so the job does not feel it, and the
+        answer says which checkpoint it is of. For a few keys: all of them are a DataFrame, by
+        `spark.read.format("onceflow-state")`.
+
+        Raises:
+            ConfigError: No such operator or state, with the nearest names; no checkpoint yet; or
+                the files that may hold the key have more than 256 MB.
+            CheckpointCorrupt: A state file is damaged or missing.
+        """
+        return self._driver.look_up(uid, state, [key])
 
     def stop(
         self,

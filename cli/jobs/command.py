@@ -14,6 +14,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
+from urllib.parse import urlencode
 
 import typer
 
@@ -163,6 +164,52 @@ def cancel(
         driver = _driver(name, storage, token_file, authority)
         done = driver.outcome(driver.post("cancel"), timeout)
         _tell(done, f"job {name} has {done.get('result')}", json_)
+
+
+state = typer.Typer(
+    no_args_is_help=True,
+    help="What an operator of a running job remembers, as of its last completed checkpoint.",
+)
+
+
+@state.callback()
+def _state() -> None:
+    """Look into the state of a running job."""
+
+
+@state.command("get")
+def get_state(
+    name: Name,
+    storage: Storage,
+    uid: Annotated[str, typer.Option(help="The operator's uid.")],
+    key: Annotated[
+        list[str], typer.Option(help="The key; once for each column of the key, in their order.")
+    ],
+    state_name: Annotated[
+        str | None, typer.Option("--state", help="The state's name, if there are several.")
+    ] = None,
+    json_: Json = False,
+    token_file: TokenFile = None,
+    authority: Authority = None,
+) -> None:
+    """Print what a state holds under one key, as of the last completed checkpoint."""
+    with _exit_status(json_):
+        driver = _driver(name, storage, token_file, authority)
+        asked = [("uid", uid), *(("key", one) for one in key)]
+        asked += [("state", state_name)] if state_name is not None else []
+        found = driver.get(f"state?{urlencode(asked)}")
+        if json_:
+            print(json.dumps(found))
+        elif found["found"]:
+            print(json.dumps(found["value"]))
+        else:
+            say(
+                f"onceflow: state {found['state']!r} of {uid!r} holds nothing under"
+                f" {', '.join(key)} as of checkpoint {found['checkpoint']}",
+                style="red",
+            )
+        if not found["found"]:
+            raise typer.Exit(EXIT_REFUSED)
 
 
 # --- steps ---------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from onceflow.core.config import Checkpointing, Endpoint, RuntimeSettings, TlsFiles
 from onceflow.core.errors import Fenced, OnceflowError, StorageError
@@ -68,6 +69,7 @@ from onceflow.core.runtime.driver.savepoint_restore import RestoreFrom, Savepoin
 from onceflow.core.runtime.driver.savepoints import AskedSavepoint, Savepoints
 from onceflow.core.runtime.driver.sink_recovery import SinkRecovery
 from onceflow.core.runtime.driver.source_splits import genesis_of, splits_of, with_discovered_splits
+from onceflow.core.runtime.driver.state_lookup import StateAnswer, look_up
 from onceflow.core.runtime.driver.status import JobStatus
 from onceflow.core.runtime.driver.stop_signals import STOP_SIGNALS
 from onceflow.core.runtime.messages import fingerprint_of
@@ -189,6 +191,15 @@ class JobDriver:
     def request(self, kind: CheckpointKind) -> None:
         """Ask for a checkpoint of `kind`. Any thread; returns at once."""
         self._events.put(CheckpointRequested(kind))
+
+    def look_up(self, uid: str, state: str | None, keys: Sequence[Any]) -> StateAnswer:
+        """Return what the last completed checkpoint holds under one key. Any thread; reads files.
+
+        Raises:
+            ConfigError: There is no such state, or no checkpoint yet.
+            CheckpointCorrupt: A state file is damaged or missing.
+        """
+        return look_up(self._storage, uid, state, keys)
 
     def savepoint(
         self, kind: CheckpointKind, directory: str | None, form: StateForm = StateForm.CANONICAL

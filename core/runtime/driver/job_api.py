@@ -1,6 +1,7 @@
 """What the driver answers over HTTP, as a WSGI application: JSON in, JSON out.
 
     GET  /v1/status  /v1/checkpoints  /v1/subtasks  /v1/events?after=N
+    GET  /v1/state?uid=U&state=S&key=K   of the last completed checkpoint; key= once a key column
     POST /v1/checkpoint  /v1/savepoint {path}  /v1/stop {savepoint, drain, path}  /v1/cancel
     GET  /v1/operations/ID
 
@@ -19,7 +20,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol, TypeVar
@@ -31,6 +32,7 @@ from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.protocol.decisions import CheckpointKind, StateForm
 from onceflow.core.runtime.driver.job_events import JobEvent, JobState
 from onceflow.core.runtime.driver.savepoints import AskedSavepoint
+from onceflow.core.runtime.driver.state_lookup import StateAnswer, keys_meant
 from onceflow.core.runtime.driver.status import JobStatus
 
 INSTANCE_HEADER = "Onceflow-Instance"
@@ -57,6 +59,10 @@ class ControlledJob(Protocol):
         self, kind: CheckpointKind, directory: str | None, form: StateForm
     ) -> AskedSavepoint:
         """Ask for a savepoint."""
+        ...
+
+    def look_up(self, uid: str, state: str | None, keys: Sequence[Any]) -> StateAnswer:
+        """Return what the last completed checkpoint holds under a key."""
         ...
 
     def cancel(self) -> None:
@@ -147,7 +153,7 @@ class JobApi:
             status, answer = "400 Bad Request", {"error": str(error)}
         except OnceflowError as error:
             status, answer = "409 Conflict", {"error": str(error)}
-        body = msgspec.json.encode(answer)
+        body = msgspec.json.encode(answer, enc_hook=str)
         headers = [
             ("Content-Type", "application/json"),
             ("Content-Length", str(len(body))),
@@ -171,6 +177,7 @@ class JobApi:
             "checkpoints": self._checkpoints,
             "subtasks": lambda: {"slots": self._job.status().slots},
             "events": lambda: self._events_after(str(environ.get("QUERY_STRING", ""))),
+            "state": lambda: self._state(str(environ.get("QUERY_STRING", ""))),
         }
         asks: dict[str, Callable[[bytes], object]] = {
             "checkpoint": self._checkpoint,
@@ -234,6 +241,15 @@ class JobApi:
             ],
             "last": last,
         }
+
+    def _state(self, query: str) -> object:
+        asked = parse_qs(query, keep_blank_values=True)
+        if unknown := sorted(set(asked) - {"uid", "state", "key"}):
+            raise _Refused("400 Bad Request", f"there is no {unknown[0]}=: uid=, state=, key=")
+        if len(asked.get("uid", ())) != 1 or not asked.get("key"):
+            raise _Refused("400 Bad Request", "say uid= and key=, the key once a column")
+        state = asked["state"][0] if "state" in asked else None
+        return self._job.look_up(asked["uid"][0], state, keys_meant(asked["key"]))
 
     def _operation(self, name: str, told: list[_Operation]) -> object:
         operation = self._operations.get(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from onceflow.core.protocol.decisions import CheckpointKind, SavepointRequest, S
 from onceflow.core.runtime.driver.job_api import BODY_BYTES_MAX, JobApi
 from onceflow.core.runtime.driver.job_events import CheckpointTriggered, JobEnded, JobStarted
 from onceflow.core.runtime.driver.savepoints import AskedSavepoint
+from onceflow.core.runtime.driver.state_lookup import StateAnswer
 from onceflow.core.runtime.driver.status import JobStatus, apply
 
 TOKEN, INSTANCE = "the token", "this one"
@@ -44,6 +46,10 @@ class Job:
             raise StorageError("/refused cannot be written")
         self.asked.append((kind, directory))
         return AskedSavepoint(SavepointRequest("1", kind), "/kept/1", self.done)
+
+    def look_up(self, uid: str, state: str | None, keys: Sequence[Any]) -> StateAnswer:
+        self.asked.append((uid, state, keys))
+        return StateAnswer(uid, state or "only", "value", keys[0], True, 7, "checkpoint", 3, 0)
 
     def cancel(self) -> None:
         self.asked.append("cancel")

@@ -1,0 +1,205 @@
+"""Looks up one key in the state of the last completed checkpoint. Any thread; changes nothing.
+
+What is read are the files of the checkpoint: no subtask is asked, so the job does not feel it, and
+the answer is as old as the checkpoint, whose number it says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal, InvalidOperation
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from onceflow.core.errors import BadStateValue, CheckpointCorrupt, ConfigError
+from onceflow.core.state.canonical import StateMeta, StateRows
+from onceflow.core.state.key_codec import encode_key, prefixed
+from onceflow.core.state.key_columns import read_key_columns
+from onceflow.core.state.key_groups import hash_keys, key_group_of, key_groups
+from onceflow.core.state.slot_index import encode_keys
+from onceflow.core.state.state_columns import columns_of, shape_of_meta
+from onceflow.core.state.stored import StatePiece, metas_by_name, pieces_of
+from onceflow.core.storage import JobStorage
+from onceflow.core.storage.stored_checkpoints import StoredCheckpoint, checkpoint_at, nearest
+
+LOOKUP_BYTES_MAX = 256 << 20
+"""What the driver reads for one key at most: all files that hold the key's group."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateAnswer:
+    """What the state held under a key, and as of when."""
+
+    uid: str
+    state: str
+    kind: str
+    key: Any
+    found: bool
+    value: Any
+    """A value, a list, a list of (map key, value), or the aggregates by name; None: nothing."""
+    as_of: str
+    """`checkpoint`: what the subtasks have done since is not in it."""
+    checkpoint: int
+    completed_at_ms: int
+
+
+def keys_meant(texts: Sequence[str]) -> list[Any]:
+    """Return the keys that a user may mean by `texts`, one for each key column.
+
+    A text is a string, and a number, a date or whatever else a key column holds, if it reads so.
+    """
+    meant = [tuple(_values_meant(text)) for text in texts]
+    return [one[0] if len(one) == 1 else one for one in product(*meant)]
+
+
+def _values_meant(text: str) -> Iterable[Any]:
+    yield text
+    with contextlib.suppress(ValueError):
+        yield int(text)
+    if text.lower() in ("true", "false"):
+        yield text.lower() == "true"
+    with contextlib.suppress(ValueError):
+        yield date.fromisoformat(text)
+    with contextlib.suppress(ValueError):
+        yield datetime.fromisoformat(text)
+    with contextlib.suppress(InvalidOperation):
+        if (number := Decimal(text)).is_finite():
+            yield number
+
+
+def look_up(storage: JobStorage, uid: str, state: str | None, keys: Sequence[Any]) -> StateAnswer:
+    """Return what the last completed checkpoint holds under the first of `keys` that is there.
+
+    Raises:
+        ConfigError: There is no checkpoint yet, no such operator or state; names the nearest. Or so
+            much would be read that this is no look-up.
+        CheckpointCorrupt: A state file is damaged or missing.
+    """
+    stored = checkpoint_at(storage, None)
+    while True:
+        try:
+            return _looked_up(stored, uid, state, keys)
+        except CheckpointCorrupt:
+            # Newer ones may have replaced it meanwhile, and its files are gone.
+            newer = checkpoint_at(storage, None)
+            if newer.completed.checkpoint == stored.completed.checkpoint:
+                raise
+            stored = newer
+
+
+def _looked_up(
+    stored: StoredCheckpoint, uid: str, state: str | None, keys: Sequence[Any]
+) -> StateAnswer:
+    pieces, meta = _state_of(stored, uid, state)
+    groups = stored.completed.max_parallelism
+    for key in keys:
+        place = _place_of(meta, key, groups)
+        if place is None:
+            continue
+        wanted, group = place
+        within = [piece for piece in pieces if piece.within(group)]
+        _check_size(within, uid, meta)
+        rows = [
+            found
+            for piece in within
+            for chunk in piece.rows(meta.name, stored.reader, range(group, group + 1))
+            if len(found := _matching(chunk, wanted, starts=meta.kind == "map"))
+        ]
+        if rows:
+            return _answer(stored, uid, meta, key, _value(meta, rows))
+    return _answer(stored, uid, meta, keys[0], None)
+
+
+def _state_of(
+    stored: StoredCheckpoint, uid: str, state: str | None
+) -> tuple[list[StatePiece], StateMeta]:
+    parts = stored.completed.operator(uid)
+    if not parts:
+        uids = {o.uid for s in stored.completed.snapshots for o in s.operators}
+        raise ConfigError(f"{stored} holds no operator {uid!r}: {nearest(uid, uids)}")
+    pieces = pieces_of(parts, stored.completed.max_parallelism)
+    metas = metas_by_name(pieces, stored.reader)
+    if state is None and len(metas) == 1:
+        return pieces, next(iter(metas.values()))
+    if state not in metas:
+        what = f"no state {state!r}" if state else "several states, or none"
+        there = nearest(state or "", metas)
+        raise ConfigError(f"operator {uid!r} in {stored} holds {what}: {there}")
+    return pieces, metas[state]
+
+
+def _place_of(meta: StateMeta, key: Any, groups: int) -> tuple[bytes, int] | None:
+    """Return the bytes under which the state has `key`, and its key group; None: it is no key."""
+    try:
+        if meta.kind == "map":
+            return prefixed(encode_key(key)), key_group_of(key, groups)
+        if meta.kind != "accumulators":
+            return encode_key(key), key_group_of(key, groups)
+        kinds = shape_of_meta(meta).key_types
+        parts = key if issubclass(type(key), tuple) else (key,)
+        if len(parts) != len(kinds):
+            return None
+        arrays = [pa.array([part], kind) for part, kind in zip(parts, kinds, strict=True)]
+        encoded = bytes(encode_keys(read_key_columns(arrays))[0].as_py())
+        # By the columns: of a decimal the scale counts.
+        return encoded, int(key_groups(hash_keys(arrays), groups)[0])
+    except (BadStateValue, pa.ArrowException, TypeError):
+        return None
+
+
+def _check_size(pieces: Sequence[StatePiece], uid: str, meta: StateMeta) -> None:
+    size_bytes = sum(handle.size_bytes for piece in pieces for handle in piece.handles)
+    if size_bytes > LOOKUP_BYTES_MAX:
+        raise ConfigError(
+            f"{size_bytes} bytes of {uid!r} hold the key's group, and a look-up reads at most"
+            f" {LOOKUP_BYTES_MAX}: read state {meta.name!r} by spark.read.format('onceflow-state')"
+        )
+
+
+def _matching(rows: StateRows, wanted: bytes, *, starts: bool) -> StateRows:
+    keys = rows.keys.cast(pa.large_binary())
+    mask = pc.starts_with(keys, wanted) if starts else pc.equal(keys, wanted)
+    inside = np.asarray(mask.to_numpy(zero_copy_only=False), np.bool_)
+    return StateRows(rows.groups[inside], keys.filter(mask), rows.values.filter(mask))
+
+
+def _value(meta: StateMeta, rows: Sequence[StateRows]) -> Any:
+    columns = columns_of(meta, bytes(rows[0].keys[0].as_py()), "typed")
+    found = [row for chunk in rows for row in columns.batch(chunk).to_pylist()]
+    if meta.kind == "map":
+        return [[row["map_key"], row["value"]] for row in found]
+    return _readable(found[0]["value"], columns.schema.field("value").type, meta)
+
+
+def _readable(value: Any, kind: pa.DataType, meta: StateMeta) -> Any:
+    """Return what is JSON already as what it says."""
+    is_text = meta.signature.endswith(":str")
+    if isinstance(value, str) and pa.types.is_string(kind) and not is_text:
+        with contextlib.suppress(ValueError):
+            return json.loads(value)
+    return value
+
+
+def _answer(
+    stored: StoredCheckpoint, uid: str, meta: StateMeta, key: Any, value: Any
+) -> StateAnswer:
+    completed = stored.completed
+    return StateAnswer(
+        uid=uid,
+        state=meta.name,
+        kind=meta.kind,
+        key=key,
+        found=value is not None,
+        value=value,
+        as_of="checkpoint",
+        checkpoint=completed.checkpoint,
+        completed_at_ms=completed.completed_at_ms,
+    )
