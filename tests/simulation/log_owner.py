@@ -51,7 +51,7 @@ class LogOwner:
 
         Raises ConfigError when the pipeline leaves a sink behind.
         """
-        for number in range(CLAIM_TRIES_MAX):
+        for _ in range(CLAIM_TRIES_MAX):
             try:
                 entries: list[LogEntry] = yield world.log.ask(world.log.entries)
             except Gone:
@@ -59,7 +59,7 @@ class LogOwner:
             view = replay(entries)
             if before is None:
                 left = view.sinks.difference(pipeline.sinks, pipeline.retired)
-                if left and world.variant.checks_sinks and not number:
+                if left and world.variant.checks_sinks:
                     raise ConfigError(f"nobody settles {', '.join(sorted(left))}")
                 claim = next_claim(view, owner, pipeline.sinks)
             else:
