@@ -298,6 +298,7 @@ class StateProgram:
         for index, subtask in enumerate(self._subtasks):
             keys = [key for key in KEYS if self._owner(key) == index]
             subtask.store.prefetch(keys * 2)
+        self._check_all()
 
     def _snapshot(self) -> None:
         """Freeze every subtask's state; it is uploaded or discarded some steps later."""
