@@ -101,7 +101,8 @@ def test_a_query_whose_process_is_killed_writes_every_row_once(
     spark: SparkSession, postgres_database: str, tmp_path: Path, crash_points: Path, point: str
 ) -> None:
     """Planning, a task (which is tried again), the commit: each a process of its own."""
-    query(postgres_database, TABLE)
+    # With a key the task that is tried again would wait for what the killed one has prepared.
+    query(postgres_database, TABLE, "ALTER TABLE ledger ADD PRIMARY KEY (id)")
     feed(spark, tmp_path / "in", 0, 100)
     (crash_points / point).touch()
     with contextlib.suppress(StreamingQueryException):
