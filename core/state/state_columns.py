@@ -8,7 +8,8 @@
 
 A key of several columns is a struct with fields _1, _2, …. A value is typed where its type is one
 of Python's own; of any other type (a dataclass, say) it is the JSON of its MessagePack, and bytes
-where a serializer of the user's wrote it.
+where a serializer of the user's wrote it. A value that expires comes without the time of its last
+use, and also when it has expired and is not cleaned yet.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ from onceflow.core.state.descriptors import AccumulatorColumn
 from onceflow.core.state.entries import split_map_row_key
 from onceflow.core.state.key_codec import decode_key
 from onceflow.core.state.key_columns import BytesKeys, FixedKeys, KeyColumn
-from onceflow.core.state.serializers import serializer_of
+from onceflow.core.state.serializers import TTL_PREFIX, serializer_of
 from onceflow.core.state.slot_index import decode_keys
+from onceflow.core.state.ttl import STAMP_BYTES
 from onceflow.core.state.type_names import DECIMAL, PYTHON_FORMAT, StateType, state_type
 
 ValueForm: TypeAlias = Literal["typed", "json", "binary"]
@@ -180,6 +182,9 @@ def _array(values: Sequence[bytes], found: StateType) -> pa.Array:
 
 
 def _type_of(signature: str, form: ValueForm) -> StateType:
+    if signature.startswith(TTL_PREFIX):
+        kept = _type_of(signature.removeprefix(TTL_PREFIX), form)
+        return StateType(kept.arrow, lambda data: kept.value(data[STAMP_BYTES:]))
     if form == "binary" or not signature.startswith(PYTHON_FORMAT):
         return StateType(pa.binary(), lambda data: data)
     if form == "typed":

@@ -21,6 +21,7 @@ from onceflow import (
     NoRestart,
     Pipeline,
     Record,
+    StateTtlConfig,
     ValueStateDescriptor,
     count,
     max_,
@@ -35,7 +36,7 @@ FIRST_DAY = date(2026, 1, 1)
 
 
 class Remembers(KeyedFunction):
-    """Keeps the last amount, the ids and the amounts by day of each account."""
+    """Keeps the last amount, and for an hour the ids and the amounts by day of each account."""
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
         return input_schema
@@ -43,8 +44,9 @@ class Remembers(KeyedFunction):
     def open(self, state: StateAccess) -> None:
         self._last = state.value_state(ValueStateDescriptor[int]("last", int))
         self._seen = state.value_state(ValueStateDescriptor[dict[str, int]]("seen", dict[str, int]))
-        self._ids = state.list_state(ListStateDescriptor[int]("ids", int))
-        self._days = state.map_state(MapStateDescriptor[date, int]("days", date, int))
+        long = StateTtlConfig("1 h")
+        self._ids = state.list_state(ListStateDescriptor[int]("ids", int, ttl=long))
+        self._days = state.map_state(MapStateDescriptor[date, int]("days", date, int, ttl=long))
 
     def process(self, record: Record) -> Record:
         number, amount = int(record["id"]), int(record["amount"])

@@ -112,8 +112,8 @@ def test_spark_reads_the_checkpoints_and_the_state_in_them_as_dataframes(
     operators = {one["uid"]: one for one in last["operators"]}
     states = {one["name"]: (one["kind"], one["type"]) for one in operators["remembers"]["states"]}
     assert states == {
-        "days": ("map", "msgpack/1:date -> msgpack/1:int"),
-        "ids": ("list", "msgpack/1:int"),
+        "days": ("map", "msgpack/1:date -> ttl/1:msgpack/1:int"),
+        "ids": ("list", "ttl/1:msgpack/1:int"),
         "last": ("value", "msgpack/1:int"),
         "seen": ("value", "msgpack/1:dict[str,int]"),
     }
