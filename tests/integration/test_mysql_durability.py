@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
@@ -56,12 +58,21 @@ def _forgets_when_killed(server: EmbeddedMariaDB) -> bool:
     return False
 
 
-def test_mariadb_that_flushes_once_a_second_forgets_commits_when_it_is_killed() -> None:
+@pytest.fixture
+def on_disk() -> Iterator[Path]:
+    """A directory that is not in memory: there MariaDB maps its log, which outlives the process."""
+    with tempfile.TemporaryDirectory(prefix="onceflow-mariadb-", dir="/var/tmp") as directory:
+        yield Path(directory)
+
+
+def test_mariadb_that_flushes_once_a_second_forgets_commits_when_it_is_killed(
+    on_disk: Path,
+) -> None:
     """Why it is refused; and that the setting which is asked for is enough."""
-    with EmbeddedMariaDB({_SETTING: "0"}) as server:
+    with EmbeddedMariaDB({_SETTING: "0"}, on_disk / "once") as server:
         query(server.url, "CREATE DATABASE bank")
         assert _forgets_when_killed(server)
-    with EmbeddedMariaDB({_SETTING: "1"}) as server:
+    with EmbeddedMariaDB({_SETTING: "1"}, on_disk / "each") as server:
         query(server.url, "CREATE DATABASE bank")
         assert not _forgets_when_killed(server)
 
