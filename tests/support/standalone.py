@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def spawn(
 
 
 @contextmanager
-def standalone_cluster(directory: Path) -> Iterator[str]:
+def standalone_cluster(directory: Path) -> Generator[str, None, None]:
     """Run it for as long as the context lasts; yield the master's URL."""
     environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1"}
     processes: list[subprocess.Popen[bytes]] = []
