@@ -272,8 +272,79 @@ class _Holder:
     claimed_by: str | None
 
 
+class TransactionSettler(ABC):
+    """Shows what is in doubt, and settles it by hand as decisions allow. One thread."""
+
+    @abstractmethod
+    def in_doubt(self) -> tuple[InDoubtTransaction, ...]:
+        """Return everything in doubt, in the order in which it would be committed."""
+
+    @abstractmethod
+    def find(self, transaction: TransactionId) -> InDoubtTransaction | None:
+        """Return `transaction` if it is in doubt, or if a decision that is remembered lists it."""
+
+    @abstractmethod
+    def refusal(self, resolution: Resolution, one: InDoubtTransaction) -> str | None:
+        """Return why what is decided, as of now, forbids `resolution`, or None."""
+
+    def commit(self, one: InDoubtTransaction) -> CommitOutcome:
+        """Make its rows visible, if they are decided; return how it ended.
+
+        Raises:
+            ContradictsLog: They are not, or may be settled elsewhere now; nothing is changed.
+            SinkError, StorageError, CheckpointCorrupt: As `in_doubt`.
+        """
+        self._require(Resolution.COMMIT, one)
+        return self.force_commit(one)
+
+    def abort(self, one: InDoubtTransaction) -> AbortOutcome:
+        """Make its rows gone, if they are not decided, nor ever will be; return how it ended.
+
+        Raises:
+            ContradictsLog: They are, or may be, or may be settled elsewhere now; nothing is
+                changed.
+            SinkError, StorageError, CheckpointCorrupt: As `in_doubt`.
+        """
+        self._require(Resolution.ABORT, one)
+        return self.force_abort(one)
+
+    @abstractmethod
+    def force_commit(self, one: InDoubtTransaction) -> CommitOutcome:
+        """Make its rows visible whatever is decided. Doubles them unless they are decided."""
+
+    @abstractmethod
+    def force_abort(self, one: InDoubtTransaction) -> AbortOutcome:
+        """Make its rows gone whatever is decided. Loses them if they are decided."""
+
+    @abstractmethod
+    def fence(self) -> None:
+        """Keep every attempt before from deciding anything more."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Disconnect. Safe to call twice."""
+
+    def __enter__(self) -> Self:
+        """Nothing is opened before it is asked for."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def _require(self, resolution: Resolution, one: InDoubtTransaction) -> None:
+        reason = self.refusal(resolution, one)
+        if reason is not None:
+            raise ContradictsLog(f"{resolution.value} of transaction {one.transaction}: {reason}")
+
+
 @dataclass
-class InDoubtTransactions:
+class InDoubtTransactions(TransactionSettler):
     """All that `resource_managers` hold in doubt, and what the log in `storage` says. One thread.
 
     Looking changes nothing, neither there nor in storage.
@@ -338,26 +409,6 @@ class InDoubtTransactions:
         status = _status(one.committable, log, holder)
         return refusal(resolution, status, log)
 
-    def commit(self, one: InDoubtTransaction) -> CommitOutcome:
-        """Make its rows visible, if the log decided so; return how it ended.
-
-        Raises:
-            ContradictsLog: The log does not say so, or the job seems to run; nothing is changed.
-            SinkError, StorageError, CheckpointCorrupt: As `in_doubt`.
-        """
-        self._require(Resolution.COMMIT, one)
-        return self.force_commit(one)
-
-    def abort(self, one: InDoubtTransaction) -> AbortOutcome:
-        """Make its rows gone, if the log did not decide them; return how it ended.
-
-        Raises:
-            ContradictsLog: The log does not say so, or the job seems to run; nothing is changed.
-            SinkError, StorageError, CheckpointCorrupt: As `in_doubt`.
-        """
-        self._require(Resolution.ABORT, one)
-        return self.force_abort(one)
-
     def force_commit(self, one: InDoubtTransaction) -> CommitOutcome:
         """Make its rows visible whatever the log says. Doubles them unless it says so, too."""
         return self._holder_of(one, self._read_log()).committer.commit(one.committable)
@@ -385,25 +436,7 @@ class InDoubtTransactions:
         for manager in self.resource_managers:
             manager.close()
 
-    def __enter__(self) -> Self:
-        """Nothing is opened before it is asked for."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close."""
-        self.close()
-
     # --- steps --------------------------------------------------------------------------------
-
-    def _require(self, resolution: Resolution, one: InDoubtTransaction) -> None:
-        reason = self.refusal(resolution, one)
-        if reason is not None:
-            raise ContradictsLog(f"{resolution.value} of transaction {one.transaction}: {reason}")
 
     def _read_log(self) -> LogFacts | None:
         return read_log(self.storage) if self.storage is not None else None

@@ -20,7 +20,6 @@ import typer
 from onceflow.cli.terminal import console, load_sink, read_options, read_password, say
 from onceflow.cli.txn.settling import (
     EXIT_REFUSED,
-    InDoubt,
     UsageError,
     Wish,
     as_json,
@@ -38,6 +37,7 @@ from onceflow.core.in_doubt import (
     ResourceManager,
     SinkResourceManager,
     StagedResourceManager,
+    TransactionSettler,
 )
 from onceflow.core.protocol.in_doubt import Resolution
 from onceflow.core.secret_references import followed
@@ -277,7 +277,7 @@ def abort(
 
 
 @contextmanager
-def _opened(where: Where) -> Generator[InDoubt, None, None]:
+def _opened(where: Where) -> Generator[TransactionSettler, None, None]:
     """Yield what `where` names, and end with the exit status of whatever goes wrong."""
     try:
         try:
@@ -306,7 +306,7 @@ class Where:
     checkpoint_location: str | None = None
     timeout_s: float = 10.0
 
-    def open(self) -> InDoubt:
+    def open(self) -> TransactionSettler:
         """Return what looks there; connects to nothing yet.
 
         Raises:
@@ -333,7 +333,7 @@ class Where:
             )
         return InDoubtTransactions(places, storage)
 
-    def _of_query(self, location: str) -> InDoubt:
+    def _of_query(self, location: str) -> TransactionSettler:
         # Jobs need nothing of Spark's.
         from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
         from onceflow.connectors.spark.query_transactions import QueryTransactions

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, TypeAlias, Union
 
 import typer
 from rich.console import Console
@@ -17,8 +16,8 @@ from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.in_doubt import (
     ContradictsLog,
     InDoubtTransaction,
-    InDoubtTransactions,
     SinkNeeded,
+    TransactionSettler,
 )
 from onceflow.core.protocol.committables import (
     Aborted,
@@ -32,9 +31,6 @@ from onceflow.core.protocol.committables import (
 )
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.in_doubt import LoggedDecision, RecoveryAction, Resolution
-
-if TYPE_CHECKING:
-    from onceflow.connectors.spark.query_transactions import QueryTransactions
 
 EXIT_DONE = 0
 EXIT_REFUSED = 1
@@ -58,10 +54,6 @@ _NEXT_START = {
 }
 
 
-InDoubt: TypeAlias = Union[InDoubtTransactions, "QueryTransactions"]
-"""Those of a job, or of a query of Structured Streaming."""
-
-
 class UsageError(ConfigError):
     """Raised when the command line asks for nothing that can be done."""
 
@@ -78,7 +70,7 @@ class Wish:
     fence: bool
 
 
-def settle(transactions: InDoubt, wish: Wish, json_: bool) -> None:
+def settle(transactions: TransactionSettler, wish: Wish, json_: bool) -> None:
     """Carry `wish` out as far as the log allows.
 
     Raises:
@@ -105,7 +97,9 @@ def settle(transactions: InDoubt, wish: Wish, json_: bool) -> None:
     _print_results(wish.resolution, results, json_)
 
 
-def _wanted(transactions: InDoubt, ids: Sequence[TransactionId]) -> tuple[InDoubtTransaction, ...]:
+def _wanted(
+    transactions: TransactionSettler, ids: Sequence[TransactionId]
+) -> tuple[InDoubtTransaction, ...]:
     """Return what is named, or everything in doubt when nothing is."""
     if not ids:
         return transactions.in_doubt()
@@ -118,7 +112,7 @@ def _wanted(transactions: InDoubt, ids: Sequence[TransactionId]) -> tuple[InDoub
 
 
 def _sorted_out(
-    transactions: InDoubt, wish: Wish, wanted: Sequence[InDoubtTransaction]
+    transactions: TransactionSettler, wish: Wish, wanted: Sequence[InDoubtTransaction]
 ) -> tuple[list[InDoubtTransaction], list[Result]]:
     """Return what is to be done, and what is refused."""
     allowed: list[InDoubtTransaction] = []
@@ -135,7 +129,7 @@ def _sorted_out(
     return allowed, refused
 
 
-def _carried_out(transactions: InDoubt, wish: Wish, one: InDoubtTransaction) -> Result:
+def _carried_out(transactions: TransactionSettler, wish: Wish, one: InDoubtTransaction) -> Result:
     """Settle `one`. What goes wrong with it does not keep the others from being told."""
     try:
         match wish.resolution, wish.force:

@@ -7,21 +7,18 @@ below its checkpoint. The next batch settles all of it; this is for what cannot 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-
-from typing_extensions import Self
 
 from onceflow.connectors.spark.batch_identity import staging_area
 from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
 from onceflow.connectors.spark.decision_keepers import logged_decisions
 from onceflow.core.batch_decisions import BatchDecisions
 from onceflow.core.in_doubt import (
-    ContradictsLog,
     InDoubtKind,
     InDoubtTransaction,
     ResourceManager,
     SinkNeeded,
     SinkResourceManager,
+    TransactionSettler,
 )
 from onceflow.core.protocol.batches import BatchClaim
 from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome, Committable
@@ -35,7 +32,7 @@ from onceflow.sinks.sql.connector import SqlResourceManager
 from onceflow.sinks.sql.sink import SqlSink
 
 
-class QueryTransactions:
+class QueryTransactions(TransactionSettler):
     """All that the query whose checkpoint is at `location` has in doubt at `manager`. One thread.
 
     Looking changes nothing. `staging` is the query's option stagingLocation, where it has one.
@@ -95,24 +92,6 @@ class QueryTransactions:
         status = batch_in_doubt_status(one.committable, self._decisions.seen())
         return refusal(resolution, status, None)
 
-    def commit(self, one: InDoubtTransaction) -> CommitOutcome:
-        """Make its rows visible, if they are decided.
-
-        Raises:
-            ContradictsLog: They are not; nothing is changed.
-        """
-        self._require(Resolution.COMMIT, one)
-        return self.force_commit(one)
-
-    def abort(self, one: InDoubtTransaction) -> AbortOutcome:
-        """Make its rows gone, if no decision names them, nor ever will.
-
-        Raises:
-            ContradictsLog: One does, or may; nothing is changed.
-        """
-        self._require(Resolution.ABORT, one)
-        return self.force_abort(one)
-
     def force_commit(self, one: InDoubtTransaction) -> CommitOutcome:
         """Make its rows visible whatever is decided. Doubles them unless they are decided."""
         return self._settling(one).commit(one.committable)
@@ -136,19 +115,6 @@ class QueryTransactions:
             committer.close()
         self._committers.clear()
         self._manager.close()
-
-    def __enter__(self) -> Self:
-        """Nothing is opened before it is asked for."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close."""
-        self.close()
 
     # --- steps --------------------------------------------------------------------------------
 
@@ -196,11 +162,6 @@ class QueryTransactions:
             prepared_at=prepared_at,
             status=batch_in_doubt_status(committable, seen),
         )
-
-    def _require(self, resolution: Resolution, one: InDoubtTransaction) -> None:
-        reason = self.refusal(resolution, one)
-        if reason is not None:
-            raise ContradictsLog(f"{resolution.value} of transaction {one.transaction}: {reason}")
 
     def _settling(self, one: InDoubtTransaction) -> Committer:
         if is_staged(one.committable) and not isinstance(self._manager, SinkResourceManager):
