@@ -232,7 +232,9 @@ class KafkaReader(SourceReader):
 
     def _read(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
         deadline = time.monotonic() + timeout_s
-        self._drain()
+        if self._drain() and len(self._rows) == 0:
+            # An end behind markers is a position worth keeping, whichever call meets it.
+            self._advance()
         while len(self._rows) == 0:
             if self._bounded and not self._open:
                 return EndOfInput()
@@ -242,7 +244,6 @@ class KafkaReader(SourceReader):
             if first is not None:
                 self._accept([first])
                 self._drain()
-                # Also where no row came: an end behind markers is a position worth keeping.
                 self._advance()
             if len(self._rows) == 0 and (wait_s <= 0 or self._closed.is_set()):
                 if self._rows.letters:
@@ -253,15 +254,18 @@ class KafkaReader(SourceReader):
         self._returned = self._rows.take()
         return self._returned
 
-    def _drain(self) -> None:
-        """Take what the client has already fetched, up to a full batch."""
+    def _drain(self) -> bool:
+        """Take what the client has fetched, up to a full batch; return whether that is anything."""
         rows, settings = self._rows, self._settings
+        had_any = False
         while len(rows) < settings.batch_rows and rows.size_bytes < settings.batch_bytes:
             wanted = min(CHUNK, settings.batch_rows - len(rows))
             messages = self._client().consume(wanted, 0)
             self._accept(messages)
+            had_any = had_any or bool(messages)
             if len(messages) < wanted:
-                return
+                return had_any
+        return had_any
 
     def _accept(self, messages: list[Message]) -> None:
         gaps: list[Message] = []
