@@ -27,6 +27,8 @@ from onceflow.integration.workload import (
 _SILENCE_S = 30.0
 _ANSWER_TIMEOUT_S = 20.0
 _BATCH_RECORDS = 10_000
+_WAIT_S = 0.1
+"""The client waits for so many records although it knows that the end has come."""
 _ACCOUNT = "acct-"
 
 
@@ -176,7 +178,7 @@ def _records(consumer: Consumer, partitions: Sequence[TopicPartition]) -> Iterat
 def _to_the_end(consumer: Consumer, partition: TopicPartition) -> Iterator[Message]:
     heard_at = time.monotonic()
     while True:
-        messages = consumer.consume(_BATCH_RECORDS, 1.0)
+        messages = consumer.consume(_BATCH_RECORDS, _WAIT_S)
         if messages:
             heard_at = time.monotonic()
         elif time.monotonic() - heard_at > _SILENCE_S:

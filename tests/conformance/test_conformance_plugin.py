@@ -165,8 +165,8 @@ def test_mistake_of_a_beginner_is_told_with_what_to_do(
     [
         ("my_targets:make_description", "return a SinkTarget"),
         ("my_targets:nobody", "nobody"),
-        ("no_such_module:make", "no_such_module"),
-        ("my_targets", "my_targets"),
+        pytest.param("no_such_module:make", "no_such_module", marks=pytest.mark.slow),
+        pytest.param("my_targets", "my_targets", marks=pytest.mark.slow),
     ],
 )
 def test_option_that_names_no_target_says_what_is_wrong(

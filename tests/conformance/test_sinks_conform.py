@@ -39,6 +39,7 @@ class TestPostgresLedger(SinkConformance):
         return PostgresTarget(postgres, {"commit_mode": "ledger"})
 
 
+@pytest.mark.slow
 class TestPostgresUpsert(SinkConformance):
     @pytest.fixture
     def sink_target(self, postgres: OwnDatabase) -> SinkTarget:
@@ -58,6 +59,7 @@ class TestMySQLTwoPhase(SinkConformance):
         return MySQLTarget(mysql, {"commit_mode": "two_phase"})
 
 
+@pytest.mark.slow
 class TestMySQLLedger(SinkConformance):
     @pytest.fixture
     def sink_target(self, mysql: OwnDatabase) -> SinkTarget:
@@ -77,6 +79,7 @@ class TestMariaDBTwoPhase(SinkConformance):
         return MySQLTarget(mariadb, {"commit_mode": "two_phase"})
 
 
+@pytest.mark.slow
 class TestMariaDBLedger(SinkConformance):
     @pytest.fixture
     def sink_target(self, mariadb: OwnDatabase) -> SinkTarget:

@@ -18,7 +18,7 @@ Judge = Callable[[LedgerRun], Verdict]
 SLOT_POINTS = [point for point in CRASH_POINTS if point != "logged"]
 STATE_AND_SINK = [("heap", "two_phase"), ("rocksdb", "two_phase"), ("heap", "ledger")]
 # What differs between them lies around the barrier and the commit.
-TELLING = ("prepared", "committed")
+TELLING = (("prepared", "rocksdb", "two_phase"), ("committed", "heap", "ledger"))
 STEPS = [
     pytest.param(
         "local",
@@ -26,19 +26,15 @@ STEPS = [
         backend,
         commit_mode,
         marks=()
-        if point in TELLING or (backend, commit_mode) == STATE_AND_SINK[0]
+        if (point, backend, commit_mode) in TELLING or (backend, commit_mode) == STATE_AND_SINK[0]
         else pytest.mark.slow,
     )
     for point in SLOT_POINTS
     for backend, commit_mode in STATE_AND_SINK
 ]
+# What runs in a slot is the same there: tests/crash/test_kills.py kills those of Spark.
 ON_SPARK = [
-    pytest.param(
-        "spark",
-        point,
-        *STATE_AND_SINK[0],
-        marks=[pytest.mark.spark, *([] if point in TELLING else [pytest.mark.slow])],
-    )
+    pytest.param("spark", point, *STATE_AND_SINK[0], marks=[pytest.mark.spark, pytest.mark.slow])
     for point in SLOT_POINTS
 ]
 
@@ -77,7 +73,7 @@ def test_a_slot_that_dies_at_a_crash_point_neither_loses_nor_doubles_a_row(
     [
         ("local", *STATE_AND_SINK[0]),
         *(pytest.param("local", *one, marks=pytest.mark.slow) for one in STATE_AND_SINK[1:]),
-        pytest.param("spark", *STATE_AND_SINK[0], marks=pytest.mark.spark),
+        pytest.param("spark", *STATE_AND_SINK[0], marks=[pytest.mark.spark, pytest.mark.slow]),
     ],
     indirect=["ledger_driver"],
 )

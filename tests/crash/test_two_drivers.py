@@ -8,21 +8,27 @@ from pathlib import Path
 
 import pytest
 from tests.crash.ledger_audit import Audit
-from tests.crash.ledger_driver import LedgerSpec
+from tests.crash.ledger_driver import LOCAL_PROCESSES, LedgerSpec
 from tests.crash.ledger_runs import LedgerDriver, LedgerRun
 
 from onceflow.integration.oracle import Verdict
 
-pytestmark = pytest.mark.spark
-
 
 @pytest.fixture
-def second_driver(tmp_path: Path) -> Iterator[LedgerDriver]:
-    driver = LedgerDriver(tmp_path / "second", "local[2]")
+def second_driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LedgerDriver]:
+    driver = LedgerDriver(tmp_path / "second", request.param)
     yield driver
     driver.end()
 
 
+@pytest.mark.parametrize(
+    ("ledger_driver", "second_driver"),
+    [
+        pytest.param("local", LOCAL_PROCESSES, id="local"),
+        pytest.param("spark", "local[2]", id="spark", marks=[pytest.mark.spark, pytest.mark.slow]),
+    ],
+    indirect=True,
+)
 def test_the_newer_of_two_drivers_goes_on_and_the_older_stops_as_fenced(
     ledger_driver: LedgerDriver,
     second_driver: LedgerDriver,

@@ -1,6 +1,6 @@
-"""A whole job in one process: source, writers, decisions, recovery. Run as a program, killed.
+"""A whole job in one process, a fork for each: source, writers, decisions, recovery.
 
-    python kafka_sink_job.py SERVERS TOPIC DIRECTORY ROWS PARALLELISM DELIVERY [POINT@CHECKPOINT]
+    main([SERVERS, TOPIC, DIRECTORY, ROWS, PARALLELISM, DELIVERY, [POINT@CHECKPOINT]])
 
 Row i is of subtask i % PARALLELISM; a checkpoint is taken every `ROWS_A_CHECKPOINT` rows. What is
 decided is written to a `DecisionDirectory`.
@@ -199,7 +199,3 @@ def _write_and_prepare(
         if committable is not None:
             found.append(committable)
     return found
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -85,24 +86,27 @@ def decided_ids_in(servers: str, topic: str, *, timeout_s: float = 100) -> list[
 def await_markers(servers: str, topic: str, *, timeout_s: float) -> bool:
     """Return whether within `timeout_s` a moment came with no open transaction in `topic`."""
     until = time.monotonic() + timeout_s
-    partitions = list(
-        AdminClient({"bootstrap.servers": servers, "log_level": 2})
-        .list_topics(topic, timeout=10)
-        .topics[topic]
-        .partitions
-    )
-    while any(open_transaction_blocks(servers, topic, one) for one in partitions):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.05)
+    with _ends_of(servers, topic) as blocked:
+        while blocked():
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.05)
     return True
 
 
 def open_transaction_blocks(servers: str, topic: str, partition: int = 0) -> bool:
     """Return whether a transaction is open in the partition, so that consumers wait behind it."""
-    ends: list[int] = []
-    for isolation in ("read_committed", "read_uncommitted"):
-        reader = Consumer(
+    with _ends_of(servers, topic, [partition]) as blocked:
+        return blocked()
+
+
+@contextmanager
+def _ends_of(
+    servers: str, topic: str, partitions: Sequence[int] | None = None
+) -> Generator[Callable[[], bool], None, None]:
+    """Lend a look whether a transaction is open in one of the partitions, or in any."""
+    committed, everything = (
+        Consumer(
             {
                 "bootstrap.servers": servers,
                 "group.id": "onceflow-test-end",
@@ -110,10 +114,26 @@ def open_transaction_blocks(servers: str, topic: str, partition: int = 0) -> boo
                 "log_level": 2,
             }
         )
-        _, end = reader.get_watermark_offsets(TopicPartition(topic, partition), timeout=10)
-        ends.append(end)
-        reader.close()
-    return ends[0] < ends[1]
+        for isolation in ("read_committed", "read_uncommitted")
+    )
+    try:
+        numbers = partitions or list(
+            committed.list_topics(topic, timeout=10).topics[topic].partitions
+        )
+        places = [TopicPartition(topic, number) for number in numbers]
+
+        def blocked() -> bool:
+            # The end of what is committed first: it only follows the other.
+            return any(
+                committed.get_watermark_offsets(one, timeout=10)[1]
+                < everything.get_watermark_offsets(one, timeout=10)[1]
+                for one in places
+            )
+
+        yield blocked
+    finally:
+        committed.close()
+        everything.close()
 
 
 def commit_offset(servers: str, group: str, topic: str) -> tuple[int, str] | None:

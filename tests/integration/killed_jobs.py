@@ -1,29 +1,90 @@
-"""The processes of a job that a crash test kills, and starts again."""
+"""The processes of a job that a crash test kills, and starts again: forks of one program."""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import signal
-import subprocess
-import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.integration.decision_directory import DecisionDirectory
 from typing_extensions import Self
 
 from onceflow.core.crash_points import VARIABLE
+from onceflow.core.runtime.cluster.process_host import (
+    Link,
+    ProcessHost,
+    ProcessKilled,
+    Raised,
+    Returned,
+)
 
-_ROOT = Path(__file__).parents[2]
+Main = Callable[[Sequence[str]], None]
+
+_host = ProcessHost()
+atexit.register(_host.close)
+
+
+class Attempt:
+    """One process of a job, as the test that kills it sees it."""
+
+    def __init__(self, pid: int, link: Link) -> None:
+        self.pid = pid
+        self.errors = ""
+        """What it raised, if it did."""
+        self._link = link
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        """Return how it ended: 0, 1 with `errors`, or minus SIGKILL; None while it runs."""
+        return self._ended_in(0)
+
+    def wait(self, timeout_s: float = 90) -> int:
+        """Return how it ended.
+
+        Raises:
+            AssertionError: It still runs.
+        """
+        status = self._ended_in(timeout_s)
+        assert status is not None, f"process {self.pid} still runs after {timeout_s:g} s"
+        return status
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal it, unless it has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL it; it may still run for a moment."""
+        self.signal(signal.SIGKILL)
+
+    def _ended_in(self, timeout_s: float) -> int | None:
+        if self._status is None and self._link.poll(timeout_s):
+            try:
+                word = self._link.recv()
+            except (EOFError, ConnectionResetError):
+                how = _host.how_ended(self.pid)
+                assert how == "was killed by SIGKILL", how
+                self._status = -signal.SIGKILL
+            else:
+                assert isinstance(word, Returned | Raised), word
+                self._status = int(isinstance(word, Raised))
+                self.errors = f"{word.text}\n{word.trace}" if isinstance(word, Raised) else ""
+            self._link.close()
+        return self._status
 
 
 class KilledJob:
-    """The attempts of one job, each a process of `program`."""
+    """The attempts of one job, each a process that runs `main`."""
 
-    def __init__(self, program: Path, directory: Path) -> None:
-        self._program = program
+    def __init__(self, main: Main, directory: Path) -> None:
+        self._main = main
         self.log = DecisionDirectory(directory / "log")
         self._points = directory / "crash-points"
-        self._started: list[subprocess.Popen[bytes]] = []
+        self._started: list[Attempt] = []
         self.log.path.mkdir()
         self._points.mkdir()
 
@@ -32,26 +93,27 @@ class KilledJob:
 
     def __exit__(self, *failure: object) -> None:
         """Leave no process behind, however the test ended."""
-        for process in self._started:
-            process.kill()
-            process.communicate(timeout=30)
+        for attempt in self._started:
+            attempt.kill()
+            with contextlib.suppress(ProcessKilled):
+                attempt.wait(30)
 
-    def start_with(self, *arguments: object) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            [sys.executable, str(self._program), *map(str, arguments)],
-            env={
-                **os.environ,
-                VARIABLE: str(self._points),
-                "PYTHONPATH": os.pathsep.join([str(_ROOT / "src"), str(_ROOT)]),
-            },
-            stderr=subprocess.PIPE,
-        )
-        self._started.append(process)
-        return process
+    def start_with(self, *arguments: object) -> Attempt:
+        given = [str(one) for one in arguments]
+        attempt = Attempt(*_host.start(_armed, self._main, str(self._points), given))
+        self._started.append(attempt)
+        return attempt
 
 
-def finished(process: subprocess.Popen[bytes], *, timeout_s: float = 90) -> int:
+def finished(attempt: Attempt, *, timeout_s: float = 90) -> int:
     """Return how the attempt ended: 0, or minus SIGKILL."""
-    _, errors = process.communicate(timeout=timeout_s)
-    assert process.returncode in (0, -signal.SIGKILL), errors.decode()
-    return process.returncode
+    status = attempt.wait(timeout_s)
+    assert status in (0, -signal.SIGKILL), attempt.errors
+    return status
+
+
+def _armed(link: Link, main: Main, points: str, arguments: Sequence[str]) -> None:
+    """Run a job where it can be killed at crash points."""
+    del link
+    os.environ[VARIABLE] = points
+    main(arguments)

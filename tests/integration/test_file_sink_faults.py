@@ -42,13 +42,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-def _many(first: int, count: int) -> pa.RecordBatch:
-    """Rows that do not compress: about 30 bytes each."""
+def _many(first: int, count: int, text_bytes: int = 12) -> pa.RecordBatch:
+    """Rows that do not compress: about 30 bytes each, or more with longer texts."""
     noise = np.random.default_rng(first)
     return pa.record_batch(
         [
             pa.array(range(first, first + count), pa.int64()),
-            pa.array([noise.bytes(12).hex() for _ in range(count)]),
+            pa.array([noise.bytes(text_bytes).hex() for _ in range(count)]),
             pa.array(noise.integers(0, 2**62, count)),
         ],
         schema=SCHEMA,
@@ -82,8 +82,8 @@ def test_disk_that_fills_up_while_rows_are_written_is_named(small_disk: Path) ->
     with FileJob(FileSink(str(small_disk / "out"))) as job:
         writer = job.check().writer()
         with pytest.raises(SinkError, match="No space left on device"):
-            for first in range(0, 2_000_000, 500_000):
-                writer.write(_many(first, 500_000))
+            for first in range(0, 40_000, 10_000):
+                writer.write(_many(first, 10_000, text_bytes=2_000))
         assert hidden_files(small_disk / "out", "open") == []
 
 

@@ -1,4 +1,4 @@
-"""Kafka records that cannot be decoded, through a whole job on Spark and a killed slot."""
+"""Kafka records that cannot be decoded, through a whole job and a killed slot."""
 
 from __future__ import annotations
 
@@ -9,18 +9,14 @@ from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
-from pyspark.sql import SparkSession
 from tests.integration.kafka_feed import produce, record
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS
 
-from onceflow import Checkpointing, FixedDelay, JobState, Pipeline
+from onceflow import Checkpointing, FixedDelay, JobState, LocalProcesses, Pipeline
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kinds import KafkaServer
 from onceflow.sources import KafkaSource
-
-pytestmark = pytest.mark.spark
 
 RECORDS = 4_000
 
@@ -30,7 +26,7 @@ def is_bad(number: int) -> bool:
 
 
 def test_undecodable_records_are_dead_letters_exactly_once_though_a_slot_is_killed(
-    spark: SparkSession, tmp_path: Path, onceflow_kafka: KafkaServer, kafka_topic: TopicFactory
+    tmp_path: Path, onceflow_kafka: KafkaServer, kafka_topic: TopicFactory
 ) -> None:
     topic = kafka_topic(2)
     values = [b'{"id": oops' if is_bad(n) else record(n) for n in range(RECORDS)]
@@ -46,7 +42,7 @@ def test_undecodable_records_are_dead_letters_exactly_once_though_a_slot_is_kill
     )
     good, bad = DirectorySink(str(tmp_path / "good")), DirectorySink(str(tmp_path / "bad"))
     pipeline = Pipeline(
-        spark,
+        LocalProcesses(tmp_path / "logs"),
         name="kafka-letters",
         parallelism=2,
         checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"), interval=0.1),

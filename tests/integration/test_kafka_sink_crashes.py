@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.integration import kafka_sink_job
 from tests.integration.kafka_sink_kit import (
     decided_ids_in,
     ids_in,
@@ -19,7 +19,7 @@ from tests.integration.kafka_sink_kit import (
     open_transaction_blocks,
     values_of,
 )
-from tests.integration.killed_jobs import KilledJob, finished
+from tests.integration.killed_jobs import Attempt, KilledJob, finished
 
 from onceflow.integration.faults import is_paused
 from onceflow.integration.pytest_plugin import TopicFactory
@@ -29,7 +29,7 @@ from onceflow.integration.servers.kinds import KafkaServer
 _ROWS = 160
 _A_CHECKPOINT = 40
 _MANY_ROWS = 8_000
-_KILLS = 5
+_KILLS = 3
 
 # Points before the decision; what they leave staged is aborted by the next attempt.
 _UNDECIDED = ("flushed", "prepared")
@@ -39,7 +39,7 @@ class Runs(KilledJob):
     """The attempts of one job that writes to a topic."""
 
     def __init__(self, servers: str, topic: str, directory: Path) -> None:
-        super().__init__(Path(__file__).with_name("kafka_sink_job.py"), directory)
+        super().__init__(kafka_sink_job.main, directory)
         self.servers, self.topic = servers, topic
 
     def start(
@@ -48,7 +48,7 @@ class Runs(KilledJob):
         rows: int = _ROWS,
         parallelism: int = 2,
         delivery: str = "exactly_once",
-    ) -> subprocess.Popen[bytes]:
+    ) -> Attempt:
         what = (self.servers, self.topic, self.log.path, rows, parallelism, delivery)
         return self.start_with(*what, *crash)
 
@@ -105,7 +105,7 @@ def test_job_killed_while_it_makes_good_an_earlier_kill_writes_each_record_once(
     runs.assert_exactly_once()
 
 
-@pytest.mark.parametrize("step", ["producing", "sent"])
+@pytest.mark.parametrize("step", ["producing", pytest.param("sent", marks=pytest.mark.slow)])
 def test_job_killed_and_started_at_another_parallelism_writes_each_record_once(
     runs: Runs, step: str
 ) -> None:
@@ -119,7 +119,14 @@ def test_job_killed_and_started_at_another_parallelism_writes_each_record_once(
     runs.assert_exactly_once()
 
 
-@pytest.mark.parametrize("step", ["opened", "producing", "offset", "sent"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        "producing",
+        "sent",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("opened", "offset")),
+    ],
+)
 def test_a_zombie_that_wakes_after_its_successor_committed_changes_nothing(
     runs: Runs, step: str
 ) -> None:
@@ -127,14 +134,14 @@ def test_a_zombie_that_wakes_after_its_successor_committed_changes_nothing(
     zombie = runs.start(f"stop-{step}@{checkpoint}")
     deadline = time.monotonic() + 60
     while not is_paused(zombie.pid):
-        assert zombie.poll() is None, zombie.communicate()[1].decode()
+        assert zombie.poll() is None, zombie.errors
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert runs.run() == 0
     runs.assert_exactly_once()
-    zombie.send_signal(signal.SIGCONT)
-    _, errors = zombie.communicate(timeout=90)
-    assert b"fenced: a newer attempt decides" in errors, errors.decode()
+    zombie.signal(signal.SIGCONT)
+    zombie.wait()
+    assert "fenced: a newer attempt decides" in zombie.errors
     assert decided_ids_in(runs.servers, runs.topic) == list(range(_ROWS))
     assert runs.staged() != [], "it went on to the checkpoint that it may not decide"
     assert runs.run() == 0
@@ -169,18 +176,18 @@ def test_job_and_broker_killed_at_any_moment_write_each_record_once(
             match schedule.choice(["job", "broker", "both"]):
                 case "job":
                     process.kill()
-                    finished(process)
+                    process.wait()
                 case "both":
                     server.kill()
                     process.kill()
-                    finished(process)
+                    process.wait()
                     server.start()
                 case _:
                     server.kill()
                     server.start()
                     time.sleep(schedule.uniform(0.0, 0.5))
                     process.kill()
-                    finished(process)
+                    process.wait()
         assert finished(runs.start(rows=_MANY_ROWS, parallelism=2), timeout_s=150) == 0
         runs.assert_exactly_once(_MANY_ROWS)
         _assert_checkpoints_in_order(runs)
@@ -201,19 +208,17 @@ def _assert_checkpoints_in_order(runs: Runs) -> None:
         positions[key] = checkpoint
 
 
-def _await_progress(
-    runs: Runs, process: subprocess.Popen[bytes], kill: int, extra_s: float
-) -> None:
+def _await_progress(runs: Runs, process: Attempt, kill: int, extra_s: float) -> None:
     """Wait until this attempt has decided something, and then a little longer."""
     attempt = runs.log.path / f"attempt-{kill:06d}"
     deadline = time.monotonic() + 60
     while not attempt.exists():
-        assert process.poll() is None, process.communicate()[1].decode()
+        assert process.poll() is None, process.errors
         assert time.monotonic() < deadline
         time.sleep(0.01)
     before = runs.log.decided()
     while runs.log.decided() <= before + 1:
-        assert process.poll() is None, process.communicate()[1].decode()
+        assert process.poll() is None, process.errors
         assert time.monotonic() < deadline
         time.sleep(0.01)
     time.sleep(extra_s)

@@ -47,8 +47,8 @@ def pooler(onceflow_postgres: Any) -> Iterator[PgBouncer]:
         yield pooler
 
 
-def _auto(url: str, staging: FileStagingArea | None) -> Job:
-    return Job(PostgresSink(url, table="ledger", create=True), staging=staging)
+def _auto(url: str, staging: FileStagingArea | None, **settings: Any) -> Job:
+    return Job(PostgresSink(url, table="ledger", create=True, **settings), staging=staging)
 
 
 def _recorded(url: str) -> list[tuple[Any, ...]]:
@@ -112,7 +112,7 @@ def test_too_few_prepared_transactions_for_the_parallelism_are_refused(
 
 
 def test_fence_of_an_older_onceflow_gets_the_column(postgres_database: str) -> None:
-    with _auto(postgres_database, None) as job:
+    with _auto(postgres_database, None, lock_timeout_s=1.0) as job:
         job.check()
         query(postgres_database, "ALTER TABLE onceflow.onceflow_sinks DROP COLUMN commit_mode")
         job.check(2)

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from tests.runtime.test_recovery import await_checkpoints
-from tests.support.clusters import ON_BOTH, AnyCluster
+from tests.support.clusters import SLOWLY_ON_SPARK, AnyCluster
 from tests.support.counting_source import SCHEMA, CountingSource, amount_of
 from tests.support.directory_sink import DirectorySink
 
@@ -58,7 +58,7 @@ def begin(
     return pipeline, records, DirectorySink(str(directory / "out"))
 
 
-@ON_BOTH
+@SLOWLY_ON_SPARK
 def test_functions_that_hold_rows_back_lose_and_double_none_while_slots_are_killed(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.support.clusters import ON_BOTH, AnyCluster
+from tests.support.clusters import SLOWLY_ON_SPARK, AnyCluster
 from tests.support.counting_source import CountingSource, amount_of
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS
@@ -50,7 +50,7 @@ def records_of(pipeline: Pipeline, source: CountingSource) -> Stream:
     return pipeline.read(source, uid="records").map_batches(without_some_accounts, uid="spoil")
 
 
-@ON_BOTH
+@SLOWLY_ON_SPARK
 @pytest.mark.parametrize(
     "key",
     [

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.support.clusters import ON_BOTH, AnyCluster
+from tests.support.clusters import SLOWLY_ON_SPARK, AnyCluster
 from tests.support.counting_source import SCHEMA, CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS, ledger
@@ -106,7 +106,7 @@ def _copy(cluster: AnyCluster, tmp_path: Path) -> tuple[Pipeline, DirectorySink,
     return pipeline, sink, splits
 
 
-@ON_BOTH
+@SLOWLY_ON_SPARK
 def test_source_that_is_new_in_an_existing_job_is_read_exactly_once(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.clusters import ON_BOTH, AnyCluster
+from tests.support.clusters import SLOWLY_ON_SPARK, AnyCluster
 from tests.support.counting_source import CountingSource, amount_of
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS
@@ -70,7 +70,7 @@ def wait_for(job: Job, condition: Callable[[JobStatus], bool]) -> JobStatus:
     return status
 
 
-@ON_BOTH
+@SLOWLY_ON_SPARK
 def test_at_the_end_the_counts_are_those_of_the_targets(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:

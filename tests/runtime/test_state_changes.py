@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.support.clusters import ON_BOTH, AnyCluster
+from tests.support.clusters import SLOWLY_ON_SPARK, AnyCluster
 from tests.support.counting_source import CountingSource, amount_of
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS
@@ -127,7 +127,7 @@ def test_renamed_state_is_refused_by_name_and_dropped_alone_where_allowed(
     assert_each_record_once_and_counts_go_on(sink)
 
 
-@ON_BOTH
+@SLOWLY_ON_SPARK
 def test_running_turned_into_process_under_one_uid_is_refused_by_name(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:

@@ -31,7 +31,6 @@ POINTS: tuple[CrashPoint, ...] = (
     "settled",
     *(point for point in CRASH_POINTS if point != "acked"),
 )
-SHORT: tuple[CrashPoint, ...] = ("prepared", "logged", "commit")
 TABLE = "CREATE TABLE ledger (id bigint, account varchar(50), amount int)"
 
 
@@ -101,9 +100,7 @@ def own(request: pytest.FixtureRequest, directory: Path) -> Target:
 Case: TypeAlias = tuple[Callable[[pytest.FixtureRequest, Path], Target], CrashPoint]
 CASES: list[Case] = [
     *[(postgres, point) for point in POINTS],
-    *[(files, point) for point in SHORT],
-    *[(own, point) for point in SHORT],
-    *[(kafka, point) for point in SHORT],
+    *[(make, point) for make in (files, own, kafka) for point in ("prepared", "logged")],
     (mysql, "commit"),
     (mariadb, "logged"),
 ]

@@ -78,6 +78,7 @@ def test_foreach_batch_of_the_examples_counts_nothing_twice(
         assert capsys.readouterr().out.splitlines()[-1] == f"(10, {expected})"
 
 
+@pytest.mark.slow  # two Sparks; test_batch_kills kills its steps
 def test_a_sink_of_ones_own_as_a_format_adds_nothing_twice_when_its_driver_is_killed(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -96,7 +96,9 @@ def test_a_batch_write_is_all_or_nothing_and_a_repeated_one_is_not_written(
         write(good, txnAppId="nightly")
 
 
-@pytest.mark.parametrize("point", ["claimed", "prepared", "logged"])
+@pytest.mark.parametrize(
+    "point", [pytest.param("claimed", marks=pytest.mark.slow), "prepared", "logged"]
+)
 def test_a_query_whose_process_is_killed_writes_every_row_once(
     spark: SparkSession, postgres_database: str, tmp_path: Path, crash_points: Path, point: str
 ) -> None:

@@ -1,6 +1,6 @@
-"""A whole job in one process: source, two writers, decisions, recovery. Run as a program, killed.
+"""A whole job in one process, a fork for each: source, two writers, decisions, recovery.
 
-    python sql_sink_job.py URL DIRECTORY ROWS MODE [POINT@CHECKPOINT]
+    main([URL, DIRECTORY, ROWS, MODE, [POINT@CHECKPOINT]])
 
 MODE is exactly_once, at_least_once, or ledger: how rows are inserted; or upsert or ledger_upsert,
 by which the same rows are changes of forty keys: see `changes_of`.
@@ -11,7 +11,6 @@ written to a `DecisionDirectory`.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -148,7 +147,3 @@ def _writer(
             staging=context.staging,
         )
     )
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,47 @@ import sys, types
 sys.modules["onceflow"] = types.ModuleType("onceflow")
 sys.modules["onceflow"].__path__ = [{str(PACKAGE)!r}]
 sys.path.insert(0, {str(REPOSITORY)!r})
+"""
+
+
+AT_EACH_STEP = """
+import os, signal, sys, traceback
+
+def killed_at_each_step(prepare, names):
+    # In a fork for each step: what `prepare(root)` returns is killed before and after each call of
+    # the functions `names` of os, until it comes to its end. Prints how each fork ended.
+    for step in range(1, 200):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                run = prepare(os.path.join(sys.argv[1], str(step)))
+                count_steps(names, step)
+                run()
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        print(status)
+        if status >= 0:
+            return
+
+def count_steps(names, last):
+    steps = 0
+    def step():
+        nonlocal steps
+        steps += 1
+        if steps == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+    def stepping(call):
+        def stepped(*arguments, **keywords):
+            step()
+            result = call(*arguments, **keywords)
+            step()
+            return result
+        return stepped
+    for name in names:
+        setattr(os, name, stepping(getattr(os, name)))
 """
 
 
@@ -54,6 +96,15 @@ def start_python(script: str, *arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def killed_at_each_step(script: str, root: Path, *arguments: str) -> list[int]:
+    """Return how each fork ended that `script` had killed by AT_EACH_STEP, in `root`/1, /2, …"""
+    _, out, err = finish(start_python(AT_EACH_STEP + script, str(root), *arguments))
+    statuses = [int(line) for line in out.split()]
+    assert statuses, err
+    assert statuses == [-signal.SIGKILL] * (len(statuses) - 1) + [0], (statuses, err)
+    return statuses
 
 
 def finish(process: subprocess.Popen[str], timeout_s: float = 60.0) -> tuple[int, str, str]:

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.unit.storage.storage_samples import finish, start_python
+from tests.unit.storage.storage_samples import killed_at_each_step
 
 from onceflow.core.errors import StorageError
 from onceflow.core.storage import local
@@ -40,30 +39,16 @@ def fail_with(code: int) -> Callable[..., None]:
 
 
 CREATE_AND_DIE = """
-import os, signal, sys
-root, step_to_die_at = sys.argv[1], int(sys.argv[2])
 from onceflow.core.storage.local import LocalFileSystem
-fs = LocalFileSystem(root)
-steps = 0
-def step():
-    global steps
-    steps += 1
-    if steps == step_to_die_at:
-        os.kill(os.getpid(), signal.SIGKILL)
-def stepping(call):
-    def stepped(*arguments, **keywords):
-        step()
-        result = call(*arguments, **keywords)
-        step()
-        return result
-    return stepped
-for name in ("open", "write", "fsync", "close", "link", "unlink", "replace"):
-    setattr(os, name, stepping(getattr(os, name)))
-if sys.argv[3] == "create":
-    outcome = fs.create_if_absent("log/1", b"whole " * 1000)
-else:
-    outcome = fs.write("log/1", (b"whole " * 500,) * 2)
-print(type(outcome).__name__, steps)
+
+def prepare(root):
+    fs = LocalFileSystem(root)
+    fs.make_directory("log")
+    if sys.argv[2] == "create":
+        return lambda: fs.create_if_absent("log/1", b"whole " * 1000)
+    return lambda: fs.write("log/1", (b"whole " * 500,) * 2)
+
+killed_at_each_step(prepare, ("open", "write", "fsync", "close", "link", "unlink", "replace"))
 """
 
 
@@ -73,29 +58,20 @@ def test_a_writer_killed_at_any_step_leaves_the_whole_file_or_none(
 ) -> None:
     """Kills a real process before and after each system call that publication makes."""
     seen: set[bytes | None] = set()
-    died = 0
-    for step in range(1, 100):
+    found: bytes | None = None
+    statuses = killed_at_each_step(CREATE_AND_DIE, tmp_path, how)
+    for step, status in enumerate(statuses, start=1):
         fs = LocalFileSystem(str(tmp_path / str(step)))
-        fs.make_directory("log")
-        code, out, err = finish(
-            start_python(CREATE_AND_DIE, str(tmp_path / str(step)), str(step), how)
-        )
         found = fs.read("log/1")
         assert found in {None, WHOLE}, f"killed at step {step}: {found!r}"
         assert fs.list("log") == (("1",) if found else ())
+        assert status == 0 or len(fs.list_unfinished("log")) <= 1
         again = fs.create_if_absent("log/1", b"successor")
         assert again == (AlreadyExists(WHOLE) if found else Created())
         seen.add(found)
-        if code == 0:
-            assert found == WHOLE, out
-            break
-        assert code == -signal.SIGKILL, err
-        died += 1
-        assert len(fs.list_unfinished("log")) <= 1
-    else:
-        pytest.fail("the writer never got to its end")
+    assert found == WHOLE
     assert seen == {None, WHOLE}
-    assert died >= (16 if how == "create" else 8)
+    assert len(statuses) > (16 if how == "create" else 8)
 
 
 @pytest.mark.parametrize(
