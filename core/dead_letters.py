@@ -35,6 +35,9 @@ names, or of the names that `KafkaSource(include_metadata=True)` gives (`_topic`
 is what the source read, byte for byte; of a row that a sink refused, the row as a JSON object.
 """
 
+DEAD_LETTERS_TAG = "dead letters"
+"""The side output of them; no name that a user may give one."""
+
 _ORIGINS = (("_topic", "_partition", "_offset"), ("topic", "partition", "offset"))
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import pyarrow as pa
 
 from onceflow.core.errors import ConfigError
+from onceflow.core.schema_text import SchemaLike, schema_of
 from onceflow.core.state import (
     AggregatingState,
     AggregatingStateDescriptor,
@@ -61,6 +62,39 @@ def takes_iterator(function: Callable[..., Any]) -> bool:
 AggregateOp: TypeAlias = Literal["sum", "count", "min", "max"]
 
 
+@dataclass(frozen=True)
+class OutputTag:
+    """A side output of a function: `OutputTag("late", "account STRING, amount BIGINT")`.
+
+    `schema` is that of its records: an Arrow schema, a Spark `StructType` or DDL text. The function
+    asks for it in `open`, by `side_output(tag)`; the stream of what it emits there is
+    `stream.side_output(tag)`.
+
+    Raises:
+        ConfigError: The name is empty or holds a space, or the schema is none.
+    """
+
+    name: str
+    schema: pa.Schema
+
+    def __init__(self, name: str, schema: SchemaLike) -> None:
+        if not name or re.search(r"\s", name):
+            raise ConfigError(f"OutputTag({name!r}): give it a name without spaces")
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "schema", schema_of(schema))
+
+
+class SideOutput(Protocol):
+    """Takes records besides those that a function returns."""
+
+    def emit(self, record: Record) -> None:
+        """Send `record` to the stream of this side output; nowhere when no stream is taken of it.
+
+        It belongs to the checkpoint of the record or timer at hand, as what is returned does.
+        """
+        ...
+
+
 class StateAccess(Protocol):
     """Hands a keyed function its state, always that of the record's key."""
 
@@ -92,6 +126,10 @@ class StateAccess(Protocol):
 
     def timers(self) -> Timers:
         """Return the timers of the record's key; asked for in `open` as a state is."""
+        ...
+
+    def side_output(self, tag: OutputTag) -> SideOutput:
+        """Return what takes records for `stream.side_output(tag)`; asked for in `open`."""
         ...
 
 

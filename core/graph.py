@@ -1,24 +1,27 @@
-"""The logical dataflow: operators as the user named them, cut into chains at keyed edges.
+"""The logical dataflow: operators as the user named them, cut into chains where rows change hands.
 
-Every operator has one input. A chain begins at a source or right after a keyed edge, and holds
-every operator that follows without another exchange; its subtask i runs on one thread of slot i.
+An operator has no input (a source), one, or two; several streams may flow into one input. A chain
+begins at a source, behind an exchange, or where streams of several chains meet. It holds every
+operator that follows without another of these; its subtask i runs on one thread of slot i.
 
 Invariants:
     uid is unique in a graph; a chain's id is the uid of its first operator
     a sink id is unique in a graph: it says whose a transaction is, and whose staged rows are
-    an operator stands after its input in `Graph.operators` and in `Chain.operators`
+    an operator stands after all that flows into it in `Graph.operators` and `Chain.operators`
+    what flows into one input has one schema, and comes by one kind of exchange and one key
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from onceflow.core.dead_letters import DEAD_LETTERS
+from onceflow.core.dead_letters import DEAD_LETTERS, DEAD_LETTERS_TAG
 from onceflow.core.errors import ConfigError
 from onceflow.core.event_time import WatermarkStrategy
 from onceflow.core.functions import (
@@ -151,31 +154,76 @@ Work: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True)
+class Feed:
+    """Rows of `schema` that leave operator `uid`: what it emits, or what it hands to `tag`."""
+
+    uid: str
+    schema: pa.Schema
+    tag: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Operator:
     """One step of the dataflow.
 
-    `schema` is that of its output, `input` the uid of the step before.
+    `schema` is that of its output. `inputs` are what flows into each of its inputs: several feeds
+    of one schema where streams are united.
     """
 
     uid: str
     work: Work
-    input: str | None
+    inputs: tuple[tuple[Feed, ...], ...]
     schema: pa.Schema
+
+    @property
+    def feeds(self) -> tuple[Feed, ...]:
+        """All that flows into it."""
+        return tuple(feed for feeds in self.inputs for feed in feeds)
+
+    @property
+    def input_schema(self) -> pa.Schema:
+        """The schema of its first input."""
+        return self.inputs[0][0].schema
+
+
+class Exchange(Enum):
+    """Which subtask of a chain gets a row."""
+
+    FORWARD = "forward"
+    """The one of the same number."""
+    BY_KEY = "by_key"
+    """The owner of the row's key group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """The way of `feed` into input `input` of a chain's first operator."""
+
+    feed: Feed
+    above: str
+    """The chain of the operator that `feed` leaves."""
+    input: int
+    exchange: Exchange
+    key: tuple[str, ...]
+    """By which rows meet; empty unless they are exchanged by key."""
+    has_event_time: bool
+    """Whether watermarks come this way."""
+
+    def channels(self, parallelism: int) -> int:
+        """Return from how many subtasks rows come to one."""
+        return 1 if self.exchange is Exchange.FORWARD else parallelism
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Operators that run together on one thread, and the keyed edges that leave them.
+    """Operators that run together on one thread, and the edges that lead there: none to a source.
 
-    `input` names the chain that feeds this one through a keyed edge, None for a source; `key` is
-    that edge's, empty for a source.
+    A subtask's channels are those of its edges, in this order.
     """
 
     id: str
     operators: tuple[Operator, ...]
-    input: str | None
-    input_schema: pa.Schema | None
-    key: tuple[str, ...]
+    edges: tuple[Edge, ...]
 
     @property
     def head(self) -> Operator:
@@ -197,6 +245,14 @@ class Graph:
                     f"uid {operator.uid!r} is used twice; each operator needs one of its own"
                 )
             seen.add(operator.uid)
+        tags: dict[tuple[str, str | None], pa.Schema] = {}
+        for feed in (feed for operator in self.operators for feed in operator.feeds):
+            schema = tags.setdefault((feed.uid, feed.tag), feed.schema)
+            if schema != feed.schema:
+                raise ConfigError(
+                    f"side output {feed.tag!r} of operator {feed.uid!r} is used with columns"
+                    f" {schema} and with columns {feed.schema}: give each OutputTag its own name"
+                )
         writers: dict[str, str] = {}
         for operator, work in self.sinks():
             other = writers.setdefault(work.sink_id, operator.uid)
@@ -240,45 +296,62 @@ class Graph:
         home: dict[str, str] = {}
         members: dict[str, list[Operator]] = {}
         for operator in self.operators:
-            starts = operator.input is None or self._exchange_key(operator)
-            home[operator.uid] = chain = operator.uid if starts else home[str(operator.input)]
-            members.setdefault(chain, []).append(operator)
-        return tuple(
-            Chain(
-                id=chain,
-                operators=tuple(operators),
-                input=None if operators[0].input is None else home[operators[0].input],
-                input_schema=self._input_schema(operators[0]),
-                key=self._exchange_key(operators[0]),
+            above = {home[feed.uid] for feed in operator.feeds}
+            stays = len(above) == 1 and all(
+                self._exchange(operator, number)[0] is Exchange.FORWARD
+                for number in range(len(operator.inputs))
             )
+            home[operator.uid] = chain = above.pop() if stays else operator.uid
+            members.setdefault(chain, []).append(operator)
+        timed = self._with_event_time()
+        return tuple(
+            Chain(chain, tuple(operators), self._edges(operators[0], home, timed))
             for chain, operators in members.items()
+        )
+
+    def _edges(
+        self, head: Operator, home: Mapping[str, str], timed: Collection[str]
+    ) -> tuple[Edge, ...]:
+        return tuple(
+            Edge(feed, home[feed.uid], number, *self._exchange(head, number), feed.uid in timed)
+            for number, feeds in enumerate(head.inputs)
+            for feed in feeds
         )
 
     def subtasks(self, parallelism: int) -> tuple[frozenset[SubtaskRef], frozenset[SubtaskRef]]:
         """Return (all subtasks, those that read a source) of a run with `parallelism` slots."""
         chains = self.chains()
         everyone = frozenset(SubtaskRef(c.id, i) for c in chains for i in range(parallelism))
-        sources = {chain.id for chain in chains if chain.input is None}
+        sources = {chain.id for chain in chains if not chain.edges}
         return everyone, frozenset(ref for ref in everyone if ref.chain in sources)
 
-    def _exchange_key(self, operator: Operator) -> tuple[str, ...]:
-        """Return by what rows meet before `operator`; empty when they stay where they are."""
+    def _exchange(self, operator: Operator, number: int) -> tuple[Exchange, tuple[str, ...]]:
+        """Return how rows come to input `number` of `operator`, and by which key."""
         match operator.work:
             case ProcessKeyed(key=key) | RunAggregates(key=key):
-                return key
-            case WriteTo() as work:
-                before = self.operator(str(operator.input)).work
+                return Exchange.BY_KEY, key
+            case WriteTo() as work if work.key:
+                befores = [self.operator(feed.uid).work for feed in operator.feeds]
                 # Aggregates pass their key columns on as they are: the rows have met already.
-                met = isinstance(before, RunAggregates) and before.key == work.key
-                return () if met and not work.takes_dead_letters else work.key
+                met = (
+                    len(befores) == 1
+                    and isinstance(befores[0], RunAggregates)
+                    and befores[0].key == work.key
+                )
+                if met and not work.takes_dead_letters:
+                    return Exchange.FORWARD, ()
+                return Exchange.BY_KEY, work.key
             case _:
-                return ()
+                return Exchange.FORWARD, ()
 
-    def _input_schema(self, head: Operator) -> pa.Schema | None:
-        if head.input is None:
-            return None
-        # A sink's schema is that of what it takes, which may be its input's dead letters.
-        return head.schema if isinstance(head.work, WriteTo) else self.operator(head.input).schema
+    def _with_event_time(self) -> frozenset[str]:
+        """Return the operators that pass watermarks on."""
+        timed: set[str] = set()
+        for operator in self.operators:
+            begins = isinstance(operator.work, ReadFrom) and operator.work.watermarks is not None
+            if begins or any(feed.uid in timed for feed in operator.feeds):
+                timed.add(operator.uid)
+        return frozenset(timed)
 
     def check_complete(self) -> None:
         """Return when the graph can run.
@@ -289,9 +362,10 @@ class Graph:
         if not self.sources():
             raise ConfigError("the pipeline reads nothing: call pipeline.read(source, uid=…) first")
         used = {
-            operator.input
+            feed.uid
             for operator in self.operators
             if not (isinstance(operator.work, WriteTo) and operator.work.takes_dead_letters)
+            for feed in operator.feeds
         }
         loose = [
             operator.uid
@@ -321,9 +395,14 @@ class GraphBuilder:
         return sink_id_of(self._job, uid)
 
     def add(
-        self, work: Work, *, verb: str, uid: str | None, after: Operator | None, schema: pa.Schema
+        self,
+        work: Work,
+        *inputs: tuple[Feed, ...],
+        verb: str,
+        uid: str | None,
+        schema: pa.Schema,
     ) -> Operator:
-        """Add one operator and return it.
+        """Add one operator, with what flows into each of its inputs, and return it.
 
         Raises:
             ConfigError: The uid is in use or not a name.
@@ -334,7 +413,7 @@ class GraphBuilder:
                 f"uid={name!r}: use 1-64 letters, digits, '-' and '_', beginning with a letter or"
                 " digit"
             )
-        operator = Operator(name, work, after.uid if after else None, schema)
+        operator = Operator(name, work, inputs, schema)
         Graph((*self._operators, operator))
         self._operators.append(operator)
         return operator
@@ -343,4 +422,5 @@ class GraphBuilder:
         """Write what `refusing` refuses to `sink`."""
         uid = f"{refusing.uid}-dead-letters"
         work = WriteTo(sink, self.sink_id(uid), takes_dead_letters=True)
-        self.add(work, verb="write", uid=uid, after=refusing, schema=DEAD_LETTERS)
+        letters = (Feed(refusing.uid, DEAD_LETTERS, DEAD_LETTERS_TAG),)
+        self.add(work, letters, verb="write", uid=uid, schema=DEAD_LETTERS)

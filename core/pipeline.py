@@ -15,7 +15,7 @@ from onceflow.core.configuration import Configuration
 from onceflow.core.dataframe_source import DataFrameSource, is_dataframe
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.event_time import WatermarkStrategy
-from onceflow.core.graph import NAME, GraphBuilder, ReadFrom
+from onceflow.core.graph import NAME, Feed, GraphBuilder, ReadFrom
 from onceflow.core.protocol.decisions import CheckpointKind, StateForm
 from onceflow.core.protocol.ids import PARALLELISM_MAX
 from onceflow.core.protocol.restart import RestartStrategy
@@ -305,11 +305,11 @@ class Pipeline:
         if watermarks is not None:
             watermarks.check(source.schema)
         operator = self._graph.add(
-            ReadFrom(source, watermarks), verb="read", uid=uid, after=None, schema=source.schema
+            ReadFrom(source, watermarks), verb="read", uid=uid, schema=source.schema
         )
         if dead_letters is not None:
             self._graph.add_dead_letters(operator, dead_letters)
-        return Stream(self._graph, operator)
+        return Stream(self._graph, Feed(uid, source.schema))
 
     def start(
         self,

@@ -14,12 +14,14 @@ from onceflow.core.functions import (
     ArrowIteratorFunction,
     BatchFunction,
     KeyedFunction,
+    OutputTag,
     PandasIteratorFunction,
     Record,
     running_schema,
     takes_iterator,
 )
 from onceflow.core.graph import (
+    Feed,
     FilterRecords,
     FlatMapRecords,
     GraphBuilder,
@@ -28,7 +30,6 @@ from onceflow.core.graph import (
     MapInArrow,
     MapInPandas,
     MapRecords,
-    Operator,
     ProcessKeyed,
     RunAggregates,
     SelectSql,
@@ -51,14 +52,48 @@ class Stream:
     its records.
     """
 
-    def __init__(self, graph: GraphBuilder, operator: Operator) -> None:
+    def __init__(self, graph: GraphBuilder, *feeds: Feed) -> None:
+        """`feeds` have one schema."""
         self._graph = graph
-        self._operator = operator
+        self._feeds = feeds
 
     @property
     def schema(self) -> pa.Schema:
         """The schema of the records."""
-        return self._operator.schema
+        return self._feeds[0].schema
+
+    def union(self, *others: Stream) -> Stream:
+        """Return the records of this stream and of `others` as one stream.
+
+        All have the same columns. The records of each come in their order, those of several
+        interleave as they come. Event time is that of the slowest among those that have any. A
+        stream that is in it twice gives its records twice.
+
+        Raises:
+            ConfigError: There is no other one, it is of another pipeline, or its columns differ.
+        """
+        if not others:
+            raise ConfigError("union() needs another stream")
+        for number, other in enumerate(others, 1):
+            self._check_pipeline(other, "union")
+            if not self.schema.equals(other.schema):
+                raise ConfigError(_difference(self.schema, other.schema, number))
+        return Stream(self._graph, *self._feeds, *(f for other in others for f in other._feeds))
+
+    def side_output(self, tag: OutputTag) -> Stream:
+        """Return the records that the function of this stream's operator emits to `tag`.
+
+        Raises:
+            ConfigError: The stream is no operator's that has side outputs.
+        """
+        feed = self._feeds[0]
+        work = self._graph.graph().operator(feed.uid).work
+        if len(self._feeds) > 1 or feed.tag is not None or not isinstance(work, ProcessKeyed):
+            raise ConfigError(
+                f"side_output({tag.name!r}): only what process() returns has side outputs: call it"
+                " on that, before any other method"
+            )
+        return Stream(self._graph, Feed(feed.uid, tag.schema, tag.name))
 
     def map_batches(
         self,
@@ -175,7 +210,7 @@ class Stream:
                 raise ConfigError(
                     f"key_by({column!r}): no such column; there are {', '.join(self.schema.names)}"
                 )
-        return KeyedStream(self._graph, self._operator, columns)
+        return KeyedStream(self._graph, self._feeds, columns)
 
     def write(
         self,
@@ -207,28 +242,33 @@ class Stream:
                 )
         name = sink_id or self._graph.sink_id(uid)
         written = self._graph.add(
-            WriteTo(sink, name, policy),
-            verb="write",
-            uid=uid,
-            after=self._operator,
-            schema=self.schema,
+            WriteTo(sink, name, policy), self._feeds, verb="write", uid=uid, schema=self.schema
         )
         if dead_letters is not None:
             self._graph.add_dead_letters(written, dead_letters)
 
     def _then(self, work: Work, verb: str, uid: str | None, schema: SchemaLike | None) -> Stream:
         made = self.schema if schema is None else schema_of(schema)
-        operator = self._graph.add(work, verb=verb, uid=uid, after=self._operator, schema=made)
-        return Stream(self._graph, operator)
+        operator = self._graph.add(work, self._feeds, verb=verb, uid=uid, schema=made)
+        return Stream(self._graph, Feed(operator.uid, made))
+
+    def _check_pipeline(self, other: Stream, verb: str) -> None:
+        if other._graph is not self._graph:
+            raise ConfigError(f"{verb}() of streams of two pipelines: a job reads what is its own")
 
 
 class KeyedStream:
     """Records grouped by key; what follows has state for each key."""
 
-    def __init__(self, graph: GraphBuilder, operator: Operator, key: tuple[str, ...]) -> None:
+    def __init__(self, graph: GraphBuilder, feeds: tuple[Feed, ...], key: tuple[str, ...]) -> None:
         self._graph = graph
-        self._operator = operator
+        self._feeds = feeds
         self._key = key
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the records."""
+        return self._feeds[0].schema
 
     def process(self, function: KeyedFunction, *, uid: str) -> Stream:
         """Apply `function` to each record with the state of its key.
@@ -236,19 +276,38 @@ class KeyedStream:
         `uid` names the state in checkpoints: keep it, and the state is found again.
         """
         work = ProcessKeyed(self._key, function)
-        return self._then(work, uid, function.output_schema(self._operator.schema))
+        return self._then(work, uid, function.output_schema(self.schema))
 
     def running(self, *, uid: str, **aggregates: Aggregate) -> Stream:
         """Add a column for each aggregate: its value over the key's records up to this one.
 
         Vectorised: many times as fast as `process` with a function that does the same.
         """
-        schema = running_schema(self._operator.schema, aggregates)
+        schema = running_schema(self.schema, aggregates)
         return self._then(RunAggregates(self._key, dict(aggregates)), uid, schema)
 
     def _then(self, work: Work, uid: str, schema: pa.Schema) -> Stream:
-        operator = self._graph.add(work, verb="keyed", uid=uid, after=self._operator, schema=schema)
-        return Stream(self._graph, operator)
+        operator = self._graph.add(work, self._feeds, verb="keyed", uid=uid, schema=schema)
+        return Stream(self._graph, Feed(operator.uid, schema))
+
+
+def _difference(first: pa.Schema, other: pa.Schema, number: int) -> str:
+    """Return how the columns of the stream at `number` differ from those of the first."""
+    if first.names != other.names:
+        theirs, ours = ", ".join(other.names), ", ".join(first.names)
+        what = f"it has columns {theirs}, and the first stream {ours}"
+    else:
+        pairs = zip(first, other, strict=True)
+        one, two = next((a, b) for a, b in pairs if not a.equals(b))
+        what = f"its column {_told(two)}, and that of the first stream {_told(one)}"
+    return (
+        f"union() with other streams, number {number}: {what}; make them alike with"
+        " .map_batches(lambda rows: …, schema=…) first"
+    )
+
+
+def _told(field: pa.Field) -> str:
+    return f"{field.name} is {field.type}{'' if field.nullable else ' not null'}"
 
 
 def _policy_of(on_bad_row: OnBadRow | str, dead_letters: Sink | None) -> OnBadRow:

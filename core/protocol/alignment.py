@@ -9,15 +9,21 @@ One that overtakes has the snapshot taken at the first announcement; what it ove
 channel is in flight and part of the snapshot, so that is complete with the last announcement.
 Checkpoints that may overtake are taken one at a time: a newer barrier says that the older is over.
 
+A channel may keep order: no barrier overtakes its rows, and none in it is announced. It is read up
+to the barrier, as an aligned one is, before the subtask's snapshot is taken and rows of the other
+channels are overtaken.
+
 Invariants:
     done or too late:  every checkpoint <= floor
     aligned:          a channel that brought the current barrier is not read before the snapshot
-    overtaking:       no channel is blocked; the checkpoint is the floor from its snapshot on
+    overtaking:       no channel is blocked; the checkpoint is the floor from its snapshot on;
+                      every channel that keeps order had brought the barrier
     at least once:    no channel is ever blocked; the snapshot may hold effects of later records
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeAlias
@@ -187,11 +193,15 @@ class BarrierAlignment:
     Carry the actions out in order: `TakeSnapshot` precedes the `Unblock` that ends its alignment.
     """
 
-    def __init__(self, channels: int, mode: AlignmentMode) -> None:
+    def __init__(
+        self, channels: int, mode: AlignmentMode, keeping_order: Iterable[int] = ()
+    ) -> None:
+        """`keeping_order` are the channels in which barriers overtake nothing."""
         if channels < 1:
             raise ValueError(f"channels={channels} must be 1 or more")
         self._channels = channels
         self._mode = mode
+        self._keeping_order = frozenset(keeping_order)
         self._open: dict[CheckpointId, _Alignment] = {}
         self._aborted: set[CheckpointId] = set()
         self._floor = CheckpointId(0)
@@ -226,7 +236,8 @@ class BarrierAlignment:
     @property
     def overtakes_at_s(self) -> float | None:
         """When `on_time` has something to do; None while no barrier waits for its time."""
-        return None if self._announced is None else self._announced.overtakes_at_s
+        announced = self._announced
+        return announced.overtakes_at_s if announced and self._may_overtake(announced) else None
 
     def on_announced(
         self, channel: int, barrier: Barrier, now_s: float
@@ -236,6 +247,7 @@ class BarrierAlignment:
         Called once a barrier and channel, before the channel is read any further.
         """
         require(0 <= channel < self._channels, f"channel {channel} of {self._channels}")
+        require(channel not in self._keeping_order, f"channel {channel} keeps order")
         require(self._mode is AlignmentMode.ALIGNED, f"{self._mode} and an overtaking barrier")
         assert barrier.overtakes_after_s is not None
         checkpoint = barrier.checkpoint
@@ -259,6 +271,8 @@ class BarrierAlignment:
         """Have the barrier overtake whose time has come, if there is one."""
         announced = self._announced
         if announced is None or now_s < announced.overtakes_at_s:
+            return ()
+        if not self._may_overtake(announced):
             return ()
         self._announced = None
         checkpoint = announced.barrier.checkpoint
@@ -311,6 +325,8 @@ class BarrierAlignment:
             return (*actions, *self._finish(alignment, channel, now_s))
         if self._mode is AlignmentMode.ALIGNED:
             actions.append(Block(channel))
+        if channel in self._keeping_order:
+            actions += self.on_time(now_s)
         return tuple(actions)
 
     def on_abort(self, checkpoint: CheckpointId) -> tuple[AlignmentAction, ...]:
@@ -337,6 +353,11 @@ class BarrierAlignment:
         """
         require(not self.is_blocked(channel), f"read from blocked channel {channel}")
         self._ended.add(channel)
+
+    def _may_overtake(self, announced: _Announced) -> bool:
+        """Whether every channel that keeps order has been read up to the barrier."""
+        alignment = self._open.get(announced.barrier.checkpoint)
+        return self._keeping_order <= (set[int]() if alignment is None else alignment.arrived)
 
     def _give_up_skipped(self, channel: int, checkpoint: CheckpointId) -> list[AlignmentAction]:
         """A channel that goes on to `checkpoint` will never bring the open older ones it lacks."""
@@ -375,7 +396,7 @@ class BarrierAlignment:
     def _complete_in_flight(self, now_s: float) -> list[AlignmentAction]:
         under_way = self._overtaking
         assert under_way is not None
-        if len(under_way.channels) < self._channels:
+        if len(under_way.channels | self._keeping_order) < self._channels:
             return []
         self._overtaking = None
         took_ms = (now_s - under_way.first_at_s) * 1000

@@ -9,6 +9,9 @@ A barrier that overtakes goes ahead of all batches. What it overtakes is in flig
     sender's side     what waits for credits, as of the barrier
     receiver's side   what waits in the channel or is still to come on it, before the barrier
 
+Only what has a key can be given to another subtask after a restore. So a barrier overtakes nothing
+in channels whose rows go by no key: there it waits its turn, on both sides, and is never announced.
+
 Invariants:
     a batch is in flight on one side at the most: the sender's begins where the receiver's ends
     batches sent and not yet taken <= credits
@@ -20,7 +23,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from onceflow.core.protocol.alignment import Barrier, EndOfStream
 from onceflow.core.protocol.ids import CheckpointId
@@ -34,11 +37,22 @@ REPLAYED = -1
 
 
 @dataclass(frozen=True, slots=True)
+class ChannelEnd:
+    """The receiving end of one channel."""
+
+    input: int = 0
+    """Which input of the operator its rows are for."""
+    keeps_order: bool = False
+    """Whether barriers wait their turn behind its rows, also those that overtake elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
 class Received(Generic[B]):
-    """An element and the channel on which it came."""
+    """An element, the channel on which it came, and the operator's input that it is for."""
 
     channel: int
     element: B | Barrier | EndOfStream
+    input: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +120,7 @@ class _Recording(Generic[B]):
     """What a barrier overtakes on a subtask's channels."""
 
     checkpoint: CheckpointId
-    replayed: list[B]
+    replayed: list[Received[B]]
     """What was still to be replayed."""
     batches: list[list[B]] = field(default_factory=list[list[B]])
     """By channel."""
@@ -117,12 +131,13 @@ class _Recording(Generic[B]):
 class InputQueues(Generic[B]):
     """The receiving ends of one subtask's channels. Announcements come first, channels in turn."""
 
-    def __init__(self, channels: int) -> None:
-        self._queues: list[deque[B | Barrier | EndOfStream]] = [deque() for _ in range(channels)]
-        self._blocked = [False] * channels
+    def __init__(self, ends: Sequence[ChannelEnd]) -> None:
+        self._ends = ends
+        self._queues: list[deque[B | Barrier | EndOfStream]] = [deque() for _ in ends]
+        self._blocked = [False] * len(ends)
         self._turn = 0
         self._announced: deque[Announced] = deque()
-        self._replayed: deque[B] = deque()
+        self._replayed: deque[Received[B]] = deque()
         self._recording: _Recording[B] | None = None
 
     @property
@@ -135,15 +150,20 @@ class InputQueues(Generic[B]):
         """How many elements wait, what is replayed included."""
         return len(self._replayed) + sum(map(len, self._queues))
 
-    def replay(self, batches: Iterable[B]) -> None:
-        """Have `batches` taken before anything of the channels; before the first is taken."""
-        self._replayed.extend(batches)
+    def replay(self, batches: Iterable[B], into: int = 0) -> None:
+        """Have `batches` taken by input `into` before anything of the channels.
+
+        Called before the first is taken.
+        """
+        self._replayed.extend(Received(REPLAYED, batch, into) for batch in batches)
 
     def put(self, channel: int, element: B | Barrier | EndOfStream) -> bool:
         """Take in what has come on `channel`; return whether there is something to take for it."""
         recording = self._recording
         if isinstance(element, Barrier):
-            announced = element.overtakes_after_s is not None
+            announced = (
+                element.overtakes_after_s is not None and not self._ends[channel].keeps_order
+            )
             if announced:
                 self._announced.append(Announced(channel, element))
             if recording is not None and channel in recording.open:
@@ -171,13 +191,14 @@ class InputQueues(Generic[B]):
         if not elements:
             return None
         if self._replayed:
-            return Received(REPLAYED, self._replayed.popleft())
+            return self._replayed.popleft()
         count = len(self._queues)
         for step in range(count):
             channel = (self._turn + step) % count
             if self._queues[channel] and not self._blocked[channel]:
                 self._turn = (channel + 1) % count
-                return Received(channel, self._queues[channel].popleft())
+                element = self._queues[channel].popleft()
+                return Received(channel, element, self._ends[channel].input)
         return None
 
     def block(self, channel: int) -> None:
@@ -192,8 +213,8 @@ class InputQueues(Generic[B]):
     def record(self, checkpoint: CheckpointId, passed: Sequence[int]) -> None:
         """Begin to note what the barrier of `checkpoint` overtakes; its snapshot is taken now.
 
-        On the channels `passed` it has been read. From the others it is removed where it waits;
-        where it is still to come it will not be taken as an element.
+        On the channels `passed` it has been read, those that keep order among them. From the others
+        it is removed where it waits; where it is still to come it will not be taken as an element.
         """
         recording = _Recording[B](checkpoint, list(self._replayed))
         for channel, queue in enumerate(self._queues):
@@ -212,8 +233,8 @@ class InputQueues(Generic[B]):
                     overtaken.append(element)
         self._recording = recording
 
-    def recorded(self, checkpoint: CheckpointId) -> tuple[B, ...]:
-        """Return all that the barrier of `checkpoint` has overtaken, in the order to replay it in.
+    def recorded(self, checkpoint: CheckpointId) -> dict[int, tuple[B, ...]]:
+        """Return what the barrier of `checkpoint` has overtaken, by input, in the order to replay.
 
         The barrier has come on all channels. Ends what `record` began.
         """
@@ -221,7 +242,12 @@ class InputQueues(Generic[B]):
         if recording is None or recording.checkpoint != checkpoint:
             raise ValueError(f"nothing is recorded for checkpoint {checkpoint}")
         require(not recording.open, f"barrier {checkpoint} is missing on {recording.open}")
-        return tuple(b for one in (recording.replayed, *recording.batches) for b in one)
+        found: dict[int, list[B]] = {}
+        for one in recording.replayed:
+            found.setdefault(one.input, []).append(cast("B", one.element))
+        for end, batches in zip(self._ends, recording.batches, strict=True):
+            found.setdefault(end.input, []).extend(batches)
+        return {into: tuple(batches) for into, batches in found.items() if batches}
 
     def forget(self, checkpoint: CheckpointId) -> None:
         """Record nothing more for `checkpoint`."""

@@ -72,6 +72,8 @@ class InFlight:
     sent: bool
     """Whether the receiving subtask held them; else the sending one did, and they come later."""
     handle: StateHandle
+    input: int = 0
+    """Which input of the chain's first operator they were on their way into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +126,13 @@ class CompletedCheckpoint:
     undelivered: tuple[CheckpointId, ...] = ()
     """The decisions between that one and this one, rising. See `global_commits`."""
 
-    def in_flight(self, chain: str) -> tuple[StateHandle, ...]:
+    def in_flight(self, chain: str) -> tuple[InFlight, ...]:
         """Return what is to be replayed into `chain`, in that order.
 
         What receiving subtasks held comes before what sending ones did: it was sent before.
         """
         found = [one for s in self.snapshots for one in s.in_flight if one.chain == chain]
-        return tuple(one.handle for one in sorted(found, key=lambda one: not one.sent))
+        return tuple(sorted(found, key=lambda one: not one.sent))
 
     def operator(self, uid: str) -> tuple[tuple[int, OperatorSnapshot], ...]:
         """Return (subtask index, snapshot) of operator `uid`, by index."""

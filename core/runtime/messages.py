@@ -17,7 +17,7 @@ import msgspec
 from onceflow.core.errors import MessageCorrupt, OnceflowError, UserFunctionError
 from onceflow.core.protocol.decisions import NotifyAbort, TriggerCheckpoint
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef
-from onceflow.core.protocol.snapshots import StateHandle, SubtaskSnapshot
+from onceflow.core.protocol.snapshots import InFlight, StateHandle, SubtaskSnapshot
 from onceflow.core.protocol.splits import Split
 
 # --- slot to driver ---------------------------------------------------------------------------
@@ -192,8 +192,8 @@ class Deploy:
     restored_checkpoint: CheckpointId
     next_checkpoint: CheckpointId
     operators: tuple[RestoredOperator, ...]
-    in_flight: dict[str, tuple[StateHandle, ...]]
-    """By chain: rows to take before anything that comes, in that order; of other subtasks, too."""
+    in_flight: tuple[InFlight, ...]
+    """Rows to take before anything that comes, in that order; of other subtasks, too."""
     program: bytes = field(repr=False)
     """See `program`: holds whatever secrets the user's sources and sinks hold."""
 

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from onceflow.core.functions import (
         Aggregate,
         KeyedFunction,
+        OutputTag,
         Record,
+        SideOutput,
         StateAccess,
         count,
         max_,
@@ -101,7 +103,8 @@ else:
             "onceflow.core.errors": "OnceflowError",
             "onceflow.core.event_time": "WatermarkStrategy",
             "onceflow.core.functions": (
-                "Aggregate KeyedFunction Record StateAccess count max_ min_ sum_"
+                "Aggregate KeyedFunction OutputTag Record SideOutput StateAccess count max_ min_"
+                " sum_"
             ),
             "onceflow.core.pipeline": "Job Pipeline",
             "onceflow.core.protocol.restart": "ExponentialDelay FailureRate FixedDelay NoRestart",
@@ -181,6 +184,7 @@ __all__ = [
     "NoRestart",
     "ObjectStorage",
     "OnceflowError",
+    "OutputTag",
     "PendingCheckpoint",
     "Pipeline",
     "Record",
@@ -193,6 +197,7 @@ __all__ = [
     "SavepointRestored",
     "SavepointStats",
     "Serializer",
+    "SideOutput",
     "SinkStatus",
     "SinksRecovered",
     "SlotJoined",

@@ -24,9 +24,9 @@ from onceflow.core.protocol.in_flight import Announced, OutputQueue, Received
 class _KeepsNothing(Inputs):
     """The barrier overtakes what waits in channels, and nobody persists it."""
 
-    def recorded(self, checkpoint: CheckpointId) -> tuple[Row, ...]:
+    def recorded(self, checkpoint: CheckpointId) -> dict[int, tuple[Row, ...]]:
         super().recorded(checkpoint)
-        return ()
+        return {}
 
 
 class _StopsRecordingAtOnce(Inputs):

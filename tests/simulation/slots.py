@@ -60,7 +60,7 @@ class Deployment:
     splits: dict[str, list[dict[str, int]]]
     """By source and slot: partition -> next offset."""
     handles: tuple[StateHandle, ...]
-    in_flight: dict[str, tuple[StateHandle, ...]]
+    in_flight: dict[str, tuple[InFlight, ...]]
     """By chain: what is to be replayed into it."""
     sinks: Sequence[Target]
     """What the pipeline writes to."""

@@ -1,6 +1,7 @@
 """The tasks of a simulated slot that take what others send: a relay, and what counts and writes.
 
-Mirrors KeyedSubtask: mail first, then announcements, then elements, if nothing waits for credits.
+Mirrors ReceivingSubtask: mail first, then announcements, then elements if nothing waits for
+credits.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from onceflow.core.protocol.alignment import (
 )
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef, TransactionId
-from onceflow.core.protocol.in_flight import REPLAYED, Announced, Received
+from onceflow.core.protocol.in_flight import REPLAYED, Announced, ChannelEnd, Received
 from onceflow.core.protocol.snapshots import (
     InFlight,
     OperatorSnapshot,
@@ -75,7 +76,7 @@ class StageTask(ABC):
         self.ref = SubtaskRef(chain, slot.index)
         self.bell = Bell(self.world.clock)
         self.mail = Mailbox(self.bell)
-        self.inputs: Inputs = self.world.variant.inputs(channels)
+        self.inputs: Inputs = self.world.variant.inputs([ChannelEnd()] * channels)
         self.inputs.world, self.inputs.bell = self.world, self.bell
         self.release: list[Callable[[], None]] = [lambda: None] * channels
         self._alignment = self.world.variant.alignment(channels, self.world.alignment_mode)
@@ -89,10 +90,9 @@ class StageTask(ABC):
         self.inputs.replay(self._in_flight())
 
     def _in_flight(self) -> list[Row]:
-        handles = self.slot.deploy.in_flight.get(self.chain, ())
         rows: list[Row] = []
-        for handle in handles:
-            rows += self.world.files.read_restored(handle.path, self.slot)
+        for one in self.slot.deploy.in_flight.get(self.chain, ()):
+            rows += self.world.files.read_restored(one.handle.path, self.slot)
         return self.world.variant.replayed(self.chain, rows, self.groups)
 
     def compute(self) -> Steps[None]:
@@ -180,7 +180,9 @@ class StageTask(ABC):
         if self._held is None:  # broken variants, and slots that have died
             return
         (_, overtaken, finish), self._held = self._held, None
-        self._persist(checkpoint, list(self.inputs.recorded(checkpoint)), overtaken, finish)
+        self._persist(
+            checkpoint, list(self.inputs.recorded(checkpoint).get(0, ())), overtaken, finish
+        )
 
     def _forget(self, checkpoint: CheckpointId) -> None:
         self._held = None

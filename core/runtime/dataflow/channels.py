@@ -1,7 +1,7 @@
 """What travels between subtasks: batches and barriers, in channels, read through one gate each.
 
-A channel is FIFO and bounded by credits; `KeyGroupPartitioner` says which one a row takes. What
-waits on either side, and what a barrier overtakes there, is decided by `protocol.in_flight`.
+A channel is FIFO and bounded by credits; a `Partitioner` says which one a row takes. What waits on
+either side, and what a barrier overtakes there, is decided by `protocol.in_flight`.
 
 Invariants:
     a channel delivers its elements in the order in which they were sent
@@ -25,18 +25,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from onceflow.core.errors import BadRecord, SlotLost
+from onceflow.core.errors import SlotLost
 from onceflow.core.protocol.alignment import Barrier, EndOfStream
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.in_flight import (
     REPLAYED,
     Announced,
+    ChannelEnd,
     InputQueues,
     OutputQueue,
     Received,
 )
 from onceflow.core.runtime.messages import SubtaskMail
-from onceflow.core.state import hash_keys, key_groups
 
 Hashes: TypeAlias = npt.NDArray[np.uint64]
 
@@ -159,17 +159,13 @@ class InputGate:
     always taken first, then announced barriers, then elements.
     """
 
-    def __init__(self, channels: int) -> None:
-        self._queues = InputQueues[Batch](channels)
-        self._release: list[Callable[[], None]] = [lambda: None] * channels
+    def __init__(self, ends: Sequence[ChannelEnd]) -> None:
+        self.ends = ends
+        self._queues = InputQueues[Batch](ends)
+        self._release: list[Callable[[], None]] = [lambda: None] * len(ends)
         self._mail: deque[SubtaskMail] = deque()
         self._ready = threading.Condition()
         self._woken = False
-
-    @property
-    def channels(self) -> int:
-        """How many channels end here."""
-        return self._queues.channels
 
     def attach(self, channel: int, release: Callable[[], None]) -> None:
         """Call `release` whenever a batch of `channel` was taken.
@@ -178,10 +174,13 @@ class InputGate:
         """
         self._release[channel] = release
 
-    def replay(self, batches: Iterable[Batch]) -> None:
-        """Have `batches` taken before anything of the channels; before the subtask begins."""
+    def replay(self, batches: Iterable[Batch], into: int) -> None:
+        """Have input `into` take `batches` before anything of the channels.
+
+        Called before the subtask begins.
+        """
         with self._ready:
-            self._queues.replay(batches)
+            self._queues.replay(batches, into)
 
     def put(self, channel: int, element: Element) -> None:
         """Append `element` to `channel`. Never waits: the sender's credits bound the queue."""
@@ -243,8 +242,8 @@ class InputGate:
         with self._ready:
             self._queues.record(checkpoint, passed)
 
-    def recorded(self, checkpoint: CheckpointId) -> tuple[Batch, ...]:
-        """Return all that it has overtaken, in the order to replay it in."""
+    def recorded(self, checkpoint: CheckpointId) -> dict[int, tuple[Batch, ...]]:
+        """Return all that it has overtaken, by input, in the order to replay it in."""
         with self._ready:
             return self._queues.recorded(checkpoint)
 
@@ -292,113 +291,3 @@ class CollectedChannel(OutputChannel):
     def close(self, reason: str) -> None:
         """Refuse more."""
         self.refuse(reason)
-
-
-class KeyGroupPartitioner:
-    """Splits batches by key group and sends each part to the subtask that owns it."""
-
-    def __init__(
-        self,
-        key: tuple[str, ...],
-        max_parallelism: int,
-        channels: Sequence[OutputChannel],
-        schema: pa.Schema | None = None,
-    ) -> None:
-        """`schema` is that of the rows; needed for watermarks."""
-        self._schema = schema
-        self._key = key
-        self._max_parallelism = max_parallelism
-        self._channels = channels
-        self._waits = False
-
-    def attach(self, on_credit: Callable[[], None]) -> None:
-        """Call `on_credit` when `flush` may send what waits for credit. Any thread."""
-        for channel in self._channels:
-            channel.attach(on_credit)
-
-    def receive(self, batch: Batch) -> None:
-        """Send every row of `batch` to the channel of its key group's owner, in order.
-
-        Never waits: what has no credit is sent by `flush`.
-        """
-        rows = self._with_keys(batch.rows)
-        hashes = hash_keys([rows.column(name) for name in self._key])
-        parallelism = len(self._channels)
-        if parallelism == 1:
-            self._send(0, Batch(rows, hashes))
-            return
-        groups = key_groups(hashes, self._max_parallelism).astype(np.int64)
-        owners = groups * parallelism // self._max_parallelism
-        for owner in range(parallelism):
-            chosen = np.flatnonzero(owners == owner)
-            if len(chosen):
-                self._send(owner, Batch(rows.take(pa.array(chosen)), hashes[chosen]))
-
-    def _with_keys(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows that have a key, which all must."""
-        for name in self._key:
-            column = rows.column(name)
-            if column.null_count:
-                first = column.is_null().index(True).as_py()
-                raise BadRecord(
-                    f"key_by({name!r}): a record has no {name} (null), so it belongs to no key:"
-                    f" {str(rows.slice(first, 1).to_pylist()[0])[:300]}; drop such records with"
-                    f" .filter(lambda r: r[{name!r}] is not None) before key_by"
-                )
-        return rows
-
-    def flush(self) -> bool:
-        """Send what there is credit for; return whether something still waits.
-
-        Raises:
-            SlotLost: A channel is closed.
-        """
-        if self._waits:
-            self._waits = sum([channel.flush() for channel in self._channels]) > 0
-        return self._waits
-
-    def tell(self, watermark: int) -> None:
-        """Send a watermark on every channel, behind all rows sent before."""
-        assert self._schema is not None
-        none = pa.RecordBatch.from_pylist([], schema=self._schema)
-        batch = Batch(none, np.zeros(0, np.uint64), watermark)
-        for channel in range(len(self._channels)):
-            self._send(channel, batch)
-
-    def end(self) -> None:
-        """Send the end on every channel, behind all rows sent before."""
-        for channel in range(len(self._channels)):
-            self._send(channel, EndOfStream())
-
-    def forward(self, barrier: Barrier) -> tuple[Batch, ...]:
-        """Send `barrier` on every channel; return the batches that it overtakes here.
-
-        One that never overtakes goes behind all rows sent before.
-        """
-        if barrier.overtakes_after_s is None:
-            for number in range(len(self._channels)):
-                self._send(number, barrier)
-            return ()
-        return tuple(batch for channel in self._channels for batch in channel.overtake(barrier))
-
-    def _send(self, channel: int, element: Element) -> None:
-        self._waits = self._channels[channel].send(element) or self._waits
-
-
-class SinkPartitioner(KeyGroupPartitioner):
-    """The exchange before a sink that changes rows by key."""
-
-    def _with_keys(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows that have a key, and send the others to the first subtask.
-
-        What becomes of a row without a key is the writer's to say: it is a bad row.
-        """
-        null = np.zeros(rows.num_rows, bool)
-        for name in self._key:
-            if rows.column(name).null_count:
-                null |= rows.column(name).is_null().to_numpy(zero_copy_only=False)
-        if not null.any():
-            return rows
-        keyless = rows.filter(pa.array(null))
-        self._send(0, Batch(keyless, np.zeros(keyless.num_rows, np.uint64)))
-        return rows.filter(pa.array(~null))

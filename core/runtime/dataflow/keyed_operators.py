@@ -14,6 +14,7 @@ from onceflow.core.graph import ProcessKeyed, RunAggregates
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.snapshots import OperatorSnapshot
 from onceflow.core.runtime.dataflow.channels import Batch
+from onceflow.core.runtime.dataflow.function_context import FunctionContext, SideOutputs
 from onceflow.core.runtime.dataflow.operators import PendingSnapshot, RunningOperator
 from onceflow.core.runtime.dataflow.user_functions import (
     batch_of,
@@ -22,7 +23,7 @@ from onceflow.core.runtime.dataflow.user_functions import (
     keys_of,
     user_error,
 )
-from onceflow.core.state import AccumulatorColumn, KeyedStates, KeyedStateStore, StateWriter
+from onceflow.core.state import AccumulatorColumn, KeyedStateStore, StateWriter
 from onceflow.core.state.api import PendingSnapshot as FrozenState
 from onceflow.core.state.timers import DomainTimers
 
@@ -79,7 +80,8 @@ class KeyedProcessor(KeyedOperator):
         self._key = work.key
         self._function = work.function
         self._schema = schema
-        states = KeyedStates(store)
+        self._side_outputs = SideOutputs(self)
+        states = FunctionContext(store, self._side_outputs)
         call_user(uid, self._function.open, states)
         self._cleaned_a_record = states.cleaned_a_record
         self._timers = states.registered
@@ -91,6 +93,7 @@ class KeyedProcessor(KeyedOperator):
         self.store.prefetch(keys)
         results = call_user_on_records(self.uid, partial(self._apply, keys), batch.rows)
         self.emit(batch_of(results, self._schema, self.uid))
+        self._side_outputs.flush()
         if self._cleaned_a_record:
             self.store.clean(self._cleaned_a_record * batch.rows.num_rows)
         if self._timers is not None:
@@ -125,8 +128,10 @@ class KeyedProcessor(KeyedOperator):
             _take_results(call_user(self.uid, self._function.on_timer, timer), results)
             if len(results) >= RESULTS_A_BATCH:
                 self.emit(batch_of(results, self._schema, self.uid))
+                self._side_outputs.flush()
                 results = []
         self.emit(batch_of(results, self._schema, self.uid))
+        self._side_outputs.flush()
 
     def _apply(self, keys: Sequence[Any], records: Iterator[Record]) -> list[Record]:
         set_key = self.store.set_current_key

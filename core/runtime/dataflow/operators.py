@@ -20,10 +20,18 @@ import msgspec
 import pyarrow as pa
 
 from onceflow.core.crash_points import reach
-from onceflow.core.dead_letters import DeadLetter, batch_of_letters, letters_of_rows
+from onceflow.core.dead_letters import (
+    DEAD_LETTERS,
+    DEAD_LETTERS_TAG,
+    DeadLetter,
+    batch_of_letters,
+    letters_of_rows,
+)
+from onceflow.core.errors import ConfigError
 from onceflow.core.event_time import WatermarkStrategy
 from onceflow.core.functions import Record
 from onceflow.core.graph import (
+    Feed,
     FilterRecords,
     FlatMapRecords,
     MapBatches,
@@ -70,12 +78,39 @@ class RunningOperator(ABC):
     def __init__(self, uid: str) -> None:
         self.uid = uid
         self.outputs: list[Emit] = []
-        self.dead_letters: list[Emit] = []
-        """Where bad records go; nowhere when they fail the job or are dropped."""
+        self.side_schemas: dict[str, pa.Schema] = {DEAD_LETTERS_TAG: DEAD_LETTERS}
+        """What `emit_to` may be called with: the tags of its side outputs, and their rows'."""
+        self._side_outputs: dict[str, list[Emit]] = {}
         self.records_in = 0
         self.rejected = 0
         """Bad records left out so far."""
         self.takes_dead_letters = False
+
+    @property
+    def inputs(self) -> tuple[Emit, ...]:
+        """What takes the batches of each input."""
+        return (self.receive,)
+
+    def outlet(self, feed: Feed) -> list[Emit]:
+        """Return who gets the rows of `feed`, which leaves this operator; to be added to.
+
+        Raises:
+            ConfigError: It has no such side output, or one of another schema.
+        """
+        if feed.tag is None:
+            return self.outputs
+        schema = self.side_schemas.get(feed.tag)
+        if schema is None:
+            raise ConfigError(
+                f"side output {feed.tag!r} of operator {self.uid!r} is used, and the operator has"
+                " none of that name: its function asks for it in open(), by side_output(tag)"
+            )
+        if schema != feed.schema:
+            raise ConfigError(
+                f"side output {feed.tag!r} of operator {self.uid!r} is used with columns"
+                f" {feed.schema}, and its function emits {schema}: use one OutputTag for both"
+            )
+        return self._side_outputs.setdefault(feed.tag, [])
 
     def receive(self, batch: Batch) -> None:
         """Take a batch from the operator before."""
@@ -89,15 +124,24 @@ class RunningOperator(ABC):
             for output in self.outputs:
                 output(batch)
 
+    def emit_to(self, tag: str, rows: pa.RecordBatch) -> None:
+        """Hand `rows` to whoever takes the side output `tag`; they are dropped where nobody does.
+
+        `side_schemas` has the tag since before the first row, and `rows` are of its schema.
+        """
+        outputs = self._side_outputs.get(tag)
+        if outputs and rows.num_rows:
+            batch = Batch(rows)
+            for output in outputs:
+                output(batch)
+
     def reject(self, letters: Sequence[DeadLetter]) -> None:
         """Count `letters` and hand them to the sink of dead letters, if there is one."""
         if not letters:
             return
         self.rejected += len(letters)
-        if self.dead_letters:
-            batch = Batch(batch_of_letters(self.uid, letters))
-            for output in self.dead_letters:
-                output(batch)
+        if DEAD_LETTERS_TAG in self._side_outputs:
+            self.emit_to(DEAD_LETTERS_TAG, batch_of_letters(self.uid, letters))
 
     @abstractmethod
     def process(self, batch: Batch) -> None:

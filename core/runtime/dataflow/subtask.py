@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -39,20 +39,20 @@ from onceflow.core.protocol.decisions import (
     TriggerCheckpoint,
 )
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
-from onceflow.core.protocol.in_flight import REPLAYED, Announced, Received
+from onceflow.core.protocol.in_flight import Announced, Received
 from onceflow.core.protocol.snapshots import SnapshotTimings
 from onceflow.core.protocol.watermarks import IDLE, MAX_WATERMARK, WatermarkMerge
 from onceflow.core.runtime.dataflow.channels import (
     Batch,
     Element,
     InputGate,
-    KeyGroupPartitioner,
 )
 from onceflow.core.runtime.dataflow.operators import (
     PendingSnapshot,
     RunningOperator,
     SourceOperator,
 )
+from onceflow.core.runtime.dataflow.partitioners import Partitioner
 from onceflow.core.runtime.messages import (
     Complete,
     CompletionHeard,
@@ -77,9 +77,20 @@ class Overtaken:
     """Batches on their way into `chain` that a barrier overtook on one side, in their order."""
 
     chain: str
+    input: int
+    """Of the chain's first operator."""
     sent: bool
     """Whether the receiving side held them; see `InFlight`."""
     batches: tuple[Batch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeavingEdge:
+    """An edge from this subtask's chain into an input of `chain`."""
+
+    chain: str
+    input: int
+    partitioner: Partitioner
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,24 +109,23 @@ SubtaskReport: TypeAlias = SnapshotTaken | CompletionHeard | Declined | SourceEx
 
 
 class Subtask(ABC):
-    """What sources and keyed chains share: the thread, snapshots and mail."""
+    """What sources share with all below them: the thread, snapshots and mail."""
 
     def __init__(
         self,
         ref: SubtaskRef,
         gate: InputGate,
         operators: Sequence[RunningOperator],
-        edges: Mapping[str, KeyGroupPartitioner],
+        edges: Sequence[LeavingEdge],
         report: Callable[[SubtaskReport], None],
     ) -> None:
-        """`edges` are those that leave the chain, by the chain that each leads into."""
         self.ref = ref
         self.gate = gate
         self._operators = operators
         self._outlet = next(one for one in reversed(operators) if not one.takes_dead_letters)
         self._edges = edges
-        for edge in edges.values():
-            edge.attach(gate.wake)
+        for edge in edges:
+            edge.partitioner.attach(gate.wake)
         self._report = report
         self._busy_s = 0.0
         self._backpressured_s = 0.0
@@ -188,7 +198,7 @@ class Subtask(ABC):
 
     def _flush(self) -> bool:
         """Send what there is credit for; return whether more rows may be made."""
-        waiting = [edge.flush() for edge in self._edges.values()]
+        waiting = [edge.partitioner.flush() for edge in self._edges]
         return True not in waiting
 
     def _take(
@@ -211,9 +221,9 @@ class Subtask(ABC):
         taken = [_frozen(operator, barrier) for operator in self._operators]
         sync_ms = (time.perf_counter() - began) * 1000
         overtaken = [
-            Overtaken(chain, sent=False, batches=batches)
-            for chain, edge in self._edges.items()
-            if (batches := edge.forward(barrier))
+            Overtaken(edge.chain, edge.input, sent=False, batches=batches)
+            for edge in self._edges
+            if (batches := edge.partitioner.forward(barrier))
         ]
         timings = SnapshotTimings(
             alignment_ms=round(alignment_ms, 3),
@@ -235,14 +245,14 @@ class Subtask(ABC):
                 operator.on_watermark(watermark)
         # The end of the input says the same as its watermark.
         if watermark != MAX_WATERMARK:
-            for edge in self._edges.values():
-                edge.tell(watermark)
+            for edge in self._edges:
+                edge.partitioner.tell(watermark)
 
     def _end_of_stream(self) -> None:
         for operator in self._operators:
             operator.flush()
-        for edge in self._edges.values():
-            edge.end()
+        for edge in self._edges:
+            edge.partitioner.end()
 
     def _timed(self, work: Callable[[], None]) -> None:
         began = time.monotonic()
@@ -258,11 +268,11 @@ class SourceSubtask(Subtask):
         ref: SubtaskRef,
         source: SourceOperator,
         operators: Sequence[RunningOperator],
-        edges: Mapping[str, KeyGroupPartitioner],
+        edges: Sequence[LeavingEdge],
         report: Callable[[SubtaskReport], None],
         poll_timeout_s: float,
     ) -> None:
-        super().__init__(ref, InputGate(0), operators, edges, report)
+        super().__init__(ref, InputGate(()), operators, edges, report)
         self._source = source
         self._poll_timeout_s = poll_timeout_s
         self._reading = True
@@ -328,7 +338,7 @@ class SourceSubtask(Subtask):
         self._barriers.on_abort(checkpoint)
 
 
-class KeyedSubtask(Subtask):
+class ReceivingSubtask(Subtask):
     """Takes batches from any unblocked channel, in turn; barriers decide which are blocked."""
 
     def __init__(
@@ -336,13 +346,18 @@ class KeyedSubtask(Subtask):
         ref: SubtaskRef,
         gate: InputGate,
         operators: Sequence[RunningOperator],
-        edges: Mapping[str, KeyGroupPartitioner],
+        edges: Sequence[LeavingEdge],
         report: Callable[[SubtaskReport], None],
         mode: AlignmentMode,
+        timed: Collection[int],
     ) -> None:
+        """`timed` are the channels by which event time goes, one at least."""
         super().__init__(ref, gate, operators, edges, report)
-        self._alignment = BarrierAlignment(gate.channels, mode)
-        self._watermarks = WatermarkMerge(range(gate.channels))
+        keeping_order = [channel for channel, end in enumerate(gate.ends) if end.keeps_order]
+        self._alignment = BarrierAlignment(len(gate.ends), mode, keeping_order)
+        self._watermarks = WatermarkMerge(timed)
+        self._timed_channels = frozenset(timed)
+        self._inputs = operators[0].inputs
         self._held: SnapshotTaken | None = None
         """Its barrier has overtaken rows, and has not come on all channels."""
 
@@ -352,8 +367,8 @@ class KeyedSubtask(Subtask):
         if at_s is not None:
             self._carry_out(self._alignment.on_time(time.monotonic()))
         match self._take(min(_until(at_s), self._fire_timers(clear=clear)), clear=clear):
-            case Received(channel, element):
-                self._on_element(channel, element)
+            case Received() as received:
+                self._on_element(received.channel, received.element, received.input)
             case Announced(channel, barrier):
                 now_s = time.monotonic()
                 self._carry_out(self._alignment.on_announced(channel, barrier, now_s))
@@ -373,10 +388,10 @@ class KeyedSubtask(Subtask):
         self._timed(head.on_time)
         return 0.0
 
-    def _on_element(self, channel: int, element: Element) -> None:
+    def _on_element(self, channel: int, element: Element, into: int) -> None:
         match element:
             case Batch(watermark=None):
-                self._timed(lambda: self._operators[0].receive(element))
+                self._timed(lambda: self._inputs[into](element))
             case Batch(watermark=watermark):
                 self._on_watermark(channel, watermark)
             case Barrier():
@@ -389,7 +404,7 @@ class KeyedSubtask(Subtask):
 
     def _on_watermark(self, channel: int, watermark: int | None) -> None:
         # Among what is replayed, one is of the attempt before; the channels bring it again.
-        if watermark is not None and channel != REPLAYED:
+        if watermark is not None and channel in self._timed_channels:
             self._watermarks.on_watermark(channel, watermark)
             self._timed(lambda: self._advance(self._watermarks.next()))
 
@@ -421,11 +436,12 @@ class KeyedSubtask(Subtask):
         held, self._held = self._held, None
         assert held is not None
         assert held.checkpoint == checkpoint
-        overtaken = held.overtaken
-        if batches := self.gate.recorded(checkpoint):
-            overtaken = (Overtaken(self.ref.chain, sent=True, batches=batches), *overtaken)
+        mine = tuple(
+            Overtaken(self.ref.chain, into, sent=True, batches=batches)
+            for into, batches in self.gate.recorded(checkpoint).items()
+        )
         timings = replace(held.timings, alignment_ms=round(alignment_ms, 3))
-        return replace(held, timings=timings, overtaken=overtaken)
+        return replace(held, timings=timings, overtaken=(*mine, *held.overtaken))
 
     def _forget(self, checkpoint: CheckpointId) -> None:
         self.gate.forget(checkpoint)

@@ -6,16 +6,18 @@ Nothing decided is left behind.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from onceflow.core.errors import ConfigError, StateIncompatible
-from onceflow.core.graph import Graph, ProcessKeyed, ReadFrom, RunAggregates, Work
+from onceflow.core.graph import Exchange, Graph, ProcessKeyed, ReadFrom, RunAggregates, Work
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.protocol.snapshots import (
     CompletedCheckpoint,
+    InFlight,
     OperatorSnapshot,
     StateHandle,
 )
@@ -71,8 +73,8 @@ def check_in_flight(graph: Graph, restored: CompletedCheckpoint) -> None:
     Raises:
         StateIncompatible: Rows would be lost.
     """
-    edges = {chain.id for chain in graph.chains() if chain.input is not None}
-    lost = sorted({one.chain for s in restored.snapshots for one in s.in_flight} - edges)
+    found = {(one.chain, one.input) for s in restored.snapshots for one in s.in_flight}
+    lost = sorted({chain for chain, _ in found - _keyed_inputs(graph)})
     if lost:
         raise StateIncompatible(
             f"checkpoint {restored.checkpoint} holds rows that were on their way into"
@@ -80,6 +82,16 @@ def check_in_flight(graph: Graph, restored: CompletedCheckpoint) -> None:
             " (which leaves no rows in flight), and change it then; or, knowing that these rows are"
             f" lost, set Checkpointing(ignore_in_flight_of={restored.checkpoint})"
         )
+
+
+def _keyed_inputs(graph: Graph) -> set[tuple[str, int]]:
+    """Return the inputs, by chain and number, into which rows go by key: others have no owner."""
+    return {
+        (chain.id, edge.input)
+        for chain in graph.chains()
+        for edge in chain.edges
+        if edge.exchange is Exchange.BY_KEY
+    }
 
 
 def without_in_flight(
@@ -178,8 +190,8 @@ class RestoredSlot:
     """What one slot begins with."""
 
     operators: tuple[RestoredOperator, ...]
-    in_flight: dict[str, tuple[StateHandle, ...]]
-    """By chain, what it replays; rows of other slots among it."""
+    in_flight: tuple[InFlight, ...]
+    """What it replays; rows of other slots among it."""
 
 
 def restored_slots(
@@ -200,18 +212,14 @@ def restored_slots(
                     operators[slot].append(RestoredOperator(operator.uid, lists={SPLITS: mine}))
             case ProcessKeyed() | RunAggregates():
                 handles = [h for _, o in old for h in o.keyed]
-                for slot, found in enumerate(_by_owner(handles, groups, parallelism)):
+                for slot, found in enumerate(_by_owner(handles, _itself, groups, parallelism)):
                     operators[slot].append(RestoredOperator(operator.uid, keyed=found))
             case _:
                 pass
-    in_flight: list[dict[str, tuple[StateHandle, ...]]] = [{} for _ in range(parallelism)]
-    for chain in graph.chains():
-        flying = _by_owner(restored.in_flight(chain.id), groups, parallelism)
-        for slot, found in enumerate(flying):
-            if found:
-                in_flight[slot][chain.id] = found
+    flying = [one for chain in graph.chains() for one in restored.in_flight(chain.id)]
+    in_flight = _by_owner(flying, lambda one: one.handle, groups, parallelism)
     pairs = zip(operators, in_flight, strict=True)
-    return [RestoredSlot(tuple(of_slot), flying) for of_slot, flying in pairs]
+    return [RestoredSlot(tuple(of_slot), replayed) for of_slot, replayed in pairs]
 
 
 def _dealt(elements: Sequence[bytes], parallelism: int) -> list[tuple[bytes, ...]]:
@@ -220,16 +228,27 @@ def _dealt(elements: Sequence[bytes], parallelism: int) -> list[tuple[bytes, ...
     return [tuple(by_id[split] for split in mine) for mine in dealt]
 
 
+_Item = TypeVar("_Item")
+
+
+def _itself(handle: StateHandle) -> StateHandle:
+    return handle
+
+
 def _by_owner(
-    handles: Sequence[StateHandle], max_parallelism: int, parallelism: int
-) -> list[tuple[StateHandle, ...]]:
-    """Return, by slot, the handles that may hold keys of its own, in their order."""
-    found: list[list[StateHandle]] = [[] for _ in range(parallelism)]
-    for handle in handles:
+    items: Sequence[_Item],
+    handle_of: Callable[[_Item], StateHandle],
+    max_parallelism: int,
+    parallelism: int,
+) -> list[tuple[_Item, ...]]:
+    """Return, by slot, the items whose handle may hold keys of its own, in their order."""
+    found: list[list[_Item]] = [[] for _ in range(parallelism)]
+    for item in items:
+        handle = handle_of(item)
         if handle.key_group_last < handle.key_group_first:
             continue
         first = owner_of(handle.key_group_first, max_parallelism, parallelism)
         last = owner_of(handle.key_group_last, max_parallelism, parallelism)
         for slot in range(first, last + 1):
-            found[slot].append(handle)
+            found[slot].append(item)
     return [tuple(of_slot) for of_slot in found]

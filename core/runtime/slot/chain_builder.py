@@ -12,6 +12,8 @@ from onceflow.core.config import Delivery
 from onceflow.core.errors import SlotLost, StateIncompatible
 from onceflow.core.graph import (
     Chain,
+    Edge,
+    Exchange,
     FilterRecords,
     FlatMapRecords,
     JoinTable,
@@ -28,16 +30,15 @@ from onceflow.core.graph import (
 )
 from onceflow.core.protocol.alignment import AlignmentMode
 from onceflow.core.protocol.ids import SubtaskRef
+from onceflow.core.protocol.in_flight import ChannelEnd
 from onceflow.core.protocol.splits import key_group_range
 from onceflow.core.runtime.dataflow.batch_iterators import ArrowFunction, PandasFunction
 from onceflow.core.runtime.dataflow.channels import (
     Batch,
     CollectedChannel,
     InputGate,
-    KeyGroupPartitioner,
     LocalChannel,
     OutputChannel,
-    SinkPartitioner,
     decode_batches,
 )
 from onceflow.core.runtime.dataflow.keyed_operators import (
@@ -50,7 +51,6 @@ from onceflow.core.runtime.dataflow.operators import (
     SPLITS,
     BatchIteratorMapper,
     BatchMapper,
-    Emit,
     RecordMapper,
     RunningOperator,
     SinkOperator,
@@ -58,7 +58,18 @@ from onceflow.core.runtime.dataflow.operators import (
     SqlMapper,
     decode_split,
 )
-from onceflow.core.runtime.dataflow.subtask import KeyedSubtask, SourceSubtask, Subtask
+from onceflow.core.runtime.dataflow.partitioners import (
+    ForwardPartitioner,
+    KeyGroupPartitioner,
+    Partitioner,
+    SinkPartitioner,
+)
+from onceflow.core.runtime.dataflow.subtask import (
+    LeavingEdge,
+    ReceivingSubtask,
+    SourceSubtask,
+    Subtask,
+)
 from onceflow.core.runtime.messages import Deploy, RestoredOperator
 from onceflow.core.runtime.slot.commits import SlotCommits
 from onceflow.core.runtime.slot.context import SlotContext
@@ -93,7 +104,7 @@ class ChainBuilder:
         self._channels: list[OutputChannel] = []
         self._dropped: list[str] = []
         self.gates: dict[str, InputGate] = {
-            chain.id: InputGate(self._plan.parallelism) for chain in self._chains if chain.input
+            chain.id: InputGate(self._ends(chain)) for chain in self._chains if chain.edges
         }
 
     def build(self) -> Chains:
@@ -104,56 +115,82 @@ class ChainBuilder:
         Raises:
             SlotLost: The slot shuts down, or a channel cannot be opened.
         """
-        edges = {chain.id: self._edge(chain) for chain in self._chains if chain.input}
+        edges = {chain.id: self._partitioners(chain) for chain in self._chains}
         subtasks = tuple(self._subtask(chain, edges) for chain in self._chains)
         return Chains(subtasks, tuple(self._channels), self._commits, tuple(self._dropped))
 
-    def _edge(self, chain: Chain) -> KeyGroupPartitioner:
-        credit_count = self._plan.settings.channel_batches
-        assert chain.input_schema is not None
-        schema: pa.Schema = chain.input_schema
-        me = self._context.slot
-        channels: list[OutputChannel] = []
-        for target in range(self._plan.parallelism):
-            if target == me:
-                channels.append(LocalChannel(self.gates[chain.id], me, credit_count))
-            else:
-                channels.append(
-                    FlightChannel(
-                        self._client(target),
-                        self._context.credentials,
-                        chain=chain.id,
-                        attempt=self._plan.attempt,
-                        source=me,
-                        target=target,
-                        schema=schema,
-                        credit_count=credit_count,
-                    )
+    def _ends(self, chain: Chain) -> list[ChannelEnd]:
+        """Return the ends of a subtask's channels, edge by edge, and by source slot in each."""
+        return [
+            ChannelEnd(edge.input, keeps_order=_partitioner_class(edge, chain).keeps_order)
+            for edge in chain.edges
+            for _ in range(edge.channels(self._plan.parallelism))
+        ]
+
+    def _partitioners(self, chain: Chain) -> list[Partitioner]:
+        """Return the sending ends, here, of every edge into `chain`."""
+        found: list[Partitioner] = []
+        first = 0
+        for edge in chain.edges:
+            found.append(self._partitioner(chain, edge, self._channels_of(chain, edge, first)))
+            first += edge.channels(self._plan.parallelism)
+        return found
+
+    def _channels_of(self, chain: Chain, edge: Edge, first: int) -> list[OutputChannel]:
+        """Return the channels of `edge` from this slot; its first at each gate is `first`."""
+        me, credit_count = self._context.slot, self._plan.settings.channel_batches
+        if edge.exchange is Exchange.FORWARD:
+            channels: list[OutputChannel] = [
+                LocalChannel(self.gates[chain.id], first, credit_count)
+            ]
+        else:
+            channels = [
+                LocalChannel(self.gates[chain.id], first + me, credit_count)
+                if target == me
+                else FlightChannel(
+                    self._client(target),
+                    self._context.credentials,
+                    chain=chain.id,
+                    attempt=self._plan.attempt,
+                    source=me,
+                    target=target,
+                    channel=first + me,
+                    schema=edge.feed.schema,
+                    credit_count=credit_count,
                 )
-        self._channels.extend(channels)
-        return self._partitioner(chain, channels)
+                for target in range(self._plan.parallelism)
+            ]
+        self._channels += channels
+        return channels
 
-    def _partitioner(self, chain: Chain, channels: Sequence[OutputChannel]) -> KeyGroupPartitioner:
-        edge = SinkPartitioner if isinstance(chain.head.work, WriteTo) else KeyGroupPartitioner
-        return edge(chain.key, self._plan.max_parallelism, channels, chain.input_schema)
+    def _partitioner(
+        self, chain: Chain, edge: Edge, channels: Sequence[OutputChannel]
+    ) -> Partitioner:
+        kind = _partitioner_class(edge, chain)
+        if issubclass(kind, KeyGroupPartitioner):
+            return kind(edge.key, self._plan.max_parallelism, channels, edge.feed.schema)
+        return kind(channels, edge.feed.schema)
 
-    def _replayed(self, chain: Chain) -> list[Batch]:
-        """Return the subtask's part of what was on its way into `chain`, in order."""
-        kept = [CollectedChannel() for _ in range(self._plan.parallelism)]
-        partitioner = self._partitioner(chain, kept)
-        reader, schema = self._context.storage.reader(), chain.input_schema
-        assert schema is not None
-        for handle in self._deploy.in_flight.get(chain.id, ()):
-            for rows in decode_batches(reader.read(handle)):
-                if (rows.schema.names, rows.schema.types) != (schema.names, schema.types):
-                    raise StateIncompatible(
-                        f"checkpoint {self._deploy.restored_checkpoint} holds rows in flight into"
-                        f" {chain.id!r} with columns {rows.schema}, and it takes {schema}: start"
-                        " the pipeline as it was, stop it (which leaves none in flight), and change"
-                        " it then"
-                    )
-                partitioner.receive(Batch(pa.record_batch(rows.columns, schema=schema)))
-        return kept[self._context.slot].batches
+    def _replay(self, chain: Chain, gate: InputGate) -> None:
+        """Have `gate` replay the subtask's part of what was on its way into `chain`, in order."""
+        reader = self._context.storage.reader()
+        edges = {edge.input: edge for edge in chain.edges}
+        for into, edge in sorted(edges.items()):
+            kept = [CollectedChannel() for _ in range(self._plan.parallelism)]
+            partitioner, schema = self._partitioner(chain, edge, kept), edge.feed.schema
+            for one in self._deploy.in_flight:
+                if (one.chain, one.input) != (chain.id, into):
+                    continue
+                for rows in decode_batches(reader.read(one.handle)):
+                    if (rows.schema.names, rows.schema.types) != (schema.names, schema.types):
+                        raise StateIncompatible(
+                            f"checkpoint {self._deploy.restored_checkpoint} holds rows in flight"
+                            f" into {chain.id!r} with columns {rows.schema}, and it takes {schema}:"
+                            " start the pipeline as it was, stop it (which leaves none in flight),"
+                            " and change it then"
+                        )
+                    partitioner.receive(Batch(pa.record_batch(rows.columns, schema=schema)))
+            gate.replay(kept[self._context.slot].batches, into)
 
     def _client(self, target: int) -> flight.FlightClient:
         if target not in self._clients:
@@ -161,22 +198,24 @@ class ChainBuilder:
             self._clients[target] = self._context.credentials.slot_client(address)
         return self._clients[target]
 
-    def _subtask(self, chain: Chain, edges: Mapping[str, KeyGroupPartitioner]) -> Subtask:
+    def _subtask(self, chain: Chain, edges: Mapping[str, Sequence[Partitioner]]) -> Subtask:
         ref = SubtaskRef(chain.id, self._context.slot)
         running: dict[str, RunningOperator] = {}
         for operator in chain.operators:
             if self._context.closing.is_set():
                 raise SlotLost("the slot shuts down while its state is restored")
-            running[operator.uid] = built = self._operator(chain, operator, ref)
+            running[operator.uid] = built = self._operator(operator, ref)
             if isinstance(built, KeyedOperator):
                 self._dropped += built.dropped
             if operator is not chain.head:
-                _outputs(running, operator).append(built.receive)
-        leaving: dict[str, KeyGroupPartitioner] = {}
+                for feed in operator.feeds:
+                    running[feed.uid].outlet(feed).append(built.receive)
+        leaving: list[LeavingEdge] = []
         for below in self._chains:
-            if below.input == chain.id:
-                leaving[below.id] = edges[below.id]
-                _outputs(running, below.head).append(edges[below.id].receive)
+            for edge, partitioner in zip(below.edges, edges[below.id], strict=True):
+                if edge.above == chain.id:
+                    leaving.append(LeavingEdge(below.id, edge.input, partitioner))
+                    running[edge.feed.uid].outlet(edge.feed).append(partitioner.receive)
         operators = tuple(running.values())
         head = operators[0]
         if isinstance(head, SourceOperator):
@@ -188,10 +227,11 @@ class ChainBuilder:
             else AlignmentMode.AT_LEAST_ONCE
         )
         gate = self.gates[chain.id]
-        gate.replay(self._replayed(chain))
-        return KeyedSubtask(ref, gate, operators, leaving, self._context.post, mode)
+        self._replay(chain, gate)
+        timed = _timed(chain, self._plan.parallelism)
+        return ReceivingSubtask(ref, gate, operators, leaving, self._context.post, mode, timed)
 
-    def _operator(self, chain: Chain, operator: Operator, ref: SubtaskRef) -> RunningOperator:
+    def _operator(self, operator: Operator, ref: SubtaskRef) -> RunningOperator:
         uid = operator.uid
         match operator.work:
             case ReadFrom():
@@ -203,9 +243,8 @@ class ChainBuilder:
             case ProcessKeyed() as work:
                 return KeyedProcessor(uid, work, self._store(uid), operator.schema)
             case RunAggregates() as work:
-                assert chain.input_schema is not None
                 store = self._store(uid)
-                return AggregateRunner(uid, work, store, chain.input_schema, operator.schema)
+                return AggregateRunner(uid, work, store, operator.input_schema, operator.schema)
             case WriteTo() as work:
                 return self._sink(operator, work, ref)
 
@@ -274,8 +313,18 @@ def _batch_mapper(
             return SqlMapper(uid, work, schema)
 
 
-def _outputs(running: Mapping[str, RunningOperator], operator: Operator) -> list[Emit]:
-    """Return what hands rows to `operator`: its input's outputs, or its input's dead letters."""
-    above = running[str(operator.input)]
-    is_side = isinstance(operator.work, WriteTo) and operator.work.takes_dead_letters
-    return above.dead_letters if is_side else above.outputs
+def _partitioner_class(edge: Edge, chain: Chain) -> type[Partitioner]:
+    match edge.exchange:
+        case Exchange.FORWARD:
+            return ForwardPartitioner
+        case Exchange.BY_KEY:
+            is_sink = isinstance(chain.head.work, WriteTo)
+            return SinkPartitioner if is_sink else KeyGroupPartitioner
+
+
+def _timed(chain: Chain, parallelism: int) -> list[int]:
+    """Return the channels by which event time goes: all, when no stream into it has any."""
+    timed: list[bool] = []
+    for edge in chain.edges:
+        timed += [edge.has_event_time] * edge.channels(parallelism)
+    return [channel for channel, has in enumerate(timed) if has] or list(range(len(timed)))

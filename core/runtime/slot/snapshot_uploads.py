@@ -90,12 +90,12 @@ class SnapshotUploads:
         writers.append(writer)
         own = key_group_range(plan.max_parallelism, plan.parallelism, subtask.index)
         in_flight: list[InFlight] = []
-        for one in taken.overtaken:
+        for number, one in enumerate(taken.overtaken):
             # What is sent has come to its owner; what waits to be sent may be anybody's.
             groups = own if one.sent else range(plan.max_parallelism)
-            name = f"in-flight-{'in' if one.sent else 'to'}-{one.chain}"
+            name = f"in-flight-{number}-{'in' if one.sent else 'to'}-{one.chain}"
             handle = writer.write(name, encode_batches(one.batches), key_groups=groups)
-            in_flight.append(InFlight(one.chain, one.sent, handle))
+            in_flight.append(InFlight(one.chain, one.sent, handle, one.input))
         return tuple(in_flight)
 
     def _abandon(self, writers: Sequence[FileStateWriter]) -> None:

@@ -83,7 +83,7 @@ class DataServer(flight.FlightServerBase):
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Serve one channel until its sender closes it. Runs on a thread of Flight's."""
-        chain, attempt, source, _ = (part.decode() for part in descriptor.path)
+        chain, attempt, source, number = (part.decode() for part in descriptor.path)
         if int(attempt) != self._attempt:
             raise flight.FlightServerError(
                 f"channel of attempt {attempt} refused: this slot runs attempt {self._attempt}"
@@ -93,7 +93,7 @@ class DataServer(flight.FlightServerBase):
         if self._closing:
             raise flight.FlightServerError("this slot shuts down")
         gate = self._gates[chain]
-        channel = int(source)
+        channel = int(number)
         credit = _CreditLine(writer)
         gate.attach(channel, credit.give)
         closed = False
@@ -101,12 +101,12 @@ class DataServer(flight.FlightServerBase):
             closed = _receive(reader, gate, channel, credit)
         except (pa.ArrowException, OSError) as error:
             if not self._closing:
-                self._on_lost(f"slot {channel} is lost: its channel to {chain} broke: {error}")
+                self._on_lost(f"slot {source} is lost: its channel to {chain} broke: {error}")
                 return
         finally:
             credit.end()
         if not closed and not self._closing:
-            self._on_lost(f"slot {channel} is lost: its channel to {chain} ended")
+            self._on_lost(f"slot {source} is lost: its channel to {chain} ended")
 
 
 class _CreditLine:
@@ -177,11 +177,13 @@ class FlightChannel(OutputChannel):
         attempt: int,
         source: int,
         target: int,
+        channel: int,
         schema: pa.Schema,
         credit_count: int,
     ) -> None:
+        """`source` and `target` are slots; `channel` is the number at the target's gate."""
         super().__init__(credit_count)
-        path = [part.encode() for part in (chain, str(attempt), str(source), str(target))]
+        path = [part.encode() for part in (chain, str(attempt), str(source), str(channel))]
         self.name = f"{chain}[{target}] from {source}"
         self.target = target
         self.heard_at = time.monotonic()

@@ -25,6 +25,7 @@ from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.in_flight import (
     REPLAYED,
     Announced,
+    ChannelEnd,
     InputQueues,
     OutputQueue,
     Received,
@@ -199,7 +200,7 @@ def test_what_waits_for_credit_is_overtaken_and_sent_later_and_older_barriers_ar
 
 
 def test_rows_before_the_barrier_are_recorded_wherever_they_are_and_no_others() -> None:
-    queues = InputQueues[str](3)
+    queues = InputQueues[str]([ChannelEnd()] * 3)
     queues.replay(["r"])
     for channel, element in ((0, "a"), (0, barrier(1)), (0, "b"), (1, "c"), (2, "d")):
         queues.put(channel, element)
@@ -211,7 +212,7 @@ def test_rows_before_the_barrier_are_recorded_wherever_they_are_and_no_others() 
     queues.put(1, barrier(1))
     queues.put(1, "g")
     assert queues.take() == Announced(1, barrier(1))
-    assert queues.recorded(CheckpointId(1)) == ("r", "a", "c", "e")
+    assert queues.recorded(CheckpointId(1)) == {0: ("r", "a", "c", "e")}
     taken: list[object] = []
     while (item := queues.take()) is not None:
         assert isinstance(item, Received)
@@ -220,7 +221,7 @@ def test_rows_before_the_barrier_are_recorded_wherever_they_are_and_no_others() 
 
 
 def test_what_is_recorded_without_all_barriers_is_an_error() -> None:
-    queues = InputQueues[str](1)
+    queues = InputQueues[str]([ChannelEnd()] * 1)
     queues.record(CheckpointId(1), ())
     with pytest.raises(InvariantViolation, match="missing"):
         queues.recorded(CheckpointId(1))
@@ -229,7 +230,7 @@ def test_what_is_recorded_without_all_barriers_is_an_error() -> None:
 
 
 def test_without_credit_below_only_announcements_are_taken() -> None:
-    queues = InputQueues[str](1)
+    queues = InputQueues[str]([ChannelEnd()] * 1)
     queues.put(0, "a")
     assert queues.take(elements=False) is None
     queues.put(0, barrier(1))

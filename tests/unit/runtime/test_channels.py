@@ -12,17 +12,17 @@ from onceflow.core.errors import BadRecord, SlotLost
 from onceflow.core.protocol.alignment import Barrier, EndOfStream
 from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.protocol.in_flight import REPLAYED, Announced, Received
+from onceflow.core.protocol.in_flight import REPLAYED, Announced, ChannelEnd, Received
 from onceflow.core.runtime.dataflow.channels import (
     Batch,
     CollectedChannel,
     Element,
     InputGate,
-    KeyGroupPartitioner,
     LocalChannel,
     decode_batches,
     encode_batches,
 )
+from onceflow.core.runtime.dataflow.partitioners import KeyGroupPartitioner
 from onceflow.core.runtime.messages import Shutdown
 
 ROWS = pa.record_batch([pa.array([1, 2])], names=["x"])
@@ -36,7 +36,7 @@ def batch_of(number: int) -> Batch:
 
 
 def test_a_channel_delivers_in_the_order_sent() -> None:
-    gate = InputGate(1)
+    gate = InputGate([ChannelEnd()] * 1)
     channel = LocalChannel(gate, 0, credit_count=8)
     sent: list[Element] = [Batch(ROWS), BARRIER, Batch(ROWS), EndOfStream()]
     for element in sent:
@@ -45,7 +45,7 @@ def test_a_channel_delivers_in_the_order_sent() -> None:
 
 
 def test_a_blocked_channel_keeps_its_elements_until_unblocked() -> None:
-    gate = InputGate(2)
+    gate = InputGate([ChannelEnd()] * 2)
     left, right = (LocalChannel(gate, number, credit_count=8) for number in range(2))
     gate.block(0)
     left.send(BARRIER)
@@ -57,14 +57,14 @@ def test_a_blocked_channel_keeps_its_elements_until_unblocked() -> None:
 
 
 def test_mail_overtakes_elements() -> None:
-    gate = InputGate(1)
+    gate = InputGate([ChannelEnd()] * 1)
     LocalChannel(gate, 0, credit_count=1).send(Batch(ROWS))
     gate.post(Shutdown("over"))
     assert gate.take(0) == Shutdown("over")
 
 
 def test_a_sender_is_told_that_a_batch_waits_for_credit_and_when_there_is_some() -> None:
-    sender, reader = InputGate(0), InputGate(1)
+    sender, reader = InputGate(()), InputGate([ChannelEnd()] * 1)
     channel = LocalChannel(reader, 0, credit_count=1)
     channel.attach(sender.wake)
     assert not channel.send(Batch(ROWS))
@@ -81,8 +81,8 @@ def test_a_sender_is_told_that_a_batch_waits_for_credit_and_when_there_is_some()
 
 
 def test_closing_wakes_a_waiting_sender_with_the_reason() -> None:
-    sender = InputGate(0)
-    channel = LocalChannel(InputGate(1), 0, credit_count=0)
+    sender = InputGate(())
+    channel = LocalChannel(InputGate([ChannelEnd()] * 1), 0, credit_count=0)
     channel.attach(sender.wake)
     assert channel.send(Batch(ROWS))
     threading.Timer(0.01, lambda: channel.close("the attempt is over")).start()
@@ -98,9 +98,9 @@ def test_closing_wakes_a_waiting_sender_with_the_reason() -> None:
 def test_a_barrier_that_overtakes_goes_ahead_on_both_sides_and_all_that_it_overtakes_is_known() -> (
     None
 ):
-    gate = InputGate(2)
+    gate = InputGate([ChannelEnd()] * 2)
     left, right = (LocalChannel(gate, number, credit_count=1) for number in range(2))
-    gate.replay([batch_of(0)])
+    gate.replay([batch_of(0)], 0)
     left.send(batch_of(1))
     assert left.send(batch_of(2))
     assert left.overtake(OVERTAKES) == (batch_of(2),)
@@ -110,7 +110,7 @@ def test_a_barrier_that_overtakes_goes_ahead_on_both_sides_and_all_that_it_overt
     assert gate.take(0) == Received(REPLAYED, batch_of(0)), "the stream goes on meanwhile"
     right.overtake(OVERTAKES)
     assert gate.take(0) == Announced(1, OVERTAKES)
-    assert gate.recorded(CheckpointId(1)) == tuple(map(batch_of, (0, 1, 3)))
+    assert gate.recorded(CheckpointId(1)) == {0: tuple(map(batch_of, (0, 1, 3)))}
     left.flush()
     taken = [gate.take(0) for _ in range(3)]
     assert {item.channel for item in taken if isinstance(item, Received)} == {0, 1}
@@ -125,14 +125,14 @@ def test_rows_in_flight_are_read_back_as_they_were_written() -> None:
 
 
 def test_a_record_whose_key_is_null_is_told_by_column_and_record() -> None:
-    edge = KeyGroupPartitioner(("account",), 128, [CollectedChannel()])
     rows = pa.record_batch([["a", None], [1, 2]], names=["account", "amount"])
+    edge = KeyGroupPartitioner(("account",), 128, [CollectedChannel()], rows.schema)
     with pytest.raises(BadRecord, match=r"key_by\('account'\).*null.*'amount': 2"):
         edge.receive(Batch(rows))
 
 
 def test_a_watermark_keeps_its_place_among_the_rows() -> None:
-    gate = InputGate(1)
+    gate = InputGate([ChannelEnd()] * 1)
     schema = pa.schema([("account", pa.string())])
     edge = KeyGroupPartitioner(("account",), 128, [LocalChannel(gate, 0, 9)], schema)
     rows = pa.record_batch([["a"]], schema=schema)

@@ -17,7 +17,7 @@ from onceflow.core.errors import SlotLost
 from onceflow.core.protocol.alignment import Barrier, EndOfStream
 from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.protocol.in_flight import Received
+from onceflow.core.protocol.in_flight import ChannelEnd, Received
 from onceflow.core.runtime.dataflow.channels import Batch, Element, InputGate
 from onceflow.core.runtime.transport.credentials import Credentials
 from onceflow.core.runtime.transport.data_plane import DataServer, FlightChannel, KeepAlive
@@ -35,7 +35,7 @@ def batch(first: int, count: int) -> Batch:
 class Receiver:
     def __init__(self, network: Callable[[int], int] = lambda port: port) -> None:
         self.losses: list[str] = []
-        self.gate = InputGate(2)
+        self.gate = InputGate([ChannelEnd()] * 2)
         self.server = DataServer("127.0.0.1", Credentials("secret"), 7, self.losses.append, 5.0)
         self.client = flight.FlightClient(f"grpc://127.0.0.1:{network(self.server.port)}")
 
@@ -49,6 +49,7 @@ class Receiver:
             attempt=attempt,
             source=1,
             target=0,
+            channel=1,
             schema=SCHEMA,
             credit_count=credit_count,
         )

@@ -142,6 +142,7 @@ def test_channels_between_slots_are_as_closed(identities: tuple[TlsIdentity, Tls
                 attempt=1,
                 source=1,
                 target=0,
+                channel=1,
                 schema=SCHEMA,
                 credit_count=4,
             )

@@ -1,0 +1,147 @@
+"""Which subtask of the chain that follows gets a row: the sending ends of edges."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from onceflow.core.errors import BadRecord
+from onceflow.core.protocol.alignment import Barrier, EndOfStream
+from onceflow.core.runtime.dataflow.channels import Batch, Element, OutputChannel
+from onceflow.core.state import hash_keys, key_groups
+
+
+class Partitioner(ABC):
+    """One edge as its sender has it: a channel to each subtask that may get rows."""
+
+    keeps_order: ClassVar[bool] = True
+    """Whether barriers wait their turn behind its rows; see `ChannelEnd`."""
+
+    def __init__(self, channels: Sequence[OutputChannel], schema: pa.Schema) -> None:
+        self._schema = schema
+        self._channels = channels
+        self._waits = False
+
+    def attach(self, on_credit: Callable[[], None]) -> None:
+        """Call `on_credit` when `flush` may send what waits for credit. Any thread."""
+        for channel in self._channels:
+            channel.attach(on_credit)
+
+    @abstractmethod
+    def receive(self, batch: Batch) -> None:
+        """Send the rows of `batch` to whom they belong, in order.
+
+        Never waits: what has no credit is sent by `flush`.
+        """
+
+    def flush(self) -> bool:
+        """Send what there is credit for; return whether something still waits.
+
+        Raises:
+            SlotLost: A channel is closed.
+        """
+        if self._waits:
+            self._waits = sum([channel.flush() for channel in self._channels]) > 0
+        return self._waits
+
+    def tell(self, watermark: int) -> None:
+        """Send a watermark on every channel, behind all rows sent before."""
+        none = pa.RecordBatch.from_pylist([], schema=self._schema)
+        batch = Batch(none, np.zeros(0, np.uint64), watermark)
+        for channel in range(len(self._channels)):
+            self._send(channel, batch)
+
+    def end(self) -> None:
+        """Send the end on every channel, behind all rows sent before."""
+        for channel in range(len(self._channels)):
+            self._send(channel, EndOfStream())
+
+    def forward(self, barrier: Barrier) -> tuple[Batch, ...]:
+        """Send `barrier` on every channel; return the batches that it overtakes here.
+
+        One that never overtakes, or not here, goes behind all rows sent before.
+        """
+        if barrier.overtakes_after_s is None or self.keeps_order:
+            for number in range(len(self._channels)):
+                self._send(number, barrier)
+            return ()
+        return tuple(batch for channel in self._channels for batch in channel.overtake(barrier))
+
+    def _send(self, channel: int, element: Element) -> None:
+        self._waits = self._channels[channel].send(element) or self._waits
+
+
+class ForwardPartitioner(Partitioner):
+    """Sends everything to the subtask of the same number, over the only channel."""
+
+    def receive(self, batch: Batch) -> None:
+        """Send `batch` as it is."""
+        self._send(0, batch)
+
+
+class KeyGroupPartitioner(Partitioner):
+    """Splits batches by key group and sends each part to the subtask that owns it."""
+
+    keeps_order = False
+
+    def __init__(
+        self,
+        key: tuple[str, ...],
+        max_parallelism: int,
+        channels: Sequence[OutputChannel],
+        schema: pa.Schema,
+    ) -> None:
+        super().__init__(channels, schema)
+        self._key = key
+        self._max_parallelism = max_parallelism
+
+    def receive(self, batch: Batch) -> None:
+        """Send every row of `batch` to the channel of its key group's owner, in order."""
+        rows = self._with_keys(batch.rows)
+        hashes = hash_keys([rows.column(name) for name in self._key])
+        parallelism = len(self._channels)
+        if parallelism == 1:
+            self._send(0, Batch(rows, hashes))
+            return
+        groups = key_groups(hashes, self._max_parallelism).astype(np.int64)
+        owners = groups * parallelism // self._max_parallelism
+        for owner in range(parallelism):
+            chosen = np.flatnonzero(owners == owner)
+            if len(chosen):
+                self._send(owner, Batch(rows.take(pa.array(chosen)), hashes[chosen]))
+
+    def _with_keys(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows that have a key, which all must."""
+        for name in self._key:
+            column = rows.column(name)
+            if column.null_count:
+                first = column.is_null().index(True).as_py()
+                raise BadRecord(
+                    f"key_by({name!r}): a record has no {name} (null), so it belongs to no key:"
+                    f" {str(rows.slice(first, 1).to_pylist()[0])[:300]}; drop such records with"
+                    f" .filter(lambda r: r[{name!r}] is not None) before key_by"
+                )
+        return rows
+
+
+class SinkPartitioner(KeyGroupPartitioner):
+    """The exchange before a sink that changes rows by key."""
+
+    def _with_keys(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows that have a key, and send the others to the first subtask.
+
+        What becomes of a row without a key is the writer's to say: it is a bad row.
+        """
+        null = np.zeros(rows.num_rows, bool)
+        for name in self._key:
+            if rows.column(name).null_count:
+                null |= rows.column(name).is_null().to_numpy(zero_copy_only=False)
+        if not null.any():
+            return rows
+        keyless = rows.filter(pa.array(null))
+        self._send(0, Batch(keyless, np.zeros(keyless.num_rows, np.uint64)))
+        return rows.filter(pa.array(~null))
