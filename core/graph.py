@@ -32,8 +32,14 @@ from onceflow.core.functions import (
     Record,
 )
 from onceflow.core.lookup_tables import JoinType, LookupTable
+from onceflow.core.process_functions import (
+    BroadcastProcessFunction,
+    CoProcessFunction,
+    ProcessFunction,
+)
 from onceflow.core.protocol.ids import SubtaskRef, sink_id_of
 from onceflow.core.spi import OnBadRow, Sink, Source
+from onceflow.core.state import MapStateDescriptor
 from onceflow.core.stream_sql import StreamSql
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -114,6 +120,31 @@ class ProcessKeyed:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessConnected:
+    """Applies a function of two streams with the state of their key."""
+
+    keys: tuple[tuple[str, ...], tuple[str, ...]]
+    function: CoProcessFunction
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessBroadcast:
+    """Applies a function of one stream and of one whose records come to every subtask."""
+
+    key: tuple[str, ...]
+    """Of the first stream; empty when it is not keyed."""
+    function: BroadcastProcessFunction
+    states: tuple[MapStateDescriptor[Any, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRecords:
+    """Applies a function with state of its subtask."""
+
+    function: ProcessFunction
+
+
+@dataclass(frozen=True, slots=True)
 class RunAggregates:
     """Adds running aggregates of each key as columns, a whole batch at a time."""
 
@@ -148,6 +179,9 @@ Work: TypeAlias = (
     | FlatMapRecords
     | FilterRecords
     | ProcessKeyed
+    | ProcessConnected
+    | ProcessBroadcast
+    | ProcessRecords
     | RunAggregates
     | WriteTo
 )
@@ -193,6 +227,8 @@ class Exchange(Enum):
     """The one of the same number."""
     BY_KEY = "by_key"
     """The owner of the row's key group."""
+    BROADCAST = "broadcast"
+    """Every one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,22 +363,28 @@ class Graph:
 
     def _exchange(self, operator: Operator, number: int) -> tuple[Exchange, tuple[str, ...]]:
         """Return how rows come to input `number` of `operator`, and by which key."""
+        key: tuple[str, ...] = ()
         match operator.work:
-            case ProcessKeyed(key=key) | RunAggregates(key=key):
-                return Exchange.BY_KEY, key
-            case WriteTo() as work if work.key:
-                befores = [self.operator(feed.uid).work for feed in operator.feeds]
-                # Aggregates pass their key columns on as they are: the rows have met already.
-                met = (
-                    len(befores) == 1
-                    and isinstance(befores[0], RunAggregates)
-                    and befores[0].key == work.key
-                )
-                if met and not work.takes_dead_letters:
-                    return Exchange.FORWARD, ()
-                return Exchange.BY_KEY, work.key
+            case ProcessBroadcast() if number:
+                return Exchange.BROADCAST, ()
+            case ProcessKeyed(key=key) | RunAggregates(key=key) | ProcessBroadcast(key=key):
+                pass
+            case ProcessConnected(keys=keys):
+                key = keys[number]
+            case WriteTo() as work:
+                key = () if self._have_met(operator, work) else work.key
             case _:
-                return Exchange.FORWARD, ()
+                pass
+        return (Exchange.BY_KEY if key else Exchange.FORWARD), key
+
+    def _have_met(self, operator: Operator, work: WriteTo) -> bool:
+        """Whether all rows of a key of the sink come from one subtask as it is."""
+        feeds = operator.feeds
+        if work.takes_dead_letters or len(feeds) != 1:
+            return False
+        before = self.operator(feeds[0].uid).work
+        # Aggregates pass their key columns on as they are.
+        return isinstance(before, RunAggregates) and before.key == work.key
 
     def _with_event_time(self) -> frozenset[str]:
         """Return the operators that pass watermarks on."""

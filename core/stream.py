@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import pyarrow as pa
 
@@ -30,19 +30,31 @@ from onceflow.core.graph import (
     MapInArrow,
     MapInPandas,
     MapRecords,
+    ProcessBroadcast,
+    ProcessConnected,
     ProcessKeyed,
+    ProcessRecords,
     RunAggregates,
     SelectSql,
     Work,
     WriteTo,
 )
 from onceflow.core.lookup_tables import LOOKUP_BYTES_MAX, JoinType, LookupTable
+from onceflow.core.process_functions import (
+    BroadcastProcessFunction,
+    CoProcessFunction,
+    ProcessFunction,
+)
 from onceflow.core.schema_text import SchemaLike, schema_of
 from onceflow.core.spi import OnBadRow, Sink
+from onceflow.core.state import MapStateDescriptor
 from onceflow.core.stream_sql import StreamSql
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+_WITH_SIDE_OUTPUTS = (ProcessKeyed, ProcessConnected, ProcessBroadcast, ProcessRecords)
 
 
 class Stream:
@@ -75,7 +87,7 @@ class Stream:
         if not others:
             raise ConfigError("union() needs another stream")
         for number, other in enumerate(others, 1):
-            self._check_pipeline(other, "union")
+            _check_pipeline(self._graph, other._graph, "union")
             if not self.schema.equals(other.schema):
                 raise ConfigError(_difference(self.schema, other.schema, number))
         return Stream(self._graph, *self._feeds, *(f for other in others for f in other._feeds))
@@ -88,7 +100,7 @@ class Stream:
         """
         feed = self._feeds[0]
         work = self._graph.graph().operator(feed.uid).work
-        if len(self._feeds) > 1 or feed.tag is not None or not isinstance(work, ProcessKeyed):
+        if len(self._feeds) > 1 or feed.tag is not None or not isinstance(work, _WITH_SIDE_OUTPUTS):
             raise ConfigError(
                 f"side_output({tag.name!r}): only what process() returns has side outputs: call it"
                 " on that, before any other method"
@@ -203,14 +215,46 @@ class Stream:
         Raises:
             ConfigError: No column is named, or one is not there.
         """
-        if not columns:
-            raise ConfigError("key_by() needs at least one column")
-        for column in columns:
-            if column not in self.schema.names:
-                raise ConfigError(
-                    f"key_by({column!r}): no such column; there are {', '.join(self.schema.names)}"
-                )
+        _check_key(columns, self.schema)
         return KeyedStream(self._graph, self._feeds, columns)
+
+    def process(self, function: ProcessFunction, *, uid: str) -> Stream:
+        """Apply `function` to each record, with state of its subtask.
+
+        `uid` names the state in checkpoints: keep it, and the state is found again.
+        """
+        work = ProcessRecords(function)
+        return self._then(work, "process", uid, function.output_schema(self.schema))
+
+    def broadcast(self, *states: MapStateDescriptor[Any, Any]) -> BroadcastStream:
+        """Have every record come to every subtask of what is connected with this stream.
+
+        `states` are the broadcast states that the records are to make there.
+
+        Raises:
+            ConfigError: There is none, two have one name, or one has a time to live.
+        """
+        return BroadcastStream(self._graph, self._feeds, states)
+
+    @overload
+    def connect(self, other: Stream) -> ConnectedStreams: ...
+
+    @overload
+    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
+
+    def connect(
+        self, other: Stream | BroadcastStream
+    ) -> ConnectedStreams | BroadcastConnectedStream:
+        """Put this stream and another one, whatever its columns, into one function.
+
+        Two streams need a key next; one that is connected with a broadcast stream may have none.
+
+        Raises:
+            ConfigError: It is of another pipeline.
+        """
+        if isinstance(other, Stream):
+            return ConnectedStreams(self, other)
+        return BroadcastConnectedStream(self._graph, self._feeds, (), other)
 
     def write(
         self,
@@ -252,10 +296,6 @@ class Stream:
         operator = self._graph.add(work, self._feeds, verb=verb, uid=uid, schema=made)
         return Stream(self._graph, Feed(operator.uid, made))
 
-    def _check_pipeline(self, other: Stream, verb: str) -> None:
-        if other._graph is not self._graph:
-            raise ConfigError(f"{verb}() of streams of two pipelines: a job reads what is its own")
-
 
 class KeyedStream:
     """Records grouped by key; what follows has state for each key."""
@@ -278,6 +318,26 @@ class KeyedStream:
         work = ProcessKeyed(self._key, function)
         return self._then(work, uid, function.output_schema(self.schema))
 
+    @overload
+    def connect(self, other: KeyedStream) -> KeyedConnectedStreams: ...
+
+    @overload
+    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
+
+    def connect(
+        self, other: KeyedStream | BroadcastStream
+    ) -> KeyedConnectedStreams | BroadcastConnectedStream:
+        """Put this stream and another one, keyed by the same or broadcast, into one function.
+
+        Raises:
+            ConfigError: It is of another pipeline, or the types of the keys differ.
+        """
+        if isinstance(other, BroadcastStream):
+            return BroadcastConnectedStream(self._graph, self._feeds, self._key, other)
+        return KeyedConnectedStreams(
+            self._graph, (self._feeds, other._feeds), (self._key, other._key), other._graph
+        )
+
     def running(self, *, uid: str, **aggregates: Aggregate) -> Stream:
         """Add a column for each aggregate: its value over the key's records up to this one.
 
@@ -289,6 +349,141 @@ class KeyedStream:
     def _then(self, work: Work, uid: str, schema: pa.Schema) -> Stream:
         operator = self._graph.add(work, self._feeds, verb="keyed", uid=uid, schema=schema)
         return Stream(self._graph, Feed(operator.uid, schema))
+
+
+class ConnectedStreams:
+    """Two streams whose records are to meet by key."""
+
+    def __init__(self, first: Stream, second: Stream) -> None:
+        self._first = first
+        self._second = second
+
+    def key_by(
+        self, first: str | Sequence[str], second: str | Sequence[str]
+    ) -> KeyedConnectedStreams:
+        """Bring the records of both to one subtask where `first` of one is `second` of the other.
+
+        Each is a column, or several.
+
+        Raises:
+            ConfigError: A column is not there, or their numbers or types differ.
+        """
+        keys = [(key,) if isinstance(key, str) else tuple(key) for key in (first, second)]
+        return self._first.key_by(*keys[0]).connect(self._second.key_by(*keys[1]))
+
+
+class KeyedConnectedStreams:
+    """Two streams with one key, for one function with the state of that key."""
+
+    def __init__(
+        self,
+        graph: GraphBuilder,
+        feeds: tuple[tuple[Feed, ...], tuple[Feed, ...]],
+        keys: tuple[tuple[str, ...], tuple[str, ...]],
+        other_graph: GraphBuilder,
+    ) -> None:
+        _check_pipeline(graph, other_graph, "connect")
+        types = [
+            [feed[0].schema.field(name).type for name in key]
+            for feed, key in zip(feeds, keys, strict=True)
+        ]
+        if types[0] != types[1]:
+            told = [
+                ", ".join(f"{n} {t}" for n, t in zip(key, ts, strict=True))
+                for key, ts in zip(keys, types, strict=True)
+            ]
+            raise ConfigError(
+                f"connect(): the first stream is keyed by {told[0]}, and the second by {told[1]}:"
+                " equal keys would be in different subtasks; cast the columns to the same types"
+                " before"
+            )
+        self._graph = graph
+        self._feeds = feeds
+        self._keys = keys
+
+    def process(self, function: CoProcessFunction, *, uid: str) -> Stream:
+        """Apply `function` to each record of both with the state of its key.
+
+        `uid` names the state in checkpoints: keep it, and the state is found again.
+        """
+        schema = function.output_schema(self._feeds[0][0].schema, self._feeds[1][0].schema)
+        work = ProcessConnected(self._keys, function)
+        operator = self._graph.add(work, *self._feeds, verb="connect", uid=uid, schema=schema)
+        return Stream(self._graph, Feed(operator.uid, schema))
+
+
+class BroadcastStream:
+    """Records that come to every subtask, and the states that they make there."""
+
+    def __init__(
+        self,
+        graph: GraphBuilder,
+        feeds: tuple[Feed, ...],
+        states: tuple[MapStateDescriptor[Any, Any], ...],
+    ) -> None:
+        if not states:
+            raise ConfigError("broadcast() needs the descriptor of a state, a MapStateDescriptor")
+        seen: set[str] = set()
+        for state in states:
+            if not isinstance(cast("object", state), MapStateDescriptor):
+                raise ConfigError(
+                    f"broadcast({state!r}): a broadcast state is a MapStateDescriptor"
+                )
+            if state.name in seen:
+                raise ConfigError(f"broadcast(): two states are named {state.name!r}")
+            if state.ttl is not None:
+                raise ConfigError(
+                    f"broadcast(): state {state.name!r} has a time to live: what has expired would"
+                    " differ between subtasks; remove keys in process_broadcast() instead"
+                )
+            seen.add(state.name)
+        self.graph = graph
+        self.feeds = feeds
+        self.states = states
+
+
+class BroadcastConnectedStream:
+    """A stream, keyed or not, with one whose records come to every subtask."""
+
+    def __init__(
+        self,
+        graph: GraphBuilder,
+        feeds: tuple[Feed, ...],
+        key: tuple[str, ...],
+        broadcast: BroadcastStream,
+    ) -> None:
+        _check_pipeline(graph, broadcast.graph, "connect")
+        self._graph = graph
+        self._feeds = feeds
+        self._key = key
+        self._broadcast = broadcast
+
+    def process(self, function: BroadcastProcessFunction, *, uid: str) -> Stream:
+        """Apply `function` to each record, and to each broadcast record in every subtask.
+
+        `uid` names the state in checkpoints: keep it, and the state is found again.
+        """
+        schema = function.output_schema(self._feeds[0].schema, self._broadcast.feeds[0].schema)
+        work = ProcessBroadcast(self._key, function, self._broadcast.states)
+        operator = self._graph.add(
+            work, self._feeds, self._broadcast.feeds, verb="connect", uid=uid, schema=schema
+        )
+        return Stream(self._graph, Feed(operator.uid, schema))
+
+
+def _check_pipeline(graph: GraphBuilder, other: GraphBuilder, verb: str) -> None:
+    if other is not graph:
+        raise ConfigError(f"{verb}() of streams of two pipelines: a job reads what is its own")
+
+
+def _check_key(columns: Sequence[str], schema: pa.Schema) -> None:
+    if not columns:
+        raise ConfigError("key_by() needs at least one column")
+    for column in columns:
+        if column not in schema.names:
+            raise ConfigError(
+                f"key_by({column!r}): no such column; there are {', '.join(schema.names)}"
+            )
 
 
 def _difference(first: pa.Schema, other: pa.Schema, number: int) -> str:

@@ -10,7 +10,7 @@ Invariants:
     a split is read only while the log holds a decision with it
     in one attempt a split is offered once, to one subtask
 
-Who owns key groups, splits and operator list state after a start or a rescale:
+Who owns key groups, splits and state without a key after a start or a rescale:
 
     key group in 0 .. max_parallelism - 1;  owner_of(g) == i  <=>  g in key_group_range(i)
     1 <= parallelism <= max_parallelism <= 32768
@@ -82,6 +82,11 @@ def redistribute_list(
         raise ValueError(f"parallelism={parallelism} must be 1 or more")
     items = [item for part in parts for item in part]
     return tuple(tuple(items[index::parallelism]) for index in range(parallelism))
+
+
+def broadcast_copy(index: int, copies: int) -> int:
+    """Return whose copy of broadcast state subtask `index` is given: all `copies` are the same."""
+    return index % copies
 
 
 def _check(max_parallelism: int, parallelism: int) -> None:

@@ -182,6 +182,8 @@ class RestoredOperator:
     The backend takes what is its own.
     """
     lists: dict[str, tuple[bytes, ...]] = field(default_factory=dict[str, tuple[bytes, ...]])
+    raw: tuple[StateHandle, ...] = ()
+    """State without a key, of every old subtask by number; of one of them where it is broadcast."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,13 @@ if TYPE_CHECKING:
         sum_,
     )
     from onceflow.core.pipeline import Job, Pipeline
+    from onceflow.core.process_functions import (
+        BroadcastAccess,
+        BroadcastProcessFunction,
+        CoProcessFunction,
+        OperatorAccess,
+        ProcessFunction,
+    )
     from onceflow.core.protocol.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
     from onceflow.core.runtime.cluster.local_processes import LocalProcesses
     from onceflow.core.runtime.driver.job_events import (
@@ -92,7 +99,14 @@ if TYPE_CHECKING:
         ValueStateDescriptor,
     )
     from onceflow.core.storage import FileSystemStorage, MemoryStorage, ObjectStorage
-    from onceflow.core.stream import KeyedStream, Stream
+    from onceflow.core.stream import (
+        BroadcastConnectedStream,
+        BroadcastStream,
+        ConnectedStreams,
+        KeyedConnectedStreams,
+        KeyedStream,
+        Stream,
+    )
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -107,6 +121,10 @@ else:
                 " sum_"
             ),
             "onceflow.core.pipeline": "Job Pipeline",
+            "onceflow.core.process_functions": (
+                "BroadcastAccess BroadcastProcessFunction CoProcessFunction OperatorAccess"
+                " ProcessFunction"
+            ),
             "onceflow.core.protocol.restart": "ExponentialDelay FailureRate FixedDelay NoRestart",
             "onceflow.core.runtime.cluster.local_processes": "LocalProcesses",
             "onceflow.core.runtime.driver.job_events": (
@@ -129,7 +147,10 @@ else:
                 " StateTtlConfig Timer Timers ValueState ValueStateDescriptor"
             ),
             "onceflow.core.storage": "FileSystemStorage MemoryStorage ObjectStorage",
-            "onceflow.core.stream": "KeyedStream Stream",
+            "onceflow.core.stream": (
+                "BroadcastConnectedStream BroadcastStream ConnectedStreams KeyedConnectedStreams"
+                " KeyedStream Stream"
+            ),
         },
     )
 
@@ -145,6 +166,10 @@ __all__ = [
     "AttemptEnded",
     "AttemptRunning",
     "AttemptStats",
+    "BroadcastAccess",
+    "BroadcastConnectedStream",
+    "BroadcastProcessFunction",
+    "BroadcastStream",
     "CheckpointAcked",
     "CheckpointCompleted",
     "CheckpointFailed",
@@ -152,7 +177,9 @@ __all__ = [
     "CheckpointStats",
     "CheckpointTriggered",
     "Checkpointing",
+    "CoProcessFunction",
     "Configuration",
+    "ConnectedStreams",
     "Delivery",
     "Endpoint",
     "EventsDropped",
@@ -169,6 +196,7 @@ __all__ = [
     "JobStarted",
     "JobState",
     "JobStatus",
+    "KeyedConnectedStreams",
     "KeyedFunction",
     "KeyedStream",
     "LagMeasured",
@@ -184,9 +212,11 @@ __all__ = [
     "NoRestart",
     "ObjectStorage",
     "OnceflowError",
+    "OperatorAccess",
     "OutputTag",
     "PendingCheckpoint",
     "Pipeline",
+    "ProcessFunction",
     "Record",
     "RecoveredSink",
     "ReducingState",

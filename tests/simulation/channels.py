@@ -46,9 +46,16 @@ class Outputs:
     """The sending ends of one task's channels, one to each subtask of the stage that follows."""
 
     def __init__(
-        self, world: World, bell: Bell, receivers: Callable[[], Sequence[Receiver]], channel: int
+        self,
+        world: World,
+        bell: Bell,
+        receivers: Callable[[], Sequence[Receiver]],
+        channel: int,
+        *,
+        keeps_order: bool = False,
     ) -> None:
         self._world, self._receivers, self._channel = world, receivers, channel
+        self._keeps_order = keeps_order
         self._bell = bell
         self._queues: list[OutputQueue[Row]] = []
         self._wires: list[deque[Element]] = []
@@ -69,6 +76,10 @@ class Outputs:
     def send_row(self, row: Row, group: int) -> None:
         self.send(owner_of(group, KEY_GROUPS, len(self._queues)), row)
 
+    def broadcast(self, row: Row) -> None:
+        for target in range(len(self._queues)):
+            self.send(target, row)
+
     def send(self, target: int, element: Element) -> None:
         if self._queues[target].offer(element):
             self._put(target, element)
@@ -77,7 +88,7 @@ class Outputs:
         """Send `barrier` to all; return the rows that it overtakes here."""
         overtaken: list[Row] = []
         for target, queue in enumerate(self._queues):
-            if barrier.overtakes_after_s is None:
+            if barrier.overtakes_after_s is None or self._keeps_order:
                 self.send(target, barrier)
                 continue
             overtaken += queue.overtaken_by(barrier.checkpoint)

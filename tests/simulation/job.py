@@ -231,10 +231,11 @@ class Attempt:
         splits = {uid: _dealt(positions, parallelism) for uid, positions in known.items()}
         self._offers = {uid: SplitOffers(splits, parallelism) for uid, splits in known.items()}
         handles = tuple(h for _, o in restored.operator(KEYED) for h in o.keyed)
+        raw = tuple(h for _, o in restored.operator(KEYED) for h in o.raw)
         in_flight = {chain: restored.in_flight(chain) for chain in (RELAY, KEYED)}
         sinks = [world.targets[sink_id] for sink_id in self.driver.pipeline.sinks]
         deployment = Deployment(
-            self.number, parallelism, splits, handles, in_flight, sinks, self._heard
+            self.number, parallelism, splits, handles, raw, in_flight, sinks, self._heard
         )
         self.slots = [Slot(world, deployment, index) for index in range(parallelism)]
         deployment.peers = self.slots

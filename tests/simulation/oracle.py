@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from tests.simulation.clock import Violation
-from tests.simulation.slots import SPLITS, parse_splits
-from tests.simulation.stages import KEYED
+from tests.simulation.slots import RULE, SPLITS, parse_splits
+from tests.simulation.stages import KEYED, RULES_SEEN
 from tests.simulation.storage import handles_in
 from tests.simulation.targets import Target, names
 
@@ -136,7 +136,11 @@ class Oracle:
                 raise Violation(f"I6 keys {overlap} are in two subtasks' state")
             state |= merged
             for handle in operator.raw:
-                world.files.read(handle.path)
+                seen, at = world.files.read(handle.path)[RULES_SEEN], rules_in(completed)
+                if seen != at and world.alignment_mode is AlignmentMode.ALIGNED:
+                    raise Violation(
+                        f"I6 broadcast state has {seen} rules, before the barrier: {at}"
+                    )
         flying = [
             row
             for snapshot in completed.snapshots
@@ -270,6 +274,7 @@ class Oracle:
             (partition, offset)
             for partitions in world.sources.values()
             for partition in partitions
+            if partition != RULE
             for offset in range(world.records)
         }
         for target in world.targets.values():
@@ -330,7 +335,16 @@ def _check_order(target: Target) -> None:
 
 
 def positions_in(completed: CompletedCheckpoint) -> dict[str, int]:
-    """Return where every partition of every source stands."""
+    """Return where every partition of every source stands whose records are written."""
+    return {p: at for p, at in _positions(completed).items() if p != RULE}
+
+
+def rules_in(completed: CompletedCheckpoint) -> int:
+    """Return how many records have been broadcast."""
+    return _positions(completed).get(RULE, 0)
+
+
+def _positions(completed: CompletedCheckpoint) -> dict[str, int]:
     operators = [operator for snapshot in completed.snapshots for operator in snapshot.operators]
     return parse_splits([e for operator in operators for e in operator.lists.get(SPLITS, ())])
 

@@ -14,6 +14,7 @@ from onceflow.core.protocol.alignment import (
     BarrierAlignment,
     EndOfStream,
     TakeSnapshot,
+    _Announced,  # pyright: ignore[reportPrivateUsage]
 )
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.decisions import CheckpointKind, TriggerCheckpoint
@@ -109,6 +110,20 @@ class _LastOvertakes(CheckpointCoordinator):
         return TriggerCheckpoint(*pair, after_s)
 
 
+class _OvertakesWhatIsBroadcast(BarrierAlignment):
+    """A snapshot is taken before what keeps order has been read up to the barrier."""
+
+    def _may_overtake(self, announced: _Announced) -> bool:
+        del announced
+        return True
+
+
+def _own_copy(index: int, copies: int) -> int:
+    """Return the copy of the same number, which there may be none of."""
+    del copies
+    return index
+
+
 def _everybody(chain: str, rows: list[Row], groups: range) -> list[Row]:
     del chain, groups
     return rows
@@ -132,5 +147,7 @@ OVERTAKING_MUTANTS: tuple[Variant, ...] = (
     Variant("replays in another order", replayed=_backwards),
     Variant("replays all rows in every subtask", replayed=_everybody),
     Variant("forgets what it has not replayed", inputs=_ForgetsWhatIsReplayed),
+    Variant("overtakes what is broadcast", alignment=_OvertakesWhatIsBroadcast),
+    Variant("gives broadcast state to those that had it alone", broadcast_copy=_own_copy),
     Variant("the last barrier overtakes rows", coordinator=_LastOvertakes),
 )

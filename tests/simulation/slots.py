@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 SPLITS = "splits"
+RULES = "rules"
+"""The source whose records come to every subtask that counts."""
+RULE = "r0"
+"""Its only partition."""
 Fact = Callable[[CheckpointCoordinator, float], Sequence[object]]
 
 
@@ -60,6 +64,8 @@ class Deployment:
     splits: dict[str, list[dict[str, int]]]
     """By source and slot: partition -> next offset."""
     handles: tuple[StateHandle, ...]
+    raw: tuple[StateHandle, ...]
+    """State without a key, of each old subtask by number."""
     in_flight: dict[str, tuple[InFlight, ...]]
     """By chain: what is to be replayed into it."""
     sinks: Sequence[Target]
@@ -76,12 +82,14 @@ class Slot(Process):
         self.world, self.deploy, self.index = world, deployment, index
         self.uploads = 0
         """How many are under way."""
-        self.sources = [
-            SourceTask(self, uid, number) for number, uid in enumerate(deployment.splits)
-        ]
-        channels, parallelism = len(self.sources), deployment.parallelism
-        self.relay = RelayTask(self, channels * parallelism) if world.shape.relay else None
-        self.keyed = KeyedTask(self, parallelism * (1 if self.relay else channels))
+        # What is broadcast takes the last channels.
+        uids = sorted(deployment.splits, key=lambda uid: uid == RULES)
+        self.sources = [SourceTask(self, uid, number) for number, uid in enumerate(uids)]
+        parallelism = deployment.parallelism
+        in_order = parallelism if RULES in deployment.splits else 0
+        channels = parallelism * sum(uid != RULES for uid in deployment.splits)
+        self.relay = RelayTask(self, channels) if world.shape.relay else None
+        self.keyed = KeyedTask(self, (parallelism if self.relay else channels) + in_order, in_order)
 
     @property
     def first(self) -> StageTask:
@@ -170,10 +178,18 @@ class SourceTask:
         self._late: list[Barrier] = []
         self._barriers = slot.world.variant.source_barriers()
         self._awaited = AwaitedSplits()
-        self._below = RELAY if slot.world.shape.relay else KEYED
-        channel = number * slot.deploy.parallelism + slot.index
+        relay, self._is_broadcast = slot.world.shape.relay, uid == RULES
+        self._below = RELAY if relay and not self._is_broadcast else KEYED
+        if relay and self._is_broadcast:
+            number = 1
         self.outputs = Outputs(
-            slot.world, self.bell, lambda: [peer.first for peer in slot.deploy.peers], channel
+            slot.world,
+            self.bell,
+            lambda: [
+                peer.keyed if self._is_broadcast else peer.first for peer in slot.deploy.peers
+            ],
+            number * slot.deploy.parallelism + slot.index,
+            keeps_order=self._is_broadcast,
         )
         self._confirmed = Confirmations(
             0, lambda n: slot.report(lambda c, now_s: c.committed(self.ref, n, now_s))
@@ -260,13 +276,17 @@ class SourceTask:
         self._awaited.aborted(checkpoint)
 
     def _emit_record(self, partition: str) -> None:
-        self.world.oracle.check_read(partition)
+        if not self._is_broadcast:
+            self.world.oracle.check_read(partition)
         offset = self.positions[partition]
         if offset == self.world.records:
             return
         self.positions[partition] = offset + 1
         row = (partition, offset, self.world.key_of(partition, offset), 0)
-        self.outputs.send_row(row, group_of(self._below, row))
+        if self._is_broadcast:
+            self.outputs.broadcast(row)
+        else:
+            self.outputs.send_row(row, group_of(self._below, row))
 
 
 def encode_split(partition: str, offset: int) -> bytes:

@@ -20,6 +20,7 @@ from tests.simulation.targets import Row, Target, Versioned
 from onceflow.core.protocol.alignment import (
     AlignmentAborted,
     AlignmentAction,
+    AlignmentMode,
     Barrier,
     Block,
     EndOfStream,
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from tests.simulation.slots import Slot
 
 KEYED = "keyed"
+RULES_SEEN = -1
+"""Under what the file of state without a key has the number of rules."""
 RELAY = "relay"
 Mail = Callable[[], None]
 
@@ -71,15 +74,20 @@ def group_of(chain: str, row: Row) -> int:
 class StageTask(ABC):
     """Takes rows and barriers from any channel that is not blocked."""
 
-    def __init__(self, slot: Slot, chain: str, channels: int) -> None:
+    def __init__(self, slot: Slot, chain: str, channels: int, in_order: int = 0) -> None:
+        """The last `in_order` of its channels bring what is broadcast."""
         self.slot, self.world, self.chain = slot, slot.world, chain
         self.ref = SubtaskRef(chain, slot.index)
         self.bell = Bell(self.world.clock)
         self.mail = Mailbox(self.bell)
-        self.inputs: Inputs = self.world.variant.inputs([ChannelEnd()] * channels)
+        keyed = channels - in_order
+        broadcast = [ChannelEnd(1, keeps_order=True)] * in_order
+        self.inputs: Inputs = self.world.variant.inputs([*[ChannelEnd()] * keyed, *broadcast])
         self.inputs.world, self.inputs.bell = self.world, self.bell
         self.release: list[Callable[[], None]] = [lambda: None] * channels
-        self._alignment = self.world.variant.alignment(channels, self.world.alignment_mode)
+        self._alignment = self.world.variant.alignment(
+            channels, self.world.alignment_mode, range(keyed, channels)
+        )
         self._brought = [0] * channels
         self._ended = False
         self._held: tuple[CheckpointId, list[Row], Finish] | None = None
@@ -132,7 +140,10 @@ class StageTask(ABC):
                     self.release[channel]()
                 elif self.slot.crashes("in a replay"):
                     return
-                self.on_row(row)
+                if received.input:
+                    self.on_rule(row)
+                else:
+                    self.on_row(row)
 
     def _on_barrier(self, channel: int, barrier: Barrier) -> Steps[None]:
         passed = min(self._brought)
@@ -210,6 +221,10 @@ class StageTask(ABC):
     @abstractmethod
     def on_row(self, row: Row) -> None: ...
 
+    def on_rule(self, row: Row) -> None:
+        """Take in what is broadcast."""
+        raise Violation(f"{row} is broadcast to nobody who takes it")
+
     @abstractmethod
     def snapshot(self, barrier: Barrier) -> Steps[Finish | None]:
         """The synchronous part; None when the slot has died."""
@@ -266,9 +281,11 @@ class RelayTask(StageTask):
 class KeyedTask(StageTask):
     """Counts by key and writes to every sink."""
 
-    def __init__(self, slot: Slot, channels: int) -> None:
-        super().__init__(slot, KEYED, channels)
+    def __init__(self, slot: Slot, channels: int, in_order: int) -> None:
+        super().__init__(slot, KEYED, channels, in_order)
         self._state = _restored(slot, self.groups)
+        self._rules = _restored_rules(slot)
+        """How many have been broadcast: the same in every subtask."""
         self._base: tuple[tuple[StateHandle, ...], dict[int, int]] = ((), {})
         """Files of the last checkpoint known to be completed, and what they hold."""
         self._taken: dict[int, tuple[tuple[StateHandle, ...], dict[int, int]]] = {}
@@ -293,6 +310,11 @@ class KeyedTask(StageTask):
         self._state[key] = self._state.get(key, 0) + 1
         self._rows.append((partition, offset, key, self._state[key]))
 
+    def on_rule(self, row: Row) -> None:
+        if self.world.alignment_mode is AlignmentMode.ALIGNED:
+            require(row[1] == self._rules, f"I6 rule {row[1]} comes after {self._rules} rules")
+        self._rules = row[1] + 1
+
     # --- the snapshot ---------------------------------------------------------------------------
 
     def snapshot(self, barrier: Barrier) -> Steps[Finish | None]:
@@ -310,7 +332,7 @@ class KeyedTask(StageTask):
             if world.variant.ack_before_prepare:
                 pending = (*queue.pending_through(checkpoint), *committables)
                 operators.append(OperatorSnapshot(sink_id, committables=pending))
-                self._begin_upload(barrier, dict(self._state), operators, ())
+                self._begin_upload(barrier, dict(self._state), self._rules, operators, ())
             if slot.crashes("before prepare"):
                 return None
             for number, (transaction, part) in enumerate(parts):
@@ -330,11 +352,11 @@ class KeyedTask(StageTask):
                     slot.begin(_ignoring_outcome(committer, committable))
             pending = queue.pending_through(checkpoint)
             operators.append(OperatorSnapshot(sink_id, committables=pending))
-        state = dict(self._state)
+        state, rules = dict(self._state), self._rules
 
         def finish(in_flight: Sequence[InFlight]) -> None:
             if not world.variant.ack_before_prepare:
-                self._begin_upload(barrier, state, operators, in_flight)
+                self._begin_upload(barrier, state, rules, operators, in_flight)
 
         return finish
 
@@ -353,16 +375,18 @@ class KeyedTask(StageTask):
         self,
         barrier: Barrier,
         state: dict[int, int],
+        rules: int,
         sinks: list[OperatorSnapshot],
         in_flight: Sequence[InFlight],
     ) -> None:
         self.slot.uploads += 1
-        self.slot.begin(self._upload(barrier, state, sinks, tuple(in_flight)))
+        self.slot.begin(self._upload(barrier, state, rules, sinks, tuple(in_flight)))
 
     def _upload(
         self,
         barrier: Barrier,
         state: dict[int, int],
+        rules: int,
         sinks: list[OperatorSnapshot],
         in_flight: tuple[InFlight, ...],
     ) -> Steps[None]:
@@ -382,7 +406,7 @@ class KeyedTask(StageTask):
                 self._base = handles, state
         yield 0.5 if world.rng.random() < world.shape.slow_uploads else 0.02
         try:
-            for handle, content in ((shared, changed), (private, {})):
+            for handle, content in ((shared, changed), (private, {RULES_SEEN: rules})):
                 if slot.crashes("in an upload"):
                     return
                 yield world.files.ask(lambda h=handle, c=content: world.files.write(h.path, c))  # type: ignore[misc]
@@ -472,6 +496,16 @@ def _restored(slot: Slot, groups: range) -> dict[int, int]:
             if key % KEY_GROUPS in groups:
                 state[key] = max(count, state.get(key, 0))
     return state
+
+
+def _restored_rules(slot: Slot) -> int:
+    copies = slot.deploy.raw
+    if not copies:
+        return 0
+    copy = slot.world.variant.broadcast_copy(slot.index, len(copies))
+    if copy >= len(copies):  # broken
+        return 0
+    return int(slot.world.files.read_restored(copies[copy].path, slot)[RULES_SEEN])
 
 
 def _ignoring_outcome(committer: Committer | PreCommitter, committable: Committable) -> Steps[None]:

@@ -25,6 +25,7 @@ from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.in_flight import OutputQueue
 from onceflow.core.protocol.recovery import RecoveryPlan, plan_recovery, retain_ledger_from
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
+from onceflow.core.protocol.splits import broadcast_copy
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -88,6 +89,7 @@ class Variant:
     output_queue: type[OutputQueue[Row]] = OutputQueue
     source_barriers: type[SourceBarriers] = SourceBarriers
     replayed: Callable[[str, list[Row], range], list[Row]] = _own_rows
+    broadcast_copy: Callable[[int, int], int] = broadcast_copy
     acks_before_in_flight: bool = False
     barrier_waits_its_turn: bool = False
     lists_first_only: bool = False

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tests.simulation.clock import Clock, Network
 from tests.simulation.oracle import Oracle
 from tests.simulation.savepoints import Kept
+from tests.simulation.slots import RULE, RULES
 from tests.simulation.storage import Files, SharedLog
 from tests.simulation.targets import Staged, Target, TwoPhase, Versioned
 from tests.simulation.variant import Variant
@@ -145,6 +146,11 @@ def _drawn_saves(seed: int) -> CheckpointKind | None:
     return rng.choice(kinds) if rng.random() < 0.2 else None
 
 
+def _drawn_rules(seed: int) -> bool:
+    """Whether there is a broadcast stream; drawn apart, as savepoints are."""
+    return random.Random(f"rules {seed}").random() < 0.4
+
+
 @dataclass(frozen=True)
 class Retirement:
     """A sink that the user removes, or gives another sink id, while the job is up or down."""
@@ -186,6 +192,8 @@ class World:
         self.log.overwrites = variant.overwrites
         self.network = Network(self.clock, shape.loss, shape.doubling)
         self.sources = {"source": [f"p{number}" for number in range(shape.partitions)]}
+        if _drawn_rules(seed):
+            self.sources[RULES] = [RULE]
         self.tables = 1 + seed % 3
         """Into how many transactions a writer divides the rows of one pre-commit."""
         kinds = {f"sink{number}": kind for number, kind in enumerate(shape.targets)}

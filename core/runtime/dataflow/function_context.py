@@ -1,12 +1,26 @@
-"""What the runtime hands to a function when it opens, besides keyed state: its side outputs."""
+"""What the runtime hands to a function when it opens: its states and its side outputs."""
 
 from __future__ import annotations
 
-from onceflow.core.errors import ConfigError
+from collections.abc import Collection
+from typing import Any, NoReturn, TypeVar
+
+from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.functions import OutputTag, Record
 from onceflow.core.runtime.dataflow.operators import RunningOperator
 from onceflow.core.runtime.dataflow.user_functions import batch_of
-from onceflow.core.state import KeyedStates, KeyedStateStore
+from onceflow.core.state import (
+    KeyedStates,
+    KeyedStateStore,
+    ListState,
+    ListStateDescriptor,
+    MapState,
+    MapStateDescriptor,
+)
+from onceflow.core.state.operator_state import BroadcastMap, OperatorStateStore
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class SideBuffer:
@@ -15,7 +29,10 @@ class SideBuffer:
     def __init__(self, tag: OutputTag) -> None:
         self.tag = tag
         self.records: list[Record] = []
-        self.emit = self.records.append
+
+    def emit(self, record: Record) -> None:
+        """Take one more record."""
+        self.records.append(record)
 
 
 class SideOutputs:
@@ -49,13 +66,144 @@ class SideOutputs:
                 buffer.records.clear()
 
 
-class FunctionContext(KeyedStates):
-    """What a keyed function opens with."""
+class BroadcastStates:
+    """The broadcast states of one subtask: those that `broadcast(…)` has named."""
 
-    def __init__(self, store: KeyedStateStore, side_outputs: SideOutputs) -> None:
+    def __init__(
+        self,
+        uid: str,
+        store: OperatorStateStore,
+        descriptors: Collection[MapStateDescriptor[Any, Any]],
+    ) -> None:
+        self._uid = uid
+        self._descriptors = {descriptor.name: descriptor for descriptor in descriptors}
+        self._states = {
+            name: store.broadcast_state(descriptor)
+            for name, descriptor in self._descriptors.items()
+        }
+
+    def named(self, descriptor: MapStateDescriptor[Any, Any]) -> BroadcastMap[Any, Any]:
+        """Return the state of `descriptor`.
+
+        Raises:
+            ConfigError: `broadcast()` has named none that is the same.
+        """
+        if self._descriptors.get(descriptor.name) != descriptor:
+            known = ", ".join(map(str, self._descriptors.values())) or "none"
+            raise ConfigError(
+                f"operator {self._uid!r} asks for broadcast state {descriptor}, and broadcast()"
+                f" was given {known}: use one descriptor for both"
+            )
+        return self._states[descriptor.name]
+
+    def may_change(self, now: bool) -> None:
+        """Say whether a record is at hand that every subtask gets."""
+        for state in self._states.values():
+            state.may_change = now
+
+
+class KeyedContext(KeyedStates):
+    """What a function of a keyed stream opens with."""
+
+    def __init__(
+        self,
+        store: KeyedStateStore,
+        side_outputs: SideOutputs,
+        broadcast: BroadcastStates | None = None,
+    ) -> None:
         super().__init__(store)
         self._side_outputs = side_outputs
+        self._broadcast = broadcast
 
     def side_output(self, tag: OutputTag) -> SideBuffer:
         """Return what takes records for `stream.side_output(tag)`."""
         return self._side_outputs.open(tag)
+
+    def broadcast_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
+        """Return a state that `broadcast(descriptor)` has named."""
+        if self._broadcast is None:
+            raise ConfigError(
+                f"broadcast state {descriptor.name!r} is asked for by a function that is connected"
+                " with no broadcast stream"
+            )
+        return self._broadcast.named(descriptor)
+
+
+class UnkeyedContext:
+    """What a function of a stream without a key opens with."""
+
+    def __init__(
+        self,
+        uid: str,
+        store: OperatorStateStore,
+        side_outputs: SideOutputs,
+        broadcast: BroadcastStates | None = None,
+    ) -> None:
+        self._uid = uid
+        self._store = store
+        self._side_outputs = side_outputs
+        self._broadcast = broadcast
+        self.subtask, self.parallelism = store.subtask, store.parallelism
+        self.is_restored = store.is_restored
+
+    def list_state(self, descriptor: ListStateDescriptor[V]) -> ListState[V]:
+        """Return a list whose elements are dealt out evenly at a restore."""
+        return self._store.list_state(descriptor)
+
+    def union_list_state(self, descriptor: ListStateDescriptor[V]) -> ListState[V]:
+        """Return a list of which every subtask gets all elements at a restore."""
+        return self._store.union_list_state(descriptor)
+
+    def side_output(self, tag: OutputTag) -> SideBuffer:
+        """Return what takes records for `stream.side_output(tag)`."""
+        return self._side_outputs.open(tag)
+
+    def broadcast_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
+        """Return a state that `broadcast(descriptor)` has named."""
+        if self._broadcast is None:
+            self._refuse("broadcast_state")
+        return self._broadcast.named(descriptor)
+
+    def value_state(self, descriptor: Any) -> NoReturn:
+        """Refuse: there is no key."""
+        self._refuse("value_state")
+
+    def map_state(self, descriptor: Any) -> NoReturn:
+        """Refuse: there is no key."""
+        self._refuse("map_state")
+
+    def reducing_state(self, descriptor: Any) -> NoReturn:
+        """Refuse: there is no key."""
+        self._refuse("reducing_state")
+
+    def aggregating_state(self, descriptor: Any) -> NoReturn:
+        """Refuse: there is no key."""
+        self._refuse("aggregating_state")
+
+    def namespace(self, kind: Any) -> NoReturn:
+        """Refuse: there is no key."""
+        self._refuse("namespace")
+
+    def timers(self) -> NoReturn:
+        """Refuse: there is no key."""
+        self._refuse("timers")
+
+    def _refuse(self, asked: str) -> NoReturn:
+        raise ConfigError(
+            f"operator {self._uid!r} asks for {asked}() and its stream has no keys: put"
+            " .key_by(…) before it"
+        )
+
+
+class NoKey:
+    """The key while a record is at hand that has none: no keyed state can be used."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        raise BadStateValue(
+            "the state or timers of a key are used in process_broadcast(), where there is no key"
+        )
+
+
+NO_KEY = NoKey()

@@ -80,7 +80,7 @@ class RunningOperator(ABC):
         self.outputs: list[Emit] = []
         self.side_schemas: dict[str, pa.Schema] = {DEAD_LETTERS_TAG: DEAD_LETTERS}
         """What `emit_to` may be called with: the tags of its side outputs, and their rows'."""
-        self._side_outputs: dict[str, list[Emit]] = {}
+        self._aside: dict[str, list[Emit]] = {}
         self.records_in = 0
         self.rejected = 0
         """Bad records left out so far."""
@@ -110,7 +110,7 @@ class RunningOperator(ABC):
                 f"side output {feed.tag!r} of operator {self.uid!r} is used with columns"
                 f" {feed.schema}, and its function emits {schema}: use one OutputTag for both"
             )
-        return self._side_outputs.setdefault(feed.tag, [])
+        return self._aside.setdefault(feed.tag, [])
 
     def receive(self, batch: Batch) -> None:
         """Take a batch from the operator before."""
@@ -129,7 +129,7 @@ class RunningOperator(ABC):
 
         `side_schemas` has the tag since before the first row, and `rows` are of its schema.
         """
-        outputs = self._side_outputs.get(tag)
+        outputs = self._aside.get(tag)
         if outputs and rows.num_rows:
             batch = Batch(rows)
             for output in outputs:
@@ -140,7 +140,7 @@ class RunningOperator(ABC):
         if not letters:
             return
         self.rejected += len(letters)
-        if DEAD_LETTERS_TAG in self._side_outputs:
+        if DEAD_LETTERS_TAG in self._aside:
             self.emit_to(DEAD_LETTERS_TAG, batch_of_letters(self.uid, letters))
 
     @abstractmethod

@@ -83,6 +83,16 @@ class ForwardPartitioner(Partitioner):
         self._send(0, batch)
 
 
+class BroadcastPartitioner(Partitioner):
+    """Sends everything to every subtask."""
+
+    def receive(self, batch: Batch) -> None:
+        """Send `batch` on every channel."""
+        unkeyed = Batch(batch.rows, np.zeros(batch.rows.num_rows, np.uint64))
+        for channel in range(len(self._channels)):
+            self._send(channel, unkeyed)
+
+
 class KeyGroupPartitioner(Partitioner):
     """Splits batches by key group and sends each part to the subtask that owns it."""
 

@@ -11,7 +11,18 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from onceflow.core.errors import ConfigError, StateIncompatible
-from onceflow.core.graph import Exchange, Graph, ProcessKeyed, ReadFrom, RunAggregates, Work
+from onceflow.core.graph import (
+    Exchange,
+    Graph,
+    ProcessBroadcast,
+    ProcessConnected,
+    ProcessKeyed,
+    ProcessRecords,
+    ReadFrom,
+    RunAggregates,
+    Work,
+    WriteTo,
+)
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.recovery import committables_of
@@ -21,9 +32,10 @@ from onceflow.core.protocol.snapshots import (
     OperatorSnapshot,
     StateHandle,
 )
-from onceflow.core.protocol.splits import assign_splits, owner_of, with_lists
+from onceflow.core.protocol.splits import assign_splits, broadcast_copy, owner_of, with_lists
 from onceflow.core.runtime.dataflow.operators import SPLITS, decode_split
 from onceflow.core.runtime.messages import RestoredOperator
+from onceflow.core.state.operator_state import mode_of
 
 _log = logging.getLogger("onceflow.runtime.driver")
 
@@ -59,8 +71,12 @@ def operators_left(graph: Graph, restored: CompletedCheckpoint) -> tuple[str, ..
 
 def _takes(work: Work | None, snapshot: OperatorSnapshot) -> bool:
     match work:
-        case ProcessKeyed() | RunAggregates():
+        case ProcessKeyed() | ProcessConnected() | RunAggregates():
             return not (snapshot.lists or snapshot.raw)
+        case ProcessBroadcast(key=key):
+            return not (snapshot.lists or (snapshot.keyed and not key))
+        case ProcessRecords():
+            return not (snapshot.lists or snapshot.keyed)
         case ReadFrom():
             return not (snapshot.keyed or snapshot.raw)
         case _:
@@ -210,12 +226,15 @@ def restored_slots(
                 elements = [e for _, o in old for e in o.lists.get(SPLITS, ())]
                 for slot, mine in enumerate(_dealt(elements, parallelism)):
                     operators[slot].append(RestoredOperator(operator.uid, lists={SPLITS: mine}))
-            case ProcessKeyed() | RunAggregates():
-                handles = [h for _, o in old for h in o.keyed]
-                for slot, found in enumerate(_by_owner(handles, _itself, groups, parallelism)):
-                    operators[slot].append(RestoredOperator(operator.uid, keyed=found))
-            case _:
+            case WriteTo():
                 pass
+            case _:
+                handles = [h for _, o in old for h in o.keyed]
+                by_owner = _by_owner(handles, _itself, groups, parallelism)
+                raw = _without_key([o for _, o in old], parallelism)
+                for of_slot, keyed, unkeyed in zip(operators, by_owner, raw, strict=True):
+                    if keyed or unkeyed:
+                        of_slot.append(RestoredOperator(operator.uid, keyed=keyed, raw=unkeyed))
     flying = [one for chain in graph.chains() for one in restored.in_flight(chain.id)]
     in_flight = _by_owner(flying, lambda one: one.handle, groups, parallelism)
     pairs = zip(operators, in_flight, strict=True)
@@ -226,6 +245,20 @@ def _dealt(elements: Sequence[bytes], parallelism: int) -> list[tuple[bytes, ...
     by_id = {decode_split(element).id: element for element in elements}
     dealt = assign_splits(sorted(by_id), parallelism)
     return [tuple(by_id[split] for split in mine) for mine in dealt]
+
+
+def _without_key(
+    old: Sequence[OperatorSnapshot], parallelism: int
+) -> list[tuple[StateHandle, ...]]:
+    """Return, by slot, the handles of state without a key.
+
+    Of what is broadcast each gets one copy. Of all else it gets everything, and takes its share.
+    """
+    if not any(operator.raw for operator in old):
+        return [()] * parallelism
+    everybody = [h for o in old for h in o.raw if mode_of(h) in {"split", "union"}]
+    broadcast = [[h for h in o.raw if mode_of(h) == "broadcast"] for o in old]
+    return [(*everybody, *broadcast[broadcast_copy(slot, len(old))]) for slot in range(parallelism)]
 
 
 _Item = TypeVar("_Item")

@@ -22,7 +22,10 @@ from onceflow.core.graph import (
     MapInPandas,
     MapRecords,
     Operator,
+    ProcessBroadcast,
+    ProcessConnected,
     ProcessKeyed,
+    ProcessRecords,
     ReadFrom,
     RunAggregates,
     SelectSql,
@@ -41,11 +44,15 @@ from onceflow.core.runtime.dataflow.channels import (
     OutputChannel,
     decode_batches,
 )
-from onceflow.core.runtime.dataflow.keyed_operators import (
-    AggregateRunner,
-    KeyedOperator,
+from onceflow.core.runtime.dataflow.function_operators import (
+    BroadcastProcessor,
+    CoProcessor,
+    FunctionOperator,
+    KeyedBroadcastProcessor,
     KeyedProcessor,
+    RecordProcessor,
 )
+from onceflow.core.runtime.dataflow.keyed_operators import AggregateRunner, KeyedOperator
 from onceflow.core.runtime.dataflow.lookup_join import LookupJoiner
 from onceflow.core.runtime.dataflow.operators import (
     SPLITS,
@@ -59,6 +66,7 @@ from onceflow.core.runtime.dataflow.operators import (
     decode_split,
 )
 from onceflow.core.runtime.dataflow.partitioners import (
+    BroadcastPartitioner,
     ForwardPartitioner,
     KeyGroupPartitioner,
     Partitioner,
@@ -77,6 +85,7 @@ from onceflow.core.runtime.slot.program import Program
 from onceflow.core.runtime.transport.data_plane import FlightChannel
 from onceflow.core.spi import ReaderContext, WriterContext
 from onceflow.core.state import KeyedStateStore, StateContext
+from onceflow.core.state.operator_state import OperatorStateStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +214,7 @@ class ChainBuilder:
             if self._context.closing.is_set():
                 raise SlotLost("the slot shuts down while its state is restored")
             running[operator.uid] = built = self._operator(operator, ref)
-            if isinstance(built, KeyedOperator):
+            if isinstance(built, (KeyedOperator, FunctionOperator)):
                 self._dropped += built.dropped
             if operator is not chain.head:
                 for feed in operator.feeds:
@@ -240,8 +249,10 @@ class ChainBuilder:
                 return _batch_mapper(uid, work, operator.schema)
             case (MapRecords() | FlatMapRecords() | FilterRecords()) as work:
                 return RecordMapper(uid, work, operator.schema)
-            case ProcessKeyed() as work:
-                return KeyedProcessor(uid, work, self._store(uid), operator.schema)
+            case (
+                ProcessKeyed() | ProcessConnected() | ProcessBroadcast() | ProcessRecords()
+            ) as work:
+                return self._function_operator(work, uid, operator.schema)
             case RunAggregates() as work:
                 store = self._store(uid)
                 return AggregateRunner(uid, work, store, operator.input_schema, operator.schema)
@@ -274,6 +285,35 @@ class ChainBuilder:
         )
         return self._backend.open(
             context, self._restored(uid).keyed, self._context.storage.reader()
+        )
+
+    def _function_operator(
+        self,
+        work: ProcessKeyed | ProcessConnected | ProcessBroadcast | ProcessRecords,
+        uid: str,
+        schema: pa.Schema,
+    ) -> RunningOperator:
+        match work:
+            case ProcessKeyed():
+                return KeyedProcessor(uid, work, self._store(uid), schema)
+            case ProcessConnected():
+                return CoProcessor(uid, work, self._store(uid), schema)
+            case ProcessBroadcast() if work.key:
+                states = self._operator_state(uid)
+                return KeyedBroadcastProcessor(uid, work, self._store(uid), states, schema)
+            case ProcessBroadcast():
+                return BroadcastProcessor(uid, work, self._operator_state(uid), schema)
+            case ProcessRecords():
+                return RecordProcessor(uid, work, self._operator_state(uid), schema)
+
+    def _operator_state(self, uid: str) -> OperatorStateStore:
+        return OperatorStateStore(
+            uid,
+            subtask=self._context.slot,
+            parallelism=self._plan.parallelism,
+            handles=self._restored(uid).raw,
+            reader=self._context.storage.reader(),
+            allow_non_restored_state=self._plan.allow_non_restored_state,
         )
 
     def _sink(self, operator: Operator, work: WriteTo, ref: SubtaskRef) -> SinkOperator:
@@ -320,6 +360,8 @@ def _partitioner_class(edge: Edge, chain: Chain) -> type[Partitioner]:
         case Exchange.BY_KEY:
             is_sink = isinstance(chain.head.work, WriteTo)
             return SinkPartitioner if is_sink else KeyGroupPartitioner
+        case Exchange.BROADCAST:
+            return BroadcastPartitioner
 
 
 def _timed(chain: Chain, parallelism: int) -> list[int]:
