@@ -19,6 +19,8 @@ from pyarrow import types as arrow
 
 from onceflow.core.bad_rows import BadRows
 from onceflow.core.errors import ConfigError
+from onceflow.core.protocol.invariant import InvariantViolation
+from onceflow.sinks.kafka.avro_values import AvroValues
 from onceflow.sinks.kafka.records import (
     HEADER_TYPE,
     HEADERS,
@@ -30,6 +32,7 @@ from onceflow.sinks.kafka.records import (
     record_bytes,
     stamped,
 )
+from onceflow.sinks.kafka.registered import ValueSchema, schema_text, value_schema
 from onceflow.sinks.kafka.settings import KafkaSinkSettings, RecordFormat
 from onceflow.sinks.sql.values import decoded_rows
 
@@ -301,6 +304,17 @@ class RecordEncoder:
         self._key = _key_encoder(settings, schema)
         self._value = _value_encoder(settings, schema, headers)
 
+    def ask_schema(self) -> None:
+        """Have the registry say what values are written by, before the first row.
+
+        Raises:
+            ConfigError: The registry refuses the rows' schema or us, or has none that they fit.
+            SinkError: It did not answer within the sink's deadline.
+        """
+        columns = _value_columns(self._settings, self._schema, self._headers)
+        found = value_schema(self._settings, columns)
+        self._value = _registered_encoder(self._settings, columns, found)
+
     def know_partitions(self, counts: dict[str, int]) -> None:
         """Refuse partitions that a topic does not have."""
         self._partitions = counts
@@ -450,14 +464,46 @@ def _single_key_encoder(name: str, schema: pa.Schema) -> _Encode:
     return encode
 
 
+def _value_columns(
+    settings: KafkaSinkSettings, schema: pa.Schema, headers: str | None
+) -> pa.Schema:
+    apart = {settings.topic_column, settings.partition_column, headers}
+    return pa.schema([field for field in schema if field.name not in apart])
+
+
 def _value_encoder(settings: KafkaSinkSettings, schema: pa.Schema, headers: str | None) -> _Encode:
     if settings.format is RecordFormat.RAW:
         return lambda rows: rows.column(VALUE).cast(pa.binary())
-    apart = {settings.topic_column, settings.partition_column, headers}
-    columns = [field for field in schema if field.name not in apart]
-    names = [column.name for column in columns]
-    objects = JsonObjects(pa.schema(columns))
+    columns = _value_columns(settings, schema, headers)
+    if settings.format.registered:
+        if settings.auto_register:
+            schema_text(settings, columns)
+        return _before_schema
+    names = columns.names
+    objects = JsonObjects(columns)
     return lambda rows: pa.array(objects.encode([rows.column(name) for name in names]), pa.binary())
+
+
+def _before_schema(rows: pa.RecordBatch) -> pa.Array:
+    raise InvariantViolation(
+        f"{rows.num_rows} rows were to be encoded before their schema is known"
+    )
+
+
+def _registered_encoder(
+    settings: KafkaSinkSettings, columns: pa.Schema, schema: ValueSchema
+) -> _Encode:
+    names, header = columns.names, schema.header
+    if settings.format is RecordFormat.AVRO:
+        records = AvroValues(columns, schema.text)
+        return lambda rows: pa.array(
+            records.encode([rows.column(name) for name in names], header), pa.binary()
+        )
+    objects = JsonObjects(columns)
+    return lambda rows: pa.array(
+        [header + one for one in objects.encode([rows.column(name) for name in names])],
+        pa.binary(),
+    )
 
 
 def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

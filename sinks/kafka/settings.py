@@ -12,6 +12,7 @@ from enum import Enum
 from onceflow.core.client_options import OptionRules, OptionValue
 from onceflow.core.config import Delivery
 from onceflow.core.errors import ConfigError
+from onceflow.core.formats.registry import RegistrySettings
 
 SPARK_PREFIX = "kafka."
 STAGED = "exactly once into Kafka, unlike delivery='at_least_once', stages rows"
@@ -97,6 +98,15 @@ class RecordFormat(Enum):
     """The value is one JSON object, a field a column."""
     RAW = "raw"
     """Columns key, value and headers are written as they are; Spark's names."""
+    AVRO = "avro"
+    """The value is an Avro record in the wire format of Confluent's schema registry."""
+    JSON_SCHEMA = "json-schema"
+    """The value is a JSON object behind the header of the registry's wire format."""
+
+    @property
+    def registered(self) -> bool:
+        """Whether values begin with the id of a schema that a registry keeps."""
+        return self in {RecordFormat.AVRO, RecordFormat.JSON_SCHEMA}
 
 
 class StaleRows(Enum):
@@ -124,10 +134,16 @@ class KafkaSinkSettings:
     transaction_timeout_s: float
     deadline_s: float
     options: dict[str, str] = field(default_factory=dict[str, str])
+    registry: RegistrySettings | None = None
+    subject: str | None = None
+    """Of the values' schema; none: the topic's."""
+    auto_register: bool = True
+    """Whether the rows' schema is registered, or written is by the subject's latest version."""
 
     def __post_init__(self) -> None:
         if not self.bootstrap_servers.strip():
             raise ConfigError("bootstrap_servers is empty; give host:port[,host:port]")
+        self._check_registry()
         if not self.topics or not all(self.topics):
             raise ConfigError(f"topic={self.topics!r}: give the name of at least one topic")
         if len(set(self.topics)) != len(self.topics):
@@ -147,6 +163,26 @@ class KafkaSinkSettings:
         limit = self.options.get(MESSAGE_BYTES_MAX, "1")
         if not limit.isdecimal():
             raise ConfigError(f"Kafka option {MESSAGE_BYTES_MAX}={limit!r} is no number of bytes")
+
+    def _check_registry(self) -> None:
+        name = self.format.value
+        if not self.format.registered:
+            if self.registry is not None or self.subject is not None:
+                raise ConfigError(
+                    f"format={name!r} asks no schema registry; leave schema_registry= and subject="
+                    " away, or give format='avro' or 'json-schema'"
+                )
+        elif self.registry is None:
+            raise ConfigError(
+                f"format={name!r} needs schema_registry=, e.g. 'http://localhost:8081'"
+            )
+        elif self.subject is None and len(self.topics) > 1:
+            raise ConfigError(f"format={name!r} with several topics needs subject=")
+
+    @property
+    def value_subject(self) -> str:
+        """The subject of the values."""
+        return self.subject or f"{self.topics[0]}-value"
 
     @property
     def message_bytes_max(self) -> int:

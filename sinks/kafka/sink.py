@@ -13,6 +13,7 @@ from onceflow.core.client_options import OptionValue
 from onceflow.core.config import Delivery, choice_of
 from onceflow.core.connector import ServerAccess, SinkConnector
 from onceflow.core.errors import ConfigError
+from onceflow.core.formats.registry import registry_settings
 from onceflow.core.spi import (
     Committer,
     CommitterContext,
@@ -56,8 +57,9 @@ class KafkaSink(Sink):
         topic_column: Column that says which topic a row goes to; not part of the value.
         key: Columns of the key: one is written as text or bytes, several as a JSON object. Keys
             land in the partitions that Java's partitioner chooses.
-        format: `json`: the value is an object of all columns. `raw`: the columns `key`, `value` and
-            `headers` as they are, as in Spark.
+        format: `json`: the value is an object of all columns. `avro`, `json-schema`: a record or
+            object whose schema a registry keeps. `raw`: the columns `key`, `value` and `headers` as
+            they are, as in Spark.
         partition_column: Column that says which partition; null leaves it to the partitioner.
         headers: Column of headers: a list of (key, value), or a map. With `raw` it is `headers`.
         delivery: `at_least_once` produces rows at once, without transactions: they are seen before
@@ -65,9 +67,14 @@ class KafkaSink(Sink):
         create: Whether to create topics that are missing.
         partitions: Of a topic that is created; None is the broker's default.
         replication_factor: Of a topic that is created; None is the broker's default.
+        schema_registry: Address of Confluent's schema registry, or of one that speaks as it does;
+            or options of its client, Confluent's names, with `url` among them.
+        subject: Of the values' schema; None is `<topic>-value`.
+        auto_register: Whether the rows' own schema is registered, unless it has been before. False
+            writes by the subject's latest version, into which the columns must fit.
         transaction_timeout_s: How long producing one checkpoint's rows of one subtask may take;
             the broker's transaction.max.timeout.ms is the upper limit.
-        deadline_s: How long a broker may not answer before a call is given up.
+        deadline_s: How long a broker, or the registry, may not answer before a call is given up.
         stale_rows: What becomes of decided rows that waited, while the job was down, for longer
             than the broker keeps proofs: `fail` says so, `produce` produces them.
         options: Further settings of librdkafka, with or without Spark's prefix `kafka.`.
@@ -80,13 +87,16 @@ class KafkaSink(Sink):
     topic: str | Sequence[str] = field(kw_only=True)
     topic_column: str | None = field(default=None, kw_only=True)
     key: str | Sequence[str] | None = field(default=None, kw_only=True)
-    format: Literal["json", "raw"] = field(default="json", kw_only=True)
+    format: Literal["json", "avro", "json-schema", "raw"] = field(default="json", kw_only=True)
     partition_column: str | None = field(default=None, kw_only=True)
     headers: str | None = field(default=None, kw_only=True)
     delivery: Literal["exactly_once", "at_least_once"] = field(default="exactly_once", kw_only=True)
     create: bool = field(default=False, kw_only=True)
     partitions: int | None = field(default=None, kw_only=True)
     replication_factor: int | None = field(default=None, kw_only=True)
+    schema_registry: str | Mapping[str, OptionValue] | None = field(default=None, kw_only=True)
+    subject: str | None = field(default=None, kw_only=True)
+    auto_register: bool = field(default=True, kw_only=True)
     transaction_timeout_s: float = field(default=300.0, kw_only=True)
     deadline_s: float = field(default=30.0, kw_only=True)
     stale_rows: Literal["fail", "produce"] = field(default="fail", kw_only=True)
@@ -116,16 +126,20 @@ class KafkaSink(Sink):
         """Return when rows of `schema` can be written; creates topics, fences the sink id.
 
         Repeated in the same attempt it is refused, as the SPI says. A crash in it leaves at most
-        topics created and the sink id claimed, which the next attempt claims in turn. At least
+        a schema registered, topics created and the sink id claimed, which the next attempt claims
+        in turn. At least
         once needs no transactions, and claims nothing.
 
         Raises:
-            ConfigError: They cannot: settings, broker, permissions, topics, columns or types.
+            ConfigError: They cannot: settings, broker, permissions, topics, columns, types, or a
+                schema that the registry refuses.
             Fenced: This attempt or a newer one has claimed the sink id.
-            SinkError: The broker cannot be reached now.
+            SinkError: The broker, or the registry, cannot be reached now.
         """
         settings = self.settings
         self.validate(context, schema)
+        if settings.format.registered:
+            RecordEncoder(settings, schema, BadRows(OnBadRow.FAIL, schema)).ask_schema()
         preflight = Preflight(settings)
         preflight.require_topics(
             NewTopics(self.partitions, self.replication_factor) if self.create else None
@@ -173,6 +187,11 @@ class KafkaSink(Sink):
             transaction_timeout_s=self.transaction_timeout_s,
             deadline_s=self.deadline_s,
             options=RULES.accepted(self.options),
+            registry=None
+            if self.schema_registry is None
+            else registry_settings(self.schema_registry),
+            subject=self.subject,
+            auto_register=self.auto_register,
         )
 
 

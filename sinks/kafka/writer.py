@@ -38,11 +38,11 @@ class RecordWriter(SinkWriter):
     """What both writers share: bad rows are found before anything else is done with a batch."""
 
     def __init__(self, settings: KafkaSinkSettings, context: WriterContext) -> None:
-        """Choose the columns; ask for the partitions where rows choose theirs.
+        """Choose the columns; ask for the schema, and for partitions where rows choose theirs.
 
         Raises:
-            ConfigError: The rows do not fit the settings.
-            SinkError: Partitions must be known and no broker answers.
+            ConfigError: The rows do not fit the settings, or the registry refuses their schema.
+            SinkError: Partitions must be known and no broker answers, or the registry does not.
         """
         self._settings = settings
         self._context = context
@@ -50,6 +50,8 @@ class RecordWriter(SinkWriter):
         self._where = f"sink {context.sink_id} subtask {context.subtask}, {settings.where}"
         self._bad_rows = BadRows(context.on_bad_row, context.schema, where=self._where)
         self._encoder = RecordEncoder(settings, context.schema, self._bad_rows)
+        if settings.format.registered:
+            self._encoder.ask_schema()
         if settings.partition_column is not None:
             self._encoder.know_partitions(_partition_counts(settings))
 

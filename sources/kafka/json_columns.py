@@ -107,7 +107,8 @@ _SCALARS: tuple[tuple[Any, Any], ...] = (
     (types.is_binary, bytes),
     (types.is_large_binary, bytes),
     (types.is_decimal, decimal.Decimal),
-    (types.is_date32, dt.date),
+    # Text, or days since 1970, as Debezium writes them.
+    (types.is_date32, dt.date | Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]),
 )
 
 

@@ -35,6 +35,7 @@ from onceflow.sources.kafka.rows import CHUNK, Rows, rows_of
 from onceflow.sources.kafka.settings import KafkaSettings
 
 _WAIT_S = 0.5
+_READY_S = 0.01
 _KEPT_MAX = 4
 """Clients of one process; each holds two connections or more, and what it has fetched."""
 
@@ -191,12 +192,18 @@ class _Reading:
             elif time.monotonic() - silent_since > settings.deadline_s:
                 raise self._silence()
             if len(rows) >= settings.batch_rows or rows.size_bytes >= settings.batch_bytes:
-                yield rows.take()
+                yield self._taken()
         if len(rows):
-            batch = rows.take()
+            batch = self._taken()
             # Left out as bad, one by one, they may all be gone.
             if batch.num_rows:
                 yield batch
+
+    def _taken(self) -> pa.RecordBatch:
+        """Return what is collected, once what that needs is there."""
+        while not self._rows.ready():
+            time.sleep(_READY_S)
+        return self._rows.take()
 
     def keep(self) -> None:
         whole = not self._overread and not self._unproven

@@ -89,6 +89,8 @@ class KafkaReader(SourceReader):
         self._next: dict[_Partition, int] = {}
         self._stop: dict[_Partition, int] = {}
         self._returned: pa.RecordBatch | None = None
+        self._unreturned: dict[_Partition, int] = {}
+        """Positions before rows that are collected and wait for a schema; empty when none do."""
         self._open = self._taken_in(splits)
         self._asked = [TopicPartition(*partition) for partition in self._open]
         self._ends: dict[_Partition, int] = {}
@@ -108,7 +110,7 @@ class KafkaReader(SourceReader):
     @property
     def dropped_count(self) -> int:
         """How many bad records this reader has left out."""
-        return self._rows.dropped_count
+        return self._rows.refusals.dropped_count
 
     def poll(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
         """Return up to `batch_rows` rows at once when some are there, else wait for the first.
@@ -122,7 +124,7 @@ class KafkaReader(SourceReader):
         with self._polling:
             if self._closed.is_set():
                 return None
-            if self._bounded and not self._open:
+            if self._bounded and not self._open and len(self._rows) == 0:
                 return EndOfInput()
             if self._consumer is None or self._watch is None:
                 self._closed.wait(timeout_s)
@@ -138,15 +140,14 @@ class KafkaReader(SourceReader):
 
     def rejected(self) -> Sequence[DeadLetter]:
         """Return the records that could not be decoded, for the sink of dead letters."""
-        letters, self._rows.letters = self._rows.letters, []
-        return letters
+        return self._rows.refusals.taken()
 
     def snapshot(self) -> Sequence[Split]:
         """Return every split, with what `poll` has returned counted as read."""
         stops = {one: None if stop == _NO_STOP else stop for one, stop in self._stop.items()}
         return [
             replace(self._began[one], next=following, stop=stops[one]).split()
-            for one, following in self._next.items()
+            for one, following in (self._next | self._unreturned).items()
         ]
 
     def add_splits(self, splits: Sequence[Split]) -> None:
@@ -232,6 +233,7 @@ class KafkaReader(SourceReader):
 
     def _read(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
         deadline = time.monotonic() + timeout_s
+        began = dict(self._next)
         if self._drain() and len(self._rows) == 0:
             # An end behind markers is a position worth keeping, whichever call meets it.
             self._advance()
@@ -246,13 +248,19 @@ class KafkaReader(SourceReader):
                 self._drain()
                 self._advance()
             if len(self._rows) == 0 and (wait_s <= 0 or self._closed.is_set()):
-                if self._rows.letters:
+                if self._rows.refusals.letters:
                     # They are handed out after this poll: a snapshot must be past them.
                     self._advance()
                 return None
+        if not self._rows.ready():
+            self._unreturned = began | self._unreturned
+            self._closed.wait(max(0.0, deadline - time.monotonic()))
+            return None
+        self._unreturned = {}
         self._advance()
         self._returned = self._rows.take()
-        return self._returned
+        # Left out as bad, one by one, they may all be gone.
+        return self._returned if self._returned.num_rows else None
 
     def _drain(self) -> bool:
         """Take what the client has fetched, up to a full batch; return whether that is anything."""

@@ -9,8 +9,6 @@ Measured with 100-byte records of four fields: value 0.02, decode 0.15, columns 
 
 from __future__ import annotations
 
-import logging
-import re
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, Protocol, cast
@@ -20,9 +18,15 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import Message
 
-from onceflow.core.dead_letters import DeadLetter, origin_columns
-from onceflow.core.errors import BadRecord
-from onceflow.core.spi import OnBadRow
+from onceflow.core.dead_letters import origin_columns
+from onceflow.core.formats.wire import HEADER_BYTES, TOMBSTONE, UNFRAMED, schema_id_of
+from onceflow.core.protocol.invariant import InvariantViolation
+from onceflow.sources.kafka.avro_rows import avro_decoder, avro_record
+from onceflow.sources.kafka.csv_rows import CsvDecoder, require_csv_columns
+from onceflow.sources.kafka.debezium import changes_of
+from onceflow.sources.kafka.debezium_avro import DebeziumAvroDecoder
+from onceflow.sources.kafka.debezium_json import DebeziumJsonDecoder
+from onceflow.sources.kafka.decoded_rows import BatchDecoder, DecodedRows
 from onceflow.sources.kafka.json_columns import (
     CONVERSION_ERRORS,
     Convert,
@@ -30,85 +34,27 @@ from onceflow.sources.kafka.json_columns import (
     converter_of,
     record_type,
 )
+from onceflow.sources.kafka.json_records import (
+    DECODE_ERRORS,
+    column_reader,
+    fault_of,
+    late_fault_of,
+)
+from onceflow.sources.kafka.messages import (
+    KEY,
+    METADATA_FIELDS,
+    TIMESTAMP,
+    VALUE,
+    Refusals,
+    metadata,
+    places,
+    size_bytes,
+    timestamps,
+)
 from onceflow.sources.kafka.settings import KafkaSettings, ValueFormat
 
-_PATH = re.compile(r" - at `\$\.(.+)`$", re.DOTALL)
-_VALUE_LENGTH_MAX = 40
-_EXCERPT_BYTES = 64
-
-
-def bad_record(message: Message, fault: str) -> BadRecord:
-    """Return the error that names where `message` lies and its `fault`."""
-    return BadRecord(
-        f"{message.topic()}-{message.partition()} offset {message.offset()}: {fault}. The value"
-        f" starts {_excerpt(message.value())}. Correct the schema or the producer, or leave such"
-        " records out with on_bad_record='drop'"
-    )
-
-
-def fault_of(error: Exception, value: bytes | None, columns: pa.Schema) -> str:
-    """Say why `value` could not be decoded, with the column and what stands in it."""
-    if value is None:
-        return "it has no value (a tombstone), and format 'json' needs one"
-    reason = str(error)
-    path = _PATH.search(reason)
-    if path is None:
-        return reason
-    name = next(
-        (
-            column.name
-            for column in columns
-            if path[1] == column.name or path[1].startswith((f"{column.name}.", f"{column.name}["))
-        ),
-        None,
-    )
-    if name is None:
-        return reason
-    return f"column {name!r} ({columns.field(name).type}): {reason}, found {_found(value, name)}"
-
-
-def late_fault_of(
-    values: Sequence[Any], columns: pa.Schema, converters: Sequence[Convert]
-) -> str | None:
-    """Say which of a record's `values` does not fit its column, or None when all do."""
-    for value, column, convert in zip(values, columns, converters, strict=True):
-        try:
-            convert([value])
-        except CONVERSION_ERRORS as error:
-            return f"column {column.name!r} ({column.type}) cannot hold {_short(value)}: {error}"
-    return None
-
-
-def _found(value: bytes, name: str) -> str:
-    try:
-        decoded = cast("object", msgspec.json.decode(value))
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return "it unreadable"
-    if isinstance(decoded, dict):
-        return _short(cast("dict[str, object]", decoded).get(name))
-    return _short(decoded)
-
-
-def _excerpt(value: bytes | None) -> str:
-    """Return the start of `value`, printable and short."""
-    if value is None:
-        return "no value (a tombstone)"
-    shown = repr(value[:_EXCERPT_BYTES])[1:]
-    return f"{shown} ({len(value)} bytes)" if len(value) > _EXCERPT_BYTES else shown
-
-
-def _short(value: object) -> str:
-    shown = str(value) if not isinstance(value, str) else repr(value)
-    return f"{shown[:_VALUE_LENGTH_MAX]}…" if len(shown) > _VALUE_LENGTH_MAX else shown
-
-
-logger = logging.getLogger("onceflow.sources.kafka")
-
 CHUNK = 500
-_SAMPLE_STEP = 64
-"""Every 64th message is measured; that bounds memory, and nothing depends on it being exact."""
 
-_DECODE_ERRORS = (msgspec.MsgspecError, TypeError, ValueError, RecursionError)
 
 RAW_SCHEMA = pa.schema(
     [
@@ -128,13 +74,6 @@ HEADERS_FIELD = pa.field(
     pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])),
 )
 """Spark's column of a record's headers: null where it has none."""
-
-METADATA_FIELDS = (
-    pa.field("_topic", pa.string(), nullable=False),
-    pa.field("_partition", pa.int32(), nullable=False),
-    pa.field("_offset", pa.int64(), nullable=False),
-    pa.field("_timestamp", pa.timestamp("ms", "UTC")),
-)
 
 
 def rows_by_partition(rows: pa.RecordBatch) -> list[tuple[str, int]] | None:
@@ -158,10 +97,8 @@ class Rows(Protocol):
 
     size_bytes: int
     """About how many bytes of values are collected."""
-    dropped_count: int
-    """Bad records left out so far, over all batches."""
-    letters: list[DeadLetter]
-    """Those of them that go to the sink of dead letters, since somebody last took them away."""
+    refusals: Refusals
+    """Bad records, over all batches."""
 
     def __len__(self) -> int:
         """Return how many rows are collected."""
@@ -169,6 +106,14 @@ class Rows(Protocol):
 
     def add(self, messages: list[Message]) -> None:
         """Collect `messages`, none of which is an event."""
+        ...
+
+    def ready(self) -> bool:
+        """Return whether `take` needs to wait for nothing, such as a schema.
+
+        Raises:
+            SourceUnavailable: It has been waited for too long.
+        """
         ...
 
     def take(self) -> pa.RecordBatch:
@@ -180,14 +125,54 @@ def schema_of_rows(settings: KafkaSettings) -> pa.Schema:
     """Return the schema of the batches."""
     if settings.format is ValueFormat.RAW:
         return RAW_SCHEMA.append(HEADERS_FIELD) if settings.include_headers else RAW_SCHEMA
-    if not settings.include_metadata:
-        return settings.columns
-    return pa.schema([*settings.columns, *METADATA_FIELDS])
+    columns = changes_of(settings.columns) if settings.format.is_debezium else settings.columns
+    return pa.schema([*columns, *METADATA_FIELDS]) if settings.include_metadata else columns
+
+
+def require_columns(value_format: ValueFormat, columns: pa.Schema) -> None:
+    """Return when values of the format can fill `columns`.
+
+    Raises:
+        ConfigError: A column has a type that they cannot fill; names it.
+    """
+    match value_format:
+        case ValueFormat.JSON | ValueFormat.JSON_SCHEMA | ValueFormat.DEBEZIUM_JSON:
+            record_type(columns)
+        case ValueFormat.CSV:
+            require_csv_columns(columns)
+        case ValueFormat.RAW | ValueFormat.AVRO | ValueFormat.DEBEZIUM_AVRO:
+            pass
 
 
 def rows_of(settings: KafkaSettings) -> Rows:
-    """Return the collector that `settings` ask for."""
-    return RawRows(settings) if settings.format is ValueFormat.RAW else JsonRows(settings)
+    """Return the collector that `settings` ask for.
+
+    Raises:
+        ConfigError: It needs a schema registry, whose client is not installed or refuses an option.
+    """
+    match settings.format:
+        case ValueFormat.RAW:
+            return RawRows(settings)
+        case ValueFormat.JSON | ValueFormat.JSON_SCHEMA:
+            return JsonRows(settings)
+        case _:
+            return DecodedRows(settings, schema_of_rows(settings), _decoder(settings))
+
+
+def _decoder(settings: KafkaSettings) -> BatchDecoder:
+    match settings.format:
+        case ValueFormat.AVRO:
+            kept = settings.reader_schema
+            reader = None if kept is None else avro_record(kept)
+            return avro_decoder(settings, settings.columns, reader)
+        case ValueFormat.DEBEZIUM_AVRO:
+            return DebeziumAvroDecoder(settings)
+        case ValueFormat.DEBEZIUM_JSON:
+            return DebeziumJsonDecoder(settings.columns)
+        case ValueFormat.CSV:
+            return CsvDecoder(settings.columns)
+        case ValueFormat.RAW | ValueFormat.JSON | ValueFormat.JSON_SCHEMA:
+            raise InvariantViolation(f"{settings.format} is not decoded by the batch")
 
 
 class RawRows:
@@ -197,8 +182,7 @@ class RawRows:
         self._schema = schema_of_rows(settings)
         self._include_headers = settings.include_headers
         self.size_bytes = 0
-        self.dropped_count = 0
-        self.letters: list[DeadLetter] = []
+        self.refusals = Refusals(settings.on_bad_record)
         self._messages: list[Message] = []
 
     def __len__(self) -> int:
@@ -207,17 +191,21 @@ class RawRows:
     def add(self, messages: list[Message]) -> None:
         """Collect `messages`."""
         self._messages += messages
-        self.size_bytes += _size_bytes(messages)
+        self.size_bytes += size_bytes(messages)
+
+    def ready(self) -> bool:
+        """Return True: nothing else is needed."""
+        return True
 
     def take(self) -> pa.RecordBatch:
         """Return one batch of `RAW_SCHEMA`, with headers if they are asked for."""
         messages, self._messages, self.size_bytes = self._messages, [], 0
-        stamps = list(map(_TIMESTAMP, messages))
+        stamps = list(map(TIMESTAMP, messages))
         arrays = [
-            pa.array(list(map(_KEY, messages)), type=pa.binary()),
-            pa.array(list(map(_VALUE, messages)), type=pa.binary()),
-            *_places(messages),
-            _timestamps(stamps),
+            pa.array(list(map(KEY, messages)), type=pa.binary()),
+            pa.array(list(map(VALUE, messages)), type=pa.binary()),
+            *places(messages),
+            timestamps(stamps),
             pa.array([kind - 1 for kind, _ in stamps], type=pa.int32()),
         ]
         if self._include_headers:
@@ -230,17 +218,19 @@ class JsonRows:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self.size_bytes = 0
-        self.dropped_count = 0
-        self.letters: list[DeadLetter] = []
+        self.refusals = Refusals(settings.on_bad_record)
         self._columns = settings.columns
         self._schema = schema_of_rows(settings)
-        self._on_bad_record = settings.on_bad_record
         self._include_metadata = settings.include_metadata
         # Messages are let go chunk by chunk, unless something may still have to be said of them.
         self._keep_messages = settings.include_metadata or checked_late(settings.columns)
         kind = record_type(settings.columns)
         self._decode = cast("Callable[[Any], Any]", msgspec.json.Decoder(kind).decode)
-        self._read_columns = _column_reader(len(settings.columns))
+        self._header_bytes = 0
+        if settings.format is ValueFormat.JSON_SCHEMA:
+            self._header_bytes = HEADER_BYTES
+            self._decode = behind_header(self._decode)
+        self._read_columns = column_reader(len(settings.columns))
         self._converters: list[Convert] = [converter_of(column.type) for column in self._columns]
         self._records: list[Any] = []
         self._messages: list[list[Message]] = []
@@ -255,13 +245,17 @@ class JsonRows:
             BadRecord: One cannot be decoded, and such are not to be dropped.
         """
         try:
-            records = list(map(self._decode, map(_VALUE, messages)))
-        except _DECODE_ERRORS:
+            records = list(map(self._decode, map(VALUE, messages)))
+        except DECODE_ERRORS:
             records, messages = self._add_one_by_one(messages)
         self._records += records
-        self.size_bytes += _size_bytes(messages)
+        self.size_bytes += size_bytes(messages)
         if self._keep_messages:
             self._messages.append(messages)
+
+    def ready(self) -> bool:
+        """Return True: nothing else is needed."""
+        return True
 
     def take(self) -> pa.RecordBatch:
         """Return the records collected as one batch.
@@ -280,7 +274,7 @@ class JsonRows:
             records, messages = self._convert_one_by_one(records, messages)
             arrays = self._arrays(records)
         if self._include_metadata:
-            arrays += [*_places(messages), _timestamps(list(map(_TIMESTAMP, messages)))]
+            arrays += metadata(messages)
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _arrays(self, records: list[Any]) -> list[pa.Array]:
@@ -293,8 +287,10 @@ class JsonRows:
         for message in messages:
             try:
                 records.append(self._decode(message.value()))
-            except _DECODE_ERRORS as error:
-                self._refuse(message, fault_of(error, message.value(), self._columns))
+            except DECODE_ERRORS as error:
+                value = message.value()
+                json = None if value is None else value[self._header_bytes :]
+                self.refusals.refuse(message, fault_of(error, json, self._columns))
             else:
                 good.append(message)
         return records, good
@@ -309,59 +305,21 @@ class JsonRows:
             if fault is None:
                 good.append((record, message))
             else:
-                self._refuse(message, fault)
+                self.refusals.refuse(message, fault)
         return [record for record, _ in good], [message for _, message in good]
 
-    def _refuse(self, message: Message, fault: str) -> None:
-        error = bad_record(message, fault)
-        if self._on_bad_record is OnBadRow.FAIL:
-            raise error from None
-        if self._on_bad_record is OnBadRow.DEAD_LETTER:
-            self.letters.append(
-                DeadLetter(
-                    fault,
-                    message.topic(),
-                    message.partition(),
-                    message.offset(),
-                    message.key(),
-                    message.value(),
-                )
-            )
-        self.dropped_count += 1
-        # 1, 10, 100, …: a topic full of bad records must not fill the disk with log lines.
-        if str(self.dropped_count).strip("0") == "1":
-            logger.warning(
-                "%s (%d so far): %s", self._on_bad_record.value, self.dropped_count, error
-            )
 
+def behind_header(decode: Callable[[Any], Any]) -> Callable[[bytes | None], Any]:
+    """Return what decodes values in the registry's wire format, whose rest `decode` reads."""
 
-def _column_reader(count: int) -> Callable[[list[Any]], tuple[list[Any], ...]]:
-    """Return a function from records to the lists of their fields c0, c1 and so on.
+    def decoded(value: bytes | None) -> Any:
+        if value is None:
+            raise ValueError(TOMBSTONE)
+        if schema_id_of(value) is None:
+            raise ValueError(UNFRAMED)
+        return decode(memoryview(value)[HEADER_BYTES:])
 
-    Written out and compiled, as dataclasses do it: an attribute by its literal name costs 9 ns,
-    `operator.attrgetter` 18.
-    """
-    lists = "".join(f"[record.c{index} for record in records]," for index in range(count))
-    return cast(
-        "Callable[[list[Any]], tuple[list[Any], ...]]",
-        eval(f"lambda records: ({lists})"),  # noqa: S307 - holds nothing but the count
-    )
-
-
-_VALUE: Callable[[Message], bytes | None] = Message.value
-_KEY: Callable[[Message], bytes | None] = Message.key
-_TOPIC: Callable[[Message], str | None] = Message.topic
-_PARTITION: Callable[[Message], int | None] = Message.partition
-_OFFSET: Callable[[Message], int | None] = Message.offset
-_TIMESTAMP: Callable[[Message], tuple[int, int]] = Message.timestamp
-
-
-def _places(messages: Sequence[Message]) -> list[pa.Array]:
-    return [
-        pa.array(list(map(_TOPIC, messages)), type=pa.string()),
-        pa.array(list(map(_PARTITION, messages)), type=pa.int32()),
-        pa.array(list(map(_OFFSET, messages)), type=pa.int64()),
-    ]
+    return decoded
 
 
 def _headers(messages: Sequence[Message]) -> pa.Array:
@@ -375,13 +333,3 @@ def _headers(messages: Sequence[Message]) -> pa.Array:
         ],
         type=HEADERS_FIELD.type,
     )
-
-
-def _timestamps(stamps: Sequence[tuple[int, int]]) -> pa.Array:
-    return pa.array(
-        [stamp if kind else None for kind, stamp in stamps], type=pa.timestamp("ms", "UTC")
-    )
-
-
-def _size_bytes(messages: Sequence[Message]) -> int:
-    return _SAMPLE_STEP * sum(map(len, messages[::_SAMPLE_STEP]))

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from onceflow.core.client_options import OptionRules, OptionValue
 from onceflow.core.errors import ConfigError
+from onceflow.core.formats.registry import KeptSchema, RegistrySettings
 from onceflow.core.spi import OnBadRow
 
 SPARK_PREFIX = "kafka."
@@ -200,6 +201,31 @@ class ValueFormat(Enum):
     """The value is one JSON object; its fields are the columns of the schema."""
     RAW = "raw"
     """Key and value as bytes, with Spark's columns about where the record lay."""
+    AVRO = "avro"
+    """The value is an Avro record in the wire format of Confluent's schema registry."""
+    JSON_SCHEMA = "json-schema"
+    """The value is a JSON object behind the header of the registry's wire format."""
+    CSV = "csv"
+    """The value is one line of comma separated fields, without names."""
+    DEBEZIUM_JSON = "debezium-json"
+    """The value is a change of a row in Debezium's JSON envelope, with or without its schema."""
+    DEBEZIUM_AVRO = "debezium-avro"
+    """The value is a change of a row in Debezium's envelope, as `AVRO`."""
+
+    @property
+    def decodes_by_id(self) -> bool:
+        """Whether no value can be decoded without the schema that a registry keeps."""
+        return self in {ValueFormat.AVRO, ValueFormat.DEBEZIUM_AVRO}
+
+    @property
+    def discovers(self) -> bool:
+        """Whether a registry can say the columns."""
+        return self.decodes_by_id or self is ValueFormat.JSON_SCHEMA
+
+    @property
+    def is_debezium(self) -> bool:
+        """Whether rows are changes of rows."""
+        return self in {ValueFormat.DEBEZIUM_JSON, ValueFormat.DEBEZIUM_AVRO}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -227,10 +253,16 @@ class KafkaSettings:
     partition_discovery_interval_s: float | None = None
     include_headers: bool = False
     """Of raw records."""
+    registry: RegistrySettings | None = None
+    subject: str | None = None
+    """Whose latest version says the columns, if nobody else does; none: the topic's values."""
+    reader_schema: KeptSchema | None = None
+    """That version: has the defaults of fields that older records lack."""
 
     def __post_init__(self) -> None:
         if not self.bootstrap_servers.strip():
             raise ConfigError("bootstrap_servers is empty; give host:port[,host:port]")
+        self._check_schema()
         if self.topics and self.topic_pattern is not None:
             raise ConfigError(
                 f"topic={self.topics!r} and topic_pattern={self.topic_pattern!r}: give one of the"
@@ -258,6 +290,39 @@ class KafkaSettings:
             raise ConfigError(
                 "partition_discovery_interval=0 is not positive; None asks only at each start"
             )
+
+    def _check_schema(self) -> None:
+        name = self.format.value
+        described = self.format is ValueFormat.RAW or self.format.discovers
+        if not self.columns.names and not described:
+            raise ConfigError(
+                f"format={name!r} needs schema=, e.g. 'id BIGINT NOT NULL, name STRING'"
+            )
+        if not self.format.discovers:
+            if self.registry is not None or self.subject is not None:
+                raise ConfigError(
+                    f"format={name!r} asks no schema registry; leave schema_registry= and subject="
+                    " away"
+                )
+            return
+        if self.registry is None and (self.format.decodes_by_id or self.columns_unknown):
+            raise ConfigError(
+                f"format={name!r} needs schema_registry=, e.g. 'http://localhost:8081'"
+            )
+        if self.columns_unknown and self.subject is None and len(self.topics) != 1:
+            raise ConfigError(
+                f"format={name!r} takes its columns from one subject: give subject=, or schema="
+            )
+
+    @property
+    def columns_unknown(self) -> bool:
+        """Whether the registry has to be asked for the columns."""
+        return self.format.discovers and not self.columns.names
+
+    @property
+    def value_subject(self) -> str:
+        """The subject of the values."""
+        return self.subject or f"{self.topics[0]}-value"
 
     @property
     def what(self) -> str:

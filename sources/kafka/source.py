@@ -10,14 +10,15 @@ from onceflow.core.client_options import OptionValue
 from onceflow.core.config import choice_of
 from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
+from onceflow.core.formats.registry import registry_settings
 from onceflow.core.schema_text import SchemaLike, schema_of
 from onceflow.core.spi import OnBadRow, ReaderContext, Source, SourceReader, Split, SplitOffsets
 from onceflow.sources.kafka.catalog import Catalog, positions_now
 from onceflow.sources.kafka.client import logger
-from onceflow.sources.kafka.json_columns import record_type
 from onceflow.sources.kafka.position import PartitionPosition
 from onceflow.sources.kafka.reader import KafkaReader
-from onceflow.sources.kafka.rows import schema_of_rows
+from onceflow.sources.kafka.registered import with_columns
+from onceflow.sources.kafka.rows import require_columns, schema_of_rows
 from onceflow.sources.kafka.settings import (
     RULES,
     KafkaSettings,
@@ -52,6 +53,8 @@ class KafkaSource(Source):
         fail_on_data_loss: bool = True,
         batch_rows: int = 10_000,
         batch_bytes: int = 16 * 1024 * 1024,
+        schema_registry: str | Mapping[str, OptionValue] | None = None,
+        subject: str | None = None,
         deadline_s: float = 60.0,
         partition_discovery_interval: float | str | None = "1 min",
         options: Mapping[str, OptionValue] | None = None,
@@ -64,8 +67,10 @@ class KafkaSource(Source):
             topic_pattern: Instead of `topic`, a regular expression: every topic whose whole name it
                 matches is read, those created later from their first record. Topics of Kafka's own
                 (__consumer_offsets) are left out.
-            format: "json" (one object a value) or "raw" (key and value as bytes, Spark's columns).
-            schema: The columns of a JSON value: an Arrow schema, Spark DDL text, or a mapping from
+            format: "json" (one object a value), "csv" (one line), "avro" and "json-schema" (of a
+                schema registry), "debezium-json" and "debezium-avro" (changes of rows, with a
+                column _op), or "raw" (key and value as bytes, Spark's columns).
+            schema: The columns of a value: an Arrow schema, Spark DDL text, or a mapping from
                 name to type. A column that is not nullable must be in every record. Timestamps are
                 ISO 8601 text (with a zone if the column has one, without if not; finer than
                 microseconds is rounded) or integers in the column's unit; binary is base64;
@@ -86,7 +91,12 @@ class KafkaSource(Source):
             batch_rows: Rows of a batch at most. A batch is returned at once, however small, when
                 nothing more is waiting.
             batch_bytes: Bytes of values, about, after which a batch is returned.
-            deadline_s: How long the brokers may be silent, here and in the reader.
+            schema_registry: Address of Confluent's schema registry, or of one that speaks as it
+                does; or options of its client, Confluent's names: {"url": …,
+                "basic.auth.user.info": "${env:NAME}", "ssl.ca.location": …}.
+            subject: Whose latest version has the columns where schema= is not given; default
+                <topic>-value.
+            deadline_s: How long brokers and registry may be silent, here and in the reader.
             partition_discovery_interval: How often a running stream looks for partitions and topics
                 that were added; seconds or text. None: only when the job starts.
             options: Settings of librdkafka; Spark's `kafka.` before a name is taken off. A value
@@ -103,11 +113,8 @@ class KafkaSource(Source):
                 "format='raw' has topic, partition, offset and timestamp already;"
                 " leave include_metadata= away"
             )
-        if value_format is ValueFormat.JSON and schema is None:
-            raise ConfigError("format='json' needs schema=, e.g. 'id BIGINT NOT NULL, name STRING'")
         columns = schema_of(schema) if schema is not None else pa.schema([])
-        if value_format is ValueFormat.JSON:
-            record_type(columns)
+        require_columns(value_format, columns)
         self._settings = KafkaSettings(
             bootstrap_servers=bootstrap_servers,
             topics=(topic,) if isinstance(topic, str) else tuple(topic or ()),
@@ -130,12 +137,19 @@ class KafkaSource(Source):
             if partition_discovery_interval is None
             else seconds_of(partition_discovery_interval, setting="partition_discovery_interval"),
             options=RULES.accepted(options or {}),
+            registry=None if schema_registry is None else registry_settings(schema_registry),
+            subject=subject,
         )
-        self._schema = schema_of_rows(self._settings)
 
     @property
     def settings(self) -> KafkaSettings:
-        """What was described, in its final form."""
+        """What was described, in its final form; may ask the registry, once.
+
+        Raises:
+            ConfigError: The registry has no columns for it, or refuses us.
+            SourceUnavailable: It did not answer within `deadline_s`.
+        """
+        self._settings = with_columns(self._settings)
         return self._settings
 
     def __repr__(self) -> str:
@@ -143,8 +157,8 @@ class KafkaSource(Source):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of every batch."""
-        return self._schema
+        """The columns of every batch; as `settings` may raise."""
+        return schema_of_rows(self.settings)
 
     @property
     def bounded(self) -> bool:
@@ -221,4 +235,4 @@ class KafkaSource(Source):
 
     def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
         """Return a reader of `splits`; connects in the background."""
-        return KafkaReader(self._settings, splits, context)
+        return KafkaReader(self.settings, splits, context)

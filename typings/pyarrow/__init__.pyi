@@ -48,6 +48,7 @@ class DataType:
     ordered: bool
     value_type: DataType
     value_field: Field
+    item_field: Field
     key_type: DataType
     item_type: DataType
     index_type: DataType

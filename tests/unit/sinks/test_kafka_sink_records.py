@@ -193,7 +193,7 @@ def test_a_record_over_the_limit_is_a_bad_row_that_names_both_sizes() -> None:
         ({"topic": ("a", "b")}, "topic_column="),
         ({"topic": ("a", "a"), "topic_column": "t"}, "twice"),
         ({"delivery": "exactly-once"}, "choose one of exactly_once, at_least_once"),
-        ({"format": "avro"}, "choose one of json, raw"),
+        ({"format": "orc"}, "choose one of json, raw, avro"),
         ({"transaction_timeout_s": 0.5}, "is under 1"),
         ({"deadline_s": 0}, "is not positive"),
         ({"partitions": 0}, "partitions=0"),

@@ -183,7 +183,7 @@ def test_newline_or_second_object_inside_a_value_never_shifts_rows() -> None:
         rows = JsonRows(_settings("id BIGINT NOT NULL", on_bad_record=OnBadRow.DROP))
         rows.add(_messages(b'{"id": 0}', bad, b'{\n"id"\n:\n3\n}'))
         assert rows.take().to_pylist() == [{"id": 0}, {"id": 3}]
-        assert rows.dropped_count == 1
+        assert rows.refusals.dropped_count == 1
 
 
 def test_excerpt_of_a_bad_value_is_short_and_printable() -> None:
@@ -230,7 +230,7 @@ def test_any_mix_of_good_and_bad_records_keeps_each_row_beside_its_offset(
                 bad_count += 1
     found = rows.take().to_pylist()
     assert [(row["id"], row["_offset"]) for row in found] == expected
-    assert rows.dropped_count == bad_count
+    assert rows.refusals.dropped_count == bad_count
 
 
 def test_decoded_batches_agree_with_an_independent_decoder() -> None:

@@ -95,7 +95,8 @@ def test_option_unknown_to_librdkafka_is_named_by_the_check() -> None:
 @pytest.mark.parametrize(
     ("settings", "fragment"),
     [
-        ({"format": "avro"}, "choose one of json, raw"),
+        ({"format": "orc"}, "choose one of json, raw, avro"),
+        ({"format": "csv", "schema": None}, "needs schema="),
         ({"schema": None}, "needs schema="),
         ({"format": "raw"}, "leave schema= away"),
         ({"format": "raw", "schema": None, "include_metadata": True}, "include_metadata"),

@@ -1,0 +1,322 @@
+"""Avro schemas as a tree of few kinds of nodes, and the Arrow type that each becomes.
+
+Logical types become Arrow's own: dates, times, timestamps (those without "local-" in UTC), decimals
+of bytes and of fixed. An enum becomes text. A union of null and one other type is that type,
+nullable; a union of several others becomes a struct with a member for each, of which one is set, as
+in Spark. A type that contains itself has no Arrow type and is refused.
+
+Source of the format: Apache Avro 1.12 specification.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, cast
+
+import pyarrow as pa
+
+from onceflow.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A primitive type: null, boolean, int, long, float, double, bytes or string."""
+
+    kind: str
+    arrow: pa.DataType
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """So many bytes."""
+
+    size_bytes: int
+    arrow: pa.DataType
+
+
+@dataclass(frozen=True, slots=True)
+class Symbols:
+    """An enum."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """An array."""
+
+    item: AvroType
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """A map with text as keys."""
+
+    value: AvroType
+
+
+@dataclass(frozen=True, slots=True)
+class Union:
+    """One of several types."""
+
+    branches: tuple[AvroType, ...]
+
+    @property
+    def nullable(self) -> bool:
+        """Whether null is one of them."""
+        return any(is_null(branch) for branch in self.branches)
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "no default"
+
+
+MISSING: Final = _Missing()
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A field of a record."""
+
+    name: str
+    type: AvroType
+    default: Any = MISSING
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record."""
+
+    name: str
+    members: tuple[Member, ...]
+
+
+AvroType: TypeAlias = Scalar | Fixed | Symbols | Items | Entries | Union | Record
+
+_PRIMITIVES: Mapping[str, pa.DataType] = {
+    "null": pa.null(),
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "string": pa.string(),
+}
+_LOGICAL: Mapping[tuple[str, str], pa.DataType] = {
+    ("int", "date"): pa.date32(),
+    ("int", "time-millis"): pa.time32("ms"),
+    ("long", "time-micros"): pa.time64("us"),
+    ("long", "timestamp-millis"): pa.timestamp("ms", "UTC"),
+    ("long", "timestamp-micros"): pa.timestamp("us", "UTC"),
+    ("long", "timestamp-nanos"): pa.timestamp("ns", "UTC"),
+    ("long", "local-timestamp-millis"): pa.timestamp("ms"),
+    ("long", "local-timestamp-micros"): pa.timestamp("us"),
+    ("long", "local-timestamp-nanos"): pa.timestamp("ns"),
+}
+"""An unknown logical type is ignored, as the specification says."""
+_DEBEZIUM: Mapping[tuple[str, str], pa.DataType] = {
+    ("int", "io.debezium.time.Date"): pa.date32(),
+    ("int", "io.debezium.time.Time"): pa.time32("ms"),
+    ("long", "io.debezium.time.MicroTime"): pa.time64("us"),
+    ("long", "io.debezium.time.Timestamp"): pa.timestamp("ms"),
+    ("long", "io.debezium.time.MicroTimestamp"): pa.timestamp("us"),
+    ("long", "io.debezium.time.NanoTimestamp"): pa.timestamp("ns"),
+}
+"""Debezium names its times beside Avro; those are of no zone."""
+_DECIMAL128_DIGITS = 38
+_DECIMAL256_DIGITS = 76
+_DECIMAL128_BYTES = 16
+
+
+def is_null(node: AvroType) -> bool:
+    """Return whether `node` holds nothing but null."""
+    return isinstance(node, Scalar) and node.kind == "null"
+
+
+def parse_avro(text: str, references: Sequence[str] = ()) -> AvroType:
+    """Return the tree of the schema `text`.
+
+    Args:
+        text: The schema, as JSON.
+        references: Schemas of names that it uses, each behind what it uses itself.
+
+    Raises:
+        ConfigError: It is no Avro schema, or contains itself.
+    """
+    parser = _Parser()
+    for one in references:
+        parser.parse(_json(one), "")
+    return parser.parse(_json(text), "")
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        # A bare name of a primitive type is a schema, too.
+        if text.strip() in _PRIMITIVES:
+            return text.strip()
+        raise ConfigError(f"this is no Avro schema: {text[:100]}") from None
+
+
+class _Parser:
+    def __init__(self) -> None:
+        self._named: dict[str, AvroType] = {}
+        self._open: list[str] = []
+
+    def parse(self, node: Any, space: str) -> AvroType:
+        match node:
+            case str():
+                return self._by_name(node, space)
+            case list():
+                branches: Sequence[Any] = cast("Any", node)
+                return Union(tuple(self.parse(branch, space) for branch in branches))
+            case dict():
+                return self._described(cast("dict[str, Any]", node), space)
+            case _:
+                raise ConfigError(f"this is no Avro type: {node!r}")
+
+    def _by_name(self, name: str, space: str) -> AvroType:
+        if name in _PRIMITIVES:
+            return Scalar(name, _PRIMITIVES[name])
+        for full in [name] if "." in name else [f"{space}.{name}" if space else name, name]:
+            if full in self._open:
+                raise ConfigError(f"the Avro type {full} contains itself, which no column can hold")
+            if full in self._named:
+                return self._named[full]
+        raise ConfigError(f"the Avro schema uses {name!r}, which it does not define")
+
+    def _described(self, node: dict[str, Any], space: str) -> AvroType:
+        kind = node.get("type")
+        found: AvroType
+        match kind:
+            case "record" | "error":
+                found = self._record(node, space)
+            case "enum":
+                found = Symbols(tuple(node.get("symbols", ())))
+                self._named[_full_name(node, space)[0]] = found
+            case "fixed":
+                found = _fixed(node)
+                self._named[_full_name(node, space)[0]] = found
+            case "array":
+                found = Items(self.parse(node.get("items"), space))
+            case "map":
+                found = Entries(self.parse(node.get("values"), space))
+            case str() if kind in _PRIMITIVES:
+                found = Scalar(kind, _logical(kind, node))
+            case _:
+                found = self.parse(kind, space)
+        return found
+
+    def _record(self, node: dict[str, Any], space: str) -> Record:
+        name, inner = _full_name(node, space)
+        self._open.append(name)
+        members = tuple(
+            Member(
+                str(one["name"]),
+                self.parse(one.get("type"), inner),
+                one.get("default", MISSING),
+                tuple(one.get("aliases", ())),
+            )
+            for one in node.get("fields", ())
+        )
+        self._open.pop()
+        self._named[name] = found = Record(name, members)
+        return found
+
+
+def _full_name(node: Mapping[str, Any], space: str) -> tuple[str, str]:
+    """Return the full name of what `node` defines, and the namespace inside it."""
+    name = str(node.get("name", ""))
+    if "." in name:
+        return name, name.rpartition(".")[0]
+    inner = str(node.get("namespace", space) or "")
+    return (f"{inner}.{name}" if inner else name), inner
+
+
+def _fixed(node: Mapping[str, Any]) -> Fixed:
+    size = int(node.get("size", 0))
+    if node.get("logicalType") == "decimal":
+        return Fixed(size, _decimal(node, size))
+    return Fixed(size, pa.binary(size))
+
+
+def _logical(kind: str, node: Mapping[str, Any]) -> pa.DataType:
+    logical = str(node.get("logicalType", ""))
+    if (kind, logical) == ("bytes", "decimal"):
+        return _decimal(node, 0)
+    known = _LOGICAL.get((kind, logical))
+    named = (kind, str(node.get("connect.name", "")))
+    return known or _DEBEZIUM.get(named, _PRIMITIVES[kind])
+
+
+def _decimal(node: Mapping[str, Any], size: int) -> pa.DataType:
+    precision, scale = int(node.get("precision", 0)), int(node.get("scale", 0))
+    if not 0 < precision <= _DECIMAL256_DIGITS:
+        raise ConfigError(f"a decimal of {precision} digits; Arrow has 1 to {_DECIMAL256_DIGITS}")
+    wide = precision > _DECIMAL128_DIGITS or size > _DECIMAL128_BYTES
+    return (pa.decimal256 if wide else pa.decimal128)(precision, scale)
+
+
+def arrow_type(node: AvroType) -> pa.DataType:
+    """Return the Arrow type that values of `node` become."""
+    found: pa.DataType
+    match node:
+        case Scalar(arrow=kind) | Fixed(arrow=kind):
+            found = kind
+        case Symbols():
+            found = pa.string()
+        case Items(item=item):
+            found = pa.list_(pa.field("item", arrow_type(item), nullable=is_nullable(item)))
+        case Entries(value=value):
+            entry = pa.field("value", arrow_type(value), nullable=is_nullable(value))
+            found = pa.map_(pa.string(), entry)
+        case Record(members=members):
+            found = pa.struct([arrow_field(one) for one in members])
+        case Union():
+            found = _union_type(values_of(node))
+    return found
+
+
+def _union_type(values: tuple[AvroType, ...]) -> pa.DataType:
+    if not values:
+        return pa.null()
+    if len(values) == 1:
+        return arrow_type(values[0])
+    return pa.struct([pa.field(f"member{at}", arrow_type(one)) for at, one in enumerate(values)])
+
+
+def values_of(union: Union) -> tuple[AvroType, ...]:
+    """Return the types of `union` that are not null."""
+    return tuple(branch for branch in union.branches if not is_null(branch))
+
+
+def is_nullable(node: AvroType) -> bool:
+    """Return whether a value may be null."""
+    return is_null(node) or (isinstance(node, Union) and node.nullable)
+
+
+def arrow_field(member: Member) -> pa.Field:
+    """Return the Arrow field of a record's `member`."""
+    return pa.field(member.name, arrow_type(member.type), nullable=is_nullable(member.type))
+
+
+def record_of(node: AvroType, *, what: str) -> Record:
+    """Return `node`, whose members are to be columns.
+
+    Raises:
+        ConfigError: It is no record.
+    """
+    if not isinstance(node, Record):
+        raise ConfigError(f"{what} is no record, so that it has no columns")
+    return node
+
+
+def columns_of(record: Record) -> pa.Schema:
+    """Return the columns that a record's members become."""
+    return pa.schema([arrow_field(member) for member in record.members])

@@ -1,0 +1,126 @@
+"""Columns of the objects that a JSON Schema describes.
+
+As Kafka Connect's converter writes them: a property that is not `required`, or may be null, is a
+nullable column; `connect.type` narrows integers and floats, formats and Connect's titles make dates
+and times of text and numbers. What has no one Arrow type is refused by name.
+
+Source: JSON Schema draft 7 and 2020-12; Confluent's JSON Schema converter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+import pyarrow as pa
+
+from onceflow.core.errors import ConfigError
+
+_CONNECT: Mapping[str, pa.DataType] = {
+    "int8": pa.int8(),
+    "int16": pa.int16(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float32": pa.float32(),
+    "float64": pa.float64(),
+    "bytes": pa.binary(),
+}
+_SIMPLE: Mapping[str, pa.DataType] = {
+    "string": pa.string(),
+    "integer": pa.int64(),
+    "number": pa.float64(),
+    "boolean": pa.bool_(),
+}
+_FORMATS: Mapping[str, pa.DataType] = {
+    "date": pa.date32(),
+    "date-time": pa.timestamp("us", "UTC"),
+}
+_DEPTH_MAX = 32
+
+
+def columns_of_json_schema(text: str) -> pa.Schema:
+    """Return the columns of objects that the schema `text` describes.
+
+    Raises:
+        ConfigError: It describes no objects, or a property without one Arrow type; names it.
+    """
+    try:
+        root: Any = json.loads(text)
+    except ValueError:
+        root = None
+    if not isinstance(root, dict):
+        raise ConfigError("this is no JSON Schema of objects")
+    schema = cast("dict[str, Any]", root)
+    found, _ = _Types(schema).of(schema, "", 0)
+    if not pa.types.is_struct(found):
+        raise ConfigError("this is no JSON Schema of objects")
+    return pa.schema(list(found))
+
+
+class _Types:
+    def __init__(self, root: dict[str, Any]) -> None:
+        self._root = root
+
+    def of(self, schema: Mapping[str, Any], path: str, depth: int) -> tuple[pa.DataType, bool]:
+        """Return the type of what `schema` describes, and whether it may be null."""
+        if depth > _DEPTH_MAX:
+            raise ConfigError(f"property {path!r} contains itself, which no column can hold")
+        if "$ref" in schema:
+            return self.of(self._referred(str(schema["$ref"]), path), path, depth + 1)
+        for choice in ("oneOf", "anyOf"):
+            if choice in schema:
+                return self._chosen(schema[choice], path, depth)
+        kind = schema.get("type")
+        if isinstance(kind, list):
+            kinds = [one for one in cast("list[object]", kind) if one != "null"]
+            if len(kinds) != 1:
+                raise _refused(path, schema)
+            found, _ = self.of({**schema, "type": kinds[0]}, path, depth)
+            return found, len(kinds) < len(cast("list[object]", kind))
+        return self._typed(str(kind), schema, path, depth), False
+
+    def _typed(self, kind: str, schema: Mapping[str, Any], path: str, depth: int) -> pa.DataType:
+        if kind == "object" and isinstance(schema.get("properties"), dict):
+            return self._struct(schema, path, depth)
+        if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
+            value, _ = self.of(schema["additionalProperties"], f"{path}.*", depth + 1)
+            return pa.map_(pa.string(), value)
+        if kind == "array" and isinstance(schema.get("items"), dict):
+            item, _ = self.of(schema["items"], f"{path}[]", depth + 1)
+            return pa.list_(item)
+        known = _CONNECT.get(str(schema.get("connect.type", "")))
+        if kind == "string" and known is None:
+            known = _FORMATS.get(str(schema.get("format", "")))
+        if kind not in _SIMPLE:
+            raise _refused(path, schema)
+        return known or _SIMPLE[kind]
+
+    def _struct(self, schema: Mapping[str, Any], path: str, depth: int) -> pa.DataType:
+        required = set(cast("list[str]", schema.get("required", ())))
+        fields: list[pa.Field] = []
+        for name, one in cast("dict[str, Any]", schema["properties"]).items():
+            kind, nullable = self.of(one, f"{path}.{name}".lstrip("."), depth + 1)
+            fields.append(pa.field(name, kind, nullable=nullable or name not in required))
+        return pa.struct(fields)
+
+    def _chosen(self, choices: list[Any], path: str, depth: int) -> tuple[pa.DataType, bool]:
+        others = [one for one in choices if one.get("type") != "null"]
+        if len(others) != 1:
+            raise _refused(path, {"oneOf": choices})
+        found, nullable = self.of(others[0], path, depth + 1)
+        return found, nullable or len(others) < len(choices)
+
+    def _referred(self, reference: str, path: str) -> Mapping[str, Any]:
+        node: Any = self._root
+        for part in filter(None, reference.removeprefix("#").split("/")):
+            name = part.replace("~1", "/").replace("~0", "~")
+            node = cast("dict[str, Any]", node).get(name) if isinstance(node, dict) else None
+        if not reference.startswith("#") or not isinstance(node, dict):
+            raise ConfigError(f"property {path!r} refers to {reference!r}, which is not in it")
+        return cast("dict[str, Any]", node)
+
+
+def _refused(path: str, schema: Mapping[str, Any]) -> ConfigError:
+    shown = json.dumps(schema)[:100]
+    return ConfigError(f"property {path!r} has no one Arrow type ({shown}); give schema=")

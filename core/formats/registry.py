@@ -1,0 +1,312 @@
+"""Confluent's schema registry: who keeps the schemas of record values, and gives each an id.
+
+An id never changes its meaning, so what was fetched once is kept. Everything is asked through
+confluent-kafka's own client, whose options keep their names; each question is repeated here until
+a deadline.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+from urllib.parse import urlsplit
+
+from onceflow.core.client_options import OptionRules, OptionValue
+from onceflow.core.errors import ConfigError
+from onceflow.core.retries import Retries
+
+if TYPE_CHECKING:
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+
+_Answer = TypeVar("_Answer")
+
+NEEDED = "the schema registry is asked through an extra: pip install 'onceflow[schema-registry]'"
+
+_ASK_S = 5.0
+"""One question; repeated until the deadline."""
+_DENIED = frozenset({401, 403})
+_NOT_FOUND = 404
+_CONFLICT = 409
+_MAY_PASS = frozenset({408, 429})
+_OWN_DEADLINE = "deadline_s= bounds every question"
+
+RULES = OptionRules(
+    what="schema registry option",
+    prefix="schema.registry.",
+    owned={
+        "timeout": _OWN_DEADLINE,
+        "max.retries": _OWN_DEADLINE,
+        "retries.wait.ms": _OWN_DEADLINE,
+        "retries.max.wait.ms": _OWN_DEADLINE,
+        "cache.capacity": "schemas are kept as long as their reader",
+        "cache.latest.ttl.sec": "the latest version is asked for once, at the start",
+        "auto.register.schemas": "give auto_register=",
+        "use.latest.version": "a source without schema= reads with the latest version",
+        "value.subject.name.strategy": "give subject=",
+    },
+    owner="onceflow",
+    foreign={
+        "basic.auth.credentials.source": "give basic.auth.user.info, as user:password",
+        "ssl.truststore.location": "export the certificates as PEM and give ssl.ca.location",
+        "ssl.truststore.password": "export the certificates as PEM and give ssl.ca.location",
+        "ssl.keystore.location": "export PEM files: ssl.certificate.location, ssl.key.location",
+    },
+    foreign_client="the Java client",
+    foreign_files={
+        ".jks": "a Java keystore: export PEM files and give ssl.ca.location,"
+        " ssl.certificate.location and ssl.key.location",
+    },
+    secret_parts=("password", "user.info", "secret", "token"),
+)
+
+
+class SchemaKind(Enum):
+    """The languages that schemas are written in, by the registry's names."""
+
+    AVRO = "AVRO"
+    JSON = "JSON"
+    PROTOBUF = "PROTOBUF"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSchema:
+    """A schema that another one refers to by `name`."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSchema:
+    """One schema as the registry keeps it."""
+
+    id: int
+    kind: SchemaKind
+    text: str
+    references: tuple[NamedSchema, ...] = ()
+    """What it refers to, and what that refers to: each behind what it needs itself."""
+
+
+class RegistryDown(Exception):
+    """Raised when nobody answered before the deadline."""
+
+
+class RegistryRefusal(Exception):
+    """Raised when the registry has answered no."""
+
+    def __init__(self, text: str, status: int) -> None:
+        """Keep the HTTP `status`."""
+        super().__init__(text, status)
+        self.text = text
+        self.status = status
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def unknown(self) -> bool:
+        """Whether the registry has no such schema or subject."""
+        return self.status == _NOT_FOUND
+
+    @property
+    def incompatible(self) -> bool:
+        """Whether the schema may not follow the subject's versions."""
+        return self.status == _CONFLICT
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RegistrySettings:
+    """Where the registry is and how it is asked; picklable, printed without secrets."""
+
+    url: str
+    """One address, or several with commas between."""
+    options: dict[str, str] = field(default_factory=dict[str, str])
+
+    def __post_init__(self) -> None:
+        for url in self.url.split(","):
+            parts = urlsplit(url.strip())
+            if parts.scheme not in {"http", "https"} or not parts.hostname:
+                raise ConfigError(
+                    f"schema_registry: {parts.hostname or url!r} is no address; give"
+                    " http://host:port or https://host:port"
+                )
+            if parts.username or parts.password:
+                raise ConfigError(
+                    f"schema_registry: the address of {parts.hostname} holds a user, and addresses"
+                    " are printed; give {'url': …, 'basic.auth.user.info': '${env:NAME}'}"
+                )
+
+    def __repr__(self) -> str:
+        return repr({"url": self.url, **RULES.printable(self.options)})
+
+
+def registry_settings(given: str | Mapping[str, OptionValue]) -> RegistrySettings:
+    """Return what a user means by an address, or by the client's options with `url` among them.
+
+    Raises:
+        ConfigError: There is no address, or an option that is not to be given.
+    """
+    options = RULES.accepted({"url": given} if isinstance(given, str) else given)
+    url = options.pop("url", "")
+    if not url.strip():
+        raise ConfigError("schema_registry names no url; give 'http://host:port' or {'url': …}")
+    return RegistrySettings(url, options)
+
+
+class SchemaRegistry:
+    """A connection to ask with; used by one thread at a time. Connects with the first question."""
+
+    def __init__(self, settings: RegistrySettings) -> None:
+        """Follow references to secrets; ask nothing.
+
+        Raises:
+            ConfigError: The client refuses an option, or is not installed.
+        """
+        self._settings = settings
+        try:
+            from confluent_kafka.schema_registry import SchemaRegistryClient
+        except ImportError as error:
+            raise ConfigError(f"{NEEDED} ({error})") from error
+        options: dict[str, Any] = {
+            **RULES.resolved(settings.options),
+            "url": settings.url,
+            "timeout": _ASK_S,
+            "max.retries": 0,
+        }
+        try:
+            self._client: SchemaRegistryClient = SchemaRegistryClient(options)
+        except (ValueError, TypeError, OSError) as error:
+            raise ConfigError(
+                f"schema_registry {settings.url}: the client refuses its options:"
+                f" {self._without_secrets(error)}"
+            ) from None
+
+    def schema(self, schema_id: int, *, until: float, serialized: bool = False) -> KeptSchema:
+        """Return the schema of `schema_id`.
+
+        An id that the registry does not know is asked for again: it may be behind its writers.
+
+        Args:
+            schema_id: From a value's header.
+            until: A time of `time.monotonic`.
+            serialized: Of Protobuf: have the registry compile it, as base64 of a descriptor.
+
+        Raises:
+            RegistryRefusal: It does not know it, at the deadline still, or refuses us.
+            RegistryDown: It did not answer before `until`.
+        """
+        form = "serialized" if serialized else None
+        what = f"schema id {schema_id}"
+        found = self._answer(
+            lambda: self._client.get_schema(schema_id, fmt=form), what, until, unknown_passes=True
+        )
+        return self._kept(schema_id, found, until)
+
+    def latest(self, subject: str, *, until: float, serialized: bool = False) -> KeptSchema:
+        """Return the latest version of `subject`.
+
+        Raises:
+            RegistryRefusal: There is no such subject, or we are refused.
+            RegistryDown: No answer came before `until`.
+        """
+        form = "serialized" if serialized else None
+        found = self._answer(
+            lambda: self._client.get_latest_version(subject, form), f"subject {subject!r}", until
+        )
+        return self._kept(int(found.schema_id or 0), found.schema, until)
+
+    def registered(self, subject: str, kind: SchemaKind, text: str, *, until: float) -> int:
+        """Return the id of `text` under `subject`, registered now unless it has been before.
+
+        Repeated it returns the same id.
+
+        Raises:
+            RegistryRefusal: It may not follow the subject's versions, or is no schema, or we may
+                not register.
+            RegistryDown: No answer came before `until`.
+        """
+        from confluent_kafka.schema_registry import Schema
+
+        schema = Schema(text, kind.value)
+        what = f"registering under {subject!r}"
+        return int(self._answer(lambda: self._client.register_schema(subject, schema), what, until))
+
+    def looked_up(self, subject: str, kind: SchemaKind, text: str, *, until: float) -> int:
+        """Return the id that `text` has under `subject`.
+
+        Raises:
+            RegistryRefusal: It is not registered there.
+            RegistryDown: No answer came before `until`.
+        """
+        from confluent_kafka.schema_registry import Schema
+
+        schema = Schema(text, kind.value)
+        what = f"looking the schema up under {subject!r}"
+        found = self._answer(lambda: self._client.lookup_schema(subject, schema), what, until)
+        return int(found.schema_id or 0)
+
+    def close(self) -> None:
+        """Close the connections."""
+        cast("Any", self._client).close()
+
+    def _kept(self, schema_id: int, found: Any, until: float) -> KeptSchema:
+        kind = SchemaKind(found.schema_type or "AVRO")
+        references: dict[str, NamedSchema] = {}
+        self._follow(found, references, until)
+        return KeptSchema(schema_id, kind, str(found.schema_str), tuple(references.values()))
+
+    def _follow(self, schema: Any, found: dict[str, NamedSchema], until: float) -> None:
+        for one in schema.references or ():
+            if one.name in found:
+                continue
+            what = f"subject {one.subject!r} version {one.version}"
+            ask = partial(self._client.get_version, one.subject, one.version)
+            inner = self._answer(ask, what, until).schema
+            self._follow(inner, found, until)
+            found[one.name] = NamedSchema(one.name, str(inner.schema_str))
+
+    def _answer(
+        self,
+        ask: Callable[[], _Answer],
+        what: str,
+        until: float,
+        *,
+        unknown_passes: bool = False,
+    ) -> _Answer:
+        from confluent_kafka.schema_registry import SchemaRegistryError
+
+        retries = Retries(until=until)
+        where = f"schema registry {self._settings.url}: {what}"
+        while True:
+            try:
+                return ask()
+            except SchemaRegistryError as error:
+                status = error.http_status_code
+                reason = f"{where}: {self._without_secrets(error)}"
+                if status in _DENIED:
+                    advice = "Check basic.auth.user.info and the user's rights"
+                    raise RegistryRefusal(f"{reason}. {advice}", status) from None
+                passes = status >= 500 or status in _MAY_PASS
+                if not passes and not (unknown_passes and status == _NOT_FOUND):
+                    raise RegistryRefusal(reason, status) from None
+                if not retries.pause():
+                    if passes:
+                        raise RegistryDown(reason) from None
+                    raise RegistryRefusal(reason, status) from None
+            except Exception as error:
+                # The HTTP client's own, of more than one library: refused, cut off, timed out, TLS.
+                reason = f"{where}: {type(error).__name__}: {self._without_secrets(error)}"
+                if not retries.pause():
+                    raise RegistryDown(reason) from None
+
+    def _without_secrets(self, error: Exception) -> str:
+        return RULES.without_secrets(str(error), self._settings.options)
+
+
+def deadline(timeout_s: float) -> float:
+    """Return the time of `time.monotonic` at which `timeout_s` is over."""
+    return time.monotonic() + timeout_s

@@ -1,0 +1,232 @@
+"""Avro's binary encoding, read in many records at once: one field of all of them, then the next.
+
+Every record has a cursor. A field is read at all cursors by a few operations on whole arrays, so
+that what a record costs does not grow with Python's calls. What cannot be read is a fault of its
+own record, found before anything of another one is touched: its cursor goes to its end, what is
+read there counts for nothing, and the others go on.
+
+Rows are always given in ascending order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+Rows: TypeAlias = NDArray[np.int64]
+"""Indices of records."""
+
+_PAD_BYTES = 16
+"""Behind the last record, so that a number is read before it is known to go over the end."""
+_VARINT_BITS = 64
+_SHORT = "it ends in the middle of"
+
+
+class Cursors:
+    """Where reading stands in each of some records."""
+
+    def __init__(self, values: Sequence[bytes], *, skip_bytes: int) -> None:
+        """Stand `skip_bytes` behind the beginning of each of `values`."""
+        joined = b"".join([*values, bytes(_PAD_BYTES)])
+        self._buffer = pa.py_buffer(joined)
+        self._bytes = np.frombuffer(joined, np.uint8)
+        lengths = np.fromiter(map(len, values), np.int64, len(values))
+        self._ends = np.cumsum(lengths)
+        self._at = np.minimum(self._ends - lengths + skip_bytes, self._ends)
+        self.faults: dict[int, str] = {}
+        """Why a record cannot be read, by its row."""
+        self.field = ""
+        """What is being read, for faults."""
+
+    def refuse(self, rows: Rows, why: str) -> None:
+        """Give up `rows`, unless they are given up already."""
+        for row in rows.tolist():
+            self.faults.setdefault(row, f"{why} {self.field}".strip())
+        self._at[rows] = self._ends[rows]
+
+    def require_ends(self, rows: Rows) -> None:
+        """Give up those of `rows` that go on behind what has been read."""
+        self.field = ""
+        over = rows[self._at[rows] < self._ends[rows]]
+        if over.size:
+            self.refuse(over, "it goes on behind its last field")
+
+    def longs(self, rows: Rows) -> NDArray[np.int64]:
+        """Read an int or a long."""
+        at = self._at[rows]
+        byte = self._bytes[at]
+        found = (byte & 0x7F).astype(np.uint64)
+        at += 1
+        going = np.flatnonzero(byte > 0x7F)
+        shift = 7
+        while going.size:
+            if shift >= _VARINT_BITS:
+                self.refuse(rows[going], "a number takes more than ten bytes in")
+                at[going] = self._ends[rows[going]]
+                break
+            more = self._bytes[at[going]]
+            found[going] |= (more & 0x7F).astype(np.uint64) << np.uint64(shift)
+            at[going] += 1
+            going = going[more > 0x7F]
+            shift += 7
+        self._move(rows, at)
+        halved: NDArray[np.int64] = (found >> np.uint64(1)).view(np.int64)
+        zigzag: NDArray[np.int64] = halved ^ -(found & np.uint64(1)).view(np.int64)
+        return zigzag
+
+    def ints(self, rows: Rows) -> NDArray[np.int32]:
+        """Read an int."""
+        found = self.longs(rows)
+        short = found.astype(np.int32)
+        wrong = short != found
+        if wrong.any():
+            self.refuse(rows[wrong], "a number of more than 32 bits in")
+        return short
+
+    def booleans(self, rows: Rows) -> NDArray[np.bool_]:
+        """Read a boolean."""
+        found = self.fixed(rows, 1)[:, 0]
+        wrong = found > 1
+        if wrong.any():
+            self.refuse(rows[wrong], "a boolean that is neither 0 nor 1 in")
+        true: NDArray[np.bool_] = found == 1
+        return true
+
+    def fixed(self, rows: Rows, size: int) -> NDArray[np.uint8]:
+        """Read `size` bytes: a line of the answer for each row."""
+        at = self._at[rows]
+        places = at[:, None] + np.arange(size, dtype=np.int64)
+        np.minimum(places, len(self._bytes) - 1, out=places)
+        self._move(rows, at + size)
+        found: NDArray[np.uint8] = self._bytes[places]
+        return found
+
+    def spans(self, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Read bytes; return where they begin and how many they are."""
+        lengths = self.longs(rows)
+        at = self._at[rows]
+        wrong = (lengths < 0) | (lengths > self._ends[rows] - at)
+        if wrong.any():
+            self.refuse(rows[wrong], _SHORT)
+            lengths[wrong] = 0
+            at = self._at[rows]
+        self._at[rows] = at + lengths
+        return at, lengths
+
+    def binary(self, rows: Rows) -> pa.Array:
+        """Read bytes as one array."""
+        starts, lengths = self.spans(rows)
+        if not rows.size:
+            return pa.array([], pa.binary())
+        # What lies between two values is a value, too, of a larger array: Arrow then picks.
+        offsets = np.empty(2 * rows.size, np.int32)
+        offsets[0::2] = starts
+        offsets[1::2] = starts + lengths
+        count = offsets.size - 1
+        both = pa.Array.from_buffers(
+            pa.binary(), count, [None, pa.py_buffer(offsets), self._buffer], 0
+        )
+        return both.take(pa.array(np.arange(0, count, 2, dtype=np.int64)))
+
+    def strings(self, rows: Rows) -> pa.Array:
+        """Read text."""
+        found = self.binary(rows)
+        try:
+            return found.cast(pa.string())
+        except pa.ArrowInvalid:
+            pass
+        texts: list[str] = []
+        for row, value in zip(rows, found.to_pylist(), strict=True):
+            try:
+                texts.append(value.decode())
+            except UnicodeDecodeError as error:
+                self.refuse(np.array([row]), f"no UTF-8 text ({error.reason}) in")
+                texts.append("")
+        return pa.array(texts, pa.string())
+
+    def decimals(self, rows: Rows, size: int | None, kind: pa.DataType) -> pa.Array:
+        """Read decimals of `size` bytes, or of as many as stand before them."""
+        if size is None:
+            starts, lengths = self.spans(rows)
+        else:
+            starts, lengths = self._at[rows], np.full(rows.size, size, np.int64)
+            self._move(rows, starts + size)
+        width = kind.bit_width // 8
+        over = lengths > width
+        if over.any():
+            self.refuse(rows[over], f"a decimal of more than {width} bytes in")
+        # Two's complement, the highest byte first, becomes the lowest first and filled up.
+        back = np.arange(width, dtype=np.int64)
+        places = starts[:, None] + (lengths[:, None] - 1 - back)
+        inside = back < lengths[:, None]
+        np.clip(places, 0, len(self._bytes) - 1, out=places)
+        signs = self._bytes[np.minimum(starts, len(self._bytes) - 1)] > 0x7F
+        filling = np.where(signs & (lengths > 0), 0xFF, 0).astype(np.uint8)
+        found = np.where(inside, self._bytes[places], filling[:, None])
+        array = pa.Array.from_buffers(
+            kind, rows.size, [None, pa.py_buffer(np.ascontiguousarray(found))], 0
+        )
+        return self._within_precision(rows, array)
+
+    def blocks(
+        self, rows: Rows, read: Callable[[Rows], pa.Array]
+    ) -> tuple[NDArray[np.int32], list[pa.Array], NDArray[np.int64]]:
+        """Read an array or a map, whose items `read` reads for some rows at a time.
+
+        Returns:
+            Offsets of each row's items, parts of the items, and the order in which to take them.
+        """
+        parts: list[pa.Array] = []
+        owners: list[Rows] = [np.zeros(0, np.int64)]
+        going = np.arange(rows.size, dtype=np.int64)
+        while going.size:
+            counts = self._block_counts(rows[going])
+            going, counts = going[counts > 0], counts[counts > 0]
+            for item in range(int(counts.max(initial=0))):
+                having = going[counts > item]
+                parts.append(read(rows[having]))
+                owners.append(having)
+        owner = np.concatenate(owners)
+        offsets = np.zeros(rows.size + 1, np.int32)
+        offsets[1:] = np.cumsum(np.bincount(owner, minlength=rows.size))
+        return offsets, parts, np.argsort(owner, kind="stable")
+
+    def _block_counts(self, rows: Rows) -> NDArray[np.int64]:
+        counts = self.longs(rows)
+        sized = counts < 0
+        if sized.any():
+            # The block's bytes follow: for who wants to pass over it.
+            self.longs(rows[sized])
+            counts[sized] = -counts[sized]
+        wrong = (counts < 0) | (counts > self._ends[rows] - self._at[rows])
+        if wrong.any():
+            self.refuse(rows[wrong], _SHORT)
+            counts[wrong] = 0
+        return counts
+
+    def _move(self, rows: Rows, at: NDArray[np.int64]) -> None:
+        self._at[rows] = at
+        over = at > self._ends[rows]
+        if over.any():
+            self.refuse(rows[over], _SHORT)
+
+    def _within_precision(self, rows: Rows, found: pa.Array) -> pa.Array:
+        try:
+            found.validate(full=True)
+        except pa.ArrowInvalid:
+            kept: list[Any] = []
+            for at, row in enumerate(rows):
+                one = found.slice(at, 1)
+                try:
+                    one.validate(full=True)
+                except pa.ArrowInvalid:
+                    self.refuse(np.array([row]), f"more digits than {found.type} has in")
+                    kept.append(0)
+                else:
+                    kept.append(one[0].as_py())
+            return pa.array(kept, found.type)
+        return found

@@ -1,0 +1,218 @@
+"""Values in Avro with the registry's header: a batch of several schemas to columns of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from confluent_kafka import Message
+from pyarrow import types as arrow
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.formats.avro_schema import (
+    MISSING,
+    Member,
+    Record,
+    Union,
+    columns_of,
+    parse_avro,
+    record_of,
+)
+from onceflow.core.formats.registry import KeptSchema, SchemaKind
+from onceflow.core.formats.wire import HEADER_BYTES, TOMBSTONE, UNFRAMED, schema_id_of
+from onceflow.core.protocol.invariant import InvariantViolation
+from onceflow.sources.kafka.avro_columns import AvroRecords
+from onceflow.sources.kafka.avro_cursors import Cursors, Rows
+from onceflow.sources.kafka.decoded_rows import Decoded
+from onceflow.sources.kafka.fitting import Faults, Fitting
+from onceflow.sources.kafka.messages import place_of
+from onceflow.sources.kafka.schema_cache import NoSchema, SchemaCache
+from onceflow.sources.kafka.settings import KafkaSettings
+
+
+class ExpectedSchemas:
+    """Has the schemas of values fetched as they come."""
+
+    def __init__(self, schemas: SchemaCache) -> None:
+        self._schemas = schemas
+        self._known: set[bytes] = set()
+
+    def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
+        """Ask for what `values` need and nobody has asked for."""
+        headers = [b"" if value is None else value[:HEADER_BYTES] for value in values]
+        new = set(headers) - self._known
+        for header in sorted(new):
+            schema_id = schema_id_of(header)
+            if schema_id is not None:
+                first = messages[headers.index(header)]
+                self._schemas.ask(schema_id, place_of(first))
+                self._known.add(header)
+
+
+def rows_by_header(values: Sequence[bytes | None], faults: Faults) -> dict[int, Rows]:
+    """Return the places of `values` by their schema's id; tells `faults` of those without one."""
+    headers = [None if value is None else value[:HEADER_BYTES] for value in values]
+    distinct = set(headers)
+    found: dict[int, Rows] = {}
+    for header in distinct:
+        schema_id = None if header is None else schema_id_of(header)
+        rows = (
+            np.arange(len(values), dtype=np.int64)
+            if len(distinct) == 1
+            else np.array([at for at, one in enumerate(headers) if one == header], np.int64)
+        )
+        if schema_id is None:
+            why = TOMBSTONE if header is None else UNFRAMED
+            faults.update(dict.fromkeys(rows.tolist(), why))
+        else:
+            found[schema_id] = rows
+    return found
+
+
+class AvroDecoder:
+    """Decodes values in the registry's wire format."""
+
+    def __init__(self, columns: pa.Schema, reader: Record | None, schemas: SchemaCache) -> None:
+        """Decode to `columns`, with the defaults and aliases of `reader`."""
+        self._columns = columns
+        self._schemas = schemas
+        self._expected = ExpectedSchemas(schemas)
+        self._readers: dict[int, _Reader] = {}
+        members = reader.members if reader is not None else ()
+        self._aliases = {member.name: member.aliases for member in members}
+        self._defaults = defaults_of(members, columns)
+
+    def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
+        """Have the schemas of `values` fetched."""
+        self._expected.expect(values, messages)
+
+    def ready(self) -> bool:
+        """Return whether they are; as `SchemaCache.ready` raises."""
+        return self._schemas.ready()
+
+    def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
+        """Return what `values` are."""
+        del messages
+        faults: Faults = {}
+        by_id = rows_by_header(values, faults)
+        cursors = Cursors([value or b"" for value in values], skip_bytes=HEADER_BYTES)
+        cursors.faults = faults
+        parts: list[list[pa.Array]] = []
+        orders: list[Rows] = []
+        for schema_id, rows in by_id.items():
+            reader = self._reader(schema_id)
+            if isinstance(reader, str):
+                faults.update(dict.fromkeys(rows.tolist(), reader))
+                continue
+            columns = reader.columns(cursors, rows)
+            good = np.array([row not in faults for row in rows.tolist()], np.bool_)
+            mask = pa.array(good)
+            parts.append(columns if good.all() else [one.filter(mask) for one in columns])
+            orders.append(rows[good])
+        return Decoded(*_merged(parts, orders, self._columns), faults)
+
+    def _reader(self, schema_id: int) -> _Reader | str:
+        found = self._readers.get(schema_id)
+        if found is None:
+            schema = self._schemas[schema_id]
+            if isinstance(schema, NoSchema):
+                return schema.reason
+            try:
+                written = avro_record(schema)
+            except ConfigError as error:
+                return f"its schema id {schema_id}: {error}"
+            fitting = Fitting(
+                columns_of(written), self._columns, aliases=self._aliases, defaults=self._defaults
+            )
+            found = self._readers[schema_id] = _Reader(schema_id, written, fitting)
+        return found.fault or found
+
+
+def avro_decoder(
+    settings: KafkaSettings, columns: pa.Schema, reader: Record | None = None
+) -> AvroDecoder:
+    """Return what decodes to `columns`, with the defaults and aliases of `reader`.
+
+    Raises:
+        ConfigError: The registry's client is not installed, or refuses an option.
+    """
+    if settings.registry is None:
+        raise InvariantViolation("values of a schema registry are read without one")
+    schemas = SchemaCache(settings.registry, settings.deadline_s)
+    return AvroDecoder(columns, reader, schemas)
+
+
+class _Reader:
+    """Reads the records of one schema as columns."""
+
+    def __init__(self, schema_id: int, written: Record, fitting: Fitting) -> None:
+        self._fitting = fitting
+        self._records = AvroRecords(written, fitting.wanted)
+        self.fault = (
+            None
+            if fitting.fault is None
+            else f"its schema id {schema_id} cannot be read as schema= says: {fitting.fault}"
+        )
+
+    def columns(self, cursors: Cursors, rows: Rows) -> list[pa.Array]:
+        """Return the columns of `rows`; tells the cursors of rows that do not fit."""
+        members = self._records.columns(cursors, rows)
+        late: Faults = {}
+        columns = self._fitting.columns(members, rows.size, late)
+        for at, why in late.items():
+            cursors.faults.setdefault(int(rows[at]), why)
+        return columns
+
+
+def _merged(
+    parts: Sequence[Sequence[pa.Array]], orders: Sequence[Rows], columns: pa.Schema
+) -> tuple[list[pa.Array], list[int]]:
+    """Return the columns of all `parts` in the order of their rows, and the rows."""
+    if not parts:
+        return [pa.array([], column.type) for column in columns], []
+    if len(parts) == 1:
+        return list(parts[0]), orders[0].tolist()
+    rows = np.concatenate(orders)
+    order = np.argsort(rows)
+    taken = pa.array(order)
+    joined = [pa.concat_arrays(list(arrays)).take(taken) for arrays in zip(*parts, strict=True)]
+    return joined, rows[order].tolist()
+
+
+def avro_record(schema: KeptSchema) -> Record:
+    """Return the record that `schema` describes.
+
+    Raises:
+        ConfigError: It is of another kind, no record, or contains itself.
+    """
+    if schema.kind is not SchemaKind.AVRO:
+        raise ConfigError(f"it is {schema.kind.value}, and format='avro' reads Avro")
+    node = parse_avro(schema.text, [one.text for one in schema.references])
+    return record_of(node, what=f"schema id {schema.id}")
+
+
+def defaults_of(members: Sequence[Member], columns: pa.Schema) -> Mapping[str, Any]:
+    """Return the default of each column that has one, as Arrow takes it."""
+    found: dict[str, Any] = {}
+    for member in members:
+        at = columns.get_field_index(member.name)
+        if at < 0 or member.default is MISSING:
+            continue
+        found[member.name] = _default(member, columns.field(at).type)
+    return found
+
+
+def _default(member: Member, kind: pa.DataType) -> Any:
+    value = member.default
+    if value is None or not isinstance(value, str):
+        return value
+    if arrow.is_decimal(kind):
+        number = int.from_bytes(value.encode("latin-1"), "big", signed=True)
+        return Decimal(number).scaleb(-kind.scale)
+    if not (arrow.is_string(kind) or isinstance(member.type, Union)):
+        # Bytes stand in schemas as text of their values.
+        return value.encode("latin-1")
+    return value

@@ -1,0 +1,148 @@
+"""One line of comma separated fields a value, in the order of the columns, without names.
+
+As RFC 4180 has it: fields with commas, quotes or line ends stand in double quotes, a quote in them
+is doubled. An empty field is null, an empty one in quotes is empty text. Read by Arrow, all values
+of a batch as one text, where each is surely one line; else value by value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+from confluent_kafka import Message
+from pyarrow import csv
+from pyarrow import types as arrow
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.formats.wire import TOMBSTONE
+from onceflow.sources.kafka.decoded_rows import Decoded
+from onceflow.sources.kafka.fitting import Faults, fitted
+
+_BLOCK_BYTES = 1 << 30
+"""More than a batch has: a text is read as one block."""
+
+
+def require_csv_columns(columns: pa.Schema) -> None:
+    """Return when lines of text can fill `columns`.
+
+    Raises:
+        ConfigError: They cannot; names the column.
+    """
+    for column in columns:
+        if arrow.is_nested(column.type):
+            raise ConfigError(f"column {column.name!r} is {column.type}, which no CSV field holds")
+
+
+class CsvDecoder:
+    """Decodes values to columns by their order."""
+
+    def __init__(self, columns: pa.Schema) -> None:
+        self._columns = columns
+        self._read_options = csv.ReadOptions(
+            use_threads=False, column_names=columns.names, block_size=_BLOCK_BYTES
+        )
+        self._parse_options = csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
+        self._convert_options = csv.ConvertOptions(
+            column_types=pa.schema([column.with_nullable(True) for column in columns]),
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        )
+
+    def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
+        """Expect nothing: the columns say all."""
+
+    def ready(self) -> bool:
+        """Return True."""
+        return True
+
+    def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
+        """Return what `values` are."""
+        del messages
+        faults: Faults = {}
+        places: list[int] = []
+        lines: list[bytes] = []
+        for at, value in enumerate(values):
+            line = None if value is None else value.rstrip(b"\r\n")
+            if line:
+                places.append(at)
+                lines.append(line)
+            else:
+                faults[at] = TOMBSTONE if line is None else "it is empty"
+        columns, rows = self._whole(lines, faults, places)
+        return Decoded(columns, rows, faults)
+
+    def _whole(
+        self, lines: Sequence[bytes], faults: Faults, places: Sequence[int]
+    ) -> tuple[list[pa.Array], list[int]]:
+        """Return the columns of `lines` and the places of their rows; tells `faults` of others."""
+        if lines and all(map(_is_one_line, lines)):
+            try:
+                return self._fitted(b"\n".join(lines), faults, places)
+            except (pa.ArrowInvalid, _OtherLines):
+                pass
+        parts: list[list[pa.Array]] = []
+        kept: list[int] = []
+        for at, line in zip(places, lines, strict=True):
+            try:
+                columns, rows = self._fitted(line, faults, [at])
+            except pa.ArrowInvalid as error:
+                faults[at] = f"it is no line of {len(self._columns)} such fields: {error}"
+            except _OtherLines as error:
+                faults[at] = f"it holds {error} lines instead of one"
+            else:
+                parts.append(columns)
+                kept += rows
+        if not parts:
+            return [pa.array([], column.type) for column in self._columns], []
+        return [pa.concat_arrays(list(one)) for one in zip(*parts, strict=True)], kept
+
+    def _fitted(
+        self, text: bytes, faults: Faults, places: Sequence[int]
+    ) -> tuple[list[pa.Array], list[int]]:
+        """Return the columns of `text`, which has a line for each of `places`.
+
+        Raises:
+            ArrowInvalid: A line has other fields.
+            _OtherLines: There are fewer lines, or more.
+        """
+        table = self._read(text)
+        if table.num_rows != len(places):
+            raise _OtherLines(table.num_rows)
+        late: Faults = {}
+        columns = [
+            fitted(_one_chunk(table.column(at)), column, late)
+            for at, column in enumerate(self._columns)
+        ]
+        if not late:
+            return columns, list(places)
+        faults |= {places[row]: why for row, why in late.items()}
+        good = [row for row in range(len(places)) if row not in late]
+        return [column.take(pa.array(good, pa.int64())) for column in columns], [
+            places[row] for row in good
+        ]
+
+    def _read(self, text: bytes) -> pa.Table:
+        table: pa.Table = csv.read_csv(
+            pa.BufferReader(text),
+            read_options=self._read_options,
+            parse_options=self._parse_options,
+            convert_options=self._convert_options,
+        )
+        return table
+
+
+class _OtherLines(Exception):
+    """Raised when there are not as many lines as values."""
+
+
+def _is_one_line(line: bytes) -> bool:
+    """Return whether `line` is one line whatever stands beside it."""
+    return b"\n" not in line and b"\r" not in line and line.count(b'"') % 2 == 0
+
+
+def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays([column.chunk(at) for at in range(column.num_chunks)])

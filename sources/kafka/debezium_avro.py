@@ -1,0 +1,109 @@
+"""Debezium's envelope in Avro: read as columns, of which a row takes those before or after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import Message
+
+from onceflow.sources.kafka.avro_rows import avro_decoder
+from onceflow.sources.kafka.debezium import (
+    DELETE,
+    NO_AFTER,
+    NO_BEFORE,
+    PUTS,
+    other_operation,
+    unavailable_values,
+)
+from onceflow.sources.kafka.decoded_rows import Decoded
+from onceflow.sources.kafka.fitting import Faults
+from onceflow.sources.kafka.settings import KafkaSettings
+
+
+class DebeziumAvroDecoder:
+    """Decodes changes to the columns of the rows that they change."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        """Prepare for the columns of `settings`.
+
+        Raises:
+            ConfigError: The registry's client is not installed, or refuses an option.
+        """
+        self._columns = settings.columns
+        loose = pa.struct([column.with_nullable(True) for column in settings.columns])
+        self._envelopes = avro_decoder(
+            settings,
+            pa.schema([("before", loose), ("after", loose), ("op", pa.string())]),
+        )
+
+    def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
+        """Have the schemas of `values` fetched."""
+        self._envelopes.expect(values, messages)
+
+    def ready(self) -> bool:
+        """Return whether they are; as `SchemaCache.ready` raises."""
+        return self._envelopes.ready()
+
+    def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
+        """Return what `values` change; tombstones change nothing."""
+        found = self._envelopes.decode(values, messages)
+        faults: Faults = {at: why for at, why in found.faults.items() if values[at] is not None}
+        before, after, operation = found.columns
+        deletes: Any = pc.fill_null(pc.equal(operation, DELETE), False)
+        self._require_sides(found.kept, operation, before, after, faults)
+        columns = [
+            pc.if_else(deletes, _member(before, at), _member(after, at))
+            for at in range(len(self._columns))
+        ]
+        self._require_values(columns, found.kept, deletes, faults)
+        unavailable_values(columns, self._columns, found.kept, faults)
+        good = [at not in faults for at in found.kept]
+        mask = pa.array(good, pa.bool_())
+        kept = [at for at, is_good in zip(found.kept, good, strict=True) if is_good]
+        return Decoded([one.filter(mask) for one in [*columns, operation]], kept, faults)
+
+    def _require_sides(
+        self,
+        kept: Sequence[int],
+        operation: pa.Array,
+        before: pa.Array,
+        after: pa.Array,
+        faults: Faults,
+    ) -> None:
+        sides = zip(
+            kept,
+            operation.to_pylist(),
+            before.is_valid().to_pylist(),
+            after.is_valid().to_pylist(),
+            strict=True,
+        )
+        for at, one, has_before, has_after in sides:
+            if one in PUTS:
+                if not has_after:
+                    faults[at] = NO_AFTER
+            elif one != DELETE:
+                faults[at] = other_operation(one)
+            elif not has_before:
+                faults[at] = NO_BEFORE
+
+    def _require_values(
+        self, columns: Sequence[pa.Array], kept: Sequence[int], deletes: pa.Array, faults: Faults
+    ) -> None:
+        """Hold what is put to NOT NULL."""
+        for found, column in zip(columns, self._columns, strict=True):
+            if column.nullable or not found.null_count:
+                continue
+            missing: Any = pc.and_(found.is_null(), pc.invert(deletes))
+            for at in np.flatnonzero(missing.to_numpy(zero_copy_only=False)).tolist():
+                why = f"column {column.name!r} is NOT NULL and has no value"
+                faults.setdefault(kept[at], why)
+
+
+def _member(side: pa.Array, at: int) -> pa.Array:
+    """Return a member of structs: null where the struct is."""
+    member: pa.Array = pc.struct_field(side, [at])
+    return member

@@ -1,0 +1,157 @@
+"""Debezium's envelope in JSON: as it is, or as the payload beside its schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import msgspec
+import pyarrow as pa
+from confluent_kafka import Message
+
+from onceflow.sources.kafka.debezium import (
+    DELETE,
+    NO_AFTER,
+    NO_BEFORE,
+    PUTS,
+    changes_of,
+    other_operation,
+    unavailable_values,
+)
+from onceflow.sources.kafka.decoded_rows import Decoded
+from onceflow.sources.kafka.fitting import Faults
+from onceflow.sources.kafka.json_columns import (
+    CONVERSION_ERRORS,
+    Convert,
+    converter_of,
+    record_type,
+)
+from onceflow.sources.kafka.json_records import (
+    DECODE_ERRORS,
+    column_reader,
+    fault_of,
+    late_fault_of,
+)
+
+
+class DebeziumJsonDecoder:
+    """Decodes changes to the columns of the rows that they change."""
+
+    def __init__(self, columns: pa.Schema) -> None:
+        self._changes = changes_of(columns)
+        loose = pa.schema([column.with_nullable(True) for column in columns])
+        put, deleted = record_type(columns), record_type(loose)
+        self._decode = _decoder_of(
+            _with_payload("Change", [("op", str), ("after", put), ("before", deleted)])
+        )
+        self._decode_key = _decoder_of(
+            msgspec.defstruct("Key", [("payload", cast("Any", deleted) | None, None)])
+        )
+        self._decode_loose = _decoder_of(deleted)
+        self._columns = columns
+        self._loose = loose
+        self._read_columns = column_reader(len(columns))
+        self._converters: list[Convert] = [converter_of(column.type) for column in columns]
+
+    def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
+        """Expect nothing: the columns say all."""
+
+    def ready(self) -> bool:
+        """Return True."""
+        return True
+
+    def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
+        """Return what `values` change; tombstones change nothing."""
+        faults: Faults = {}
+        kept: list[int] = []
+        records: list[Any] = []
+        operations: list[str] = []
+        for at, value in enumerate(values):
+            if value is None:
+                continue
+            try:
+                outer = self._decode(value)
+                change = outer if outer.payload is None else outer.payload
+                record = self._changed(change, messages[at])
+            except DECODE_ERRORS as error:
+                faults[at] = _envelope_fault(error, value, self._columns)
+                continue
+            kept.append(at)
+            records.append(record)
+            operations.append(change.op)
+        return self._converted(kept, records, operations, faults)
+
+    def _changed(self, change: Any, message: Message) -> Any:
+        """Return the row that `change` is about.
+
+        Raises:
+            ValueError: It is about none, and the like; see `DECODE_ERRORS`.
+        """
+        if change.op in PUTS:
+            if change.after is None:
+                raise ValueError(NO_AFTER)
+            return change.after
+        if change.op != DELETE:
+            raise ValueError(other_operation(change.op))
+        if change.before is not None:
+            return change.before
+        key = message.key()
+        if key is None:
+            raise ValueError(NO_BEFORE)
+        payload = self._decode_key(key).payload
+        return self._decode_loose(key) if payload is None else payload
+
+    def _converted(
+        self, kept: list[int], records: list[Any], operations: list[str], faults: Faults
+    ) -> Decoded:
+        try:
+            columns = self._arrays(records)
+        except CONVERSION_ERRORS:
+            late = [self._late_fault(record) for record in records]
+            faults |= {at: why for at, why in zip(kept, late, strict=True) if why is not None}
+            return self._without(kept, records, operations, faults)
+        before = len(faults)
+        unavailable_values(columns, self._changes, kept, faults)
+        if len(faults) > before:
+            return self._without(kept, records, operations, faults)
+        return Decoded([*columns, pa.array(operations, pa.string())], kept, faults)
+
+    def _without(
+        self, kept: list[int], records: list[Any], operations: list[str], faults: Faults
+    ) -> Decoded:
+        good = [at not in faults for at in kept]
+
+        def of_good(given: list[Any]) -> list[Any]:
+            return [one for one, is_good in zip(given, good, strict=True) if is_good]
+
+        columns = self._arrays(of_good(records))
+        operation = pa.array(of_good(operations), pa.string())
+        return Decoded([*columns, operation], of_good(kept), faults)
+
+    def _arrays(self, records: list[Any]) -> list[pa.Array]:
+        columns = self._read_columns(records)
+        return [convert(column) for convert, column in zip(self._converters, columns, strict=True)]
+
+    def _late_fault(self, record: Any) -> str | None:
+        values = [column[0] for column in self._read_columns([record])]
+        return late_fault_of(values, self._loose, self._converters)
+
+
+def _with_payload(name: str, fields: list[tuple[str, Any]]) -> type[msgspec.Struct]:
+    """Return a type that has `fields`, or has `payload` that has them."""
+    optional: list[Any] = [(field, kind | None, None) for field, kind in fields]
+    inner: Any = msgspec.defstruct(f"{name}Payload", optional)
+    return msgspec.defstruct(name, [*optional, ("payload", inner | None, None)])
+
+
+def _decoder_of(kind: Any) -> Callable[[Any], Any]:
+    return cast("Callable[[Any], Any]", msgspec.json.Decoder(kind).decode)
+
+
+def _envelope_fault(error: Exception, value: bytes, columns: pa.Schema) -> str:
+    """Say what is wrong; with the column where it is inside of a row."""
+    for part in ("payload.after.", "payload.before.", "after.", "before."):
+        shown = str(error).replace(f"`$.{part}", "`$.")
+        if shown != str(error):
+            return fault_of(ValueError(shown), b"null", columns).removesuffix(", found None")
+    return fault_of(error, value, columns)

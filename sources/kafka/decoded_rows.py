@@ -1,0 +1,95 @@
+"""Rows of formats that are decoded a whole batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+from confluent_kafka import Message
+
+from onceflow.sources.kafka.messages import VALUE, Refusals, metadata, size_bytes
+from onceflow.sources.kafka.settings import KafkaSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What some values became."""
+
+    columns: Sequence[pa.Array]
+    """One array a column, a value for each of `kept`."""
+    kept: Sequence[int]
+    """Places of the values that became rows, ascending."""
+    faults: Mapping[int, str]
+    """Why a value became none, by its place. Values in neither of the two are passed over."""
+
+
+class BatchDecoder(Protocol):
+    """Turns values into columns."""
+
+    def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
+        """Take note of `values` of `messages`, which will be decoded: fetch what that needs."""
+        ...
+
+    def ready(self) -> bool:
+        """Return whether all that is expected can be decoded now.
+
+        Raises:
+            SourceUnavailable: What is needed did not come within the deadline.
+            ConfigError: It is refused.
+        """
+        ...
+
+    def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
+        """Return what `values` of `messages` are."""
+        ...
+
+
+class DecodedRows:
+    """Collects messages and decodes them when the batch is taken."""
+
+    def __init__(self, settings: KafkaSettings, schema: pa.Schema, decoder: BatchDecoder) -> None:
+        self.size_bytes = 0
+        self.refusals = Refusals(settings.on_bad_record)
+        self._schema = schema
+        self._include_metadata = settings.include_metadata
+        self._decoder = decoder
+        self._messages: list[Message] = []
+        self._values: list[bytes | None] = []
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def add(self, messages: list[Message]) -> None:
+        """Collect `messages`."""
+        values = list(map(VALUE, messages))
+        self._decoder.expect(values, messages)
+        self._messages += messages
+        self._values += values
+        self.size_bytes += size_bytes(messages)
+
+    def ready(self) -> bool:
+        """Return whether every schema that the rows need is there.
+
+        Raises:
+            SourceUnavailable: One did not come within the deadline.
+            ConfigError: The registry refuses us.
+        """
+        return self._decoder.ready()
+
+    def take(self) -> pa.RecordBatch:
+        """Return the rows collected as one batch; none may be left of it.
+
+        Raises:
+            BadRecord: A record cannot be decoded, and such are not to be left out.
+        """
+        messages, self._messages, self.size_bytes = self._messages, [], 0
+        values, self._values = self._values, []
+        decoded = self._decoder.decode(values, messages)
+        for place in sorted(decoded.faults):
+            self.refusals.refuse(messages[place], decoded.faults[place])
+        columns = list(decoded.columns)
+        if self._include_metadata:
+            columns += metadata([messages[place] for place in decoded.kept])
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)

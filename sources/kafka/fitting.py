@@ -1,0 +1,190 @@
+"""From the columns that records were written with to those that are read: schema evolution.
+
+By name: a member that is not wanted is left out, one that is missing has the default of the schema
+that is read with, or null. Numbers may become wider and text and bytes each other, as Avro says;
+units of time and digits of decimals may change where nothing is lost. Anything else is a fault of
+the record that has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import types as arrow
+
+Faults: TypeAlias = dict[int, str]
+"""Why a row is none, by its place."""
+
+_Kinds: TypeAlias = tuple[Callable[[pa.DataType], bool], ...]
+
+_TEXT: _Kinds = (
+    arrow.is_string,
+    arrow.is_large_string,
+    arrow.is_string_view,
+    arrow.is_binary,
+    arrow.is_large_binary,
+    arrow.is_binary_view,
+    arrow.is_fixed_size_binary,
+)
+_READ_AS: tuple[tuple[_Kinds, _Kinds], ...] = (
+    ((arrow.is_integer,), (arrow.is_integer, arrow.is_floating, arrow.is_decimal)),
+    # Numbers without a logical type, in the column's unit.
+    ((arrow.is_int64,), (arrow.is_timestamp,)),
+    ((arrow.is_int32,), (arrow.is_date32,)),
+    ((arrow.is_boolean,), (arrow.is_boolean,)),
+    ((arrow.is_decimal,), (arrow.is_decimal,)),
+    ((arrow.is_time,), (arrow.is_time,)),
+    ((arrow.is_date,), (arrow.is_date,)),
+    (_TEXT, _TEXT),
+)
+"""Kinds that are written, and as which each may be read."""
+
+
+def misfit(have: pa.DataType, want: pa.DataType) -> str | None:
+    """Return why no value of `have` can be read as one of `want`; None when values decide."""
+    if have == want or arrow.is_null(have) or _fits(have, want):
+        return None
+    return f"it was written as {have} and is read as {want}"
+
+
+def _fits(have: pa.DataType, want: pa.DataType) -> bool:
+    if arrow.is_dictionary(want):
+        return _fits(have, want.value_type)
+    if arrow.is_nested(have) or arrow.is_nested(want):
+        return _nested_fits(have, want)
+    if arrow.is_floating(have):
+        return bool(arrow.is_floating(want) and want.bit_width >= have.bit_width)
+    if arrow.is_timestamp(have):
+        return bool(arrow.is_timestamp(want) and (have.tz is None) == (want.tz is None))
+    return any(
+        any(is_kind(have) for is_kind in written) and any(is_kind(want) for is_kind in read)
+        for written, read in _READ_AS
+    )
+
+
+def _nested_fits(have: pa.DataType, want: pa.DataType) -> bool:
+    if arrow.is_map(have) and arrow.is_map(want):
+        return misfit(have.item_type, want.item_type) is None
+    if arrow.is_list(have) and (arrow.is_list(want) or arrow.is_large_list(want)):
+        return misfit(have.value_type, want.value_type) is None
+    if not (arrow.is_struct(have) and arrow.is_struct(want)):
+        return False
+    members = {have.field(at).name: have.field(at).type for at in range(have.num_fields)}
+    wanted = [want.field(at) for at in range(want.num_fields)]
+    return all(
+        misfit(members[one.name], one.type) is None if one.name in members else one.nullable
+        for one in wanted
+    )
+
+
+def fitted(column: pa.Array, want: pa.Field, faults: Faults) -> pa.Array:
+    """Return `column` as `want`, whose types fit; what does not is null and told to `faults`."""
+    found = _cast(column, want.type, faults)
+    if not want.nullable and found.null_count:
+        null: Any = found.is_null().to_numpy(zero_copy_only=False)
+        for row in np.flatnonzero(null).tolist():
+            faults.setdefault(row, f"column {want.name!r} is NOT NULL and has no value")
+    return found
+
+
+_CAST_ERRORS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
+
+
+def _cast(column: pa.Array, want: pa.DataType, faults: Faults) -> pa.Array:
+    if column.type == want:
+        return column
+    try:
+        return _converted(column, want)
+    except _CAST_ERRORS:
+        pass
+    parts: list[pa.Array] = []
+    for row in range(len(column)):
+        try:
+            parts.append(_converted(column.slice(row, 1), want))
+        except _CAST_ERRORS as error:
+            faults.setdefault(row, f"a value does not fit {want}: {error}")
+            parts.append(pa.nulls(1, want))
+    return pa.concat_arrays(parts) if parts else pa.nulls(0, want)
+
+
+def _converted(column: pa.Array, want: pa.DataType) -> pa.Array:
+    """Return `column` as `want`, member by member.
+
+    Raises:
+        ArrowInvalid: A value does not fit, and the like; see `_CAST_ERRORS`.
+    """
+    have = column.type
+    if have == want:
+        return column
+    if arrow.is_struct(have):
+        structs = cast("pa.StructArray", column)
+        members = {have.field(at).name: structs.field(at) for at in range(have.num_fields)}
+        wanted = [want.field(at) for at in range(want.num_fields)]
+        parts = [
+            _converted(members[one.name], one.type)
+            if one.name in members
+            else pa.nulls(len(column), one.type)
+            for one in wanted
+        ]
+        return pa.StructArray.from_arrays(parts, fields=wanted, mask=column.is_null())
+    return column.cast(want, safe=True)
+
+
+class Fitting:
+    """How the members of one written schema become the columns that are read."""
+
+    def __init__(
+        self,
+        written: pa.Schema,
+        columns: pa.Schema,
+        *,
+        aliases: Mapping[str, Sequence[str]],
+        defaults: Mapping[str, Any],
+    ) -> None:
+        """Match by name.
+
+        Args:
+            written: What records of this schema hold.
+            columns: What is read.
+            aliases: Other names that a column had.
+            defaults: Of columns that may be missing.
+        """
+        self.fault: str | None = None
+        """Why no record of this schema can be read."""
+        self._columns = columns
+        self._defaults = defaults
+        self._sources: list[str | None] = []
+        for column in columns:
+            names = (column.name, *aliases.get(column.name, ()))
+            source = next((name for name in names if written.get_field_index(name) >= 0), None)
+            self._sources.append(source)
+            if source is not None:
+                why = misfit(written.field(source).type, column.type)
+            elif column.nullable or column.name in defaults:
+                why = None
+            else:
+                why = "its schema has no such field, and the column is NOT NULL without a default"
+            if why is not None and self.fault is None:
+                self.fault = f"column {column.name!r}: {why}"
+
+    @property
+    def wanted(self) -> frozenset[str]:
+        """The members that become columns."""
+        return frozenset(source for source in self._sources if source is not None)
+
+    def columns(
+        self, members: Mapping[str, pa.Array], count: int, faults: Faults
+    ) -> list[pa.Array]:
+        """Return each column, `count` rows long; tells `faults` of rows that cannot be read."""
+        found: list[pa.Array] = []
+        for column, source in zip(self._columns, self._sources, strict=True):
+            if source is not None:
+                found.append(fitted(members[source], column, faults))
+            elif column.name in self._defaults:
+                found.append(pa.array([self._defaults[column.name]] * count, type=column.type))
+            else:
+                found.append(pa.nulls(count, column.type))
+        return found

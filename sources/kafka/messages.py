@@ -1,0 +1,123 @@
+"""What is taken from consumed messages beside their decoded values, and what bad ones become."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+from confluent_kafka import Message
+
+from onceflow.core.dead_letters import DeadLetter
+from onceflow.core.errors import BadRecord
+from onceflow.core.spi import OnBadRow
+
+logger = logging.getLogger("onceflow.sources.kafka")
+
+VALUE: Callable[[Message], bytes | None] = Message.value
+KEY: Callable[[Message], bytes | None] = Message.key
+TOPIC: Callable[[Message], str | None] = Message.topic
+PARTITION: Callable[[Message], int | None] = Message.partition
+OFFSET: Callable[[Message], int | None] = Message.offset
+TIMESTAMP: Callable[[Message], tuple[int, int]] = Message.timestamp
+
+METADATA_FIELDS = (
+    pa.field("_topic", pa.string(), nullable=False),
+    pa.field("_partition", pa.int32(), nullable=False),
+    pa.field("_offset", pa.int64(), nullable=False),
+    pa.field("_timestamp", pa.timestamp("ms", "UTC")),
+)
+
+_EXCERPT_BYTES = 64
+_SAMPLE_STEP = 64
+"""Every 64th message is measured; that bounds memory, and nothing depends on it being exact."""
+
+
+def place_of(message: Message) -> str:
+    """Return where `message` lies, for messages to users."""
+    return f"{message.topic()}-{message.partition()} offset {message.offset()}"
+
+
+def places(messages: Sequence[Message]) -> list[pa.Array]:
+    """Return topics, partitions and offsets as columns."""
+    return [
+        pa.array(list(map(TOPIC, messages)), type=pa.string()),
+        pa.array(list(map(PARTITION, messages)), type=pa.int32()),
+        pa.array(list(map(OFFSET, messages)), type=pa.int64()),
+    ]
+
+
+def timestamps(stamps: Sequence[tuple[int, int]]) -> pa.Array:
+    """Return the times of `stamps`, null where a record has none."""
+    return pa.array(
+        [stamp if kind else None for kind, stamp in stamps], type=pa.timestamp("ms", "UTC")
+    )
+
+
+def metadata(messages: Sequence[Message]) -> list[pa.Array]:
+    """Return the columns of `METADATA_FIELDS`."""
+    return [*places(messages), timestamps(list(map(TIMESTAMP, messages)))]
+
+
+def size_bytes(messages: Sequence[Message]) -> int:
+    """Return about how many bytes the values have."""
+    return _SAMPLE_STEP * sum(map(len, messages[::_SAMPLE_STEP]))
+
+
+def bad_record(message: Message, fault: str) -> BadRecord:
+    """Return the error that names where `message` lies and its `fault`."""
+    return BadRecord(
+        f"{place_of(message)}: {fault}. The value starts {_excerpt(message.value())}. Correct the"
+        " schema or the producer, or leave such records out with on_bad_record='drop'"
+    )
+
+
+def _excerpt(value: bytes | None) -> str:
+    """Return the start of `value`, printable and short."""
+    if value is None:
+        return "no value (a tombstone)"
+    shown = repr(value[:_EXCERPT_BYTES])[1:]
+    return f"{shown} ({len(value)} bytes)" if len(value) > _EXCERPT_BYTES else shown
+
+
+class Refusals:
+    """Records that could not be decoded: what becomes of them."""
+
+    def __init__(self, on_bad_record: OnBadRow) -> None:
+        self._on_bad_record = on_bad_record
+        self.dropped_count = 0
+        """Bad records left out so far."""
+        self.letters: list[DeadLetter] = []
+        """Those of them that go to the sink of dead letters, since somebody last took them away."""
+
+    def refuse(self, message: Message, fault: str) -> None:
+        """Leave `message` out.
+
+        Raises:
+            BadRecord: Bad records are to fail.
+        """
+        error = bad_record(message, fault)
+        if self._on_bad_record is OnBadRow.FAIL:
+            raise error from None
+        if self._on_bad_record is OnBadRow.DEAD_LETTER:
+            self.letters.append(
+                DeadLetter(
+                    fault,
+                    message.topic(),
+                    message.partition(),
+                    message.offset(),
+                    message.key(),
+                    message.value(),
+                )
+            )
+        self.dropped_count += 1
+        # 1, 10, 100, …: a topic full of bad records must not fill the disk with log lines.
+        if str(self.dropped_count).strip("0") == "1":
+            logger.warning(
+                "%s (%d so far): %s", self._on_bad_record.value, self.dropped_count, error
+            )
+
+    def taken(self) -> list[DeadLetter]:
+        """Return the letters; they are not returned again."""
+        letters, self.letters = self.letters, []
+        return letters

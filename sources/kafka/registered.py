@@ -1,0 +1,86 @@
+"""Columns that nobody described: those of a subject's latest version in the schema registry.
+
+Asked for once, on the driver, when the pipeline asks for the source's schema. It holds for all
+attempts of this start, so that what operators keep does not change its type under them; a version
+that is registered later is read as this one, and becomes columns at the next start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+
+from onceflow.core.errors import ConfigError, SourceUnavailable
+from onceflow.core.formats.avro_schema import Record, arrow_type, columns_of
+from onceflow.core.formats.json_schema import columns_of_json_schema
+from onceflow.core.formats.registry import (
+    KeptSchema,
+    RegistryDown,
+    RegistryRefusal,
+    SchemaKind,
+    SchemaRegistry,
+    deadline,
+)
+from onceflow.sources.kafka.avro_rows import avro_record
+from onceflow.sources.kafka.rows import require_columns
+from onceflow.sources.kafka.settings import KafkaSettings, ValueFormat
+
+
+def with_columns(settings: KafkaSettings) -> KafkaSettings:
+    """Return `settings` with columns: asks the registry unless they are described.
+
+    Raises:
+        ConfigError: The subject does not exist, we are refused, or its schema has no columns.
+        SourceUnavailable: The registry did not answer within the deadline.
+    """
+    if not settings.columns_unknown:
+        return settings
+    schema = _latest(settings)
+    try:
+        columns = _columns_of(settings.format, schema)
+    except ConfigError as error:
+        raise ConfigError(f"subject {settings.value_subject!r}: {error}; give schema=") from None
+    require_columns(settings.format, columns)
+    return replace(settings, columns=columns, reader_schema=schema)
+
+
+def _columns_of(value_format: ValueFormat, schema: KeptSchema) -> pa.Schema:
+    if value_format is ValueFormat.JSON_SCHEMA:
+        if schema.kind is not SchemaKind.JSON:
+            raise ConfigError(f"it is {schema.kind.value}, and no JSON Schema")
+        return columns_of_json_schema(schema.text)
+    record = avro_record(schema)
+    if value_format is ValueFormat.DEBEZIUM_AVRO:
+        return _columns_of_change(record)
+    return columns_of(record)
+
+
+def _columns_of_change(envelope: Record) -> pa.Schema:
+    """Return the columns of the rows whose changes have this envelope."""
+    after = next((one for one in envelope.members if one.name == "after"), None)
+    kind = None if after is None else arrow_type(after.type)
+    if kind is None or not pa.types.is_struct(kind):
+        raise ConfigError("it is no Debezium envelope: it has no 'after' that is a record")
+    return pa.schema(list(kind))
+
+
+def _latest(settings: KafkaSettings) -> KeptSchema:
+    if settings.registry is None:
+        raise ConfigError(f"format={settings.format.value!r} needs schema= or schema_registry=")
+    registry = SchemaRegistry(settings.registry)
+    try:
+        return registry.latest(
+            settings.value_subject,
+            until=deadline(settings.deadline_s),
+        )
+    except RegistryRefusal as error:
+        advice = " Give subject=, if it is another one, or schema=" if error.unknown else ""
+        raise ConfigError(f"{error}.{advice}") from None
+    except RegistryDown as error:
+        raise SourceUnavailable(
+            f"{error}. It was asked for {settings.deadline_s:g} s for the columns of"
+            f" {settings.what}; start it, correct schema_registry=, or give schema="
+        ) from None
+    finally:
+        registry.close()

@@ -1,0 +1,118 @@
+"""Schemas by id, fetched beside the reading thread: a registry that is away holds no checkpoint up.
+
+What was fetched once is kept as long as the reader, so that a registry that goes away later is
+missed only when a new id comes. An id is asked for until the source's deadline; then the registry
+is either down, which ends the attempt, or does not know the id, which makes bad records.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+from onceflow.core.errors import ConfigError, SourceUnavailable
+from onceflow.core.formats.registry import (
+    KeptSchema,
+    RegistryDown,
+    RegistryRefusal,
+    RegistrySettings,
+    SchemaRegistry,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NoSchema:
+    """An id that the registry does not know."""
+
+    reason: str
+
+
+@dataclass(slots=True)
+class _Asked:
+    place: str
+    """Of the first record with this id."""
+    answer: KeptSchema | NoSchema | SourceUnavailable | ConfigError | None = None
+
+
+class SchemaCache:
+    """The schemas that one reader has met; used by its thread."""
+
+    def __init__(
+        self, settings: RegistrySettings, deadline_s: float, *, serialized: bool = False
+    ) -> None:
+        """Ask nothing yet.
+
+        Args:
+            settings: Where the registry is.
+            deadline_s: How long one id is asked for.
+            serialized: Of Protobuf: have the registry compile schemas.
+
+        Raises:
+            ConfigError: The registry's client refuses an option, or is not installed.
+        """
+        self._registry = SchemaRegistry(settings)
+        self._deadline_s = deadline_s
+        self._serialized = serialized
+        self._asked: dict[int, _Asked] = {}
+        self._one_at_a_time = threading.Lock()
+
+    def ask(self, schema_id: int, place: str) -> None:
+        """Have the schema fetched, unless it is there; `place` says which record needs it."""
+        if schema_id in self._asked:
+            return
+        asked = self._asked[schema_id] = _Asked(place)
+        thread = threading.Thread(
+            target=self._fetch, args=(schema_id, asked), name="onceflow-schema", daemon=True
+        )
+        thread.start()
+
+    def ready(self) -> bool:
+        """Return whether every schema that was asked for is there, or known not to be.
+
+        Raises:
+            SourceUnavailable: The registry did not answer within the deadline.
+            ConfigError: It refuses us.
+        """
+        answers = [asked.answer for asked in self._asked.values()]
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return None not in answers
+
+    def await_ready(self) -> None:
+        """Return when `ready`; as it raises."""
+        while not self.ready():
+            time.sleep(0.005)
+
+    def __getitem__(self, schema_id: int) -> KeptSchema | NoSchema:
+        """Return what the registry said of an id that is `ready`."""
+        answer = self._asked[schema_id].answer
+        if isinstance(answer, KeptSchema | NoSchema):
+            return answer
+        raise answer or KeyError(schema_id)
+
+    def _fetch(self, schema_id: int, asked: _Asked) -> None:
+        until = time.monotonic() + self._deadline_s
+        where = f"{asked.place} needs schema id {schema_id}"
+        with self._one_at_a_time:
+            try:
+                asked.answer = self._registry.schema(
+                    schema_id, until=until, serialized=self._serialized
+                )
+            except RegistryDown as error:
+                asked.answer = SourceUnavailable(
+                    f"{where}, and the registry did not answer for {self._deadline_s:g} s: {error}."
+                    " Start it, or correct schema_registry="
+                )
+            except RegistryRefusal as error:
+                asked.answer = (
+                    NoSchema(
+                        f"its schema id {schema_id} is not known to the registry, which was asked"
+                        f" for {self._deadline_s:g} s ({error})"
+                    )
+                    if error.unknown
+                    else ConfigError(f"{where}: {error}")
+                )
+            except Exception as error:
+                asked.answer = SourceUnavailable(f"{where}: {type(error).__name__}: {error}")

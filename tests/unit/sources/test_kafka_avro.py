@@ -1,0 +1,316 @@
+"""The source's rows of Avro values, with a double of the schema registry and messages by hand."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Message
+from tests.support.schema_registry_double import SchemaRegistryDouble
+from tests.unit.sources.test_avro_columns import encoded
+
+from onceflow.core.errors import BadRecord, ConfigError, SourceUnavailable
+from onceflow.sources import KafkaSource
+from onceflow.sources.kafka.rows import Rows, rows_of
+
+PAYMENT = {
+    "type": "record",
+    "name": "Payment",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "account", "type": "string"},
+    ],
+}
+PAYMENT_WITH_FEE: dict[str, Any] = {
+    **PAYMENT,
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "account", "type": "string"},
+        {"name": "fee", "type": "double", "default": 0.25},
+        {"name": "note", "type": ["null", "string"], "default": None},
+    ],
+}
+
+
+@pytest.fixture
+def registry() -> Iterator[SchemaRegistryDouble]:
+    with SchemaRegistryDouble() as double:
+        yield double
+
+
+def framed(schema_id: int, schema: Any, rows: list[dict[str, Any]]) -> list[bytes]:
+    header = b"\0" + schema_id.to_bytes(4, "big")
+    return [header + value[len(header) :] for value in encoded(schema, rows)]
+
+
+def source(url: Any, **given: Any) -> KafkaSource:
+    settings: dict[str, Any] = {"format": "avro", "deadline_s": 30.0, **given}
+    return KafkaSource("nowhere:1", topic="payments", schema_registry=url, **settings)
+
+
+def messages(values: Sequence[bytes | None], *, first: int = 0) -> list[Message]:
+    return [
+        Message(topic="payments", partition=2, offset=first + at, value=value)
+        for at, value in enumerate(values)
+    ]
+
+
+def taken(rows: Rows) -> pa.RecordBatch:
+    """Return the batch once its schemas are there."""
+    until = time.monotonic() + 60
+    while not rows.ready():
+        assert time.monotonic() < until
+        time.sleep(0.002)
+    return rows.take()
+
+
+def read(described: KafkaSource, values: Sequence[bytes | None]) -> list[dict[str, Any]]:
+    rows = rows_of(described.settings)
+    rows.add(messages(values))
+    return taken(rows).to_pylist()
+
+
+def test_columns_are_those_of_the_subject_s_latest_version(registry: SchemaRegistryDouble) -> None:
+    registry.keep("payments-value", PAYMENT)
+    registry.keep("payments-value", PAYMENT_WITH_FEE)
+    described = source(registry.url)
+    assert described.schema == pa.schema(
+        [
+            pa.field("id", pa.int64(), nullable=False),
+            pa.field("account", pa.string(), nullable=False),
+            pa.field("fee", pa.float64(), nullable=False),
+            pa.field("note", pa.string()),
+        ]
+    )
+    # Asked for once: a version that comes later is not this start's.
+    registry.keep("payments-value", PAYMENT)
+    assert described.schema.names == ["id", "account", "fee", "note"]
+
+
+def test_records_of_several_versions_in_one_batch_are_read_as_the_latest_in_their_order(
+    registry: SchemaRegistryDouble,
+) -> None:
+    old = registry.keep("payments-value", PAYMENT)
+    new = registry.keep("payments-value", PAYMENT_WITH_FEE)
+    row = {"id": 0, "account": "a"}
+    rich = {**row, "fee": 9.5, "note": "x"}
+    values: list[bytes | None] = []
+    for number in range(7):
+        if number % 3:
+            values += framed(old, PAYMENT, [{**row, "id": number}])
+        else:
+            values += framed(new, PAYMENT_WITH_FEE, [{**rich, "id": number}])
+    found = read(source(registry.url), values)
+    assert [one["id"] for one in found] == list(range(7))
+    assert found[0] == {**rich, "id": 0}
+    assert found[1] == {"id": 1, "account": "a", "fee": 0.25, "note": None}
+
+
+def test_fields_that_are_removed_widened_or_renamed_are_read_by_avro_s_rules(
+    registry: SchemaRegistryDouble,
+) -> None:
+    written = {
+        "type": "record",
+        "name": "Payment",
+        "fields": [
+            {"name": "gone", "type": {"type": "map", "values": "string"}},
+            {"name": "id", "type": "int"},
+            {"name": "ratio", "type": "float"},
+            {"name": "konto", "type": "bytes"},
+        ],
+    }
+    latest = {
+        "type": "record",
+        "name": "Payment",
+        "fields": [
+            {"name": "id", "type": "long"},
+            {"name": "ratio", "type": "double"},
+            {"name": "account", "type": "string", "aliases": ["konto"]},
+        ],
+    }
+    old = registry.keep("payments-value", written)
+    registry.keep("payments-value", latest)
+    row = {"gone": {"a": "b"}, "id": 7, "ratio": 0.5, "konto": b"acct"}
+    assert read(source(registry.url), framed(old, written, [row])) == [
+        {"id": 7, "ratio": 0.5, "account": "acct"}
+    ]
+
+
+def test_columns_of_the_user_s_own_are_taken_by_name_and_checked(
+    registry: SchemaRegistryDouble,
+) -> None:
+    schema_id = registry.keep("any", PAYMENT_WITH_FEE)
+    row = {"id": 300, "account": "a", "fee": 1.0, "note": None}
+    value = framed(schema_id, PAYMENT_WITH_FEE, [row])
+    described = source(registry.url, schema="note STRING, id SMALLINT, later INT")
+    assert read(described, value) == [{"note": None, "id": 300, "later": None}]
+    for schema, why in [
+        ("id TINYINT", "a value does not fit int8"),
+        ("note STRING NOT NULL", "column 'note' is NOT NULL and has no value"),
+        ("account BIGINT", "it was written as string and is read as int64"),
+        ("later INT NOT NULL", "column 'later': its schema has no such field"),
+    ]:
+        with pytest.raises(BadRecord) as caught:
+            read(source(registry.url, schema=schema), value)
+        assert str(caught.value).startswith("payments-2 offset 0: ")
+        assert why in str(caught.value)
+
+
+def test_bad_records_are_left_out_with_their_origin_and_the_others_stay_in_order(
+    registry: SchemaRegistryDouble,
+) -> None:
+    schema_id = registry.keep("payments-value", PAYMENT)
+    json_id = registry.keep("other", {"type": "object"}, kind="JSON")
+    good = framed(schema_id, PAYMENT, [{"id": n, "account": "a"} for n in range(3)])
+    values = [
+        good[0],
+        None,
+        b'{"id": 1}',
+        good[1],
+        good[1][:-1],
+        b"\0" + json_id.to_bytes(4, "big") + b"{}",
+        good[2],
+    ]
+    described = source(registry.url, on_bad_record="dead_letter", include_metadata=True)
+    rows = rows_of(described.settings)
+    rows.add(messages(values, first=50))
+    found = taken(rows).to_pylist()
+    assert [(one["id"], one["_offset"]) for one in found] == [(0, 50), (1, 53), (2, 56)]
+    letters = rows.refusals.taken()
+    assert [(one.topic, one.partition, one.offset) for one in letters] == [
+        ("payments", 2, offset) for offset in (51, 52, 54, 55)
+    ]
+    assert [one.value for one in letters] == [values[at] for at in (1, 2, 4, 5)]
+    for letter, why in zip(
+        letters,
+        ["tombstone", "does not begin with a zero byte", "in the middle of", "it is JSON"],
+        strict=True,
+    ):
+        assert why in letter.reason
+
+
+def test_schemas_that_are_known_are_read_while_the_registry_is_away_and_a_new_one_is_waited_for(
+    registry: SchemaRegistryDouble,
+) -> None:
+    old = registry.keep("payments-value", PAYMENT)
+    rows = rows_of(source(registry.url, schema="id BIGINT").settings)
+    rows.add(messages(framed(old, PAYMENT, [{"id": 1, "account": "a"}])))
+    assert taken(rows).num_rows == 1
+    registry.failing = (503, {"error_code": 50003, "message": "leader is away"})
+    new = registry.keep("payments-value", PAYMENT_WITH_FEE)
+    rows.add(messages(framed(old, PAYMENT, [{"id": 2, "account": "a"}])))
+    assert taken(rows).num_rows == 1
+    asked = len(registry.asked)
+    row = {"id": 3, "account": "a", "fee": 0.0, "note": None}
+    rows.add(messages(framed(new, PAYMENT_WITH_FEE, [row])))
+    until = time.monotonic() + 60
+    while len(registry.asked) < asked + 2:
+        assert not rows.ready()
+        assert time.monotonic() < until
+        time.sleep(0.002)
+    registry.failing = None
+    assert taken(rows).to_pylist() == [{"id": 3}]
+
+
+def test_registry_that_stays_away_ends_the_attempt_and_names_the_first_record(
+    registry: SchemaRegistryDouble,
+) -> None:
+    schema_id = registry.keep("payments-value", PAYMENT)
+    registry.failing = (503, {"error_code": 50003, "message": "leader is away"})
+    rows = rows_of(source(registry.url, schema="id BIGINT", deadline_s=0.2).settings)
+    rows.add(messages(framed(schema_id, PAYMENT, [{"id": 1, "account": "a"}]), first=41))
+    with pytest.raises(SourceUnavailable) as caught:
+        taken(rows)
+    assert f"payments-2 offset 41 needs schema id {schema_id}" in str(caught.value)
+    assert "leader is away" in str(caught.value)
+
+
+def test_id_that_the_registry_never_knows_makes_a_bad_record(
+    registry: SchemaRegistryDouble,
+) -> None:
+    known = registry.keep("payments-value", PAYMENT)
+    row = {"id": 1, "account": "a"}
+    values = [*framed(known, PAYMENT, [row]), *framed(77, PAYMENT, [row])]
+    with pytest.raises(BadRecord) as caught:
+        read(source(registry.url, schema="id BIGINT", deadline_s=0.2), values)
+    assert "payments-2 offset 1: its schema id 77 is not known to the registry" in str(caught.value)
+    dropping = source(registry.url, schema="id BIGINT", deadline_s=0.2, on_bad_record="drop")
+    assert read(dropping, values) == [{"id": 1}]
+
+
+def test_schemas_that_refer_to_others_are_read_with_them(registry: SchemaRegistryDouble) -> None:
+    money = {
+        "type": "record",
+        "name": "Money",
+        "namespace": "shop",
+        "fields": [{"name": "cents", "type": "long"}],
+    }
+    registry.keep("money", money)
+    order = {
+        "type": "record",
+        "name": "Order",
+        "namespace": "shop",
+        "fields": [{"name": "price", "type": "Money"}],
+    }
+    schema_id = registry.keep("payments-value", order, references={"shop.Money": ("money", 1)})
+    whole = {**order, "fields": [{"name": "price", "type": money}]}
+    assert read(source(registry.url), framed(schema_id, whole, [{"price": {"cents": 5}}])) == [
+        {"price": {"cents": 5}}
+    ]
+
+
+def test_user_and_password_are_a_reference_and_are_printed_nowhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("REGISTRY_USER", "ledger:s3cret")
+    with SchemaRegistryDouble(user="ledger:s3cret") as registry:
+        registry.keep("payments-value", PAYMENT)
+        options = {"url": registry.url, "basic.auth.user.info": "${env:REGISTRY_USER}"}
+        described = source(options)
+        assert described.schema.names == ["id", "account"]
+        wrong = source({**options, "basic.auth.user.info": "ledger:wr0ng"})
+        with pytest.raises(ConfigError) as caught:
+            _ = wrong.schema
+        assert "Check basic.auth.user.info" in str(caught.value)
+        for shown in (repr(described), repr(wrong), str(caught.value)):
+            assert "s3cret" not in shown
+            assert "wr0ng" not in shown
+
+
+@pytest.mark.parametrize(
+    ("settings", "fragment"),
+    [
+        ({"schema_registry": None}, "needs schema_registry="),
+        ({"schema_registry": "localhost:8081"}, "is no address"),
+        ({"schema_registry": "http://me:pw@localhost"}, "holds a user"),
+        ({"schema_registry": {"max.retries": 3, "url": "http://x"}}, "deadline_s="),
+        ({"schema_registry": {"ssl.truststore.location": "a", "url": "http://x"}}, "PEM"),
+        ({"format": "json", "schema": "id INT"}, "asks no schema registry"),
+        ({"topic": ["a", "b"]}, "give subject=, or schema="),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_with_what_to_give(
+    settings: dict[str, Any], fragment: str
+) -> None:
+    given: dict[str, Any] = {
+        "topic": "payments",
+        "format": "avro",
+        "schema_registry": "http://localhost:8081",
+        **settings,
+    }
+    with pytest.raises(ConfigError) as caught:
+        KafkaSource("nowhere:1", **given)
+    assert fragment in str(caught.value)
+    assert "pw@" not in str(caught.value)
+
+
+def test_subject_that_is_not_there_says_what_to_give(registry: SchemaRegistryDouble) -> None:
+    with pytest.raises(ConfigError, match=r"payments-value.* not found.*Give subject="):
+        _ = source(registry.url).schema
+    registry.keep("elsewhere", json.dumps("string"))
+    with pytest.raises(ConfigError, match="is no record"):
+        _ = source(registry.url, subject="elsewhere").schema

@@ -1,0 +1,327 @@
+"""The source's rows of CSV, JSON Schema and Debezium's envelopes, by messages built by hand."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Message
+from tests.support.schema_registry_double import SchemaRegistryDouble
+from tests.unit.sources.test_kafka_avro import framed, taken
+
+from onceflow.core.errors import BadRecord, ConfigError
+from onceflow.sources import KafkaSource
+from onceflow.sources.kafka.rows import Rows, rows_of
+
+
+@pytest.fixture
+def registry() -> Iterator[SchemaRegistryDouble]:
+    with SchemaRegistryDouble() as double:
+        yield double
+
+
+def source(value_format: str, schema: Any = None, **given: Any) -> KafkaSource:
+    settings: dict[str, Any] = {"deadline_s": 30.0, **given}
+    return KafkaSource("nowhere:1", topic="rows", format=value_format, schema=schema, **settings)
+
+
+def collected(
+    described: KafkaSource, values: Sequence[bytes | None], keys: Sequence[bytes | None] = ()
+) -> Rows:
+    rows = rows_of(described.settings)
+    keyed = [*keys, *[None] * (len(values) - len(keys))]
+    rows.add(
+        [
+            Message(topic="rows", partition=1, offset=at, key=key, value=value)
+            for at, (key, value) in enumerate(zip(keyed, values, strict=True))
+        ]
+    )
+    return rows
+
+
+def read(described: KafkaSource, values: Sequence[bytes | None]) -> list[dict[str, Any]]:
+    return taken(collected(described, values)).to_pylist()
+
+
+def faults(
+    described: KafkaSource, values: Sequence[bytes | None], keys: Sequence[bytes | None] = ()
+) -> tuple[list[dict[str, Any]], dict[int, str]]:
+    """Return the rows that could be read, and the reasons of the others by their offsets."""
+    rows = collected(described, values, keys)
+    found = taken(rows).to_pylist()
+    return found, {letter.offset or 0: letter.reason for letter in rows.refusals.taken()}
+
+
+CSV = "id BIGINT NOT NULL, name STRING, price DECIMAL(8, 2), at TIMESTAMP, ok BOOLEAN"
+
+
+def test_lines_of_csv_are_fields_by_their_order() -> None:
+    at = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.timezone.utc)
+    values = [b"1,ann,12.50,2026-01-02T03:04:05Z,true", b'2,"a, ""b""",,,\r\n', b'3,"",0.01,,false']
+    assert read(source("csv", CSV), values) == [
+        {"id": 1, "name": "ann", "price": Decimal("12.50"), "at": at, "ok": True},
+        {"id": 2, "name": 'a, "b"', "price": None, "at": None, "ok": None},
+        {"id": 3, "name": "", "price": Decimal("0.01"), "at": None, "ok": False},
+    ]
+
+
+def test_lines_that_are_bad_change_no_other_and_say_why() -> None:
+    values = [
+        b"1,a,1.00,,",
+        None,
+        b"x,a,1.00,,",
+        b"4,a",
+        b",a,1.00,,",
+        b"",
+        b"6,a,1.00,,\n7,b,2.00,,",
+        b'7,"two\nlines",1.00,,',
+        b'8,"open,1.00,,',
+        b'9",b,1.00,,',
+        b"10,z,1.00,,",
+    ]
+    found, why = faults(source("csv", CSV, on_bad_record="dead_letter"), values)
+    assert [(row["id"], row["name"]) for row in found] == [(1, "a"), (7, "two\nlines"), (10, "z")]
+    assert sorted(why) == [1, 2, 3, 4, 5, 6, 8, 9]
+    assert "tombstone" in why[1]
+    assert "CSV conversion error to int64" in why[2]
+    assert "Expected 5 columns, got 2" in why[3]
+    assert "column 'id' is NOT NULL" in why[4]
+    assert why[5] == "it is empty"
+    assert why[6] == "it holds 2 lines instead of one"
+
+
+def test_columns_that_no_csv_field_holds_are_refused() -> None:
+    with pytest.raises(ConfigError, match="which no CSV field holds"):
+        source("csv", "tags ARRAY<STRING>")
+
+
+ORDER = {
+    "$schema": "http://json-schema.org/draft-07/schema#",
+    "type": "object",
+    "properties": {
+        "id": {"type": "integer"},
+        "cents": {"oneOf": [{"type": "null"}, {"type": "integer", "connect.type": "int32"}]},
+        "note": {"type": ["string", "null"]},
+        "day": {"type": "string", "format": "date"},
+        "tags": {"type": "array", "items": {"$ref": "#/definitions/tag"}},
+        "to": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+    "required": ["id", "note", "tags"],
+    "definitions": {"tag": {"type": "string"}},
+}
+
+
+def test_columns_of_json_schema_are_the_registered_properties(
+    registry: SchemaRegistryDouble,
+) -> None:
+    schema_id = registry.keep("rows-value", ORDER, kind="JSON")
+    described = source("json-schema", schema_registry=registry.url, on_bad_record="dead_letter")
+    assert described.schema == pa.schema(
+        [
+            pa.field("id", pa.int64(), nullable=False),
+            pa.field("cents", pa.int32()),
+            pa.field("note", pa.string()),
+            pa.field("day", pa.date32()),
+            pa.field("tags", pa.list_(pa.string()), nullable=False),
+            pa.field("to", pa.struct([pa.field("city", pa.string())])),
+        ]
+    )
+    header = b"\0" + schema_id.to_bytes(4, "big")
+    whole: dict[str, Any] = {
+        "id": 1,
+        "cents": 5,
+        "note": "n",
+        "day": "2026-01-02",
+        "tags": ["a"],
+        "to": {},
+    }
+    values = [
+        header + json.dumps(whole).encode(),
+        b'{"id": 2, "tags": []}',
+        header + b'{"id": "3", "tags": []}',
+        header + b'{"id": 4, "tags": [], "later": 1}',
+    ]
+    found, why = faults(described, values)
+    day = dt.date(2026, 1, 2)
+    assert found[0] == {**whole, "day": day, "to": {"city": None}}
+    assert found[1]["id"] == 4
+    assert "does not begin with a zero byte" in why[1]
+    assert why[2].startswith("column 'id' (int64): Expected `int`, got `str`")
+    assert why[2].endswith("found '3'")
+    # With columns of one's own the registry is not asked at all.
+    assert read(source("json-schema", "id BIGINT"), values[:1]) == [{"id": 1}]
+
+
+@pytest.mark.parametrize(
+    ("schema", "fragment"),
+    [
+        ({"type": "string"}, "no JSON Schema of objects"),
+        ({"type": "object", "properties": {"a": {}}}, "property 'a' has no one Arrow type"),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"oneOf": [{"type": "string"}, {"type": "integer"}]}},
+            },
+            "property 'a' has no one Arrow type",
+        ),
+        (
+            {"type": "object", "properties": {"a": {"$ref": "#"}}},
+            "contains itself",
+        ),
+    ],
+)
+def test_json_schema_without_columns_is_refused_by_name(
+    registry: SchemaRegistryDouble, schema: Any, fragment: str
+) -> None:
+    registry.keep("rows-value", schema, kind="JSON")
+    with pytest.raises(ConfigError) as caught:
+        _ = source("json-schema", schema_registry=registry.url).schema
+    assert fragment in str(caught.value)
+    assert "give schema=" in str(caught.value)
+
+
+USER = "id BIGINT NOT NULL, name STRING NOT NULL, born DATE"
+
+
+def envelope(operation: str, before: Any, after: Any, *, schema: bool = False) -> bytes:
+    payload = {"op": operation, "before": before, "after": after, "ts_ms": 1, "source": {"lsn": 7}}
+    return json.dumps(
+        {"schema": {"type": "struct"}, "payload": payload} if schema else payload
+    ).encode()
+
+
+@pytest.mark.parametrize("schema", [False, True])
+def test_changes_are_rows_with_what_they_do(*, schema: bool) -> None:
+    ann = {"id": 1, "name": "ann", "born": 19000}
+    day = dt.date(1970, 1, 1) + dt.timedelta(days=19000)
+    values = [
+        envelope("r", None, ann, schema=schema),
+        envelope("c", None, {**ann, "id": 2}, schema=schema),
+        envelope("u", ann, {**ann, "name": "bea"}, schema=schema),
+        envelope("d", {"id": 2, "name": None}, None, schema=schema),
+        None,
+        envelope("d", None, None, schema=schema),
+    ]
+    keys = [
+        *[None] * 5,
+        json.dumps({"schema": {}, "payload": {"id": 3}} if schema else {"id": 3}).encode(),
+    ]
+    described = source("debezium-json", USER, include_metadata=True)
+    assert described.schema.names[:4] == ["id", "name", "born", "_op"]
+    found = taken(collected(described, values, keys)).to_pylist()
+    assert [
+        tuple(row[name] for name in ("id", "name", "born", "_op", "_offset")) for row in found
+    ] == [
+        (1, "ann", day, "r", 0),
+        (2, "ann", day, "c", 1),
+        (1, "bea", day, "u", 2),
+        (2, None, None, "d", 3),
+        (3, None, None, "d", 5),
+    ]
+
+
+def test_envelopes_that_are_no_change_of_a_row_are_bad_records() -> None:
+    good = {"id": 1, "name": "ann"}
+    values = [
+        envelope("c", None, good),
+        envelope("c", None, {"id": 1}),
+        envelope("u", good, None),
+        envelope("d", None, None),
+        envelope("t", None, None),
+        envelope("x", None, good),
+        b'{"id": 1}',
+        b"{",
+        envelope("c", None, {"id": "one", "name": "ann"}),
+        envelope("u", good, {"id": 1, "name": "__debezium_unavailable_value"}),
+        envelope("d", {"id": 9}, None),
+    ]
+    described = source("debezium-json", USER, on_bad_record="dead_letter")
+    found, why = faults(described, values)
+    assert [(row["id"], row["_op"]) for row in found] == [(1, "c"), (9, "d")]
+    fragments = {
+        1: "missing required field `name`",
+        2: "it has no 'after'",
+        3: "REPLICA IDENTITY",
+        4: "truncated",
+        5: "its op is 'x'",
+        6: "it is no Debezium envelope",
+        7: "truncated",
+        8: "column 'id' (int64): Expected `int`, got `str`",
+        9: "column 'name' was not sent",
+    }
+    assert why.keys() == fragments.keys()
+    for offset, fragment in fragments.items():
+        assert fragment in why[offset]
+
+
+USER_AVRO = {
+    "type": "record",
+    "name": "Value",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "name", "type": ["null", "string"], "default": None},
+        {
+            "name": "seen",
+            "type": {"type": "long", "connect.name": "io.debezium.time.MicroTimestamp"},
+        },
+    ],
+}
+ENVELOPE = {
+    "type": "record",
+    "name": "Envelope",
+    "fields": [
+        {"name": "before", "type": ["null", USER_AVRO], "default": None},
+        {"name": "after", "type": ["null", "Value"], "default": None},
+        {
+            "name": "source",
+            "type": {
+                "type": "record",
+                "name": "Source",
+                "fields": [{"name": "lsn", "type": "long"}],
+            },
+        },
+        {"name": "op", "type": "string"},
+    ],
+}
+
+
+def test_changes_in_avro_are_rows_by_the_registered_envelope(
+    registry: SchemaRegistryDouble,
+) -> None:
+    schema_id = registry.keep("rows-value", ENVELOPE)
+    ann = {"id": 1, "name": "ann", "seen": 1_000_001}
+
+    def change(operation: str, before: Any, after: Any) -> bytes:
+        row = {"op": operation, "before": before, "after": after, "source": {"lsn": 3}}
+        return framed(schema_id, ENVELOPE, [row])[0]
+
+    values = [
+        change("c", None, ann),
+        change("u", ann, {**ann, "name": None}),
+        None,
+        change("d", ann, None),
+        change("d", None, None),
+        change("t", None, None),
+        change("u", ann, {**ann, "name": "__debezium_unavailable_value"}),
+    ]
+    described = source("debezium-avro", schema_registry=registry.url, on_bad_record="dead_letter")
+    assert described.schema.field("seen").type == pa.timestamp("us")
+    found, why = faults(described, values)
+    seen = dt.datetime(1970, 1, 1, 0, 0, 1, 1)
+    assert found == [
+        {"id": 1, "name": "ann", "seen": seen, "_op": "c"},
+        {"id": 1, "name": None, "seen": seen, "_op": "u"},
+        {"id": 1, "name": "ann", "seen": seen, "_op": "d"},
+    ]
+    assert sorted(why) == [4, 5, 6]
+
+
+@pytest.mark.parametrize("value_format", ["csv", "debezium-json"])
+def test_bad_record_names_its_place_in_each_format(value_format: str) -> None:
+    with pytest.raises(BadRecord, match=r"rows-1 offset 1: "):
+        read(source(value_format, "id BIGINT"), [None if value_format != "csv" else b"1", b"{"])
