@@ -81,7 +81,7 @@ class Job:
 
     def start(self) -> RecoveredSink:
         """Claim the job and recover, as a driver does."""
-        graph = Graph((Operator("out", WriteTo(self.sink, SINK_ID), None, SCHEMA),))
+        graph = Graph((Operator("out", WriteTo(self.sink, SINK_ID), (), SCHEMA),))
         self.log = self.storage.log.claim("driver:1", [SINK_ID])
         if not self.log.view.completed:
             self.decide()

@@ -237,6 +237,54 @@ def test_without_credit_below_only_announcements_are_taken() -> None:
     assert queues.take(elements=False) == Announced(0, barrier(1))
 
 
+def test_what_is_in_flight_is_told_by_the_input_that_it_is_for_and_replayed_into_it() -> None:
+    queues = InputQueues[str]([ChannelEnd(0), ChannelEnd(1), ChannelEnd(0)])
+    queues.replay(["r1"], 1)
+    queues.replay(["r0"], 0)
+    for channel, element in ((0, "a"), (1, "b"), (2, "c")):
+        queues.put(channel, element)
+        queues.put(channel, barrier(1))
+    queues.record(CheckpointId(1), ())
+    assert queues.recorded(CheckpointId(1)) == {1: ("r1", "b"), 0: ("r0", "a", "c")}
+    for _ in range(3):
+        queues.take()
+    taken = [queues.take() for _ in range(5)]
+    assert taken[:2] == [Received(REPLAYED, "r1", 1), Received(REPLAYED, "r0", 0)]
+    assert set(taken[2:]) == {Received(0, "a", 0), Received(1, "b", 1), Received(2, "c", 0)}
+
+
+# --- channels that keep order --------------------------------------------------------------------
+
+
+def test_no_barrier_is_announced_in_a_channel_that_keeps_order() -> None:
+    queues = InputQueues[str]([ChannelEnd(keeps_order=True)])
+    queues.put(0, "a")
+    queues.put(0, barrier(1))
+    assert [queues.take(), queues.take()] == [Received(0, "a"), Received(0, barrier(1))]
+
+
+def test_channels_that_keep_order_are_read_up_to_the_barrier_before_others_are_overtaken() -> None:
+    gate = BarrierAlignment(3, AlignmentMode.ALIGNED, keeping_order=[1, 2])
+    assert gate.on_announced(0, barrier(1), 1.0) == ()
+    assert gate.overtakes_at_s is None, "there is nothing to do before they are"
+    assert gate.on_barrier(2, barrier(1), 2.0) == (Block(2),)
+    assert gate.on_barrier(1, barrier(1), 3.0) == (
+        Block(1),
+        TakeSnapshot(barrier(1), 2000.0, passed=(1, 2)),
+        Unblock((1, 2)),
+        InFlightComplete(CheckpointId(1), 2000.0),
+    )
+
+
+def test_where_all_channels_keep_order_the_barrier_goes_on_overtaking_below() -> None:
+    gate = BarrierAlignment(2, AlignmentMode.ALIGNED, keeping_order=[0, 1])
+    gate.on_barrier(0, barrier(1), 1.0)
+    assert gate.on_barrier(1, barrier(1), 2.0) == (
+        TakeSnapshot(barrier(1), 1000.0),
+        Unblock((0,)),
+    )
+
+
 # --- the coordinator's part ----------------------------------------------------------------------
 
 

@@ -31,7 +31,7 @@ def test_nothing_is_confirmed_that_the_subtask_has_not_heard_of(tmp_path: Path) 
     needed = {"ledger": FIRST, "audit": FIRST}
     for uid in needed:
         sink = DirectorySink(str(tmp_path / uid))
-        commits.worker(SUBTASK, Operator(uid, WriteTo(sink, uid), None, SCHEMA), WriteTo(sink, uid))
+        commits.worker(SUBTASK, Operator(uid, WriteTo(sink, uid), (), SCHEMA), WriteTo(sink, uid))
 
     def said(told: list[CommittedThrough]) -> list[tuple[SubtaskRef, CheckpointId, CheckpointId]]:
         return [(one.subtask, one.checkpoint, one.committed) for one in told]

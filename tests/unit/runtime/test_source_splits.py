@@ -30,7 +30,7 @@ class _LatestSource(CountingSource):
 
 def _graph(**sources: Source) -> Graph:
     return Graph(
-        tuple(Operator(uid, ReadFrom(one), None, one.schema) for uid, one in sources.items())
+        tuple(Operator(uid, ReadFrom(one), (), one.schema) for uid, one in sources.items())
     )
 
 
