@@ -16,21 +16,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
-from pyspark.sql import SparkSession
 from tests.integration import mysql_sink_kit as mysql
 from tests.integration import postgres_sink_kit as postgres
 from tests.integration.kafka_feed import produce
 from tests.integration.kafka_sink_kit import messages, values_of
 from tests.support.ledger import SETTINGS
 
-from onceflow import Checkpointing, FixedDelay, JobState, Pipeline
+from onceflow import Checkpointing, FixedDelay, JobState, LocalProcesses, Pipeline
 from onceflow.core.spi import Sink
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kinds import KafkaServer
 from onceflow.sinks import FileSink, KafkaSink, MySQLSink, PostgresSink
 from onceflow.sources import KafkaSource
-
-pytestmark = pytest.mark.spark
 
 RECORDS = 2_000
 _TABLE = "CREATE TABLE {} (id bigint PRIMARY KEY, amount smallint)"
@@ -108,7 +105,6 @@ def branches(
 
 
 def test_rows_that_tables_refuse_are_dead_letters_once_wherever_they_go(
-    spark: SparkSession,
     tmp_path: Path,
     branches: dict[str, Branch],
     onceflow_kafka: KafkaServer,
@@ -128,7 +124,7 @@ def test_rows_that_tables_refuse_are_dead_letters_once_wherever_they_go(
         batch_rows=20,
     )
     pipeline = Pipeline(
-        spark,
+        LocalProcesses(tmp_path / "logs"),
         name="letters",
         parallelism=2,
         checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"), interval=0.2),

@@ -1,10 +1,11 @@
 """A driver program as users write one: starts a job, waits for it, says how it ended.
 
-    signalled_job.py DIRECTORY [WAY]
+    signalled_job.py DIRECTORY [WAY [CLUSTER]]
 
 DIRECTORY/slots holds the slots' pids once some checkpoints are completed; the input ends when
 DIRECTORY/end is there. WAY is how it waits: `wait` (the default), `poll` (looks at the job's state,
-in a block that stops on signals), or `spark_stop` (stops Spark under the job).
+in a block that stops on signals), or `spark_stop` (stops Spark under the job). CLUSTER is `spark`
+(the default) or `processes`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pyspark.sql import SparkSession
 from tests.support.counting_source import CountingSource
 from tests.support.ledger import SETTINGS, ledger
 
+from onceflow import LocalProcesses
 from onceflow.core.pipeline import Job
 
 _LOOK_S = 0.05
@@ -30,10 +32,10 @@ def source_in(directory: Path) -> CountingSource:
     return CountingSource(20_000, pause_s=0.01, ends_with=str(directory / "end"))
 
 
-def main(directory: Path, way: str = "wait") -> None:
-    """Run until the job ends."""
+def session() -> SparkSession:
+    """Start Spark."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark = (
+    return (
         SparkSession.Builder()
         .master("local[2]")
         .config("spark.ui.enabled", "false")
@@ -41,8 +43,14 @@ def main(directory: Path, way: str = "wait") -> None:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .getOrCreate()
     )
+
+
+def main(directory: Path, way: str = "wait", cluster: str = "spark") -> None:
+    """Run until the job ends."""
+    spark = session() if cluster == "spark" else None
     settings = replace(SETTINGS, stop_timeout_s=5.0, cancel_timeout_s=1.0)
-    job = ledger(spark, directory, source_in(directory), settings=settings)[0].start()
+    runs_on = spark or LocalProcesses(directory / "logs")
+    job = ledger(runs_on, directory, source_in(directory), settings=settings)[0].start()
     telling = threading.Thread(target=_tell_slots, args=(job, directory / "slots"), daemon=True)
     telling.start()
     try:
@@ -52,11 +60,16 @@ def main(directory: Path, way: str = "wait") -> None:
                     time.sleep(_LOOK_S)
         elif way == "spark_stop":
             telling.join()
-            spark.stop()
+            _stop(spark)
         print("ended:", job.wait().state.value, flush=True)  # noqa: T201 - the test reads it
     finally:
-        spark.stop()
+        _stop(spark)
     print("closed", flush=True)  # noqa: T201
+
+
+def _stop(spark: SparkSession | None) -> None:
+    if spark is not None:
+        spark.stop()
 
 
 def _tell_slots(job: Job, path: Path) -> None:

@@ -16,9 +16,10 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.spark import signalled_job
 from tests.spark.signalled_job import source_in
+from tests.support.clusters import SLOWLY_ON_SPARK, AnyCluster
 from tests.support.ledger import assert_exactly_once, ledger
 
-from onceflow import JobState
+from onceflow import JobState, LocalProcesses
 from onceflow.core.runtime.driver.stop_signals import SAME_SIGNAL_S
 from onceflow.integration.faults import children_of, kill_session
 
@@ -33,12 +34,15 @@ _PATIENCE_S = 90.0
 class Program:
     """The driver program, in a process group of its own as a terminal's is."""
 
-    def __init__(self, directory: Path, command: Sequence[str], way: str) -> None:
+    def __init__(
+        self, directory: Path, command: Sequence[str], way: str, cluster: AnyCluster | None
+    ) -> None:
         self._directory = directory
         self._log = directory / "program.log"
+        runs_on = "processes" if isinstance(cluster, LocalProcesses) else "spark"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*command, str(directory), way],
+                [*command, str(directory), way, runs_on],
                 cwd=_REPOSITORY,
                 env=os.environ
                 | {
@@ -90,8 +94,10 @@ class Program:
 def program(tmp_path: Path) -> Generator[Callable[..., Program]]:
     started: list[Program] = []
 
-    def start(command: Sequence[str] = _PROGRAM, way: str = "wait") -> Program:
-        started.append(Program(tmp_path, command, way))
+    def start(
+        command: Sequence[str] = _PROGRAM, way: str = "wait", cluster: AnyCluster | None = None
+    ) -> Program:
+        started.append(Program(tmp_path, command, way, cluster))
         return started[-1]
 
     yield start
@@ -110,10 +116,10 @@ def _frozen(pid: int) -> Generator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-def assert_goes_on_exactly_once(spark: SparkSession, directory: Path) -> None:
+def assert_goes_on_exactly_once(cluster: AnyCluster, directory: Path) -> None:
     """Start the job again, in this process, and let it read all that there is."""
     (directory / "end").touch()
-    pipeline, sink = ledger(spark, directory, source_in(directory))
+    pipeline, sink = ledger(cluster, directory, source_in(directory))
     status = pipeline.run(_PATIENCE_S)
     assert status.state is JobState.FINISHED
     assert status.attempt == 2, "the program's own was the only attempt before"
@@ -132,8 +138,8 @@ def _terminate(running: Program) -> None:
     os.kill(running.pid, signal.SIGTERM)
 
 
-# The two that differ most: a supervisor that knows the driver, and ^C with the JVM as the parent.
-_TELLING = ((_PROGRAM, _terminate), (_SUBMITTED, _interrupt_group))
+# A supervisor that knows the driver; ^C is what the next tests send.
+_TELLING = ((_PROGRAM, _terminate),)
 _WAYS = [
     pytest.param(
         command,
@@ -174,6 +180,7 @@ def test_a_program_that_does_something_else_stops_as_well(
     assert_goes_on_exactly_once(spark, tmp_path)
 
 
+@SLOWLY_ON_SPARK
 @pytest.mark.parametrize(
     "again",
     [
@@ -182,10 +189,10 @@ def test_a_program_that_does_something_else_stops_as_well(
     ],
 )
 def test_a_stop_that_does_not_come_is_cancelled(
-    spark: SparkSession, tmp_path: Path, program: Callable[..., Program], again: bool
+    cluster: AnyCluster, tmp_path: Path, program: Callable[..., Program], again: bool
 ) -> None:
     """A frozen slot keeps the last checkpoint from completing."""
-    running = program()
+    running = program(cluster=cluster)
     with _frozen(running.slots()[0]):
         running.group(signal.SIGINT)
         running.await_said("stops with a last checkpoint")
@@ -195,22 +202,23 @@ def test_a_stop_that_does_not_come_is_cancelled(
         assert (running.end(), "ended: cancelled" in running.said()) == (0, True), running.said()
     why = "another SIGINT" if again else "not stopped within 5 s"
     assert f"{why}: job ledger is cancelled" in running.said()
-    assert_goes_on_exactly_once(spark, tmp_path)
+    assert_goes_on_exactly_once(cluster, tmp_path)
 
 
+@SLOWLY_ON_SPARK
 def test_process_1_of_a_container_stops_at_sigterm(
-    spark: SparkSession, tmp_path: Path, program: Callable[..., Program]
+    cluster: AnyCluster, tmp_path: Path, program: Callable[..., Program]
 ) -> None:
     """The kernel keeps from process 1 all signals that it has no handler for."""
     unshare = ("unshare", "--pid", "--fork", "--mount-proc")
     if not shutil.which("unshare") or subprocess.run([*unshare, "true"]).returncode:
         pytest.skip("a process may not make a pid namespace here")
-    running = program((*unshare, *_PROGRAM))
+    running = program((*unshare, *_PROGRAM), cluster=cluster)
     running.slots()
     (first,) = children_of(running.pid)
     os.kill(first, signal.SIGTERM)
     assert (running.end(), "ended: stopped" in running.said()) == (0, True), running.said()
-    assert_goes_on_exactly_once(spark, tmp_path)
+    assert_goes_on_exactly_once(cluster, tmp_path)
 
 
 def test_spark_that_is_stopped_under_a_job_ends_it_at_once_by_that_name(

@@ -24,7 +24,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 _ROOT = Path(__file__).parents[2]
 _STARTS_MAX = 4
-_RECORDS = 40_000
+_BATCH = 5_000
+"""What the program reads at once, at the most."""
+_FEW, _MANY = 2 * _BATCH, 8 * _BATCH
 _PREPARED = "SELECT 1 FROM pg_prepared_xacts WHERE database = current_database()"
 _DEADLINE_S = 240.0
 _STARVED = "Python worker failed to connect back"
@@ -33,8 +35,8 @@ _STARVED = "Python worker failed to connect back"
 class Driver:
     """The program as a process of its own; each start goes on from the checkpoint."""
 
-    def __init__(self, arguments: list[str], log: Path) -> None:
-        self.arguments, self.log = arguments, log
+    def __init__(self, arguments: list[str], log: Path, records: int) -> None:
+        self.arguments, self.log, self.records = arguments, log, records
         self.begun = 0
         """Where the log of the last start begins."""
 
@@ -96,15 +98,20 @@ class Driver:
 
 @pytest.fixture
 def driver(
-    onceflow_kafka: KafkaServer, kafka_topic: TopicFactory, postgres_database: str, tmp_path: Path
+    request: pytest.FixtureRequest,
+    onceflow_kafka: KafkaServer,
+    kafka_topic: TopicFactory,
+    postgres_database: str,
+    tmp_path: Path,
 ) -> Driver:
+    records: int = request.param
     servers, topic = onceflow_kafka.bootstrap_servers, kafka_topic(2)
     for partition in range(2):
-        values = map(record, range(partition, _RECORDS, 2))
+        values = map(record, range(partition, records, 2))
         produce(servers, topic, values, partition=partition)
     query(postgres_database, "CREATE TABLE ledger (id bigint, account text)")
     arguments = [servers, topic, postgres_database, str(tmp_path / "checkpoint")]
-    return Driver(arguments, tmp_path / "driver.log")
+    return Driver(arguments, tmp_path / "driver.log", records)
 
 
 def _has_rows(url: str, least: int, then_s: float) -> bool:
@@ -116,18 +123,20 @@ def _has_rows(url: str, least: int, then_s: float) -> bool:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("driver", [_FEW], indirect=True)
 def test_a_driver_killed_while_a_batch_is_prepared_loses_and_doubles_nothing(
     driver: Driver, postgres_database: str
 ) -> None:
     with psycopg.connect(postgres_database, autocommit=True) as watch:
         driver.killed_when(lambda: watch.execute(_PREPARED).fetchone() is not None)
     driver.ended()
-    assert ids_in(postgres_database) == list(range(_RECORDS))
+    assert ids_in(postgres_database) == list(range(driver.records))
     assert prepared(postgres_database) == []
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("driver", [_MANY], indirect=True)
 def test_a_driver_killed_again_and_again_loses_and_doubles_nothing(
     driver: Driver, postgres_database: str
 ) -> None:
@@ -137,5 +146,5 @@ def test_a_driver_killed_again_and_again_loses_and_doubles_nothing(
         rows = len(ids_in(postgres_database)) + draw.choice([1, 5_000, 9_000])
         driver.killed_when(partial(_has_rows, postgres_database, rows, draw.uniform(0, 0.3)))
     driver.ended()
-    assert ids_in(postgres_database) == list(range(_RECORDS)), f"seed {seed}"
+    assert ids_in(postgres_database) == list(range(driver.records)), f"seed {seed}"
     assert prepared(postgres_database) == [], f"seed {seed}"

@@ -30,7 +30,8 @@ from onceflow.core.protocol.restart import RestartStrategy
 from onceflow.core.state import StateBackend
 from onceflow.core.storage import CheckpointStorage
 
-SETTINGS = RuntimeSettings(start_timeout_s=30, heartbeat_timeout_s=10)
+# The first slots on Spark wait for its workers to start, which takes a busy machine long.
+SETTINGS = RuntimeSettings(start_timeout_s=90, heartbeat_timeout_s=10)
 
 
 def ledger(
