@@ -29,6 +29,7 @@ import pyarrow as pa
 from onceflow.core.errors import StateCorrupt, StateError, StateIncompatible
 from onceflow.core.state.context import StateContext, StateHandle, StateReader, StateWriter
 from onceflow.core.state.serializers import TTL_PREFIX
+from onceflow.core.state.widening import reads_as
 
 StateKind: TypeAlias = Literal["value", "list", "map", "accumulators"]
 Groups: TypeAlias = npt.NDArray[np.uint16]
@@ -310,14 +311,14 @@ class RestoredStates:
     def claim(self, asked: StateMeta) -> StateMeta | None:
         """Return what the snapshot holds under the name that is `asked` for, None when nothing.
 
-        May return running aggregates of which only some are asked for, and a state without
-        time to live that is asked for with one.
+        May return running aggregates of which only some are asked for, a state without time to
+        live that is asked for with one, and a state of a narrower type.
 
         Raises:
             StateIncompatible: It is something else, and may not be dropped.
         """
         found = self._left.get(asked.name)
-        if found is not None and found != asked and not begins_to_expire(found, asked):
+        if found is not None and found != asked and not _taken_as(found, asked):
             return self._partly(found, asked)
         self._taken(asked)
         return found
@@ -367,10 +368,15 @@ class RestoredStates:
         return found if kept else None
 
 
+def _taken_as(found: StateMeta, asked: StateMeta) -> bool:
+    same_kind = found.kind == asked.kind != "accumulators"
+    return same_kind and reads_as(found.signature, asked.signature)
+
+
 def begins_to_expire(found: StateMeta, asked: StateMeta) -> bool:
     """Tell whether `asked` is `found` with a time to live."""
-    plain = asked.signature.replace(TTL_PREFIX, "", 1)
-    return found.kind == asked.kind and found.signature == plain != asked.signature
+    expires_only_now = TTL_PREFIX in asked.signature and TTL_PREFIX not in found.signature
+    return expires_only_now and _taken_as(found, asked)
 
 
 def aggregates_of(meta: StateMeta) -> tuple[str, dict[str, str]]:

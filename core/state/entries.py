@@ -125,7 +125,8 @@ class Cells:
         except (TypeError, ValueError) as error:
             raise StateIncompatible(
                 f"state {self._name!r} does not read as {self.serializer.signature} any more:"
-                f" {error}; give new fields a default, or the state another name"
+                f" {error}; give new fields a default and leave the types of old ones, or give the"
+                " state another name"
             ) from error
         return value if value.__class__ in self._direct else Encoded(data)
 

@@ -33,6 +33,7 @@ from onceflow.core.state.canonical import (
     StateContent,
     StateMeta,
     StateRows,
+    begins_to_expire,
     is_canonical,
     read_canonical,
     write_canonical,
@@ -339,7 +340,7 @@ class HeapStore(KeyedStateStore):
         if state is None:
             table = HeapEntries(self._current, codec.cells, codec)
             found, chunks = self._claim(meta)
-            if found is not None and found != meta:
+            if found is not None and begins_to_expire(found, meta):
                 chunks = [_stamped(rows, meta, codec) for rows in chunks]
             for rows in chunks:
                 table.load(rows)

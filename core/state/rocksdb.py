@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -24,6 +24,7 @@ from onceflow.core.state.canonical import (
     StateContent,
     StateMeta,
     StateRows,
+    begins_to_expire,
     write_canonical,
 )
 from onceflow.core.state.context import StateContext, StateHandle, StateReader, StateWriter
@@ -68,6 +69,10 @@ from onceflow.core.state.rocksdb_snapshots import (
     upload_copy,
 )
 from onceflow.core.state.serializers import serializer_of
+
+CHECKED_ROWS = 64
+CHECKED_GROUPS = 1_024
+"""A look into a key group without rows costs some microseconds."""
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -229,9 +234,25 @@ class RocksDBStore(KeyedStateStore):
         )
         self._freezers.append(table.freeze)
         self._tables[meta.name] = table
-        if found is not None and found != meta:
+        if found is not None and begins_to_expire(found, meta):
             self._stamp(meta, row_format.cells.serializer)
+        if found is not None:
+            self._check_readable(meta.name, row_format)
         return table
+
+    def _check_readable(self, name: str, row_format: RowFormat) -> None:
+        """Refuse a state whose rows its type no longer takes, by a few of them.
+
+        The others are read when their keys come.
+
+        Raises:
+            StateIncompatible: The type has lost or changed a field.
+        """
+        starts = (group_prefix(group) + state_prefix(name) for group in self._context.key_groups)
+        ranges = islice(starts, CHECKED_GROUPS)
+        rows = chain.from_iterable(self._database.scan(start, after(start)) for start in ranges)
+        for _, value in islice(rows, CHECKED_ROWS):
+            row_format.unpack(value)
 
     def _claim(self, meta: StateMeta) -> StateMeta | None:
         """Return what is restored of a state; what is not taken of it is deleted."""

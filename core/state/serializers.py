@@ -131,13 +131,14 @@ class MsgpackSerializer(Serializer[Any]):
         try:
             value = self._decode(data)
         except msgspec.ValidationError:
-            if self._type is not int:
+            if self._type not in (int, float):
                 raise
             value = msgspec.msgpack.decode(data)
             if not isinstance(value, msgspec.msgpack.Ext):
                 raise
         if isinstance(value, msgspec.msgpack.Ext) and value.code == _BIG_INTEGER:
-            return int.from_bytes(value.data, "little", signed=True)
+            number = int.from_bytes(value.data, "little", signed=True)
+            return float(number) if self._type is float else number
         return value
 
 
