@@ -19,6 +19,12 @@ Every job passes these, except the two of a source that is told of new splits:
     offered     they are offered to a subtask, and in no checkpoint
     decided     a decision holds them, and nothing of them is read
 
+three of checkpoints whose barriers overtake rows:
+
+    overtaken   a subtask has forwarded the barrier ahead of rows, and none of them is in storage
+    persisted   they are in storage, the ack not sent
+    replayed    a restored subtask holds its part of them, and has taken none
+
 and two of batches that Spark writes, on the driver before the tasks:
 
     claimed     the batch has its attempt, older ones are fenced, and nothing is settled
@@ -34,7 +40,7 @@ from typing import Literal, TypeAlias
 
 CrashPoint: TypeAlias = Literal[
     "write", "flushed", "prepared", "acked", "logged", "commit", "committed", "replied",
-    "offered", "decided", "claimed", "settled",
+    "offered", "decided", "overtaken", "persisted", "replayed", "claimed", "settled",
 ]  # fmt: skip
 
 CRASH_POINTS: tuple[CrashPoint, ...] = (

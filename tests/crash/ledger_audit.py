@@ -72,6 +72,14 @@ class Audit:
             for committable in snapshot.committables
         }
 
+    def in_flight_bytes(self, checkpoint: int) -> int:
+        """Return the size of the rows that the barrier of `checkpoint` overtook."""
+        view = FileSystemStorage(self._spec.storage).open(self._spec.job).log.read()
+        (completed,) = (one for one in view.completed if one.checkpoint == checkpoint)
+        return sum(
+            one.handle.size_bytes for snapshot in completed.snapshots for one in snapshot.in_flight
+        )
+
     def in_doubt(self) -> frozenset[str]:
         """Return the transactions that are prepared and neither committed nor rolled back."""
         with psycopg.connect(self._spec.postgres_url) as connection:

@@ -76,6 +76,9 @@ class LedgerSpec:
     commit_mode: CommitMode = "two_phase"
     interval_s: float = 0.2
     restart_delay_s: float = 0.05
+    parallelism: int = PARALLELISM
+    overtaking: bool = False
+    """Barriers overtake the rows that wait in all channels: it trickles behind the exchange."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,8 @@ class LedgerStatus:
     restored_checkpoint: int
     """What the running attempt began with."""
     checkpoints: int
+    in_flight_bytes: int
+    """In the checkpoints that the running attempt has completed, together."""
     slots: tuple[tuple[int, int], ...]
     """Of each slot the pid, and that of the daemon that forked it, a child of the executor."""
     error: str
@@ -102,9 +107,13 @@ def build(spec: LedgerSpec, cluster: AnyCluster) -> Pipeline:
     pipeline = Pipeline(
         cluster,
         name=spec.job,
-        parallelism=PARALLELISM,
+        parallelism=spec.parallelism,
         checkpointing=Checkpointing(
-            storage=spec.storage, interval=spec.interval_s, mode=spec.mode, retained=_RETAINED
+            storage=spec.storage,
+            interval=spec.interval_s,
+            mode=spec.mode,
+            retained=_RETAINED,
+            unaligned=spec.overtaking,
         ),
         state_backend=RocksDBBackend() if spec.backend == "rocksdb" else HeapBackend(),
         restart=FixedDelay(attempts=60, delay_s=spec.restart_delay_s),
@@ -124,8 +133,12 @@ def build(spec: LedgerSpec, cluster: AnyCluster) -> Pipeline:
         ),
         uid="payments",
     )
-    trickle = payments.map_batches(_trickling(spec.released, spec.trickle_s), uid="trickle")
-    balances = trickle.key_by("account").running(balance=sum_("amount"), n=count(), uid="balance")
+    trickling = _trickling(spec.released, spec.trickle_s)
+    if not spec.overtaking:
+        payments = payments.map_batches(trickling, uid="trickle")
+    balances = payments.key_by("account").running(balance=sum_("amount"), n=count(), uid="balance")
+    if spec.overtaking:
+        balances = balances.map_batches(trickling, uid="trickle")
     balances.write(
         PostgresSink(
             spec.postgres_url,
@@ -201,6 +214,9 @@ def _publish(status: JobStatus, path: Path) -> None:
         restores=status.restores,
         restored_checkpoint=status.attempts[-1].restored_checkpoint if status.attempts else 0,
         checkpoints=status.checkpoints_completed,
+        in_flight_bytes=sum(
+            one.in_flight_bytes for one in status.history if one.attempt == status.attempt
+        ),
         slots=tuple((slot.pid, slot.parent_pid) for slot in status.slots),
         error=status.last_error,
     )

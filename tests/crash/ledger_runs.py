@@ -142,7 +142,10 @@ class LedgerRun:
 
     def running(self) -> LedgerStatus:
         """Return the status of the attempt that runs now, with all its slots."""
-        return self.until("both slots run", lambda s: s.state == "running" and len(s.slots) == 2)
+        count = self.spec.parallelism
+        return self.until(
+            f"all {count} slots run", lambda s: s.state == "running" and len(s.slots) == count
+        )
 
     def release(self) -> None:
         """Let the rest of the stream come at full speed."""

@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from onceflow.core.config import Delivery
+from onceflow.core.crash_points import reach
 from onceflow.core.errors import SlotLost, StateIncompatible
 from onceflow.core.graph import (
     Chain,
@@ -199,7 +200,10 @@ class ChainBuilder:
                             " and change it then"
                         )
                     partitioner.receive(Batch(pa.record_batch(rows.columns, schema=schema)))
-            gate.replay(kept[self._context.slot].batches, into)
+            mine = kept[self._context.slot].batches
+            gate.replay(mine, into)
+            if mine:
+                reach("replayed")
 
     def _client(self, target: int) -> flight.FlightClient:
         if target not in self._clients:

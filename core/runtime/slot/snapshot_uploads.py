@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
+from onceflow.core.crash_points import reach
 from onceflow.core.errors import StorageError
 from onceflow.core.protocol.snapshots import InFlight, OperatorSnapshot, SubtaskSnapshot
 from onceflow.core.protocol.splits import key_group_range
@@ -83,6 +84,7 @@ class SnapshotUploads:
         """Return what the barrier overtook, made durable: a file for each side of each edge."""
         if not taken.overtaken:
             return ()
+        reach("overtaken")
         subtask, plan = taken.subtask, self._context.plan
         writer = self._context.storage.writer(
             plan.attempt, taken.checkpoint, f"{subtask.chain}.in-flight", subtask.index
@@ -96,6 +98,7 @@ class SnapshotUploads:
             name = f"in-flight-{number}-{'in' if one.sent else 'to'}-{one.chain}"
             handle = writer.write(name, encode_batches(one.batches), key_groups=groups)
             in_flight.append(InFlight(one.chain, one.sent, handle, one.input))
+        reach("persisted")
         return tuple(in_flight)
 
     def _abandon(self, writers: Sequence[FileStateWriter]) -> None:
