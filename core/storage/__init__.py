@@ -12,6 +12,7 @@ from onceflow.core.lazy_names import lazy_names
 if TYPE_CHECKING:
     from onceflow.core.storage.decision_log import ClaimedLog, DecisionLog, DecisionUnknown
     from onceflow.core.storage.descriptions import checkpoint_storage
+    from onceflow.core.storage.hdfs_storage import HdfsStorage
     from onceflow.core.storage.memory_storage import MemoryStorage
     from onceflow.core.storage.object_storage import ObjectStorage
     from onceflow.core.storage.staging import FileStagingArea
@@ -28,6 +29,7 @@ else:
         {
             "onceflow.core.storage.decision_log": "ClaimedLog DecisionLog DecisionUnknown",
             "onceflow.core.storage.descriptions": "checkpoint_storage",
+            "onceflow.core.storage.hdfs_storage": "HdfsStorage",
             "onceflow.core.storage.memory_storage": "MemoryStorage",
             "onceflow.core.storage.object_storage": "ObjectStorage",
             "onceflow.core.storage.staging": "FileStagingArea",
@@ -45,6 +47,7 @@ __all__ = [
     "FileStateReader",
     "FileStateWriter",
     "FileSystemStorage",
+    "HdfsStorage",
     "JobStorage",
     "MemoryStorage",
     "ObjectStorage",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from onceflow.core.storage.bucket_settings import is_bucket
+from onceflow.core.storage.hdfs_storage import HdfsStorage
 from onceflow.core.storage.memory_storage import MemoryStorage
 from onceflow.core.storage.object_storage import ObjectStorage
 from onceflow.core.storage.savepoints import SavepointDirectory
 from onceflow.core.storage.storage import CheckpointStorage, FileSystemStorage
+from onceflow.core.storage.webhdfs import is_hdfs
 
 
 def checkpoint_storage(said: str | CheckpointStorage) -> CheckpointStorage:
@@ -19,15 +21,19 @@ def checkpoint_storage(said: str | CheckpointStorage) -> CheckpointStorage:
         return said
     if said == "memory://":
         return MemoryStorage()
+    if is_hdfs(said):
+        return HdfsStorage(said)
     return ObjectStorage(said) if is_bucket(said) else FileSystemStorage(said)
 
 
 def savepoint_directory(storage: CheckpointStorage, place: str) -> SavepointDirectory:
-    """Return the savepoint at `place`, which may be in a bucket also where `storage` is in none.
+    """Return the savepoint at `place`, which may be in another kind of place than `storage`.
 
     Raises:
         ConfigError: `place` is nowhere that can be reached.
     """
     if is_bucket(place) and not isinstance(storage, ObjectStorage):
         return ObjectStorage(place).open_savepoint(place)
+    if is_hdfs(place) and not isinstance(storage, HdfsStorage):
+        return HdfsStorage(place).open_savepoint(place)
     return storage.open_savepoint(place)

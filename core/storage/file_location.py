@@ -13,7 +13,9 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.storage.bucket import BucketFiles
 from onceflow.core.storage.bucket_settings import BucketSettings, is_bucket
 from onceflow.core.storage.filesystem import StreamedFiles
+from onceflow.core.storage.hdfs import HdfsFiles
 from onceflow.core.storage.local import Advice, LocalFileSystem
+from onceflow.core.storage.webhdfs import HdfsSettings, is_hdfs
 
 Publish = Literal["auto", "rename", "copy"]
 
@@ -24,7 +26,7 @@ _PASSWORD = re.compile(r"^[^/@]*:[^/]*@")
 # of `bucket_settings`.
 _OBJECT_STORES = frozenset({"adl", "oss", "oci", "r2", "tos", "memory"})
 # With a rename that is one step.
-_DIRECTORIES = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "sftp", "ssh", "smb"})
+_DIRECTORIES = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "swebhdfs", "sftp", "ssh", "smb"})
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -80,9 +82,11 @@ class FileLocation:
         """Return the file system; it connects when it is first used."""
         if self.protocol == "file":
             return LocalFileSystem(self.root, advice=advice)
-        # Only here: nothing else needs fsspec, nor what it imports.
+        if is_hdfs(self.url) and self.publish == "rename":
+            return HdfsFiles(HdfsSettings.of(self.url, self.options))
         if is_bucket(self.url) and self.publish == "copy":
             return BucketFiles(BucketSettings.of(self.url, self.options))
+        # Only here: nothing else needs fsspec, nor what it imports.
         from onceflow.core.storage.remote import ObjectStore, RemoteDirectory
 
         kind = RemoteDirectory if self.publish == "rename" else ObjectStore

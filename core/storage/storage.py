@@ -324,8 +324,8 @@ def _directory_of(root: str) -> str:
         # The rest of the URL may hold a password.
         raise ConfigError(
             f"checkpoint storage {scheme}://... is not supported: use a path or file:///path of a"
-            " directory that the driver and every executor share, or a bucket: s3://, gs://, az://,"
-            " abfs://"
+            " directory that the driver and every executor share, a bucket (s3://, gs://, az://,"
+            " abfs://), or HDFS by its NameNode's HTTP port: webhdfs://namenode:9870/path"
         )
     if not root or "\0" in root:
         raise ConfigError("checkpoint storage needs a directory: a path or file:///path")

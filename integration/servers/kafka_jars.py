@@ -105,6 +105,34 @@ def spark_jars(
     return tuple(target / f"{name}-{version}.jar" for _, name, version in _SPARK_JARS)
 
 
+HADOOP_VERSION = "3.4.2"
+# All of HDFS in three jars; then what they take for granted: XML binding, which Java 17 does not
+# bring, and a log.
+_HDFS_JARS = (
+    ("org.apache.hadoop", "hadoop-client-minicluster", HADOOP_VERSION),
+    ("org.apache.hadoop", "hadoop-client-runtime", HADOOP_VERSION),
+    ("javax.xml.bind", "jaxb-api", "2.3.1"),
+    ("org.slf4j", "slf4j-simple", "1.7.36"),
+)
+
+
+def hdfs_jars(*, progress: Progress | None = None, timeout_s: float = _FETCH_TIMEOUT_S) -> Path:
+    """Return a directory with all that an HDFS needs, fetched once.
+
+    Raises:
+        ServerError: Neither client could fetch it; says what each answered.
+    """
+    target = cache_directory() / f"hadoop-{HADOOP_VERSION}"
+    tell = progress or _ignore
+    with exclusive(target.with_name(f"{target.name}.lock"), timeout_s):
+        if not target.is_dir():
+            tell(f"fetching Hadoop {HADOOP_VERSION} (92 MB, once) into {target}")
+            with publish(target) as fresh:
+                needed = [f"{name}-{version}.jar" for _, name, version in _HDFS_JARS]
+                _fetched(_HDFS_JARS, f"Hadoop {HADOOP_VERSION}", needed, fresh, tell, timeout_s)
+    return target
+
+
 def _fetch(version: str, into: Path, tell: Progress, timeout_s: float) -> None:
     dependencies = (("org.apache.kafka", f"kafka_{_SCALA}", version), _LOG_BINDING)
     needed = [f"kafka_{_SCALA}-{version}.jar", f"{'-'.join(_LOG_BINDING[1:])}.jar"]

@@ -98,7 +98,12 @@ if TYPE_CHECKING:
         ValueState,
         ValueStateDescriptor,
     )
-    from onceflow.core.storage import FileSystemStorage, MemoryStorage, ObjectStorage
+    from onceflow.core.storage import (
+        FileSystemStorage,
+        HdfsStorage,
+        MemoryStorage,
+        ObjectStorage,
+    )
     from onceflow.core.stream import (
         BroadcastConnectedStream,
         BroadcastStream,
@@ -146,7 +151,7 @@ else:
                 " ReducingState ReducingStateDescriptor RocksDBBackend Serializer StateBackend"
                 " StateTtlConfig Timer Timers ValueState ValueStateDescriptor"
             ),
-            "onceflow.core.storage": "FileSystemStorage MemoryStorage ObjectStorage",
+            "onceflow.core.storage": "FileSystemStorage HdfsStorage MemoryStorage ObjectStorage",
             "onceflow.core.stream": (
                 "BroadcastConnectedStream BroadcastStream ConnectedStreams KeyedConnectedStreams"
                 " KeyedStream Stream"
@@ -187,6 +192,7 @@ __all__ = [
     "FailureRate",
     "FileSystemStorage",
     "FixedDelay",
+    "HdfsStorage",
     "HeapBackend",
     "Job",
     "JobEnded",

@@ -29,10 +29,14 @@ from onceflow.core.storage.filesystem import (
 from onceflow.core.storage.local import CHUNK_BYTES, Advice, LocalFileSystem, Modes
 from onceflow.core.storage.memory_storage import MemoryFiles
 from onceflow.core.storage.remote import RemoteDirectory
+from onceflow.integration.servers.hdfs import EmbeddedHdfs
 
 WHOLE = b"whole " * 1000
-KINDS = ("local", "private", "fsspec-directory", "fsspec-memory", "s3", "heap")
-ATOMIC = {"local", "private", "s3", "heap"}
+KINDS = (
+    *("local", "private", "fsspec-directory", "fsspec-memory", "s3", "heap"),
+    pytest.param("hdfs", marks=pytest.mark.slow),  # a JVM has to start
+)
+ATOMIC = {"local", "private", "s3", "heap", "hdfs"}
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +44,12 @@ def s3() -> Iterator[S3Server]:
     server = S3Server()
     yield server
     server.close()
+
+
+@pytest.fixture(scope="module")
+def hdfs() -> Iterator[EmbeddedHdfs]:
+    with EmbeddedHdfs() as server:
+        yield server
 
 
 def _opened(url: str, **options: Any) -> StreamedFiles:
@@ -68,6 +78,9 @@ def anew(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Callable[
                 pytest.skip("it fills no file piece by piece")
             heap = MemoryFiles()
             return lambda: cast("StreamedFiles", heap)
+        case "hdfs":
+            name_node: EmbeddedHdfs = request.getfixturevalue("hdfs")
+            return partial(_opened, f"{name_node.url}/{uuid.uuid4().hex}", user="root")
         case _:
             server: S3Server = request.getfixturevalue("s3")
             return partial(_opened, server.url(uuid.uuid4().hex), **server.options)
@@ -112,7 +125,7 @@ def test_of_many_threads_exactly_one_creates(fs: FileSystem, kind: str) -> None:
     if not isinstance(fs, CreatesAtomically):
         pytest.skip("it does not promise that")
     fs.make_directory("log")
-    for round_number in range(5 if kind == "s3" else 40):
+    for round_number in range(5 if kind in ("s3", "hdfs") else 40):
         start = threading.Barrier(8)
         outcomes: list[tuple[bytes, CreateOutcome]] = []
         create = partial(_create_at_once, fs, f"log/{round_number}", start, outcomes)

@@ -1,0 +1,73 @@
+"""Checkpoint storage in HDFS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from onceflow.core.durations import seconds_of
+from onceflow.core.storage.bucket_settings import REQUEST_TIMEOUT_S, RETRY_TIMEOUT_S, Patience
+from onceflow.core.storage.filesystem import CreatesAtomically
+from onceflow.core.storage.hdfs import HdfsFiles
+from onceflow.core.storage.savepoints import SavepointDirectory
+from onceflow.core.storage.storage import (
+    INLINE_THRESHOLD_BYTES,
+    CheckpointStorage,
+    JobStorage,
+    checked_inline_threshold,
+)
+from onceflow.core.storage.webhdfs import HdfsSettings, is_hdfs
+
+
+@dataclass(frozen=True, slots=True)
+class HdfsStorage(CheckpointStorage):
+    """Checkpoint storage in a directory of an HDFS, reached by WebHDFS.
+
+    Raises:
+        ConfigError: `url` is something else, a number is out of range, or `token` is a secret.
+    """
+
+    url: str
+    """`webhdfs://namenode:9870/path`, `swebhdfs://` for TLS; several NameNodes with commas."""
+    user: str = ""
+    """Whom HDFS takes requests for, where it asks for no proof; none: HADOOP_USER_NAME."""
+    token: str = ""
+    """A delegation token, by reference: `${env:NAME}`, `${file:/path}`."""
+    authority: str = ""
+    """A file with the certificates that `swebhdfs` trusts; none: those of the system."""
+    inline_threshold_bytes: int = INLINE_THRESHOLD_BYTES
+    """State smaller than this is kept in the decision log's record, and not in a file."""
+    request_timeout: float | str = REQUEST_TIMEOUT_S
+    """How long one request may take."""
+    retry_timeout: float | str = RETRY_TIMEOUT_S
+    """How long a request is repeated while no NameNode serves it."""
+
+    def __post_init__(self) -> None:
+        checked_inline_threshold(self.inline_threshold_bytes)
+        self._settings(self.url)
+
+    @override
+    def open(self, job: str) -> JobStorage:
+        return JobStorage(self.files(), job, self.inline_threshold_bytes)
+
+    def files(self) -> CreatesAtomically:
+        """Return the files below the directory; touches nothing yet."""
+        return HdfsFiles(self._settings(self.url))
+
+    @override
+    def open_savepoint(self, place: str) -> SavepointDirectory:
+        if not is_hdfs(place):
+            return CheckpointStorage.open_savepoint(self, place)
+        return SavepointDirectory(HdfsFiles(self._settings(place)))
+
+    @override
+    def __str__(self) -> str:
+        return self.url
+
+    def _settings(self, url: str) -> HdfsSettings:
+        patience = Patience(
+            seconds_of(self.request_timeout, setting="request_timeout"),
+            seconds_of(self.retry_timeout, setting="retry_timeout"),
+        )
+        return HdfsSettings(url.rstrip("/"), self.user, self.token, self.authority, patience)

@@ -1,0 +1,136 @@
+"""Checkpoint storage on a real HDFS: lost replies, a NameNode that is killed, whole jobs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.word_proxy import WordProxy
+from tests.runtime.test_recovery import await_checkpoints
+from tests.support.clusters import AnyCluster
+from tests.support.counting_source import CountingSource
+from tests.support.ledger import assert_exactly_once, ledger
+from tests.unit.storage.storage_samples import decision
+
+from onceflow import HdfsStorage, JobState
+from onceflow.core.errors import ConfigError, Fenced, StorageError
+from onceflow.core.storage import FileSystemStorage, checkpoint_storage
+from onceflow.core.storage.bucket_settings import Patience
+from onceflow.core.storage.filesystem import AlreadyExists, Created, CreationUnknown, StorageRefused
+from onceflow.core.storage.hdfs import HdfsFiles
+from onceflow.core.storage.webhdfs import HdfsSettings
+from onceflow.integration.servers.hdfs import EmbeddedHdfs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # a JVM has to start
+
+CREATION = "renameoptions=NONE"
+PATIENT = Patience(request_timeout_s=10, retry_timeout_s=60)
+IMPATIENT = Patience(request_timeout_s=2, retry_timeout_s=1)
+
+
+@pytest.fixture(scope="module")
+def hdfs() -> Iterator[EmbeddedHdfs]:
+    with EmbeddedHdfs() as server:
+        yield server
+
+
+@pytest.fixture
+def path() -> str:
+    return f"/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def network(hdfs: EmbeddedHdfs) -> Iterator[WordProxy]:
+    """A network before the NameNode that breaks on a word."""
+    host, _, port = hdfs.url.removeprefix("webhdfs://").partition(":")
+    proxy = WordProxy((host, int(port)))
+    yield proxy
+    proxy.close()
+
+
+def files_at(url: str, patience: Patience = PATIENT, user: str = "root") -> HdfsFiles:
+    return HdfsFiles(HdfsSettings(url, user, patience=patience))
+
+
+def test_a_creation_whose_reply_is_lost_is_known_by_what_stands_there(
+    hdfs: EmbeddedHdfs, network: WordProxy, path: str
+) -> None:
+    files = files_at(f"webhdfs://127.0.0.1:{network.port}{path}")
+    network.lose_reply(CREATION)
+    assert files.create_if_absent("log/1", b"mine") in (Created(), AlreadyExists(b"mine"))
+    assert network.resets == 1
+    network.lose_reply(CREATION)
+    assert files.create_if_absent("log/1", b"another's") == AlreadyExists(b"mine")
+    direct = files_at(f"{hdfs.url}{path}")
+    assert (direct.read("log/1"), direct.list("log")) == (b"mine", ("1",))
+    assert direct.list_unfinished("log") == ()
+
+
+def test_a_creation_that_never_arrived_is_made_or_known_to_be_unknown(
+    hdfs: EmbeddedHdfs, network: WordProxy, path: str
+) -> None:
+    files = files_at(f"webhdfs://127.0.0.1:{network.port}{path}")
+    network.lose_request(CREATION)
+    try:
+        outcome = files.create_if_absent("log/1", b"mine")
+    except CreationUnknown:
+        outcome = files.create_if_absent("log/1", b"mine")
+    assert outcome in (Created(), AlreadyExists(b"mine"))
+    assert files_at(f"{hdfs.url}{path}").read("log/1") == b"mine"
+
+
+def test_a_log_in_hdfs_has_one_owner(hdfs: EmbeddedHdfs, path: str) -> None:
+    storage = HdfsStorage(f"{hdfs.url}{path}", user="root")
+    storage.open("job").check_creates()
+    first = storage.open("job").log.claim("first")
+    first.append(decision(1, first.attempt))
+    storage.open("job").log.claim("second")
+    with pytest.raises(Fenced, match="Attempt 2 .*owns the job"):
+        first.append(decision(2, first.attempt))
+
+
+def test_refusals_are_told_with_what_to_do(hdfs: EmbeddedHdfs, path: str) -> None:
+    files_at(f"{hdfs.url}{path}").write("f", (b"x",))
+    stranger = files_at(f"{hdfs.url}{path}", user="stranger")
+    with pytest.raises(StorageRefused, match=r"AccessControlException.*hdfs dfs -chown"):
+        stranger.write("g", (b"x",))
+    with pytest.raises(ConfigError, match="webhdfs://namenode:9870/path"):
+        FileSystemStorage("hdfs://namenode/path")
+    with pytest.raises(ConfigError, match="token holds a secret"):
+        HdfsStorage(hdfs.url + path, token="plain")
+    assert isinstance(checkpoint_storage(f"{hdfs.url}{path}"), HdfsStorage)
+
+
+def test_a_name_node_in_standby_or_gone_is_passed_over(hdfs: EmbeddedHdfs, path: str) -> None:
+    alive = hdfs.url.removeprefix("webhdfs://")
+    files = files_at(f"webhdfs://127.0.0.1:9,{alive}{path}")
+    assert files.create_if_absent("log/1", b"mine") == Created()
+    with pytest.raises(StorageError, match="tried for 1 s"):
+        files_at(f"webhdfs://127.0.0.1:9{path}", IMPATIENT).read("log/1")
+
+
+def test_a_job_goes_on_after_a_killed_slot_and_a_killed_name_node(
+    cluster: AnyCluster,
+    tmp_path: Path,
+    hdfs: EmbeddedHdfs,
+    path: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HADOOP_USER_NAME", "root")
+    source = CountingSource(20_000, pause_s=0.001, ends_with=str(tmp_path / "read all"))
+    storage = HdfsStorage(f"{hdfs.url}{path}", inline_threshold_bytes=100)
+    pipeline, sink = ledger(cluster, tmp_path, source, storage=storage)
+    job = pipeline.start()
+    await_checkpoints(job, 2)
+    os.kill(job.status().slots[0].pid, signal.SIGKILL)
+    await_checkpoints(job, 4)
+    hdfs.kill()
+    hdfs.start(timeout_s=120)
+    await_checkpoints(job, job.status().checkpoints_completed + 2)
+    (tmp_path / "read all").touch()
+    assert job.wait(120).state is JobState.FINISHED
+    assert_exactly_once(sink, source)
