@@ -9,19 +9,24 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from enum import Enum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from benchmarks.backlog import backlog_checkpoints
 from benchmarks.checkpoints import idle_checkpoints
+from benchmarks.driver_kill import recover_driver
 from benchmarks.job_spec import Backend, JobSpec
 from benchmarks.limits import limits
 from benchmarks.machine import describe_machine
 from benchmarks.recovery import RECORDS_MIN, recover
 from benchmarks.report import Report
+from benchmarks.restore import restores
 from benchmarks.sinks.measuring import measure_sinks
 from benchmarks.sinks.places import places
 from benchmarks.sinks.rows import Rows
@@ -30,7 +35,10 @@ from benchmarks.throughput import measure, variants
 from onceflow.core.errors import OnceflowError
 from onceflow.integration.workload import Payments
 
-_JOB_SCENARIOS = ("ledger", "no-database", "function", "delivery", "databases", "storage", "tls")
+_JOB_SCENARIOS = (
+    *("ledger", "no-database", "function", "delivery", "databases", "storage", "tls"),
+    "unaligned",
+)
 _SINK_ROWS_MAX = 1_000_000
 
 
@@ -48,6 +56,8 @@ class Scenario(str, Enum):
     LIMITS = "limits"
     CHECKPOINTS = "checkpoints"
     RECOVERY = "recovery"
+    UNALIGNED = "unaligned"
+    RESTORE = "restore"
     STATE = "state"
 
 
@@ -107,7 +117,7 @@ def _measure(
     backends: tuple[Backend, ...],
     say: Callable[[str], None],
 ) -> None:
-    if not set(chosen) <= {Scenario.STATE, Scenario.SINKS}:
+    if not set(chosen) <= {Scenario.STATE, Scenario.SINKS, Scenario.RESTORE}:
         with Stage(Payments(report.records)) as stage:
             say(f"producing {report.records:,} payments")
             _measure_on(stage, stage.fill(), report, chosen, backends, say)
@@ -116,6 +126,11 @@ def _measure(
         with Stage(Payments(min(report.records, _SINK_ROWS_MAX))) as stage:
             rows = Rows.of(stage.payments)
             report.sinks = measure_sinks(places(stage), rows, report.runs, say)
+    with tempfile.TemporaryDirectory(prefix="onceflow-bench-") as name:
+        if Scenario.UNALIGNED in chosen:
+            report.durability.backlog = backlog_checkpoints(Path(name), say=say)
+        if Scenario.RESTORE in chosen:
+            report.durability.restores = restores(Path(name), report.runs, say)
     if Scenario.STATE in chosen:
         say("measuring keyed state")
         report.state = _state(report.runs)
@@ -135,6 +150,8 @@ def _measure_on(
             report.limits.append(limits(stage, topic))
     names = [one.value for one in chosen if one.value in _JOB_SCENARIOS]
     report.jobs = measure(stage, variants(names, report.records, backends, topic), report.runs, say)
+    if Scenario.STORAGE in chosen:
+        report.durability.appends = stage.appends()
     if Scenario.CHECKPOINTS in chosen:
         for backend in backends:
             say(f"checkpoints of an idle job, {backend}")
@@ -146,9 +163,12 @@ def _measure_on(
             topic = stage.fill("payments-to-recover")
         spec = JobSpec(records=stage.payments.records, topic=topic, backend=backends[0])
         for run in range(report.runs):
-            report.recoveries.append(recover(stage, spec))
-            again_s = report.recoveries[-1].rows_flow_s
-            say(f"run {run + 1} of {report.runs}: rows flow {again_s} s after a SIGKILL")
+            report.durability.slot_recoveries.append(recover(stage, spec))
+            again_s = report.durability.slot_recoveries[-1].rows_flow_s
+            say(f"run {run + 1} of {report.runs}: rows flow {again_s} s after a slot's SIGKILL")
+            report.durability.driver_recoveries.append(recover_driver(stage, spec))
+            again_s = report.durability.driver_recoveries[-1].rows_flow_s
+            say(f"run {run + 1} of {report.runs}: rows flow {again_s} s after a driver's start")
 
 
 def _state(runs: int) -> dict[str, float]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.job_spec import Backend, CheckpointTimes, JobSpec
+from benchmarks.spread import percentile
 from benchmarks.stage import Stage
 
 _ROWS_PER_SECOND = 100.0
@@ -46,12 +46,6 @@ def idle_checkpoints(stage: Stage, backend: Backend) -> IdleCheckpoints:
         {part: percentile(_of(times, part), 50) for part in _PARTS},
         {part: percentile(_of(times, part), 99) for part in _PARTS},
     )
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the smallest value that at least `percent` of `values` do not exceed."""
-    ordered = sorted(values)
-    return round(ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)], 3)
 
 
 def _of(times: Sequence[CheckpointTimes], part: str) -> list[float]:

@@ -39,18 +39,18 @@ class ClockedSource(Source):
         path = Path(self.directory) / f"reading-{context.attempt}-{context.subtask}"
         return _ClockedReader(self.source.reader(splits, context), path)
 
-    @property
-    def began(self) -> bool:
-        """Whether a reader has been asked."""
-        return any(Path(self.directory).glob("reading-*"))
+    def began(self, attempt: int) -> bool:
+        """Whether a reader of `attempt` has been asked."""
+        return any(Path(self.directory).glob(f"reading-{attempt}-*"))
 
-    def began_at_s(self) -> float:
-        """Return when the first reader of any attempt was first asked, in seconds of the epoch.
+    def began_at_s(self, attempt: int) -> float:
+        """Return when a reader of `attempt` was first asked, in seconds of the epoch.
 
         Raises:
             ValueError: None has been.
         """
-        return min(float(path.read_text()) for path in Path(self.directory).glob("reading-*"))
+        paths = Path(self.directory).glob(f"reading-{attempt}-*")
+        return min(float(path.read_text()) for path in paths)
 
 
 class _ClockedReader(SourceReader):

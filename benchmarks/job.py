@@ -10,10 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 import msgspec
 from pyspark.sql import SparkSession
@@ -24,12 +21,11 @@ from benchmarks.discarding_sink import DiscardingSink
 from benchmarks.job_spec import CheckpointTimes, JobResult, JobSpec, Recovery
 from benchmarks.keyed_balance import KeyedBalance
 from benchmarks.slot_kill import kill_a_slot
+from benchmarks.watch import TIMEOUT_S, Watch
 from onceflow import (
     Checkpointing,
     FixedDelay,
     HeapBackend,
-    Job,
-    JobStatus,
     NoRestart,
     Pipeline,
     RocksDBBackend,
@@ -44,11 +40,6 @@ from onceflow.sinks import MySQLSink, PostgresSink
 from onceflow.sources import KafkaSource
 from onceflow.sources.datagen import DatagenSource
 
-_LOOK_INTERVAL_S = 0.01
-_TIMEOUT_S = 900.0
-
-Predicate: TypeAlias = Callable[[JobStatus], bool]
-
 
 def build(spec: JobSpec, spark: SparkSession) -> Pipeline:
     """Return the pipeline: payments, keyed by account, with the balance after each."""
@@ -57,7 +48,10 @@ def build(spec: JobSpec, spark: SparkSession) -> Pipeline:
         name="bench",
         parallelism=spec.parallelism,
         checkpointing=Checkpointing(
-            storage=spec.storage_url, interval=spec.interval_s, mode=spec.delivery
+            storage=spec.storage_url,
+            interval=spec.interval_s,
+            mode=spec.delivery,
+            unaligned=spec.barriers == "overtaking",
         ),
         state_backend=RocksDBBackend() if spec.backend == "rocksdb" else HeapBackend(),
         # A restart nobody asked for would hide in the figure.
@@ -115,6 +109,7 @@ def main(spec_path: str, result_path: str) -> None:
         OnceflowError: The job failed.
         TimeoutError: It did not get as far as it should in time.
     """
+    imported_at_s = time.time()
     spec = msgspec.json.decode(Path(spec_path).read_bytes(), type=JobSpec)
     spark = (
         SparkSession.Builder()
@@ -126,17 +121,18 @@ def main(spec_path: str, result_path: str) -> None:
         .config("spark.ui.showConsoleProgress", "false")
         .getOrCreate()
     )
-    result = _run(spec, spark)
+    result = _run(spec, spark, imported_at_s)
     Path(result_path).write_bytes(msgspec.json.encode(result))
     spark.stop()
 
 
-def _run(spec: JobSpec, spark: SparkSession) -> JobResult:
+def _run(spec: JobSpec, spark: SparkSession, imported_at_s: float) -> JobResult:
+    session_at_s = time.time()
     roots = {"engine": os.getpid(), **spec.server_pids}
     clock = ClockedSource(_source(spec), spec.directory)
     job = build(spec, spark).start()
     watch = Watch(job)
-    watch.until(lambda _: clock.began)
+    watch.until(lambda status: bool(status.attempts) and clock.began(status.attempts[0].attempt))
     cpu_before = _cpu_s(roots)
     recovery: Recovery | None = None
     match spec.task:
@@ -149,7 +145,7 @@ def _run(spec: JobSpec, spark: SparkSession) -> JobResult:
             job.stop()
     watch.until(lambda status: status.state.ended)
     cpu_after = _cpu_s(roots)
-    status = job.wait(_TIMEOUT_S)
+    status = job.wait(TIMEOUT_S)
     ended_at = time.time()
     first = status.attempts[0]
     last = status.last_checkpoint
@@ -158,7 +154,9 @@ def _run(spec: JobSpec, spark: SparkSession) -> JobResult:
         committed_at = (last.triggered_at_ms + last.duration_ms + last.committed_ms) / 1000
     return JobResult(
         state=status.state.value,
-        reading_at_s=clock.began_at_s(),
+        imported_at_s=imported_at_s,
+        session_at_s=session_at_s,
+        reading_at_s=clock.began_at_s(first.attempt),
         deployed_at_s=first.began_at_s + first.deployed_s,
         running_at_s=first.began_at_s + first.running_s,
         committed_at_s=committed_at,
@@ -190,53 +188,6 @@ def _cpu_s(roots: dict[str, int]) -> dict[str, float]:
     seconds["jvm"] = sum(own_cpu_s(child) for child in children_of(os.getpid()))
     seconds["slots"] = seconds["engine"] - seconds["driver"] - seconds["jvm"]
     return seconds
-
-
-@dataclass
-class Watch:
-    """Looks at the job's status until it says what is waited for, and remembers the counters."""
-
-    job: Job
-    slot_rss_bytes_max: int = 0
-    latest: JobStatus | None = None
-
-    def until(self, reached: Predicate) -> None:
-        """Return once `reached`; the job may not fail before.
-
-        Raises:
-            OnceflowError: The job failed.
-            TimeoutError: It was not reached in time.
-        """
-        deadline = time.monotonic() + _TIMEOUT_S
-        while not reached(status := self.job.status()):
-            self._note(status)
-            if status.state.ended:
-                self.job.wait(_TIMEOUT_S)
-                raise TimeoutError(f"the job {status.state.value} before it was expected to")
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"not reached in {_TIMEOUT_S} s; {status.last_error or status}")
-            time.sleep(_LOOK_INTERVAL_S)
-        self._note(status)
-
-    def _note(self, status: JobStatus) -> None:
-        rss = max((slot.rss_bytes for slot in status.slots), default=0)
-        self.slot_rss_bytes_max = max(self.slot_rss_bytes_max, rss)
-        if status.subtasks:
-            self.latest = status
-
-    def stage_cpu_us(self) -> dict[str, float]:
-        """Return CPU microseconds a record of each chain, as of the last reports."""
-        cpu_s: dict[str, float] = {}
-        records: dict[str, int] = {}
-        for one in self.latest.subtasks if self.latest else ():
-            chain = one.subtask.chain
-            cpu_s[chain] = cpu_s.get(chain, 0.0) + one.cpu_s
-            records[chain] = records.get(chain, 0) + one.records_in
-        return {
-            chain: round(cpu_s[chain] / records[chain] * 1e6, 3)
-            for chain in cpu_s
-            if records[chain]
-        }
 
 
 if __name__ == "__main__":

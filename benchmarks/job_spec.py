@@ -11,6 +11,7 @@ Database = Literal["postgres", "mysql", "mariadb"]
 Delivery = Literal["exactly_once", "at_least_once"]
 CommitMode = Literal["two_phase", "ledger"]
 Storage = Literal["directory", "bucket"]
+Barriers = Literal["aligned", "overtaking"]
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +33,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     storage: Storage = "directory"
     """Of checkpoints: in the run's directory, or in a bucket of an S3 server of this machine."""
     storage_url: str = ""
+    barriers: Barriers = "aligned"
     accounts: int = 100_000
     checkpoints: int = 100
     """Task idle_checkpoints: how many to take."""
@@ -78,10 +80,32 @@ class Recovery(msgspec.Struct, frozen=True):
     """Rows that the new attempt has written are visible in the table."""
 
 
+class DriverRecovery(msgspec.Struct, frozen=True):
+    """Seconds from the start of a driver's process, whose predecessor was killed, to each step."""
+
+    imported_s: float
+    session_s: float
+    """Spark's own session has started, since `imported_s`."""
+    deployed_s: float
+    running_s: float
+    records_flow_s: float
+    """A reader of the new attempt is first asked for records."""
+    rows_flow_s: float
+    """Rows that the new attempt has written are visible in the table."""
+
+    @property
+    def without_session_s(self) -> float:
+        """What is not Spark's starting."""
+        return self.rows_flow_s - (self.session_s - self.imported_s)
+
+
 class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one run measured. Times are seconds since the epoch where named `_at_s`."""
 
     state: str
+    imported_at_s: float
+    session_at_s: float
+    """Spark's session has started."""
     reading_at_s: float
     """The first reader was first asked for records."""
     deployed_at_s: float

@@ -20,6 +20,12 @@ _JOB_PAIRS = (
     ("MariaDB / Postgres, {}", "ledger into MariaDB, {}", "ledger, {}"),
     ("function a record / whole batches, {}", "Python function a record, {}", "ledger, {}"),
     ("state in a bucket / in a directory, {}", "ledger with state in a bucket, {}", "ledger, {}"),
+    ("unaligned / aligned, {}", "ledger with barriers that overtake, {}", "ledger, {}"),
+    (
+        "unaligned / aligned, to nowhere, {}",
+        "generated to nowhere with barriers that overtake, {}",
+        "generated to nowhere, {}",
+    ),
     ("with / without TLS, {}", "ledger with TLS, {}", "ledger, {}"),
     (
         "with / without TLS, to nowhere, {}",

@@ -43,4 +43,5 @@ def steps_of(recoveries: Sequence[Recovery]) -> dict[str, Spread]:
     return {
         label: Spread.of(getattr(recovery, step) for recovery in recoveries)
         for step, label in STEPS.items()
+        if recoveries
     }

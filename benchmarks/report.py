@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, field
 from rich.table import Table
 
 from benchmarks.checkpoints import IdleCheckpoints
-from benchmarks.job_spec import Recovery
+from benchmarks.durability import Durability
 from benchmarks.limits import Figure
 from benchmarks.ratios import ratios
-from benchmarks.recovery import steps_of
 from benchmarks.sinks.measuring import WayFigures
 from benchmarks.sinks.report import sinks_as_json, sinks_table
 from benchmarks.spread import Spread
+from benchmarks.tables import figure_table
 from benchmarks.throughput import Measured
 
 CHECKPOINT_PARTS = (
@@ -37,7 +37,7 @@ class Report:
     jobs: list[Measured] = field(default_factory=list[Measured])
     limits: list[dict[str, Figure]] = field(default_factory=list[dict[str, Figure]])
     idle: list[IdleCheckpoints] = field(default_factory=list[IdleCheckpoints])
-    recoveries: list[Recovery] = field(default_factory=list[Recovery])
+    durability: Durability = field(default_factory=Durability)
     sinks: list[WayFigures] = field(default_factory=list[WayFigures])
     state: dict[str, float] = field(default_factory=dict[str, float])
     load_average_end: tuple[float, ...] = ()
@@ -61,9 +61,7 @@ class Report:
                 name: spread.as_json() for name, spread in ratios(self.jobs, self.limits).items()
             },
             "idle_checkpoints": [asdict(one) for one in self.idle],
-            "recovery_s": {
-                step: spread.as_json() for step, spread in _steps(self.recoveries).items()
-            },
+            **self.durability.as_json(),
             "sinks": sinks_as_json(self.sinks),
             "state": self.state,
         }
@@ -79,8 +77,7 @@ class Report:
             tables.append(ratios_table(found))
         if self.idle:
             tables.append(idle_table(self.idle))
-        if self.recoveries:
-            tables.append(recovery_table(self.recoveries))
+        tables += self.durability.tables()
         if self.sinks:
             tables.append(sinks_table(self.sinks, self.sinks[0].runs[0].rows))
         if self.state:
@@ -100,7 +97,7 @@ def limits_spread(runs: Sequence[dict[str, Figure]]) -> dict[str, dict[str, Spre
 
 def jobs_table(jobs: Sequence[Measured], records: int) -> Table:
     """Return rows a second and CPU of the whole jobs."""
-    table = _table(
+    table = figure_table(
         f"Whole jobs, {records:,} records; CPU in seconds a million records",
         *("job", "rows/s", "engine", "of it slots", "JVM", "driver", "database", "Kafka"),
         *("by chain, CPU us a record", "slot RSS MB"),
@@ -126,7 +123,7 @@ def jobs_table(jobs: Sequence[Measured], records: int) -> Table:
 def loaded_checkpoints_table(jobs: Sequence[Measured]) -> Table:
     """Return the parts of the checkpoints that the jobs took while they ran."""
     names = [part.removesuffix("_ms") for part in CHECKPOINT_PARTS]
-    table = _table("Checkpoints under load, ms", "job", "number", *names)
+    table = figure_table("Checkpoints under load, ms", "job", "number", *names)
     for job in jobs:
         spreads = [job.checkpoint_ms(part) for part in CHECKPOINT_PARTS]
         table.add_row(
@@ -139,7 +136,7 @@ def loaded_checkpoints_table(jobs: Sequence[Measured]) -> Table:
 
 def limits_table(runs: Sequence[dict[str, Figure]]) -> Table:
     """Return what broker and database allow by themselves."""
-    table = _table("Raw limits", "loop", "rows/s", "client CPU s/M", "Postgres", "Kafka")
+    table = figure_table("Raw limits", "loop", "rows/s", "client CPU s/M", "Postgres", "Kafka")
     for name, parts in limits_spread(runs).items():
         table.add_row(
             name,
@@ -154,7 +151,7 @@ def limits_table(runs: Sequence[dict[str, Figure]]) -> Table:
 
 def ratios_table(found: dict[str, Spread]) -> Table:
     """Return rows/s of one thing over rows/s of another in the same turn."""
-    table = _table("Ratios of rows/s", "over / under", "ratio")
+    table = figure_table("Ratios of rows/s", "over / under", "ratio")
     for name, spread in found.items():
         table.add_row(name, spread.shown(2))
     return table
@@ -162,7 +159,7 @@ def ratios_table(found: dict[str, Spread]) -> Table:
 
 def idle_table(idle: Sequence[IdleCheckpoints]) -> Table:
     """Return the percentiles of an idle job's checkpoints."""
-    table = _table("Checkpoints of an idle job, ms", "backend", "part", "p50", "p99")
+    table = figure_table("Checkpoints of an idle job, ms", "backend", "part", "p50", "p99")
     for one in idle:
         for part in one.p50:
             name = part.removesuffix("_ms")
@@ -170,24 +167,12 @@ def idle_table(idle: Sequence[IdleCheckpoints]) -> Table:
     return table
 
 
-def recovery_table(recoveries: Sequence[Recovery]) -> Table:
-    """Return the steps of the recovery."""
-    table = _table("SIGKILL of a slot, seconds from the kill", "step", "seconds")
-    for step, spread in _steps(recoveries).items():
-        table.add_row(step, spread.shown(2))
-    return table
-
-
 def state_table(state: dict[str, float]) -> Table:
     """Return the figures of benchmarks/state.py."""
-    table = _table("Keyed state, one thread", "figure", "value")
+    table = figure_table("Keyed state, one thread", "figure", "value")
     for name, value in state.items():
         table.add_row(name, f"{value:,.2f}")
     return table
-
-
-def _steps(recoveries: Sequence[Recovery]) -> dict[str, Spread]:
-    return steps_of(recoveries) if recoveries else {}
 
 
 def _job_as_json(job: Measured) -> dict[str, object]:
@@ -203,11 +188,3 @@ def _job_as_json(job: Measured) -> dict[str, object]:
         "slot_rss_bytes_max": max(result.slot_rss_bytes_max for result in job.results),
         "checkpoints": {part: one.as_json() for part, one in parts.items() if one is not None},
     }
-
-
-def _table(title: str, first: str, *others: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column(first)
-    for other in others:
-        table.add_column(other, justify="right")
-    return table

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -36,3 +37,9 @@ class Spread:
         if self.count == 1:
             return f"{self.median:,.{digits}f}"
         return f"{self.median:,.{digits}f} ({self.least:,.{digits}f}-{self.greatest:,.{digits}f})"
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return the smallest value that at least `percent` of `values` do not exceed."""
+    ordered = sorted(values)
+    return round(ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)], 3)

@@ -7,8 +7,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -17,10 +19,13 @@ import psycopg
 from psycopg import sql
 from typing_extensions import LiteralString
 
+from benchmarks.appends import Appends, appends
 from benchmarks.discarding_sink import DiscardingSink
 from benchmarks.job_spec import Database, JobResult, JobSpec
 from onceflow.core.errors import OnceflowError
-from onceflow.integration.faults.processes import kill_tree
+from onceflow.core.storage import FileSystemStorage, ObjectStorage
+from onceflow.core.storage.local import LocalFileSystem
+from onceflow.integration.faults.processes import children_of, kill_process, kill_tree
 from onceflow.integration.oracle import verify
 from onceflow.integration.servers import (
     EmbeddedKafka,
@@ -129,11 +134,32 @@ class Stage:
             self._s3 = self._stack.enter_context(EmbeddedS3())
         return f"s3://{self._s3.create_bucket(name)}", self._s3.environment
 
+    def appends(self) -> list[Appends]:
+        """Return how long decisions take in a directory and in a bucket, one after the other."""
+        root = tempfile.mkdtemp(dir=self.directory)
+        url, environment = self._bucket("appends")
+        os.environ.update(environment)
+        bucket = ObjectStorage(url)
+        return [
+            appends("a directory", FileSystemStorage(root), LocalFileSystem(root)),
+            appends("a bucket", bucket, bucket.files()),
+        ]
+
     def run(self, spec: JobSpec) -> JobResult:
         """Run a job in a process of its own and return its figures, once what it wrote is right.
 
         Raises:
             BenchmarkError: The job failed, or a row is missing, doubled or wrong.
+        """
+        with self.prepared(spec) as ready, DriverProcess(ready) as driver:
+            return driver.result()
+
+    @contextmanager
+    def prepared(self, spec: JobSpec) -> Generator[Ready, None, None]:
+        """Yield `spec` with a database and files of its own; after the block its rows are proven.
+
+        Raises:
+            BenchmarkError: A row is missing, doubled or wrong.
         """
         kind: Database = "postgres" if spec.sink == "discard" else spec.sink
         with self.database(kind) as url:
@@ -150,11 +176,10 @@ class Stage:
                 server_pids=self.server_pids,
             )
             try:
-                result = _drive(spec, directory, environment)
+                yield Ready(spec, directory, environment)
                 self._verify(spec)
             finally:
                 shutil.rmtree(directory, ignore_errors=True)
-        return result
 
     def _verify(self, spec: JobSpec) -> None:
         if spec.sink == "discard":
@@ -171,32 +196,81 @@ class Stage:
             connection.execute(sql.SQL(statement).format(*(sql.Identifier(name) for name in names)))
 
 
-def _drive(spec: JobSpec, directory: Path, environment: Mapping[str, str]) -> JobResult:
-    spec_path, result_path = directory / "spec.json", directory / "result.json"
-    spec_path.write_bytes(msgspec.json.encode(spec))
-    paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
-    with (directory / "driver.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.job", str(spec_path), str(result_path)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            # Slots unpickle classes of this package: they need the same path as the driver.
-            env={
-                **os.environ,
-                **environment,
-                "PYSPARK_PYTHON": sys.executable,
-                "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-            },
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What a driver is started with."""
+
+    spec: JobSpec
+    directory: Path
+    environment: Mapping[str, str]
+
+
+class DriverProcess:
+    """A driver that runs a job in a process, and a session of Spark, of its own.
+
+    A context manager: after the block none of its processes is left.
+    """
+
+    def __init__(self, ready: Ready) -> None:
+        """Start it."""
+        self._spec = ready.spec
+        self._log = ready.directory / "driver.log"
+        self._result = ready.directory / "result.json"
+        spec_path = ready.directory / "spec.json"
+        spec_path.write_bytes(msgspec.json.encode(ready.spec))
+        paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+        self.began_at_s = time.time()
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.job", str(spec_path), str(self._result)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                # Slots unpickle classes of this package: they need the same path as the driver.
+                env={
+                    **os.environ,
+                    **ready.environment,
+                    "PYSPARK_PYTHON": sys.executable,
+                    "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+                },
+            )
+
+    def __enter__(self) -> DriverProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            kill_tree(self._process.pid)
+            self._process.wait()
+
+    def result(self) -> JobResult:
+        """Return what the job measured, once it has ended.
+
+        Raises:
+            BenchmarkError: It failed; quotes the end of what it said.
+        """
+        if self._process.wait(_DRIVER_TIMEOUT_S) != 0:
+            raise self._failed()
+        return msgspec.json.decode(self._result.read_bytes(), type=JobResult)
+
+    def check_alive(self) -> None:
+        """Return when the process runs.
+
+        Raises:
+            BenchmarkError: It has ended; quotes the end of what it said.
+        """
+        if self._process.poll() is not None:
+            raise self._failed()
+
+    def kill(self) -> None:
+        """SIGKILL the driver and its JVM, as a dying machine would; slots are left on their own."""
+        for victim in (self._process.pid, *children_of(self._process.pid)):
+            kill_process(victim)
+        self._process.wait()
+
+    def _failed(self) -> BenchmarkError:
+        tail = self._log.read_text(errors="replace")[-_LOG_TAIL_CHARS:]
+        return BenchmarkError(
+            f"the driver of {self._spec} ended with {self._process.returncode}:\n{tail}"
         )
-    try:
-        status = process.wait(_DRIVER_TIMEOUT_S)
-    except BaseException:
-        kill_tree(process.pid)
-        process.wait()
-        raise
-    if status != 0:
-        tail = (directory / "driver.log").read_text(errors="replace")[-_LOG_TAIL_CHARS:]
-        raise BenchmarkError(f"the driver of {spec} ended with {status}:\n{tail}")
-    return msgspec.json.decode(result_path.read_bytes(), type=JobResult)

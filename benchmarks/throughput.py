@@ -101,17 +101,25 @@ def variants(
     spec = JobSpec(records=records, topic=topic, backend=backends[0])
     of = _replacing(spec)
     if "ledger" not in scenarios:
-        compared_in = ("delivery", "databases", "storage")
+        compared_in = ("delivery", "databases", "storage", "unaligned")
         compared = next((one for one in compared_in if one in scenarios), "tls")
         add(compared, f"ledger, {backends[0]}", spec)
     if "no-database" not in scenarios:
         nowhere = of(sink="discard", source="generated")
-        add("tls", f"generated to nowhere, {backends[0]}", nowhere)
+        compared = "tls" if "tls" in scenarios else "unaligned"
+        add(compared, f"generated to nowhere, {backends[0]}", nowhere)
     add("tls", f"ledger with TLS, {backends[0]}", of(tls="on"))
     add(
         "tls",
         f"generated to nowhere with TLS, {backends[0]}",
         of(sink="discard", source="generated", tls="on"),
+    )
+    overtaking = f"with barriers that overtake, {backends[0]}"
+    add("unaligned", f"ledger {overtaking}", of(barriers="overtaking"))
+    add(
+        "unaligned",
+        f"generated to nowhere {overtaking}",
+        of(sink="discard", source="generated", barriers="overtaking"),
     )
     add("storage", f"ledger with state in a bucket, {backends[0]}", of(storage="bucket"))
     add("delivery", f"ledger at least once, {backends[0]}", of(delivery="at_least_once"))

@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.checkpoints import percentile
 from benchmarks.sinks.alone import Alone, Loaded, write_alone
 from benchmarks.sinks.place import Effect, Place, Way
 from benchmarks.sinks.rows import BATCH_ROWS, Rows
-from benchmarks.spread import Spread
+from benchmarks.spread import Spread, percentile
 
 BARRIER_ROWS = 200_000
 SMALL_ROWS = 1_000

@@ -9,12 +9,11 @@ import time
 
 import msgspec
 import pytest
-from benchmarks.checkpoints import percentile
 from benchmarks.cpu import tree_cpu_s
 from benchmarks.job_spec import JobResult, JobSpec
 from benchmarks.ratios import ratios
 from benchmarks.report import Report
-from benchmarks.spread import Spread
+from benchmarks.spread import Spread, percentile
 from benchmarks.throughput import Measured, Variant, variants
 
 
@@ -22,6 +21,8 @@ def ran(seconds: float) -> JobResult:
     """What a driver process tells of a run, as it comes out of its JSON."""
     told: dict[str, object] = {
         "state": "finished",
+        "imported_at_s": 0.0,
+        "session_at_s": 0.0,
         "deployed_at_s": 0.0,
         "running_at_s": 1.0,
         "reading_at_s": 1.0,
@@ -67,7 +68,7 @@ def test_ratios_beside_the_raw_limits_need_both_sides() -> None:
 
 def test_every_ratio_names_variants_that_are_measured() -> None:
     """A variant that is renamed must not silently drop its ratios."""
-    scenarios = ("ledger", "no-database", "function", "delivery", "databases")
+    scenarios = ("ledger", "no-database", "function", "delivery", "databases", "unaligned")
     found = [
         variant
         for backend in ("heap", "rocksdb")
@@ -75,10 +76,10 @@ def test_every_ratio_names_variants_that_are_measured() -> None:
     ]
     jobs = [Measured(variant, (ran(1.0),)) for variant in found]
     raw = {name: {"rows_per_second": 1.0} for name in ("consume, tuned", "COPY, 2 connections")}
-    assert len(ratios(jobs, [raw])) == 2 * 9 + 1
+    assert len(ratios(jobs, [raw])) == 2 * 11 + 1
 
 
-@pytest.mark.parametrize("scenario", ["delivery", "databases"])
+@pytest.mark.parametrize("scenario", ["delivery", "databases", "unaligned"])
 def test_what_is_compared_with_the_ledger_runs_it_too(scenario: str) -> None:
     found = variants([scenario], 1, ["heap"], "payments")
     assert [variant.name for variant in found].count("ledger, heap") == 1
