@@ -147,7 +147,9 @@ def sized(
     return pipeline, sink
 
 
-@pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "unkeyed"])
+@pytest.mark.parametrize(
+    "keyed", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["keyed", "unkeyed"]
+)
 def test_broadcast_state_is_the_same_on_every_subtask_whatever_it_is_restored_at(
     cluster: AnyCluster, tmp_path: Path, keyed: bool
 ) -> None:

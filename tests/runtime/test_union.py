@@ -42,7 +42,7 @@ PARTS = 4
 WALKS = pytest.mark.parametrize(
     ("backend", "unaligned"),
     [
-        pytest.param(HeapBackend(), False, id="heap-aligned"),
+        pytest.param(HeapBackend(), False, id="heap-aligned", marks=pytest.mark.slow),
         pytest.param(RocksDBBackend(), True, id="rocksdb-unaligned"),
         pytest.param(HeapBackend(), True, id="heap-unaligned", marks=pytest.mark.slow),
         pytest.param(RocksDBBackend(), False, id="rocksdb-aligned", marks=pytest.mark.slow),
