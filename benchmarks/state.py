@@ -1,4 +1,4 @@
-"""Speed of keyed state: `python benchmarks/state.py --keys 1000000 --json`.
+"""Speed of keyed state: `python -m benchmarks.state --keys 1000000 --json`.
 
 Each figure is the median of `--runs` runs on one thread, after one run to warm up. Figures a row or
 a record are processor time, the others are time on the clock.
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.keyed_pairs import pair_figures
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.state import (
     AccumulatorColumn,
@@ -244,6 +245,7 @@ def measure(name: str, backend: StateBackend, keys: int, runs: int) -> Figures:
         store = opened(backend, scratch, storage)
         figures |= table_snapshot(store, storage, keys)
         store.close()
+        figures |= pair_figures(lambda: opened(backend, scratch, storage), keys, runs)
     return {f"{name}: {figure}": round(value, 3) for figure, value in figures.items()}
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from onceflow.core.durations import seconds_of
-from onceflow.core.errors import ConfigError
+from onceflow.core.errors import BadStateValue, ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +55,7 @@ class WatermarkStrategy:
                 f"WatermarkStrategy({self.column!r}): no such column; there are"
                 f" {', '.join(schema.names)}"
             )
-        kind = schema.field(self.column).type
-        if not (pa.types.is_int64(kind) or pa.types.is_timestamp(kind)):
-            raise ConfigError(
-                f"WatermarkStrategy({self.column!r}): the column is {kind}; event time is a"
-                " timestamp, or int64 milliseconds since 1970"
-            )
+        check_time_type(schema.field(self.column).type, f"WatermarkStrategy({self.column!r})")
 
     def latest_ms(self, rows: pa.RecordBatch) -> int | None:
         """Return the latest event time of `rows`; None when all are null."""
@@ -66,3 +64,65 @@ class WatermarkStrategy:
             latest = latest.cast(pa.timestamp("ms", latest.type.tz), safe=False).cast(pa.int64())
         found: int | None = latest.as_py()
         return found
+
+
+def check_time_type(kind: pa.DataType, label: str) -> None:
+    """Return when a column of this type holds event times.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    if not (pa.types.is_int64(kind) or pa.types.is_timestamp(kind)):
+        raise ConfigError(
+            f"{label}: the column is {kind}; event time is a timestamp, or int64 milliseconds since"
+            " 1970"
+        )
+
+
+def event_time_column(time: str | None, known: Collection[str], schema: pa.Schema) -> str:
+    """Return the column of `schema` that windows go by: `time`, or that of the sources, `known`.
+
+    Raises:
+        ConfigError: No source has watermarks, they have several columns, or it is not there.
+    """
+    if not known:
+        raise ConfigError(
+            "windows in event time need watermarks, or they are never due:"
+            " pipeline.read(…, watermarks=WatermarkStrategy(…))"
+        )
+    if time is None and len(known) > 1:
+        raise ConfigError(
+            f"the sources have event time in {', '.join(sorted(known))}: say by window(…, time=…)"
+            " which column the windows go by"
+        )
+    column = time or next(iter(known))
+    if column not in schema.names:
+        raise ConfigError(
+            f"window(time={column!r}): no such column; there are {', '.join(schema.names)}"
+        )
+    check_time_type(schema.field(column).type, f"window(time={column!r})")
+    return column
+
+
+_A_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+
+
+def times_ms(column: pa.Array, name: str) -> npt.NDArray[np.int64]:
+    """Return event times as milliseconds since 1970, rounded down.
+
+    Raises:
+        BadStateValue: One is null; says in which row.
+    """
+    if column.null_count:
+        row = column.is_null().to_pylist().index(True)
+        raise BadStateValue(
+            f"{name!r} is null: a record without an event time is in no window; give it one, or"
+            " filter it",
+            row=row,
+        )
+    if not pa.types.is_timestamp(column.type):
+        given: npt.NDArray[np.int64] = column.to_numpy()
+        return given
+    times: npt.NDArray[np.int64] = column.view(pa.int64()).to_numpy()
+    a_second = _A_SECOND[column.type.unit]
+    return times * (1_000 // a_second) if a_second <= 1_000 else times // (a_second // 1_000)

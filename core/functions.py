@@ -17,6 +17,8 @@ from onceflow.core.schema_text import SchemaLike, schema_of
 from onceflow.core.state import (
     AggregatingState,
     AggregatingStateDescriptor,
+    BatchStates,
+    KeyedBatch,
     ListState,
     ListStateDescriptor,
     MapState,
@@ -168,6 +170,31 @@ class KeyedFunction(ABC):
         raise NotImplementedError(
             f"{type(self).__name__} registers timers and has no on_timer() to take them"
         )
+
+    def close(self) -> None:  # noqa: B027 - optional hook
+        """Release what `open` took. Not called when the process is killed."""
+
+
+class KeyedBatchFunction(ABC):
+    """A function of an Arrow batch and the states of all its keys at once.
+
+    Pickled to the slots, as a `KeyedFunction` is. Which rows are in one batch is chance: what it
+    returns for a row must not depend on that.
+    """
+
+    @abstractmethod
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        """Return the schema of the batches that `process` returns. Runs on the driver."""
+
+    def open(self, state: BatchStates) -> None:  # noqa: B027 - optional hook
+        """Take hold of every state. Called once, after restore, before the first batch."""
+
+    @abstractmethod
+    def process(self, batch: KeyedBatch) -> pa.RecordBatch | None:
+        """Return the records that follow from `batch`, in any number, or None for none of them.
+
+        Raising ends the attempt; the records are processed again after the restart.
+        """
 
     def close(self) -> None:  # noqa: B027 - optional hook
         """Release what `open` took. Not called when the process is killed."""

@@ -14,7 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
@@ -27,7 +27,9 @@ from onceflow.core.event_time import WatermarkStrategy
 from onceflow.core.functions import (
     Aggregate,
     ArrowIteratorFunction,
+    KeyedBatchFunction,
     KeyedFunction,
+    OutputTag,
     PandasIteratorFunction,
     Record,
 )
@@ -41,6 +43,7 @@ from onceflow.core.protocol.ids import SubtaskRef, sink_id_of
 from onceflow.core.spi import OnBadRow, Sink, Source
 from onceflow.core.state import MapStateDescriptor
 from onceflow.core.stream_sql import StreamSql
+from onceflow.core.windows import PaneAssigner
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 """Of a job and of an operator."""
@@ -145,11 +148,33 @@ class ProcessRecords:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessBatches:
+    """Applies a function of whole batches and the states of their keys."""
+
+    key: tuple[str, ...]
+    function: KeyedBatchFunction
+
+
+@dataclass(frozen=True, slots=True)
 class RunAggregates:
     """Adds running aggregates of each key as columns, a whole batch at a time."""
 
     key: tuple[str, ...]
     aggregates: Mapping[str, Aggregate]
+
+
+@dataclass(frozen=True, slots=True)
+class AggregateWindows:
+    """Replaces the records of each key and window by aggregates, a whole batch at a time."""
+
+    key: tuple[str, ...]
+    windows: PaneAssigner
+    time: str | None
+    """The column of event time; None: by the clock."""
+    lateness_ms: int
+    aggregates: Mapping[str, Aggregate]
+    late: OutputTag | None = None
+    """The side output of records that are too late; None: they are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +207,9 @@ Work: TypeAlias = (
     | ProcessConnected
     | ProcessBroadcast
     | ProcessRecords
+    | ProcessBatches
     | RunAggregates
+    | AggregateWindows
     | WriteTo
 )
 
@@ -367,10 +394,16 @@ class Graph:
         match operator.work:
             case ProcessBroadcast() if number:
                 return Exchange.BROADCAST, ()
-            case ProcessKeyed(key=key) | RunAggregates(key=key) | ProcessBroadcast(key=key):
-                pass
             case ProcessConnected(keys=keys):
                 key = keys[number]
+            case (
+                ProcessKeyed(key=key)
+                | ProcessBroadcast(key=key)
+                | ProcessBatches(key=key)
+                | RunAggregates(key=key)
+                | AggregateWindows(key=key)
+            ):
+                pass
             case WriteTo() as work:
                 key = () if self._have_met(operator, work) else work.key
             case _:
@@ -435,6 +468,24 @@ class GraphBuilder:
     def sink_id(self, uid: str) -> str:
         """Return the sink id of operator `uid` unless the user chooses another one."""
         return sink_id_of(self._job, uid)
+
+    def event_time_of(self, feeds: Sequence[Feed]) -> frozenset[str]:
+        """Return the columns of event time of the sources that `feeds` come from."""
+        graph = self.graph()
+        seen: set[str] = set()
+        waiting = [feed.uid for feed in feeds]
+        columns: set[str] = set()
+        while waiting:
+            uid = waiting.pop()
+            if uid in seen:
+                continue
+            seen.add(uid)
+            operator = graph.operator(uid)
+            waiting += [feed.uid for feed in operator.feeds]
+            work = operator.work
+            if isinstance(work, ReadFrom) and work.watermarks is not None:
+                columns.add(work.watermarks.column)
+        return frozenset(columns)
 
     def add(
         self,

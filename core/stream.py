@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any, cast, overload
 import pyarrow as pa
 
 from onceflow.core.config import choice_of
+from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
+from onceflow.core.event_time import event_time_column
 from onceflow.core.functions import (
     Aggregate,
     ArrowIteratorFunction,
     BatchFunction,
+    KeyedBatchFunction,
     KeyedFunction,
     OutputTag,
     PandasIteratorFunction,
@@ -30,6 +33,7 @@ from onceflow.core.graph import (
     MapInArrow,
     MapInPandas,
     MapRecords,
+    ProcessBatches,
     ProcessBroadcast,
     ProcessConnected,
     ProcessKeyed,
@@ -49,6 +53,8 @@ from onceflow.core.schema_text import SchemaLike, schema_of
 from onceflow.core.spi import OnBadRow, Sink
 from onceflow.core.state import MapStateDescriptor
 from onceflow.core.stream_sql import StreamSql
+from onceflow.core.windowed_stream import WindowedStream
+from onceflow.core.windows import TumblingProcessingTimeWindows, WindowAssigner
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -338,6 +344,14 @@ class KeyedStream:
             self._graph, (self._feeds, other._feeds), (self._key, other._key), other._graph
         )
 
+    def process_batches(self, function: KeyedBatchFunction, *, uid: str) -> Stream:
+        """Apply `function` to each Arrow batch with the states of all its keys at once.
+
+        Vectorised: as fast as what it does with columns. `uid` names the state in checkpoints.
+        """
+        work = ProcessBatches(self._key, function)
+        return self._then(work, uid, function.output_schema(self.schema))
+
     def running(self, *, uid: str, **aggregates: Aggregate) -> Stream:
         """Add a column for each aggregate: its value over the key's records up to this one.
 
@@ -345,6 +359,44 @@ class KeyedStream:
         """
         schema = running_schema(self.schema, aggregates)
         return self._then(RunAggregates(self._key, dict(aggregates)), uid, schema)
+
+    def window(
+        self,
+        windows: WindowAssigner,
+        *,
+        time: str | None = None,
+        allowed_lateness: float | str = 0,
+        late: OutputTag | None = None,
+    ) -> WindowedStream[Stream]:
+        """Cut the records of each key into windows.
+
+        `time` is the column of event time (default: that of the source's watermarks). Windows in
+        event time are due when the watermark has come to their end. A record that comes later, by
+        no more than `allowed_lateness`, has its window emitted anew; a later one goes to the side
+        output `late`, or is left out.
+
+        Raises:
+            ConfigError: There is no such column, the sources have no watermarks, or `late` has
+                other columns than the stream.
+        """
+        lateness_ms = round(seconds_of(allowed_lateness, setting="allowed_lateness") * 1000)
+        if late is not None and late.schema != self.schema:
+            raise ConfigError(
+                f"window(late={late.name!r}): late records are as they came, with columns"
+                f" {self.schema}, and the tag says {late.schema}"
+            )
+        if isinstance(windows, TumblingProcessingTimeWindows):
+            if time is not None or lateness_ms or late is not None:
+                raise ConfigError(
+                    "windows in processing time go by the clock: they take neither time= nor"
+                    " allowed_lateness= nor late="
+                )
+            column = None
+        else:
+            column = event_time_column(time, self._graph.event_time_of(self._feeds), self.schema)
+        return WindowedStream(
+            self._then, self.schema, self._key, windows, column, lateness_ms, late
+        )
 
     def _then(self, work: Work, uid: str, schema: pa.Schema) -> Stream:
         operator = self._graph.add(work, self._feeds, verb="keyed", uid=uid, schema=schema)

@@ -12,6 +12,7 @@ from onceflow.core.state.api import (
     ValueState,
 )
 from onceflow.core.state.backends import HeapBackend, RocksDBBackend
+from onceflow.core.state.batch_states import BatchStates, BatchValueState, KeyedBatch
 from onceflow.core.state.context import StateContext, StateHandle, StateReader, StateWriter
 from onceflow.core.state.descriptors import (
     AccumulatorColumn,
@@ -34,7 +35,10 @@ __all__ = [
     "AggregateFunction",
     "AggregatingState",
     "AggregatingStateDescriptor",
+    "BatchStates",
+    "BatchValueState",
     "HeapBackend",
+    "KeyedBatch",
     "KeyedStateStore",
     "KeyedStates",
     "ListState",

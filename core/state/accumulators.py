@@ -2,7 +2,11 @@
 
 Nulls among the values are skipped. A sum starts at 0; a minimum or maximum is null until the first
 value that is not. Of floating point numbers NaN is the largest, as in Spark and Postgres: it
-becomes the maximum, and the minimum only while there is nothing else.
+becomes the maximum, and the minimum only while there is nothing else. The *last* value is what was
+written last, null when nothing was: a value state that is read and written a batch at a time.
+
+A key that was removed keeps its slot, as one that has seen nothing, until the table is packed; a
+snapshot does not hold it.
 
 Encoded totals of a key (checkpoint format): 8 bytes little-endian a column, in order, then for each
 column a byte: 1 when it has seen a value.
@@ -12,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +24,9 @@ import pyarrow as pa
 
 from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.protocol.invariant import require
-from onceflow.core.state.canonical import StateMeta, StateRows, aggregates_of
-from onceflow.core.state.descriptors import AccumulatorColumn, check_state_name
+from onceflow.core.state.canonical import Groups, StateMeta, StateRows, aggregates_of
+from onceflow.core.state.descriptors import AccumulatorColumn, AggregateOp, check_state_name
+from onceflow.core.state.key_arrays import key_array
 from onceflow.core.state.key_columns import (
     BytesKeys,
     FixedKeys,
@@ -30,24 +35,31 @@ from onceflow.core.state.key_columns import (
     check_key_type,
     read_key_columns,
 )
-from onceflow.core.state.key_groups import Hashes, hash_key_columns, key_groups
-from onceflow.core.state.running import (
-    Grouping,
-    SumOverflow,
-    accumulate,
-    running_count,
-    running_sum,
+from onceflow.core.state.key_groups import (
+    Hashes,
+    combine_hashes,
+    hash_key_columns,
+    key_groups,
 )
+from onceflow.core.state.running import Grouping, SumOverflow
 from onceflow.core.state.slot_index import SlotIndex, decode_keys, encode_keys, grown
+from onceflow.core.state.totals import Totals, dtype_of, start_of
+
+NAMESPACE = "namespace"
+"""In a signature, the kind of the first key column of a table with a namespace: 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class AccumulatorShape:
-    """What a table holds: its key columns and its aggregates. Checked when it is made."""
+    """What a table holds: its key columns and its aggregates. Checked when it is made.
+
+    With a namespace, which comes before the key columns, it holds them for each value of that.
+    """
 
     name: str
     key_types: tuple[pa.DataType, ...]
     columns: tuple[AccumulatorColumn, ...]
+    namespaced: bool = False
 
     def __post_init__(self) -> None:
         check_state_name(self.name)
@@ -66,13 +78,19 @@ class AccumulatorShape:
     def meta(self) -> StateMeta:
         """How a snapshot describes the table."""
         aggregates = ",".join(f"{c.name}={c.op}({c.type})" for c in self.columns)
-        keys = ",".join(_key_kind(key_type) for key_type in self.key_types)
-        return StateMeta(self.name, "accumulators", f"accumulators/1:[{keys}]{aggregates}")
+        keys = [_key_kind(key_type) for key_type in self.key_types]
+        kinds = ",".join([NAMESPACE, *keys] if self.namespaced else keys)
+        return StateMeta(self.name, "accumulators", f"accumulators/1:[{kinds}]{aggregates}")
+
+    @property
+    def all_key_types(self) -> tuple[pa.DataType, ...]:
+        """Those of the key columns, the namespace first."""
+        return (pa.int64(), *self.key_types) if self.namespaced else self.key_types
 
     @property
     def totals_type(self) -> np.dtype[Any]:
         """The layout of a key's encoded totals."""
-        totals = [(f"t{i}", _dtype(c).newbyteorder("<")) for i, c in enumerate(self.columns)]
+        totals = [(f"t{i}", dtype_of(c).newbyteorder("<")) for i, c in enumerate(self.columns)]
         return np.dtype([*totals, *((f"s{i}", np.uint8) for i in range(len(totals)))])
 
     def carried(self, found: StateMeta, values: pa.Array) -> pa.Array:
@@ -99,20 +117,38 @@ class AccumulatorShape:
 
     def empty_keys(self) -> tuple[KeyColumn, ...]:
         """Return key columns of these types, without a row."""
-        return read_key_columns([pa.array([], key_type) for key_type in self.key_types])
+        return read_key_columns([pa.array([], key_type) for key_type in self.all_key_types])
+
+    def keys_alone(self, columns: tuple[KeyColumn, ...]) -> tuple[KeyColumn, ...]:
+        """Return the key columns without the namespace."""
+        return columns[1:] if self.namespaced else columns
+
+    def slot_hashes(self, columns: tuple[KeyColumn, ...], hashes: Hashes | None) -> Hashes:
+        """Return by what slots are found; `hashes` are those of the key, if known already."""
+        known = hash_key_columns(self.keys_alone(columns)) if hashes is None else hashes
+        if not self.namespaced:
+            return known
+        namespace = columns[0]
+        assert isinstance(namespace, FixedKeys)
+        mixed = known.copy()
+        combine_hashes(mixed, namespace.words[0])
+        return mixed
 
 
 def _check_column(column: AccumulatorColumn, table: str) -> None:
     kind, types = column.type, pa.types
     fine = kind in (pa.int64(), pa.float64())
-    if column.op in ("min", "max"):
+    if column.op in ("min", "max", "last"):
         fine = fine or types.is_timestamp(kind) or types.is_date32(kind)
+    if column.op == "last":
+        fine = fine or types.is_boolean(kind)
     if column.op == "count":
         fine = kind == pa.int64()
-    if column.op not in ("sum", "count", "min", "max") or not fine:
+    if column.op not in get_args(AggregateOp) or not fine:
         raise ConfigError(
             f"aggregate {column.name!r} of {table!r} cannot be {column.op}({kind}): sum takes int64"
-            " and float64, count gives int64, min and max also take timestamps and date32"
+            " and float64, count gives int64, min, max and last also take timestamps and date32,"
+            " last booleans"
         )
 
 
@@ -134,118 +170,9 @@ def _key_kind(key_type: pa.DataType) -> str:
     return "string" if "string" in str(key_type) else "binary"
 
 
-def _dtype(column: AccumulatorColumn) -> np.dtype[Any]:
-    return np.dtype(np.float64 if pa.types.is_floating(column.type) else np.int64)
-
-
-def start_of(column: AccumulatorColumn) -> float | int:
-    """Return the total of an aggregate that has seen no value."""
-    floating = pa.types.is_floating(column.type)
-    limits = np.iinfo(np.int64)
-    starts: dict[str, float | int] = {
-        "sum": 0,
-        "count": 0,
-        "min": np.nan if floating else limits.max,
-        "max": -np.inf if floating else limits.min,
-    }
-    return starts[column.op]
-
-
-class Totals:
-    """One aggregate's total in every slot, and whether it has seen a value."""
-
-    def __init__(self, column: AccumulatorColumn) -> None:
-        self.column = column
-        self._floating = pa.types.is_floating(column.type)
-        self._start = start_of(column)
-        self.totals = np.full(1024, self._start, _dtype(column))
-        self.seen = np.zeros(1024, np.uint8)
-
-    def reserve(self, used: int, needed: int) -> None:
-        """Make room for `needed` slots, those from `used` on being without any value."""
-        if needed > len(self.totals):
-            self.totals = grown(self.totals, used, needed)
-            self.seen = grown(self.seen, used, needed)
-        self.totals[used:needed] = self._start
-        self.seen[used:needed] = 0
-
-    def keep(self, slots: Ints) -> None:
-        """Keep these slots alone, renumbered from 1 in the order given."""
-        self.totals[1 : len(slots) + 1] = self.totals[slots]
-        self.seen[1 : len(slots) + 1] = self.seen[slots]
-
-    def run(
-        self, group: Grouping, values: pa.Array | npt.NDArray[Any] | None
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return each row's result, and each segment's new total and flag; changes nothing.
-
-        Raises:
-            SumOverflow: A sum does not fit.
-        """
-        totals, seen = self.totals[group.slots], self.seen[group.slots]
-        if values is None:
-            places = running_count(group, totals, None)
-            return group.in_row_order(places), group.lasts(places), np.ones_like(seen)
-        data, valid = self._physical(values)
-        if self.column.op == "count":
-            places = running_count(group, totals, valid)
-        elif self.column.op == "sum" and not self._floating:
-            places = running_sum(group, totals, data)
-        else:
-            places = accumulate(self._ufunc(), group, totals, data)
-        out = self._logical(group.in_row_order(places))
-        if valid is None:
-            return out, group.lasts(places), np.ones_like(seen)
-        so_far = accumulate(np.maximum, group, seen, valid.astype(np.uint8))
-        if self.column.op in ("min", "max") and not so_far.all():
-            out = np.ma.MaskedArray(out, mask=group.in_row_order(so_far) == 0)
-        return out, group.lasts(places), group.lasts(so_far)
-
-    def _ufunc(self) -> np.ufunc:
-        if self.column.op == "sum":
-            return np.add
-        if self.column.op == "max":
-            return np.maximum
-        return np.fmin if self._floating else np.minimum
-
-    def _physical(
-        self, values: pa.Array | npt.NDArray[Any]
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
-        """Return the values as this column's numbers, with a neutral one for each null."""
-        try:
-            array = values if isinstance(values, pa.Array) else pa.array(values)
-            valid = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
-            if self.column.op == "count":
-                return np.zeros(0, np.int64), valid
-            if array.type != self.column.type:
-                array = array.cast(self.column.type)
-        except pa.ArrowException as error:
-            raise BadStateValue(
-                f"aggregate {self.column.name!r} cannot take its values as {self.column.type}:"
-                f" {error}; cast the column first"
-            ) from error
-        if pa.types.is_date32(self.column.type):
-            array = array.view(pa.int32()).cast(pa.int64())
-        elif not self._floating:
-            array = array.view(pa.int64())
-        if valid is not None:
-            neutral = -0.0 if self._floating and self.column.op == "sum" else self._start
-            array = array.fill_null(pa.scalar(neutral, array.type))
-        return array.to_numpy(zero_copy_only=False), valid
-
-    def no_results(self) -> npt.NDArray[Any]:
-        """Return the results of a batch without rows."""
-        return self._logical(self.totals[:0].copy())
-
-    def _logical(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        if pa.types.is_timestamp(self.column.type):
-            return numbers.view(f"datetime64[{self.column.type.unit}]")
-        if pa.types.is_date32(self.column.type):
-            return numbers.astype("datetime64[D]")
-        return numbers
-
-
 CHUNK_SLOTS = 65_536
+REMOVED_MIN = 4096
+"""So many slots of removed keys, and half of all, are packed away."""
 
 
 class AccumulatorTable:
@@ -258,9 +185,13 @@ class AccumulatorTable:
         self._index = SlotIndex(shape.empty_keys())
         self._kinds = tuple(type(column) for column in shape.empty_keys())
         self._columns = tuple(Totals(column) for column in shape.columns)
+        self._removed = np.zeros(1024, np.bool_)
+        self._removed_count = 0
+        self._forgets = all(column.op == "last" for column in shape.columns)
+        """Whether a key without any value is as good as removed."""
 
     def __len__(self) -> int:
-        """The number of keys in memory."""
+        """The number of keys in memory, with removed ones that still have a slot."""
         return len(self._index)
 
     def update(
@@ -280,8 +211,7 @@ class AccumulatorTable:
                 values cannot be cast to the aggregate's type. No total has changed.
         """
         columns = self._read(keys)
-        if hashes is None:
-            hashes = hash_key_columns(columns)
+        hashes = self.shape.slot_hashes(columns, hashes)
         if not len(hashes):
             return {column.column.name: column.no_results() for column in self._columns}
         slots = self._resolve(columns, hashes)
@@ -303,12 +233,161 @@ class AccumulatorTable:
         for column, totals, seen in changes:
             column.totals[group.slots] = totals
             column.seen[group.slots] = seen
-        self._updated(group.slots)
+        self._mark(group.slots)
+        self._touch(group.slots)
         return results
+
+    def group(self, keys: Sequence[pa.Array], hashes: Hashes | None) -> Grouping:
+        """Return the rows of a batch by key; its slots hold until `done` or `remove`."""
+        columns = self._read(keys)
+        return Grouping.of(self._resolve(columns, self.shape.slot_hashes(columns, hashes)))
+
+    def fold(
+        self,
+        namespaces: Ints,
+        keys: Sequence[pa.Array],
+        hashes: Hashes | None,
+        values: Mapping[str, pa.Array],
+    ) -> Ints:
+        """Add each row to the totals of its namespace and key; return the rows' slots.
+
+        As `update`, without what the totals were at each row. The slots hold until `done` or
+        `remove`, one of which must follow.
+
+        Raises:
+            BadStateValue: A sum left 64 bits (names table, aggregate and key), a key is null, or
+                values cannot be cast to the aggregate's type.
+        """
+        columns = (FixedKeys((namespaces.view(np.uint64),)), *read_key_columns(keys))
+        slots = self._resolve(columns, self.shape.slot_hashes(columns, hashes))
+        for column in self._columns:
+            try:
+                column.fold(slots, values.get(column.column.name))
+            except SumOverflow as overflow:
+                raise self._overflow(column.column.name, keys, overflow.row) from overflow
+        self._mark(slots)
+        return slots
+
+    def namespaces(self) -> Ints:
+        """Return the namespaces that any key has totals in, in order."""
+        return np.unique(self._namespaces()[1:][~self._removed[1 : self._index.end]])
+
+    def select(self, first: int, stop: int) -> Ints:
+        """Return the slots of namespaces `first` to before `stop`, by namespace."""
+        found = self._namespaces()
+        inside = (found >= first) & (found < stop) & ~self._removed[: self._index.end]
+        inside[0] = False
+        slots = np.flatnonzero(inside)
+        return slots[np.argsort(found[slots], kind="stable")]
+
+    def namespaces_of(self, slots: Ints) -> Ints:
+        """Return the namespace of each slot."""
+        return self._namespaces()[slots]
+
+    def keys_of(self, slots: Ints) -> list[pa.Array]:
+        """Return the key columns of slots."""
+        columns = self.shape.keys_alone(self._index.slot_keys())
+        return [
+            key_array(_part(column, slots), kind)
+            for column, kind in zip(columns, self.shape.key_types, strict=True)
+        ]
+
+    def groups_of(self, slots: Ints) -> Groups:
+        """Return the key group of each slot."""
+        columns = tuple(_part(column, slots) for column in self._index.slot_keys())
+        return self.group_of_hashes(hash_key_columns(self.shape.keys_alone(columns)))
+
+    def group_of_hashes(self, hashes: Hashes) -> Groups:
+        """Return the key group of each key, by what `hash_keys` gives for it."""
+        return key_groups(hashes, self._max_parallelism)
+
+    def merged(self, slots: Ints) -> tuple[Ints, Ints, list[pa.Array]]:
+        """Return the totals of `slots` by key, whatever the namespace; changes nothing.
+
+        That is: one slot of each key, for each of `slots` the place of its key among those, and the
+        columns of totals.
+
+        Raises:
+            BadStateValue: A sum left 64 bits.
+        """
+        keys = self.shape.keys_alone(self._index.slot_keys())
+        columns = tuple(_part(column, slots) for column in keys)
+        places, leaders = SlotIndex(columns).resolve(columns, hash_key_columns(columns))
+        every = np.arange(1, len(leaders) + 1)
+        try:
+            made = [one.merged(slots, places, len(leaders)) for one in self._columns]
+        except SumOverflow as overflow:
+            raise BadStateValue(
+                f"a sum in state {self.shape.name!r} of {self._label} leaves 64 bits where windows"
+                " are merged; sum as float64 or in larger units"
+            ) from overflow
+        return slots[leaders], places - 1, [one.values(every) for one in made]
+
+    def _namespaces(self) -> Ints:
+        (namespace, *_) = self._index.slot_keys()
+        assert isinstance(namespace, FixedKeys)
+        return namespace.words[0].view(np.int64)
+
+    def values(self, column: int, slots: Ints) -> pa.Array:
+        """Return the totals of one column; null where there is none."""
+        return self._columns[column].values(slots)
+
+    def put(self, column: int, slots: Ints, values: pa.Array | npt.NDArray[Any]) -> None:
+        """Make `values` the totals of one column in distinct `slots`; `done` must follow.
+
+        Raises:
+            BadStateValue: They cannot be cast to the column's type; nothing has changed.
+        """
+        self._columns[column].put(slots, values)
+        self._mark(slots)
+
+    def done(self, slots: Ints) -> None:
+        """Hear that a batch of these keys is done; a key that has no value then is removed."""
+        if self._forgets:
+            empty = np.ones(len(slots), np.bool_)
+            for column in self._columns:
+                empty &= column.seen[slots] == 0
+            if empty.any():
+                self._forget(slots[empty])
+        self._touch(slots)
+        self._pack_some()
+
+    def remove(self, slots: Ints) -> None:
+        """Remove the keys of these distinct slots: as if they had never been."""
+        self._forget(slots)
+        self._touch(slots)
+        self._pack_some()
+
+    def _forget(self, slots: Ints) -> None:
+        for column in self._columns:
+            column.clear(slots)
+        self._removed_count += len(slots) - int(np.count_nonzero(self._removed[slots]))
+        self._removed[slots] = True
+        self._mark(slots)
+
+    def _pack_some(self) -> None:
+        if self._removed_count > max(REMOVED_MIN, len(self) // 2):
+            self._pack()
+
+    def _pack(self) -> None:
+        """Let go of the slots of removed keys; others are renumbered."""
+        self._keep(1 + np.flatnonzero(~self._removed[1 : self._index.end]))
+
+    def _keep(self, slots: Ints) -> None:
+        """Keep these slots alone, renumbered from 1 in the order given."""
+        self._index = self._index.kept(slots)
+        for column in self._columns:
+            column.keep(slots)
+        removed = self._removed[slots]
+        self._removed[1 : len(slots) + 1] = removed
+        self._removed_count = int(np.count_nonzero(removed))
 
     def view(self) -> AccumulatorView:
         """Return the table as of now: copies the totals, shares the keys, which never change."""
-        return self.view_of(slice(1, self._index.end))
+        end = self._index.end
+        if self._removed_count:
+            return self.view_of(1 + np.flatnonzero(~self._removed[1:end]))
+        return self.view_of(slice(1, end))
 
     def view_of(self, slots: slice | Ints) -> AccumulatorView:
         """Return some of the slots as of now."""
@@ -324,8 +403,7 @@ class AccumulatorTable:
     def load(self, rows: StateRows) -> None:
         """Take rows of a snapshot; their keys are not in the table yet."""
         columns = decode_keys(rows.keys, self.shape.empty_keys())
-        hashes = hash_key_columns(columns)
-        slots = self._resolve(columns, hashes)
+        slots = self._resolve(columns, self.shape.slot_hashes(columns, None))
         self._put(slots, rows.values.cast(pa.large_binary()))
 
     def _read(self, keys: Sequence[pa.Array]) -> tuple[KeyColumn, ...]:
@@ -341,9 +419,19 @@ class AccumulatorTable:
         used = self._index.end
         slots, _ = self._index.resolve(columns, hashes)
         if self._index.end > used:
-            for column in self._columns:
-                column.reserve(used, self._index.end)
+            self._reserve(used, self._index.end)
+        if self._removed_count:
+            back = np.unique(slots[self._removed[slots]])
+            self._removed[back] = False
+            self._removed_count -= len(back)
         return slots
+
+    def _reserve(self, used: int, end: int) -> None:
+        """Make room for the slots from `used` to before `end`, new ones."""
+        for column in self._columns:
+            column.reserve(used, end)
+        self._removed = grown(self._removed, used, end)
+        self._removed[used:end] = False
 
     def _put(self, slots: Ints, values: pa.Array) -> None:
         """Set the totals of `slots` to encoded ones."""
@@ -354,8 +442,11 @@ class AccumulatorTable:
             column.totals[slots] = decoded[f"t{index}"]
             column.seen[slots] = decoded[f"s{index}"]
 
-    def _updated(self, slots: Ints) -> None:
+    def _mark(self, slots: Ints) -> None:
         """Hear which slots have new totals."""
+
+    def _touch(self, slots: Ints) -> None:
+        """Hear which slots were used, once nobody needs their numbers."""
 
     def _overflow(self, column: str, keys: Sequence[pa.Array], row: int) -> BadStateValue:
         key = tuple(array[row].as_py() for array in keys)
@@ -386,6 +477,8 @@ class AccumulatorView:
         """Return the rows of some of the keys, by their place in this view."""
         chosen = tuple(_part(column, slots) for column in self.keys)
         hashes = self.hashes[slots]
+        if self.shape.namespaced:
+            hashes = hash_key_columns(self.shape.keys_alone(chosen))
         records = np.zeros(len(hashes), self.shape.totals_type)
         for index, (totals, seen) in enumerate(zip(self.totals, self.seen, strict=True)):
             records[f"t{index}"] = totals[slots]

@@ -278,9 +278,17 @@ class KeyedStateStore(ABC):
 
     @abstractmethod
     def accumulators(
-        self, name: str, key_types: Sequence[pa.DataType], columns: Sequence[AccumulatorColumn]
+        self,
+        name: str,
+        key_types: Sequence[pa.DataType],
+        columns: Sequence[AccumulatorColumn],
+        *,
+        namespaced: bool = False,
     ) -> AccumulatorTable:
         """Return the running aggregates of this name, restored if a snapshot held them.
+
+        With a namespace, a number of 64 bits before the key columns, they are kept for each value
+        of it besides the key; which key group they belong to is the key's alone.
 
         Raises:
             ConfigError: A key or column type cannot be aggregated by or over.

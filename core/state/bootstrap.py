@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from onceflow.core.errors import BadStateValue, ConfigError
-from onceflow.core.state.accumulators import AccumulatorShape, start_of
+from onceflow.core.state.accumulators import AccumulatorShape
 from onceflow.core.state.canonical import StateKind, StateMeta, StateRows
 from onceflow.core.state.descriptors import AccumulatorColumn, AggregateOp, check_state_name
 from onceflow.core.state.key_codec import encode_key, encode_python_keys, prefixed
@@ -25,6 +25,7 @@ from onceflow.core.state.key_columns import check_key_type, read_key_columns
 from onceflow.core.state.key_groups import check_max_parallelism, hash_keys, key_groups
 from onceflow.core.state.serializers import Serializer, serializer_of
 from onceflow.core.state.slot_index import encode_keys
+from onceflow.core.state.totals import start_of
 from onceflow.core.state.type_names import PYTHON_FORMAT, python_type_of
 
 BUCKETS = 16
@@ -240,6 +241,8 @@ def _numbers(column: pa.Array, kind: pa.DataType) -> pa.Array:
     typed = column.cast(kind)
     if pa.types.is_date32(kind):
         return typed.view(pa.int32()).cast(pa.int64())
+    if pa.types.is_boolean(kind):
+        return typed.cast(pa.int64())
     return typed if pa.types.is_floating(kind) else typed.view(pa.int64())
 
 

@@ -394,5 +394,7 @@ def _compared(found: StateMeta, asked: StateMeta) -> tuple[list[str], list[str],
         if old_keys == new_keys:
             kept = [name for name, what in old.items() if new.get(name) == what]
             gone = [f"aggregate {name!r}" for name in old if name not in kept]
-            return kept, gone, [f"aggregate {name!r}" for name in new if name not in kept]
+            # A value state begins empty wherever it is new; an aggregate would miss records.
+            started = [n for n, what in new.items() if n in old or not what.startswith("last(")]
+            return kept, gone, [f"aggregate {name!r}" for name in started if name not in kept]
     return [], [f"state {found.name!r}"], [f"state {asked.name!r}"]

@@ -151,6 +151,12 @@ class AggregateFunction(ABC, Generic[IN, ACC, OUT]):
     def get_result(self, accumulator: ACC) -> OUT:
         """Return what the accumulator comes to; changes nothing."""
 
+    def merge(self, one: ACC, other: ACC) -> ACC:
+        """Return the accumulator of what both have taken. Needed for session windows alone."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no merge(), and two sessions have become one"
+        )
+
 
 @dataclass(frozen=True)
 class AggregatingStateDescriptor(Generic[IN, ACC, OUT]):
@@ -169,7 +175,7 @@ class AggregatingStateDescriptor(Generic[IN, ACC, OUT]):
         serializer_of(self.type)
 
 
-AggregateOp: TypeAlias = Literal["sum", "count", "min", "max"]
+AggregateOp: TypeAlias = Literal["sum", "count", "min", "max", "last"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +183,7 @@ class AccumulatorColumn:
     """One running aggregate: `AccumulatorColumn("balance", "sum", pa.int64())`.
 
     `name` is also the name under which `AccumulatorTable.update` takes the column's values. `type`
-    is `int64` or `float64`, and for min and max also a timestamp or a date.
+    is `int64` or `float64`, for min, max and last also a timestamp or a date, for last a boolean.
     """
 
     name: str

@@ -350,10 +350,15 @@ class HeapStore(KeyedStateStore):
         return state
 
     def accumulators(
-        self, name: str, key_types: Sequence[pa.DataType], columns: Sequence[AccumulatorColumn]
+        self,
+        name: str,
+        key_types: Sequence[pa.DataType],
+        columns: Sequence[AccumulatorColumn],
+        *,
+        namespaced: bool = False,
     ) -> AccumulatorTable:
         """Return the running aggregates of this name."""
-        shape = shape_of(name, key_types, columns)
+        shape = shape_of(name, key_types, columns, namespaced=namespaced)
         table: AccumulatorTable | None = self._registry.find(shape.meta)
         if table is None:
             table = AccumulatorTable(shape, str(self._context), self._context.max_parallelism)

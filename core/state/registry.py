@@ -37,14 +37,18 @@ def map_meta(descriptor: MapStateDescriptor[Any, Any]) -> StateMeta:
 
 
 def shape_of(
-    name: str, key_types: Sequence[pa.DataType], columns: Sequence[AccumulatorColumn]
+    name: str,
+    key_types: Sequence[pa.DataType],
+    columns: Sequence[AccumulatorColumn],
+    *,
+    namespaced: bool = False,
 ) -> AccumulatorShape:
     """Return the shape of a table of accumulators.
 
     Raises:
         ConfigError: A key or column type cannot be aggregated by or over.
     """
-    return AccumulatorShape(name, tuple(key_types), tuple(columns))
+    return AccumulatorShape(name, tuple(key_types), tuple(columns), namespaced)
 
 
 class Registry:

@@ -197,10 +197,15 @@ class RocksDBStore(KeyedStateStore):
         return state
 
     def accumulators(
-        self, name: str, key_types: Sequence[pa.DataType], columns: Sequence[AccumulatorColumn]
+        self,
+        name: str,
+        key_types: Sequence[pa.DataType],
+        columns: Sequence[AccumulatorColumn],
+        *,
+        namespaced: bool = False,
     ) -> AccumulatorTable:
         """Return the running aggregates of this name."""
-        shape = shape_of(name, key_types, columns)
+        shape = shape_of(name, key_types, columns, namespaced=namespaced)
         table: RocksAccumulators | None = self._registry.find(shape.meta)
         if table is None:
             found = self._claim(shape.meta)
@@ -213,9 +218,10 @@ class RocksDBStore(KeyedStateStore):
                 self._writes,
                 self._database,
                 self._cache_entries,
+                self._context.key_groups,
             )
             if found is not None:
-                table.preload(self._context.key_groups)
+                table.preload()
             self._freezers.append(table.freeze)
             self._registry.add(shape.meta, table)
         return table

@@ -10,16 +10,20 @@ Invariants:
     RocksAccumulators: totals of a dirty slot are newer than the database's; those of any other are,
         or will be once the pending snapshot is written, what the database has
     slots <= 2 * capacity + the keys of one batch
+    RocksAccumulators: the slot of a removed key stays until the database will not bring it back
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from onceflow.core.state.accumulators import AccumulatorShape, AccumulatorTable
 from onceflow.core.state.api import MapState
@@ -58,7 +62,7 @@ from onceflow.core.state.rocksdb_database import (
     state_prefix,
 )
 from onceflow.core.state.serializers import ExpiringSerializer
-from onceflow.core.state.slot_index import grown
+from onceflow.core.state.slot_index import decode_keys, grown
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -388,21 +392,25 @@ class RocksAccumulators(AccumulatorTable):
         writes: WriteQueue,
         database: Database,
         capacity: int,
+        key_groups_owned: range,
     ) -> None:
         super().__init__(shape, label, max_parallelism)
         self._writes = writes
         self._database = database
         self._capacity = capacity
-        self._dirty = np.zeros(1024, np.uint8)
+        self._groups = key_groups_owned
+        self._dirty = np.zeros(1024, np.bool_)
         self._used = np.zeros(1024, np.int64)
+        self._stored = np.zeros(1024, np.bool_)
+        """Whether the database may have the key, now or once the pending snapshot is written."""
         self._clock = 0
         self._complete = True
         """Whether every key is in memory, so that one that is not there is nowhere."""
 
-    def preload(self, key_groups_owned: range) -> None:
+    def preload(self) -> None:
         """Take the database's rows into memory, as many as fit."""
         prefix = state_prefix(self.shape.name)
-        for group in key_groups_owned:
+        for group in self._groups:
             start = group_prefix(group) + prefix
             rows = self._database.scan(start, after(start))
             while batch := list(islice(rows, PRELOAD_BATCH)):
@@ -417,29 +425,82 @@ class RocksAccumulators(AccumulatorTable):
         values = pa.array([value for _, value in batch], kind)
         self.load(StateRows(np.full(len(batch), group, np.uint16), keys, values))
 
+    def namespaces(self) -> Ints:
+        """Return those in memory and those of the database."""
+        found = set(super().namespaces().tolist())
+        if not self._complete:
+            prefix = state_prefix(self.shape.name)
+            for group in self._groups:
+                found.update(self._namespaces_below(group_prefix(group) + prefix))
+        return np.array(sorted(found), np.int64)
+
+    def _namespaces_below(self, prefix: bytes) -> Iterator[int]:
+        """Yield the namespaces of the rows below `prefix`, reading one row of each."""
+        start, stop = prefix, after(prefix)
+        while row := next(self._database.scan(start, stop), None):
+            namespace = int.from_bytes(row[0][len(prefix) :][:8], "big", signed=True)
+            yield namespace
+            if namespace == -1:
+                return
+            start = prefix + (namespace + 1).to_bytes(8, "big", signed=True)
+
+    def select(self, first: int, stop: int) -> Ints:
+        """Return the slots of some namespaces, whose rows are all in memory then."""
+        if not self._complete:
+            for part in (range(max(first, 0), stop), range(first, min(stop, 0))):
+                if len(part):
+                    self._bring(part)
+        return super().select(first, stop)
+
+    def _bring(self, namespaces: range) -> None:
+        """Take the rows of these namespaces, all of one sign, into memory."""
+        bounds = [n.to_bytes(8, "big", signed=True) for n in (namespaces.start, namespaces[-1])]
+        for group in self._groups:
+            prefix = group_prefix(group) + state_prefix(self.shape.name)
+            rows = self._database.scan(prefix + bounds[0], after(prefix + bounds[1]))
+            while batch := list(islice(rows, PRELOAD_BATCH)):
+                kind = pa.large_binary()
+                encoded = pa.array([split_row_key(key)[2] for key, _ in batch], kind)
+                columns = decode_keys(encoded, self.shape.empty_keys())
+                used = self._index.end
+                slots, _ = self._index.resolve(columns, self.shape.slot_hashes(columns, None))
+                self._reserve(used, self._index.end)
+                new = np.flatnonzero(slots >= used)
+                if len(new):
+                    values = pa.array([batch[row][1] for row in new.tolist()], kind)
+                    self._put(slots[new], values)
+
     def freeze(self) -> Callable[[], list[Pair]]:
         """Take the dirty totals; return what turns them into sorted pairs, on any thread."""
-        slots = np.flatnonzero(self._dirty[: self._index.end])
-        self._dirty[slots] = 0
+        end = self._index.end
+        # A key that has come and gone since the last snapshot is nobody's business.
+        slots = np.flatnonzero(self._dirty[:end] & (self._stored | ~self._removed)[:end])
+        self._dirty[:end] = False
+        removed = self._removed[slots]
+        self._stored[slots] = True
         view = self.view_of(slots)
-        return lambda: pairs_of(view.rows_of(slice(None)), self.shape.name)
+        return lambda: pairs_of(
+            _without_values(view.rows_of(slice(None)), removed), self.shape.name
+        )
 
     def _resolve(self, columns: tuple[KeyColumn, ...], hashes: Hashes) -> Ints:
         used = self._index.end
-        slots, _ = self._index.resolve(columns, hashes)
-        end = self._index.end
-        if end > used:
-            for column in self._columns:
-                column.reserve(used, end)
-            self._reserve(used, end)
-            if not self._complete:
-                self._fetch(used)
+        slots = super()._resolve(columns, hashes)
+        if self._index.end > used and not self._complete:
+            self._fetch(used)
         return slots
 
     def _reserve(self, used: int, end: int) -> None:
+        super()._reserve(used, end)
         self._dirty = grown(self._dirty, used, end)
         self._used = grown(self._used, used, end)
-        self._dirty[used:end] = 0
+        self._stored = grown(self._stored, used, end)
+        self._dirty[used:end] = self._stored[used:end] = False
+        self._used[used:end] = self._clock
+
+    def _put(self, slots: Ints, values: pa.Array) -> None:
+        super()._put(slots, values)
+        self._stored[slots] = True
 
     def _fetch(self, first: int) -> None:
         """Read the totals of the slots from `first` on that the database has."""
@@ -456,9 +517,11 @@ class RocksAccumulators(AccumulatorTable):
             chosen = np.fromiter((index for index, _ in known), np.int64, len(known))
             self._put(slots[chosen], pa.array([value for _, value in known], pa.large_binary()))
 
-    def _updated(self, slots: Ints) -> None:
+    def _mark(self, slots: Ints) -> None:
+        self._dirty[slots] = True
+
+    def _touch(self, slots: Ints) -> None:
         self._clock += 1
-        self._dirty[slots] = 1
         self._used[slots] = self._clock
         excess = len(self) - self._capacity
         if excess > 0 and (self._writes.settled or excess > self._capacity):
@@ -467,12 +530,29 @@ class RocksAccumulators(AccumulatorTable):
     def _evict(self) -> None:
         """Write what is dirty, and keep the half of the keys that were used last."""
         self._writes.write(self.freeze()())
-        keep = max(self._capacity // 2, 1)
-        used = self._used[1 : self._index.end]
-        slots = 1 + np.sort(np.argpartition(used, len(used) - keep)[len(used) - keep :])
-        self._index = self._index.kept(slots)
-        for column in self._columns:
-            column.keep(slots)
-        self._used[1 : len(slots) + 1] = self._used[slots]
-        self._dirty[:] = 0
-        self._complete = False
+        slots = 1 + np.flatnonzero(~self._removed[1 : self._index.end])
+        excess = len(slots) - max(self._capacity // 2, 1)
+        if excess > 0:
+            self._complete = False
+            slots = slots[np.sort(np.argpartition(self._used[slots], excess)[excess:])]
+        self._keep(slots)
+
+    def _pack(self) -> None:
+        end = self._index.end
+        known = self._stored[1:end]
+        if self._writes.settled:
+            known = known & self._dirty[1:end]
+        self._keep(1 + np.flatnonzero(known | ~self._removed[1:end]))
+
+    def _keep(self, slots: Ints) -> None:
+        super()._keep(slots)
+        for flags in (self._used, self._dirty, self._stored):
+            flags[1 : len(slots) + 1] = flags[slots]
+
+
+def _without_values(rows: StateRows, removed: npt.NDArray[np.bool_]) -> StateRows:
+    """Return `rows` with a null for the value of each that was removed."""
+    if not removed.any():
+        return rows
+    none = pa.scalar(None, rows.values.type)
+    return replace(rows, values=pc.if_else(pa.array(removed), none, rows.values))

@@ -89,7 +89,7 @@ def running_sum(group: Grouping, totals: Ints, values: Ints) -> Ints:
         SumOverflow: It does not fit 64 bits at some place.
     """
     ordered = values[group.order]
-    if not _surely_fits(ordered, totals):
+    if not surely_fits(ordered, totals):
         _check_fits(group, totals, ordered)
     # Wraps modulo 2**64 along the batch, and wraps back: each place's own result fits.
     sums = np.cumsum(ordered)
@@ -98,7 +98,8 @@ def running_sum(group: Grouping, totals: Ints, values: Ints) -> Ints:
     return sums
 
 
-def _surely_fits(values: Ints, totals: Ints) -> bool:
+def surely_fits(values: Ints, totals: Ints) -> bool:
+    """Tell whether no sum of `totals` and any of `values` can leave 64 bits."""
     if not len(values):
         return True
     step = max(int(values.max()), -int(values.min()))

@@ -147,11 +147,11 @@ def arena_for(column: KeyColumn) -> KeyArena:
 def encode_keys(columns: Sequence[KeyColumn]) -> pa.Array:
     """Return the encoded form of each row's key, as a large_binary array."""
     if len(columns) == 1 and isinstance(columns[0], BytesKeys):
-        return _binary_of(columns[0])
+        return binary_of(columns[0])
     parts: list[pa.Array] = []
     for column in columns:
         if isinstance(column, BytesKeys):
-            parts += [fixed_binary(column.lengths.astype(">u4")), _binary_of(column)]
+            parts += [fixed_binary(column.lengths.astype(">u4")), binary_of(column)]
         else:
             parts += [fixed_binary(plane.astype(">u8")) for plane in column.words]
     if len(parts) == 1:
@@ -202,7 +202,8 @@ def fixed_binary(values: npt.NDArray[Any]) -> pa.Array:
     return array.cast(pa.large_binary())
 
 
-def _binary_of(column: BytesKeys) -> pa.Array:
+def binary_of(column: BytesKeys) -> pa.Array:
+    """Return the bytes of each row as a large_binary array."""
     rows = len(column)
     offsets: Ints = np.zeros(rows + 1, np.int64)
     np.cumsum(column.lengths, out=offsets[1:])
@@ -279,7 +280,8 @@ class SlotIndex:
 
     def kept(self, slots: Ints) -> SlotIndex:
         """Return an index of these slots' keys alone, renumbered from 1 in the order given."""
-        index = SlotIndex(self._shape, max(12, int(2 * len(slots) + 1).bit_length()))
+        # As many keys as there were may come again: a table that grows places all of them anew.
+        index = SlotIndex(self._shape, max(self._bits - 1, int(2 * len(slots) + 1).bit_length()))
         if len(slots):
             index._insert(
                 tuple(column.take(slots) for column in self.slot_keys()), self._hashes[slots]
@@ -299,8 +301,12 @@ class SlotIndex:
             positions[active] = (positions[active] + 1) & (len(self._table) - 1)
             candidates = self._table[positions[active]].astype(np.int64)
             slots[active] = candidates
-            wrong = ~self._equal(candidates, tuple(column.take(active) for column in columns))
-            wrong &= candidates != 0
+            wrong = candidates != 0
+            # Another key has another hash, all but always: few keys are compared.
+            alike = np.flatnonzero(wrong & (self._hashes[candidates] == hashes[active]))
+            if len(alike):
+                columns_alike = tuple(column.take(active[alike]) for column in columns)
+                wrong[alike[self._equal(candidates[alike], columns_alike)]] = False
             active = active[wrong]
         return slots
 

@@ -27,12 +27,12 @@ import numpy as np
 import pyarrow as pa
 
 from onceflow.core.errors import StateIncompatible
-from onceflow.core.state.accumulators import AccumulatorShape
+from onceflow.core.state.accumulators import NAMESPACE, AccumulatorShape
 from onceflow.core.state.canonical import StateMeta, StateRows, aggregates_of
 from onceflow.core.state.descriptors import AccumulatorColumn
 from onceflow.core.state.entries import split_map_row_key
+from onceflow.core.state.key_arrays import key_array
 from onceflow.core.state.key_codec import decode_key
-from onceflow.core.state.key_columns import BytesKeys, FixedKeys, KeyColumn
 from onceflow.core.state.serializers import TTL_PREFIX, serializer_of
 from onceflow.core.state.slot_index import decode_keys
 from onceflow.core.state.ttl import STAMP_BYTES
@@ -205,7 +205,7 @@ def json_of(data: bytes) -> str:
 
 # --- running aggregates --------------------------------------------------------------------------
 
-_AGGREGATE = re.compile(r"(sum|count|min|max)\((.*)")
+_AGGREGATE = re.compile(r"(sum|count|min|max|last)\((.*)")
 _ZONED = re.compile(r"timestamp\[(\w+), tz=(.*)\]")
 
 
@@ -219,7 +219,9 @@ def shape_of_meta(meta: StateMeta) -> AccumulatorShape:
         if match is None:
             raise StateIncompatible(f"state {meta.name!r} has an aggregate {name}={said}")
         columns.append(AccumulatorColumn(name, match[1], _arrow_type(match[2])))  # type: ignore[arg-type]
-    return AccumulatorShape(meta.name, tuple(map(_key_type, kinds)), tuple(columns))
+    namespaced = kinds[0] == NAMESPACE
+    key_types = tuple(map(_key_type, kinds[namespaced:]))
+    return AccumulatorShape(meta.name, key_types, tuple(columns), namespaced)
 
 
 def _arrow_type(said: str) -> pa.DataType:
@@ -245,14 +247,15 @@ def _key_type(kind: str) -> pa.DataType:
 
 def _of_accumulators(meta: StateMeta) -> tuple[Column, ...]:
     shape = shape_of_meta(meta)
-    many = len(shape.key_types) > 1
-    fields = [(f"_{n}", one) for n, one in enumerate(shape.key_types, 1)]
-    key_type = pa.struct(fields) if many else shape.key_types[0]
+    kinds = shape.all_key_types
+    many = len(kinds) > 1
+    fields = [(f"_{n}", one) for n, one in enumerate(kinds, 1)]
+    key_type = pa.struct(fields) if many else next(iter(kinds))
     value_type = pa.struct([(one.name, one.type) for one in shape.columns])
 
     def keys(rows: StateRows) -> pa.Array:
         read = decode_keys(rows.keys.cast(pa.large_binary()), shape.empty_keys())
-        arrays = [_key_array(*one) for one in zip(read, shape.key_types, strict=True)]
+        arrays = [key_array(*one) for one in zip(read, kinds, strict=True)]
         return pa.StructArray.from_arrays(arrays, fields=list(key_type)) if many else arrays[0]
 
     def values(rows: StateRows) -> pa.Array:
@@ -263,28 +266,9 @@ def _of_accumulators(meta: StateMeta) -> tuple[Column, ...]:
     return (Column("key", key_type, keys), Column("value", value_type, values))
 
 
-def _key_array(column: KeyColumn, kind: pa.DataType) -> pa.Array:
-    if isinstance(column, BytesKeys):
-        data = [column.bytes_of(row) for row in range(len(column))]
-        return pa.array(data, pa.binary()).cast(kind)
-    return _fixed_array(column, kind)
-
-
-def _fixed_array(column: FixedKeys, kind: pa.DataType) -> pa.Array:
-    if pa.types.is_decimal(kind):
-        words = np.stack(column.words, axis=1).astype("<u8")
-        return pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(words.tobytes())])
-    numbers = column.words[0].view(np.int64)
-    if pa.types.is_timestamp(kind):
-        return pa.array(numbers // 1000).cast(kind)
-    if pa.types.is_date(kind):
-        return pa.array(numbers).cast(pa.int32()).cast(kind)
-    return pa.array(numbers).cast(kind)
-
-
 def _totals(records: Any, place: int, column: AccumulatorColumn) -> pa.Array:
     totals, seen = np.ascontiguousarray(records[f"t{place}"]), records[f"s{place}"]
-    unseen = (seen == 0) if column.op in ("min", "max") else None
+    unseen = (seen == 0) if column.op in ("min", "max", "last") else None
     numbers = pa.array(totals, mask=unseen)
     if pa.types.is_date(column.type):
         return numbers.cast(pa.int32()).cast(column.type)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from onceflow.core.event_time import WatermarkStrategy
     from onceflow.core.functions import (
         Aggregate,
+        KeyedBatchFunction,
         KeyedFunction,
         OutputTag,
         Record,
@@ -81,7 +82,10 @@ if TYPE_CHECKING:
         AggregateFunction,
         AggregatingState,
         AggregatingStateDescriptor,
+        BatchStates,
+        BatchValueState,
         HeapBackend,
+        KeyedBatch,
         ListState,
         ListStateDescriptor,
         MapState,
@@ -112,6 +116,14 @@ if TYPE_CHECKING:
         KeyedStream,
         Stream,
     )
+    from onceflow.core.window_functions import ProcessWindowFunction, TimeWindow
+    from onceflow.core.windowed_stream import WindowedStream
+    from onceflow.core.windows import (
+        EventTimeSessionWindows,
+        SlidingEventTimeWindows,
+        TumblingEventTimeWindows,
+        TumblingProcessingTimeWindows,
+    )
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -122,8 +134,8 @@ else:
             "onceflow.core.errors": "OnceflowError",
             "onceflow.core.event_time": "WatermarkStrategy",
             "onceflow.core.functions": (
-                "Aggregate KeyedFunction OutputTag Record SideOutput StateAccess count max_ min_"
-                " sum_"
+                "Aggregate KeyedBatchFunction KeyedFunction OutputTag Record SideOutput StateAccess"
+                " count max_ min_ sum_"
             ),
             "onceflow.core.pipeline": "Job Pipeline",
             "onceflow.core.process_functions": (
@@ -146,15 +158,22 @@ else:
                 " SavepointStats SinkStatus SlotStatus SubtaskCheckpointStats"
             ),
             "onceflow.core.state": (
-                "AggregateFunction AggregatingState AggregatingStateDescriptor HeapBackend"
-                " ListState ListStateDescriptor MapState MapStateDescriptor Namespace"
-                " ReducingState ReducingStateDescriptor RocksDBBackend Serializer StateBackend"
-                " StateTtlConfig Timer Timers ValueState ValueStateDescriptor"
+                "AggregateFunction AggregatingState AggregatingStateDescriptor BatchStates"
+                " BatchValueState HeapBackend KeyedBatch ListState ListStateDescriptor MapState"
+                " MapStateDescriptor Namespace ReducingState ReducingStateDescriptor"
+                " RocksDBBackend Serializer StateBackend StateTtlConfig Timer Timers"
+                " ValueState ValueStateDescriptor"
             ),
             "onceflow.core.storage": "FileSystemStorage HdfsStorage MemoryStorage ObjectStorage",
             "onceflow.core.stream": (
                 "BroadcastConnectedStream BroadcastStream ConnectedStreams KeyedConnectedStreams"
                 " KeyedStream Stream"
+            ),
+            "onceflow.core.window_functions": "ProcessWindowFunction TimeWindow",
+            "onceflow.core.windowed_stream": "WindowedStream",
+            "onceflow.core.windows": (
+                "EventTimeSessionWindows SlidingEventTimeWindows TumblingEventTimeWindows"
+                " TumblingProcessingTimeWindows"
             ),
         },
     )
@@ -171,6 +190,8 @@ __all__ = [
     "AttemptEnded",
     "AttemptRunning",
     "AttemptStats",
+    "BatchStates",
+    "BatchValueState",
     "BroadcastAccess",
     "BroadcastConnectedStream",
     "BroadcastProcessFunction",
@@ -187,6 +208,7 @@ __all__ = [
     "ConnectedStreams",
     "Delivery",
     "Endpoint",
+    "EventTimeSessionWindows",
     "EventsDropped",
     "ExponentialDelay",
     "FailureRate",
@@ -202,6 +224,8 @@ __all__ = [
     "JobStarted",
     "JobState",
     "JobStatus",
+    "KeyedBatch",
+    "KeyedBatchFunction",
     "KeyedConnectedStreams",
     "KeyedFunction",
     "KeyedStream",
@@ -223,6 +247,7 @@ __all__ = [
     "PendingCheckpoint",
     "Pipeline",
     "ProcessFunction",
+    "ProcessWindowFunction",
     "Record",
     "RecoveredSink",
     "ReducingState",
@@ -236,6 +261,7 @@ __all__ = [
     "SideOutput",
     "SinkStatus",
     "SinksRecovered",
+    "SlidingEventTimeWindows",
     "SlotJoined",
     "SlotLeft",
     "SlotReported",
@@ -250,12 +276,16 @@ __all__ = [
     "Stream",
     "SubtaskCheckpointStats",
     "SubtaskCommitted",
+    "TimeWindow",
     "Timer",
     "Timers",
     "TlsFiles",
+    "TumblingEventTimeWindows",
+    "TumblingProcessingTimeWindows",
     "ValueState",
     "ValueStateDescriptor",
     "WatermarkStrategy",
+    "WindowedStream",
     "__version__",
     "count",
     "max_",

@@ -125,7 +125,7 @@ def as_schema(made: object, schema: pa.Schema, uid: str) -> pa.RecordBatch:
     if not isinstance(made, pa.RecordBatch):
         raise mistake(
             uid,
-            f"map_batches of operator {uid!r} returned {type(made).__name__}, and it must return a"
+            f"the function of operator {uid!r} returned {type(made).__name__}, and it must return a"
             " pyarrow.RecordBatch; a function that takes an iterator of batches, as Spark's"
             " mapInArrow does, is known by its `yield`, or by annotations:"
             " (batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]",
@@ -135,7 +135,7 @@ def as_schema(made: object, schema: pa.Schema, uid: str) -> pa.RecordBatch:
         if sorted(names) != sorted(schema.names):
             raise mistake(
                 uid,
-                f"map_batches of operator {uid!r} returned {names}, and its schema says"
+                f"the function of operator {uid!r} returned {names}, and its schema says"
                 f" {schema.names}; pass schema=… if the columns change",
             )
         made = made.select(schema.names)
@@ -146,7 +146,7 @@ def as_schema(made: object, schema: pa.Schema, uid: str) -> pa.RecordBatch:
     except (pa.ArrowException, ValueError) as error:
         raise mistake(
             uid,
-            f"map_batches of operator {uid!r} returned {made.schema}, which does not cast to its"
+            f"the function of operator {uid!r} returned {made.schema}, which does not cast to its"
             f" schema {schema}: {error}",
         ) from error
 

@@ -12,8 +12,10 @@ from typing import TypeVar
 
 from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.graph import (
+    AggregateWindows,
     Exchange,
     Graph,
+    ProcessBatches,
     ProcessBroadcast,
     ProcessConnected,
     ProcessKeyed,
@@ -34,6 +36,7 @@ from onceflow.core.protocol.snapshots import (
 )
 from onceflow.core.protocol.splits import assign_splits, broadcast_copy, owner_of, with_lists
 from onceflow.core.runtime.dataflow.operators import SPLITS, decode_split
+from onceflow.core.runtime.dataflow.window_operators import EVENT_TIME
 from onceflow.core.runtime.messages import RestoredOperator
 from onceflow.core.state.operator_state import mode_of
 
@@ -71,8 +74,10 @@ def operators_left(graph: Graph, restored: CompletedCheckpoint) -> tuple[str, ..
 
 def _takes(work: Work | None, snapshot: OperatorSnapshot) -> bool:
     match work:
-        case ProcessKeyed() | ProcessConnected() | RunAggregates():
+        case ProcessKeyed() | ProcessConnected() | ProcessBatches() | RunAggregates():
             return not (snapshot.lists or snapshot.raw)
+        case AggregateWindows():
+            return not snapshot.raw
         case ProcessBroadcast(key=key):
             return not (snapshot.lists or (snapshot.keyed and not key))
         case ProcessRecords():
@@ -232,9 +237,13 @@ def restored_slots(
                 handles = [h for _, o in old for h in o.keyed]
                 by_owner = _by_owner(handles, _itself, groups, parallelism)
                 raw = _without_key([o for _, o in old], parallelism)
+                told = tuple(e for _, o in old for e in o.lists.get(EVENT_TIME, ()))
+                lists = {EVENT_TIME: told} if told else {}
                 for of_slot, keyed, unkeyed in zip(operators, by_owner, raw, strict=True):
-                    if keyed or unkeyed:
-                        of_slot.append(RestoredOperator(operator.uid, keyed=keyed, raw=unkeyed))
+                    if keyed or unkeyed or lists:
+                        of_slot.append(
+                            RestoredOperator(operator.uid, keyed=keyed, lists=lists, raw=unkeyed)
+                        )
     flying = [one for chain in graph.chains() for one in restored.in_flight(chain.id)]
     in_flight = _by_owner(flying, lambda one: one.handle, groups, parallelism)
     pairs = zip(operators, in_flight, strict=True)

@@ -12,6 +12,7 @@ from onceflow.core.config import Delivery
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import SlotLost, StateIncompatible
 from onceflow.core.graph import (
+    AggregateWindows,
     Chain,
     Edge,
     Exchange,
@@ -23,6 +24,7 @@ from onceflow.core.graph import (
     MapInPandas,
     MapRecords,
     Operator,
+    ProcessBatches,
     ProcessBroadcast,
     ProcessConnected,
     ProcessKeyed,
@@ -53,7 +55,11 @@ from onceflow.core.runtime.dataflow.function_operators import (
     KeyedProcessor,
     RecordProcessor,
 )
-from onceflow.core.runtime.dataflow.keyed_operators import AggregateRunner, KeyedOperator
+from onceflow.core.runtime.dataflow.keyed_operators import (
+    AggregateRunner,
+    KeyedBatchProcessor,
+    KeyedOperator,
+)
 from onceflow.core.runtime.dataflow.lookup_join import LookupJoiner
 from onceflow.core.runtime.dataflow.operators import (
     SPLITS,
@@ -79,6 +85,7 @@ from onceflow.core.runtime.dataflow.subtask import (
     SourceSubtask,
     Subtask,
 )
+from onceflow.core.runtime.dataflow.window_operators import EVENT_TIME, WindowAggregator
 from onceflow.core.runtime.messages import Deploy, RestoredOperator
 from onceflow.core.runtime.slot.commits import SlotCommits
 from onceflow.core.runtime.slot.context import SlotContext
@@ -257,9 +264,8 @@ class ChainBuilder:
                 ProcessKeyed() | ProcessConnected() | ProcessBroadcast() | ProcessRecords()
             ) as work:
                 return self._function_operator(work, uid, operator.schema)
-            case RunAggregates() as work:
-                store = self._store(uid)
-                return AggregateRunner(uid, work, store, operator.input_schema, operator.schema)
+            case (ProcessBatches() | RunAggregates() | AggregateWindows()) as work:
+                return self._batch_operator(work, operator)
             case WriteTo() as work:
                 return self._sink(operator, work, ref)
 
@@ -276,9 +282,28 @@ class ChainBuilder:
         reader = work.source.reader(splits, context)
         return SourceOperator(uid, reader, self._context.beside, work.watermarks, splits)
 
+    def _batch_operator(
+        self, work: ProcessBatches | RunAggregates | AggregateWindows, operator: Operator
+    ) -> KeyedOperator:
+        uid, schema, input_schema = operator.uid, operator.schema, operator.input_schema
+        store = self._store(uid)
+        match work:
+            case ProcessBatches():
+                return KeyedBatchProcessor(uid, work, store, input_schema, schema)
+            case RunAggregates():
+                return AggregateRunner(uid, work, store, input_schema, schema)
+            case AggregateWindows():
+                told = self._restored(uid).lists.get(EVENT_TIME, ())
+                groups = self._key_groups()
+                return WindowAggregator(uid, work, store, input_schema, schema, groups, told)
+
+    def _key_groups(self) -> range:
+        plan = self._plan
+        return key_group_range(plan.max_parallelism, plan.parallelism, self._context.slot)
+
     def _store(self, uid: str) -> KeyedStateStore:
         plan = self._plan
-        groups = key_group_range(plan.max_parallelism, plan.parallelism, self._context.slot)
+        groups = self._key_groups()
         context = StateContext(
             uid=uid,
             subtask=self._context.slot,

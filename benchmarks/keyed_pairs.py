@@ -1,0 +1,169 @@
+"""Keyed operators beside `running`, in pairs: the same batches through both, one after the other.
+
+A ratio is that of processor time a row, `running`'s by the other's: above 1 the other is faster.
+Pairs, because on a shared machine both halves of a pair meet the same load.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.keyed_balance import BatchBalance, KeyedBalance
+from onceflow import Record, StateAccess, TumblingEventTimeWindows, count, sum_
+from onceflow.core.functions import running_schema
+from onceflow.core.graph import AggregateWindows, ProcessBatches, ProcessKeyed, RunAggregates
+from onceflow.core.runtime.dataflow.channels import Batch
+from onceflow.core.runtime.dataflow.function_operators import KeyedProcessor
+from onceflow.core.runtime.dataflow.keyed_operators import AggregateRunner, KeyedBatchProcessor
+from onceflow.core.runtime.dataflow.operators import RunningOperator
+from onceflow.core.runtime.dataflow.window_operators import WindowAggregator
+from onceflow.core.state import KeyedStateStore, hash_keys
+from onceflow.core.windows import window_schema
+
+BATCH_ROWS = 10_000
+BATCHES = 40
+KEYS = 100_000
+WINDOW_MS = 60_000
+FAR_MS = 1 << 60
+SCHEMA = pa.schema([("account", pa.string()), ("ts", pa.int64()), ("amount", pa.int64())])
+KEY = ("account",)
+AGGREGATES = {"balance": sum_("amount"), "n": count()}
+
+Open = Callable[[], KeyedStateStore]
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    """One half of a pair: an operator, and what a pass of all batches through it is."""
+
+    operator: RunningOperator
+    work: Callable[[], None]
+
+    def cpu_s(self) -> float:
+        """Return the processor time of one pass."""
+        began = time.thread_time()
+        self.work()
+        return time.thread_time() - began
+
+
+def batches() -> list[pa.RecordBatch]:
+    """Return rows of uniform keys; a batch is 100 ms of event time, a pass less than a window."""
+    rng = np.random.default_rng(11)
+    made: list[pa.RecordBatch] = []
+    for number in range(BATCHES):
+        keys = [f"acct-{key:06d}" for key in rng.integers(0, KEYS, BATCH_ROWS).tolist()]
+        times = number * 100 + rng.integers(0, 100, BATCH_ROWS)
+        amounts = rng.integers(-500, 1000, BATCH_ROWS)
+        made.append(pa.record_batch([keys, times, amounts], schema=SCHEMA))
+    return made
+
+
+def hashed(rows: Sequence[pa.RecordBatch]) -> list[Batch]:
+    """Return the batches as they come from an exchange."""
+    return [Batch(one, hash_keys([one.column("account")])) for one in rows]
+
+
+def running(store: KeyedStateStore, rows: Sequence[Batch]) -> Half:
+    """The built-in running sum and count."""
+    schema = running_schema(SCHEMA, AGGREGATES)
+    operator = AggregateRunner("running", RunAggregates(KEY, AGGREGATES), store, SCHEMA, schema)
+    return Half(operator, lambda: _pass(operator, rows))
+
+
+def by_function(store: KeyedStateStore, rows: Sequence[Batch]) -> Half:
+    """The same by a function of whole batches."""
+    function = BatchBalance()
+    work = ProcessBatches(KEY, function)
+    schema = function.output_schema(SCHEMA)
+    operator = KeyedBatchProcessor("function", work, store, SCHEMA, schema)
+    return Half(operator, lambda: _pass(operator, rows))
+
+
+def windowed(store: KeyedStateStore, rows: Sequence[Batch]) -> Half:
+    """Sum and count of tumbling windows, each pass one of them, its results included."""
+    windows = TumblingEventTimeWindows(WINDOW_MS / 1000)
+    work = AggregateWindows(KEY, windows, "ts", 0, AGGREGATES)
+    results = {name: one.result_type(SCHEMA) for name, one in AGGREGATES.items()}
+    schema = window_schema(SCHEMA, KEY, "ts", results)
+    operator = WindowAggregator("windows", work, store, SCHEMA, schema, range(128))
+    passes = 0
+
+    def work_of_pass() -> None:
+        nonlocal passes
+        shift = passes * WINDOW_MS
+        for batch in rows:
+            times = pa.array(batch.rows.column("ts").to_numpy() + shift)
+            moved = batch.rows.set_column(1, SCHEMA.field("ts"), times)
+            operator.receive(Batch(moved, batch.hashes))
+        passes += 1
+        operator.on_watermark(passes * WINDOW_MS)
+
+    return Half(operator, work_of_pass)
+
+
+def _pass(operator: RunningOperator, rows: Sequence[Batch]) -> None:
+    for batch in rows:
+        operator.receive(batch)
+
+
+def ratio(first: Half, second: Half, runs: int) -> float:
+    """Return the median of `first`'s time by `second`'s, over pairs, after one to warm up."""
+    found = [first.cpu_s() / second.cpu_s() for _ in range(runs + 1)]
+    return statistics.median(found[1:])
+
+
+class BalanceWithTimers(KeyedBalance):
+    """Registers a far timer for each record while `registers` says so."""
+
+    registers = False
+
+    def open(self, state: StateAccess) -> None:
+        super().open(state)
+        self._timers = state.timers()
+
+    def process(self, record: Record) -> Record:
+        if self.registers:
+            self._timers.register_event_time_timer(FAR_MS + record["ts"])
+        return super().process(record)
+
+
+def with_timers(store: KeyedStateStore, rows: Sequence[Batch], pending: int) -> Half:
+    """A function of one record that has timers, `pending` of them registered."""
+    function = BalanceWithTimers()
+    schema = function.output_schema(SCHEMA)
+    operator = KeyedProcessor("timers", ProcessKeyed(KEY, function), store, schema)
+    function.registers = True
+    for start in range(0, pending, BATCH_ROWS):
+        numbers = range(start, min(start + BATCH_ROWS, pending))
+        keys = [f"waits-{number:07d}" for number in numbers]
+        columns = [keys, list(numbers), [1] * len(keys)]
+        operator.receive(hashed([pa.record_batch(columns, schema=SCHEMA)])[0])
+    function.registers = False
+    return Half(operator, lambda: _pass(operator, rows))
+
+
+def pair_figures(open_store: Open, timers: int, runs: int) -> dict[str, float]:
+    """Return the ratios of one backend."""
+    rows = hashed(batches())
+    figures: dict[str, float] = {}
+    for name, other in (
+        ("function of batches / running, rate", by_function),
+        ("windowed sums / running, rate", windowed),
+    ):
+        stores = open_store(), open_store()
+        figures[name] = ratio(running(stores[0], rows), other(stores[1], rows), runs)
+        for store in stores:
+            store.close()
+    stores = open_store(), open_store()
+    few = rows[: BATCHES // 4]
+    none, many = with_timers(stores[0], few, 0), with_timers(stores[1], few, timers)
+    figures[f"{timers:,} timers pending / none, rate"] = ratio(none, many, runs)
+    for store in stores:
+        store.close()
+    return figures

@@ -1,0 +1,322 @@
+"""Aggregates of windows, a batch at a time.
+
+Totals are kept for each pane and key (see `protocol.windows`). A window that is due is emitted, one
+row a key; a pane whose windows are all over is removed. How far event time had come is in each
+snapshot, with the key groups that it was true of: so a window fires once, and what was late stays
+late, through a restore at any parallelism.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from onceflow.core.errors import BadStateValue
+from onceflow.core.event_time import times_ms
+from onceflow.core.graph import AggregateWindows
+from onceflow.core.protocol.snapshots import OperatorSnapshot
+from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
+from onceflow.core.runtime.dataflow.channels import Batch
+from onceflow.core.runtime.dataflow.keyed_operators import KeyedOperator
+from onceflow.core.runtime.dataflow.operators import PendingSnapshot
+from onceflow.core.runtime.dataflow.user_functions import (
+    RECORD_LENGTH_MAX,
+    record_text,
+    user_error,
+)
+from onceflow.core.state import AccumulatorColumn, KeyedStateStore, StateWriter, hash_keys
+from onceflow.core.state.api import PendingSnapshot as FrozenState
+from onceflow.core.state.canonical import Groups
+from onceflow.core.state.key_columns import Ints
+from onceflow.core.state.key_groups import Hashes
+from onceflow.core.state.ttl import StateClock
+from onceflow.core.windows import TumblingProcessingTimeWindows, pane_windows
+
+EVENT_TIME = "event-time"
+"""The name of the list state that says how far event time had come, by key groups."""
+ROWS_A_BATCH = 32_768
+_log = logging.getLogger("onceflow.runtime")
+_INT64 = np.iinfo(np.int64)
+
+
+class RestoredEventTime:
+    """Up to which watermark windows have fired already, by key group."""
+
+    def __init__(self, elements: Iterable[bytes], key_groups: range) -> None:
+        self._first = key_groups.start
+        self._told = np.full(len(key_groups), NO_WATERMARK, np.int64)
+        for element in elements:
+            first, last, watermark = msgspec.msgpack.decode(element, type=tuple[int, int, int])
+            start, stop = max(first, key_groups.start), min(last + 1, key_groups.stop)
+            if start < stop:
+                self._told[start - self._first : stop - self._first] = watermark
+        self.least = int(self._told.min()) if len(self._told) else NO_WATERMARK
+        """What is true of all groups."""
+        self.most = int(self._told.max()) if len(self._told) else NO_WATERMARK
+
+    def elements(self, watermark: int) -> tuple[bytes, ...]:
+        """Return the list state that says so, event time having come to `watermark` since."""
+        told = np.maximum(self._told, watermark)
+        if not len(told):
+            return ()
+        edges: list[int] = np.flatnonzero(told[1:] != told[:-1]).tolist()
+        starts = [0, *(edge + 1 for edge in edges)]
+        return tuple(
+            msgspec.msgpack.encode((self._first + start, self._first + stop - 1, int(told[start])))
+            for start, stop in zip(starts, [*starts[1:], len(told)], strict=True)
+        )
+
+    def told_of(self, groups: Groups) -> Ints:
+        """Return the watermark of each group."""
+        return self._told[groups.astype(np.int64) - self._first]
+
+
+class WindowAggregator(KeyedOperator):
+    """Emits the aggregates of each key and window."""
+
+    def __init__(
+        self,
+        uid: str,
+        work: AggregateWindows,
+        store: KeyedStateStore,
+        input_schema: pa.Schema,
+        schema: pa.Schema,
+        key_groups: range,
+        restored: Sequence[bytes] = (),
+    ) -> None:
+        super().__init__(uid, store)
+        self._key = work.key
+        self._time = work.time
+        self._schema = schema
+        self._late_tag = work.late
+        if work.late is not None:
+            self.side_schemas[work.late.name] = work.late.schema
+        self._windows = windows = pane_windows(work.windows, work.lateness_ms)
+        self._columns = {name: aggregate.column for name, aggregate in work.aggregates.items()}
+        self._table = store.accumulators(
+            f"onceflow.panes-{windows.pane_ms}-{windows.offset_ms}",
+            [input_schema.field(name).type for name in work.key],
+            [
+                AccumulatorColumn(name, aggregate.op, aggregate.result_type(input_schema))
+                for name, aggregate in work.aggregates.items()
+            ],
+            namespaced=True,
+        )
+        self.dropped = store.opened()
+        self._clock: StateClock | None = None
+        if isinstance(work.windows, TumblingProcessingTimeWindows):
+            self._clock = StateClock()
+        self._restored = RestoredEventTime(restored, key_groups)
+        self._watermark = self._restored.least
+        self._panes = {self._pane_at(start) for start in self._table.namespaces().tolist()}
+        self._next_ms = windows.next_ms(self._panes, self._watermark)
+
+    def process(self, batch: Batch) -> None:
+        """Add the rows to their panes; emit anew the windows that were due before."""
+        now = self._now()
+        if not batch.rows.num_rows:
+            return
+        if now >= self._restored.most:
+            self._take(batch.rows, batch.hashes, now)
+            return
+        # Some key groups come from a subtask for which event time had come further.
+        hashes = batch.hashes
+        if hashes is None:
+            hashes = hash_keys([batch.rows.column(name) for name in self._key])
+        told = np.maximum(self._restored.told_of(self._table.group_of_hashes(hashes)), now)
+        for watermark in np.unique(told).tolist():
+            mine = told == watermark
+            self._take(batch.rows.filter(pa.array(mine)), hashes[mine], watermark)
+
+    def _take(self, rows: pa.RecordBatch, hashes: Hashes | None, now: int) -> None:
+        panes = self._panes_of(rows)
+        over = self._windows.last_over(now)
+        if int(panes.min()) <= over:
+            kept = panes > over
+            self._late(rows.filter(pa.array(~kept)))
+            rows, panes = rows.filter(pa.array(kept)), panes[kept]
+            hashes = None if hashes is None else hashes[kept]
+            if not rows.num_rows:
+                return
+        starts = panes * self._windows.pane_ms + self._windows.offset_ms
+        keys = [rows.column(name) for name in self._key]
+        values = {name: rows.column(one) for name, one in self._columns.items() if one is not None}
+        try:
+            slots = self._table.fold(starts, keys, hashes, values)
+        except BadStateValue as error:
+            raise user_error(self.uid, error, rows, error.row) from error
+        touched = _distinct(panes)
+        if self._windows.ends_of(touched[0])[0] - 1 <= now:
+            self._fire_again(np.unique(slots), touched, now)
+        self._table.done(slots)
+        self._panes.update(touched)
+        next_ms = self._windows.next_ms(touched, self._watermark)
+        if next_ms is not None and (self._next_ms is None or next_ms < self._next_ms):
+            self._next_ms = next_ms
+
+    @property
+    def due_in_s(self) -> float | None:
+        """Until the next window in processing time is due."""
+        if self._clock is None or self._next_ms is None:
+            return None
+        return max(0, self._next_ms - self._clock.now_ms()) / 1000
+
+    def on_time(self) -> None:
+        """Emit the windows in processing time that are due."""
+        if self._clock is not None:
+            self._advance(self._clock.now_ms())
+
+    def on_watermark(self, watermark: int) -> None:
+        """Emit the windows in event time that are due."""
+        if self._clock is None and watermark > self._watermark:
+            self._advance(watermark)
+
+    def _pending(self, pending: FrozenState) -> PendingSnapshot:
+        taken = super()._pending(pending)
+        if self._clock is not None:
+            return taken
+        # The end of the input says nothing of records that a later start reads.
+        ended = self._watermark == MAX_WATERMARK
+        elements = self._restored.elements(NO_WATERMARK if ended else self._watermark)
+
+        def upload(writer: StateWriter) -> OperatorSnapshot:
+            return replace(taken.upload(writer), lists={EVENT_TIME: elements})
+
+        return PendingSnapshot(taken.uid, upload, taken.discard)
+
+    def _now(self) -> int:
+        if self._clock is not None:
+            self._advance(self._clock.now_ms())
+        return self._watermark
+
+    def _panes_of(self, rows: pa.RecordBatch) -> Ints:
+        windows = self._windows
+        if self._clock is not None:
+            pane = (self._clock.now_ms() - windows.offset_ms) // windows.pane_ms
+            return np.full(rows.num_rows, pane, np.int64)
+        assert self._time is not None
+        try:
+            times = times_ms(rows.column(self._time), self._time)
+        except BadStateValue as error:
+            raise user_error(self.uid, error, rows, error.row) from error
+        panes: Ints = (times - windows.offset_ms) // windows.pane_ms
+        return panes
+
+    def _pane_at(self, start_ms: int) -> int:
+        return (start_ms - self._windows.offset_ms) // self._windows.pane_ms
+
+    def _advance(self, now: int) -> None:
+        """Emit what is due at `now`, and remove what is over."""
+        before, self._watermark = self._watermark, now
+        if self._next_ms is None or now < self._next_ms:
+            return
+        self._fire(before, now)
+        over = self._windows.last_over(now)
+        gone = [pane for pane in self._panes if pane <= over]
+        if gone:
+            self._table.remove(self._select(min(gone), over + 1))
+            self._panes.difference_update(gone)
+        self._next_ms = self._windows.next_ms(self._panes, now)
+
+    def _select(self, first: int, stop: int) -> Ints:
+        """Return the slots of panes `first` to before `stop`."""
+        start_of = self._windows.start_of
+        limits = (max(start_of(first), _INT64.min), min(start_of(stop), _INT64.max))
+        return self._table.select(*limits)
+
+    def _fire(self, before: int, now: int) -> None:
+        """Emit the windows that are due at `now` and were not `before`."""
+        windows = self._windows
+        due = windows.due(self._panes, before, now)
+        if windows.overlap:
+            for end in due:
+                slots = self._slots_of(end)
+                self._emit(self._not_fired(slots, np.full(len(slots), end), before), end)
+        elif due:
+            # Each pane is a window, and those in between are due, too: all in one go.
+            slots = self._select(windows.panes_of(due[0]).start, windows.panes_of(due[-1]).stop)
+            ends = self._table.namespaces_of(slots) + windows.size_ms
+            self._emit(self._not_fired(slots, ends, before))
+
+    def _not_fired(self, slots: Ints, ends: Ints, before: int) -> Ints:
+        """Return the slots whose windows have not fired before a restore."""
+        if before >= self._restored.most:
+            return slots
+        return slots[self._restored.told_of(self._table.groups_of(slots)) < ends - 1]
+
+    def _fire_again(self, changed: Ints, panes: Sequence[int], now: int) -> None:
+        """Emit the windows of changed slots in these panes that have fired and are not over."""
+        windows = self._windows
+        for end in windows.due(panes, now - windows.lateness_ms, now):
+            slots = self._slots_of(end)
+            mine = np.isin(slots, changed)
+            if windows.overlap and mine.any():
+                self._emit(slots, end, mine)
+            else:
+                self._emit(slots[mine])
+
+    def _slots_of(self, end: int) -> Ints:
+        panes = self._windows.panes_of(end)
+        return self._select(panes.start, panes.stop)
+
+    def _emit(
+        self, slots: Ints, end: int | None = None, of_keys: npt.NDArray[np.bool_] | None = None
+    ) -> None:
+        """Emit the window that ends at `end`, or each slot's own; of all keys or some."""
+        if not len(slots):
+            return
+        table, size_ms = self._table, self._windows.size_ms
+        if end is None:
+            starts = table.namespaces_of(slots)
+            totals = [table.values(place, slots) for place in range(len(self._columns))]
+        else:
+            slots, places, totals = table.merged(slots)
+            if of_keys is not None:
+                chosen = np.unique(places[of_keys])
+                slots, totals = slots[chosen], [one.take(pa.array(chosen)) for one in totals]
+            starts = np.full(len(slots), end - size_ms)
+        moments = [pa.array(starts), pa.array(starts + size_ms)]
+        arrays = [*table.keys_of(slots), *moments, *totals]
+        made = pa.record_batch(
+            [one.cast(field.type) for one, field in zip(arrays, self._schema, strict=True)],
+            schema=self._schema,
+        )
+        for first in range(0, made.num_rows, ROWS_A_BATCH):
+            self.emit(made.slice(first, ROWS_A_BATCH))
+
+    def _late(self, rows: pa.RecordBatch) -> None:
+        """Put aside, or leave out, what is later than all windows that it is in."""
+        if self._late_tag is not None:
+            self.emit_to(self._late_tag.name, rows)
+            return
+        before = self.rejected
+        self.rejected += rows.num_rows
+        # At 1, 10, 100 …: a stream of late rows must not fill the disk with log lines.
+        if len(str(before)) < len(str(self.rejected)) or not before:
+            _log.warning(
+                "operator %s leaves out late records, %d so far: event time is at %d ms, and all"
+                " their windows are over; one of them: %s",
+                self.uid,
+                self.rejected,
+                self._watermark,
+                record_text(rows, 0)[:RECORD_LENGTH_MAX],
+            )
+
+
+def _distinct(panes: Ints) -> list[int]:
+    """Return the panes, in order."""
+    first, last = int(panes.min()), int(panes.max())
+    if first == last:
+        return [first]
+    found: list[int]
+    if last - first < 1 << 16:
+        found = (np.flatnonzero(np.bincount(panes - first)) + first).tolist()
+    else:
+        found = np.unique(panes).tolist()
+    return found

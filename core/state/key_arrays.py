@@ -1,0 +1,37 @@
+"""Key columns as Arrow arrays again, of the types that they were read from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from onceflow.core.state.key_columns import BytesKeys, FixedKeys, KeyColumn
+from onceflow.core.state.slot_index import binary_of
+
+_A_UNIT = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+"""Nanoseconds in a timestamp's unit."""
+
+
+def key_array(column: KeyColumn, kind: pa.DataType) -> pa.Array:
+    """Return the keys as an array of type `kind`; instants beyond 64-bit nanoseconds are lost."""
+    if pa.types.is_dictionary(kind):
+        return key_array(column, kind.value_type).dictionary_encode().cast(kind)
+    if isinstance(column, BytesKeys):
+        return binary_of(column).cast(kind)
+    return _fixed_array(column, kind)
+
+
+def _fixed_array(column: FixedKeys, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_decimal(kind):
+        words = np.stack(column.words, axis=1).astype("<u8")
+        return pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(words.tobytes())])
+    if kind == pa.uint64():
+        return pa.array(column.words[0])
+    numbers = column.words[0].view(np.int64)
+    if pa.types.is_timestamp(kind):
+        return pa.array(numbers // _A_UNIT[kind.unit]).cast(kind)
+    if pa.types.is_date32(kind):
+        return pa.array(numbers).cast(pa.int32()).cast(kind)
+    if pa.types.is_date64(kind):
+        return pa.array(numbers).cast(pa.int32()).cast(pa.date32()).cast(kind)
+    return pa.array(numbers).cast(kind)

@@ -1,0 +1,417 @@
+"""Windows that a function of the user's computes, and sessions: one record at a time.
+
+A keyed function like any other, over value and map states and timers, so it survives what they do.
+Of each key it keeps its open windows, and for each of these what its records came to: the records,
+or an accumulator. What two sessions have kept stays in two parts when they become one.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import pyarrow as pa
+
+from onceflow.core.functions import (
+    Aggregate,
+    KeyedFunction,
+    OutputTag,
+    Record,
+    SideOutput,
+    StateAccess,
+)
+from onceflow.core.protocol.windows import PaneWindows
+from onceflow.core.state import (
+    AggregateFunction,
+    MapState,
+    MapStateDescriptor,
+    Timer,
+    Timers,
+    ValueState,
+    ValueStateDescriptor,
+)
+from onceflow.core.state.key_groups import nanoseconds_of
+from onceflow.core.windows import (
+    EventTimeSessionWindows,
+    TumblingProcessingTimeWindows,
+    WindowAssigner,
+    pane_windows,
+)
+
+_log = logging.getLogger("onceflow.runtime")
+
+
+@dataclass(frozen=True, slots=True)
+class TimeWindow:
+    """A window: `start_ms` <= time < `end_ms`, in milliseconds since 1970."""
+
+    start_ms: int
+    end_ms: int
+
+
+class ProcessWindowFunction(ABC):
+    """A function of all records of a key and window, called when the window is due.
+
+    Pickled to the slots, as a `KeyedFunction` is.
+    """
+
+    @abstractmethod
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        """Return the schema of the records that `process` returns. Runs on the driver."""
+
+    def open(self, state: StateAccess) -> None:  # noqa: B027 - optional hook
+        """Take hold of states of the key, which all its windows share."""
+
+    @abstractmethod
+    def process(
+        self, key: Any, window: TimeWindow, records: list[Record]
+    ) -> Record | Iterable[Record] | None:
+        """Return the record or records that follow from the window, or None.
+
+        `key` is the value of the key column, or a tuple of several. Called once when the window is
+        due, and again for each record that comes within the allowed lateness.
+        """
+
+    def close(self) -> None:  # noqa: B027 - optional hook
+        """Release what `open` took. Not called when the process is killed."""
+
+
+class WindowContent(ABC):
+    """What is kept of a window's records, and what they come to."""
+
+    @abstractmethod
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        """Return the schema of what windows emit."""
+
+    @abstractmethod
+    def open(self, state: StateAccess) -> None:
+        """Take hold of the states."""
+
+    @abstractmethod
+    def add(self, part: int, count: int, record: Record) -> None:
+        """Keep the record number `count` of a part of the current key."""
+
+    @abstractmethod
+    def result(
+        self, key: Any, window: TimeWindow, parts: Mapping[int, int]
+    ) -> Record | Iterable[Record] | None:
+        """Return what the records of the parts come to; `parts` has the count of each."""
+
+    @abstractmethod
+    def forget(self, parts: Mapping[int, int]) -> None:
+        """Keep nothing of the parts."""
+
+    def close(self) -> None:  # noqa: B027 - optional hook
+        """Release what `open` took."""
+
+
+class KeptRecords(WindowContent):
+    """All records of a window, for a function of the user's."""
+
+    def __init__(self, function: ProcessWindowFunction) -> None:
+        self._function = function
+
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        """Return that of the function."""
+        return self._function.output_schema(input_schema)
+
+    def open(self, state: StateAccess) -> None:
+        """Take hold of the states."""
+        descriptor = MapStateDescriptor[Any, Any]("onceflow.window-records", tuple[int, int])
+        self._records: MapState[tuple[int, int], Record] = state.map_state(descriptor)
+        self._function.open(state)
+
+    def add(self, part: int, count: int, record: Record) -> None:
+        """Keep the record."""
+        self._records.put((part, count), record)
+
+    def result(
+        self, key: Any, window: TimeWindow, parts: Mapping[int, int]
+    ) -> Record | Iterable[Record] | None:
+        """Return what the function makes of the records."""
+        numbers = [(part, number) for part, count in parts.items() for number in range(count)]
+        records = [cast("Record", self._records.get(number)) for number in numbers]
+        return self._function.process(key, window, records)
+
+    def forget(self, parts: Mapping[int, int]) -> None:
+        """Remove the records."""
+        for part, count in parts.items():
+            for number in range(count):
+                self._records.remove((part, number))
+
+    def close(self) -> None:
+        """Close the function."""
+        self._function.close()
+
+
+class KeptAccumulators(WindowContent):
+    """An accumulator of a window's records; emitted with the key and the window."""
+
+    def __init__(
+        self,
+        function: AggregateFunction[Record, Any, Record],
+        key: Sequence[str],
+        schema: pa.Schema,
+    ) -> None:
+        self._function = function
+        self._key = tuple(key)
+        self._schema = schema
+
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        """Return key, window and results."""
+        return self._schema
+
+    def open(self, state: StateAccess) -> None:
+        """Take hold of the states."""
+        descriptor = MapStateDescriptor[Any, Any]("onceflow.window-accumulators", int)
+        self._kept: MapState[int, Any] = state.map_state(descriptor)
+
+    def add(self, part: int, count: int, record: Record) -> None:
+        """Add the record to the part's accumulator."""
+        before = self._kept.get(part) if count else self._function.create_accumulator()
+        self._kept.put(part, self._function.add(record, before))
+
+    def result(self, key: Any, window: TimeWindow, parts: Mapping[int, int]) -> Record:
+        """Return the result of all parts' accumulators as one."""
+        first, *others = (self._kept.get(part) for part in parts)
+        for other in others:
+            first = self._function.merge(first, other)
+        keys = key if len(self._key) > 1 else (key,)
+        made: Record = dict(zip(self._key, keys, strict=True))
+        made |= {"window_start": window.start_ms, "window_end": window.end_ms}
+        return made | self._function.get_result(first)
+
+    def forget(self, parts: Mapping[int, int]) -> None:
+        """Remove the accumulators."""
+        for part in parts:
+            self._kept.remove(part)
+
+
+class SeveralAggregates(AggregateFunction[Record, Any, Record]):
+    """`sum_`, `count`, `min_` and `max_`, as `running` computes them."""
+
+    def __init__(self, aggregates: Mapping[str, Aggregate]) -> None:
+        self._aggregates = dict(aggregates)
+
+    def create_accumulator(self) -> list[Any]:
+        """Return what no record comes to."""
+        return [0 if one.op in ("sum", "count") else None for one in self._aggregates.values()]
+
+    def add(self, value: Record, accumulator: list[Any]) -> list[Any]:
+        """Return the totals with a record."""
+        mine = [1 if one.column is None else value[one.column] for one in self._aggregates.values()]
+        return self.merge(accumulator, mine)
+
+    def merge(self, one: list[Any], other: list[Any]) -> list[Any]:
+        """Return the totals of both."""
+        pairs = zip(self._aggregates.values(), one, other, strict=True)
+        return [_folded(aggregate.op, before, value) for aggregate, before, value in pairs]
+
+    def get_result(self, accumulator: list[Any]) -> Record:
+        """Return the totals by name."""
+        return dict(zip(self._aggregates, accumulator, strict=True))
+
+
+def _folded(op: str, before: Any, value: Any) -> Any:
+    if value is None or before is None:
+        return before if value is None else value
+    if op in ("sum", "count"):
+        return before + value
+    if isinstance(before, float):
+        # NaN is the largest, as in the vectorised aggregates.
+        return float(np.fmin(before, value) if op == "min" else np.maximum(before, value))
+    return min(before, value) if op == "min" else max(before, value)
+
+
+OpenWindow: TypeAlias = tuple[int, int, dict[int, int]]
+"""Start, end, and how many records each part has."""
+
+
+class WindowedFunction(KeyedFunction):
+    """Assigns records to windows, and emits a window when it is due."""
+
+    def __init__(
+        self,
+        windows: WindowAssigner,
+        key: Sequence[str],
+        time: str | None,
+        lateness_ms: int,
+        content: WindowContent,
+        late: OutputTag | None = None,
+    ) -> None:
+        self._late_tag = late
+        self._windows = windows
+        self._key = tuple(key)
+        self._time = time
+        self._lateness_ms = lateness_ms
+        self._content = content
+        self._late = 0
+
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        """Return that of the content."""
+        return self._content.output_schema(input_schema)
+
+    def open(self, state: StateAccess) -> None:
+        """Take hold of the states."""
+        self._panes: PaneWindows | None = None
+        if isinstance(self._windows, EventTimeSessionWindows):
+            self._gap_ms = self._windows.gap_ms
+        else:
+            self._panes = pane_windows(self._windows, self._lateness_ms)
+        descriptor = ValueStateDescriptor[Any]("onceflow.windows", list[OpenWindow])
+        self._open: ValueState[list[OpenWindow] | None] = state.value_state(descriptor)
+        self._timers: Timers = state.timers()
+        self._late_records: SideOutput | None = None
+        if self._late_tag is not None:
+            self._late_records = state.side_output(self._late_tag)
+        self._content.open(state)
+
+    def process(self, record: Record) -> list[Record]:
+        """Add the record to its windows; return what those emit that were due before."""
+        now = self._now()
+        before = self._open.get() or []
+        windows, mine = self._placed(before, self._at(record), now)
+        if not mine:
+            self._leave_out(record, now)
+            return []
+        made: list[Record] = []
+        for window in mine:
+            _, end, parts = window
+            part = next(reversed(parts))
+            self._content.add(part, parts[part], record)
+            parts[part] += 1
+            if end - 1 <= now:
+                self._emit(self._key_of(record), window, made)
+        self._open.set(windows)
+        return made
+
+    def on_timer(self, timer: Timer) -> list[Record]:
+        """Return what the windows emit that are due; forget those that are over."""
+        made: list[Record] = []
+        left: list[OpenWindow] = []
+        for window in self._open.get() or []:
+            due_ms = window[1] - 1
+            if due_ms == timer.at_ms:
+                self._emit(timer.key, window, made)
+            if due_ms + self._lateness_ms <= timer.at_ms:
+                self._content.forget(window[2])
+            else:
+                left.append(window)
+        self._open.set(left or None)
+        return made
+
+    def close(self) -> None:
+        """Close the content."""
+        self._content.close()
+
+    def _placed(
+        self, windows: list[OpenWindow], at: int, now: int
+    ) -> tuple[list[OpenWindow], list[OpenWindow]]:
+        """Return the key's windows with those of a record at `at`, and the latter alone."""
+        if self._panes is None:
+            return self._merged(windows, at, at + self._gap_ms, now)
+        mine: list[OpenWindow] = []
+        placed = list(windows)
+        for end in self._panes.ends_of((at - self._panes.offset_ms) // self._panes.pane_ms):
+            if end - 1 + self._lateness_ms <= now:
+                continue
+            known = next((window for window in windows if window[1] == end), None)
+            if known is None:
+                known = (end - self._panes.size_ms, end, {_new_part(placed): 0})
+                placed.append(known)
+                self._register(end, now)
+            mine.append(known)
+        return placed, mine
+
+    def _merged(
+        self, windows: list[OpenWindow], start: int, end: int, now: int
+    ) -> tuple[list[OpenWindow], list[OpenWindow]]:
+        """Return the key's sessions with the one of a record, which may join several."""
+        joined = [one for one in windows if one[0] <= end and start <= one[1]]
+        others = [one for one in windows if one not in joined]
+        first = min([start, *(one[0] for one in joined)])
+        last = max([end, *(one[1] for one in joined)])
+        if last - 1 + self._lateness_ms <= now:
+            return windows, []
+        parts = {part: count for one in joined for part, count in one[2].items()}
+        session = (first, last, parts or {_new_part(windows): 0})
+        if last not in (one[1] for one in joined):
+            self._register(last, now)
+        for one in joined:
+            if one[1] != last:
+                self._unregister(one[1], others)
+        return [*others, session], [session]
+
+    def _register(self, end: int, now: int) -> None:
+        for moment in {end - 1, end - 1 + self._lateness_ms}:
+            if moment > now:
+                self._register_at(moment)
+
+    @property
+    def _by_clock(self) -> bool:
+        return isinstance(self._windows, TumblingProcessingTimeWindows)
+
+    def _register_at(self, moment: int) -> None:
+        if self._by_clock:
+            self._timers.register_processing_time_timer(moment)
+        else:
+            self._timers.register_event_time_timer(moment)
+
+    def _unregister(self, end: int, others: Sequence[OpenWindow]) -> None:
+        """Forget the timers of a session that has become longer, unless another needs them."""
+        needed = {one[1] - 1 + more for one in others for more in (0, self._lateness_ms)}
+        for moment in {end - 1, end - 1 + self._lateness_ms} - needed:
+            self._timers.delete_event_time_timer(moment)
+
+    def _now(self) -> int:
+        if self._by_clock:
+            return self._timers.current_processing_time()
+        return self._timers.current_watermark()
+
+    def _at(self, record: Record) -> int:
+        if self._time is None:
+            return self._timers.current_processing_time()
+        at = record[self._time]
+        if at is None:
+            raise ValueError(
+                f"{self._time!r} is null: a record without an event time is in no window; give it"
+                " one, or filter it"
+            )
+        return nanoseconds_of(at) // 1_000_000 if isinstance(at, datetime) else int(at)
+
+    def _key_of(self, record: Record) -> Any:
+        first, *others = (record[name] for name in self._key)
+        return (first, *others) if others else first
+
+    def _emit(self, key: Any, window: OpenWindow, made: list[Record]) -> None:
+        start, end, parts = window
+        result = self._content.result(key, TimeWindow(start, end), parts)
+        if isinstance(result, dict):
+            made.append(cast("Record", result))
+        elif result is not None:
+            made.extend(result)
+
+    def _leave_out(self, record: Record, now: int) -> None:
+        if self._late_records is not None:
+            self._late_records.emit(record)
+            return
+        self._late += 1
+        # At 1, 10, 100 …: a stream of late records must not fill the disk with log lines.
+        if str(self._late).strip("0") == "1":
+            _log.warning(
+                "%s leaves out late records, %d so far: event time is at %d ms, and all their"
+                " windows are over; one of them: %.300r",
+                type(self._windows).__name__,
+                self._late,
+                now,
+                record,
+            )
+
+
+def _new_part(windows: Sequence[OpenWindow]) -> int:
+    return 1 + max((part for window in windows for part in window[2]), default=0)

@@ -1,0 +1,268 @@
+"""Windows of one record at a time, sessions among them, compared with windows of a few lines."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.conformance.state_job import BACKENDS, MAX_PARALLELISM, SUITE_BACKENDS, Job
+from tests.unit.state.state_storage_doubles import MemoryStorage
+
+from onceflow import (
+    AggregateFunction,
+    EventTimeSessionWindows,
+    ProcessWindowFunction,
+    Record,
+    SlidingEventTimeWindows,
+    StateAccess,
+    TimeWindow,
+    TumblingEventTimeWindows,
+    ValueStateDescriptor,
+    count,
+    max_,
+    min_,
+    sum_,
+)
+from onceflow.core.errors import UserFunctionError
+from onceflow.core.graph import ProcessKeyed
+from onceflow.core.protocol.snapshots import StateHandle
+from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
+from onceflow.core.runtime.dataflow.channels import Batch
+from onceflow.core.runtime.dataflow.function_operators import KeyedProcessor
+from onceflow.core.state import StateBackend, key_group_of
+from onceflow.core.window_functions import (
+    KeptAccumulators,
+    KeptRecords,
+    SeveralAggregates,
+    WindowContent,
+    WindowedFunction,
+)
+from onceflow.core.windows import WindowAssigner, window_schema
+
+SCHEMA = pa.schema([("account", pa.string()), ("at", pa.int64()), ("amount", pa.int64())])
+AGGREGATES = {"total": sum_("amount"), "n": count(), "low": min_("amount"), "high": max_("amount")}
+RESULTS = {name: one.result_type(SCHEMA) for name, one in AGGREGATES.items()}
+OUT = window_schema(SCHEMA, ["account"], "at", RESULTS)
+Row = tuple[str, int, int | None]
+
+
+@pytest.fixture(params=SUITE_BACKENDS)
+def backend(request: pytest.FixtureRequest) -> StateBackend:
+    return BACKENDS[request.param]
+
+
+@pytest.fixture
+def job(backend: StateBackend, tmp_path: Path) -> Iterator[Job]:
+    running = Job(backend, tmp_path / "scratch", MemoryStorage())
+    yield running
+    running.close()
+
+
+class Several(ProcessWindowFunction):
+    """The aggregates, from all records, and how many windows of the key there were before."""
+
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        return OUT
+
+    def open(self, state: StateAccess) -> None:
+        self._windows = state.value_state(ValueStateDescriptor("seen", int, default=0))
+
+    def process(self, key: Any, window: TimeWindow, records: list[Record]) -> Iterable[Record]:
+        self._windows.set(self._windows.get() + 1)
+        amounts = [record["amount"] for record in records]
+        yield _record(key, window.start_ms, window.end_ms, amounts)
+
+
+def _record(key: str, start: int, end: int, amounts: Sequence[int | None]) -> Record:
+    known = [amount for amount in amounts if amount is not None]
+    low, high = min(known, default=None), max(known, default=None)
+    values = (key, start, end, sum(known), len(amounts), low, high)
+    return dict(zip(OUT.names, values, strict=True))
+
+
+class Model:
+    """Keeps every window with its amounts."""
+
+    def __init__(self, windows: WindowAssigner, lateness: int) -> None:
+        self._windows = windows
+        self._lateness = lateness
+        self._held: dict[str, list[tuple[int, int, list[int | None]]]] = {}
+        self.now = NO_WATERMARK
+
+    def take(self, row: Row) -> list[Record]:
+        key, at, amount = row
+        held = self._held.setdefault(key, [])
+        mine = self._session(held, at) if self._sessions else self._fixed(held, at)
+        for _, _, amounts in mine:
+            amounts.append(amount)
+        return [_record(key, *window) for window in mine if window[1] - 1 <= self.now]
+
+    def advance(self, now: int) -> list[Record]:
+        made: list[Record] = []
+        for key, held in self._held.items():
+            made += [_record(key, *one) for one in held if self.now < one[1] - 1 <= now]
+            held[:] = [one for one in held if one[1] - 1 + self._lateness > now]
+        self.now = now
+        return made
+
+    @property
+    def _sessions(self) -> bool:
+        return isinstance(self._windows, EventTimeSessionWindows)
+
+    def _session(self, held: list[Any], at: int) -> list[Any]:
+        assert isinstance(self._windows, EventTimeSessionWindows)
+        start, end = at, at + self._windows.gap_ms
+        joined = [one for one in held if one[0] <= end and start <= one[1]]
+        start = min([start, *(one[0] for one in joined)])
+        end = max([end, *(one[1] for one in joined)])
+        if end - 1 + self._lateness <= self.now:
+            return []
+        session = (start, end, [amount for one in joined for amount in one[2]])
+        held[:] = [one for one in held if one not in joined] + [session]
+        return [session]
+
+    def _fixed(self, held: list[Any], at: int) -> list[Any]:
+        assert not isinstance(self._windows, EventTimeSessionWindows)
+        size = round(float(self._windows.size) * 1000)
+        slide = size
+        if isinstance(self._windows, SlidingEventTimeWindows):
+            slide = round(float(self._windows.slide) * 1000)
+        mine: list[Any] = []
+        for start in range(at - at % slide, at - size, -slide):
+            if start + size - 1 + self._lateness > self.now:
+                known = [one for one in held if one[0] == start]
+                window: Any = known[0] if known else (start, start + size, [])
+                held += [] if known else [window]
+                mine.append(window)
+        return mine
+
+
+class Running:
+    """Operators side by side."""
+
+    def __init__(
+        self,
+        job: Job,
+        windows: WindowAssigner,
+        lateness: int,
+        content: WindowContent,
+        parallelism: int = 1,
+        handles: Sequence[StateHandle] = (),
+    ) -> None:
+        self._job = job
+        self._made: list[pa.RecordBatch] = []
+        self.operators: list[tuple[range, KeyedProcessor]] = []
+        for index in range(parallelism):
+            # Each slot has an instance of its own.
+            mine = copy.deepcopy(content)
+            function = WindowedFunction(windows, ["account"], "at", lateness, mine)
+            store = job.open(handles, index=index, parallelism=parallelism)
+            operator = KeyedProcessor("op", ProcessKeyed(("account",), function), store, OUT)
+            operator.outputs.append(lambda batch: self._made.append(batch.rows))
+            self.operators.append((job.context(index, parallelism).key_groups, operator))
+
+    def take(self, row: Row) -> list[Record]:
+        batch = pa.record_batch([pa.array([v], f.type) for v, f in zip(row, SCHEMA, strict=True)],
+                                schema=SCHEMA)  # fmt: skip
+        group = key_group_of(row[0], MAX_PARALLELISM)
+        (operator,) = [operator for groups, operator in self.operators if group in groups]
+        operator.receive(Batch(batch))
+        return self.emitted()
+
+    def advance(self, now: int) -> list[Record]:
+        for _, operator in self.operators:
+            operator.on_watermark(now)
+        return self.emitted()
+
+    def emitted(self) -> list[Record]:
+        rows = [row for batch in self._made for row in batch.to_pylist()]
+        self._made.clear()
+        for row in rows:
+            for name in ("window_start", "window_end"):
+                row[name] = round(row[name].timestamp() * 1000)
+        return rows
+
+    def snapshot(self) -> list[StateHandle]:
+        handles: list[StateHandle] = []
+        checkpoint = self._job.next_checkpoint()
+        for _, operator in self.operators:
+            pending = operator.snapshot(checkpoint)
+            handles += pending.upload(self._job.storage).keyed
+            operator.completed(checkpoint)
+        return handles
+
+
+def counted(records: Iterable[Record]) -> Counter[tuple[Any, ...]]:
+    return Counter(tuple(record.values()) for record in records)
+
+
+CONTENTS: dict[str, WindowContent] = {
+    "records": KeptRecords(Several()),
+    "accumulators": KeptAccumulators(SeveralAggregates(AGGREGATES), ["account"], OUT),
+}
+KINDS: list[tuple[WindowAssigner, int]] = [
+    (TumblingEventTimeWindows(0.010), 6),
+    (SlidingEventTimeWindows(0.012, 0.004), 0),
+    (EventTimeSessionWindows(0.004), 0),
+    (EventTimeSessionWindows(0.003), 9),
+]
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize(("windows", "lateness"), KINDS, ids=str)
+def test_windows_of_records_equal_the_model_through_snapshots_and_rescaling(
+    job: Job, windows: WindowAssigner, lateness: int, content: str
+) -> None:
+    rng = random.Random(f"{windows} {content}")
+    model = Model(windows, lateness)
+    running = Running(job, windows, lateness, CONTENTS[content])
+    now = 1_000
+    for step in range(60):
+        now += rng.choice([0, 1, 2, 9])
+        row = (f"k{rng.randrange(4)}", now - rng.randrange(15), rng.choice([None, step]))
+        assert counted(running.take(row)) == counted(model.take(row))
+        if rng.random() < 0.3:
+            assert counted(running.advance(now - 5)) == counted(model.advance(now - 5))
+        if step % 30 == 29:
+            handles = running.snapshot()
+            parallelism = rng.choice([1, 2])
+            running = Running(job, windows, lateness, CONTENTS[content], parallelism, handles)
+            # A restored subtask learns of event time from its inputs, before their records.
+            told = model.now
+            assert running.advance(told) == []
+    assert counted(running.advance(MAX_WATERMARK)) == counted(model.advance(MAX_WATERMARK))
+
+
+class NoMerge(AggregateFunction[Record, int, Record]):
+    """Counts, and cannot merge."""
+
+    def create_accumulator(self) -> int:
+        return 0
+
+    def add(self, value: Record, accumulator: int) -> int:
+        return accumulator + 1
+
+    def get_result(self, accumulator: int) -> Record:
+        return {"total": accumulator, "n": accumulator, "low": None, "high": None}
+
+
+def test_sessions_that_become_one_need_a_merge_and_say_so(job: Job) -> None:
+    content = KeptAccumulators(NoMerge(), ["account"], OUT)
+    running = Running(job, EventTimeSessionWindows(0.004), 0, content)
+    running.take(("a", 1, 1))
+    running.take(("a", 9, 1))
+    running.take(("a", 5, 1))
+    with pytest.raises(UserFunctionError, match=r"NoMerge has no merge\(\)"):
+        running.advance(100)
+
+
+def test_a_record_without_event_time_is_named(job: Job) -> None:
+    running = Running(job, TumblingEventTimeWindows(1), 0, CONTENTS["records"])
+    with pytest.raises(UserFunctionError, match=r"'at' is null"):
+        running.take(("a", None, 1))  # type: ignore[arg-type]

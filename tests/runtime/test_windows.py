@@ -1,0 +1,200 @@
+"""Windows come out once and whole, whatever happens to slots and however many there are."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+from tests.runtime.test_recovery import BACKENDS, await_checkpoints
+from tests.runtime.test_timers import await_rows
+from tests.support.clusters import AnyCluster
+from tests.support.counting_source import CountingSource, amount_of
+from tests.support.directory_sink import DirectorySink
+from tests.support.ledger import SETTINGS
+
+from onceflow import (
+    Checkpointing,
+    FixedDelay,
+    HeapBackend,
+    JobState,
+    Pipeline,
+    RocksDBBackend,
+    SlidingEventTimeWindows,
+    StateBackend,
+    TumblingEventTimeWindows,
+    TumblingProcessingTimeWindows,
+    WatermarkStrategy,
+    count,
+    sum_,
+)
+from onceflow.core.errors import ConfigError
+from onceflow.core.windows import PaneAssigner
+
+
+def windowed(
+    cluster: AnyCluster,
+    directory: Path,
+    source: CountingSource,
+    windows: PaneAssigner,
+    *,
+    backend: StateBackend | None = None,
+    parallelism: int = 2,
+    watermarks: WatermarkStrategy | None = None,
+    unaligned: bool = False,
+) -> tuple[Pipeline, DirectorySink]:
+    sink = DirectorySink(str(directory / "out"))
+    pipeline = Pipeline(
+        cluster,
+        name="windows",
+        parallelism=parallelism,
+        checkpointing=Checkpointing(
+            storage=str(directory / "checkpoints"), interval=0.1, unaligned=unaligned
+        ),
+        state_backend=backend,
+        restart=FixedDelay(attempts=20, delay_s=0.01),
+        settings=SETTINGS,
+    )
+    records = pipeline.read(source, uid="records", watermarks=watermarks)
+    sums = records.key_by("account").window(windows)
+    sums.aggregate(total=sum_("amount"), n=count(), uid="sums").write(sink, uid="out")
+    return pipeline, sink
+
+
+def expected(
+    source: CountingSource, size: int, slide: int
+) -> dict[tuple[str, int], tuple[int, int]]:
+    """By account and start, total and count; a record's time is its id, in milliseconds."""
+    found: dict[tuple[str, int], tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for record in range(source.records):
+        for start in range(record - record % slide, record - size, -slide):
+            key = str(record % source.accounts), start
+            total, n = found[key]
+            found[key] = total + amount_of(record), n + 1
+    return dict(found)
+
+
+def assert_windows(sink: DirectorySink, source: CountingSource, size: int, slide: int) -> None:
+    rows = sink.rows()
+    keys = [(row["account"], round(row["window_start"].timestamp() * 1000)) for row in rows]
+    assert [key for key, times in Counter(keys).items() if times > 1] == []
+    found = {key: (row["total"], row["n"]) for key, row in zip(keys, rows, strict=True)}
+    assert found == expected(source, size, slide)
+    lengths = {(row["window_end"] - row["window_start"]).total_seconds() for row in rows}
+    assert lengths == {size / 1000}
+    assert sink.prepared() == []
+
+
+STRATEGY = WatermarkStrategy("id", max_out_of_orderness=0.002)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("windows", "size", "slide", "unaligned"),
+    [
+        pytest.param(TumblingEventTimeWindows(0.5), 500, 500, False, id="tumbling"),
+        pytest.param(SlidingEventTimeWindows(0.6, 0.2), 600, 200, True, id="sliding, unaligned"),
+    ],
+)
+def test_windows_come_out_once_through_kills_and_rescaling(
+    cluster: AnyCluster,
+    tmp_path: Path,
+    backend: StateBackend,
+    windows: PaneAssigner,
+    size: int,
+    slide: int,
+    unaligned: bool,
+) -> None:
+    source = CountingSource(12_000, splits_count=3, pause_s=0.01, ends_with=str(tmp_path / "ends"))
+    for parallelism in (2, 3):
+        pipeline, sink = windowed(
+            cluster,
+            tmp_path,
+            source,
+            windows,
+            backend=backend,
+            parallelism=parallelism,
+            watermarks=STRATEGY,
+            unaligned=unaligned,
+        )
+        job = pipeline.start()
+        await_checkpoints(job, job.status().checkpoints_completed + 2, 60)
+        os.kill(job.status().slots[0].pid, signal.SIGKILL)
+        if parallelism == 2:
+            await_rows(sink, 100, 60)
+            assert job.stop(60).state is JobState.STOPPED
+        else:
+            await_checkpoints(job, job.status().checkpoints_completed + 2, 60)
+            (tmp_path / "ends").touch()
+            assert job.wait(60).state is JobState.FINISHED
+    assert_windows(sink, source, size, slide)
+
+
+def test_a_savepoint_moves_open_windows_from_rocksdb_to_the_heap(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    source = CountingSource(4_000, splits_count=3, pause_s=0.005, ends_with=str(tmp_path / "ends"))
+    windows = TumblingEventTimeWindows(0.5)
+    pipeline, sink = windowed(
+        cluster, tmp_path, source, windows, backend=RocksDBBackend(), watermarks=STRATEGY
+    )
+    job = pipeline.start()
+    await_checkpoints(job, 1, 60)
+    await_rows(sink, 100, 60)
+    status = job.stop(60, savepoint=True)
+    assert status.state is JobState.STOPPED
+    pipeline, sink = windowed(
+        cluster, tmp_path, source, windows, backend=HeapBackend(), watermarks=STRATEGY
+    )
+    (tmp_path / "ends").touch()
+    job = pipeline.start(from_savepoint=status.savepoints[-1].place)
+    assert job.wait(60).state is JobState.FINISHED
+    assert_windows(sink, source, 500, 500)
+
+
+def test_windows_in_processing_time_hold_each_record_once(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    source = CountingSource(2_000, accounts=10, ends_with=str(tmp_path / "ends"))
+    windows = TumblingProcessingTimeWindows(0.2)
+    pipeline, sink = windowed(cluster, tmp_path, source, windows)
+    job = pipeline.start()
+    await_checkpoints(job, 1, 60)
+    await_rows(sink, 10, 60)
+    while sum(row["n"] for row in sink.rows()) < source.records:
+        await_rows(sink, len(sink.rows()) + 1, 60)
+    (tmp_path / "ends").touch()
+    assert job.wait(60).state is JobState.FINISHED
+    totals: Counter[str] = Counter()
+    for row in sink.rows():
+        totals[row["account"]] += row["n"]
+    assert totals == dict.fromkeys(map(str, range(10)), 200)
+
+
+def test_mistakes_with_windows_are_refused_before_the_start(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    pipeline = Pipeline(
+        cluster, name="w", checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"))
+    )
+    plain = pipeline.read(CountingSource(1), uid="plain").key_by("account")
+    timed = pipeline.read(CountingSource(1), uid="timed", watermarks=STRATEGY)
+    minute = TumblingEventTimeWindows("1 min")
+    with pytest.raises(ConfigError, match="need watermarks"):
+        plain.window(minute)
+    with pytest.raises(ConfigError, match=r"window\(time='at'\): no such column"):
+        timed.key_by("account").window(minute, time="at")
+    with pytest.raises(ConfigError, match=r"window\(time='account'\): the column is string"):
+        timed.key_by("account").window(minute, time="account")
+    with pytest.raises(ConfigError, match="neither time= nor"):
+        plain.window(TumblingProcessingTimeWindows(1), allowed_lateness=1)
+    with pytest.raises(ConfigError, match="needs at least one"):
+        timed.key_by("account").window(minute).aggregate(uid="w")
+    with pytest.raises(ConfigError, match="two columns 'window_end'"):
+        timed.key_by("account").window(minute).aggregate(window_end=count(), uid="w")
+    with pytest.raises(ConfigError, match="slide=2 is more than size=1"):
+        SlidingEventTimeWindows(1, 2)
+    with pytest.raises(ConfigError, match="size=0 must be 1 ms or more"):
+        TumblingEventTimeWindows(0)
