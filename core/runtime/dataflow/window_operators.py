@@ -295,8 +295,8 @@ class WindowAggregator(KeyedOperator):
         if self._late_tag is not None:
             self.emit_to(self._late_tag.name, rows)
             return
-        before = self.rejected
-        self.rejected += rows.num_rows
+        before, late = self.rejected, len(rows)
+        self.rejected = before + late
         # At 1, 10, 100 …: a stream of late rows must not fill the disk with log lines.
         if len(str(before)) < len(str(self.rejected)) or not before:
             _log.warning(
