@@ -11,9 +11,9 @@ from types import MappingProxyType
 
 CAUGHT_BY: Mapping[str, int] = MappingProxyType(
     {
-        "lets an older checkpoint be decided after a newer": 1385,
+        "lets an older checkpoint be decided after a newer": 543,
         "tells nobody that a checkpoint failed": 715,
-        "deletes shared files that are named again": 236,
+        "deletes shared files that are named again": 254,
         "takes a lost reply of an append for a refusal": 184,
         "takes acks of older attempts": 151,
         "deletes shared files under pending": 104,
@@ -29,7 +29,7 @@ CAUGHT_BY: Mapping[str, int] = MappingProxyType(
         "confirms what its state has not heard of": 28,
         "omits what is decided and not committed": 28,
         "accepts its own orphan record": 27,
-        "deletes shared files unconfirmed": 23,
+        "deletes shared files unconfirmed": 289,
         "never deletes what was uploaded for a savepoint": 21,
         "appends without create-if-absent": 18,
         "takes what exists for its own record": 18,
