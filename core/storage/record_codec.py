@@ -1,6 +1,6 @@
 """How a record of the decision log stands in its file: two lines of JSON, readable by people.
 
-    {"format":1|2,"kind":"attempt_claimed"|"checkpoint_decided","record":{...}}
+    {"format":1|2|3,"kind":"attempt_claimed"|"checkpoint_decided","record":{...}}
     {"sha256":"<of line 1 with its newline>","size_bytes":<of the same>}
 
 The second line seals the first: it is compared as bytes, so any byte that is changed, added or cut
@@ -24,6 +24,9 @@ from onceflow.core.protocol.log import AttemptClaimed, CheckpointDecided, LogEnt
 FORMAT = 1
 FORMAT_WITH_ROWS = 2
 """Of checkpoints with rows in flight, which versions that know only format 1 would lose."""
+FORMAT_WITH_INPUTS = 3
+"""Of those with rows on their way into a second input, which others would give to the first."""
+_FORMATS = (FORMAT, FORMAT_WITH_ROWS, FORMAT_WITH_INPUTS)
 
 _RECORD_REMEDY = (
     "restore the file from a backup of checkpoint storage. Or, knowing that rows which sinks have"
@@ -73,10 +76,10 @@ def decode_record(data: bytes, location: str) -> LogEntry:
     """
     line, digest = unseal(data, location)
     envelope = _decoded(line, _Envelope, location)
-    if envelope.format not in {FORMAT, FORMAT_WITH_ROWS}:
+    if envelope.format not in _FORMATS:
         raise StateIncompatible(
             f"{location} has record format {envelope.format}, and this version of onceflow reads"
-            f" formats {FORMAT} and {FORMAT_WITH_ROWS}: run the job with the version that wrote it,"
+            f" formats {', '.join(map(str, _FORMATS))}: run the job with the version that wrote it,"
             " or a later one"
         )
     record: LogRecord
@@ -93,7 +96,9 @@ def decode_record(data: bytes, location: str) -> LogEntry:
 def _format_of(record: LogRecord) -> int:
     match record:
         case CheckpointDecided(completed=completed):
-            rows = any(snapshot.in_flight for snapshot in completed.snapshots)
+            rows = [one for snapshot in completed.snapshots for one in snapshot.in_flight]
+            if any(one.input for one in rows):
+                return FORMAT_WITH_INPUTS
             return FORMAT_WITH_ROWS if rows else FORMAT
         case _:
             return FORMAT

@@ -76,7 +76,7 @@ snapshots = st.builds(
     subtask=st.builds(SubtaskRef, texts, counts),
     operators=tuples_of(operators),
     timings=st.builds(SnapshotTimings, floats, floats, floats, floats, counts),
-    in_flight=tuples_of(st.builds(InFlight, texts, st.booleans(), handles)),
+    in_flight=tuples_of(st.builds(InFlight, texts, st.booleans(), handles, st.integers(0, 1))),
 )
 completed = st.builds(
     CompletedCheckpoint,
@@ -184,21 +184,24 @@ def test_a_damaged_record_is_named_with_both_checksums_and_what_to_do() -> None:
     assert all(part in message for part in (WHERE, digest, now, "backup", "move this record"))
 
 
-def test_rows_in_flight_are_format_2_which_older_versions_refuse() -> None:
-    """They would ignore the field, and lose the rows."""
+@pytest.mark.parametrize(("into", "number"), [(0, 2), (1, 3)])
+def test_rows_in_flight_are_format_2_or_3_which_older_versions_refuse(
+    into: int, number: int
+) -> None:
+    """They would ignore a field, and lose the rows or give them to another input."""
     handle = StateHandle("rows", "p", 1, "c", 0, 127)
-    flying = SubtaskSnapshot(SubtaskRef("b", 0), in_flight=(InFlight("b", True, handle),))
+    flying = SubtaskSnapshot(SubtaskRef("b", 0), in_flight=(InFlight("b", True, handle, into),))
     completed = replace(decision(5, 1), snapshots=(flying,))
     data, _ = encode_record(CheckpointDecided(2, AttemptId(1), completed, ""))
-    assert data.startswith(b'{"format":2,')
+    assert data.startswith(b'{"format":%d,' % number)
     entry = decode_record(data, WHERE).record
     assert isinstance(entry, CheckpointDecided)
     assert entry.completed == completed
 
 
 def test_a_format_of_a_later_version_is_refused_by_number() -> None:
-    line = encode_record(DECIDED)[0].splitlines()[0].replace(b'"format":1', b'"format":3')
-    with pytest.raises(StateIncompatible, match=r"record format 3, and this .* formats 1 and 2"):
+    line = encode_record(DECIDED)[0].splitlines()[0].replace(b'"format":1', b'"format":4')
+    with pytest.raises(StateIncompatible, match=r"record format 4, and this .* formats 1, 2, 3"):
         decode_record(seal(line)[0], WHERE)
 
 
