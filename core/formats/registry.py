@@ -185,7 +185,7 @@ class SchemaRegistry:
                 f" {self._without_secrets(error)}"
             ) from None
 
-    def schema(self, schema_id: int, *, until: float, serialized: bool = False) -> KeptSchema:
+    def schema(self, schema_id: int, *, until: float) -> KeptSchema:
         """Return the schema of `schema_id`.
 
         An id that the registry does not know is asked for again: it may be behind its writers.
@@ -193,30 +193,25 @@ class SchemaRegistry:
         Args:
             schema_id: From a value's header.
             until: A time of `time.monotonic`.
-            serialized: Of Protobuf: have the registry compile it, as base64 of a descriptor.
 
         Raises:
             RegistryRefusal: It does not know it, at the deadline still, or refuses us.
             RegistryDown: It did not answer before `until`.
         """
-        form = "serialized" if serialized else None
         what = f"schema id {schema_id}"
-        found = self._answer(
-            lambda: self._client.get_schema(schema_id, fmt=form), what, until, unknown_passes=True
-        )
+        ask = partial(self._client.get_schema, schema_id)
+        found = self._answer(ask, what, until, unknown_passes=True)
         return self._kept(schema_id, found, until)
 
-    def latest(self, subject: str, *, until: float, serialized: bool = False) -> KeptSchema:
+    def latest(self, subject: str, *, until: float) -> KeptSchema:
         """Return the latest version of `subject`.
 
         Raises:
             RegistryRefusal: There is no such subject, or we are refused.
             RegistryDown: No answer came before `until`.
         """
-        form = "serialized" if serialized else None
-        found = self._answer(
-            lambda: self._client.get_latest_version(subject, form), f"subject {subject!r}", until
-        )
+        ask = partial(self._client.get_latest_version, subject)
+        found = self._answer(ask, f"subject {subject!r}", until)
         return self._kept(int(found.schema_id or 0), found.schema, until)
 
     def registered(self, subject: str, kind: SchemaKind, text: str, *, until: float) -> int:

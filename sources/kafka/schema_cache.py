@@ -7,6 +7,7 @@ is either down, which ends the attempt, or does not know the id, which makes bad
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from dataclasses import dataclass
@@ -38,22 +39,15 @@ class _Asked:
 class SchemaCache:
     """The schemas that one reader has met; used by its thread."""
 
-    def __init__(
-        self, settings: RegistrySettings, deadline_s: float, *, serialized: bool = False
-    ) -> None:
-        """Ask nothing yet.
-
-        Args:
-            settings: Where the registry is.
-            deadline_s: How long one id is asked for.
-            serialized: Of Protobuf: have the registry compile schemas.
+    def __init__(self, settings: RegistrySettings, deadline_s: float) -> None:
+        """Ask nothing yet; later, one id for `deadline_s` at most.
 
         Raises:
             ConfigError: The registry's client refuses an option, or is not installed.
         """
-        self._registry = SchemaRegistry(settings)
+        SchemaRegistry(settings).close()
+        self._settings = settings
         self._deadline_s = deadline_s
-        self._serialized = serialized
         self._asked: dict[int, _Asked] = {}
         self._one_at_a_time = threading.Lock()
 
@@ -97,9 +91,9 @@ class SchemaCache:
         where = f"{asked.place} needs schema id {schema_id}"
         with self._one_at_a_time:
             try:
-                asked.answer = self._registry.schema(
-                    schema_id, until=until, serialized=self._serialized
-                )
+                # A connection of its own: new ids are rare, and secrets may be rotated.
+                with contextlib.closing(SchemaRegistry(self._settings)) as registry:
+                    asked.answer = registry.schema(schema_id, until=until)
             except RegistryDown as error:
                 asked.answer = SourceUnavailable(
                     f"{where}, and the registry did not answer for {self._deadline_s:g} s: {error}."

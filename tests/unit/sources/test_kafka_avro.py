@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
+import ssl
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +17,7 @@ from tests.support.schema_registry_double import SchemaRegistryDouble
 from tests.unit.sources.test_avro_columns import encoded
 
 from onceflow.core.errors import BadRecord, ConfigError, SourceUnavailable
+from onceflow.core.runtime.transport.certificates import Authority
 from onceflow.sources import KafkaSource
 from onceflow.sources.kafka.rows import Rows, rows_of
 
@@ -279,6 +283,22 @@ def test_user_and_password_are_a_reference_and_are_printed_nowhere(
         for shown in (repr(described), repr(wrong), str(caught.value)):
             assert "s3cret" not in shown
             assert "wr0ng" not in shown
+
+
+def test_registry_behind_tls_is_trusted_by_its_authority_alone(tmp_path: Path) -> None:
+    now = dt.datetime.now(dt.timezone.utc)
+    authority = Authority(now - dt.timedelta(hours=1), now + dt.timedelta(hours=1))
+    certificate, key = authority.issue("localhost")
+    (tmp_path / "ca.pem").write_bytes(authority.certificate)
+    (tmp_path / "server.pem").write_bytes(certificate + key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "server.pem")
+    with SchemaRegistryDouble(tls=context) as registry:
+        registry.keep("payments-value", PAYMENT)
+        options = {"url": registry.url, "ssl.ca.location": str(tmp_path / "ca.pem")}
+        assert source(options).schema.names == ["id", "account"]
+        with pytest.raises(SourceUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+            _ = source(registry.url, deadline_s=0.1).schema
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,133 @@
+"""Source and sink with a real schema registry, and the double held to what that one answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from tests.integration.kafka_feed import ids, produce, read_to_end, reading
+from tests.support.apicurio import apicurio
+from tests.support.schema_registry_double import SchemaRegistryDouble
+
+from onceflow.core.bad_rows import BadRows
+from onceflow.core.errors import ConfigError
+from onceflow.core.formats.registry import (
+    RegistryRefusal,
+    SchemaKind,
+    SchemaRegistry,
+    deadline,
+    registry_settings,
+)
+from onceflow.core.spi import OnBadRow
+from onceflow.integration.pytest_plugin import TopicFactory
+from onceflow.integration.servers.kinds import KafkaServer
+from onceflow.sinks import KafkaSink
+from onceflow.sinks.kafka.encoder import RecordEncoder
+from onceflow.sources import KafkaSource
+
+pytestmark = pytest.mark.slow
+
+_WAIT_S = 60.0
+_ROWS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
+_PAYMENT = json.dumps({"type": "record", "name": "P", "fields": [{"name": "id", "type": "long"}]})
+
+
+@pytest.fixture(scope="module")
+def registry_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    directory: Path = tmp_path_factory.mktemp("apicurio")
+    with apicurio(directory) as url:
+        yield url
+
+
+def _values(url: str, topic: str, value_format: str, schema: pa.Schema, count: int) -> list[bytes]:
+    """Return what a sink writes of `count` rows."""
+    sink = KafkaSink(
+        "nowhere:1",
+        topic=topic,
+        format="avro" if value_format == "avro" else "json-schema",
+        schema_registry=url,
+        deadline_s=_WAIT_S,
+    )
+    encoder = RecordEncoder(sink.settings, schema, BadRows(OnBadRow.FAIL, schema))
+    encoder.ask_schema()
+    rows = [{"id": number, "name": None if number % 2 else "a"} for number in range(count)]
+    found: list[bytes] = (
+        encoder.encode(pa.RecordBatch.from_pylist(rows, schema=schema)).column("value").to_pylist()
+    )
+    return found
+
+
+@pytest.mark.parametrize("value_format", ["avro", "json-schema"])
+def test_what_the_sink_registers_and_writes_the_source_discovers_and_reads(
+    registry_url: str,
+    onceflow_kafka: KafkaServer,
+    kafka_topic: TopicFactory,
+    value_format: str,
+) -> None:
+    servers, topic = onceflow_kafka.bootstrap_servers, kafka_topic()
+    produce(servers, topic, _values(registry_url, topic, value_format, _ROWS, 5))
+    described = KafkaSource(
+        servers,
+        topic=topic,
+        format=value_format,
+        schema_registry=registry_url,
+        ending_offsets="latest",
+    )
+    assert described.schema == _ROWS
+    with reading(described) as reader:
+        rows = read_to_end(reader)
+    assert ids(rows) == list(range(5))
+    assert [row["name"] for row in rows] == ["a", None, "a", None, "a"]
+
+
+def test_schema_that_may_not_follow_its_subject_is_refused_at_the_start(
+    registry_url: str, kafka_topic: TopicFactory
+) -> None:
+    topic = kafka_topic()
+    _values(registry_url, topic, "avro", _ROWS, 1)
+    _require_backward(registry_url, f"{topic}-value")
+    other = _ROWS.append(pa.field("fee", pa.float64(), nullable=False))
+    with pytest.raises(ConfigError, match="may not follow the subject's versions"):
+        _values(registry_url, topic, "avro", other, 0)
+    # A column that may be null has a default, and may follow.
+    _values(registry_url, topic, "avro", _ROWS.append(pa.field("fee", pa.float64())), 0)
+
+
+def _require_backward(url: str, subject: str) -> None:
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+
+    with SchemaRegistryClient({"url": url}) as client:
+        client.set_compatibility(subject, "BACKWARD")
+
+
+def test_the_double_answers_as_the_real_registry_does(
+    registry_url: str, kafka_topic: TopicFactory
+) -> None:
+    subject = f"{kafka_topic()}-value"
+
+    def answers(url: str) -> list[object]:
+        registry = SchemaRegistry(registry_settings(url))
+        avro, until = SchemaKind.AVRO, deadline(_WAIT_S)
+        first = registry.registered(subject, avro, _PAYMENT, until=until)
+        again = registry.registered(subject, avro, _PAYMENT, until=until)
+        latest, kept = registry.latest(subject, until=until), registry.schema(first, until=until)
+        found = registry.looked_up(subject, avro, _PAYMENT, until=until)
+        refused: list[object] = [
+            _refusal(lambda: registry.schema(99_999, until=deadline(0.0))),
+            _refusal(lambda: registry.latest("nobody's", until=until)),
+        ]
+        registry.close()
+        same = [again == first, latest == kept, latest.id == first, found == first]
+        return [*same, latest.kind, json.loads(latest.text), *refused]
+
+    with SchemaRegistryDouble() as double:
+        assert answers(double.url) == answers(registry_url)
+
+
+def _refusal(ask: Callable[[], object]) -> tuple[int, bool]:
+    with pytest.raises(RegistryRefusal) as caught:
+        ask()
+    return caught.value.status, caught.value.unknown
