@@ -22,8 +22,12 @@ BALANCE = ValueStateDescriptor[int]("balance", pa.int64(), default=0)
 NAME = ValueStateDescriptor[str]("name", str)
 RATE = ValueStateDescriptor[float]("rate", float)
 
+SLOW = pytest.mark.slow
 
-@pytest.fixture(params=SUITE_BACKENDS)
+
+@pytest.fixture(
+    params=["heap", "rocksdb-small-cache", pytest.param("rocksdb-incremental", marks=SLOW)]
+)
 def backend(request: pytest.FixtureRequest) -> StateBackend:
     return BACKENDS[request.param]
 

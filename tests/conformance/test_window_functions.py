@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.conformance.state_job import BACKENDS, MAX_PARALLELISM, SUITE_BACKENDS, Job
+from tests.conformance.state_job import BACKENDS, MAX_PARALLELISM, Job
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow import (
@@ -51,8 +51,12 @@ RESULTS = {name: one.result_type(SCHEMA) for name, one in AGGREGATES.items()}
 OUT = window_schema(SCHEMA, ["account"], "at", RESULTS)
 Row = tuple[str, int, int | None]
 
+SLOW = pytest.mark.slow
 
-@pytest.fixture(params=SUITE_BACKENDS)
+
+@pytest.fixture(
+    params=["heap", "rocksdb-small-cache", pytest.param("rocksdb-incremental", marks=SLOW)]
+)
 def backend(request: pytest.FixtureRequest) -> StateBackend:
     return BACKENDS[request.param]
 
