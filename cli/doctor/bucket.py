@@ -1,4 +1,4 @@
-"""Whether a bucket keeps what checkpoint storage demands of it."""
+"""Whether a bucket, or an HDFS, keeps what checkpoint storage demands of it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import time
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from onceflow.core.connector import Area, Finding
 from onceflow.core.errors import ConfigError, StorageError
-from onceflow.core.storage import ObjectStorage
+from onceflow.core.storage import HdfsStorage, ObjectStorage
 from onceflow.core.storage.filesystem import (
     AlreadyExists,
     Created,
     CreateOutcome,
     CreatesAtomically,
 )
+from onceflow.core.storage.webhdfs import is_hdfs
 
 SLOW_CREATE_S = 0.5
 """A decision is a creation and two questions: above this checkpoints wait for the store."""
@@ -28,7 +30,7 @@ def check_bucket(url: str) -> Sequence[Finding]:
     """Create, write in parts, list, read and delete below `url`; leave nothing there."""
     area = Area("storage")
     try:
-        files = ObjectStorage(url).files()
+        files = (HdfsStorage(url) if is_hdfs(url) else ObjectStorage(url)).files()
     except ConfigError as error:
         return [area.problem(str(error), "a bucket that can be reached", "see docs/checkpoints.md")]
     scratch = f".onceflow-doctor-{uuid.uuid4().hex}"
@@ -46,6 +48,8 @@ def check_bucket(url: str) -> Sequence[Finding]:
     finally:
         for name in ("record", "state", "rivals"):
             files.delete_quietly(f"{scratch}/{name}")
+        with suppress(StorageError):
+            files.delete_directory_if_empty(scratch)
 
 
 def _exercise(area: Area, files: CreatesAtomically, scratch: str) -> list[Finding]:

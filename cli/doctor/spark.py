@@ -22,6 +22,7 @@ from onceflow.cli.doctor.storage import remove_empty
 from onceflow.core.connector import Area, Finding
 from onceflow.core.storage import FileSystemStorage
 from onceflow.core.storage.bucket_settings import is_bucket
+from onceflow.core.storage.webhdfs import is_hdfs
 
 CLOCK_SKEW_MAX_S = 5.0
 _ERROR_LENGTH_MAX = 600
@@ -83,8 +84,8 @@ class _Shared:
         self.token = secrets.token_hex(8)
         self.probe = ""
         self.trouble = ""
-        # A bucket is the same one for every executor that has the credentials.
-        self.asked = storage is not None and not is_bucket(storage)
+        # A bucket or an HDFS is the same one for every executor that has the credentials.
+        self.asked = storage is not None and not (is_bucket(storage) or is_hdfs(storage))
         self._storage = storage if self.asked else None
         self._directory: Path | None = None
         self._missing = missing

@@ -13,10 +13,11 @@ from pathlib import Path
 from onceflow.cli.doctor.bucket import check_bucket
 from onceflow.core.connector import Area, Finding
 from onceflow.core.errors import StorageError
-from onceflow.core.storage import FileSystemStorage, ObjectStorage
+from onceflow.core.storage import FileSystemStorage, checkpoint_storage
 from onceflow.core.storage.bucket_settings import is_bucket
 from onceflow.core.storage.filesystem import AlreadyExists, Created
 from onceflow.core.storage.local import LocalFileSystem
+from onceflow.core.storage.webhdfs import is_hdfs
 
 FREE_MIN_BYTES = 1 << 30
 FREE_MIN_SHARE = 0.05
@@ -36,8 +37,8 @@ def missing_directories(root: str) -> tuple[Path, ...]:
     Raises:
         ConfigError: `root` is no checkpoint storage.
     """
-    if is_bucket(root):
-        ObjectStorage(root)  # a url that cannot work is the caller's mistake
+    if is_bucket(root) or is_hdfs(root):
+        checkpoint_storage(root)  # a url that cannot work is the caller's mistake
         return ()
     directory = Path(FileSystemStorage(root).root)
     return tuple(path for path in (directory, *directory.parents) if not path.exists())
@@ -55,7 +56,7 @@ def check_storage(root: str, missing: Sequence[Path]) -> Sequence[Finding]:
 
     Of what it had to make (`missing`), nothing is left.
     """
-    if is_bucket(root):
+    if is_bucket(root) or is_hdfs(root):
         return check_bucket(root)
     area = Area("storage")
     directory = Path(FileSystemStorage(root).root)

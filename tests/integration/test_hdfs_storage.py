@@ -17,6 +17,7 @@ from tests.support.ledger import assert_exactly_once, ledger
 from tests.unit.storage.storage_samples import decision
 
 from onceflow import HdfsStorage, JobState
+from onceflow.cli.doctor.storage import check_storage, missing_directories
 from onceflow.core.errors import ConfigError, Fenced, StorageError
 from onceflow.core.storage import FileSystemStorage, checkpoint_storage
 from onceflow.core.storage.bucket_settings import Patience
@@ -103,6 +104,17 @@ def test_refusals_are_told_with_what_to_do(hdfs: EmbeddedHdfs, path: str) -> Non
     with pytest.raises(ConfigError, match="token holds a secret"):
         HdfsStorage(hdfs.url + path, token="plain")
     assert isinstance(checkpoint_storage(f"{hdfs.url}{path}"), HdfsStorage)
+
+
+def test_the_doctor_finds_it_fit_and_leaves_nothing(
+    hdfs: EmbeddedHdfs, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HADOOP_USER_NAME", "root")
+    url = f"{hdfs.url}{path}"
+    assert missing_directories(url) == ()
+    first, *_ = check_storage(url, ())
+    assert "creates if absent in" in str(first)
+    assert files_at(url).list("") == ()
 
 
 def test_a_name_node_in_standby_or_gone_is_passed_over(hdfs: EmbeddedHdfs, path: str) -> None:
