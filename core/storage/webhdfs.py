@@ -290,7 +290,8 @@ class WebHdfs:
                     import urllib3
                 except ImportError as error:
                     raise ConfigError(
-                        f"{self._settings.url} needs urllib3: pip install 'onceflow[hdfs]'"
+                        f"{self._settings.url} needs a package that is not installed:"
+                        " pip install urllib3"
                     ) from error
                 total_s = self._settings.patience.request_timeout_s
                 self._opened = urllib3.PoolManager(
