@@ -24,6 +24,7 @@ from onceflow.core.functions import (
     takes_iterator,
 )
 from onceflow.core.graph import (
+    AggregateWindows,
     Feed,
     FilterRecords,
     FlatMapRecords,
@@ -60,7 +61,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-_WITH_SIDE_OUTPUTS = (ProcessKeyed, ProcessConnected, ProcessBroadcast, ProcessRecords)
+_WITH_SIDE_OUTPUTS = (
+    AggregateWindows,
+    ProcessKeyed,
+    ProcessConnected,
+    ProcessBroadcast,
+    ProcessRecords,
+)
 
 
 class Stream:

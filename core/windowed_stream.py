@@ -90,7 +90,7 @@ class WindowedStream(Generic[StreamT]):
 
     def _each_record(self, content: WindowContent, uid: str) -> StreamT:
         function = WindowedFunction(
-            self._windows, self._key, self._time, self._lateness_ms, content
+            self._windows, self._key, self._time, self._lateness_ms, content, self._late
         )
         schema = function.output_schema(self._schema)
         return self._then(ProcessKeyed(self._key, function), uid, schema)
