@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from onceflow.sources.kafka.rows import METADATA_FIELDS, rows_by_partition
+from onceflow.sources.kafka.messages import METADATA_FIELDS
+from onceflow.sources.kafka.rows import rows_by_partition
 
 SCHEMA = pa.schema(METADATA_FIELDS[:3])
 
