@@ -186,8 +186,8 @@ def test_topic_deleted_under_a_reader_is_unavailable_and_says_so(broker: Embedde
 def test_idle_topic_on_a_healthy_broker_is_never_taken_for_an_outage(
     broker: EmbeddedKafka, topic: str
 ) -> None:
-    with reading(source(broker.bootstrap_servers, topic, deadline_s=0.4)) as reader:
-        _poll_for(reader.poll, 3.0)
+    with reading(source(broker.bootstrap_servers, topic, deadline_s=4.0)) as reader:
+        _poll_for(reader.poll, 9.0)
         produce(broker.bootstrap_servers, topic, [record(7)])
         assert ids(read_rows(reader, 1)) == [7]
 

@@ -17,9 +17,11 @@ from tests.support.ledger import SETTINGS
 
 from onceflow import (
     Checkpointing,
+    EventTimeSessionWindows,
     FixedDelay,
     HeapBackend,
     JobState,
+    OutputTag,
     Pipeline,
     RocksDBBackend,
     SlidingEventTimeWindows,
@@ -31,7 +33,7 @@ from onceflow import (
     sum_,
 )
 from onceflow.core.errors import ConfigError
-from onceflow.core.windows import PaneAssigner
+from onceflow.core.windows import PaneAssigner, WindowAssigner
 
 
 def windowed(
@@ -198,3 +200,39 @@ def test_mistakes_with_windows_are_refused_before_the_start(
         SlidingEventTimeWindows(1, 2)
     with pytest.raises(ConfigError, match="size=0 must be 1 ms or more"):
         TumblingEventTimeWindows(0)
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [
+        pytest.param(TumblingEventTimeWindows(0.1), id="tumbling"),
+        pytest.param(EventTimeSessionWindows(0.1), id="sessions"),
+    ],
+)
+def test_every_record_is_in_a_window_or_comes_late_and_never_both(
+    cluster: AnyCluster, tmp_path: Path, windows: WindowAssigner
+) -> None:
+    """Most are late: event time follows the ids, and a record's own time is its amount."""
+    source = CountingSource(4_000, pause_s=0.01)
+    on_time, late = DirectorySink(str(tmp_path / "on time")), DirectorySink(str(tmp_path / "late"))
+    pipeline = Pipeline(
+        cluster,
+        name="late",
+        parallelism=2,
+        checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"), interval=0.1),
+        restart=FixedDelay(attempts=20, delay_s=0.01),
+        settings=SETTINGS,
+    )
+    tag = OutputTag("late", source.schema)
+    records = pipeline.read(source, uid="records", watermarks=WatermarkStrategy("id"))
+    cut = records.key_by("account").window(windows, time="amount", late=tag)
+    counts = cut.aggregate(n=count(), uid="counts")
+    counts.write(on_time, uid="on-time")
+    counts.side_output(tag).write(late, uid="late")
+    job = pipeline.start()
+    await_checkpoints(job, 2)
+    os.kill(job.status().slots[0].pid, signal.SIGKILL)
+    assert job.wait(60).restores >= 1
+    ids = [row["id"] for row in late.rows()]
+    assert len(set(ids)) == len(ids) > 0
+    assert sum(row["n"] for row in on_time.rows()) + len(ids) == source.records

@@ -123,7 +123,8 @@ def test_source_of_the_sources_page_is_read_once_and_goes_on_where_it_stood(
     paths = (str(tmp_path / "a"), str(tmp_path / "b"))
     for path in paths:
         Path(path).write_text("\n".join(lines) + "\n")
-    names = run(programs("sources.md"))
+    read_from_kafka, *_, of_ones_own = programs("sources.md")
+    names = run([read_from_kafka, of_ones_own])
     source = names["LinesSource"](paths)
 
     whole = source.reader(source.splits(), None)

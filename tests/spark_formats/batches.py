@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import signal
-import traceback
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeAlias
 
+import cloudpickle
 import pyarrow as pa
 
 from onceflow.connectors.spark.batch_commits import BatchTarget
@@ -45,8 +47,13 @@ def driver_of(sink: Sink, directory: Path) -> Driver:
     return Driver(target, SCHEMA, rows, str(directory))
 
 
+_STEP = "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))()"
+
+
 def killed_at(point: CrashPoint, directory: Path, step: Callable[[], object]) -> None:
-    """Run `step` in a process that is killed when it reaches `point`.
+    """Run `step` in a process of its own that is killed when it reaches `point`.
+
+    Not in a fork: clients' threads here may hold locks that nobody there would release.
 
     Raises:
         AssertionError: It ended in another way.
@@ -54,14 +61,12 @@ def killed_at(point: CrashPoint, directory: Path, step: Callable[[], object]) ->
     points = directory / "points"
     points.mkdir(exist_ok=True)
     (points / point).touch()
-    child = os.fork()
-    if child == 0:
-        os.environ[VARIABLE] = str(points)
-        try:
-            step()
-        except BaseException:
-            traceback.print_exc()
-        os._exit(7)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status), (point, os.waitstatus_to_exitcode(status))
-    assert os.WTERMSIG(status) == signal.SIGKILL
+    pickled = directory / "step"
+    pickled.write_bytes(cloudpickle.dumps(step))
+    done = subprocess.run(
+        [sys.executable, "-c", _STEP, str(pickled)],
+        env={**os.environ, VARIABLE: str(points), "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == -signal.SIGKILL, point
