@@ -280,8 +280,11 @@ class PartFailed:
     error: BaseException
 
 
-_CLASSES: dict[str, type[Any]] = {
-    message.__name__: message for message in (*get_args(SlotMessage), *get_args(DriverMessage))
+# Made here, by the one thread that imports: msgspec looks a class up when it first decodes one, and
+# threads that do so at once end the process by SIGSEGV.
+_DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
+    message.__name__: msgspec.msgpack.Decoder(message)
+    for message in (*get_args(SlotMessage), *get_args(DriverMessage))
 }
 _ENCODER = msgspec.msgpack.Encoder()
 _PROSE = ("message", "trace", "reason")
@@ -321,7 +324,7 @@ def decode_message(data: bytes | memoryview) -> SlotMessage | DriverMessage:
     """
     try:
         name, fields = msgspec.msgpack.decode(data, type=tuple[str, msgspec.Raw])
-        message = msgspec.msgpack.decode(fields, type=_CLASSES[name])
+        message = _DECODERS[name].decode(fields)
         return cast("SlotMessage | DriverMessage", message)
     except (msgspec.MsgspecError, KeyError) as error:
         raise MessageCorrupt(

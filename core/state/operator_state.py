@@ -334,9 +334,12 @@ def _signatures(state: _State) -> tuple[str, str]:
     return state.key_signature, state.signature
 
 
+_FILES = msgspec.msgpack.Decoder(_File)
+
+
 def _read(data: bytes, label: str) -> list[_Saved]:
     try:
-        file = msgspec.msgpack.decode(data, type=_File)
+        file = _FILES.decode(data)
     except msgspec.DecodeError as error:
         raise StateCorrupt(f"{label} is no operator state: {error}") from error
     if file.format != _FORMAT:

@@ -137,6 +137,9 @@ def is_manifest(handle: StateHandle) -> bool:
     return handle.name.startswith(MANIFEST_PREFIX)
 
 
+_MANIFESTS = msgspec.msgpack.Decoder(Manifest)
+
+
 def read_manifest(reader: StateReader, handle: StateHandle, context: StateContext) -> Manifest:
     """Return the manifest.
 
@@ -145,7 +148,7 @@ def read_manifest(reader: StateReader, handle: StateHandle, context: StateContex
         StateCorrupt: The bytes pass their checksum and still are no manifest.
     """
     try:
-        manifest = msgspec.msgpack.decode(reader.read(handle), type=Manifest)
+        manifest = _MANIFESTS.decode(reader.read(handle))
     except msgspec.DecodeError as error:
         raise StateCorrupt(f"{handle.name} of {context} is no manifest: {error}") from error
     check_format(manifest.format, FORMAT, handle.name, context)

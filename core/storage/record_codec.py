@@ -48,6 +48,11 @@ class _Seal(msgspec.Struct, frozen=True):
     size_bytes: int
 
 
+# Looked up here, by one thread: see `runtime.messages`.
+for _body in (_Envelope, AttemptClaimed, CheckpointDecided):
+    msgspec.json.Decoder(_body)
+
+
 def encode_record(record: LogRecord) -> tuple[bytes, str]:
     """Return the bytes of `record`'s file, and their digest; equal records, equal bytes.
 

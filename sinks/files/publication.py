@@ -86,6 +86,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return manifest
 
 
+# Looked up here, by one thread: commits of several subtasks would do it at once.
+msgspec.json.Decoder(Manifest)
+
 _logger = logging.getLogger("onceflow.sinks.files")
 
 

@@ -288,6 +288,9 @@ SPLITS = "splits"
 """The name of a source's operator list state."""
 
 
+_SPLITS = msgspec.msgpack.Decoder(Split)
+
+
 def encode_split(split: Split) -> bytes:
     """Return `split` as one element of operator list state."""
     return msgspec.msgpack.encode(split)
@@ -295,7 +298,7 @@ def encode_split(split: Split) -> bytes:
 
 def decode_split(element: bytes) -> Split:
     """Return the split that `element` holds."""
-    return msgspec.msgpack.decode(element, type=Split)
+    return _SPLITS.decode(element)
 
 
 class SourceOperator(RunningOperator):

@@ -92,6 +92,11 @@ class _NoBody(msgspec.Struct, forbid_unknown_fields=True):
     pass
 
 
+# Looked up here, by one thread: requests come on several, see `runtime.messages`.
+for _body in (_SavepointBody, _StopBody, _NoBody):
+    msgspec.json.Decoder(_body)
+
+
 @dataclass(slots=True)
 class _Operation:
     """`answer` is asked whenever somebody wants to know; it says what to tell, None: pending."""

@@ -39,6 +39,7 @@ from onceflow.core.runtime.transport.credentials import Credentials, metadata_of
 HASH_COLUMN = "__onceflow_key_hash"
 _CREDIT = struct.Struct("<I")
 _WATERMARK = struct.Struct("<q")
+_BARRIERS = msgspec.msgpack.Decoder(Barrier)
 _DATA, _BARRIER, _END, _ASK, _CLOSE = b"D", b"B", b"E", b"A", b"Z"
 CHANNEL_CLOSE_TIMEOUT_S = 1.0
 """How long a peer may take to be told of the end of a channel."""
@@ -156,7 +157,7 @@ def _receive(reader: Any, gate: InputGate, channel: int, credit: _CreditLine) ->
             watermark = _WATERMARK.unpack(metadata[1:])[0] if len(metadata) > 1 else None
             gate.put(channel, Batch(rows.remove_column(last), hashes, watermark))
         elif kind == _BARRIER:
-            gate.put(channel, msgspec.msgpack.decode(metadata[1:], type=Barrier))
+            gate.put(channel, _BARRIERS.decode(metadata[1:]))
         elif kind == _END:
             gate.put(channel, EndOfStream())
         elif kind == _ASK:
