@@ -227,9 +227,20 @@ def test_topic_that_is_replaced_under_a_running_job_is_read_anew_where_loss_is_a
     with copy.running(topic=topic, fail_on_data_loss=False) as job:
         copy.await_rows(job, 10)
         recreate_topic(copy.server, topic, 2)
-        _await(lambda: job.status().restores > 0, job)
+        # The reader may meet the old topic's end before the discovery meets the new one's id.
+        _await(lambda: _next_offsets(job, topic) == {f"{topic}-0": 0, f"{topic}-1": 0}, job)
         copy.produce(topic, range(10, 60))
         copy.produce(topic, range(60, 90), partition=1)
         copy.await_rows(job, 90)
-        assert job.status().restores == 1
+        assert job.status().restores <= 1
     copy.assert_once(range(90))
+
+
+def _next_offsets(job: Job, topic: str) -> dict[str, int]:
+    """Return what the last checkpoint says is to be read next, by split."""
+    return {
+        split.split_id: split.next
+        for splits in job.status().offsets.values()
+        for split in splits
+        if split.split_id.startswith(topic)
+    }
