@@ -31,6 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from typing_extensions import TypeIs, override
 
+from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import (
     ConfigError,
     DataFrameFailed,
@@ -87,7 +88,7 @@ class _Position(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, split: Split) -> _Position:
         try:
-            return msgspec.json.decode(split.position, type=cls)
+            return json_decoder(cls).decode(split.position)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StateIncompatible(
                 f"split {split.id!r} holds {split.position[:80]!r}, which is no position in a"

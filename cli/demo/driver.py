@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from onceflow.cli.demo.settings import CommitMode, SinkKind
+from onceflow.core.decoders import json_decoder
 from onceflow.integration.faults.processes import (
     Watchdog,
     children_of,
@@ -150,7 +151,7 @@ class DriverProcess:
     def status(self) -> DriverStatus | None:
         """Return what the running driver last wrote, None before its first report."""
         with contextlib.suppress(FileNotFoundError):
-            return msgspec.json.decode(self._status_path.read_bytes(), type=DriverStatus)
+            return json_decoder(DriverStatus).decode(self._status_path.read_bytes())
         return None
 
     def stop(self) -> None:

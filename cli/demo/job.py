@@ -30,6 +30,7 @@ from onceflow.cli.demo.driver import (
 )
 from onceflow.cli.demo.settings import CommitMode, SinkKind
 from onceflow.core.config import RuntimeSettings
+from onceflow.core.decoders import json_decoder
 from onceflow.core.runtime.driver.status import JobStatus
 from onceflow.core.spi import Sink
 from onceflow.integration.workload import PAYMENT_SCHEMA
@@ -110,7 +111,7 @@ def main(spec_path: str) -> None:
     Raises:
         OnceflowError: The job failed and may not be restarted.
     """
-    spec = msgspec.json.decode(Path(spec_path).read_bytes(), type=JobSpec)
+    spec = json_decoder(JobSpec).decode(Path(spec_path).read_bytes())
     spark = (
         SparkSession.Builder()
         .master(spec.spark_master)

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, cast, get_args
 
 import msgspec
 
+from onceflow.core.decoders import msgpack_decoder
 from onceflow.core.errors import MessageCorrupt, OnceflowError, UserFunctionError
 from onceflow.core.protocol.decisions import NotifyAbort, TriggerCheckpoint
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef
@@ -280,12 +281,11 @@ class PartFailed:
     error: BaseException
 
 
-# Made here, by the one thread that imports: msgspec looks a class up when it first decodes one, and
-# threads that do so at once end the process by SIGSEGV.
 _DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
-    message.__name__: msgspec.msgpack.Decoder(message)
+    message.__name__: msgpack_decoder(message)
     for message in (*get_args(SlotMessage), *get_args(DriverMessage))
 }
+_ENVELOPE = msgpack_decoder(tuple[str, msgspec.Raw])
 _ENCODER = msgspec.msgpack.Encoder()
 _PROSE = ("message", "trace", "reason")
 """The fields that people read and nothing is looked up by."""
@@ -323,7 +323,7 @@ def decode_message(data: bytes | memoryview) -> SlotMessage | DriverMessage:
         MessageCorrupt: It is no message, or one of another version.
     """
     try:
-        name, fields = msgspec.msgpack.decode(data, type=tuple[str, msgspec.Raw])
+        name, fields = _ENVELOPE.decode(data)
         message = _DECODERS[name].decode(fields)
         return cast("SlotMessage | DriverMessage", message)
     except (msgspec.MsgspecError, KeyError) as error:

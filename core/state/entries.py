@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from onceflow.core.decoders import msgpack_decoder
 from onceflow.core.errors import BadStateValue, StateCorrupt, StateIncompatible
 from onceflow.core.state.api import ListState, ValueState
 from onceflow.core.state.canonical import StateRows
@@ -161,7 +162,7 @@ KEYS_A_SLICE = 2048
 _YIELD_S = 50e-6
 
 _encode_list = msgspec.msgpack.Encoder().encode
-_decode_list = msgspec.msgpack.Decoder(list[bytes]).decode
+_decode_list = msgpack_decoder(list[bytes]).decode
 
 
 def pack_list(elements: Iterable[Any], cells: Cells) -> bytes:

@@ -9,10 +9,11 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from onceflow.core.decoders import msgpack_decoder
 from onceflow.core.state.canonical import StateKind, StateRows
 from onceflow.core.state.serializers import ExpiringSerializer, Serializer
 
-_decode_list = msgspec.msgpack.Decoder(list[bytes]).decode
+_decode_list = msgpack_decoder(list[bytes]).decode
 _encode_list = msgspec.msgpack.Encoder().encode
 
 

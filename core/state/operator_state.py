@@ -23,6 +23,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import msgspec
 
+from onceflow.core.decoders import msgpack_decoder
 from onceflow.core.errors import BadStateValue, ConfigError, StateCorrupt, StateIncompatible
 from onceflow.core.protocol.snapshots import StateHandle
 from onceflow.core.protocol.splits import redistribute_list
@@ -334,7 +335,7 @@ def _signatures(state: _State) -> tuple[str, str]:
     return state.key_signature, state.signature
 
 
-_FILES = msgspec.msgpack.Decoder(_File)
+_FILES = msgpack_decoder(_File)
 
 
 def _read(data: bytes, label: str) -> list[_Saved]:

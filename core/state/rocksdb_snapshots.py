@@ -27,6 +27,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from onceflow.core.decoders import msgpack_decoder
 from onceflow.core.errors import CheckpointCorrupt, StateCorrupt, StateIncompatible
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.state.api import PendingSnapshot
@@ -137,7 +138,7 @@ def is_manifest(handle: StateHandle) -> bool:
     return handle.name.startswith(MANIFEST_PREFIX)
 
 
-_MANIFESTS = msgspec.msgpack.Decoder(Manifest)
+_MANIFESTS = msgpack_decoder(Manifest)
 
 
 def read_manifest(reader: StateReader, handle: StateHandle, context: StateContext) -> Manifest:

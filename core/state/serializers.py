@@ -22,6 +22,7 @@ from uuid import UUID
 import msgspec
 import pyarrow as pa
 
+from onceflow.core.decoders import msgpack_decoder
 from onceflow.core.errors import ConfigError
 
 T = TypeVar("T")
@@ -98,7 +99,7 @@ class MsgpackSerializer(Serializer[Any]):
         self._encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder(
             enc_hook=_encode_other
         ).encode
-        self._decode: Callable[[bytes], Any] = msgspec.msgpack.Decoder(python_type).decode
+        self._decode: Callable[[bytes], Any] = msgpack_decoder(python_type).decode
 
     def __reduce__(self) -> tuple[type[MsgpackSerializer], tuple[Any]]:
         return MsgpackSerializer, (self._type,)
@@ -162,7 +163,7 @@ class ListSerializer(Serializer[list[Any]]):
         return [self._element.decode(one) for one in _decode_bytes(data)]
 
 
-_decode_bytes = msgspec.msgpack.Decoder(list[bytes]).decode
+_decode_bytes = msgpack_decoder(list[bytes]).decode
 
 
 def _encode_other(value: Any) -> Any:

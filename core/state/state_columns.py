@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from onceflow.core.decoders import msgpack_decoder
 from onceflow.core.errors import StateIncompatible
 from onceflow.core.state.accumulators import NAMESPACE, AccumulatorShape
 from onceflow.core.state.canonical import StateMeta, StateRows, aggregates_of
@@ -168,7 +169,7 @@ def _values(signature: str, form: ValueForm) -> Column:
 def _elements(signature: str, form: ValueForm) -> Column:
     found = _type_of(signature, form)
     kind = pa.list_(found.arrow)
-    decode = msgspec.msgpack.Decoder(list[bytes]).decode
+    decode = msgpack_decoder(list[bytes]).decode
 
     def values(rows: StateRows) -> pa.Array:
         lists = [decode(value) for value in rows.values.to_pylist()]

@@ -18,6 +18,7 @@ import msgspec
 from typing_extensions import override
 
 from onceflow.core.batch_decisions import BatchDecisions
+from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import CheckpointError, CommitOutcomeUnknown, Fenced, StorageError
 from onceflow.core.protocol.batches import (
     BatchClaim,
@@ -123,7 +124,7 @@ def _decisions(view: LogView) -> tuple[BatchDecision, ...]:
 
 def _decision(completed: CompletedCheckpoint, *, settled: bool) -> BatchDecision:
     ((_, operator),) = completed.operator(_UID)
-    state = msgspec.json.decode(operator.lists[_UID][0], type=_State)
+    state = json_decoder(_State).decode(operator.lists[_UID][0])
     return BatchDecision(
         BatchId(state.source, state.number),
         completed.attempt,

@@ -23,6 +23,7 @@ from functools import partial
 
 import msgspec
 
+from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import CheckpointCorrupt, CheckpointError, Fenced, StorageError
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.protocol.log import (
@@ -79,7 +80,7 @@ def log_id(fs: CreatesAtomically, paths: JobPaths, inherited: str = "") -> str:
         )
     data = data or fs.read(paths.meta) or _create(fs, paths, inherited)
     line, _ = unseal(data, fs.location(paths.meta), _REMEDY)
-    return msgspec.json.decode(line, type=_Meta).log_id
+    return json_decoder(_Meta).decode(line).log_id
 
 
 def _create(fs: CreatesAtomically, paths: JobPaths, inherited: str) -> bytes:

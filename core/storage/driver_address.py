@@ -13,6 +13,7 @@ import contextlib
 
 import msgspec
 
+from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import CheckpointCorrupt, StorageError
 from onceflow.core.storage.filesystem import FileSystem
 from onceflow.core.storage.layout import JobPaths
@@ -59,7 +60,7 @@ class AddressFiles:
         if data is None:
             return None
         try:
-            return msgspec.json.decode(data, type=DriverAddress)
+            return json_decoder(DriverAddress).decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             where = self._fs.location(self._paths.driver)
             raise CheckpointCorrupt(

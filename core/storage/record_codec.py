@@ -17,6 +17,7 @@ from typing import TypeVar
 import msgspec
 from typing_extensions import assert_never
 
+from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import CheckpointCorrupt, StateIncompatible
 from onceflow.core.protocol.invariant import require
 from onceflow.core.protocol.log import AttemptClaimed, CheckpointDecided, LogEntry, LogRecord
@@ -46,11 +47,6 @@ class _Envelope(msgspec.Struct, frozen=True):
 class _Seal(msgspec.Struct, frozen=True):
     sha256: str
     size_bytes: int
-
-
-# Looked up here, by one thread: see `runtime.messages`.
-for _body in (_Envelope, AttemptClaimed, CheckpointDecided):
-    msgspec.json.Decoder(_body)
 
 
 def encode_record(record: LogRecord) -> tuple[bytes, str]:
@@ -144,7 +140,7 @@ def _reads_back(data: bytes, record: LogRecord) -> bool:
 
 def _decoded(data: bytes | msgspec.Raw, body: type[_Body], location: str) -> _Body:
     try:
-        return msgspec.json.decode(data, type=body)
+        return json_decoder(body).decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointCorrupt(
             f"{location} has the right checksum and is no {body.__name__.lstrip('_')}: {error};"

@@ -22,6 +22,7 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
+from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import (
     CheckpointCorrupt,
     SavepointRefused,
@@ -110,13 +111,13 @@ class SavepointDirectory:
         location = self._fs.location(self._paths.metadata)
         line, _ = unseal(data, location, _REMEDY)
         try:
-            metadata = msgspec.json.decode(line, type=_Metadata)
+            metadata = json_decoder(_Metadata).decode(line)
             if metadata.format != FORMAT:
                 raise StateIncompatible(
                     f"{location} has format {metadata.format}, and this version of onceflow reads"
                     f" format {FORMAT}: restore with the version that wrote it, or a later one"
                 )
-            return msgspec.json.decode(metadata.savepoint, type=Savepoint)
+            return json_decoder(Savepoint).decode(metadata.savepoint)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CheckpointCorrupt(
                 f"{location} has the right checksum and is no savepoint's metadata: {error}"

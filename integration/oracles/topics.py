@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import ConfigError
 from onceflow.integration.oracles.verdict import Found, NoVerdict, Verdict
 from onceflow.integration.workload import (
@@ -98,7 +99,7 @@ class _Tally:
         self._rows = 0
         self._digest = 0
         self._wrong = 0
-        self._decode = msgspec.json.Decoder(_Row).decode
+        self._decode = json_decoder(_Row).decode
 
     def take(self, message: Message) -> None:
         """Count one record."""

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import ConfigError, Fenced
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 from onceflow.core.spi import CommitterContext
@@ -184,7 +185,7 @@ def owners(fs: FileSystem) -> dict[str, str]:
     for directory in fs.list(HIDDEN):
         data = fs.read(f"{HIDDEN}/{directory}/owner.json")
         if data:
-            owner = msgspec.json.decode(data, type=Owner)
+            owner = json_decoder(Owner).decode(data)
             found[owner.sink_id] = owner.log_id
     return found
 
@@ -197,7 +198,7 @@ def _require_owner(fs: FileSystem, paths: SinkPaths, context: CommitterContext) 
         f"{fs.location(paths.attempts)}"
     )
     try:
-        found = msgspec.json.decode(fs.read(paths.owner) or b"", type=Owner)
+        found = json_decoder(Owner).decode(fs.read(paths.owner) or b"")
     except msgspec.DecodeError as error:
         raise ConfigError(f"{place} does not say which job owns the sink id: {error}") from error
     if found.log_id != context.log_id:

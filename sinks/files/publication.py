@@ -24,6 +24,7 @@ from typing import Any, Literal
 import msgspec
 from typing_extensions import override
 
+from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import ConfigError, SinkError, StorageError
 from onceflow.core.protocol.committables import (
     Aborted,
@@ -72,7 +73,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             SinkError: It is not what was written.
         """
         try:
-            manifest = msgspec.json.decode(data, type=cls)
+            manifest = json_decoder(cls).decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise SinkError(
                 f"{location} is damaged: {error}. Restore it from a copy; transaction "
@@ -85,9 +86,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
         return manifest
 
-
-# Looked up here, by one thread: commits of several subtasks would do it at once.
-msgspec.json.Decoder(Manifest)
 
 _logger = logging.getLogger("onceflow.sinks.files")
 

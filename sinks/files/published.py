@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.storage.file_location import FileLocation, Publish
@@ -50,7 +50,7 @@ class PublishedTable:
             names = fs.list(HIDDEN)
             owners = [fs.read(f"{HIDDEN}/{name}/owner.json") for name in names]
         found = tuple(
-            sorted(msgspec.json.decode(owner, type=Owner).sink_id for owner in owners if owner)
+            sorted(json_decoder(Owner).decode(owner).sink_id for owner in owners if owner)
         )
         if not found:
             raise ConfigError(f"no sink of onceflow has written to {fs.location('')}")

@@ -19,6 +19,7 @@ import msgspec
 from typing_extensions import override
 
 from onceflow.core.batch_decisions import BatchDecisions
+from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import CommitOutcomeUnknown, ConfigError, Fenced, SinkError
 from onceflow.core.protocol.batches import (
     BatchClaim,
@@ -364,8 +365,11 @@ def _encoded(committables: Sequence[Committable], sink_id: str) -> str:
     return msgspec.json.encode(rows).decode()
 
 
+_ROWS = json_decoder(list[tuple[int, int, int, int, str, str]])
+
+
 def _decoded(text: str, sink_id: str, attempt: AttemptId) -> tuple[Committable, ...]:
-    rows = msgspec.json.decode(text, type=list[tuple[int, int, int, int, str, str]])
+    rows = _ROWS.decode(text)
     return tuple(
         Committable(
             TransactionId(part or sink_id, attempt, checkpoint, subtask, sequence),

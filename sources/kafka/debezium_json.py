@@ -9,6 +9,7 @@ import msgspec
 import pyarrow as pa
 from confluent_kafka import Message
 
+from onceflow.core.decoders import json_decoder
 from onceflow.sources.kafka.debezium import (
     DELETE,
     NO_AFTER,
@@ -145,7 +146,7 @@ def _with_payload(name: str, fields: list[tuple[str, Any]]) -> type[msgspec.Stru
 
 
 def _decoder_of(kind: Any) -> Callable[[Any], Any]:
-    return cast("Callable[[Any], Any]", msgspec.json.Decoder(kind).decode)
+    return cast("Callable[[Any], Any]", json_decoder(kind).decode)
 
 
 def _envelope_fault(error: Exception, value: bytes, columns: pa.Schema) -> str:

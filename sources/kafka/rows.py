@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, Protocol, cast
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 from confluent_kafka import Message
 
 from onceflow.core.dead_letters import origin_columns
+from onceflow.core.decoders import json_decoder
 from onceflow.core.formats.wire import HEADER_BYTES, TOMBSTONE, UNFRAMED, schema_id_of
 from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.sources.kafka.avro_rows import avro_decoder, avro_record
@@ -225,7 +225,7 @@ class JsonRows:
         # Messages are let go chunk by chunk, unless something may still have to be said of them.
         self._keep_messages = settings.include_metadata or checked_late(settings.columns)
         kind = record_type(settings.columns)
-        self._decode = cast("Callable[[Any], Any]", msgspec.json.Decoder(kind).decode)
+        self._decode = cast("Callable[[Any], Any]", json_decoder(kind).decode)
         self._header_bytes = 0
         if settings.format is ValueFormat.JSON_SCHEMA:
             self._header_bytes = HEADER_BYTES

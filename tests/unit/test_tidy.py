@@ -358,3 +358,14 @@ def test_no_modules_import_each_other() -> None:
                 imports[name] |= (imported & paths.keys()) or {node.module}
         imports[name].discard(name)
     TopologicalSorter(imports).prepare()
+
+
+def test_decoders_are_made_by_one_thread_at_a_time() -> None:
+    """msgspec's look-up of a class is not made for several."""
+    made = re.compile(r"msgspec\.(json|msgpack)\.(Decoder\(|decode\([^)]*type=)")
+    found = [
+        str(path.relative_to(ROOT))
+        for path in tracked(".py")
+        if path.relative_to(ROOT).parts[0] in PACKAGES and made.search(path.read_text("utf-8"))
+    ]
+    assert found == ["core/decoders.py"]

@@ -27,6 +27,7 @@ from onceflow.core.dead_letters import (
     batch_of_letters,
     letters_of_rows,
 )
+from onceflow.core.decoders import msgpack_decoder
 from onceflow.core.errors import ConfigError
 from onceflow.core.event_time import WatermarkStrategy
 from onceflow.core.functions import Record
@@ -288,7 +289,7 @@ SPLITS = "splits"
 """The name of a source's operator list state."""
 
 
-_SPLITS = msgspec.msgpack.Decoder(Split)
+_SPLITS = msgpack_decoder(Split)
 
 
 def encode_split(split: Split) -> bytes:

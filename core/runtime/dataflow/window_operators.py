@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from onceflow.core.decoders import msgpack_decoder
 from onceflow.core.errors import BadStateValue
 from onceflow.core.event_time import times_ms
 from onceflow.core.graph import AggregateWindows
@@ -43,6 +44,7 @@ EVENT_TIME = "event-time"
 ROWS_A_BATCH = 32_768
 _log = logging.getLogger("onceflow.runtime")
 _INT64 = np.iinfo(np.int64)
+_PROGRESS = msgpack_decoder(tuple[int, int, int])
 
 
 class RestoredEventTime:
@@ -52,7 +54,7 @@ class RestoredEventTime:
         self._first = key_groups.start
         self._told = np.full(len(key_groups), NO_WATERMARK, np.int64)
         for element in elements:
-            first, last, watermark = msgspec.msgpack.decode(element, type=tuple[int, int, int])
+            first, last, watermark = _PROGRESS.decode(element)
             start, stop = max(first, key_groups.start), min(last + 1, key_groups.stop)
             if start < stop:
                 self._told[start - self._first : stop - self._first] = watermark

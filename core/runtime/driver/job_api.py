@@ -28,6 +28,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
+from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.protocol.decisions import CheckpointKind, StateForm
 from onceflow.core.runtime.driver.job_events import JobEvent, JobState
@@ -90,11 +91,6 @@ class _StopBody(msgspec.Struct, forbid_unknown_fields=True):
 
 class _NoBody(msgspec.Struct, forbid_unknown_fields=True):
     pass
-
-
-# Looked up here, by one thread: requests come on several, see `runtime.messages`.
-for _body in (_SavepointBody, _StopBody, _NoBody):
-    msgspec.json.Decoder(_body)
 
 
 @dataclass(slots=True)
@@ -365,6 +361,6 @@ def _body_of(environ: dict[str, Any]) -> bytes:
 
 def _parsed(body: bytes, kind: type[_Body]) -> _Body:
     try:
-        return msgspec.json.decode(body, type=kind)
+        return json_decoder(kind).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"the request's body: {error}") from error

@@ -26,6 +26,7 @@ import msgspec
 import pyarrow as pa
 from pyarrow import flight
 
+from onceflow.core.decoders import msgpack_decoder
 from onceflow.core.errors import SlotLost
 from onceflow.core.protocol.alignment import Barrier, EndOfStream
 from onceflow.core.runtime.dataflow.channels import (
@@ -39,7 +40,7 @@ from onceflow.core.runtime.transport.credentials import Credentials, metadata_of
 HASH_COLUMN = "__onceflow_key_hash"
 _CREDIT = struct.Struct("<I")
 _WATERMARK = struct.Struct("<q")
-_BARRIERS = msgspec.msgpack.Decoder(Barrier)
+_BARRIERS = msgpack_decoder(Barrier)
 _DATA, _BARRIER, _END, _ASK, _CLOSE = b"D", b"B", b"E", b"A", b"Z"
 CHANNEL_CLOSE_TIMEOUT_S = 1.0
 """How long a peer may take to be told of the end of a channel."""
