@@ -1,26 +1,80 @@
-"""Of the examples' sinks the default run tries the clauses that take no time, and one soak."""
+"""What the suites of state backends run over, and which clauses of which sink are slow tests.
+
+All clauses run for a sink that prepares transactions in a database, and for one that keeps its rows
+aside until they are decided. Clauses that kill whole jobs are about the engine as much as about a
+sink, and the others' jobs are killed by tests of their own; the rest runs for each way to commit.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
+from tests.conformance.state_job import BACKENDS, Job
+from tests.unit.state.state_storage_doubles import MemoryStorage
 
+from onceflow.core.state import StateBackend
+from onceflow.integration.conformance.catalogue import CLAUSES
 from onceflow.integration.conformance.clause import Clause
-from onceflow.integration.conformance.clauses import batching, killing, overtaking, running
+from onceflow.integration.conformance.clauses import (
+    batching,
+    breaking,
+    killing,
+    overtaking,
+    running,
+    writing,
+)
 
-EXAMPLES = {"TestDeltaSink", "TestHttpSink", "TestOwnSink", "TestRedisSink"}
-LONG = {
-    clause.id
-    for clause in (*killing.CLAUSES, *overtaking.CLAUSES, *running.CLAUSES, *batching.CLAUSES)
-    if clause not in (running.job_killed_again_and_again, batching.batch_is_visible_whole)
-}
-"""They kill or hold up a process at every line, or a job at every step."""
+WHOLE = {"TestPostgresTwoPhase", "TestSQLiteInserts"}
+OTHER_SERVERS = {"TestMySQLTwoPhase", "TestMariaDBTwoPhase"}
+"""Tests of tests/integration/sql hold what else can be said of their commits."""
+EXAMPLES = {"TestDeltaSink", "TestHttpSink", "TestOwnSink", "TestRedisSink", "TestSQLiteUpserts"}
+
+OF_JOBS = (*running.CLAUSES, batching.batch_killed_at_each_step)
+OF_LINES = (*killing.CLAUSES, *overtaking.CLAUSES)
+"""They kill or hold up a process at every line of the sink's own code."""
+OF_SERVERS = (
+    *breaking.CLAUSES,
+    writing.death_rolls_back_what_is_open,
+    writing.pre_committed_survives_death,
+)
+"""What a server does when it, or who speaks with it, dies."""
+
+
+def is_slow(test: str, clause: Clause) -> bool:
+    """Say whether `clause` is left to the slow tests for the sink of the class `test`."""
+    if test in WHOLE:
+        return False
+    if test in OTHER_SERVERS:
+        return clause not in OF_SERVERS + OF_LINES
+    return clause in OF_JOBS or (test in EXAMPLES and clause in OF_LINES)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         callspec, test = getattr(item, "callspec", None), item.getparent(pytest.Class)
-        if callspec is None or test is None or test.name not in EXAMPLES:
+        if callspec is None or test is None:
             continue
         clause = callspec.params.get("clause")
-        if isinstance(clause, Clause) and clause.id in LONG:
+        if isinstance(clause, Clause) and clause in CLAUSES and is_slow(test.name, clause):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(
+    # All of a small cache's state goes through the database, as that of a large one does at last.
+    params=[
+        "heap",
+        "rocksdb-small-cache",
+        pytest.param("rocksdb-incremental", marks=pytest.mark.slow),
+    ]
+)
+def backend(request: pytest.FixtureRequest) -> StateBackend:
+    return BACKENDS[request.param]
+
+
+@pytest.fixture
+def job(backend: StateBackend, tmp_path: Path) -> Iterator[Job]:
+    running = Job(backend, tmp_path / "scratch", MemoryStorage())
+    yield running
+    running.close()

@@ -61,6 +61,7 @@ def _pytest(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.slow  # a broken one goes the same way
 def test_option_alone_tests_a_sink_without_any_test_file(tmp_path: Path) -> None:
     (tmp_path / "test_of_the_project.py").write_text("def test_other(): raise SystemExit(9)\n")
     done = _pytest(tmp_path, "--onceflow-sink", "my_targets:make_sink", "-k", _QUICK)
@@ -70,6 +71,7 @@ def test_option_alone_tests_a_sink_without_any_test_file(tmp_path: Path) -> None
     assert "test_of_the_project" not in done.stdout
 
 
+@pytest.mark.slow
 def test_option_beside_named_tests_runs_both(tmp_path: Path) -> None:
     (tmp_path / "test_own.py").write_text("def test_commit_again_of_ours(): pass\n")
     done = _pytest(
@@ -83,6 +85,7 @@ def test_option_beside_named_tests_runs_both(tmp_path: Path) -> None:
     assert "2 passed" in done.stdout
 
 
+@pytest.mark.slow  # another way to name what the others run
 def test_package_can_be_named_instead(tmp_path: Path) -> None:
     done = _pytest(
         tmp_path,
@@ -140,7 +143,12 @@ def test_class_of_ones_own_needs_make_target_alone(tmp_path: Path) -> None:
     ("make", "clause", "says"),
     [
         ("make_narrow", "commit-shows-its-rows", "lacks amount: return each row with its columns"),
-        ("make_locked", "pre-committed-survives-death", "Keep settings alone in it"),
+        pytest.param(
+            "make_locked",
+            "pre-committed-survives-death",
+            "Keep settings alone in it",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_mistake_of_a_beginner_is_told_with_what_to_do(
@@ -164,7 +172,7 @@ def test_mistake_of_a_beginner_is_told_with_what_to_do(
     ("named", "said"),
     [
         ("my_targets:make_description", "return a SinkTarget"),
-        ("my_targets:nobody", "nobody"),
+        pytest.param("my_targets:nobody", "nobody", marks=pytest.mark.slow),
         pytest.param("no_such_module:make", "no_such_module", marks=pytest.mark.slow),
         pytest.param("my_targets", "my_targets", marks=pytest.mark.slow),
     ],

@@ -39,10 +39,10 @@ def _network() -> Generator[tuple[_Server, ExchangeProxy, socket.socket], None, 
     address: tuple[str, int] = server.listener.getsockname()
     with (
         ExchangeProxy(address) as proxy,
-        socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as client,
+        socket.create_connection(("127.0.0.1", proxy.port), timeout=60) as client,
     ):
         yield server, proxy, client
-    thread.join(10)
+    thread.join(60)
     server.listener.close()
 
 
@@ -62,7 +62,7 @@ def test_what_is_lost_is_the_exchange_that_was_named(lose: Lose, received: list[
         assert _answer(client) == b"OK\n"
         client.sendall(b"two\n")
         assert _answer(client) == b""
-        assert server.gone.wait(10)
+        assert server.gone.wait(60)
         assert server.lines == [b"one\n", *received]
         assert proxy.breaks == 1
 
@@ -75,10 +75,10 @@ def test_reply_is_lost_only_after_the_server_has_all_of_a_request_in_pieces() ->
         client.settimeout(0.2)
         with pytest.raises(TimeoutError):
             client.recv(1)
-        client.settimeout(10)
+        client.settimeout(60)
         client.sendall(b"request\n")
         assert _answer(client) == b""
-        assert server.gone.wait(10)
+        assert server.gone.wait(60)
         assert server.lines == [b"half a request\n"]
 
 
@@ -88,7 +88,7 @@ def test_request_that_is_held_back_arrives_when_it_is_released() -> None:
         client.sendall(b"one\n")
         assert _answer(client) == b"OK\n"
         client.sendall(b"two\n")
-        assert hold.held.wait(10)
+        assert hold.held.wait(60)
         assert server.lines == [b"one\n"]
         hold.released.set()
         assert _answer(client) == b"OK\n"
@@ -100,8 +100,8 @@ def test_request_that_is_held_back_arrives_although_its_client_is_gone() -> None
     with _network() as (server, proxy, client):
         hold = proxy.hold(1)
         client.sendall(b"late\n")
-        assert hold.held.wait(10)
+        assert hold.held.wait(60)
         client.close()
         hold.released.set()
-        assert server.gone.wait(10)
+        assert server.gone.wait(60)
         assert server.lines == [b"late\n"]

@@ -3,39 +3,22 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from datetime import date, datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from tests.conformance.state_job import (
-    BACKENDS,
     COLUMNS,
-    SUITE_BACKENDS,
     Job,
     aggregate,
     table_of,
 )
-from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow.core.errors import StateError
-from onceflow.core.state import AccumulatorColumn, StateBackend, StateHandle
-
-
-@pytest.fixture(params=SUITE_BACKENDS)
-def backend(request: pytest.FixtureRequest) -> StateBackend:
-    return BACKENDS[request.param]
-
-
-@pytest.fixture
-def job(backend: StateBackend, tmp_path: Path) -> Iterator[Job]:
-    running = Job(backend, tmp_path / "scratch", MemoryStorage())
-    yield running
-    running.close()
+from onceflow.core.state import AccumulatorColumn, StateHandle
 
 
 class Expected:

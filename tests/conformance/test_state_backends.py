@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from tests.conformance.state_job import (
     BALANCE,
     COLUMNS,
     MAX_PARALLELISM,
-    SUITE_BACKENDS,
     Job,
     States,
     aggregate,
@@ -33,18 +32,6 @@ from onceflow.core.state import (
     key_group_of,
 )
 from onceflow.core.storage import FileSystemStorage
-
-
-@pytest.fixture(params=SUITE_BACKENDS)
-def backend(request: pytest.FixtureRequest) -> StateBackend:
-    return BACKENDS[request.param]
-
-
-@pytest.fixture
-def job(backend: StateBackend, tmp_path: Path) -> Iterator[Job]:
-    running = Job(backend, tmp_path / "scratch", MemoryStorage())
-    yield running
-    running.close()
 
 
 def test_each_key_has_its_own_value_list_and_map(job: Job) -> None:

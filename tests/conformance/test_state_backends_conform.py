@@ -55,8 +55,9 @@ class TestAnothersByItsEntryPoint(StateBackendConformance):
         return self.backend
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))]
+)
 def test_programs_switch_between_all_backends(seed: int, tmp_path: Path) -> None:
     backends = [*BACKENDS.values(), CountingBackend(), RocksDBBackend(incremental=False)]
     StateProgram(backends[seed % 4 :] + backends[: seed % 4], tmp_path, seed).run(800)

@@ -3,40 +3,22 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import date, datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from tests.conformance.state_job import BACKENDS, SUITE_BACKENDS, Job
-from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow import BatchStates, BatchValueState, StateTtlConfig, ValueStateDescriptor
 from onceflow.core.errors import BadStateValue, ConfigError, StateIncompatible
-from onceflow.core.state import KeyedStateStore, StateBackend, StateHandle, key_group_of
+from onceflow.core.state import KeyedStateStore, StateHandle, key_group_of
 
 SCHEMA = pa.schema([("account", pa.string()), ("region", pa.int32()), ("amount", pa.int64())])
 BALANCE = ValueStateDescriptor[int]("balance", pa.int64(), default=0)
 NAME = ValueStateDescriptor[str]("name", str)
 RATE = ValueStateDescriptor[float]("rate", float)
-
-SLOW = pytest.mark.slow
-
-
-@pytest.fixture(
-    params=["heap", "rocksdb-small-cache", pytest.param("rocksdb-incremental", marks=SLOW)]
-)
-def backend(request: pytest.FixtureRequest) -> StateBackend:
-    return BACKENDS[request.param]
-
-
-@pytest.fixture
-def job(backend: StateBackend, tmp_path: Path) -> Iterator[Job]:
-    running = Job(backend, tmp_path / "scratch", MemoryStorage())
-    yield running
-    running.close()
 
 
 def rows_of(keys: Sequence[tuple[str, int]]) -> pa.RecordBatch:

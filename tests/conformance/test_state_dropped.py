@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import make_dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from tests.conformance.state_job import (
-    BACKENDS,
     BALANCE,
     BY_DAY,
     RECENT,
-    SUITE_BACKENDS,
     Job,
     States,
     keys_named,
 )
-from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.state import (
@@ -37,13 +32,6 @@ ROWS = AccumulatorColumn("rows", "count", pa.int64())
 LOW = AccumulatorColumn("low", "min", pa.int64())
 FIRST = AccumulatorColumn("first", "min", pa.timestamp("us", "UTC"))
 KEYS = keys_named(300)
-
-
-@pytest.fixture(params=SUITE_BACKENDS)
-def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
-    job = Job(BACKENDS[request.param], tmp_path, MemoryStorage())
-    yield job
-    job.close()
 
 
 @pytest.fixture

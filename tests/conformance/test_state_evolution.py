@@ -6,15 +6,13 @@ dataclasses, Structs and typed dicts alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, make_dataclass
-from pathlib import Path
 from typing import Any, TypedDict, cast
 
 import msgspec
 import pytest
 from tests.conformance.state_job import BACKENDS, Job
-from tests.unit.state.state_storage_doubles import MemoryStorage
 from typing_extensions import NotRequired
 
 from onceflow.core.errors import StateIncompatible
@@ -79,13 +77,6 @@ def form(request: pytest.FixtureRequest) -> Form:
 @pytest.fixture(params=["heap", "rocksdb-incremental"])
 def backend(request: pytest.FixtureRequest) -> StateBackend:
     return BACKENDS[request.param]
-
-
-@pytest.fixture
-def job(backend: StateBackend, tmp_path: Path) -> Iterator[Job]:
-    running = Job(backend, tmp_path / "scratch", MemoryStorage())
-    yield running
-    running.close()
 
 
 @dataclass

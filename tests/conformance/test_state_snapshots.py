@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.conformance.state_job import (
-    BACKENDS,
-    SUITE_BACKENDS,
     Job,
     States,
     keys_named,
@@ -19,21 +15,8 @@ from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.state import (
-    StateBackend,
     StateHandle,
 )
-
-
-@pytest.fixture(params=SUITE_BACKENDS)
-def backend(request: pytest.FixtureRequest) -> StateBackend:
-    return BACKENDS[request.param]
-
-
-@pytest.fixture
-def job(backend: StateBackend, tmp_path: Path) -> Iterator[Job]:
-    running = Job(backend, tmp_path / "scratch", MemoryStorage())
-    yield running
-    running.close()
 
 
 def test_a_snapshot_holds_the_state_as_of_its_barrier_whatever_happens_before_its_upload(

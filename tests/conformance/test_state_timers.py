@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-from tests.conformance.state_job import BACKENDS, MAX_PARALLELISM, SUITE_BACKENDS, Job
-from tests.unit.state.state_storage_doubles import MemoryStorage
+from tests.conformance.state_job import MAX_PARALLELISM, Job
 
 from onceflow.core.errors import BadStateValue
 from onceflow.core.protocol.watermarks import MAX_WATERMARK
@@ -21,13 +17,6 @@ from onceflow.core.state import (
 )
 
 KEYS = [f"key-{number}" for number in range(30)]
-
-
-@pytest.fixture(params=SUITE_BACKENDS)
-def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
-    running = Job(BACKENDS[request.param], tmp_path / "scratch", MemoryStorage())
-    yield running
-    running.close()
 
 
 def timers_of(store: KeyedStateStore) -> Timers:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conformance.state_job import BACKENDS, SUITE_BACKENDS, Job
-from tests.unit.state.state_storage_doubles import MemoryStorage
+from tests.conformance.state_job import BACKENDS, Job
 
 from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.state import (
@@ -28,13 +26,6 @@ from onceflow.core.state.ttl import StateClock
 
 TEN_S = StateTtlConfig(10)
 KEYS = [f"key-{number}" for number in range(40)]
-
-
-@pytest.fixture(params=SUITE_BACKENDS)
-def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
-    running = Job(BACKENDS[request.param], tmp_path / "scratch", MemoryStorage())
-    yield running
-    running.close()
 
 
 class Wall:

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import date, datetime, timezone
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.conformance.state_job import BACKENDS, BALANCE, SUITE_BACKENDS, Job
-from tests.unit.state.state_storage_doubles import MemoryStorage
+from tests.conformance.state_job import BALANCE, Job
 
 from onceflow.core.errors import BadStateValue, StateError
 from onceflow.core.state import (
     ListStateDescriptor,
     MapStateDescriptor,
     Serializer,
-    StateBackend,
     ValueStateDescriptor,
 )
-
-
-@pytest.fixture(params=SUITE_BACKENDS)
-def backend(request: pytest.FixtureRequest) -> StateBackend:
-    return BACKENDS[request.param]
-
-
-@pytest.fixture
-def job(backend: StateBackend, tmp_path: Path) -> Iterator[Job]:
-    running = Job(backend, tmp_path / "scratch", MemoryStorage())
-    yield running
-    running.close()
 
 
 class _Opaque:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from tests.conformance.state_job import BACKENDS, MAX_PARALLELISM, SUITE_BACKENDS, Job
-from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow import (
     OutputTag,
@@ -40,22 +38,6 @@ AGGREGATES = {
     "high": max_("amount"),
 }
 Row = tuple[str, int, int | None]
-
-SLOW = pytest.mark.slow
-
-
-@pytest.fixture(
-    params=["heap", "rocksdb-small-cache", pytest.param("rocksdb-incremental", marks=SLOW)]
-)
-def backend(request: pytest.FixtureRequest) -> StateBackend:
-    return BACKENDS[request.param]
-
-
-@pytest.fixture
-def job(backend: StateBackend, tmp_path: Path) -> Iterator[Job]:
-    running = Job(backend, tmp_path / "scratch", MemoryStorage())
-    yield running
-    running.close()
 
 
 class Model:

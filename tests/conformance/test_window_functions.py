@@ -5,14 +5,12 @@ from __future__ import annotations
 import copy
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.conformance.state_job import BACKENDS, MAX_PARALLELISM, Job
-from tests.unit.state.state_storage_doubles import MemoryStorage
+from tests.conformance.state_job import MAX_PARALLELISM, Job
 
 from onceflow import (
     AggregateFunction,
@@ -35,7 +33,7 @@ from onceflow.core.protocol.snapshots import StateHandle
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.function_operators import KeyedProcessor
-from onceflow.core.state import StateBackend, key_group_of
+from onceflow.core.state import key_group_of
 from onceflow.core.window_functions import (
     KeptAccumulators,
     KeptRecords,
@@ -50,22 +48,6 @@ AGGREGATES = {"total": sum_("amount"), "n": count(), "low": min_("amount"), "hig
 RESULTS = {name: one.result_type(SCHEMA) for name, one in AGGREGATES.items()}
 OUT = window_schema(SCHEMA, ["account"], "at", RESULTS)
 Row = tuple[str, int, int | None]
-
-SLOW = pytest.mark.slow
-
-
-@pytest.fixture(
-    params=["heap", "rocksdb-small-cache", pytest.param("rocksdb-incremental", marks=SLOW)]
-)
-def backend(request: pytest.FixtureRequest) -> StateBackend:
-    return BACKENDS[request.param]
-
-
-@pytest.fixture
-def job(backend: StateBackend, tmp_path: Path) -> Iterator[Job]:
-    running = Job(backend, tmp_path / "scratch", MemoryStorage())
-    yield running
-    running.close()
 
 
 class Several(ProcessWindowFunction):

@@ -25,6 +25,10 @@ Judge = Callable[[LedgerRun], Verdict]
 
 SEED = int(os.environ.get("ONCEFLOW_TEST_SEED", "7"))
 BACKENDS = ["heap", pytest.param("rocksdb", marks=pytest.mark.slow)]
+# What dies is not Spark's; what runs in a slot is the same there.
+SLOWLY_ON_SPARK = pytest.mark.parametrize(
+    "ledger_driver", ["local", pytest.param("spark", marks=pytest.mark.slow)], indirect=True
+)
 
 
 def await_any_moment(run: LedgerRun, seed: int = SEED) -> LedgerStatus:
@@ -58,9 +62,7 @@ def test_slots_killed_one_after_the_other_neither_lose_nor_double_a_row(
     assert assert_finished_exactly_once(run, judge).restores == 2
 
 
-@pytest.mark.parametrize(
-    "ledger_driver", ["local", pytest.param("spark", marks=pytest.mark.slow)], indirect=True
-)
+@SLOWLY_ON_SPARK
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_killed_driver_is_replaced_by_one_that_goes_on(
     ledger_driver: LedgerDriver, ledger_spec: LedgerSpec, judge: Judge, backend: Backend
@@ -103,6 +105,7 @@ def test_a_killed_executor_jvm_is_replaced_and_the_job_goes_on(
     assert assert_finished_exactly_once(run, judge).restores >= 1
 
 
+@SLOWLY_ON_SPARK
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_killed_postgres_comes_back_with_every_row_once(
     ledger_driver: LedgerDriver,
@@ -121,6 +124,7 @@ def test_a_killed_postgres_comes_back_with_every_row_once(
     assert assert_finished_exactly_once(run, judge).restores >= 1
 
 
+@SLOWLY_ON_SPARK
 def test_a_killed_kafka_comes_back_and_every_record_is_read_once(
     ledger_driver: LedgerDriver,
     ledger_spec: LedgerSpec,
@@ -141,6 +145,7 @@ def test_a_killed_kafka_comes_back_and_every_record_is_read_once(
     assert_finished_exactly_once(run, judge)
 
 
+@SLOWLY_ON_SPARK
 def test_a_frozen_postgres_delays_every_row_and_doubles_none(
     ledger_driver: LedgerDriver,
     ledger_spec: LedgerSpec,
@@ -171,6 +176,7 @@ def network(postgres_database: str) -> Iterator[tuple[TcpProxy, str]]:
         yield proxy, urlunsplit(parts._replace(netloc=f"{user}127.0.0.1:{proxy.port}"))
 
 
+@SLOWLY_ON_SPARK
 def test_a_cut_network_to_postgres_that_heals_leaves_every_row_once(
     ledger_driver: LedgerDriver,
     ledger_spec: LedgerSpec,
@@ -186,6 +192,7 @@ def test_a_cut_network_to_postgres_that_heals_leaves_every_row_once(
     assert assert_finished_exactly_once(run, judge).restores >= 1
 
 
+@SLOWLY_ON_SPARK
 def test_a_silent_network_to_postgres_delays_every_row_and_doubles_none(
     ledger_driver: LedgerDriver,
     ledger_spec: LedgerSpec,

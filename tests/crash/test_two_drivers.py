@@ -24,7 +24,8 @@ def second_driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Le
 @pytest.mark.parametrize(
     ("ledger_driver", "second_driver"),
     [
-        pytest.param("local", LOCAL_PROCESSES, id="local"),
+        # tests/runtime/test_faults.py has two drivers in the default run.
+        pytest.param("local", LOCAL_PROCESSES, id="local", marks=pytest.mark.slow),
         pytest.param("spark", "local[2]", id="spark", marks=[pytest.mark.spark, pytest.mark.slow]),
     ],
     indirect=True,

@@ -121,7 +121,9 @@ def test_options_reach_the_server_over_the_defaults(tmp_path: Path) -> None:
     assert (tmp_path / "data").is_dir(), "a directory of the caller's is kept"
 
 
-@pytest.mark.parametrize("make", [EmbeddedMySQL, EmbeddedMariaDB])
+@pytest.mark.parametrize(
+    "make", [pytest.param(EmbeddedMySQL, marks=pytest.mark.slow), EmbeddedMariaDB]
+)
 def test_directory_of_the_caller_outlives_an_orderly_stop(
     make: type[Embedded], tmp_path: Path
 ) -> None:

@@ -149,7 +149,7 @@ def test_right_topic_is_ok(topic: Topic) -> None:
         (_invent_one, replace(RIGHT, rows=3_001, unexpected=1)),
         (_swap_two_of_an_account, replace(RIGHT, wrong_balances=3)),
         (_alter_an_amount, replace(RIGHT, altered=True)),
-        (_alter_an_account, replace(RIGHT, altered=True)),
+        pytest.param(_alter_an_account, replace(RIGHT, altered=True), marks=pytest.mark.slow),
         (_null_the_balance, replace(RIGHT, wrong_balances=1)),
         (list[Row].clear, replace(RIGHT, rows=0, missing=3_000)),
     ],

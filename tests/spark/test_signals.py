@@ -170,14 +170,15 @@ def test_a_signal_is_a_stop_with_a_last_checkpoint(
     assert_goes_on_exactly_once(spark, tmp_path)
 
 
+@SLOWLY_ON_SPARK
 def test_a_program_that_does_something_else_stops_as_well(
-    spark: SparkSession, tmp_path: Path, program: Callable[..., Program]
+    cluster: AnyCluster, tmp_path: Path, program: Callable[..., Program]
 ) -> None:
-    running = program(way="poll")
+    running = program(way="poll", cluster=cluster)
     running.slots()
     running.group(signal.SIGINT)
     assert (running.end(), "ended: stopped" in running.said()) == (0, True), running.said()
-    assert_goes_on_exactly_once(spark, tmp_path)
+    assert_goes_on_exactly_once(cluster, tmp_path)
 
 
 @SLOWLY_ON_SPARK
@@ -226,12 +227,13 @@ def test_spark_that_is_stopped_under_a_job_ends_it_at_once_by_that_name(
 ) -> None:
     running = program(way="spark_stop")
     running.slots()
-    assert running.end(30) == 1
+    assert running.end() == 1
     assert "SparkStopped: Spark is gone" in running.said(), running.said()
     assert "NoneType" not in running.said(), running.said()
     assert_goes_on_exactly_once(spark, tmp_path)
 
 
+@pytest.mark.slow  # as where Spark is stopped
 def test_a_jvm_that_dies_ends_the_job_at_once_by_that_name(
     spark: SparkSession, tmp_path: Path, program: Callable[..., Program]
 ) -> None:
@@ -239,6 +241,6 @@ def test_a_jvm_that_dies_ends_the_job_at_once_by_that_name(
     running.slots()
     (jvm,) = children_of(running.pid)
     os.kill(jvm, signal.SIGKILL)
-    assert running.end(30) == 1
+    assert running.end() == 1
     assert "SparkStopped: Spark is gone" in running.said(), running.said()
     assert_goes_on_exactly_once(spark, tmp_path)

@@ -100,9 +100,11 @@ def own(request: pytest.FixtureRequest, directory: Path) -> Target:
 Case: TypeAlias = tuple[Callable[[pytest.FixtureRequest, Path], Target], CrashPoint]
 CASES: list[Case] = [
     *[(postgres, point) for point in POINTS],
-    *[(make, point) for make in (files, own, kafka) for point in ("prepared", "logged")],
+    (files, "prepared"),
+    (files, "logged"),
+    (own, "prepared"),
+    (kafka, "logged"),
     (mysql, "commit"),
-    (mariadb, "logged"),
 ]
 LONG: list[Case] = [
     (make, point) for make in (mysql, mariadb, files, own, kafka) for point in POINTS

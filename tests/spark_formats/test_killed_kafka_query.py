@@ -122,6 +122,7 @@ def _has_rows(url: str, least: int, then_s: float) -> bool:
     return True
 
 
+@pytest.mark.slow  # test_stream_sink kills such a query's process, too
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("driver", [_FEW], indirect=True)
 def test_a_driver_killed_while_a_batch_is_prepared_loses_and_doubles_nothing(

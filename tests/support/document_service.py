@@ -31,7 +31,7 @@ class DocumentService(ThreadingHTTPServer):
     def running(cls) -> Generator[DocumentService]:
         """Give a service that answers on a thread of its own."""
         with cls() as service:
-            thread = threading.Thread(target=service.serve_forever)
+            thread = threading.Thread(target=service.serve_forever, args=(0.01,))
             thread.start()
             try:
                 yield service

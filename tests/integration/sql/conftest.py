@@ -1,6 +1,8 @@
 """Each test runs on every kind of database, in a new one on the session's server.
 
-In the modules `AS_ON_MYSQL` its tests on MariaDB are slow ones.
+In the modules `AS_ON_MYSQL` its tests on MariaDB are slow ones, and the tests `AS_ON_POSTGRES` on
+both. So are MySQL's in ledger mode, where a module has both modes: its statements are the same, and
+the mode is Postgres's.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from tests.integration.sql.databases import (
     DATABASES,
     Database,
     MariaDB,
+    MySQL,
     Postgres,
     SqlJob,
     SqlServer,
@@ -33,18 +36,42 @@ AS_ON_MYSQL = {
 }
 """Where MariaDB is written to by the same statements; it differs in how what it prepares outlives
 sessions and kills, which other modules hold."""
-_ALWAYS = {
-    "test_any_values_arrive_as_they_were",
-    "test_value_that_the_server_refuses_is_a_bad_row_of_that_column",
+_ALWAYS = {"test_value_that_the_server_refuses_is_a_bad_row_of_that_column"}
+AS_ON_POSTGRES = {
+    f"test_{name}"
+    for name in (
+        "at_least_once_job_killed_before_its_decision_doubles_rows",
+        "at_least_once_shows_rows_at_once_and_again_when_replayed",
+        "checkpoint_of_bad_rows_alone_prepares_nothing",
+        "commits_in_any_order_and_number_show_each_row_once",
+        "mode_may_change_between_attempts_and_nothing_in_doubt_is_forgotten",
+        "more_changes_than_fit_into_memory_are_applied_once",
+        "orphan_of_a_lost_decision_log_is_listed_and_rolled_back",
+        "pruning_many_rows_ends_with_none_left",
+        "rows_that_are_refused_by_us_or_by_the_server_are_left_out_and_told",
+        "switching_to_at_least_once_finds_what_exactly_once_left_in_doubt",
+        "values_that_do_not_fit_become_null_where_the_user_says_so",
+    )
 }
+"""What is done above the statements, by the code that all databases share."""
+
+
+def _is_twin(test: str, module: str, kind: type[Database] | None, mode: str | None) -> bool:
+    if test in AS_ON_POSTGRES:
+        return kind in (MySQL, MariaDB)
+    if module in AS_ON_MYSQL and kind is MySQL and mode == "ledger":
+        return True
+    return kind is MariaDB and module in AS_ON_MYSQL and test not in _ALWAYS
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         callspec = getattr(item, "callspec", None)
-        if item.path.parent != _HERE or item.path.stem not in AS_ON_MYSQL or callspec is None:
+        if item.path.parent != _HERE or callspec is None:
             continue
-        if callspec.params.get("kind") is MariaDB and item.name.partition("[")[0] not in _ALWAYS:
+        test = item.name.partition("[")[0]
+        params = callspec.params
+        if _is_twin(test, item.path.stem, params.get("kind"), params.get("mode")):
             item.add_marker(pytest.mark.slow)
 
 

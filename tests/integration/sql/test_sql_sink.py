@@ -392,7 +392,7 @@ def _all_at_once(calls: list[Callable[[], CommitOutcome]]) -> list[CommitOutcome
     outcomes: list[CommitOutcome] = [Unknown("not asked")] * len(calls)
 
     def run(index: int) -> None:
-        barrier.wait(10)
+        barrier.wait(60)
         outcomes[index] = calls[index]()
 
     threads = [threading.Thread(target=run, args=(index,)) for index in range(len(calls))]

@@ -111,7 +111,9 @@ def _written(
     return [number for number, _ in found], [reason for _, reason in found]
 
 
-@pytest.mark.parametrize("policy", LENIENT)
+@pytest.mark.parametrize(
+    "policy", [OnBadRow.DROP, pytest.param(OnBadRow.DEAD_LETTER, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("by_key", [False, True])
 def test_rows_that_the_server_refuses_are_left_out_one_by_one(
     database: Database, policy: OnBadRow, by_key: bool

@@ -175,7 +175,7 @@ def test_tombstones_delete(make: Make, database: Database) -> None:
 
 
 @pytest.mark.parametrize("write_mode", ["upsert", "ignore", "update"])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_random_changes_make_the_table_that_they_make_one_by_one(
     make: Make, database: Database, write_mode: str, seed: int
 ) -> None:

@@ -275,7 +275,7 @@ def test_read_only_server_is_refused(database: Database, dialect: _Dialect) -> N
 def test_check_leaves_no_session_behind(database: Database) -> None:
     with database.job(table="ledger", create=True) as job:
         job.check()
-        eventually(lambda: database.sessions() == [], timeout_s=10)
+        eventually(lambda: database.sessions() == [], timeout_s=60)
 
 
 # -- the table -------------------------------------------------------------------------------------
@@ -469,7 +469,7 @@ def _at_once(run: Callable[[int], None], count: int) -> list[BaseException]:
     failures: list[BaseException] = []
 
     def begin(number: int) -> None:
-        barrier.wait(10)
+        barrier.wait(60)
         try:
             run(number)
         except BaseException as error:

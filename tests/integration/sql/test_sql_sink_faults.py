@@ -260,7 +260,7 @@ def test_frozen_server_hangs_nobody_and_nothing_is_called_done_or_lost(
             assert not isinstance(failure.value, ConfigError)
         finally:
             server.unpause()
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 60
         outcome = until_settled(lambda: committer.commit(committable))
         assert outcome in (Committed(), AlreadyCommitted())
     eventually(lambda: database.ids_in() == [1])

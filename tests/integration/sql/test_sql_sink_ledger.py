@@ -164,7 +164,7 @@ def _all_at_once(calls: Sequence[tuple[SqlJob, Committable]]) -> list[CommitOutc
 
     def call(job: SqlJob, committable: Committable) -> CommitOutcome:
         committer = job.sink.committer(job.committer_context())
-        barrier.wait(10)
+        barrier.wait(60)
         try:
             return committer.commit(committable)
         finally:

@@ -129,7 +129,7 @@ def test_frozen_server_does_not_hang_the_committer(
             assert isinstance(committer.commit(second), Unknown)
         finally:
             server.unpause()
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 60
         outcome = until_settled(lambda: committer.commit(second))
         assert outcome in (Committed(), AlreadyCommitted())
     assert database.ids_in() == [1, 2]

@@ -302,5 +302,5 @@ def test_a_paused_server_is_given_up_after_the_timeout(kind: type[Database]) -> 
             status, _, errors = _run("list", "--url", database.url, "--timeout", "2")
         finally:
             server.unpause()
-        assert (datetime.now(timezone.utc) - began).total_seconds() < 20
+        assert (datetime.now(timezone.utc) - began).total_seconds() < 60
         assert status == 3, errors

@@ -324,7 +324,7 @@ def test_slot_kill_ends_the_process_of_a_slot(sleeper: subprocess.Popen[bytes]) 
     assert scene.killer.done == [], "there is no slot yet"
     slot = SlotProcess(slot=0, pid=sleeper.pid, parent_pid=1)
     scene.look(0.1, 1, slots=(slot,))
-    assert sleeper.wait(5) == -9
+    assert sleeper.wait(60) == -9
     assert scene.killer.done[0].pids == (sleeper.pid,)
 
 
@@ -332,7 +332,7 @@ def test_slot_that_is_gone_already_does_not_count_as_killed(
     sleeper: subprocess.Popen[bytes],
 ) -> None:
     kill_process(sleeper.pid)
-    sleeper.wait(5)
+    sleeper.wait(60)
     scene = Scene((_at(KillKind.SLOT, 0),))
     slot = SlotProcess(slot=0, pid=sleeper.pid, parent_pid=1)
     scene.look(0.0, 1, slots=(slot,))
@@ -370,6 +370,6 @@ def test_executor_kill_ends_the_parent_of_the_daemon(sleeper: subprocess.Popen[b
         daemon_pid = int(executor.stdout.readline())
         scene = Scene((_at(KillKind.EXECUTOR, 0),))
         scene.look(0.0, 1, slots=(SlotProcess(0, sleeper.pid, daemon_pid),))
-        assert executor.wait(5) == -9
+        assert executor.wait(60) == -9
         kill_process(daemon_pid)
     assert scene.killer.done[0].pids == (executor.pid,)

@@ -90,7 +90,7 @@ def test_a_java_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "stuck"))
     began = time.monotonic()
     (finding,) = check_java(0.5)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     assert "does not tell its version" in finding.found
 
 
@@ -238,7 +238,7 @@ def test_checks_run_side_by_side_and_none_hides_another() -> None:
     began = time.monotonic()
     found = examine(checks, 2.0)
     let_go.set()
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     assert [(one.area, one.level) for one in found] == [
         ("first", Level.PROBLEM),
         ("second", Level.PROBLEM),

@@ -58,7 +58,7 @@ def test_tree_reaches_a_child_with_its_own_session(
     assert process_tree(parent.pid) == (parent.pid, child)
     assert kill_tree(parent.pid) == (parent.pid, child)
     assert not is_alive(child)
-    assert parent.wait(5) == -signal.SIGKILL
+    assert parent.wait(60) == -signal.SIGKILL
     assert process_tree(parent.pid) == ()
 
 
@@ -67,7 +67,7 @@ def test_kill_process_leaves_its_children_and_tells_whether_it_was_there(
 ) -> None:
     parent, child = family
     assert kill_process(parent.pid)
-    parent.wait(5)
+    parent.wait(60)
     assert is_alive(child)
     assert not kill_process(parent.pid)
 
@@ -177,7 +177,7 @@ class _EchoServer:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for thread in self._threads:
-            thread.join(5)
+            thread.join(60)
             assert not thread.is_alive()
 
 
@@ -190,7 +190,7 @@ def proxy() -> Iterator[TcpProxy]:
 
 
 def _connect(proxy: TcpProxy) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", proxy.port), timeout=5)
+    return socket.create_connection(("127.0.0.1", proxy.port), timeout=60)
 
 
 def _echo(client: socket.socket, data: bytes) -> bytes:
@@ -242,7 +242,7 @@ def test_pause_holds_bytes_and_loses_none(proxy: TcpProxy) -> None:
         client.settimeout(0.3)
         with pytest.raises(TimeoutError):
             client.recv(1024)
-        client.settimeout(5)
+        client.settimeout(60)
         proxy.heal()
         assert client.recv(1024) == b"held"
 

@@ -74,8 +74,8 @@ def test_a_sender_is_told_that_a_batch_waits_for_credit_and_when_there_is_some()
     assert reader.take(0) == Received(0, Batch(ROWS))
     assert reader.take(0) is None
     began = time.monotonic()
-    assert sender.take(5) is None
-    assert time.monotonic() - began < 4, "the credit has woken it"
+    assert sender.take(60) is None
+    assert time.monotonic() - began < 50, "the credit has woken it"
     assert not channel.flush()
     assert [reader.take(0) for _ in range(2)] == [Received(0, Batch(ROWS)), Received(0, BARRIER)]
 
@@ -87,8 +87,8 @@ def test_closing_wakes_a_waiting_sender_with_the_reason() -> None:
     assert channel.send(Batch(ROWS))
     threading.Timer(0.01, lambda: channel.close("the attempt is over")).start()
     began = time.monotonic()
-    sender.take(5)
-    assert time.monotonic() - began < 4
+    sender.take(60)
+    assert time.monotonic() - began < 50
     with pytest.raises(SlotLost, match="the attempt is over"):
         channel.flush()
     with pytest.raises(SlotLost, match="the attempt is over"):

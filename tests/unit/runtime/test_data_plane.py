@@ -94,7 +94,7 @@ def test_no_more_batches_are_under_way_than_there_are_credits(receiver: Receiver
     credit = threading.Event()
     channel.attach(credit.set)
     assert [channel.send(batch(number, 1)) for number in range(6)] == [False] * 2 + [True] * 4
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 90
     while receiver.gate.waiting() < 2 and time.monotonic() < deadline:
         time.sleep(0.005)
     time.sleep(0.05)
@@ -129,7 +129,7 @@ def test_many_channels_are_opened_and_closed_without_an_abort(receiver: Receiver
         channel.send(batch(number, 1))
         channel.close("done")
         assert isinstance(receiver.take(), Batch)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 90
     while threading.active_count() > before + 1:
         assert time.monotonic() < deadline, "threads of closed channels go on"
         time.sleep(0.01)
@@ -141,7 +141,7 @@ def test_a_sender_that_vanishes_is_reported_as_lost(receiver: Receiver) -> None:
     channel.send(batch(0, 1))
     receiver.take()
     cast("Any", channel)._reader.cancel()  # as a killed process would
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 90
     while not receiver.losses and time.monotonic() < deadline:
         time.sleep(0.005)
     assert "slot 1 is lost: its channel to balance" in receiver.losses[0]
@@ -183,7 +183,7 @@ def network() -> Generator[tuple[Receiver, TcpProxy], None, None]:
 
 @contextmanager
 def kept_alive(channel: FlightChannel, lost: list[str]) -> Generator[KeepAlive, None, None]:
-    keep_alive = KeepAlive([channel], lost.append, timeout_s=0.8, start_timeout_s=20.0)
+    keep_alive = KeepAlive([channel], lost.append, timeout_s=2.0, start_timeout_s=60.0)
     try:
         yield keep_alive
     finally:
@@ -203,13 +203,13 @@ def test_a_peer_that_is_cut_off_is_lost_by_name_although_its_connection_stands()
     with network() as (receiver, proxy):
         channel = receiver.channel()
         with kept_alive(channel, lost) as keep_alive:
-            watch(keep_alive, lost, 2.0)
+            watch(keep_alive, lost, 3.0)
             assert lost == []
             assert channel.answered
             proxy.pause()
-            watch(keep_alive, lost, 5.0)
+            watch(keep_alive, lost, 60.0)
     assert len(lost) == 1
-    assert lost[0].startswith("slot 0 is lost: channel balance[0] from 1 has had no answer for 1 s")
+    assert lost[0].startswith("slot 0 is lost: channel balance[0] from 1 has had no answer for 2 s")
 
 
 def test_a_slow_reader_is_no_lost_peer(receiver: Receiver) -> None:
@@ -220,10 +220,10 @@ def test_a_slow_reader_is_no_lost_peer(receiver: Receiver) -> None:
     waits = threading.Thread(target=lambda: channel.send(batch(1, 1)))
     waits.start()
     with kept_alive(channel, lost) as keep_alive:
-        watch(keep_alive, lost, 2.5)
+        watch(keep_alive, lost, 3.0)
         assert lost == []
         receiver.take()
-        waits.join(5)
+        waits.join(60)
         assert not waits.is_alive()
 
 
@@ -243,6 +243,6 @@ def test_a_peer_that_takes_nothing_does_not_hold_up_the_close() -> None:
         assert not ended.wait(0.5)
         began = time.monotonic()
         channel.close("the attempt is over")
-        assert time.monotonic() - began < 3.0
+        assert time.monotonic() - began < 30.0
         proxy.refuse()
-        assert ended.wait(5.0)
+        assert ended.wait(60.0)

@@ -142,7 +142,7 @@ def test_state_that_is_dropped_is_logged_once(caplog: pytest.LogCaptureFixture) 
     assert caplog.messages == ["job job: the state of operator 'a' was restored and is dropped"]
 
 
-def _await(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+def _await(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline

@@ -41,7 +41,7 @@ def test_nothing_is_confirmed_that_the_subtask_has_not_heard_of(tmp_path: Path) 
         told: list[CommittedThrough] = []
         behind = set(needed)
         while behind:
-            report = mail.get(timeout=5)
+            report = mail.get(timeout=60)
             assert isinstance(report, SinkCommitted)
             told += commits.progressed(report)
             if report.through == through:

@@ -48,14 +48,14 @@ class Driver:
         data = DataServer("127.0.0.1", context.credentials, AttemptId(1), lambda _: None, 5.0)
         self.control = SlotControl(context, self.mailbox, data, self.server.address, HELLO)
         threading.Thread(target=self.control.run, daemon=True).start()
-        connected = self._events.get(timeout=10)
+        connected = self._events.get(timeout=60)
         assert isinstance(connected, SlotConnected)
         self.link: SlotLink = connected.link
 
     def hears(self) -> SlotMessage:
         """Return what the slot says next, heartbeats left out."""
         while True:
-            event = self._events.get(timeout=10)
+            event = self._events.get(timeout=60)
             if isinstance(event, SlotSaid) and not isinstance(event.message, Heartbeat):
                 return event.message
 
@@ -65,7 +65,7 @@ def driver(tmp_path: Path) -> Iterator[Driver]:
     driver = Driver(tmp_path)
     yield driver
     driver.link.send(Shutdown("over"))
-    assert driver.control.ended.result(timeout=10) == "over"
+    assert driver.control.ended.result(timeout=60) == "over"
     assert driver.hears() == SlotClosed()
     driver.server.close(5.0)
 

@@ -29,7 +29,7 @@ def taken(checkpoint: int, *pending: PendingSnapshot) -> SnapshotTaken:
 
 
 def uploaded(mail: queue.SimpleQueue[SlotMail]) -> CheckpointId:
-    report = mail.get(timeout=10)
+    report = mail.get(timeout=60)
     assert isinstance(report, Acked), report
     return report.checkpoint
 
@@ -63,7 +63,7 @@ def test_a_checkpoint_is_declined_at_once_when_its_files_can_be_neither_written_
 
     bad, good = (PendingSnapshot("balance", how) for how in (write_in_a_bad_moment, write))
     uploads.begin(taken(1, bad))
-    declined = mail.get(timeout=10)
+    declined = mail.get(timeout=60)
     assert isinstance(declined, Declined)
     assert declined.checkpoint == CheckpointId(1)
     assert "Read-only file system" in declined.reason
@@ -87,7 +87,7 @@ def test_an_upload_that_is_under_way_at_the_end_ends_as_soon_as_it_is_done(tmp_p
         return OperatorSnapshot("balance", (writer.write("keyed", b"state"),))
 
     uploads.begin(taken(1, PendingSnapshot("x", write)))
-    assert begun.wait(10)
+    assert begun.wait(60)
     threading.Timer(0.2, may_end.set).start()
     assert uploads.close(10.0)
     assert uploaded(mail) == CheckpointId(1)
@@ -105,4 +105,4 @@ def test_the_end_does_not_wait_for_ever_for_an_upload_that_hangs(tmp_path: Path)
     uploads.begin(taken(1, PendingSnapshot("x", hang)))
     assert not uploads.close(0.1)
     hangs.set()
-    assert isinstance(mail.get(timeout=10), Declined)
+    assert isinstance(mail.get(timeout=60), Declined)

@@ -21,7 +21,7 @@ def test_a_call_that_never_returns_is_given_up(monkeypatch: pytest.MonkeyPatch) 
             bounded(lambda _: forever.wait(), 0.05)
     finally:
         forever.set()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
 
 
 def test_a_call_that_returns_or_raises_does_so_as_if_it_were_called_directly() -> None:
