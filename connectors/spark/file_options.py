@@ -50,9 +50,8 @@ FILES_WRITE = OptionTable(
             choice("auto", "rename", "copy"),
         ),
     ),
-    prefix="storage.",
-    prefix_argument="storage_options",
-    prefix_kind=JSON_VALUE,
+    clients={"storage.": "storage_options"},
+    clients_kind=JSON_VALUE,
 )
 
 
@@ -102,7 +101,6 @@ FILES_READ = OptionTable(
             choice("auto", "rename", "copy"),
         ),
     ),
-    prefix="storage.",
-    prefix_argument="storage_options",
-    prefix_kind=JSON_VALUE,
+    clients={"storage.": "storage_options"},
+    clients_kind=JSON_VALUE,
 )

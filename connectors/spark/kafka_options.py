@@ -21,11 +21,21 @@ from onceflow.connectors.spark.options import (
     choice,
 )
 from onceflow.sinks.kafka import KafkaSink
+from onceflow.sinks.kafka.settings import RecordFormat
 from onceflow.sources import KafkaSource
 from onceflow.sources.kafka.rows import schema_of_rows
-from onceflow.sources.kafka.settings import KafkaSettings
+from onceflow.sources.kafka.settings import KafkaSettings, ValueFormat
 
 _READING = "it is an option of `readStream` and `read`"
+_CLIENTS: Mapping[str, str] = {"kafka.": "options", "schema.registry.": "schema_registry"}
+_OF_REGISTRY = "options of the schema registry begin with schema.registry., as schema.registry.url"
+_REGISTRY_MISNAMED: Mapping[str, str] = dict[str, str].fromkeys(
+    (
+        *("schemaRegistry", "schemaRegistryUrl", "schemaRegistryAddress", "schema.registry"),
+        *("basic.auth.user.info", "basic.auth.credentials.source", "subject"),
+    ),
+    _OF_REGISTRY,
+)
 
 KAFKA_WRITE = OptionTable(
     format="onceflow-kafka",
@@ -36,13 +46,31 @@ KAFKA_WRITE = OptionTable(
         Option("kafka.bootstrap.servers", "bootstrap_servers", "`host:port[,host:port]`"),
         Option("topic", "topic", "The topic; with topicColumn all that it may name", NAMES),
         Option("topicColumn", "topic_column", "The column that says which topic a row goes to"),
-        Option("keyColumns", "key", "With json, the columns of the key", NAMES),
+        Option("keyColumns", "key", "Unless raw, the columns of the key", NAMES),
         Option(
             "valueFormat",
             "format",
-            "`json`: the value is an object of all columns; `raw`: columns key, value and headers"
+            "`json`: the value is an object of all columns; `avro`, `protobuf`, `json-schema`: by"
+            " the schema registry of `schema.registry.url`; `raw`: columns key, value and headers"
             " as Spark has them",
-            choice("json", "raw"),
+            choice(RecordFormat),
+        ),
+        Option(
+            "valueSubject",
+            "subject",
+            "Of the value's schema in the registry; `<topic>-value` unless given",
+        ),
+        Option(
+            "valueMessage",
+            "message",
+            "With protobuf, the message in the subject's latest version; the first unless given",
+        ),
+        Option(
+            "autoRegister",
+            "auto_register",
+            "Whether the columns' own schema is registered, or the subject's latest version holds",
+            BOOLEAN,
+            ("auto.register.schemas",),
         ),
         Option("partitionColumn", "partition_column", "The column that says which partition"),
         Option("headersColumn", "headers", "The column of headers"),
@@ -63,8 +91,7 @@ KAFKA_WRITE = OptionTable(
             choice("fail", "produce"),
         ),
     ),
-    prefix="kafka.",
-    prefix_argument="options",
+    clients=_CLIENTS,
     refused={
         "includeHeaders": "headersColumn names the column of headers; with raw it is `headers`",
         **dict.fromkeys(
@@ -72,6 +99,8 @@ KAFKA_WRITE = OptionTable(
             _READING,
         ),
         "delivery": "a format is always exactly once",
+        **_REGISTRY_MISNAMED,
+        "valueSchema": "the value's schema is that of the columns",
     },
 )
 
@@ -101,6 +130,9 @@ def kafka_reading(
     group_id: str | None = None,
     deadline_s: float = 60.0,
     options: Mapping[str, str] | None = None,
+    schema_registry: Mapping[str, str] | None = None,
+    subject: str | None = None,
+    message: str | None = None,
     offsets_most: int | None = None,
     offsets_least: int | None = None,
     delay_most_s: float = 900.0,
@@ -129,6 +161,9 @@ def kafka_reading(
         fail_on_data_loss=fail_on_data_loss,
         deadline_s=deadline_s,
         options=options,
+        schema_registry=schema_registry,
+        subject=subject,
+        message=message,
     )
     return KafkaReading(
         replace(source.settings, include_headers=include_headers),
@@ -167,21 +202,37 @@ _READ = (
     Option(
         "valueFormat",
         "value_format",
-        "`raw`: Spark's columns; `json`: the value's fields are the columns, decoded as they are"
-        " read, without `from_json`",
-        choice("raw", "json"),
+        "`raw`: Spark's columns; otherwise the value's fields are the columns, decoded as they are"
+        " read, without `from_json` and the like: `json`, `csv`, `debezium-json`, and by the schema"
+        " registry of `schema.registry.url` `avro`, `protobuf`, `json-schema`, `debezium-avro`",
+        choice(ValueFormat),
     ),
-    Option("valueSchema", "schema", "With json, its columns as DDL: `id BIGINT, name STRING`"),
+    Option(
+        "valueSchema",
+        "schema",
+        "Unless raw, the value's columns as DDL: `id BIGINT, name STRING`; by a registry those of"
+        " the subject's latest version unless given",
+    ),
+    Option(
+        "valueSubject",
+        "subject",
+        "Of the value's schema in the registry; `<topic>-value` unless given",
+    ),
+    Option(
+        "valueMessage",
+        "message",
+        "With protobuf, the message in the subject's latest version; the first unless given",
+    ),
     Option(
         "onBadRecord",
         "on_bad_record",
-        "With json, a record that cannot be decoded ends the query, or is dropped",
+        "Unless raw, a record that cannot be decoded ends the query, or is dropped",
         choice("fail", "drop"),
     ),
     Option(
         "includeMetadata",
         "include_metadata",
-        "With json, adds _topic, _partition, _offset and _timestamp",
+        "Unless raw, adds _topic, _partition, _offset and _timestamp",
         BOOLEAN,
     ),
     Option("minPartitions", "tasks_least", "Into how many tasks a batch is cut at least", COUNT),
@@ -202,7 +253,10 @@ _NOT_READ = {
     "startingOffsetsByTimestamp": "give startingTimestamp, the same for all partitions",
     "startingOffsetsByTimestampStrategy": "a partition without such a record starts at its end",
     "groupIdPrefix": "no group is joined; kafka.group.id names the one that shows the lag",
-    **dict.fromkeys(("topic", "topicColumn", "keyColumns", "createTopic"), _WRITING),
+    **dict.fromkeys(
+        ("topic", "topicColumn", "keyColumns", "createTopic", "autoRegister"), _WRITING
+    ),
+    **_REGISTRY_MISNAMED,
 }
 _POLLED_ELSEWHERE = "give deadline instead"
 _IGNORED: Mapping[str, str] = dict[str, str].fromkeys(
@@ -215,8 +269,7 @@ KAFKA_READ_STREAM = OptionTable(
     direction="readStream",
     target=partial(kafka_reading, starting_offsets="latest"),
     options=(*_READ, *_LIMITS),
-    prefix="kafka.",
-    prefix_argument="options",
+    clients=_CLIENTS,
     ignored=_IGNORED,
     refused={**_NOT_READ, "endingOffsets": "a stream has no end; use `read`"},
 )
@@ -232,8 +285,7 @@ KAFKA_READ = OptionTable(
             "`latest`, which holds unless given, or Spark's JSON of offsets",
         ),
     ),
-    prefix="kafka.",
-    prefix_argument="options",
+    clients=_CLIENTS,
     ignored=_IGNORED,
     refused={**_NOT_READ, **dict.fromkeys((one.name for one in _LIMITS), "`read` has no triggers")},
 )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import Enum
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
@@ -120,11 +120,10 @@ class OptionTable(Generic[T_co]):
     target: Callable[..., T_co]
     """Takes the arguments; its signature has their defaults."""
     options: tuple[Option, ...]
-    prefix: str = ""
-    """Options that begin with it are a client's; empty for none."""
-    prefix_argument: str = ""
-    """The argument that takes those, as a mapping without the prefix."""
-    prefix_kind: Kind = TEXT
+    clients: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Options that begin with a key are a client's; its value is the argument that takes them, as
+    a mapping without what they begin with."""
+    clients_kind: Kind = TEXT
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
     """Options that other formats have, and what to do instead."""
     ignored: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -152,7 +151,6 @@ class OptionTable(Generic[T_co]):
         }
         found: dict[str, object] = {}
         given_as: dict[str, str] = {}
-        client: dict[str, object] = {}
         for name, text in given.items():
             option = known.get(name.lower())
             if option is not None:
@@ -163,13 +161,14 @@ class OptionTable(Generic[T_co]):
                     )
                 given_as[option.argument] = name
                 found[option.argument] = self._value(option.name, option.kind, text, option.secret)
-            elif self._is_client_option(name):
-                short = name[len(self.prefix) :]
-                client[short] = self._value(name, self.prefix_kind, text, secret=True)
+            elif (prefix := self._prefix_of(name)) is not None:
+                client = cast(
+                    "dict[str, object]", found.setdefault(self.clients[prefix], dict[str, object]())
+                )
+                short = name[len(prefix) :]
+                client[short] = self._value(name, self.clients_kind, text, secret=True)
             elif not self._is_known_elsewhere(name):
                 raise ConfigError(self._unknown(name))
-        if client:
-            found[self.prefix_argument] = client
         self._require_needed(found)
         return found
 
@@ -184,13 +183,11 @@ class OptionTable(Generic[T_co]):
             shown = f"option {name!r}" if secret else f"option {name!r}={text!r}"
             raise ConfigError(f"format {self.format}: {shown} must be {kind.words}") from None
 
-    def _is_client_option(self, name: str) -> bool:
-        refused = {other.lower() for other in self.refused}
-        return (
-            bool(self.prefix)
-            and name.lower().startswith(self.prefix)
-            and (name.lower() not in refused)
-        )
+    def _prefix_of(self, name: str) -> str | None:
+        """Return what says which client's option `name` is; None: none's."""
+        if name.lower() in {other.lower() for other in self.refused}:
+            return None
+        return next((one for one in self.clients if name.lower().startswith(one)), None)
 
     def _is_known_elsewhere(self, name: str) -> bool:
         return name.lower() in {*_RESERVED, *(other.lower() for other in self.ignored)}
@@ -211,7 +208,7 @@ class OptionTable(Generic[T_co]):
                 f"format {self.format}: option {name!r} is not taken by {self.direction}: {advice}"
             )
         names = [option.name for option in self.options]
-        prefixed = f", {self.prefix}*" if self.prefix else ""
+        prefixed = "".join(f", {one}*" for one in self.clients)
         return (
             f"format {self.format} has no option {name!r} for {self.direction}:"
             f" {_meant(name, names)}there are {', '.join(sorted(names, key=str.lower))}{prefixed}"

@@ -186,8 +186,7 @@ CHECKPOINTS_READ = OptionTable(
         Option("path", "path", _PATH_SAYS, aliases=("storage",)),
         Option("job", "job", "The job's name; all jobs of the storage unless given"),
     ),
-    prefix="storage.",
-    prefix_argument="storage_options",
+    clients={"storage.": "storage_options"},
 )
 
 STATE_READ = OptionTable(
@@ -225,8 +224,7 @@ STATE_READ = OptionTable(
             choice("typed", "json", "binary"),
         ),
     ),
-    prefix="storage.",
-    prefix_argument="storage_options",
+    clients={"storage.": "storage_options"},
 )
 
 SAVEPOINT_WRITE = OptionTable(
@@ -272,6 +270,5 @@ SAVEPOINT_WRITE = OptionTable(
             COUNT,
         ),
     ),
-    prefix="storage.",
-    prefix_argument="storage_options",
+    clients={"storage.": "storage_options"},
 )

@@ -1,4 +1,7 @@
-"""The registry's wire format: a zero byte and the id of its schema stand before each value."""
+"""The registry's wire format: a zero byte and the id of its schema stand before each value.
+
+In Protobuf it is followed by which message of that schema the value is.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ MAGIC = 0
 """The first byte of every value."""
 HEADER_BYTES = 5
 """Magic, and the id in four bytes, the highest first."""
+_NUMBER_BITS_MAX = 28
+"""Of a number of variable length; no schema has so many messages."""
 TOMBSTONE = "it has no value (a tombstone)"
 UNFRAMED = (
     "it does not begin with a zero byte and a schema id, so that no serializer of a schema registry"
@@ -23,3 +28,51 @@ def schema_id_of(header: bytes) -> int | None:
 def header_of(schema_id: int) -> bytes:
     """Return the first bytes of values that were written with `schema_id`."""
     return bytes([MAGIC]) + schema_id.to_bytes(HEADER_BYTES - 1, "big")
+
+
+def message_indexes(value: bytes) -> tuple[tuple[int, ...], int]:
+    """Return which message of its schema a value in Protobuf is, and where that begins in it.
+
+    Behind the header stand the count of indexes and the indexes, each a number of zigzag and
+    variable length; a single zero is the first message.
+
+    Raises:
+        ValueError: They are cut off.
+    """
+    count, at = _number(value, HEADER_BYTES)
+    if count == 0:
+        return (0,), at
+    found: list[int] = []
+    for _ in range(count):
+        index, at = _number(value, at)
+        found.append(index)
+    return tuple(found), at
+
+
+def indexes_of(path: tuple[int, ...]) -> bytes:
+    """Return what stands behind the header of values that are the message at `path`."""
+    if path == (0,):
+        return b"\0"
+    return b"".join(map(_number_bytes, (len(path), *path)))
+
+
+def _number(value: bytes, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        if at >= len(value) or shift > _NUMBER_BITS_MAX:
+            raise ValueError("the indexes of its message are cut off")
+        byte = value[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return (number >> 1) ^ -(number & 1), at
+
+
+def _number_bytes(number: int) -> bytes:
+    rest = number << 1
+    found = bytearray()
+    while rest > 0x7F:
+        found.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    return bytes([*found, rest])

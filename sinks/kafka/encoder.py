@@ -21,6 +21,7 @@ from onceflow.core.bad_rows import BadRows
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.sinks.kafka.avro_values import AvroValues
+from onceflow.sinks.kafka.protobuf_values import ProtobufValues
 from onceflow.sinks.kafka.records import (
     HEADER_TYPE,
     HEADERS,
@@ -494,8 +495,12 @@ def _registered_encoder(
     settings: KafkaSinkSettings, columns: pa.Schema, schema: ValueSchema
 ) -> _Encode:
     names, header = columns.names, schema.header
-    if settings.format is RecordFormat.AVRO:
-        records = AvroValues(columns, schema.text)
+    if settings.format in {RecordFormat.AVRO, RecordFormat.PROTOBUF}:
+        records = (
+            AvroValues(columns, schema.text)
+            if settings.format is RecordFormat.AVRO
+            else ProtobufValues(columns, schema.descriptors, schema.message)
+        )
         return lambda rows: pa.array(
             records.encode([rows.column(name) for name in names], header), pa.binary()
         )

@@ -100,13 +100,15 @@ class RecordFormat(Enum):
     """Columns key, value and headers are written as they are; Spark's names."""
     AVRO = "avro"
     """The value is an Avro record in the wire format of Confluent's schema registry."""
+    PROTOBUF = "protobuf"
+    """The value is a Protobuf message in that format."""
     JSON_SCHEMA = "json-schema"
     """The value is a JSON object behind the header of the registry's wire format."""
 
     @property
     def registered(self) -> bool:
         """Whether values begin with the id of a schema that a registry keeps."""
-        return self in {RecordFormat.AVRO, RecordFormat.JSON_SCHEMA}
+        return self in {RecordFormat.AVRO, RecordFormat.PROTOBUF, RecordFormat.JSON_SCHEMA}
 
 
 class StaleRows(Enum):
@@ -139,6 +141,8 @@ class KafkaSinkSettings:
     """Of the values' schema; none: the topic's."""
     auto_register: bool = True
     """Whether the rows' schema is registered, or written is by the subject's latest version."""
+    message: str | None = None
+    """In Protobuf, which message of that version is written; none: the first."""
 
     def __post_init__(self) -> None:
         if not self.bootstrap_servers.strip():
@@ -166,11 +170,13 @@ class KafkaSinkSettings:
 
     def _check_registry(self) -> None:
         name = self.format.value
+        if self.message is not None and self.format is not RecordFormat.PROTOBUF:
+            raise ConfigError(f"format={name!r} has no messages; leave message= away")
         if not self.format.registered:
             if self.registry is not None or self.subject is not None:
                 raise ConfigError(
                     f"format={name!r} asks no schema registry; leave schema_registry= and subject="
-                    " away, or give format='avro' or 'json-schema'"
+                    " away, or give format='avro', 'protobuf' or 'json-schema'"
                 )
         elif self.registry is None:
             raise ConfigError(

@@ -57,9 +57,9 @@ class KafkaSink(Sink):
         topic_column: Column that says which topic a row goes to; not part of the value.
         key: Columns of the key: one is written as text or bytes, several as a JSON object. Keys
             land in the partitions that Java's partitioner chooses.
-        format: `json`: the value is an object of all columns. `avro`, `json-schema`: a record or
-            object whose schema a registry keeps. `raw`: the columns `key`, `value` and `headers` as
-            they are, as in Spark.
+        format: `json`: the value is an object of all columns. `avro`, `protobuf`, `json-schema`: a
+            record, message or object whose schema a registry keeps. `raw`: the columns `key`,
+            `value` and `headers` as they are, as in Spark.
         partition_column: Column that says which partition; null leaves it to the partitioner.
         headers: Column of headers: a list of (key, value), or a map. With `raw` it is `headers`.
         delivery: `at_least_once` produces rows at once, without transactions: they are seen before
@@ -72,6 +72,8 @@ class KafkaSink(Sink):
         subject: Of the values' schema; None is `<topic>-value`.
         auto_register: Whether the rows' own schema is registered, unless it has been before. False
             writes by the subject's latest version, into which the columns must fit.
+        message: In Protobuf, the name of the message in the subject's latest version; None is the
+            first.
         transaction_timeout_s: How long producing one checkpoint's rows of one subtask may take;
             the broker's transaction.max.timeout.ms is the upper limit.
         deadline_s: How long a broker, or the registry, may not answer before a call is given up.
@@ -87,7 +89,9 @@ class KafkaSink(Sink):
     topic: str | Sequence[str] = field(kw_only=True)
     topic_column: str | None = field(default=None, kw_only=True)
     key: str | Sequence[str] | None = field(default=None, kw_only=True)
-    format: Literal["json", "avro", "json-schema", "raw"] = field(default="json", kw_only=True)
+    format: Literal["json", "avro", "protobuf", "json-schema", "raw"] = field(
+        default="json", kw_only=True
+    )
     partition_column: str | None = field(default=None, kw_only=True)
     headers: str | None = field(default=None, kw_only=True)
     delivery: Literal["exactly_once", "at_least_once"] = field(default="exactly_once", kw_only=True)
@@ -97,6 +101,7 @@ class KafkaSink(Sink):
     schema_registry: str | Mapping[str, OptionValue] | None = field(default=None, kw_only=True)
     subject: str | None = field(default=None, kw_only=True)
     auto_register: bool = field(default=True, kw_only=True)
+    message: str | None = field(default=None, kw_only=True)
     transaction_timeout_s: float = field(default=300.0, kw_only=True)
     deadline_s: float = field(default=30.0, kw_only=True)
     stale_rows: Literal["fail", "produce"] = field(default="fail", kw_only=True)
@@ -192,6 +197,7 @@ class KafkaSink(Sink):
             else registry_settings(self.schema_registry),
             subject=self.subject,
             auto_register=self.auto_register,
+            message=self.message,
         )
 
 

@@ -1,5 +1,7 @@
 """Columns that nobody described: those of a subject's latest version in the schema registry.
 
+Values in Protobuf are read as a message of that version also where the columns are described.
+
 Asked for once, on the driver, when the pipeline asks for the source's schema. It holds for all
 attempts of this start, so that what operators keep does not change its type under them; a version
 that is registered later is read as this one, and becomes columns at the next start.
@@ -14,6 +16,7 @@ import pyarrow as pa
 from onceflow.core.errors import ConfigError, SourceUnavailable
 from onceflow.core.formats.avro_schema import Record, arrow_type, columns_of
 from onceflow.core.formats.json_schema import columns_of_json_schema
+from onceflow.core.formats.protobuf_schema import columns_of_message, compiled, message_of
 from onceflow.core.formats.registry import (
     KeptSchema,
     RegistryDown,
@@ -23,6 +26,7 @@ from onceflow.core.formats.registry import (
     deadline,
 )
 from onceflow.sources.kafka.avro_rows import avro_record
+from onceflow.sources.kafka.protobuf_rows import fitting_of
 from onceflow.sources.kafka.rows import require_columns
 from onceflow.sources.kafka.settings import KafkaSettings, ValueFormat
 
@@ -34,15 +38,30 @@ def with_columns(settings: KafkaSettings) -> KafkaSettings:
         ConfigError: The subject does not exist, we are refused, or its schema has no columns.
         SourceUnavailable: The registry did not answer within the deadline.
     """
-    if not settings.columns_unknown:
+    if not settings.asks_latest:
         return settings
     schema = _latest(settings)
+    if settings.format is ValueFormat.PROTOBUF:
+        return _with_message(settings, schema)
     try:
         columns = _columns_of(settings.format, schema)
     except ConfigError as error:
         raise ConfigError(f"subject {settings.value_subject!r}: {error}; give schema=") from None
     require_columns(settings.format, columns)
     return replace(settings, columns=columns, reader_schema=schema)
+
+
+def _with_message(settings: KafkaSettings, schema: KeptSchema) -> KafkaSettings:
+    try:
+        descriptors = compiled(schema)
+        message = message_of(descriptors, settings.message)
+        columns = settings.columns
+        if not columns.names:
+            columns = columns_of_message(message)
+        fitting_of(message, columns)
+    except ConfigError as error:
+        raise ConfigError(f"subject {settings.value_subject!r}: {error}") from None
+    return replace(settings, columns=columns, reader_schema=schema, reader_descriptors=descriptors)
 
 
 def _columns_of(value_format: ValueFormat, schema: KeptSchema) -> pa.Schema:

@@ -51,6 +51,7 @@ from onceflow.sources.kafka.messages import (
     size_bytes,
     timestamps,
 )
+from onceflow.sources.kafka.protobuf_rows import protobuf_decoder
 from onceflow.sources.kafka.settings import KafkaSettings, ValueFormat
 
 CHUNK = 500
@@ -140,7 +141,7 @@ def require_columns(value_format: ValueFormat, columns: pa.Schema) -> None:
             record_type(columns)
         case ValueFormat.CSV:
             require_csv_columns(columns)
-        case ValueFormat.RAW | ValueFormat.AVRO | ValueFormat.DEBEZIUM_AVRO:
+        case ValueFormat.RAW | ValueFormat.AVRO | ValueFormat.PROTOBUF | ValueFormat.DEBEZIUM_AVRO:
             pass
 
 
@@ -165,6 +166,8 @@ def _decoder(settings: KafkaSettings) -> BatchDecoder:
             kept = settings.reader_schema
             reader = None if kept is None else avro_record(kept)
             return avro_decoder(settings, settings.columns, reader)
+        case ValueFormat.PROTOBUF:
+            return protobuf_decoder(settings)
         case ValueFormat.DEBEZIUM_AVRO:
             return DebeziumAvroDecoder(settings)
         case ValueFormat.DEBEZIUM_JSON:

@@ -203,6 +203,8 @@ class ValueFormat(Enum):
     """Key and value as bytes, with Spark's columns about where the record lay."""
     AVRO = "avro"
     """The value is an Avro record in the wire format of Confluent's schema registry."""
+    PROTOBUF = "protobuf"
+    """The value is a Protobuf message in the registry's wire format."""
     JSON_SCHEMA = "json-schema"
     """The value is a JSON object behind the header of the registry's wire format."""
     CSV = "csv"
@@ -215,7 +217,7 @@ class ValueFormat(Enum):
     @property
     def decodes_by_id(self) -> bool:
         """Whether no value can be decoded without the schema that a registry keeps."""
-        return self in {ValueFormat.AVRO, ValueFormat.DEBEZIUM_AVRO}
+        return self in {ValueFormat.AVRO, ValueFormat.PROTOBUF, ValueFormat.DEBEZIUM_AVRO}
 
     @property
     def discovers(self) -> bool:
@@ -258,6 +260,10 @@ class KafkaSettings:
     """Whose latest version says the columns, if nobody else does; none: the topic's values."""
     reader_schema: KeptSchema | None = None
     """That version: has the defaults of fields that older records lack."""
+    message: str | None = None
+    """In Protobuf, which message of its schema a value is; none: the first."""
+    reader_descriptors: bytes = b""
+    """In Protobuf, what `reader_schema` is compiled to."""
 
     def __post_init__(self) -> None:
         if not self.bootstrap_servers.strip():
@@ -293,6 +299,8 @@ class KafkaSettings:
 
     def _check_schema(self) -> None:
         name = self.format.value
+        if self.message is not None and self.format is not ValueFormat.PROTOBUF:
+            raise ConfigError(f"format={name!r} has no messages; leave message= away")
         described = self.format is ValueFormat.RAW or self.format.discovers
         if not self.columns.names and not described:
             raise ConfigError(
@@ -305,18 +313,21 @@ class KafkaSettings:
                     " away"
                 )
             return
-        if self.registry is None and (self.format.decodes_by_id or self.columns_unknown):
+        if self.registry is None and (self.format.decodes_by_id or self.asks_latest):
             raise ConfigError(
                 f"format={name!r} needs schema_registry=, e.g. 'http://localhost:8081'"
             )
-        if self.columns_unknown and self.subject is None and len(self.topics) != 1:
+        if self.asks_latest and self.subject is None and len(self.topics) != 1:
+            other = "" if self.format is ValueFormat.PROTOBUF else ", or schema="
             raise ConfigError(
-                f"format={name!r} takes its columns from one subject: give subject=, or schema="
+                f"format={name!r} takes its columns from one subject: give subject={other}"
             )
 
     @property
-    def columns_unknown(self) -> bool:
-        """Whether the registry has to be asked for the columns."""
+    def asks_latest(self) -> bool:
+        """Whether the registry has to be asked for the latest version, and has not been yet."""
+        if self.format is ValueFormat.PROTOBUF:
+            return not self.reader_descriptors
         return self.format.discovers and not self.columns.names
 
     @property
@@ -339,6 +350,7 @@ class KafkaSettings:
 
     def __repr__(self) -> str:
         shown = {item.name: getattr(self, item.name) for item in fields(self)}
+        del shown["reader_descriptors"]
         shown["columns"] = ", ".join(f"{column.name}: {column.type}" for column in self.columns)
         shown["options"] = RULES.printable(self.options)
         return f"KafkaSource({', '.join(f'{name}={value!r}' for name, value in shown.items())})"

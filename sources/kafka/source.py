@@ -55,6 +55,7 @@ class KafkaSource(Source):
         batch_bytes: int = 16 * 1024 * 1024,
         schema_registry: str | Mapping[str, OptionValue] | None = None,
         subject: str | None = None,
+        message: str | None = None,
         deadline_s: float = 60.0,
         partition_discovery_interval: float | str | None = "1 min",
         options: Mapping[str, OptionValue] | None = None,
@@ -67,9 +68,9 @@ class KafkaSource(Source):
             topic_pattern: Instead of `topic`, a regular expression: every topic whose whole name it
                 matches is read, those created later from their first record. Topics of Kafka's own
                 (__consumer_offsets) are left out.
-            format: "json" (one object a value), "csv" (one line), "avro" and "json-schema" (of a
-                schema registry), "debezium-json" and "debezium-avro" (changes of rows, with a
-                column _op), or "raw" (key and value as bytes, Spark's columns).
+            format: "json" (one object a value), "csv" (one line), "avro", "protobuf" and
+                "json-schema" (of a schema registry), "debezium-json" and "debezium-avro" (changes
+                of rows, with a column _op), or "raw" (key and value as bytes, Spark's columns).
             schema: The columns of a value: an Arrow schema, Spark DDL text, or a mapping from
                 name to type. A column that is not nullable must be in every record. Timestamps are
                 ISO 8601 text (with a zone if the column has one, without if not; finer than
@@ -94,8 +95,9 @@ class KafkaSource(Source):
             schema_registry: Address of Confluent's schema registry, or of one that speaks as it
                 does; or options of its client, Confluent's names: {"url": …,
                 "basic.auth.user.info": "${env:NAME}", "ssl.ca.location": …}.
-            subject: Whose latest version has the columns where schema= is not given; default
-                <topic>-value.
+            subject: Whose latest version has the columns where schema= is not given, and the
+                message that Protobuf is read as; default <topic>-value.
+            message: In Protobuf, the name of that message; default the first of its schema.
             deadline_s: How long brokers and registry may be silent, here and in the reader.
             partition_discovery_interval: How often a running stream looks for partitions and topics
                 that were added; seconds or text. None: only when the job starts.
@@ -139,6 +141,7 @@ class KafkaSource(Source):
             options=RULES.accepted(options or {}),
             registry=None if schema_registry is None else registry_settings(schema_registry),
             subject=subject,
+            message=message,
         )
 
     @property

@@ -42,8 +42,8 @@ def _options(table: OptionTable[object]) -> str:
     for option in table.options:
         names = ", ".join(f"`{name}`" for name in (option.name, *option.aliases))
         rows.append(f"| {names} | {_default(table, option)} | {option.says} |")
-    if table.prefix:
-        rows.append(f"| `{table.prefix}*` |  | The client's own options, without the prefix |")
+    for prefix in table.clients:
+        rows.append(f"| `{prefix}*` |  | The client's own options, without the prefix |")
     return _table("| option | default | |", rows)
 
 

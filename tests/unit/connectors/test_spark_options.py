@@ -16,8 +16,10 @@ from onceflow.connectors.spark.kafka_options import (
 from onceflow.connectors.spark.options import PROTOCOL_OPTIONS, OptionTable, own_sink
 from onceflow.connectors.spark.sql_options import MYSQL_WRITE, POSTGRES_WRITE, SQLITE_WRITE
 from onceflow.core.errors import ConfigError
+from onceflow.core.formats.registry import RegistrySettings
 from onceflow.core.spi import Sink
 from onceflow.sinks import FileSink, KafkaSink, MySQLSink, PostgresSink, SQLiteSink
+from onceflow.sinks.kafka.settings import RecordFormat
 from onceflow.sources.kafka.settings import Earliest, Latest
 
 TABLES = (
@@ -164,6 +166,31 @@ def test_options_of_sparks_kafka_source_make_a_reader() -> None:
     assert settings.options == {"security.protocol": "SASL_SSL"}
     assert (settings.fail_on_data_loss, settings.group_id) == (False, "shown")
     assert (limits.offsets_most, limits.tasks_least) == (1000, 8)
+
+
+def test_options_of_a_schema_registry_are_its_clients_behind_a_prefix() -> None:
+    registry = {
+        "schema.registry.url": "http://r:8081",
+        "schema.registry.basic.auth.user.info": "${env:REGISTRY_USER}",
+    }
+    servers = {"kafka.bootstrap.servers": "b:9092", **registry}
+    written = KAFKA_WRITE.made(
+        {**servers, "topic": "t", "valueformat": "protobuf", "auto.register.schemas": "false"}
+    )
+    settings = written.settings
+    assert (settings.format, settings.auto_register) == (RecordFormat.PROTOBUF, False)
+    assert settings.registry == RegistrySettings(
+        "http://r:8081", {"basic.auth.user.info": "${env:REGISTRY_USER}"}
+    )
+    options = {**servers, "subscribe": "a", "valueFormat": "avro", "valueSchema": "id BIGINT"}
+    read = KAFKA_READ.made({**options, "valueSubject": "s"}).settings
+    assert (read.registry, read.subject) == (settings.registry, "s")
+    assert "did you mean 'valueMessage'" in refusal(KAFKA_READ, {**options, "valueMesage": "M"})
+    for name in ("schemaRegistryUrl", "basic.auth.user.info"):
+        assert "as schema.registry.url" in refusal(KAFKA_READ, {**options, name: "s3cret"})
+        assert "as schema.registry.url" in refusal(KAFKA_WRITE, {**servers, name: "s3cret"})
+    java = {**options, "schema.registry.ssl.truststore.location": "a.jks"}
+    assert "export the certificates as PEM" in refusal(KAFKA_READ, java)
 
 
 def test_options_of_streams_are_refused_where_there_are_no_triggers() -> None:

@@ -12,10 +12,13 @@ from typing import Any, cast
 import fastavro
 import pyarrow as pa
 import pytest
+from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer
+from google.protobuf.json_format import MessageToDict
+from tests.support.protobuf_messages import framed, message_class
 from tests.support.schema_registry_double import SchemaRegistryDouble
 
 from onceflow.core.bad_rows import BadRows
-from onceflow.core.errors import ConfigError, SinkError
+from onceflow.core.errors import BadRow, ConfigError, SinkError
 from onceflow.core.spi import OnBadRow
 from onceflow.sinks import KafkaSink
 from onceflow.sinks.kafka.encoder import RecordEncoder
@@ -67,6 +70,126 @@ def encoder(schema: pa.Schema, url: str, **given: Any) -> RecordEncoder:
 def written(found: RecordEncoder, schema: pa.Schema, rows: list[dict[str, Any]]) -> list[bytes]:
     batch = pa.RecordBatch.from_pylist(rows, schema=schema)
     return found.encode(batch).column("value").to_pylist()
+
+
+MORE = pa.schema(
+    [
+        *ROWS,
+        pa.field("ok", pa.bool_(), nullable=False),
+        pa.field("big", pa.uint64()),
+        pa.field("time", pa.time64("us")),
+        pa.field("places", pa.list_(pa.struct([pa.field("at", pa.timestamp("us", "UTC"))]))),
+        pa.field("by_id", pa.map_(pa.int64(), pa.struct([pa.field("name", pa.string())]))),
+    ]
+)
+MORE_OF_ROW: dict[str, Any] = {
+    "tags": ["a", "b"],
+    "ok": True,
+    "big": 2**64 - 1,
+    "time": dt.time(3, 4, 5),
+    "places": [{"at": ROW["at"]}, {"at": None}],
+    "by_id": [(7, {"name": "x"})],
+}
+
+
+def parsed(registry: SchemaRegistryDouble, value: bytes, subject: str = "out-value") -> Any:
+    """Return what Confluent's deserializer makes of `value`."""
+    make = message_class(registered(registry, subject)["schema"])
+    return cast("Any", ProtobufDeserializer)(make, {})(value, None)
+
+
+def test_rows_become_protobuf_messages_of_the_schema_that_is_registered(
+    registry: SchemaRegistryDouble,
+) -> None:
+    full = {**ROW, **MORE_OF_ROW}
+    empty = {**dict.fromkeys(MORE.names), "id": 2, "ok": False}
+    found = written(encoder(MORE, registry.url, format="protobuf"), MORE, [full, empty])
+    kept = registered(registry, "out-value")
+    assert (kept["schemaType"], kept["version"]) == ("PROTOBUF", 1)
+    assert found[0][:6] == b"\0" + kept["id"].to_bytes(4, "big") + b"\0"
+    one, two = (MessageToDict(parsed(registry, value)) for value in found)
+    assert one == {
+        "id": "1",
+        "small": -3,
+        "price": "-12.34",
+        "at": "2026-01-02T03:04:05.678Z",
+        "local": "2026-01-02T03:04:05.678901",
+        "day": "2026-01-02",
+        "tags": ["a", "b"],
+        "more": {"x": 0.5},
+        "counts": {"k": 7},
+        "raw": "AP8=",
+        "ok": True,
+        "big": str(2**64 - 1),
+        "time": "03:04:05",
+        "places": [{"at": "2026-01-02T03:04:05.678Z"}, {}],
+        "byId": {"7": {"name": "x"}},
+    }
+    assert two == {"id": "2"}
+    # The same rows, the same schema: nothing is registered anew.
+    encoder(MORE, registry.url, format="protobuf")
+    assert registered(registry, "out-value")["version"] == 1
+
+
+def test_fields_of_protobuf_keep_their_numbers_when_columns_come_and_go(
+    registry: SchemaRegistryDouble,
+) -> None:
+    def numbers(*columns: str) -> dict[str, tuple[int, int]]:
+        inner = pa.struct([pa.field(name, pa.int64()) for name in columns])
+        schema = pa.schema([*inner, pa.field("inner", inner)])
+        encoder(schema, registry.url, format="protobuf")
+        message = message_class(registered(registry, "out-value")["schema"]).DESCRIPTOR
+        fields = message.fields_by_name
+        inside = fields["inner"].message_type.fields_by_name
+        return {name: (fields[name].number, inside[name].number) for name in columns}
+
+    assert numbers("a", "b", "c") == {"a": (1, 1), "b": (2, 2), "c": (3, 3)}
+    assert numbers("c", "a") == {"c": (3, 3), "a": (1, 1)}
+    # What b was must never be read as another column.
+    assert numbers("d", "c", "b") == {"d": (5, 4), "c": (3, 3), "b": (6, 5)}
+
+
+def test_without_registering_rows_are_the_message_of_the_latest_version_that_is_named(
+    registry: SchemaRegistryDouble,
+) -> None:
+    latest = """
+    syntax = "proto3";
+    message Other { string text = 1; }
+    message Kept {
+      enum Kind { NEW = 0; OLD = 1; }
+      string name = 1; int64 id = 2; Kind kind = 3; Inner inner = 4;
+    }
+    message Inner { int64 x = 1; }
+    """
+    schema_id = registry.keep("kept", latest, kind="PROTOBUF")
+    given = {"format": "protobuf", "auto_register": False, "subject": "kept"}
+    rows = pa.schema(
+        [
+            pa.field("id", pa.int64()),
+            pa.field("kind", pa.string()),
+            pa.field("inner", pa.struct([pa.field("x", pa.int32())])),
+        ]
+    )
+    named = encoder(rows, registry.url, message="Kept", **given)
+    [value] = written(named, rows, [{"id": 5, "kind": "OLD", "inner": {"x": 1}}])
+    kept = message_class(latest, "Kept")(id=5, kind=1, inner={"x": 1})
+    assert value == framed(schema_id, kept, b"\x02\x02")
+    assert not any(one.startswith("POST") for one in registry.asked)
+    bad = [{"id": 5, "kind": "LOST", "inner": None}]
+    with pytest.raises(BadRow, match="LOST"):
+        written(named, rows, bad)
+    with pytest.raises(ConfigError, match=r"message Other has no fields for columns \['id'"):
+        encoder(rows, registry.url, **given)
+    deeper = rows.set(2, pa.field("inner", pa.struct([pa.field("y", pa.int32())])))
+    with pytest.raises(ConfigError, match=r"message Inner has no fields for columns \['y'\]"):
+        encoder(deeper, registry.url, message="Kept", **given)
+    with pytest.raises(ConfigError, match=r"subject 'kept': message='Lost' names 0"):
+        encoder(rows, registry.url, message="Lost", **given)
+    with pytest.raises(ConfigError, match="Register a schema there"):
+        encoder(rows, registry.url, format="protobuf", auto_register=False, subject="none")
+    registry.keep("kept", {"type": "string"}, kind="JSON")
+    with pytest.raises(ConfigError, match="latest version of subject 'kept' is JSON"):
+        encoder(rows, registry.url, **given)
 
 
 def registered(registry: SchemaRegistryDouble, subject: str) -> Any:
@@ -127,35 +250,47 @@ def test_without_registering_rows_are_written_by_the_subject_s_latest_version(
         encoder(rows, registry.url, auto_register=False, subject="none")
 
 
+@pytest.mark.parametrize("value_format", ["avro", "protobuf"])
 def test_schema_that_may_not_follow_is_refused_with_what_to_do(
-    registry: SchemaRegistryDouble,
+    registry: SchemaRegistryDouble, value_format: str
 ) -> None:
     registry.incompatible.add("out-value")
     with pytest.raises(ConfigError, match=r"incompatible.*may not follow the subject's versions"):
-        encoder(ROWS, registry.url)
+        encoder(ROWS, registry.url, format=value_format)
 
 
+@pytest.mark.parametrize("value_format", ["avro", "protobuf"])
 def test_registry_that_is_away_fails_the_attempt_and_not_the_job(
-    registry: SchemaRegistryDouble,
+    registry: SchemaRegistryDouble, value_format: str
 ) -> None:
     registry.failing = (503, {"error_code": 50003, "message": "leader is away"})
     with pytest.raises(SinkError, match="leader is away"):
-        encoder(ROWS, registry.url, deadline_s=0.1)
+        encoder(ROWS, registry.url, format=value_format, deadline_s=0.1)
 
 
 @pytest.mark.parametrize(
-    ("column", "fragment"),
+    ("value_format", "column", "fragment"),
     [
-        (pa.field("two words", pa.int64()), "a name that Avro does not allow"),
-        (pa.field("n", pa.uint64()), "which Avro does not have"),
-        (pa.field("n", pa.duration("s")), "which Avro does not have"),
+        ("avro", pa.field("two words", pa.int64()), "a name that Avro does not allow"),
+        ("avro", pa.field("n", pa.uint64()), "which Avro does not have"),
+        ("avro", pa.field("n", pa.duration("s")), "which Avro does not have"),
+        ("protobuf", pa.field("two words", pa.int64()), "a name that Protobuf does not allow"),
+        ("protobuf", pa.field("n", pa.duration("s")), "which Protobuf does not have"),
+        ("protobuf", pa.field("n", pa.list_(pa.list_(pa.int8()))), "which Protobuf does not have"),
+        (
+            "protobuf",
+            pa.field("n", pa.map_(pa.float32(), pa.int8())),
+            "whose keys Protobuf does not have",
+        ),
     ],
 )
-def test_columns_that_avro_does_not_have_are_refused_before_the_registry_is_asked(
-    column: pa.Field, fragment: str
+def test_columns_that_a_format_does_not_have_are_refused_before_the_registry_is_asked(
+    value_format: Any, column: pa.Field, fragment: str
 ) -> None:
     schema = pa.schema([column])
-    sink = KafkaSink("nowhere:1", topic="out", format="avro", schema_registry="http://nowhere:1")
+    sink = KafkaSink(
+        "nowhere:1", topic="out", format=value_format, schema_registry="http://nowhere:1"
+    )
     with pytest.raises(ConfigError) as caught:
         RecordEncoder(sink.settings, schema, BadRows(OnBadRow.FAIL, schema))
     assert fragment in str(caught.value)

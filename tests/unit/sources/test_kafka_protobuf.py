@@ -1,0 +1,393 @@
+"""The source's rows of Protobuf values: a double of the registry, and messages by hand."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient, topic_subject_name_strategy
+from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+from tests.support.protobuf_messages import framed, message_class
+from tests.support.schema_registry_double import SchemaRegistryDouble
+from tests.unit.sources.test_kafka_avro import messages, taken
+
+from onceflow.core.errors import BadRecord, ConfigError, SourceUnavailable
+from onceflow.sources import KafkaSource
+from onceflow.sources.kafka.rows import rows_of
+
+UTC = dt.timezone.utc
+PAYMENT = """
+syntax = "proto3";
+package shop;
+message Payment {
+  int64 id = 1;
+  string account = 2;
+}
+"""
+PAYMENT_WITH_FEE = """
+syntax = "proto3";
+package shop;
+message Payment {
+  int64 id = 1;
+  string account = 2;
+  optional double fee = 3;
+}
+"""
+_AWAY = (503, {"error_code": 50003, "message": "leader is away"})
+
+
+@pytest.fixture
+def registry() -> Iterator[SchemaRegistryDouble]:
+    with SchemaRegistryDouble() as double:
+        yield double
+
+
+def source(url: Any, **given: Any) -> KafkaSource:
+    settings: dict[str, Any] = {"format": "protobuf", "deadline_s": 30.0, **given}
+    return KafkaSource("nowhere:1", topic="payments", schema_registry=url, **settings)
+
+
+def keep(registry: SchemaRegistryDouble, text: str, subject: str = "payments-value") -> int:
+    return registry.keep(subject, text, kind="PROTOBUF")
+
+
+def read(described: KafkaSource, values: Sequence[bytes | None]) -> list[dict[str, Any]]:
+    rows = rows_of(described.settings)
+    rows.add(messages(values))
+    return taken(rows).to_pylist()
+
+
+EVERYTHING = """
+syntax = "proto3";
+import "google/protobuf/timestamp.proto";
+import "google/protobuf/wrappers.proto";
+message Everything {
+  double a = 1; float b = 2; int32 c = 3; sint32 d = 4; sfixed32 e = 5; uint32 f = 6;
+  int64 g = 7; sint64 h = 8; fixed64 i = 9; bool j = 10; string k = 11; bytes l = 12;
+  enum Color { RED = 0; BLUE = 3; }
+  Color color = 13;
+  repeated string tags = 14;
+  map<string, int32> counts = 15;
+  message Place { string city = 1; optional int32 floor = 2; repeated Color colors = 3; }
+  Place place = 16;
+  repeated Place places = 17;
+  map<int64, Place> by_id = 18;
+  oneof choice { string name = 19; int64 number = 20; }
+  google.protobuf.Timestamp at = 21;
+  google.protobuf.Int64Value wrapped = 22;
+  optional string maybe = 23;
+}
+"""
+
+
+def test_every_type_of_protobuf_is_a_column(registry: SchemaRegistryDouble) -> None:
+    schema_id = keep(registry, EVERYTHING)
+    make = message_class(EVERYTHING)
+    full = make(a=0.5, b=0.25, c=-1, d=-2, e=-3, f=2**32 - 1, g=-(2**63), h=-5, i=2**64 - 1)
+    full.j, full.k, full.l, full.color = True, "ä", b"\0\xff", 3
+    full.tags.extend(["x", "y"])
+    full.counts["n"] = 7
+    full.place.city = "Bonn"
+    full.place.floor = 0
+    full.place.colors.append(3)
+    full.places.add().city = "Ulm"
+    full.by_id[5].city = "Hof"
+    full.number = 0
+    full.at.seconds, full.at.nanos = 1_767_323_045, 678_901_234
+    full.wrapped.value = 0
+    full.maybe = ""
+    later = make(color=9)
+    described = source(registry.url)
+    place = pa.struct(
+        [
+            pa.field("city", pa.string(), nullable=False),
+            pa.field("floor", pa.int32()),
+            pa.field(
+                "colors", pa.list_(pa.field("item", pa.string(), nullable=False)), nullable=False
+            ),
+        ]
+    )
+    assert described.schema.field("place") == pa.field("place", place)
+    assert described.schema.field("i") == pa.field("i", pa.uint64(), nullable=False)
+    assert described.schema.field("f") == pa.field("f", pa.int64(), nullable=False)
+    assert described.schema.field("name") == pa.field("name", pa.string())
+    found, empty, unknown = read(
+        described, [framed(schema_id, one) for one in (full, make(), later)]
+    )
+    ulm = {"city": "Ulm", "floor": None, "colors": list[str]()}
+    assert found == {
+        **dict(zip("abcdefgh", [0.5, 0.25, -1, -2, -3, 2**32 - 1, -(2**63), -5], strict=True)),
+        "i": 2**64 - 1,
+        "j": True,
+        "k": "ä",
+        "l": b"\0\xff",
+        "color": "BLUE",
+        "tags": ["x", "y"],
+        "counts": [("n", 7)],
+        "places": [ulm],
+        "place": {"city": "Bonn", "floor": 0, "colors": ["BLUE"]},
+        "by_id": [(5, {**ulm, "city": "Hof"})],
+        "name": None,
+        "number": 0,
+        "wrapped": 0,
+        "maybe": "",
+        "at": dt.datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC),
+    }
+    nullable = ("place", "name", "number", "at", "wrapped", "maybe")
+    assert {name for name, value in empty.items() if value is None} == set(nullable)
+    assert (empty["color"], unknown["color"]) == ("RED", "9")
+
+
+def test_fields_are_found_by_their_numbers_in_older_and_newer_versions(
+    registry: SchemaRegistryDouble,
+) -> None:
+    old = keep(registry, PAYMENT)
+    read_as = keep(registry, PAYMENT_WITH_FEE)
+    described = source(registry.url)
+    assert described.schema.names == ["id", "account", "fee"]
+    newer = PAYMENT_WITH_FEE.replace("string account = 2;", "string konto = 2; bool more = 9;")
+    new = keep(registry, newer)
+    values = [
+        framed(old, message_class(PAYMENT)(id=1, account="a")),
+        framed(new, message_class(newer)(id=2, konto="b", fee=0.5, more=True)),
+        framed(read_as, message_class(PAYMENT_WITH_FEE)(id=3, account="c")),
+    ]
+    assert read(described, values) == [
+        {"id": 1, "account": "a", "fee": None},
+        {"id": 2, "account": "b", "fee": 0.5},
+        {"id": 3, "account": "c", "fee": None},
+    ]
+
+
+SEVERAL = """
+syntax = "proto3";
+package shop;
+message Order { int64 id = 1; message Line { string sku = 1; } message Note { string text = 1; } }
+message Payment { int64 id = 1; string account = 2; }
+"""
+
+
+def test_indexes_say_which_message_of_its_schema_a_value_is(
+    registry: SchemaRegistryDouble,
+) -> None:
+    one = keep(registry, SEVERAL)
+    # There the same messages stand in other places.
+    other = keep(registry, SEVERAL.replace("message Order", "message First {}\nmessage Order"))
+    payment = message_class(SEVERAL, "Payment")(id=1, account="a")
+    note = message_class(SEVERAL, "shop.Order.Note")(text="n")
+    values = [
+        framed(one, payment, b"\x02\x02"),
+        framed(other, payment, b"\x02\x04"),
+        framed(one, note, b"\x04\x00\x02"),
+        framed(one, message_class(SEVERAL)(id=9)),
+        framed(one, payment, b"\x02\x10"),
+        framed(one, payment, b"\x80")[:6],
+    ]
+    described = source(registry.url, message="Payment", on_bad_record="dead_letter")
+    rows = rows_of(described.settings)
+    rows.add(messages(values))
+    assert taken(rows).to_pylist() == [{"id": 1, "account": "a"}] * 2
+    reasons = [letter.reason for letter in rows.refusals.taken()]
+    assert "it is shop.Order.Note, and shop.Payment is read" in reasons[0]
+    assert "it is shop.Order, and shop.Payment is read" in reasons[1]
+    assert "it is message [8], which its schema lacks" in reasons[2]
+    assert "indexes of its message are cut off" in reasons[3]
+    notes = source(registry.url, message="shop.Order.Note", on_bad_record="drop")
+    assert read(notes, values) == [{"text": "n"}]
+
+
+def test_what_confluents_serializer_registers_and_writes_is_read(
+    registry: SchemaRegistryDouble,
+) -> None:
+    """It registers compiled descriptors, of what is imported, too."""
+    imported = 'syntax = "proto3"; package shop; message Money { int64 cents = 1; }'
+    text = """
+    syntax = "proto3";
+    package shop;
+    import "money.proto";
+    import "google/protobuf/timestamp.proto";
+    message Order { message Line { Money price = 1; google.protobuf.Timestamp at = 2; } }
+    """
+    make = message_class(text, "Line", money=imported)
+    message = make()
+    message.price.cents, message.at.seconds = 5, 60
+    with SchemaRegistryClient({"url": registry.url}) as client:
+        # Its constructor has another name, which type checkers do not find.
+        serializer: Any = cast("Any", ProtobufSerializer)(
+            make, client, {"subject.name.strategy": topic_subject_name_strategy}
+        )
+        value = serializer(message, SerializationContext("payments", MessageField.VALUE))
+    assert read(source(registry.url, message="Line"), [value]) == [
+        {"price": {"cents": 5}, "at": dt.datetime(1970, 1, 1, 0, 1, tzinfo=UTC)}
+    ]
+
+
+def test_schemas_that_refer_to_others_are_read_with_them(registry: SchemaRegistryDouble) -> None:
+    money = 'syntax = "proto3"; message Money { int64 cents = 1; }'
+    order = """
+    syntax = "proto3";
+    import "money.proto";
+    import "confluent/meta.proto";
+    import "confluent/type/decimal.proto";
+    message Order {
+      Money price = 1;
+      confluent.type.Decimal rate = 2 [(confluent.field_meta) = { doc: "of taxes" }];
+    }
+    """
+    keep(registry, money, "money")
+    schema_id = registry.keep(
+        "payments-value", order, kind="PROTOBUF", references={"money.proto": ("money", 1)}
+    )
+    message = message_class(order, money=money)()
+    message.price.cents = 5
+    assert read(source(registry.url), [framed(schema_id, message)]) == [
+        {"price": {"cents": 5}, "rate": None}
+    ]
+
+
+def test_columns_of_the_user_s_own_are_taken_by_name_and_checked_at_the_start(
+    registry: SchemaRegistryDouble,
+) -> None:
+    text = 'syntax = "proto3"; message Node { int32 id = 1; string name = 2; Node next = 3; }'
+    schema_id = keep(registry, text)
+    value = framed(schema_id, message_class(text)(id=300, name="a"))
+    described = source(registry.url, schema="name STRING, id BIGINT")
+    assert read(described, [value]) == [{"name": "a", "id": 300}]
+    with pytest.raises(BadRecord, match="offset 0: a value does not fit int8"):
+        read(source(registry.url, schema="id TINYINT"), [value])
+    for schema, why in [
+        ("nam STRING", r"message Node has no fields \['nam'\], only id, name, next"),
+        ("name BIGINT", "column 'name': it was written as string and is read as int64"),
+        (None, "field 'next' is of message Node, which contains itself"),
+    ]:
+        with pytest.raises(ConfigError, match=f"subject 'payments-value': .*{why}"):
+            _ = source(registry.url, schema=schema).schema
+
+
+def test_bad_records_are_left_out_with_their_origin_and_the_others_stay_in_order(
+    registry: SchemaRegistryDouble,
+) -> None:
+    text = PAYMENT.replace("}", "  google.protobuf.Timestamp at = 3;\n}").replace(
+        "message", 'import "google/protobuf/timestamp.proto";\nmessage'
+    )
+    schema_id = keep(registry, text)
+    json_id = registry.keep("other", {"type": "object"}, kind="JSON")
+    make = message_class(text)
+    good = [framed(schema_id, make(id=number, account="a")) for number in range(3)]
+    timeless = make(id=9)
+    timeless.at.seconds = 2**62
+    values = [
+        good[0],
+        None,
+        b'{"id": 1}',
+        good[1],
+        good[1][:-1],
+        framed(json_id, make(id=1)),
+        framed(schema_id, timeless),
+        good[2],
+    ]
+    described = source(registry.url, on_bad_record="dead_letter", include_metadata=True)
+    rows = rows_of(described.settings)
+    rows.add(messages(values, first=50))
+    found = taken(rows).to_pylist()
+    assert [(one["id"], one["_offset"]) for one in found] == [(0, 50), (1, 53), (2, 57)]
+    letters = rows.refusals.taken()
+    assert [(one.topic, one.offset) for one in letters] == [
+        ("payments", offset) for offset in (51, 52, 54, 55, 56)
+    ]
+    whys = ["tombstone", "does not begin with a zero byte", "", "it is JSON", "which is no time"]
+    for letter, why in zip(letters, whys, strict=True):
+        assert why in letter.reason
+
+
+def test_schemas_that_are_known_are_read_while_the_registry_is_away_and_a_new_one_is_waited_for(
+    registry: SchemaRegistryDouble,
+) -> None:
+    old = keep(registry, PAYMENT)
+    payment = message_class(PAYMENT)(id=1, account="a")
+    rows = rows_of(source(registry.url).settings)
+    rows.add(messages([framed(old, payment)]))
+    assert taken(rows).num_rows == 1
+    registry.failing = _AWAY
+    new = keep(registry, PAYMENT_WITH_FEE)
+    rows.add(messages([framed(old, payment)]))
+    assert taken(rows).num_rows == 1
+    asked = len(registry.asked)
+    rows.add(messages([framed(new, payment)]))
+    until = time.monotonic() + 60
+    while len(registry.asked) < asked + 2:
+        assert not rows.ready()
+        assert time.monotonic() < until
+        time.sleep(0.002)
+    registry.failing = None
+    assert taken(rows).to_pylist() == [{"id": 1, "account": "a"}]
+
+
+def test_registry_that_stays_away_ends_the_start_or_the_attempt_by_name(
+    registry: SchemaRegistryDouble,
+) -> None:
+    schema_id = keep(registry, PAYMENT)
+    described = source(registry.url, deadline_s=0.2)
+    rows = rows_of(described.settings)
+    registry.failing = _AWAY
+    rows.add(messages([framed(schema_id, message_class(PAYMENT)(id=1))], first=41))
+    with pytest.raises(SourceUnavailable) as caught:
+        taken(rows)
+    assert f"payments-2 offset 41 needs schema id {schema_id}" in str(caught.value)
+    with pytest.raises(SourceUnavailable, match=r"leader is away.*for the columns of"):
+        _ = source(registry.url, deadline_s=0.2, schema="id BIGINT").schema
+
+
+def test_id_that_the_registry_never_knows_makes_a_bad_record(
+    registry: SchemaRegistryDouble,
+) -> None:
+    known = keep(registry, PAYMENT)
+    payment = message_class(PAYMENT)(id=1, account="a")
+    values = [framed(known, payment), framed(77, payment)]
+    with pytest.raises(BadRecord) as caught:
+        read(source(registry.url, deadline_s=0.2), values)
+    assert "payments-2 offset 1: its schema id 77 is not known to the registry" in str(caught.value)
+    dropping = source(registry.url, deadline_s=0.2, on_bad_record="drop")
+    assert read(dropping, values) == [{"id": 1, "account": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "fragment"),
+    [
+        ("message Broken {", "PROTOBUF", "it does not compile: the schema:1"),
+        ('syntax = "proto3";', "PROTOBUF", "its Protobuf schema has no message"),
+        ('syntax = "proto3"; import "gone.proto";', "PROTOBUF", "gone.proto"),
+        ('{"type": "string"}', "JSON", "it is JSON, and no Protobuf schema"),
+    ],
+)
+def test_subject_whose_schema_is_no_message_is_refused_by_name(
+    registry: SchemaRegistryDouble, text: str, kind: str, fragment: str
+) -> None:
+    registry.keep("payments-value", text, kind=kind)
+    with pytest.raises(ConfigError) as caught:
+        _ = source(registry.url).schema
+    assert str(caught.value).startswith("subject 'payments-value': ")
+    assert fragment in str(caught.value)
+
+
+def test_message_that_the_schema_lacks_is_refused_with_those_it_has(
+    registry: SchemaRegistryDouble,
+) -> None:
+    keep(registry, SEVERAL)
+    with pytest.raises(ConfigError, match=r"message='Lin' names 0 .*shop\.Order\.Line"):
+        _ = source(registry.url, message="Lin").schema
+    with pytest.raises(ConfigError, match="no messages; leave message= away"):
+        source(registry.url, format="avro", message="Payment")
+    with pytest.raises(ConfigError, match=r"from one subject: give subject=$"):
+        KafkaSource(
+            "nowhere:1",
+            topic=["a", "b"],
+            format="protobuf",
+            schema="id INT",
+            schema_registry=registry.url,
+        )
