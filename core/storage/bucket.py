@@ -1,7 +1,8 @@
 """A bucket of an object store as a file system: S3 and what speaks its protocol, Google, Azure.
 
-    creation    one conditional request (S3 `If-None-Match: *`, Google `if-generation-match: 0`); of
-                any number at one moment the service lets one through
+    creation    one conditional request (S3 and Azure `If-None-Match: *`, Google
+                `x-goog-if-generation-match: 0`); of any number at one moment the service lets one
+                through
     writing     one request, or parts side by side for what is larger than a part; the object shows
                 when the last request is answered, whole
     retries     by the client (obstore): throttling, broken connections, 5xx, until `Patience` ends
@@ -51,6 +52,7 @@ _DELETE_MAX = 1000
 
 _REFUSALS = {
     "NoSuchBucket": "create the bucket first, or correct its name",
+    "ContainerNotFound": "create the container first, or correct its name",
     "AccessDenied": "give the credentials the right to list, read, write and delete there",
     "InvalidAccessKeyId": "the store does not know this access key: correct the credentials",
     "SignatureDoesNotMatch": "the secret key is not that of the access key: correct it",
@@ -62,8 +64,16 @@ _REFUSALS = {
     "AuthorizationHeaderMalformed": "the bucket is in another region: set AWS_REGION",
     "NotImplemented": "the store does not know this request",
     "QuotaExceeded": "the store's quota is used up: raise it or delete what is not needed",
+    "AuthenticationRequired": "the store does not take this token: renew the credentials",
+    "AuthenticationFailed": "the key or signature is not that of the account, or has expired"
+    " (or the clock of this machine is not the store's): correct it",
+    "AuthorizationFailure": "the key or signature is not that of the account: correct it",
+    "AuthorizationPermissionMismatch": "give the credentials the role Storage Blob Data Contributor"
+    " in the container",
 }
 """What stays as it is until somebody acts on it, by the store's own word for it."""
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
+"""The words among them that are no answer to where an object is."""
 _NO_CREDENTIALS = re.compile(r"token request|169\.254\.\d+\.\d+|metadata\.google")
 """Where a client looks at last: services of the machine in a cloud."""
 
@@ -308,7 +318,7 @@ class BucketFiles(CreatesAtomically, Copies):
         try:
             return self._asked(ask)
         except FileNotFoundError as error:
-            if "NoSuchBucket" in str(error):
+            if any(word in str(error) for word in _NO_BUCKET):
                 raise
             return None
 

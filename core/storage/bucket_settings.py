@@ -3,7 +3,8 @@
 Credentials that are not in the options come from where the service's own tools look: S3 in
 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SESSION_TOKEN), a web identity, the container's or
 the machine's role; Google in GOOGLE_APPLICATION_CREDENTIALS or the machine's account; Azure in
-AZURE_STORAGE_*, a workload identity or the machine's. The endpoint likewise: AWS_ENDPOINT_URL.
+AZURE_STORAGE_*, a workload identity or the machine's. The endpoint likewise: AWS_ENDPOINT_URL,
+GOOGLE_BASE_URL, AZURE_STORAGE_ENDPOINT.
 """
 
 from __future__ import annotations
@@ -54,17 +55,21 @@ _ALIASES: Mapping[str, Mapping[str, str]] = {
         "aws_session_token": "token",
         "requester_pays": "request_payer",
     },
-    "gs": {"token": "service_account"},
-    "az": {"anon": "skip_signature", "sas_token": "sas_key"},
+    "gs": {"token": "service_account", "endpoint": "base_url", "endpoint_url": "base_url"},
+    "az": {"anon": "skip_signature", "sas_token": "sas_key", "endpoint_url": "endpoint"},
 }
-"""What users of s3fs, gcsfs and adlfs call the same."""
+"""What users of s3fs, gcsfs and adlfs call the same; and `endpoint`, by which all three go here."""
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]+)</Message>")
 _CAUSE = re.compile(r'message: "([^"]+)"')
 """What the operating system said, in what a client's error adds for developers."""
 _NOISE = re.compile(r"Generic \w+ error: |max_retries: \d+, retry_timeout: \w+ +- ?")
-_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-"""Where obstore looks for one, in that order."""
+_ENDPOINTS: Mapping[str, tuple[str, ...]] = {
+    "s3": ("endpoint", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("base_url", "GOOGLE_BASE_URL"),
+    "az": ("endpoint", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+"""Where obstore looks for one, in that order: an option, then the environment."""
 _NESTED = frozenset({"client_kwargs"})
 _NUMBERS = ("part_bytes", "parts_at_once", "request_timeout_s", "retry_timeout_s")
 """Options that are ours and not obstore's."""
@@ -193,6 +198,7 @@ class BucketSettings:
             text += f": {more}" if more else ""
         for secret in self._secrets():
             text = text.replace(secret, "***")
+        text = " ".join(text.split())  # Azure's are of several lines
         return f"{type(error).__name__}: {text}", code[1] if code else ""
 
     def plain_secrets(self) -> tuple[str, ...]:
@@ -251,7 +257,8 @@ class BucketSettings:
         return sorted(found, key=len, reverse=True)
 
     def _client_options(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        found = (config.get("endpoint"), *map(os.environ.get, _ENDPOINTS))
+        option, *variables = _ENDPOINTS[self.protocol]
+        found = (config.get(option), *map(os.environ.get, variables))
         endpoint = str(next(filter(None, found), ""))
         return {
             "timeout": timedelta(seconds=self.patience.request_timeout_s),

@@ -6,51 +6,87 @@ The table has a unique key, so the same rows written again would wait for the ol
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.postgres_sink_kit import ids_in, prepared, query
+from tests.integration import mysql_sink_kit, postgres_sink_kit
 from tests.spark_formats.batches import driver_of, killed_at
 
 from onceflow.core.errors import PreCommitFailed, SinkError
-from onceflow.sinks import PostgresSink
+from onceflow.sinks import MySQLSink, PostgresSink
 
 pytestmark = pytest.mark.integration
+TABLE = "CREATE TABLE ledger (id bigint PRIMARY KEY, account varchar(50), amount int)"
 
 
-def ledger(url: str, **settings: Any) -> PostgresSink:
-    """Return a sink for a new table."""
-    query(
-        url, "CREATE TABLE IF NOT EXISTS ledger (id bigint PRIMARY KEY, account text, amount int)"
-    )
-    return PostgresSink(url, table="ledger", **settings)
+@dataclass(frozen=True)
+class Database:
+    """An empty table with a unique key in one of the servers."""
+
+    url: str
+    kind: type[PostgresSink] | type[MySQLSink]
+
+    def sink(self, **settings: Any) -> PostgresSink | MySQLSink:
+        return self.kind(self.url, table="ledger", **settings)
+
+    def ids(self) -> list[int]:
+        if self.kind is PostgresSink:
+            return postgres_sink_kit.ids_in(self.url)
+        return mysql_sink_kit.ids_in(self.url)
+
+    def prepared(self) -> Sequence[object]:
+        if self.kind is PostgresSink:
+            return postgres_sink_kit.prepared(self.url)
+        return mysql_sink_kit.prepared(self.url)
 
 
+_MYSQL_SLOW = pytest.param("mysql", marks=pytest.mark.slow)
+_MARIADB = pytest.param("mariadb", marks=pytest.mark.slow)
+on_both = pytest.mark.parametrize("database", ["postgres", "mysql", _MARIADB], indirect=True)
+on_postgres = pytest.mark.parametrize(
+    "database", ["postgres", _MYSQL_SLOW, _MARIADB], indirect=True
+)
+"""On the others only where all is run."""
+
+
+@pytest.fixture
+def database(request: pytest.FixtureRequest) -> Database:
+    url: str = request.getfixturevalue(f"{request.param}_database")
+    if request.param == "postgres":
+        postgres_sink_kit.query(url, TABLE)
+        return Database(url, PostgresSink)
+    mysql_sink_kit.query(url, TABLE)
+    return Database(url, MySQLSink)
+
+
+@on_both
 def test_a_task_tried_again_beside_its_prepared_twin_waits_for_no_lock(
-    postgres_database: str, tmp_path: Path
+    database: Database, tmp_path: Path
 ) -> None:
     """Its twin's report was lost; its rows come again, by a unique key."""
-    driver = driver_of(ledger(postgres_database), tmp_path)
+    driver = driver_of(database.sink(), tmp_path)
     plan = driver.plan(0)
     driver.task(plan, 0, range(5))
     began = time.monotonic()
     again = driver.task(plan, 0, range(5), task_attempt=1)
     assert time.monotonic() - began < 30, "it waited for its twin's locks"
     other = driver.task(plan, 1, range(5, 10))
-    assert len(prepared(postgres_database)) == 2
+    assert len(database.prepared()) == 2
     driver.commit([again, other])
-    assert ids_in(postgres_database) == list(range(10))
-    assert prepared(postgres_database) == []
+    assert database.ids() == list(range(10))
+    assert database.prepared() == []
     assert not driver.in_doubt()
 
 
+@on_both
 @pytest.mark.parametrize("decided", [False, True])
 def test_a_batch_with_a_task_beside_its_twin_is_settled_by_the_next_run(
-    postgres_database: str, tmp_path: Path, decided: bool
+    database: Database, tmp_path: Path, decided: bool
 ) -> None:
-    sink = ledger(postgres_database, write_mode="upsert", primary_key=("id",))
+    sink = database.sink(write_mode="upsert", primary_key=("id",))
     driver = driver_of(sink, tmp_path)
     plan = driver.plan(0)
     driver.task(plan, 0, range(5))
@@ -59,30 +95,30 @@ def test_a_batch_with_a_task_beside_its_twin_is_settled_by_the_next_run(
     if decided:
         killed_at("logged", tmp_path, lambda: driver.commit([again]))
     assert driver.plan(0).decided == decided
-    assert ids_in(postgres_database) == (list(range(5)) if decided else [])
+    assert database.ids() == (list(range(5)) if decided else [])
     assert not driver.in_doubt()
 
 
+@on_postgres
 def test_rows_that_are_staged_where_the_driver_does_not_look_are_not_decided(
-    postgres_database: str, tmp_path: Path
+    database: Database, tmp_path: Path
 ) -> None:
-    driver = driver_of(ledger(postgres_database), tmp_path / "shared")
+    driver = driver_of(database.sink(), tmp_path / "shared")
     plan = driver.plan(0)
     twin = driver.task(plan, 0, range(5))
-    elsewhere = driver_of(ledger(postgres_database), tmp_path / "elsewhere")
+    elsewhere = driver_of(database.sink(), tmp_path / "elsewhere")
     away = replace(plan, target=replace(plan.target, staging=elsewhere.target.staging))
     again = driver.task(away, 0, range(5), task_attempt=1)
     with pytest.raises(SinkError, match="does not see them"):
         driver.commit([again])
     # Nothing is decided: the twin's report may count still.
     driver.commit([twin])
-    assert ids_in(postgres_database) == list(range(5))
+    assert database.ids() == list(range(5))
 
 
-def test_a_task_that_must_wait_for_its_twin_names_it(
-    postgres_database: str, tmp_path: Path
-) -> None:
-    driver = driver_of(ledger(postgres_database, lock_timeout_s=0.2), tmp_path)
+@on_postgres
+def test_a_task_that_must_wait_for_its_twin_names_it(database: Database, tmp_path: Path) -> None:
+    driver = driver_of(database.sink(lock_timeout_s=0.2), tmp_path)
     plan = driver.plan(0)
     (twin,) = driver.task(plan, 0, range(5)).committables
     alone = replace(plan, target=replace(plan.target, staging=None))

@@ -1,18 +1,22 @@
 """A format on a standalone cluster of two workers, whose Python has no onceflow: it is sent along.
 
-An executor is killed while its task writes, and a Python worker when it has prepared its rows.
+Alone, by --py-files; or in an environment with all that it needs, by --archives. An executor is
+killed while its task writes, and a Python worker when it has prepared its rows.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
 import venv
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +24,19 @@ import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from tests.integration.postgres_sink_kit import await_lock_wait, ids_in, prepared, query
-from tests.support.standalone import SPARK_HOME, spawn, standalone_cluster
+from tests.support.standalone import SPARK_HOME, standalone_cluster
 
 from onceflow.core.crash_points import VARIABLE
 from onceflow.integration.faults.processes import kill_tree
 
-pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.timeout(1200)]
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("cluster_program.py")
 FILES, ROWS = 2, 100
-DEADLINE_S = 240.0
+DEADLINE_S = 500.0
 
 
 @pytest.fixture
@@ -40,45 +46,94 @@ def master(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def python_without_onceflow(tmp_path: Path) -> Path:
-    """What executors run: an environment with all that onceflow needs."""
-    venv.create(tmp_path / "python", with_pip=False)
-    (site,) = (tmp_path / "python").glob("lib/python*/site-packages")
-    # A plain path: our own .pth files, with the tree's folder in one of them, are not read there.
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    python = tmp_path / "python" / "bin" / "python"
-    missing = subprocess.run([python, "-c", "import onceflow"], capture_output=True, cwd=tmp_path)
-    assert missing.returncode == 1
-    return python
-
-
-@pytest.fixture
-def onceflow_zip(tmp_path: Path) -> Path:
-    """A wheel under another name, as the document says."""
+def wheel(tmp_path: Path) -> Path:
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    return wheel.rename(tmp_path / "onceflow.zip")
+    (built,) = tmp_path.glob("*.whl")
+    return built
+
+
+def by_py_files(directory: Path, wheel: Path) -> tuple[str, list[str]]:
+    """Return the executors' Python, which lacks onceflow only, and what sends that along.
+
+    A wheel under another name, as the document says.
+    """
+    venv.create(directory / "python", with_pip=False)
+    (site,) = (directory / "python").glob("lib/python*/site-packages")
+    # A plain path: our own .pth files, with the tree's folder in one of them, are not read there.
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    python = directory / "python" / "bin" / "python"
+    missing = subprocess.run([python, "-c", "import onceflow"], capture_output=True, cwd=directory)
+    assert missing.returncode == 1
+    archive = wheel.rename(directory / "onceflow.zip")
+    return str(python), ["--py-files", str(archive)]
+
+
+def by_archives(directory: Path, wheel: Path) -> tuple[str, list[str]]:
+    """Return a Python by its place in the environment that is sent along, packed.
+
+    What pip would install there is copied from our own environment.
+    """
+    venv.create(directory / "environment", with_pip=False)
+    (site,) = (directory / "environment").glob("lib/python*/site-packages")
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(site)
+    for name in needed("onceflow") - {"onceflow"}:
+        for file in importlib.metadata.files(name) or ():
+            if ".." not in file.parts and file.suffix != ".pyc":
+                (site / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(str(file.locate()), site / file)
+    pack = ["tar", "-C", "environment", "--exclude=pyspark", "-czf", "environment.tar.gz", "."]
+    subprocess.run(pack, cwd=directory, check=True)
+    return "./environment/bin/python", ["--archives", "environment.tar.gz#environment"]
+
+
+def needed(name: str) -> set[str]:
+    """Return the names of what is installed with `name`, its own among them, but for pyspark."""
+    found: set[str] = set()
+    todo = [name]
+    while todo:
+        one = canonicalize_name(todo.pop())
+        if one in found or one == "pyspark":
+            continue
+        found.add(one)
+        wanted = map(Requirement, importlib.metadata.requires(one) or ())
+        # Of an extra, what is there: psycopg's is its client library.
+        todo += [each.name for each in wanted if is_installed(each)]
+    return found
+
+
+def is_installed(requirement: Requirement) -> bool:
+    extras = ("", "binary", "rsa")
+    if requirement.marker and not any(requirement.marker.evaluate({"extra": x}) for x in extras):
+        return False
+    return bool(list(importlib.metadata.distributions(name=requirement.name)))
 
 
 def submitted(
-    directory: Path, master: str, python: Path, archive: Path, url: str
+    directory: Path, master: str, python: str, sent: Sequence[str], url: str
 ) -> subprocess.Popen[bytes]:
+    """Start it in `directory`, as the document says."""
     points = directory / "points"
     points.mkdir()
     (points / "prepared").touch()
     given = {
         "spark.driver.host": "127.0.0.1",
         "spark.ui.enabled": "false",
-        "spark.pyspark.python": str(python),
+        "spark.pyspark.python": python,
         f"spark.executorEnv.{VARIABLE}": str(points),
     }
     conf = [part for name, value in given.items() for part in ("--conf", f"{name}={value}")]
     submit = SPARK_HOME / "bin" / "spark-submit"
-    command: list[str | Path] = [submit, "--master", master, "--py-files", archive]
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment = kept | {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(SPARK_HOME)}
-    return spawn([*command, *conf, PROGRAM, str(directory), url], directory / "log", environment)
+    with (directory / "log").open("wb") as log:
+        return subprocess.Popen(
+            [submit, "--master", master, *sent, *conf, PROGRAM, str(directory), url],
+            cwd=directory,
+            env=kept | {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(SPARK_HOME)},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
 
 
 def executor_of_a_waiting_task(url: str) -> int:
@@ -102,13 +157,15 @@ def executor_of_a_waiting_task(url: str) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("send", [by_py_files, by_archives])
 def test_on_a_cluster_to_which_the_package_is_sent_a_killed_executor_loses_and_doubles_nothing(
     master: str,
-    python_without_onceflow: Path,
-    onceflow_zip: Path,
+    wheel: Path,
     postgres_database: str,
     tmp_path: Path,
+    send: Callable[[Path, Path], tuple[str, list[str]]],
 ) -> None:
+    python, sent = send(tmp_path, wheel)
     query(postgres_database, "CREATE TABLE ledger (id bigint PRIMARY KEY)")
     (tmp_path / "in").mkdir()
     for number in range(FILES):
@@ -118,9 +175,7 @@ def test_on_a_cluster_to_which_the_package_is_sent_a_killed_executor_loses_and_d
     log = tmp_path / "log"
     with psycopg.connect(postgres_database) as locked:
         locked.execute("LOCK TABLE ledger IN EXCLUSIVE MODE")
-        process = submitted(
-            tmp_path, master, python_without_onceflow, onceflow_zip, postgres_database
-        )
+        process = submitted(tmp_path, master, python, sent, postgres_database)
         try:
             await_lock_wait(postgres_database, timeout_s=DEADLINE_S)
             os.kill(executor_of_a_waiting_task(postgres_database), signal.SIGKILL)

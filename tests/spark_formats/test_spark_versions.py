@@ -46,8 +46,10 @@ def test_every_way_to_write_is_exactly_once_on(version: str, tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-def test_every_way_to_write_is_exactly_once_over_spark_connect(tmp_path: Path) -> None:
-    version = VERSIONS[-1]
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_way_to_write_is_exactly_once_over_spark_connect(
+    version: str, tmp_path: Path
+) -> None:
     write_twice(environment_of(version, "[connect]"), version, tmp_path, remote="local[2]")
 
 
