@@ -15,7 +15,14 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.keyed_balance import BatchBalance, KeyedBalance
-from onceflow import Record, StateAccess, TumblingEventTimeWindows, count, sum_
+from onceflow import (
+    Record,
+    StateAccess,
+    StateTtlConfig,
+    TumblingEventTimeWindows,
+    count,
+    sum_,
+)
 from onceflow.core.functions import running_schema
 from onceflow.core.graph import AggregateWindows, ProcessBatches, ProcessKeyed, RunAggregates
 from onceflow.core.runtime.dataflow.channels import Batch
@@ -69,11 +76,19 @@ def hashed(rows: Sequence[pa.RecordBatch]) -> list[Batch]:
     return [Batch(one, hash_keys([one.column("account")])) for one in rows]
 
 
-def running(store: KeyedStateStore, rows: Sequence[Batch]) -> Half:
+def running(
+    store: KeyedStateStore, rows: Sequence[Batch], ttl: StateTtlConfig | None = None
+) -> Half:
     """The built-in running sum and count."""
     schema = running_schema(SCHEMA, AGGREGATES)
-    operator = AggregateRunner("running", RunAggregates(KEY, AGGREGATES), store, SCHEMA, schema)
+    work = RunAggregates(KEY, AGGREGATES, ttl)
+    operator = AggregateRunner("running", work, store, SCHEMA, schema)
     return Half(operator, lambda: _pass(operator, rows))
+
+
+def running_that_expires(store: KeyedStateStore, rows: Sequence[Batch]) -> Half:
+    """The same, of which a key begins anew after an hour without a record."""
+    return running(store, rows, StateTtlConfig("1 h"))
 
 
 def by_function(store: KeyedStateStore, rows: Sequence[Batch]) -> Half:
@@ -155,6 +170,7 @@ def pair_figures(open_store: Open, timers: int, runs: int) -> dict[str, float]:
     for name, other in (
         ("function of batches / running, rate", by_function),
         ("windowed sums / running, rate", windowed),
+        ("running with ttl / running, rate", running_that_expires),
     ):
         stores = open_store(), open_store()
         figures[name] = ratio(running(stores[0], rows), other(stores[1], rows), runs)

@@ -26,6 +26,7 @@ from onceflow.core.state import (
     Namespace,
     ReducingState,
     ReducingStateDescriptor,
+    StateTtlConfig,
     Timer,
     Timers,
     ValueState,
@@ -264,3 +265,20 @@ def running_schema(schema: pa.Schema, aggregates: Mapping[str, Aggregate]) -> pa
             raise ConfigError(f"running({name}=…): the stream has a column {name!r} already")
         fields.append(pa.field(name, aggregate.result_type(schema)))
     return pa.schema(fields)
+
+
+def check_running_ttl(ttl: object) -> None:
+    """Return when running aggregates may have this time to live.
+
+    Raises:
+        ConfigError: It is none, or asks for what has expired to be handed out.
+    """
+    if ttl is not None and not isinstance(ttl, StateTtlConfig):
+        raise ConfigError(
+            f"running(ttl={ttl!r}): give a StateTtlConfig; an aggregate needs another name"
+        )
+    if ttl is not None and not ttl.never_returns_expired:
+        raise ConfigError(
+            f"running(ttl=…): visibility={ttl.visibility!r} is not for running aggregates: what has"
+            " expired begins anew, whether it is deleted yet or not"
+        )

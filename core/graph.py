@@ -41,7 +41,7 @@ from onceflow.core.process_functions import (
 )
 from onceflow.core.protocol.ids import SubtaskRef, sink_id_of
 from onceflow.core.spi import OnBadRow, Sink, Source
-from onceflow.core.state import MapStateDescriptor
+from onceflow.core.state import MapStateDescriptor, StateTtlConfig
 from onceflow.core.stream_sql import StreamSql
 from onceflow.core.windows import PaneAssigner
 
@@ -161,6 +161,8 @@ class RunAggregates:
 
     key: tuple[str, ...]
     aggregates: Mapping[str, Aggregate]
+    ttl: StateTtlConfig | None = None
+    """After how long without a record a key begins anew; None: never."""
 
 
 @dataclass(frozen=True, slots=True)

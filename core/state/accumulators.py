@@ -14,7 +14,7 @@ column a byte: 1 when it has seen a value.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -25,7 +25,15 @@ import pyarrow as pa
 from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.protocol.invariant import require
 from onceflow.core.state.canonical import Groups, StateMeta, StateRows, aggregates_of
-from onceflow.core.state.descriptors import AccumulatorColumn, AggregateOp, check_state_name
+from onceflow.core.state.clock import StateClock
+from onceflow.core.state.descriptors import (
+    USED,
+    AccumulatorColumn,
+    AggregateOp,
+    StateTtlConfig,
+    check_state_name,
+)
+from onceflow.core.state.expiring_totals import Expiry
 from onceflow.core.state.key_arrays import key_array
 from onceflow.core.state.key_columns import (
     BytesKeys,
@@ -97,6 +105,7 @@ class AccumulatorShape:
         """Return encoded totals for this shape from `values`, which are those of `found`.
 
         An aggregate that `found` has is taken over; one that it has not is as before any record.
+        Where keys begin to expire, they are as used just now.
         """
         old_names = list(aggregates_of(found)[1].items())
         flags = [(f"s{i}", np.uint8) for i in range(len(old_names))]
@@ -110,6 +119,9 @@ class AccumulatorShape:
                 place = old_names.index(one)
                 total[:] = np.ascontiguousarray(before[f"t{place}"]).view(total.dtype)
                 after[f"s{index}"] = before[f"s{place}"]
+            elif column == USED:
+                total[:] = StateClock().now_ms()
+                after[f"s{index}"] = 1
             else:
                 total[:] = start_of(column)
         kind = pa.binary(after.dtype.itemsize)
@@ -178,13 +190,27 @@ REMOVED_MIN = 4096
 class AccumulatorTable:
     """Running aggregates by key, in numpy arrays; owned by the subtask's thread."""
 
-    def __init__(self, shape: AccumulatorShape, label: str, max_parallelism: int) -> None:
+    def __init__(
+        self,
+        shape: AccumulatorShape,
+        label: str,
+        max_parallelism: int,
+        ttl: StateTtlConfig | None = None,
+    ) -> None:
+        """With `ttl`, `USED` is the last column of `shape`."""
         self.shape = shape
         self._label = label
         self._max_parallelism = max_parallelism
         self._index = SlotIndex(shape.empty_keys())
         self._kinds = tuple(type(column) for column in shape.empty_keys())
         self._columns = tuple(Totals(column) for column in shape.columns)
+        self._aggregates = self._columns
+        self.expiry: Expiry | None = None
+        if ttl is not None:
+            *aggregates, used = self._columns
+            self._aggregates = tuple(aggregates)
+            self.expiry = Expiry(ttl, used, shape.totals_type, len(aggregates))
+        self._clean_at = 1
         self._removed = np.zeros(1024, np.bool_)
         self._removed_count = 0
         self._forgets = all(column.op == "last" for column in shape.columns)
@@ -213,12 +239,14 @@ class AccumulatorTable:
         columns = self._read(keys)
         hashes = self.shape.slot_hashes(columns, hashes)
         if not len(hashes):
-            return {column.column.name: column.no_results() for column in self._columns}
+            return {column.column.name: column.no_results() for column in self._aggregates}
         slots = self._resolve(columns, hashes)
         group = Grouping.of(slots)
+        if self.expiry is not None:
+            self._begin_anew(group.slots[self.expiry.expired(group.slots)])
         results: dict[str, npt.NDArray[Any]] = {}
         changes: list[tuple[Totals, npt.NDArray[Any], npt.NDArray[Any]]] = []
-        for column in self._columns:
+        for column in self._aggregates:
             name = column.column.name
             given = values.get(name)
             require(
@@ -233,6 +261,8 @@ class AccumulatorTable:
         for column, totals, seen in changes:
             column.totals[group.slots] = totals
             column.seen[group.slots] = seen
+        if self.expiry is not None:
+            self.expiry.use(group.slots)
         self._mark(group.slots)
         self._touch(group.slots)
         return results
@@ -357,6 +387,26 @@ class AccumulatorTable:
         self._forget(slots)
         self._touch(slots)
         self._pack_some()
+
+    def clean(self, count: int) -> None:
+        """Look at `count` further keys in memory; remove those that have expired."""
+        if self.expiry is None:
+            return
+        first = self._clean_at if self._clean_at < self._index.end else 1
+        self._clean_at = stop = min(first + count, self._index.end)
+        expired = self.expiry.expired(slice(first, stop)) & ~self._removed[first:stop]
+        if expired.any():
+            self.remove(first + np.flatnonzero(expired))
+
+    def alive(self, rows: Iterable[StateRows]) -> Iterable[StateRows]:
+        """Return what a full snapshot holds of these rows of the table. Any thread."""
+        return rows if self.expiry is None else self.expiry.alive(rows)
+
+    def _begin_anew(self, slots: Ints) -> None:
+        """Take these slots' keys, which have expired, as never seen."""
+        if len(slots):
+            for column in self._aggregates:
+                column.clear(slots)
 
     def _forget(self, slots: Ints) -> None:
         for column in self._columns:

@@ -22,6 +22,7 @@ from onceflow.core.state.descriptors import (
     AccumulatorColumn,
     ListStateDescriptor,
     MapStateDescriptor,
+    StateTtlConfig,
     ValueStateDescriptor,
 )
 
@@ -284,11 +285,13 @@ class KeyedStateStore(ABC):
         columns: Sequence[AccumulatorColumn],
         *,
         namespaced: bool = False,
+        ttl: StateTtlConfig | None = None,
     ) -> AccumulatorTable:
         """Return the running aggregates of this name, restored if a snapshot held them.
 
         With a namespace, a number of 64 bits before the key columns, they are kept for each value
-        of it besides the key; which key group they belong to is the key's alone.
+        of it besides the key; which key group they belong to is the key's alone. With a `ttl`, a
+        key that was not used for so long begins anew.
 
         Raises:
             ConfigError: A key or column type cannot be aggregated by or over.

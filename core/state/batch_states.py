@@ -20,13 +20,13 @@ import pyarrow as pa
 from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.state.accumulators import AccumulatorTable
 from onceflow.core.state.api import KeyedStateStore, ValueState
+from onceflow.core.state.clock import StateClock
 from onceflow.core.state.descriptors import AccumulatorColumn, ValueStateDescriptor
 from onceflow.core.state.key_columns import Ints, read_key_columns
 from onceflow.core.state.key_groups import Hashes, hash_key_columns
 from onceflow.core.state.keyed_states import KeyedStates
 from onceflow.core.state.running import Grouping
 from onceflow.core.state.slot_index import SlotIndex
-from onceflow.core.state.ttl import StateClock
 
 COLUMNS_STATE = "onceflow.values"
 """The name under which snapshots hold the states that are columns."""

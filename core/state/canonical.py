@@ -28,6 +28,7 @@ import pyarrow as pa
 
 from onceflow.core.errors import StateCorrupt, StateError, StateIncompatible
 from onceflow.core.state.context import StateContext, StateHandle, StateReader, StateWriter
+from onceflow.core.state.descriptors import USED
 from onceflow.core.state.serializers import TTL_PREFIX
 from onceflow.core.state.widening import reads_as
 
@@ -351,7 +352,7 @@ class RestoredStates:
         kept, gone, new = _compared(found, asked)
         if (gone or new) and not self._allowed:
             started = f" {', '.join(new)} would start empty." if new else ""
-            if begins_to_expire(asked, found):
+            if begins_to_expire(asked, found) or _ceases_to_expire(found, asked):
                 started += (
                     " Its time to live cannot be taken away: what has expired and is still in the"
                     " checkpoint would come back. Choose a longer one."
@@ -379,6 +380,12 @@ def begins_to_expire(found: StateMeta, asked: StateMeta) -> bool:
     return expires_only_now and _taken_as(found, asked)
 
 
+def _ceases_to_expire(found: StateMeta, asked: StateMeta) -> bool:
+    """Tell whether `found` are aggregates with a time to live, and `asked` are some without."""
+    both = found.kind == asked.kind == "accumulators"
+    return both and USED.name in aggregates_of(found)[1].keys() - aggregates_of(asked)[1].keys()
+
+
 def aggregates_of(meta: StateMeta) -> tuple[str, dict[str, str]]:
     """Return the key part of a table's signature, and what each aggregate is, in order."""
     keys, bracket, listed = meta.signature.partition("]")
@@ -391,7 +398,7 @@ def _compared(found: StateMeta, asked: StateMeta) -> tuple[list[str], list[str],
     if found.kind == asked.kind == "accumulators":
         old_keys, old = aggregates_of(found)
         new_keys, new = aggregates_of(asked)
-        if old_keys == new_keys:
+        if old_keys == new_keys and not _ceases_to_expire(found, asked):
             kept = [name for name, what in old.items() if new.get(name) == what]
             gone = [f"aggregate {name!r}" for name in old if name not in kept]
             # A value state begins empty wherever it is new; an aggregate would miss records.

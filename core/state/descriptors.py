@@ -191,6 +191,10 @@ class AccumulatorColumn:
     type: pa.DataType
 
 
+USED = AccumulatorColumn("onceflow.used", "last", pa.int64())
+"""The last column of a table that expires: when each key was last used, in ms since 1970."""
+
+
 def check_state_name(name: str) -> None:
     """Return when `name` can name a state.
 

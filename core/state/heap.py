@@ -43,6 +43,7 @@ from onceflow.core.state.descriptors import (
     AccumulatorColumn,
     ListStateDescriptor,
     MapStateDescriptor,
+    StateTtlConfig,
     ValueStateDescriptor,
 )
 from onceflow.core.state.entries import (
@@ -356,12 +357,14 @@ class HeapStore(KeyedStateStore):
         columns: Sequence[AccumulatorColumn],
         *,
         namespaced: bool = False,
+        ttl: StateTtlConfig | None = None,
     ) -> AccumulatorTable:
         """Return the running aggregates of this name."""
-        shape = shape_of(name, key_types, columns, namespaced=namespaced)
+        shape = shape_of(name, key_types, columns, namespaced=namespaced, ttl=ttl)
         table: AccumulatorTable | None = self._registry.find(shape.meta)
         if table is None:
-            table = AccumulatorTable(shape, str(self._context), self._context.max_parallelism)
+            groups = self._context.max_parallelism
+            table = AccumulatorTable(shape, str(self._context), groups, ttl)
             found, chunks = self._claim(shape.meta)
             if found is not None and found != shape.meta:
                 chunks = [replace(c, values=shape.carried(found, c.values)) for c in chunks]
@@ -379,7 +382,9 @@ class HeapStore(KeyedStateStore):
 
     def clean(self, count: int) -> None:
         """Delete what has expired of the next entries."""
-        for table in self._entries.values():
+        for entries in self._entries.values():
+            entries.clean(count)
+        for table in self._tables.values():
             table.clean(count)
 
     def opened(self) -> tuple[str, ...]:
@@ -398,7 +403,7 @@ class HeapStore(KeyedStateStore):
             (meta, rows_of_snapshot(table.freeze(groups), meta.kind, table.cells.serializer))
             for meta, table in self._entries.items()
         ]
-        states += [(meta, table.view().rows()) for meta, table in self._tables.items()]
+        states += [(meta, table.alive(table.view().rows())) for meta, table in self._tables.items()]
         left = self._restored.left()
         states += [(meta, list(self._rows.get(meta.name, ()))) for meta in left]
         pending = HeapSnapshot(self._context, states)

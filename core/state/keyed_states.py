@@ -21,6 +21,7 @@ from onceflow.core.state.api import (
     ReducingState,
     ValueState,
 )
+from onceflow.core.state.clock import StateClock
 from onceflow.core.state.descriptors import (
     AggregateFunction,
     AggregatingStateDescriptor,
@@ -34,7 +35,6 @@ from onceflow.core.state.entries import Cells, Stored
 from onceflow.core.state.serializers import ListSerializer, serializer_of
 from onceflow.core.state.timers import Timers
 from onceflow.core.state.ttl import (
-    StateClock,
     Timed,
     TimedSerializer,
     TtlListState,

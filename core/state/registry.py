@@ -12,9 +12,11 @@ from onceflow.core.state.accumulators import AccumulatorShape
 from onceflow.core.state.canonical import StateMeta
 from onceflow.core.state.context import StateContext
 from onceflow.core.state.descriptors import (
+    USED,
     AccumulatorColumn,
     ListStateDescriptor,
     MapStateDescriptor,
+    StateTtlConfig,
     ValueStateDescriptor,
 )
 from onceflow.core.state.serializers import serializer_of
@@ -42,13 +44,15 @@ def shape_of(
     columns: Sequence[AccumulatorColumn],
     *,
     namespaced: bool = False,
+    ttl: StateTtlConfig | None = None,
 ) -> AccumulatorShape:
-    """Return the shape of a table of accumulators.
+    """Return the shape of a table of accumulators, with a column of last uses if they expire.
 
     Raises:
         ConfigError: A key or column type cannot be aggregated by or over.
     """
-    return AccumulatorShape(name, tuple(key_types), tuple(columns), namespaced)
+    kept = tuple(columns) if ttl is None else (*columns, USED)
+    return AccumulatorShape(name, tuple(key_types), kept, namespaced)
 
 
 class Registry:

@@ -32,6 +32,7 @@ from onceflow.core.state.descriptors import (
     AccumulatorColumn,
     ListStateDescriptor,
     MapStateDescriptor,
+    StateTtlConfig,
     ValueStateDescriptor,
 )
 from onceflow.core.state.entries import Cells, CurrentKey, EntryListState, EntryValueState, MapKeys
@@ -106,6 +107,7 @@ class RocksDBStore(KeyedStateStore):
         self._by_key: list[RocksEntries] = []
         self._tables: dict[str, RocksEntries] = {}
         self._maps: list[RocksMapState[Any, Any]] = []
+        self._aggregates: dict[str, RocksAccumulators] = {}
 
     @classmethod
     def open(
@@ -203,9 +205,10 @@ class RocksDBStore(KeyedStateStore):
         columns: Sequence[AccumulatorColumn],
         *,
         namespaced: bool = False,
+        ttl: StateTtlConfig | None = None,
     ) -> AccumulatorTable:
         """Return the running aggregates of this name."""
-        shape = shape_of(name, key_types, columns, namespaced=namespaced)
+        shape = shape_of(name, key_types, columns, namespaced=namespaced, ttl=ttl)
         table: RocksAccumulators | None = self._registry.find(shape.meta)
         if table is None:
             found = self._claim(shape.meta)
@@ -219,9 +222,11 @@ class RocksDBStore(KeyedStateStore):
                 self._database,
                 self._cache_entries,
                 self._context.key_groups,
+                ttl,
             )
             if found is not None:
                 table.preload()
+            self._aggregates[name] = table
             self._freezers.append(table.freeze)
             self._registry.add(shape.meta, table)
         return table
@@ -273,6 +278,8 @@ class RocksDBStore(KeyedStateStore):
         """Delete what has expired of the next rows."""
         for table in self._tables.values():
             table.clean(count, self._context.key_groups)
+        for aggregates in self._aggregates.values():
+            aggregates.clean(count)
 
     def opened(self) -> tuple[str, ...]:
         """Refuse or delete what nobody has asked for."""
@@ -362,6 +369,7 @@ class RocksDBStore(KeyedStateStore):
     def _upload_canonical(self) -> Upload:
         context, metas = self._context, list(self._metas.values())
         serializers = {name: table.cells.serializer for name, table in self._tables.items()}
+        alive = {name: table.alive for name, table in self._aggregates.items()}
 
         def upload(writer: StateWriter, copy: Path) -> tuple[StateHandle, ...]:
             contents: list[StateContent] = []
@@ -369,6 +377,8 @@ class RocksDBStore(KeyedStateStore):
                 rows: Iterable[StateRows] = rows_of_copy(copy, meta.name, context.key_groups)
                 if meta.name in serializers:
                     rows = rows_of_snapshot(rows, meta.kind, serializers[meta.name])
+                if meta.name in alive:
+                    rows = alive[meta.name](rows)
                 contents.append((meta, rows))
             return write_canonical(writer, context, contents)
 

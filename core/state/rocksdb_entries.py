@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 from onceflow.core.state.accumulators import AccumulatorShape, AccumulatorTable
 from onceflow.core.state.api import MapState
 from onceflow.core.state.canonical import StateRows
+from onceflow.core.state.descriptors import StateTtlConfig
 from onceflow.core.state.entries import (
     ABSENT,
     DELETED,
@@ -41,6 +42,7 @@ from onceflow.core.state.entries import (
     split_map_row_key,
     unpack_list,
 )
+from onceflow.core.state.expiring_totals import Expiry
 from onceflow.core.state.key_codec import (
     decode_key,
     encode_key,
@@ -379,6 +381,8 @@ class RocksMapState(MapState[K, V]):
 
 
 PRELOAD_BATCH = 65_536
+ROWS_CLEANED_MAX = 256
+"""So many rows of a table are looked at after a batch: a row costs some microseconds."""
 
 
 class RocksAccumulators(AccumulatorTable):
@@ -393,8 +397,9 @@ class RocksAccumulators(AccumulatorTable):
         database: Database,
         capacity: int,
         key_groups_owned: range,
+        ttl: StateTtlConfig | None = None,
     ) -> None:
-        super().__init__(shape, label, max_parallelism)
+        super().__init__(shape, label, max_parallelism, ttl)
         self._writes = writes
         self._database = database
         self._capacity = capacity
@@ -406,6 +411,8 @@ class RocksAccumulators(AccumulatorTable):
         self._clock = 0
         self._complete = True
         """Whether every key is in memory, so that one that is not there is nowhere."""
+        self._stored_clean_at: tuple[int, bytes] = (0, b"")
+        """Place among the key groups, and the row in it, that is looked at next."""
 
     def preload(self) -> None:
         """Take the database's rows into memory, as many as fit."""
@@ -459,16 +466,46 @@ class RocksAccumulators(AccumulatorTable):
             prefix = group_prefix(group) + state_prefix(self.shape.name)
             rows = self._database.scan(prefix + bounds[0], after(prefix + bounds[1]))
             while batch := list(islice(rows, PRELOAD_BATCH)):
-                kind = pa.large_binary()
-                encoded = pa.array([split_row_key(key)[2] for key, _ in batch], kind)
-                columns = decode_keys(encoded, self.shape.empty_keys())
-                used = self._index.end
-                slots, _ = self._index.resolve(columns, self.shape.slot_hashes(columns, None))
-                self._reserve(used, self._index.end)
-                new = np.flatnonzero(slots >= used)
-                if len(new):
-                    values = pa.array([batch[row][1] for row in new.tolist()], kind)
-                    self._put(slots[new], values)
+                self._bring_rows(batch)
+
+    def _bring_rows(self, batch: list[tuple[bytes, bytes]]) -> Ints:
+        """Take rows of the database into memory; return the slots of those that were not there."""
+        kind = pa.large_binary()
+        encoded = pa.array([split_row_key(key)[2] for key, _ in batch], kind)
+        columns = decode_keys(encoded, self.shape.empty_keys())
+        used = self._index.end
+        slots, _ = self._index.resolve(columns, self.shape.slot_hashes(columns, None))
+        self._reserve(used, self._index.end)
+        new = np.flatnonzero(slots >= used)
+        if len(new):
+            self._put(slots[new], pa.array([batch[row][1] for row in new.tolist()], kind))
+        return slots[new]
+
+    def clean(self, count: int) -> None:
+        """Look at further keys in memory, and at some rows if there are others; remove expired."""
+        super().clean(count)
+        if self.expiry is None or self._complete:
+            return
+        left = min(count, ROWS_CLEANED_MAX)
+        for _ in self._groups:
+            number, start = self._stored_clean_at
+            prefix = group_prefix(self._groups[number]) + state_prefix(self.shape.name)
+            rows = list(islice(self._database.scan(start or prefix, after(prefix)), left + 1))
+            if len(rows) > left:
+                self._stored_clean_at = number, rows[left][0]
+                self._remove_expired(rows[:left], self.expiry)
+                return
+            left -= len(rows)
+            self._stored_clean_at = (number + 1) % len(self._groups), b""
+            self._remove_expired(rows, self.expiry)
+
+    def _remove_expired(self, rows: list[tuple[bytes, bytes]], expiry: Expiry) -> None:
+        """Remove the keys of rows that have expired; those in memory are looked at there."""
+        if not rows:
+            return
+        expired = expiry.expired_rows(pa.array([value for _, value in rows], pa.large_binary()))
+        if expired.any():
+            self.remove(self._bring_rows([rows[row] for row in np.flatnonzero(expired).tolist()]))
 
     def freeze(self) -> Callable[[], list[Pair]]:
         """Take the dirty totals; return what turns them into sorted pairs, on any thread."""

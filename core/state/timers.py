@@ -16,8 +16,8 @@ from typing import Any, Literal, TypeAlias
 from onceflow.core.errors import BadStateValue
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
 from onceflow.core.state.api import KeyedStateStore, ValueState
+from onceflow.core.state.clock import StateClock
 from onceflow.core.state.descriptors import ValueStateDescriptor
-from onceflow.core.state.ttl import StateClock
 
 TimeDomain: TypeAlias = Literal["event", "processing"]
 TIME_DOMAINS: tuple[TimeDomain, TimeDomain] = ("event", "processing")

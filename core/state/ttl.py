@@ -11,11 +11,11 @@ Invariants:
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 from onceflow.core.state.api import ListState, MapState, ValueState
+from onceflow.core.state.clock import StateClock
 from onceflow.core.state.descriptors import StateTtlConfig
 from onceflow.core.state.entries import Cells, Stored
 from onceflow.core.state.serializers import TTL_PREFIX, ExpiringSerializer, Serializer
@@ -23,22 +23,8 @@ from onceflow.core.state.serializers import TTL_PREFIX, ExpiringSerializer, Seri
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
-WallClock: TypeAlias = Callable[[], float]
 
 STAMP_BYTES = 8
-
-
-class StateClock:
-    """Milliseconds since 1970 that never go back, though the machine's clock may."""
-
-    def __init__(self, wall_clock: WallClock = time.time) -> None:
-        self._wall_clock = wall_clock
-        self._latest_ms = 0
-
-    def now_ms(self) -> int:
-        """Return the time."""
-        self._latest_ms = max(self._latest_ms, int(self._wall_clock() * 1000))
-        return self._latest_ms
 
 
 class Timed(NamedTuple):

@@ -32,7 +32,7 @@ from onceflow.core.state import (
     ValueStateDescriptor,
     key_group_of,
 )
-from onceflow.core.state.ttl import StateClock
+from onceflow.core.state.clock import StateClock
 from onceflow.core.storage import FileSystemStorage
 
 MAX_PARALLELISM = 16

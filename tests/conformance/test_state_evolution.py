@@ -28,7 +28,7 @@ from onceflow.core.state import (
     StateTtlConfig,
     ValueStateDescriptor,
 )
-from onceflow.core.state.ttl import StateClock
+from onceflow.core.state.clock import StateClock
 
 REQUIRED = object()
 Fields = dict[str, tuple[Any, Any]]

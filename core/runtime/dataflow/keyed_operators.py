@@ -114,7 +114,9 @@ class AggregateRunner(KeyedOperator):
                 AccumulatorColumn(name, aggregate.op, aggregate.result_type(input_schema))
                 for name, aggregate in work.aggregates.items()
             ],
+            ttl=work.ttl,
         )
+        self._cleaned_a_record = work.ttl.cleanup_incrementally if work.ttl is not None else 0
         self.dropped = store.opened()
 
     def process(self, batch: Batch) -> None:
@@ -132,3 +134,5 @@ class AggregateRunner(KeyedOperator):
             raise user_error(self.uid, error, rows, error.row) from error
         arrays = [*rows.columns, *(pa.array(running[name]) for name in self._columns)]
         self.emit(pa.record_batch(arrays, schema=self._schema))
+        if self._cleaned_a_record:
+            self.store.clean(self._cleaned_a_record * rows.num_rows)

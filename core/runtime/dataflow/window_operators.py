@@ -34,9 +34,9 @@ from onceflow.core.runtime.dataflow.user_functions import (
 from onceflow.core.state import AccumulatorColumn, KeyedStateStore, StateWriter, hash_keys
 from onceflow.core.state.api import PendingSnapshot as FrozenState
 from onceflow.core.state.canonical import Groups
+from onceflow.core.state.clock import StateClock
 from onceflow.core.state.key_columns import Ints
 from onceflow.core.state.key_groups import Hashes
-from onceflow.core.state.ttl import StateClock
 from onceflow.core.windows import TumblingProcessingTimeWindows, pane_windows
 
 EVENT_TIME = "event-time"
