@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
 
-from onceflow.core.errors import BadRow
+from onceflow.core.config import choice_of
+from onceflow.core.errors import BadRow, ConfigError
 from onceflow.core.spi import OnBadRow, RejectedRows
 
 _SHOWN_LENGTH_MAX = 80
@@ -139,3 +140,17 @@ def _encoded_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if arrow.is_dictionary(kind):
         column = column.cast(kind.value_type).dictionary_encode()
     return column.cast(kind)
+
+
+def bad_row_policy(on_bad_row: OnBadRow | str, dead_letters: bool) -> OnBadRow:
+    """Return the policy of a `write`, which names a sink for dead letters or not.
+
+    Raises:
+        ConfigError: There is no such policy, or it does not go with that.
+    """
+    policy = choice_of(OnBadRow, on_bad_row, setting="on_bad_row")
+    if not dead_letters and policy is OnBadRow.DEAD_LETTER:
+        raise ConfigError("on_bad_row='dead_letter' needs dead_letters=<the sink that takes them>")
+    if dead_letters and policy is OnBadRow.DROP:
+        raise ConfigError("on_bad_row='drop' and dead_letters= exclude each other; leave one away")
+    return OnBadRow.DEAD_LETTER if dead_letters else policy

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +14,7 @@ import pyarrow.compute as pc
 
 from onceflow.core.durations import seconds_of
 from onceflow.core.errors import BadStateValue, ConfigError
+from onceflow.core.state.key_groups import nanoseconds_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,29 +82,52 @@ def check_time_type(kind: pa.DataType, label: str) -> None:
         )
 
 
-def event_time_column(time: str | None, known: Collection[str], schema: pa.Schema) -> str:
-    """Return the column of `schema` that windows go by: `time`, or that of the sources, `known`.
+def event_time_column(
+    time: str | None,
+    known: Collection[str],
+    schema: pa.Schema,
+    *,
+    verb: str = "window",
+    parameter: str = "time",
+) -> str:
+    """Return the column of `schema` that `verb` goes by: `time`, or that of the sources, `known`.
+
+    `parameter` is the one of `verb` that `time` was given for.
 
     Raises:
         ConfigError: No source has watermarks, they have several columns, or it is not there.
     """
     if not known:
         raise ConfigError(
-            "windows in event time need watermarks, or they are never due:"
+            f"{verb}(…) in event time: its sources need watermarks, or event time never comes:"
             " pipeline.read(…, watermarks=WatermarkStrategy(…))"
         )
     if time is None and len(known) > 1:
         raise ConfigError(
-            f"the sources have event time in {', '.join(sorted(known))}: say by window(…, time=…)"
-            " which column the windows go by"
+            f"the sources have event time in {', '.join(sorted(known))}: say by"
+            f" {verb}(…, {parameter}=…) which column it goes by"
         )
     column = time or next(iter(known))
+    label = f"{verb}({parameter}={column!r})"
     if column not in schema.names:
-        raise ConfigError(
-            f"window(time={column!r}): no such column; there are {', '.join(schema.names)}"
-        )
-    check_time_type(schema.field(column).type, f"window(time={column!r})")
+        raise ConfigError(f"{label}: no such column; there are {', '.join(schema.names)}")
+    check_time_type(schema.field(column).type, label)
     return column
+
+
+def record_time_ms(record: Mapping[str, Any], column: str, consequence: str) -> int:
+    """Return a record's event time in milliseconds since 1970, rounded down.
+
+    Raises:
+        ValueError: It is null, which has this consequence.
+    """
+    at = record[column]
+    if at is None:
+        raise ValueError(
+            f"{column!r} is null: a record without an event time {consequence}; give it one, or"
+            " filter it"
+        )
+    return nanoseconds_of(at) // 1_000_000 if isinstance(at, datetime) else int(at)
 
 
 _A_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}

@@ -209,3 +209,22 @@ class _Ddl:
     def _error(self, at: int, reason: str) -> ConfigError:
         rest = self._text[at : at + 30].strip() or "its end"
         return ConfigError(f"{self._setting} {self._text!r}: {reason}, at {rest!r}")
+
+
+def columns_difference(first: pa.Schema, other: pa.Schema, number: int) -> str:
+    """Return how the columns of the stream at `number` differ from those of the first."""
+    if first.names != other.names:
+        theirs, ours = ", ".join(other.names), ", ".join(first.names)
+        what = f"it has columns {theirs}, and the first stream {ours}"
+    else:
+        pairs = zip(first, other, strict=True)
+        one, two = next((a, b) for a, b in pairs if not a.equals(b))
+        what = f"its column {_told(two)}, and that of the first stream {_told(one)}"
+    return (
+        f"union() with other streams, number {number}: {what}; make them alike with"
+        " .map_batches(lambda rows: …, schema=…) first"
+    )
+
+
+def _told(field: pa.Field) -> str:
+    return f"{field.name} is {field.type}{'' if field.nullable else ' not null'}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast, overload
 
 import pyarrow as pa
 
-from onceflow.core.config import choice_of
+from onceflow.core.bad_rows import bad_row_policy
 from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
 from onceflow.core.event_time import event_time_column
@@ -20,6 +20,7 @@ from onceflow.core.functions import (
     OutputTag,
     PandasIteratorFunction,
     Record,
+    check_running_ttl,
     running_schema,
     takes_iterator,
 )
@@ -44,15 +45,17 @@ from onceflow.core.graph import (
     Work,
     WriteTo,
 )
+from onceflow.core.join_functions import JoinSide
+from onceflow.core.joined_streams import IntervalJoin, join_side
 from onceflow.core.lookup_tables import LOOKUP_BYTES_MAX, JoinType, LookupTable
 from onceflow.core.process_functions import (
     BroadcastProcessFunction,
     CoProcessFunction,
     ProcessFunction,
 )
-from onceflow.core.schema_text import SchemaLike, schema_of
+from onceflow.core.schema_text import SchemaLike, columns_difference, schema_of
 from onceflow.core.spi import OnBadRow, Sink
-from onceflow.core.state import MapStateDescriptor
+from onceflow.core.state import MapStateDescriptor, StateTtlConfig
 from onceflow.core.stream_sql import StreamSql
 from onceflow.core.windowed_stream import WindowedStream
 from onceflow.core.windows import TumblingProcessingTimeWindows, WindowAssigner
@@ -102,7 +105,7 @@ class Stream:
         for number, other in enumerate(others, 1):
             _check_pipeline(self._graph, other._graph, "union")
             if not self.schema.equals(other.schema):
-                raise ConfigError(_difference(self.schema, other.schema, number))
+                raise ConfigError(columns_difference(self.schema, other.schema, number))
         return Stream(self._graph, *self._feeds, *(f for other in others for f in other._feeds))
 
     def side_output(self, tag: OutputTag) -> Stream:
@@ -290,7 +293,7 @@ class Stream:
             ConfigError: The uid is in use, a column that the sink routes by is missing, or
                 `on_bad_row` does not go with `dead_letters`.
         """
-        policy = _policy_of(on_bad_row, dead_letters)
+        policy = bad_row_policy(on_bad_row, dead_letters is not None)
         for column in sink.routing_key():
             if column not in self.schema.names:
                 raise ConfigError(
@@ -351,6 +354,36 @@ class KeyedStream:
             self._graph, (self._feeds, other._feeds), (self._key, other._key), other._graph
         )
 
+    def interval_join(
+        self,
+        other: KeyedStream,
+        *,
+        left_time: str | None = None,
+        right_time: str | None = None,
+        late_left: OutputTag | None = None,
+        late_right: OutputTag | None = None,
+    ) -> IntervalJoin[Stream]:
+        """Join this stream, the left one, with another by key and by how far apart in time.
+
+        The times are the columns of event time (default: those of the sources' watermarks). A
+        record that comes when event time has passed it is joined with nothing: it goes to the side
+        output of its side, or is left out and counted.
+
+        Raises:
+            ConfigError: It is of another pipeline, the types of the keys differ, there is no such
+                column, a stream's sources have no watermarks, a column's values cannot be kept, or
+                a tag has other columns than its stream.
+        """
+        feeds, keys = (self._feeds, other._feeds), (self._key, other._key)
+        connected = KeyedConnectedStreams(
+            self._graph, feeds, keys, other._graph, verb="interval_join"
+        )
+        sides = (
+            self._join_side("left", left_time, late_left),
+            other._join_side("right", right_time, late_right),
+        )
+        return IntervalJoin(lambda made, uid: connected.process(made, uid=uid), sides, keys)
+
     def process_batches(self, function: KeyedBatchFunction, *, uid: str) -> Stream:
         """Apply `function` to each Arrow batch with the states of all its keys at once.
 
@@ -359,13 +392,21 @@ class KeyedStream:
         work = ProcessBatches(self._key, function)
         return self._then(work, uid, function.output_schema(self.schema))
 
-    def running(self, *, uid: str, **aggregates: Aggregate) -> Stream:
+    def running(
+        self, *, uid: str, ttl: StateTtlConfig | None = None, **aggregates: Aggregate
+    ) -> Stream:
         """Add a column for each aggregate: its value over the key's records up to this one.
 
-        Vectorised: many times as fast as `process` with a function that does the same.
+        Vectorised: many times as fast as `process` with a function that does the same. With `ttl`,
+        a key that has had no record for so long, by the clock of the slot, begins anew.
+
+        Raises:
+            ConfigError: There is no aggregate, a name is taken, a column cannot be aggregated, or
+                `ttl` asks for what has expired to be handed out.
         """
+        check_running_ttl(ttl)
         schema = running_schema(self.schema, aggregates)
-        return self._then(RunAggregates(self._key, dict(aggregates)), uid, schema)
+        return self._then(RunAggregates(self._key, dict(aggregates), ttl), uid, schema)
 
     def window(
         self,
@@ -405,6 +446,9 @@ class KeyedStream:
             self._then, self.schema, self._key, windows, column, lateness_ms, late
         )
 
+    def _join_side(self, name: str, time: str | None, late: OutputTag | None) -> JoinSide:
+        return join_side(name, self.schema, self._graph.event_time_of(self._feeds), time, late)
+
     def _then(self, work: Work, uid: str, schema: pa.Schema) -> Stream:
         operator = self._graph.add(work, self._feeds, verb="keyed", uid=uid, schema=schema)
         return Stream(self._graph, Feed(operator.uid, schema))
@@ -440,8 +484,10 @@ class KeyedConnectedStreams:
         feeds: tuple[tuple[Feed, ...], tuple[Feed, ...]],
         keys: tuple[tuple[str, ...], tuple[str, ...]],
         other_graph: GraphBuilder,
+        *,
+        verb: str = "connect",
     ) -> None:
-        _check_pipeline(graph, other_graph, "connect")
+        _check_pipeline(graph, other_graph, verb)
         types = [
             [feed[0].schema.field(name).type for name in key]
             for feed, key in zip(feeds, keys, strict=True)
@@ -452,7 +498,7 @@ class KeyedConnectedStreams:
                 for key, ts in zip(keys, types, strict=True)
             ]
             raise ConfigError(
-                f"connect(): the first stream is keyed by {told[0]}, and the second by {told[1]}:"
+                f"{verb}(): the first stream is keyed by {told[0]}, and the second by {told[1]}:"
                 " equal keys would be in different subtasks; cast the columns to the same types"
                 " before"
             )
@@ -543,31 +589,3 @@ def _check_key(columns: Sequence[str], schema: pa.Schema) -> None:
             raise ConfigError(
                 f"key_by({column!r}): no such column; there are {', '.join(schema.names)}"
             )
-
-
-def _difference(first: pa.Schema, other: pa.Schema, number: int) -> str:
-    """Return how the columns of the stream at `number` differ from those of the first."""
-    if first.names != other.names:
-        theirs, ours = ", ".join(other.names), ", ".join(first.names)
-        what = f"it has columns {theirs}, and the first stream {ours}"
-    else:
-        pairs = zip(first, other, strict=True)
-        one, two = next((a, b) for a, b in pairs if not a.equals(b))
-        what = f"its column {_told(two)}, and that of the first stream {_told(one)}"
-    return (
-        f"union() with other streams, number {number}: {what}; make them alike with"
-        " .map_batches(lambda rows: …, schema=…) first"
-    )
-
-
-def _told(field: pa.Field) -> str:
-    return f"{field.name} is {field.type}{'' if field.nullable else ' not null'}"
-
-
-def _policy_of(on_bad_row: OnBadRow | str, dead_letters: Sink | None) -> OnBadRow:
-    policy = choice_of(OnBadRow, on_bad_row, setting="on_bad_row")
-    if dead_letters is None and policy is OnBadRow.DEAD_LETTER:
-        raise ConfigError("on_bad_row='dead_letter' needs dead_letters=<the sink that takes them>")
-    if dead_letters is not None and policy is OnBadRow.DROP:
-        raise ConfigError("on_bad_row='drop' and dead_letters= exclude each other; leave one away")
-    return policy if dead_letters is None else OnBadRow.DEAD_LETTER

@@ -7,24 +7,23 @@ or an accumulator. What two sessions have kept stays in two parts when they beco
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
 
+from onceflow.core.event_time import record_time_ms
 from onceflow.core.functions import (
     Aggregate,
     KeyedFunction,
     OutputTag,
     Record,
-    SideOutput,
     StateAccess,
 )
+from onceflow.core.late_records import LateRecords
 from onceflow.core.protocol.windows import PaneWindows
 from onceflow.core.state import (
     AggregateFunction,
@@ -35,15 +34,12 @@ from onceflow.core.state import (
     ValueState,
     ValueStateDescriptor,
 )
-from onceflow.core.state.key_groups import nanoseconds_of
 from onceflow.core.windows import (
     EventTimeSessionWindows,
     TumblingProcessingTimeWindows,
     WindowAssigner,
     pane_windows,
 )
-
-_log = logging.getLogger("onceflow.runtime")
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,13 +240,12 @@ class WindowedFunction(KeyedFunction):
         content: WindowContent,
         late: OutputTag | None = None,
     ) -> None:
-        self._late_tag = late
         self._windows = windows
         self._key = tuple(key)
         self._time = time
         self._lateness_ms = lateness_ms
         self._content = content
-        self._late = 0
+        self._late = LateRecords(type(windows).__name__, "all their windows are over", late)
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
         """Return that of the content."""
@@ -266,9 +261,7 @@ class WindowedFunction(KeyedFunction):
         descriptor = ValueStateDescriptor[Any]("onceflow.windows", list[OpenWindow])
         self._open: ValueState[list[OpenWindow] | None] = state.value_state(descriptor)
         self._timers: Timers = state.timers()
-        self._late_records: SideOutput | None = None
-        if self._late_tag is not None:
-            self._late_records = state.side_output(self._late_tag)
+        self._late.open(state)
         self._content.open(state)
 
     def process(self, record: Record) -> list[Record]:
@@ -277,7 +270,7 @@ class WindowedFunction(KeyedFunction):
         before = self._open.get() or []
         windows, mine = self._placed(before, self._at(record), now)
         if not mine:
-            self._leave_out(record, now)
+            self._late.take(record, now)
             return []
         made: list[Record] = []
         for window in mine:
@@ -376,13 +369,7 @@ class WindowedFunction(KeyedFunction):
     def _at(self, record: Record) -> int:
         if self._time is None:
             return self._timers.current_processing_time()
-        at = record[self._time]
-        if at is None:
-            raise ValueError(
-                f"{self._time!r} is null: a record without an event time is in no window; give it"
-                " one, or filter it"
-            )
-        return nanoseconds_of(at) // 1_000_000 if isinstance(at, datetime) else int(at)
+        return record_time_ms(record, self._time, "is in no window")
 
     def _key_of(self, record: Record) -> Any:
         first, *others = (record[name] for name in self._key)
@@ -395,22 +382,6 @@ class WindowedFunction(KeyedFunction):
             made.append(cast("Record", result))
         elif result is not None:
             made.extend(result)
-
-    def _leave_out(self, record: Record, now: int) -> None:
-        if self._late_records is not None:
-            self._late_records.emit(record)
-            return
-        self._late += 1
-        # At 1, 10, 100 …: a stream of late records must not fill the disk with log lines.
-        if str(self._late).strip("0") == "1":
-            _log.warning(
-                "%s leaves out late records, %d so far: event time is at %d ms, and all their"
-                " windows are over; one of them: %.300r",
-                type(self._windows).__name__,
-                self._late,
-                now,
-                record,
-            )
 
 
 def _new_part(windows: Sequence[OpenWindow]) -> int:

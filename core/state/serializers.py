@@ -182,7 +182,7 @@ def serializer_of(spec: Any) -> Serializer[Any]:
     if issubclass(type(spec), Serializer):
         given: Serializer[Any] = spec
         return given
-    return _msgpack_of(_python_type(spec) if isinstance(spec, pa.DataType) else spec)
+    return _msgpack_of(python_type_of(spec) if isinstance(spec, pa.DataType) else spec)
 
 
 @lru_cache(maxsize=256)
@@ -196,7 +196,12 @@ def _msgpack_of(python_type: Any) -> MsgpackSerializer:
         ) from error
 
 
-def _python_type(kind: pa.DataType) -> Any:
+def python_type_of(kind: pa.DataType) -> Any:
+    """Return the Python type of the values of an Arrow type.
+
+    Raises:
+        ConfigError: There is none that has bytes.
+    """
     types_ = pa.types
     for matches, python_type in (
         (types_.is_boolean, bool),
@@ -216,9 +221,9 @@ def _python_type(kind: pa.DataType) -> Any:
         if matches(kind):
             return python_type
     if types_.is_list(kind) or types_.is_large_list(kind):
-        return types.GenericAlias(list, (_python_type(kind.value_type) | None,))
+        return types.GenericAlias(list, (python_type_of(kind.value_type) | None,))
     if types_.is_map(kind):
-        pair = (_python_type(kind.key_type), _python_type(kind.item_type) | None)
+        pair = (python_type_of(kind.key_type), python_type_of(kind.item_type) | None)
         return types.GenericAlias(dict, pair)
     raise ConfigError(f"state of Arrow type {kind} is not supported; give a Python type instead")
 

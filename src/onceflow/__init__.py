@@ -26,6 +26,8 @@ if TYPE_CHECKING:
         min_,
         sum_,
     )
+    from onceflow.core.join_functions import ProcessJoinFunction
+    from onceflow.core.joined_streams import IntervalJoin, IntervalJoined
     from onceflow.core.pipeline import Job, Pipeline
     from onceflow.core.process_functions import (
         BroadcastAccess,
@@ -137,6 +139,8 @@ else:
                 "Aggregate KeyedBatchFunction KeyedFunction OutputTag Record SideOutput StateAccess"
                 " count max_ min_ sum_"
             ),
+            "onceflow.core.join_functions": "ProcessJoinFunction",
+            "onceflow.core.joined_streams": "IntervalJoin IntervalJoined",
             "onceflow.core.pipeline": "Job Pipeline",
             "onceflow.core.process_functions": (
                 "BroadcastAccess BroadcastProcessFunction CoProcessFunction OperatorAccess"
@@ -216,6 +220,8 @@ __all__ = [
     "FixedDelay",
     "HdfsStorage",
     "HeapBackend",
+    "IntervalJoin",
+    "IntervalJoined",
     "Job",
     "JobEnded",
     "JobEvent",
@@ -247,6 +253,7 @@ __all__ = [
     "PendingCheckpoint",
     "Pipeline",
     "ProcessFunction",
+    "ProcessJoinFunction",
     "ProcessWindowFunction",
     "Record",
     "RecoveredSink",

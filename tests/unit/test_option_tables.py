@@ -6,8 +6,8 @@ The comment before a table names its object: `<!-- options: onceflow.Pipeline --
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
+import pkgutil
 import re
 from enum import Enum
 from pathlib import Path
@@ -41,10 +41,11 @@ def _shown(table: str) -> dict[str, object]:
 
 
 def _actual(name: str) -> dict[str, object]:
-    module, _, attribute = name.rpartition(".")
-    described: Any = getattr(importlib.import_module(module), attribute)
+    described: Any = pkgutil.resolve_name(name)
     found: dict[str, object] = {}
     for parameter in inspect.signature(described).parameters.values():
+        if parameter.name == "self":
+            continue
         default = parameter.default
         if default is inspect.Parameter.empty:
             default = _NEEDED
@@ -77,6 +78,7 @@ def test_every_object_that_a_user_sets_options_of_has_a_table() -> None:
         "onceflow.FailureRate",
         "onceflow.FileSystemStorage",
         "onceflow.FixedDelay",
+        "onceflow.KeyedStream.interval_join",
         "onceflow.MemoryStorage",
         "onceflow.ObjectStorage",
         "onceflow.Pipeline",

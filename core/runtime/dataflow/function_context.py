@@ -57,6 +57,10 @@ class SideOutputs:
         self._operator.side_schemas[tag.name] = tag.schema
         return buffer
 
+    def count_rejected(self, records: int) -> None:
+        """Count records that the function leaves out."""
+        self._operator.rejected += records
+
     def flush(self) -> None:
         """Emit what is kept."""
         for name, buffer in self._buffers.items():
@@ -118,6 +122,10 @@ class KeyedContext(KeyedStates):
     def side_output(self, tag: OutputTag) -> SideBuffer:
         """Return what takes records for `stream.side_output(tag)`."""
         return self._side_outputs.open(tag)
+
+    def count_rejected(self, records: int) -> None:
+        """Count records that the function leaves out; see `LateRecords`."""
+        self._side_outputs.count_rejected(records)
 
     def broadcast_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
         """Return a state that `broadcast(descriptor)` has named."""

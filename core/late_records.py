@@ -1,0 +1,55 @@
+"""Records that come after event time has passed them: put aside, or left out and counted."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol, cast
+
+from onceflow.core.functions import OutputTag, Record, SideOutput, StateAccess
+
+_log = logging.getLogger("onceflow.runtime")
+
+
+class CountsRejected(Protocol):
+    """What the engine's own access to state has besides: it counts what is left out."""
+
+    def count_rejected(self, records: int) -> None:
+        """Add to the operator's `rejected`."""
+        ...
+
+
+class LateRecords:
+    """Takes the late records of one input of a function. Used by the function's thread."""
+
+    def __init__(self, whose: str, why: str, tag: OutputTag | None) -> None:
+        """`whose` and `why` are for the log; without `tag` the records are left out."""
+        self._whose = whose
+        self._why = why
+        self._tag = tag
+
+    def open(self, state: StateAccess) -> None:
+        """Take hold of the side output, if there is one."""
+        self._output: SideOutput | None = None
+        if self._tag is not None:
+            self._output = state.side_output(self._tag)
+        self._rejected = cast("CountsRejected", state)
+        self._count = 0
+
+    def take(self, record: Record, watermark: int) -> None:
+        """Put one more record aside, or leave it out."""
+        if self._output is not None:
+            self._output.emit(record)
+            return
+        self._count += 1
+        self._rejected.count_rejected(1)
+        # At 1, 10, 100 …: a stream of late records must not fill the disk with log lines.
+        if str(self._count).strip("0") == "1":
+            _log.warning(
+                "%s leaves out late records, %d so far: event time is at %d ms, and %s; one of"
+                " them: %.300r",
+                self._whose,
+                self._count,
+                watermark,
+                self._why,
+                record,
+            )

@@ -1,0 +1,54 @@
+"""The Python type of a stream's records, for states that keep whole records.
+
+A record is kept as a mapping by column name, each value typed by its column: decimals, dates and
+times come back as what they were. A column that is new since is not there in older records.
+"""
+
+from __future__ import annotations
+
+from types import GenericAlias
+from typing import Any, TypedDict, cast
+
+import pyarrow as pa
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.state.serializers import python_type_of
+
+
+def record_type(schema: pa.Schema, whose: str) -> Any:
+    """Return the type of records of `schema`; `whose` they are is for errors.
+
+    Raises:
+        ConfigError: Values of a column cannot be kept; names it.
+    """
+    types: dict[str, Any] = {}
+    for field in schema:
+        try:
+            types[field.name] = _value_type(field.type)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{whose} keeps its records, and values of column {field.name!r}, {field.type},"
+                f" cannot be kept ({error}); cast or leave out the column before"
+            ) from error
+    return _mapping(types)
+
+
+def _value_type(kind: pa.DataType) -> Any:
+    if pa.types.is_struct(kind):
+        inner: Any = _mapping({field.name: _value_type(field.type) for field in kind})
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        inner = GenericAlias(list, (_value_type(kind.value_type),))
+    elif pa.types.is_dictionary(kind):
+        return _value_type(kind.value_type)
+    elif pa.types.is_null(kind):
+        return type(None)
+    elif pa.types.is_timestamp(kind) and kind.unit == "ns":
+        raise ConfigError("Python has no nanoseconds: use microseconds")
+    else:
+        inner = python_type_of(kind)
+    return inner | None
+
+
+def _mapping(types: dict[str, Any]) -> Any:
+    make = cast("Any", TypedDict)
+    return make("record", types, total=False)

@@ -1,0 +1,315 @@
+"""Interval joins over every backend, compared with a join of a few lines."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+from tests.conformance.state_job import BACKENDS, MAX_PARALLELISM, Job
+from tests.unit.state.state_storage_doubles import MemoryStorage
+
+from onceflow import OutputTag, ProcessJoinFunction, Record, StateAccess, ValueStateDescriptor
+from onceflow.core.errors import ConfigError, UserFunctionError
+from onceflow.core.graph import Feed, ProcessConnected
+from onceflow.core.join_functions import IntervalJoinFunction, JoinSide, MergedColumns
+from onceflow.core.protocol.snapshots import StateHandle
+from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
+from onceflow.core.runtime.dataflow.channels import Batch
+from onceflow.core.runtime.dataflow.function_operators import CoProcessor
+from onceflow.core.state import StateBackend, key_group_of
+
+ORDERS = pa.schema([("account", pa.string()), ("at", pa.int64()), ("order", pa.int64())])
+PAID = pa.schema([("account", pa.string()), ("at", pa.int64()), ("paid", pa.int64())])
+SCHEMAS = (ORDERS, PAID)
+KEYS = (("account",), ("account",))
+LATE = tuple(OutputTag(f"late-{n}", schema) for n, schema in enumerate(SCHEMAS))
+Row = tuple[str, int, int]
+
+
+@pytest.fixture(
+    params=[
+        "heap",
+        "rocksdb-small-cache",
+        pytest.param("rocksdb-incremental", marks=pytest.mark.slow),
+    ]
+)
+def backend(request: pytest.FixtureRequest) -> StateBackend:
+    return BACKENDS[request.param]
+
+
+@pytest.fixture
+def job(backend: StateBackend, tmp_path: Path) -> Iterator[Job]:
+    running = Job(backend, tmp_path / "scratch", MemoryStorage())
+    yield running
+    running.close()
+
+
+class Model:
+    """Keeps every record that was not late."""
+
+    def __init__(self, lower: int, upper: int) -> None:
+        self._bounds = lower, upper
+        self._seen: tuple[list[Row], list[Row]] = ([], [])
+        self.now = NO_WATERMARK
+
+    def take(self, side: int, row: Row) -> list[tuple[Row, Row]] | None:
+        """Return the pairs of a row, None when it is late."""
+        if row[1] <= self.now:
+            return None
+        self._seen[side].append(row)
+        pairs = [(row, one) if side == 0 else (one, row) for one in self._seen[1 - side]]
+        lower, upper = self._bounds
+        return [
+            (left, right)
+            for left, right in pairs
+            if left[0] == right[0] and lower <= right[1] - left[1] <= upper
+        ]
+
+
+class Running:
+    """Operators side by side."""
+
+    def __init__(
+        self,
+        job: Job,
+        function: IntervalJoinFunction,
+        *,
+        schemas: tuple[pa.Schema, pa.Schema] = SCHEMAS,
+        parallelism: int = 1,
+        handles: Sequence[StateHandle] = (),
+    ) -> None:
+        self._job = job
+        self._schemas = schemas
+        self._made: list[Record] = []
+        self.late: list[Row] = []
+        self.operators: list[tuple[range, CoProcessor]] = []
+        self.functions: list[IntervalJoinFunction] = []
+        schema = function.output_schema(*schemas)
+        for index in range(parallelism):
+            mine = copy.deepcopy(function)
+            self.functions.append(mine)
+            store = job.open(handles, index=index, parallelism=parallelism)
+            operator = CoProcessor("op", ProcessConnected(KEYS, mine), store, schema)
+            operator.outputs.append(lambda batch: self._made.extend(batch.rows.to_pylist()))
+            for tag in LATE:
+                if tag.name in operator.side_schemas:
+                    outlet = operator.outlet(Feed("op", tag.schema, tag.name))
+                    outlet.append(lambda batch: self.late.extend(_rows(batch.rows.to_pylist())))
+            self.operators.append((job.context(index, parallelism).key_groups, operator))
+
+    def take(self, side: int, row: Sequence[Any]) -> list[Record]:
+        schema = self._schemas[side]
+        columns = [pa.array([value], f.type) for value, f in zip(row, schema, strict=True)]
+        group = key_group_of(row[0], MAX_PARALLELISM)
+        (operator,) = [operator for groups, operator in self.operators if group in groups]
+        operator.inputs[side](Batch(pa.record_batch(columns, schema=schema)))
+        made, self._made[:] = list(self._made), []
+        return made
+
+    def advance(self, now: int) -> None:
+        for _, operator in self.operators:
+            operator.on_watermark(now)
+        assert self._made == []
+
+    def kept(self, keys: Iterable[str]) -> int:
+        """Return how many times of records are kept under these keys."""
+        found = 0
+        for (groups, operator), function in zip(self.operators, self.functions, strict=True):
+            for key in keys:
+                if key_group_of(key, MAX_PARALLELISM) in groups:
+                    operator.store.set_current_key(key)
+                    found += sum(len(list(one.keys())) for one in function.kept)
+        return found
+
+    def snapshot(self) -> list[StateHandle]:
+        handles: list[StateHandle] = []
+        checkpoint = self._job.next_checkpoint()
+        for _, operator in self.operators:
+            handles += operator.snapshot(checkpoint).upload(self._job.storage).keyed
+            operator.completed(checkpoint)
+        return handles
+
+
+def _rows(records: Iterable[Record]) -> list[Row]:
+    return [cast("Row", tuple(record.values())) for record in records]
+
+
+def joining(
+    lower: int,
+    upper: int,
+    *,
+    schemas: tuple[pa.Schema, pa.Schema] = SCHEMAS,
+    late: bool = True,
+    function: ProcessJoinFunction | None = None,
+) -> IntervalJoinFunction:
+    tags = LATE if late else (None, None)
+    sides = (
+        JoinSide("left", schemas[0], "at", tags[0]),
+        JoinSide("right", schemas[1], "at", tags[1]),
+    )
+    merged = function or MergedColumns(*schemas, KEYS, ("_left", "_right"))
+    return IntervalJoinFunction(lower, upper, sides, merged)
+
+
+def counted(pairs: Iterable[tuple[Row, Row]]) -> Counter[tuple[Any, ...]]:
+    return Counter((*left, *right[1:]) for left, right in pairs)
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper"), [(-700, 400), (0, 0), (300, 2_500), (-2_500, -300)], ids=str
+)
+def test_interval_joins_equal_the_model_through_snapshots_and_rescaling(
+    job: Job, lower: int, upper: int
+) -> None:
+    """Few keys and times, so that many records have one time and one key, on either side."""
+    rng = random.Random(f"{lower} {upper}")
+    function, model = joining(lower, upper), Model(lower, upper)
+    running = Running(job, function)
+    now, late = 10_000, Counter[Row]()
+    names = [f"k{number}" for number in range(4)]
+    for step in range(160):
+        now += rng.choice([0, 0, 100, 200])
+        side, row = rng.randrange(2), (rng.choice(names), now - 100 * rng.randrange(12), step)
+        pairs = model.take(side, row)
+        made = running.take(side, row)
+        if pairs is None:
+            late[row] += 1
+        assert Counter(_rows(made)) == counted(pairs or [])
+        assert Counter(running.late) == late
+        if rng.random() < 0.2:
+            model.now = max(model.now, now - 100 * rng.randrange(6, 10))
+            running.advance(model.now)
+        if step % 40 == 39:
+            told, before = list(running.late), running
+            running = Running(
+                job, function, parallelism=rng.choice([1, 2, 3]), handles=before.snapshot()
+            )
+            running.late += told
+            # A restored subtask learns of event time from its inputs, before their records.
+            running.advance(model.now)
+    assert late
+    assert running.kept(names) > 0
+    running.advance(MAX_WATERMARK)
+    assert running.kept(names) == 0
+
+
+def test_a_record_is_let_go_when_nothing_can_come_for_it_any_more(job: Job) -> None:
+    """Timers are a second apart, so it may be kept for a second more."""
+    running = Running(job, joining(-500, 2_000))
+    running.take(0, ("a", 10_000, 1))
+    running.take(1, ("a", 10_000, 1))
+    running.advance(11_000)
+    assert running.kept("a") == 1
+    assert len(running.take(1, ("a", 12_000, 2))) == 1
+    running.advance(12_000)
+    assert running.kept("a") == 1
+    running.advance(13_000)
+    assert running.kept("a") == 0
+
+
+def test_a_record_that_all_its_partners_are_late_for_is_not_kept(job: Job) -> None:
+    running = Running(job, joining(-2_000, -1_000))
+    running.advance(10_000)
+    assert running.take(0, ("a", 10_500, 1)) == []
+    assert running.kept("a") == 0
+
+
+def test_late_records_without_a_side_output_are_counted_and_told(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = Running(job, joining(-1_000, 1_000, late=False))
+    running.take(0, ("a", 11_000, 1))
+    running.advance(10_000)
+    with caplog.at_level(logging.WARNING, "onceflow.runtime"):
+        assert running.take(1, ("a", 10_000, 2)) == []
+    assert len(running.take(1, ("a", 10_001, 3))) == 1
+    assert running.operators[0][1].rejected == 1
+    assert "the right side of an interval join leaves out late records, 1 so far" in caplog.text
+
+
+class Numbered(ProcessJoinFunction):
+    """Numbers the pairs of a key, and passes on those of even orders, twice."""
+
+    def output_schema(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
+        return pa.schema([("order", pa.int64()), ("paid", pa.int64()), ("n", pa.int64())])
+
+    def open(self, state: StateAccess) -> None:
+        self._count = state.value_state(ValueStateDescriptor("count", int, default=0))
+
+    def process(self, left: Record, right: Record) -> list[Record] | None:
+        self._count.set(self._count.get() + 1)
+        if left["order"] % 2:
+            return None
+        made = {"order": left["order"], "paid": right["paid"], "n": self._count.get()}
+        return [made, made]
+
+
+def test_a_function_of_pairs_has_the_state_of_their_key_and_makes_any_number_of_records(
+    job: Job,
+) -> None:
+    running = Running(job, joining(-1_000, 1_000, function=Numbered()))
+    for order in range(4):
+        assert running.take(0, ("a", 10_000 + order, order)) == []
+    made = running.take(1, ("a", 10_000, 7))
+    # Of several partners the earlier ones come first.
+    pairs = [{"order": 0, "paid": 7, "n": 1}, {"order": 2, "paid": 7, "n": 3}]
+    assert made == [pair for pair in pairs for _ in range(2)]
+
+
+RICH = pa.schema(
+    [
+        pa.field("account", pa.string()),
+        pa.field("at", pa.timestamp("us", "UTC")),
+        pa.field("price", pa.decimal128(12, 2)),
+        pa.field("day", pa.date32()),
+        pa.field("local", pa.timestamp("ms")),
+        pa.field("clock", pa.time64("us")),
+        pa.field("took", pa.duration("us")),
+        pa.field("raw", pa.binary()),
+        pa.field("tags", pa.list_(pa.string())),
+        pa.field("place", pa.struct([("city", pa.string()), ("fee", pa.decimal128(9, 1))])),
+        pa.field("kind", pa.dictionary(pa.int32(), pa.string())),
+        pa.field("rate", pa.float64()),
+        pa.field("nothing", pa.date32()),
+    ]
+)
+
+
+def test_kept_records_come_back_with_the_types_of_their_columns(job: Job) -> None:
+    at = datetime(2024, 2, 29, 12, 30, 1, 250_001, timezone.utc)
+    left = (
+        *("a", at, Decimal("12.50"), date(2024, 2, 29), datetime(2024, 2, 29, 1, 2, 3, 4_000)),
+        *(time(23, 59, 1, 7), timedelta(days=1, microseconds=5), b"\x00\xff", ["x", None]),
+        *({"city": "Kyiv", "fee": Decimal("1.5")}, "card", float("inf"), None),
+    )
+    schemas = (RICH, PAID)
+    function = joining(0, 1_000, schemas=schemas, late=False)
+    first = Running(job, function, schemas=schemas)
+    assert first.take(0, left) == []
+    again = Running(job, function, schemas=schemas, handles=first.snapshot())
+    at_ms = round(at.timestamp() * 1000)
+    (made,) = again.take(1, ("a", at_ms + 900, 5))
+    expected = dict(zip(RICH.names, left, strict=True))
+    expected["at_left"] = expected.pop("at")
+    assert made == {**expected, "at_right": at_ms + 900, "paid": 5}
+
+
+def test_columns_that_cannot_be_kept_are_named_before_the_start() -> None:
+    schema = ORDERS.append(pa.field("seen", pa.timestamp("ns")))
+    with pytest.raises(ConfigError, match=r"the left side.*'seen'.*no nanoseconds"):
+        JoinSide("left", schema, "at", None)
+
+
+def test_a_record_without_event_time_is_named(job: Job) -> None:
+    running = Running(job, joining(0, 1))
+    with pytest.raises(UserFunctionError, match=r"'at' is null.*is joined with nothing"):
+        running.take(0, ("a", None, 1))

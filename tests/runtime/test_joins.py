@@ -1,0 +1,221 @@
+"""Joins of two streams: each pair once, whatever happens to slots and however many there are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from examples.interval_join import paid
+from tests.runtime.test_union import begin
+from tests.support.clusters import AnyCluster
+from tests.support.counting_source import SCHEMA, CountingSource
+from tests.support.directory_sink import DirectorySink
+from tests.support.held_up import await_rows_in_flight, await_status, kill_a_slot
+from tests.support.throttled_sink import ThrottledSink
+
+from onceflow import (
+    HeapBackend,
+    JobState,
+    OutputTag,
+    Pipeline,
+    RocksDBBackend,
+    StateBackend,
+    Stream,
+    TumblingEventTimeWindows,
+    WatermarkStrategy,
+    count,
+)
+from onceflow.core.errors import BadRecord, ConfigError
+
+LEFT = CountingSource(1_500, splits_count=3, batch_rows=20)
+RIGHT = CountingSource(1_500, splits_count=2, batch_rows=20)
+TIME = WatermarkStrategy("id")
+"""A record's time is its id, in milliseconds."""
+LOWER_S, UPPER_S = -0.25, 0.1
+
+
+def expected(left: CountingSource, right: CountingSource) -> set[tuple[int, int]]:
+    lower, upper = round(LOWER_S * 1000), round(UPPER_S * 1000)
+    return {
+        (one, other)
+        for one in range(left.records)
+        for other in range(max(0, one + lower), min(right.records, one + upper + 1))
+        if one % left.accounts == other % right.accounts
+    }
+
+
+def joined(pipeline: Pipeline, left: CountingSource, right: CountingSource) -> Stream:
+    orders = pipeline.read(left, uid="orders", watermarks=TIME)
+    payments = pipeline.read(right, uid="payments", watermarks=TIME)
+    return (
+        orders.key_by("account")
+        .interval_join(payments.key_by("account"))
+        .between(LOWER_S, UPPER_S)
+        .merge(uid="pairs")
+    )
+
+
+def with_ts(stream: Stream, shift_ms: int) -> Stream:
+    """Give each record the time that its id says, and so much more."""
+
+    def timed(rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows.append_column("ts", pc.add(rows["id"], shift_ms))
+
+    return stream.map_batches(timed, schema=SCHEMA.append(pa.field("ts", pa.int64())))
+
+
+def test_the_example_tells_each_paid_order_once(cluster: AnyCluster, tmp_path: Path) -> None:
+    """Each order is paid 20 s later; no other payment of its account has its amount."""
+    source = CountingSource(400, accounts=10)
+    on_time, late = DirectorySink(str(tmp_path / "on time")), DirectorySink(str(tmp_path / "late"))
+    pipeline = begin(cluster, tmp_path)
+    orders = pipeline.read(source, uid="orders", watermarks=TIME)
+    payments = pipeline.read(source, uid="payments", watermarks=TIME)
+    made, too_late = paid(with_ts(orders, 0), with_ts(payments, 20_000))
+    made.write(on_time, uid="on-time")
+    too_late.write(late, uid="late")
+    assert pipeline.run(60).state is JobState.FINISHED
+    rows = on_time.rows()
+    assert Counter(row["order_id"] for row in rows) == Counter(range(source.records))
+    assert {(row["payment_id"] - row["order_id"], row["took_ms"]) for row in rows} == {(0, 20_000)}
+    assert late.rows() == []
+
+
+@pytest.mark.parametrize(
+    ("backend", "unaligned"),
+    [
+        pytest.param(HeapBackend(), False, id="heap-aligned"),
+        pytest.param(RocksDBBackend(), True, id="rocksdb-unaligned"),
+        pytest.param(HeapBackend(), True, id="heap-unaligned", marks=pytest.mark.slow),
+        pytest.param(RocksDBBackend(), False, id="rocksdb-aligned", marks=pytest.mark.slow),
+    ],
+)
+def test_each_pair_comes_once_through_kills_and_rescaling(
+    cluster: AnyCluster, tmp_path: Path, backend: StateBackend, unaligned: bool
+) -> None:
+    sink = ThrottledSink(str(tmp_path / "out"))
+    for parallelism in (2, 3):
+        pipeline = begin(
+            cluster, tmp_path, backend=backend, parallelism=parallelism, unaligned=unaligned
+        )
+        joined(pipeline, LEFT, RIGHT).write(sink, uid="out")
+        job = pipeline.start()
+        if unaligned:
+            await_rows_in_flight(job)
+        else:
+            await_status(job, lambda s: any(one.attempt == s.attempt for one in s.history))
+        kill_a_slot(job, parallelism)
+        if parallelism == 2:
+            await_status(job, lambda s: any(one.attempt == s.attempt for one in s.history))
+            job.cancel(60)
+    sink.hurry()
+    assert job.wait(60).state is JobState.FINISHED
+    rows = sink.rows()
+    pairs = Counter((row["id_left"], row["id_right"]) for row in rows)
+    assert pairs == Counter(expected(LEFT, RIGHT))
+    assert all(row["account"] == str(row["id_left"] % LEFT.accounts) for row in rows)
+    assert sink.prepared() == []
+
+
+def test_event_time_goes_on_behind_a_join_of_which_one_side_is_idle(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    """Payments end at 0.1 s without an end of input; windows of pairs at 0.3 s come out."""
+    ends = str(tmp_path / "ends")
+    left = CountingSource(1_000, accounts=10, ends_with=ends)
+    right = CountingSource(100, accounts=10, ends_with=ends)
+    sink = DirectorySink(str(tmp_path / "out"))
+    pipeline = begin(cluster, tmp_path)
+    orders = pipeline.read(left, uid="orders", watermarks=TIME)
+    sparse = WatermarkStrategy("id", idle_after=0.3)
+    payments = pipeline.read(right, uid="payments", watermarks=sparse)
+    pairs = orders.key_by("account").interval_join(payments.key_by("account"))
+    windows = pairs.between(-0.25, 0.25).merge(uid="pairs").key_by("account")
+    counts = windows.window(TumblingEventTimeWindows(0.1), time="id_left").aggregate(
+        n=count(), uid="counts"
+    )
+    counts.write(sink, uid="out")
+    job = pipeline.start()
+
+    def window_came() -> bool:
+        return any(round(row["window_start"].timestamp() * 1000) == 300 for row in sink.rows())
+
+    await_status(job, lambda s: s.checkpoints_completed > 0 and window_came())
+    Path(ends).touch()
+    assert job.wait(60).state is JobState.FINISHED
+
+
+def test_a_null_key_is_named(cluster: AnyCluster, tmp_path: Path) -> None:
+    pipeline = begin(cluster, tmp_path, restart=False)
+    orders = pipeline.read(CountingSource(50), uid="orders", watermarks=TIME)
+    nobody = orders.map(lambda r: r | {"account": None} if r["id"] == 7 else r, uid="nobody")
+    pairs = nobody.key_by("account").interval_join(orders.key_by("account"))
+    pairs.between(0, 1).merge(uid="pairs").write(DirectorySink(str(tmp_path / "out")), uid="out")
+    with pytest.raises(BadRecord, match=r"a record has no account \(null\).*'id': 7"):
+        pipeline.run(60)
+
+
+def test_joins_that_cannot_be_are_refused_by_name(cluster: AnyCluster, tmp_path: Path) -> None:
+    pipeline, other = begin(cluster, tmp_path), begin(cluster, tmp_path)
+    source = CountingSource(10)
+    left = pipeline.read(source, uid="left", watermarks=TIME).key_by("account")
+    right = pipeline.read(source, uid="right", watermarks=TIME).key_by("account")
+    timeless = pipeline.read(source, uid="timeless").key_by("account")
+    with pytest.raises(ConfigError, match=r"interval_join\(\) of streams of two pipelines"):
+        left.interval_join(other.read(source, uid="x", watermarks=TIME).key_by("account"))
+    with pytest.raises(ConfigError, match=r"interval_join\(\).*account string.*id int64"):
+        left.interval_join(pipeline.read(source, uid="ids", watermarks=TIME).key_by("id"))
+    with pytest.raises(ConfigError, match=r"interval_join.*sources need watermarks"):
+        left.interval_join(timeless)
+    with pytest.raises(ConfigError, match=r"interval_join\(right_time='at'\): no such column"):
+        left.interval_join(right, right_time="at")
+    with pytest.raises(ConfigError, match=r"interval_join\(left_time='account'\).*string"):
+        left.interval_join(right, left_time="account")
+    with pytest.raises(ConfigError, match="late_left='late': late records are as they came"):
+        left.interval_join(right, late_left=OutputTag("late", "id BIGINT"))
+    join = left.interval_join(right, late_right=OutputTag("late", SCHEMA))
+    for lower, upper, options in [
+        (1, 0, {}),
+        ("10 ms", "-10 ms", {}),
+        (1, 1, {"upper_inclusive": False}),
+        (1, 1.001, {"lower_inclusive": False, "upper_inclusive": False}),
+    ]:
+        with pytest.raises(ConfigError, match="no time is between"):
+            join.between(lower, upper, **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"lower='5 parsecs' is no duration"):
+        join.between("-5 parsecs", 0)
+    with pytest.raises(ConfigError, match="two columns would be named 'id'"):
+        join.between(0, 0).merge(uid="pairs", suffixes=("", ""))
+    made = join.between("-1 min", 0, upper_inclusive=False).merge(uid="pairs")
+    assert made.schema.names == [
+        *("id_left", "account", "amount_left"),
+        *("id_right", "amount_right"),
+    ]
+    assert made.side_output(OutputTag("late", SCHEMA)).schema == SCHEMA
+
+
+def test_bounds_are_inclusive_unless_told_otherwise(cluster: AnyCluster, tmp_path: Path) -> None:
+    source = CountingSource(20, accounts=1)
+    found: dict[tuple[bool, bool], set[int]] = {}
+    sinks: dict[tuple[bool, bool], DirectorySink] = {}
+    pipeline = begin(cluster, tmp_path)
+    left = pipeline.read(source, uid="left", watermarks=TIME).key_by("account")
+    right = pipeline.read(source, uid="right", watermarks=TIME).key_by("account")
+    for number, ends in enumerate([(True, True), (False, True), (True, False), (False, False)]):
+        sinks[ends] = sink = DirectorySink(str(tmp_path / f"out-{number}"))
+        joins = left.interval_join(right).between(
+            "-2 ms", 0.003, lower_inclusive=ends[0], upper_inclusive=ends[1]
+        )
+        joins.merge(uid=f"pairs-{number}").write(sink, uid=f"out-{number}")
+    assert pipeline.run(60).state is JobState.FINISHED
+    for ends, sink in sinks.items():
+        found[ends] = {row["id_right"] for row in sink.rows() if row["id_left"] == 10}
+    assert found == {
+        (True, True): set(range(8, 14)),
+        (False, True): set(range(9, 14)),
+        (True, False): set(range(8, 13)),
+        (False, False): set(range(9, 13)),
+    }
