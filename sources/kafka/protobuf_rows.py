@@ -73,12 +73,11 @@ class ProtobufDecoder:
         self._schemas = schemas
         self._expected = ExpectedSchemas(schemas)
         self._compiled: dict[int, dict[MessagePath, str] | str] = {}
-        self._parse: _Value = class_of(described).FromString
+        # One for all values: a message of its own for each takes twice as long to decode.
+        self._message = class_of(described)()
         self._errors = (ValueError, decode_error())
-        self._fitting, written = fitting_of(described, columns)
-        self._members = [
-            (one.name, one.type, _value_of(described.fields_by_name[one.name])) for one in written
-        ]
+        self._fitting, self._written = fitting_of(described, columns)
+        self._row = _row_of([described.fields_by_name[name] for name in self._written.names])
 
     def knows(self, schema: KeptSchema, descriptors: bytes) -> None:
         """Take what `schema` is compiled to, instead of compiling it."""
@@ -96,14 +95,14 @@ class ProtobufDecoder:
         """Return what `values` are."""
         del messages
         faults: Faults = {}
-        kept, parsed = self._parsed(values, faults)
-        try:
-            members = self._arrays(parsed)
-        except (ValueError, OverflowError, pa.ArrowException):
-            kept, parsed = self._readable(kept, parsed, faults)
-            members = self._arrays(parsed)
+        kept, rows = self._rows(values, faults)
+        fields = zip(*rows, strict=True) if rows else iter([()] * len(self._written))
+        members = {
+            field.name: pa.array(column, type=field.type)
+            for field, column in zip(self._written, fields, strict=True)
+        }
         late: Faults = {}
-        columns = self._fitting.columns(members, len(parsed), late)
+        columns = self._fitting.columns(members, len(rows), late)
         if late:
             faults |= {kept[row]: why for row, why in late.items()}
             good = pa.array([row not in late for row in range(len(kept))], pa.bool_())
@@ -111,28 +110,31 @@ class ProtobufDecoder:
             kept = [at for row, at in enumerate(kept) if row not in late]
         return Decoded(columns, kept, faults)
 
-    def _parsed(
+    def _rows(
         self, values: Sequence[bytes | None], faults: Faults
-    ) -> tuple[Sequence[int], list[Any]]:
-        """Return the places and the messages of `values`; tells `faults` of the others."""
-        parse = self._parse
+    ) -> tuple[Sequence[int], list[tuple[Any, ...]]]:
+        """Return the places and the fields of `values`; tells `faults` of the others."""
+        message, parse, row = self._message, self._message.ParseFromString, self._row
+        rows: list[tuple[Any, ...]] = []
         if self._all_first(values):
             try:
-                return range(len(values)), [
-                    parse(value[_FIRST_MESSAGE_BYTES:]) for value in values if value is not None
-                ]
+                for value in values:
+                    parse((value or b"")[_FIRST_MESSAGE_BYTES:])
+                    rows.append(row(message))
             except self._errors:
-                pass
+                rows.clear()
+            else:
+                return range(len(values)), rows
         kept: list[int] = []
-        parsed: list[Any] = []
         for at, value in enumerate(values):
             try:
-                parsed.append(parse(self._body(value)))
+                parse(self._body(value))
+                rows.append(row(message))
             except self._errors as error:
                 faults[at] = str(error)
             else:
                 kept.append(at)
-        return kept, parsed
+        return kept, rows
 
     def _all_first(self, values: Sequence[bytes | None]) -> bool:
         """Return whether all are the message that is read, and the first one of one schema."""
@@ -187,27 +189,6 @@ class ProtobufDecoder:
         except ConfigError as error:
             return f"its schema id {schema_id}: {error}"
 
-    def _arrays(self, parsed: Sequence[Any]) -> dict[str, pa.Array]:
-        """Return each field of all messages; raises where one holds what its type does not."""
-        return {
-            name: pa.array(list(map(value, parsed)), type=kind)
-            for name, kind, value in self._members
-        }
-
-    def _readable(
-        self, kept: Sequence[int], parsed: Sequence[Any], faults: Faults
-    ) -> tuple[list[int], list[Any]]:
-        """Return those messages whose fields can be read; tells `faults` of the others."""
-        good: list[tuple[int, Any]] = []
-        for at, one in zip(kept, parsed, strict=True):
-            try:
-                self._arrays([one])
-            except (ValueError, OverflowError, pa.ArrowException) as error:
-                faults[at] = str(error)
-            else:
-                good.append((at, one))
-        return [at for at, _ in good], [one for _, one in good]
-
 
 def protobuf_decoder(settings: KafkaSettings) -> ProtobufDecoder:
     """Return what decodes to the columns of `settings`.
@@ -238,6 +219,20 @@ def fitting_of(message: Descriptor, columns: pa.Schema) -> tuple[Fitting, pa.Sch
     if fitting.fault is not None:
         raise ConfigError(f"message {message.full_name}: {fitting.fault}")
     return fitting, written
+
+
+def _row_of(fields: Sequence[FieldDescriptor]) -> Callable[[Any], tuple[Any, ...]]:
+    """Return what reads the values of `fields` from a message, which may be used anew after it."""
+    plain = all(_is_plain(one) for one in fields)
+    if plain and len(fields) > 1:
+        found: Callable[[Any], tuple[Any, ...]] = attrgetter(*(one.name for one in fields))
+        return found
+    readers = [_value_of(one) for one in fields]
+    return lambda message: tuple([read(message) for read in readers])
+
+
+def _is_plain(field: FieldDescriptor) -> bool:
+    return not (is_repeated(field) or is_nullable(field)) and _single(field) is _same
 
 
 def _value_of(field: FieldDescriptor) -> _Value:
