@@ -31,6 +31,7 @@ from onceflow.core.runtime.dataflow.keyed_operators import AggregateRunner, Keye
 from onceflow.core.runtime.dataflow.operators import RunningOperator
 from onceflow.core.runtime.dataflow.window_operators import WindowAggregator
 from onceflow.core.state import KeyedStateStore, hash_keys
+from onceflow.core.state.operator_state import OperatorStateStore
 from onceflow.core.windows import window_schema
 
 BATCH_ROWS = 10_000
@@ -152,7 +153,15 @@ def with_timers(store: KeyedStateStore, rows: Sequence[Batch], pending: int) -> 
     """A function of one record that has timers, `pending` of them registered."""
     function = BalanceWithTimers()
     schema = function.output_schema(SCHEMA)
-    operator = KeyedProcessor("timers", ProcessKeyed(KEY, function), store, schema)
+    states = OperatorStateStore(
+        "timers",
+        subtask=0,
+        parallelism=1,
+        key_groups=range(1),
+        max_parallelism=1,
+        is_restored=False,
+    )
+    operator = KeyedProcessor("timers", ProcessKeyed(KEY, function), store, states, schema)
     function.registers = True
     for start in range(0, pending, BATCH_ROWS):
         numbers = range(start, min(start + BATCH_ROWS, pending))

@@ -24,6 +24,7 @@ from onceflow.core.state import (
     MapState,
     MapStateDescriptor,
     Namespace,
+    RawKeyedState,
     ReducingState,
     ReducingStateDescriptor,
     StateTtlConfig,
@@ -98,8 +99,48 @@ class SideOutput(Protocol):
         ...
 
 
+class OperatorAccess(Protocol):
+    """Hands a function the state of its subtask, which belongs to no key."""
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether the job goes on from a checkpoint that holds state of this operator."""
+        ...
+
+    @property
+    def subtask(self) -> int:
+        """The number of this subtask, from 0."""
+        ...
+
+    @property
+    def parallelism(self) -> int:
+        """How many subtasks there are."""
+        ...
+
+    def list_state(self, descriptor: ListStateDescriptor[Any]) -> ListState[Any]:
+        """Return a list whose elements are dealt out evenly to all subtasks at a restore."""
+        ...
+
+    def union_list_state(self, descriptor: ListStateDescriptor[Any]) -> ListState[Any]:
+        """Return a list of which every subtask gets all elements of all at a restore."""
+        ...
+
+    def side_output(self, tag: OutputTag) -> SideOutput:
+        """Return what takes records for `stream.side_output(tag)`; asked for in `open`."""
+        ...
+
+
 class StateAccess(Protocol):
-    """Hands a keyed function its state, always that of the record's key."""
+    """Hands a keyed function its state: that of the record's key, unless it says otherwise."""
+
+    @property
+    def operator(self) -> OperatorAccess:
+        """What hands out the state of the subtask, which belongs to no key."""
+        ...
+
+    def raw_keyed_state(self, name: str) -> RawKeyedState:
+        """Return bytes for each key group, which go where the group's keys go."""
+        ...
 
     def value_state(self, descriptor: ValueStateDescriptor[Any]) -> ValueState[Any]:
         """Return the state of one value a key."""
@@ -171,6 +212,12 @@ class KeyedFunction(ABC):
         raise NotImplementedError(
             f"{type(self).__name__} registers timers and has no on_timer() to take them"
         )
+
+    def snapshot_state(self, checkpoint: int) -> None:  # noqa: B027 - optional hook
+        """Bring states up to date that are not kept by key; `checkpoint` takes them as they are.
+
+        As in `ProcessFunction`. There is no key here: keyed states are up to date already.
+        """
 
     def close(self) -> None:  # noqa: B027 - optional hook
         """Release what `open` took. Not called when the process is killed."""

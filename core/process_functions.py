@@ -8,14 +8,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from onceflow.core.functions import OutputTag, Record, SideOutput, StateAccess
-from onceflow.core.state import (
-    ListState,
-    ListStateDescriptor,
-    MapState,
-    MapStateDescriptor,
-    Timer,
-)
+from onceflow.core.functions import OperatorAccess, Record, StateAccess
+from onceflow.core.state import MapState, MapStateDescriptor, Timer
 
 
 class _OfTwoStreams:
@@ -29,6 +23,12 @@ class _OfTwoStreams:
         raise NotImplementedError(
             f"{type(self).__name__} registers timers and has no on_timer() to take them"
         )
+
+    def snapshot_state(self, checkpoint: int) -> None:
+        """Bring states up to date that are not kept by key; `checkpoint` takes them as they are.
+
+        As in `ProcessFunction`. There is no key here: keyed states are up to date already.
+        """
 
     def close(self) -> None:
         """Release what `open` took. Not called when the process is killed."""
@@ -92,37 +92,6 @@ class BroadcastProcessFunction(_OfTwoStreams, ABC):
 
         What it returns is emitted by every subtask. There is no key, and no state of one.
         """
-
-
-class OperatorAccess(Protocol):
-    """Hands a function that knows no keys the state of its subtask."""
-
-    @property
-    def is_restored(self) -> bool:
-        """Whether the job goes on from a checkpoint that holds state of this operator."""
-        ...
-
-    @property
-    def subtask(self) -> int:
-        """The number of this subtask, from 0."""
-        ...
-
-    @property
-    def parallelism(self) -> int:
-        """How many subtasks there are."""
-        ...
-
-    def list_state(self, descriptor: ListStateDescriptor[Any]) -> ListState[Any]:
-        """Return a list whose elements are dealt out evenly to all subtasks at a restore."""
-        ...
-
-    def union_list_state(self, descriptor: ListStateDescriptor[Any]) -> ListState[Any]:
-        """Return a list of which every subtask gets all elements of all at a restore."""
-        ...
-
-    def side_output(self, tag: OutputTag) -> SideOutput:
-        """Return what takes records for `stream.side_output(tag)`; asked for in `open`."""
-        ...
 
 
 class ProcessFunction(ABC):

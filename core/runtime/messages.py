@@ -174,7 +174,7 @@ class SlotClosed:
 
 @dataclass(frozen=True, slots=True)
 class RestoredOperator:
-    """One operator's state for one subtask."""
+    """One operator's state for one subtask; there is one where a checkpoint held any of it."""
 
     uid: str
     keyed: tuple[StateHandle, ...] = ()
@@ -184,7 +184,10 @@ class RestoredOperator:
     """
     lists: dict[str, tuple[bytes, ...]] = field(default_factory=dict[str, tuple[bytes, ...]])
     raw: tuple[StateHandle, ...] = ()
-    """State without a key, of every old subtask by number; of one of them where it is broadcast."""
+    """State not kept by key, of every old subtask by number.
+
+    Of one of them where it is broadcast; of those with this subtask's key groups where it is raw.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +203,9 @@ class Deploy:
     program: bytes = field(repr=False)
     """See `program`: holds whatever secrets the user's sources and sinks hold."""
 
-    def operator(self, uid: str) -> RestoredOperator:
-        """Return the state of operator `uid`; empty when the checkpoint holds none."""
-        found = (operator for operator in self.operators if operator.uid == uid)
-        return next(found, RestoredOperator(uid))
+    def operator(self, uid: str) -> RestoredOperator | None:
+        """Return the state of operator `uid`; None when the checkpoint holds none."""
+        return next((operator for operator in self.operators if operator.uid == uid), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from onceflow.core.state.descriptors import (
 )
 from onceflow.core.state.key_groups import hash_key, hash_keys, key_group_of, key_groups
 from onceflow.core.state.keyed_states import KeyedStates, Namespace
+from onceflow.core.state.operator_state import RawKeyedState
 from onceflow.core.state.serializers import Serializer
 from onceflow.core.state.timers import Timer, Timers
 
@@ -47,6 +48,7 @@ __all__ = [
     "MapStateDescriptor",
     "Namespace",
     "PendingSnapshot",
+    "RawKeyedState",
     "ReducingState",
     "ReducingStateDescriptor",
     "RocksDBBackend",

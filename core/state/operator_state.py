@@ -1,4 +1,4 @@
-"""State of one operator's subtask that belongs to no key: lists, and maps that all subtasks share.
+"""State of one operator's subtask that is not kept by key: lists, shared maps, bytes of its own.
 
 It is in memory, and whole in every checkpoint. Who gets what at a restore, whatever the parallelism
 is and was:
@@ -6,12 +6,14 @@ is and was:
     split       all elements of all subtasks, dealt out anew: each to one subtask
     union       all elements of all subtasks, to every subtask
     broadcast   the entries of one subtask, which are those of every other
+    raw-keyed   the bytes of a key group, to the subtask that owns the group
 
 A snapshot has one handle a mode, named after it, whose bytes are MessagePack:
 
     [1, [[state name, key signature, value signature, [element, ...]], ...]]
 
-An element of a broadcast state is its key, as `key_codec` has it, followed by its value.
+An element of a broadcast state is its key, as `key_codec` has it, followed by its value; one of a
+raw keyed state is its key group as text, followed by the bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 import msgspec
 
@@ -29,16 +31,21 @@ from onceflow.core.protocol.snapshots import StateHandle
 from onceflow.core.protocol.splits import redistribute_list
 from onceflow.core.state.api import ListState, MapState
 from onceflow.core.state.context import StateReader, StateWriter
-from onceflow.core.state.descriptors import ListStateDescriptor, MapStateDescriptor
+from onceflow.core.state.descriptors import (
+    ListStateDescriptor,
+    MapStateDescriptor,
+    check_state_name,
+)
 from onceflow.core.state.entries import Cells, MapKeys, Stored
 from onceflow.core.state.key_codec import decode_key, encode_key
+from onceflow.core.state.key_groups import key_group_of
 from onceflow.core.state.serializers import serializer_of
 
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
 
-Mode: TypeAlias = Literal["split", "union", "broadcast"]
+Mode: TypeAlias = Literal["split", "union", "broadcast", "raw-keyed"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 _HANDLE = "operator-state-"
 _FORMAT = 1
@@ -49,7 +56,9 @@ def mode_of(handle: StateHandle) -> Mode | None:
     return next((mode for mode in MODES if handle.name == _HANDLE + mode), None)
 
 
-class _Saved(msgspec.Struct, array_like=True, frozen=True):
+class Saved(msgspec.Struct, array_like=True, frozen=True):
+    """One state of one subtask in a snapshot."""
+
     name: str
     key_signature: str
     signature: str
@@ -58,7 +67,7 @@ class _Saved(msgspec.Struct, array_like=True, frozen=True):
 
 class _File(msgspec.Struct, array_like=True, frozen=True):
     format: int
-    states: list[_Saved]
+    states: list[Saved]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,7 @@ class FrozenOperatorState:
     """The state as of a barrier: nobody changes it any more."""
 
     states: tuple[tuple[Mode, _State], ...]
+    key_groups: range
 
     def upload(self, writer: StateWriter) -> tuple[StateHandle, ...]:
         """Make it durable and return its handles. Any thread."""
@@ -74,30 +84,30 @@ class FrozenOperatorState:
             saved = [state.saved() for of_mode, state in self.states if of_mode == mode]
             if saved:
                 data = msgspec.msgpack.encode(_File(_FORMAT, saved))
-                handles.append(writer.write(_HANDLE + mode, data))
+                groups = self.key_groups if mode == "raw-keyed" else None
+                handles.append(writer.write(_HANDLE + mode, data, key_groups=groups))
         return tuple(handles)
 
 
 class _State(ABC):
     """One state's name, types and what it holds."""
 
-    def __init__(self, name: str, kind: Any) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.cells = Cells(serializer_of(kind), name)
 
     @property
     def key_signature(self) -> str:
         return ""
 
     @property
-    def signature(self) -> str:
-        return self.cells.serializer.signature
+    @abstractmethod
+    def signature(self) -> str: ...
 
     @abstractmethod
     def frozen(self) -> _State: ...
 
     @abstractmethod
-    def saved(self) -> _Saved: ...
+    def saved(self) -> Saved: ...
 
     @abstractmethod
     def restore(self, elements: Sequence[bytes]) -> None: ...
@@ -107,8 +117,14 @@ class OperatorList(_State, ListState[T]):
     """A list that belongs to the subtask, until it is dealt out anew."""
 
     def __init__(self, name: str, kind: Any) -> None:
-        super().__init__(name, kind)
+        super().__init__(name)
+        self.cells = Cells(serializer_of(kind), name)
         self._elements: list[Stored] = []
+
+    @property
+    def signature(self) -> str:
+        """That of an element's type."""
+        return self.cells.serializer.signature
 
     def get(self) -> list[T]:
         """Return the elements in the order they were added."""
@@ -136,10 +152,10 @@ class OperatorList(_State, ListState[T]):
         copy._elements = list(self._elements)
         return copy
 
-    def saved(self) -> _Saved:
+    def saved(self) -> Saved:
         """Return its bytes."""
         elements = [self.cells.to_bytes(one) for one in self._elements]
-        return _Saved(self.name, "", self.signature, elements)
+        return Saved(self.name, "", self.signature, elements)
 
     def restore(self, elements: Sequence[bytes]) -> None:
         """Begin with `elements`."""
@@ -155,7 +171,8 @@ class BroadcastMap(_State, MapState[K, V]):
     """A mapping that is the same on every subtask: only what all of them get may change it."""
 
     def __init__(self, descriptor: MapStateDescriptor[K, V]) -> None:
-        super().__init__(descriptor.name, descriptor.type)
+        super().__init__(descriptor.name)
+        self.cells = Cells(serializer_of(descriptor.type), descriptor.name)
         self._descriptor = descriptor
         self._keys = MapKeys(descriptor.key_type, descriptor.name)
         self._entries: dict[bytes, Stored] = {}
@@ -166,6 +183,11 @@ class BroadcastMap(_State, MapState[K, V]):
     def key_signature(self) -> str:
         """That of the keys' type."""
         return self._keys.signature
+
+    @property
+    def signature(self) -> str:
+        """That of the values' type."""
+        return self.cells.serializer.signature
 
     def get(self, key: K) -> V | None:
         """Return the value under `key`, or None."""
@@ -212,12 +234,12 @@ class BroadcastMap(_State, MapState[K, V]):
         copy._entries = dict(self._entries)
         return copy
 
-    def saved(self) -> _Saved:
+    def saved(self) -> Saved:
         """Return its bytes."""
         elements = [
             part for key, one in self._entries.items() for part in (key, self.cells.to_bytes(one))
         ]
-        return _Saved(self.name, self.key_signature, self.signature, elements)
+        return Saved(self.name, self.key_signature, self.signature, elements)
 
     def restore(self, elements: Sequence[bytes]) -> None:
         """Begin with `elements`."""
@@ -232,8 +254,89 @@ class BroadcastMap(_State, MapState[K, V]):
             )
 
 
+class RawKeyedState(_State):
+    """Bytes of a function's own form, for each key group of its subtask.
+
+    A key group's bytes go wherever its keys go when the parallelism changes. A function brings them
+    up to date in `snapshot_state`.
+    """
+
+    def __init__(self, name: str, key_groups: range, max_parallelism: int) -> None:
+        super().__init__(name)
+        self.key_groups = key_groups
+        """Those of this subtask."""
+        self._max_parallelism = max_parallelism
+        self._bytes: dict[int, bytes] = {}
+
+    @property
+    def signature(self) -> str:
+        """The same for all: nobody but the function knows what the bytes are."""
+        return RAW
+
+    def key_group_of(self, key: Any) -> int:
+        """Return the key group of `key`: of a key of several columns, of the tuple of them."""
+        return key_group_of(key, self._max_parallelism)
+
+    def get(self, key_group: int) -> bytes | None:
+        """Return the bytes of `key_group`; None when there are none."""
+        return self._bytes.get(key_group)
+
+    def put(self, key_group: int, data: bytes) -> None:
+        """Make `data` the bytes of `key_group`.
+
+        Raises:
+            BadStateValue: They are no bytes, or the key group is another subtask's.
+        """
+        if not isinstance(cast("object", data), bytes):
+            raise BadStateValue(
+                f"raw keyed state {self.name!r} holds bytes, and cannot hold {data!r:.80}"
+            )
+        if key_group not in self.key_groups:
+            raise BadStateValue(
+                f"raw keyed state {self.name!r} is put for key group {key_group!r}, and this"
+                f" subtask has {self.key_groups.start} to {self.key_groups.stop - 1}: another"
+                " would lose it"
+            )
+        self._bytes[key_group] = data
+
+    def clear(self) -> None:
+        """Forget the bytes of every key group."""
+        self._bytes.clear()
+
+    def frozen(self) -> RawKeyedState:
+        """Return the bytes as of now."""
+        copy = RawKeyedState(self.name, self.key_groups, self._max_parallelism)
+        copy._bytes = dict(self._bytes)
+        return copy
+
+    def saved(self) -> Saved:
+        """Return all of it as bytes."""
+        pairs = sorted(self._bytes.items())
+        elements = [part for group, data in pairs for part in (str(group).encode(), data)]
+        return Saved(self.name, "", self.signature, elements)
+
+    def restore(self, elements: Sequence[bytes]) -> None:
+        """Begin with what `elements` say of the key groups of this subtask."""
+        self._bytes = {
+            group: data for group, data in groups_of(elements) if group in self.key_groups
+        }
+
+
+RAW = "raw"
+"""The signature of raw keyed state."""
+
+
+def groups_of(elements: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Yield the key groups of a raw keyed state's elements, and the bytes of each."""
+    for group, data in zip(elements[::2], elements[1::2], strict=True):
+        yield int(group), data
+
+
 class OperatorStateStore:
-    """All state without a key of one subtask. Used by the chain's thread, uploads excepted."""
+    """All of one subtask's state that is not kept by key.
+
+    Used by the chain's thread, uploads excepted.
+    """
 
     def __init__(
         self,
@@ -241,6 +344,9 @@ class OperatorStateStore:
         *,
         subtask: int,
         parallelism: int,
+        key_groups: range,
+        max_parallelism: int,
+        is_restored: bool,
         handles: Sequence[StateHandle] = (),
         reader: StateReader | None = None,
         allow_non_restored_state: bool = False,
@@ -248,29 +354,41 @@ class OperatorStateStore:
         """`handles` are those of all subtasks, by number; of one where they are broadcast."""
         self._uid = uid
         self.subtask, self.parallelism = subtask, parallelism
-        self._allow_non_restored_state = allow_non_restored_state
-        self._restored: dict[tuple[Mode, str], list[_Saved]] = {}
-        self._states: dict[tuple[Mode, str], _State] = {}
-        self.is_restored = bool(handles)
+        self.is_restored = is_restored
         """Whether a checkpoint held state of this operator, be it empty."""
+        self._key_groups, self._max_parallelism = key_groups, max_parallelism
+        self._allow_non_restored_state = allow_non_restored_state
+        self._restored: dict[tuple[Mode, str], list[Saved]] = {}
+        self._states: dict[tuple[Mode, str], _State] = {}
+        self._closed = False
         for handle in handles:
             mode = mode_of(handle)
             assert mode is not None
             assert reader is not None
-            for saved in _read(reader.read(handle), f"{uid}: {handle.name}"):
+            for saved in read_saved(reader.read(handle), f"{uid}: {handle.name}"):
                 self._restored.setdefault((mode, saved.name), []).append(saved)
 
     def list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
         """Return a list whose elements are dealt out evenly at a restore."""
-        return self._opened("split", OperatorList(descriptor.name, descriptor.type), descriptor)
+        self._check_lives(descriptor)
+        return self._opened("split", OperatorList(descriptor.name, descriptor.type))
 
     def union_list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
         """Return a list of which every subtask gets all elements of all at a restore."""
-        return self._opened("union", OperatorList(descriptor.name, descriptor.type), descriptor)
+        self._check_lives(descriptor)
+        return self._opened("union", OperatorList(descriptor.name, descriptor.type))
 
     def broadcast_state(self, descriptor: MapStateDescriptor[K, V]) -> BroadcastMap[K, V]:
         """Return a mapping that is the same on every subtask."""
-        return self._opened("broadcast", BroadcastMap(descriptor), descriptor)
+        self._check_lives(descriptor)
+        return self._opened("broadcast", BroadcastMap(descriptor))
+
+    def raw_keyed_state(self, name: str) -> RawKeyedState:
+        """Return bytes by key group."""
+        check_state_name(name)
+        return self._opened(
+            "raw-keyed", RawKeyedState(name, self._key_groups, self._max_parallelism)
+        )
 
     def opened(self) -> tuple[str, ...]:
         """End the asking for states; return those that the checkpoint held and nobody asked for.
@@ -286,24 +404,30 @@ class OperatorStateStore:
                 " more, start with Pipeline(…, allow_non_restored_state=True)"
             )
         self._restored = {}
+        self._closed = True
         return tuple(f"state {name!r} of operator {self._uid!r}" for name in left)
 
     def frozen(self) -> FrozenOperatorState:
         """Return the state as of now."""
         return FrozenOperatorState(
-            tuple((mode, state.frozen()) for (mode, _), state in self._states.items())
+            tuple((mode, state.frozen()) for (mode, _), state in self._states.items()),
+            self._key_groups,
         )
 
-    def _opened(
-        self,
-        mode: Mode,
-        state: _S,
-        descriptor: ListStateDescriptor[Any] | MapStateDescriptor[Any, Any],
-    ) -> _S:
+    def _check_lives(
+        self, descriptor: ListStateDescriptor[Any] | MapStateDescriptor[Any, Any]
+    ) -> None:
         if descriptor.ttl is not None:
             raise ConfigError(
-                f"{mode} state {descriptor.name!r} of operator {self._uid!r} has a time to live,"
-                " and only keyed state may"
+                f"state {descriptor.name!r} of operator {self._uid!r} has a time to live, and only"
+                " keyed state may"
+            )
+
+    def _opened(self, mode: Mode, state: _S) -> _S:
+        if self._closed:
+            raise ConfigError(
+                f"operator {self._uid!r} asks for {mode} state {state.name!r} after open(): ask"
+                " for every state there, where what a checkpoint holds is restored"
             )
         if (mode, state.name) in self._states:
             raise ConfigError(
@@ -328,7 +452,7 @@ class OperatorStateStore:
         return state
 
 
-_S = TypeVar("_S", OperatorList[Any], BroadcastMap[Any, Any])
+_S = TypeVar("_S", OperatorList[Any], BroadcastMap[Any, Any], RawKeyedState)
 
 
 def _signatures(state: _State) -> tuple[str, str]:
@@ -338,7 +462,13 @@ def _signatures(state: _State) -> tuple[str, str]:
 _FILES = msgpack_decoder(_File)
 
 
-def _read(data: bytes, label: str) -> list[_Saved]:
+def read_saved(data: bytes, label: str) -> list[Saved]:
+    """Return the states in the bytes of one handle.
+
+    Raises:
+        StateCorrupt: They are no operator state.
+        StateIncompatible: A newer onceflow wrote them.
+    """
     try:
         file = _FILES.decode(data)
     except msgspec.DecodeError as error:

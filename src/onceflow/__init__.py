@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         Aggregate,
         KeyedBatchFunction,
         KeyedFunction,
+        OperatorAccess,
         OutputTag,
         Record,
         SideOutput,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
         BroadcastAccess,
         BroadcastProcessFunction,
         CoProcessFunction,
-        OperatorAccess,
         ProcessFunction,
     )
     from onceflow.core.protocol.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
@@ -93,6 +93,7 @@ if TYPE_CHECKING:
         MapState,
         MapStateDescriptor,
         Namespace,
+        RawKeyedState,
         ReducingState,
         ReducingStateDescriptor,
         RocksDBBackend,
@@ -136,15 +137,14 @@ else:
             "onceflow.core.errors": "OnceflowError",
             "onceflow.core.event_time": "WatermarkStrategy",
             "onceflow.core.functions": (
-                "Aggregate KeyedBatchFunction KeyedFunction OutputTag Record SideOutput StateAccess"
-                " count max_ min_ sum_"
+                "Aggregate KeyedBatchFunction KeyedFunction OperatorAccess OutputTag Record"
+                " SideOutput StateAccess count max_ min_ sum_"
             ),
             "onceflow.core.join_functions": "ProcessJoinFunction",
             "onceflow.core.joined_streams": "IntervalJoin IntervalJoined",
             "onceflow.core.pipeline": "Job Pipeline",
             "onceflow.core.process_functions": (
-                "BroadcastAccess BroadcastProcessFunction CoProcessFunction OperatorAccess"
-                " ProcessFunction"
+                "BroadcastAccess BroadcastProcessFunction CoProcessFunction ProcessFunction"
             ),
             "onceflow.core.protocol.restart": "ExponentialDelay FailureRate FixedDelay NoRestart",
             "onceflow.core.runtime.cluster.local_processes": "LocalProcesses",
@@ -164,9 +164,9 @@ else:
             "onceflow.core.state": (
                 "AggregateFunction AggregatingState AggregatingStateDescriptor BatchStates"
                 " BatchValueState HeapBackend KeyedBatch ListState ListStateDescriptor MapState"
-                " MapStateDescriptor Namespace ReducingState ReducingStateDescriptor"
-                " RocksDBBackend Serializer StateBackend StateTtlConfig Timer Timers"
-                " ValueState ValueStateDescriptor"
+                " MapStateDescriptor Namespace RawKeyedState ReducingState"
+                " ReducingStateDescriptor RocksDBBackend Serializer StateBackend StateTtlConfig"
+                " Timer Timers ValueState ValueStateDescriptor"
             ),
             "onceflow.core.storage": "FileSystemStorage HdfsStorage MemoryStorage ObjectStorage",
             "onceflow.core.stream": (
@@ -255,6 +255,7 @@ __all__ = [
     "ProcessFunction",
     "ProcessJoinFunction",
     "ProcessWindowFunction",
+    "RawKeyedState",
     "Record",
     "RecoveredSink",
     "ReducingState",

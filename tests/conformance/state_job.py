@@ -24,6 +24,7 @@ from onceflow.core.state import (
     StateHandle,
     ValueStateDescriptor,
 )
+from onceflow.core.state.operator_state import OperatorStateStore
 
 MAX_PARALLELISM = 128
 
@@ -58,6 +59,17 @@ class Job:
         self._scratch = scratch
         self.stores: list[KeyedStateStore] = []
         self._checkpoint = 0
+
+    def without_keys(self, index: int, parallelism: int) -> OperatorStateStore:
+        """Return a store of what is not kept by key, which holds nothing."""
+        return OperatorStateStore(
+            "op",
+            subtask=index,
+            parallelism=parallelism,
+            key_groups=self.context(index, parallelism).key_groups,
+            max_parallelism=MAX_PARALLELISM,
+            is_restored=False,
+        )
 
     def context(
         self, index: int = 0, parallelism: int = 1, max_parallelism: int = MAX_PARALLELISM

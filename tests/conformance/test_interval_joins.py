@@ -98,7 +98,8 @@ class Running:
             mine = copy.deepcopy(function)
             self.functions.append(mine)
             store = job.open(handles, index=index, parallelism=parallelism)
-            operator = CoProcessor("op", ProcessConnected(KEYS, mine), store, schema)
+            states = job.without_keys(index, parallelism)
+            operator = CoProcessor("op", ProcessConnected(KEYS, mine), store, states, schema)
             operator.outputs.append(lambda batch: self._made.extend(batch.rows.to_pylist()))
             for tag in LATE:
                 if tag.name in operator.side_schemas:

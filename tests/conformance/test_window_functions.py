@@ -149,7 +149,9 @@ class Running:
             mine = copy.deepcopy(content)
             function = WindowedFunction(windows, ["account"], "at", lateness, mine)
             store = job.open(handles, index=index, parallelism=parallelism)
-            operator = KeyedProcessor("op", ProcessKeyed(("account",), function), store, OUT)
+            states = job.without_keys(index, parallelism)
+            work = ProcessKeyed(("account",), function)
+            operator = KeyedProcessor("op", work, store, states, OUT)
             operator.outputs.append(lambda batch: self._made.append(batch.rows))
             self.operators.append((job.context(index, parallelism).key_groups, operator))
 

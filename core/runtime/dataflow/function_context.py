@@ -16,6 +16,7 @@ from onceflow.core.state import (
     ListStateDescriptor,
     MapState,
     MapStateDescriptor,
+    RawKeyedState,
 )
 from onceflow.core.state.operator_state import BroadcastMap, OperatorStateStore
 
@@ -112,12 +113,21 @@ class KeyedContext(KeyedStates):
     def __init__(
         self,
         store: KeyedStateStore,
+        states: OperatorStateStore,
+        operator: UnkeyedContext,
         side_outputs: SideOutputs,
         broadcast: BroadcastStates | None = None,
     ) -> None:
         super().__init__(store)
+        self.operator = operator
+        """What hands out the state of the subtask, which belongs to no key."""
+        self._states = states
         self._side_outputs = side_outputs
         self._broadcast = broadcast
+
+    def raw_keyed_state(self, name: str) -> RawKeyedState:
+        """Return bytes for each key group."""
+        return self._states.raw_keyed_state(name)
 
     def side_output(self, tag: OutputTag) -> SideBuffer:
         """Return what takes records for `stream.side_output(tag)`."""
@@ -172,6 +182,15 @@ class UnkeyedContext:
             self._refuse("broadcast_state")
         return self._broadcast.named(descriptor)
 
+    @property
+    def operator(self) -> UnkeyedContext:
+        """What hands out the state of the subtask: there is no other."""
+        return self
+
+    def raw_keyed_state(self, name: str) -> NoReturn:
+        """Refuse: there is no key."""
+        self._refuse("raw_keyed_state")
+
     def value_state(self, descriptor: Any) -> NoReturn:
         """Refuse: there is no key."""
         self._refuse("value_state")
@@ -204,14 +223,18 @@ class UnkeyedContext:
 
 
 class NoKey:
-    """The key while a record is at hand that has none: no keyed state can be used."""
+    """The key while there is none: no keyed state can be used."""
 
-    __slots__ = ()
+    __slots__ = ("_where",)
+
+    def __init__(self, where: str) -> None:
+        self._where = where
 
     def __hash__(self) -> int:
         raise BadStateValue(
-            "the state or timers of a key are used in process_broadcast(), where there is no key"
+            f"the state or timers of a key are used in {self._where}(), where there is no key"
         )
 
 
-NO_KEY = NoKey()
+NO_KEY_OF_BROADCAST = NoKey("process_broadcast")
+NO_KEY_OF_SNAPSHOT = NoKey("snapshot_state")

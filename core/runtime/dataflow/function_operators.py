@@ -14,11 +14,13 @@ import pyarrow as pa
 
 from onceflow.core.functions import Record
 from onceflow.core.graph import ProcessBroadcast, ProcessConnected, ProcessKeyed, ProcessRecords
+from onceflow.core.process_functions import BroadcastProcessFunction, ProcessFunction
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.snapshots import OperatorSnapshot
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.function_context import (
-    NO_KEY,
+    NO_KEY_OF_BROADCAST,
+    NO_KEY_OF_SNAPSHOT,
     BroadcastStates,
     KeyedContext,
     SideOutputs,
@@ -33,6 +35,7 @@ from onceflow.core.runtime.dataflow.user_functions import (
     keys_of,
 )
 from onceflow.core.state import KeyedStateStore, StateWriter, Timer
+from onceflow.core.state.api import PendingSnapshot as FrozenState
 from onceflow.core.state.operator_state import OperatorStateStore
 from onceflow.core.state.timers import DomainTimers
 
@@ -50,6 +53,10 @@ class TimedFunction(Protocol):
         """Return what follows now that `timer` has fired."""
         ...
 
+    def snapshot_state(self, checkpoint: int) -> None:
+        """Bring states up to date."""
+        ...
+
     def close(self) -> None:
         """Release what was opened."""
         ...
@@ -59,21 +66,29 @@ class KeyedFunctionOperator(KeyedOperator):
     """Applies a function with the state and timers of each record's key."""
 
     def __init__(
-        self, uid: str, function: TimedFunction, store: KeyedStateStore, schema: pa.Schema
+        self,
+        uid: str,
+        function: TimedFunction,
+        store: KeyedStateStore,
+        states: OperatorStateStore,
+        schema: pa.Schema,
     ) -> None:
         super().__init__(uid, store)
         self._function = function
+        self._states = states
         self._schema = schema
         self._side_outputs = SideOutputs(self)
 
     def _open(
         self, open_function: Callable[[Any], None], broadcast: BroadcastStates | None = None
     ) -> None:
-        context = KeyedContext(self.store, self._side_outputs, broadcast)
+        states, side_outputs = self._states, self._side_outputs
+        operator = UnkeyedContext(self.uid, states, side_outputs)
+        context = KeyedContext(self.store, states, operator, side_outputs, broadcast)
         call_user(self.uid, open_function, context)
         self._cleaned_a_record = context.cleaned_a_record
         self._timers = context.registered
-        self.dropped = self.store.opened()
+        self.dropped = self.store.opened() + states.opened()
 
     def _run(self, rows: pa.RecordBatch, key: Sequence[str], process: RecordFunction) -> None:
         """Emit what `process` makes of each record."""
@@ -106,6 +121,15 @@ class KeyedFunctionOperator(KeyedOperator):
             self._timers.advance(watermark)
             self._fire(self._timers.event, watermark)
 
+    def _before_snapshot(self, checkpoint: CheckpointId) -> None:
+        """Have the function bring its state up to date."""
+        self.store.set_current_key(NO_KEY_OF_SNAPSHOT)
+        call_user(self.uid, self._function.snapshot_state, int(checkpoint))
+        self._side_outputs.flush()
+
+    def _pending(self, pending: FrozenState) -> PendingSnapshot:
+        return _with_operator_state(super()._pending(pending), self._states)
+
     def _fire(self, timers: DomainTimers, until_ms: int) -> None:
         """Emit what the function makes of the timers up to `until_ms`."""
         next_ms = timers.queue.next_ms
@@ -133,9 +157,14 @@ class KeyedProcessor(KeyedFunctionOperator):
     """Applies a keyed function."""
 
     def __init__(
-        self, uid: str, work: ProcessKeyed, store: KeyedStateStore, schema: pa.Schema
+        self,
+        uid: str,
+        work: ProcessKeyed,
+        store: KeyedStateStore,
+        states: OperatorStateStore,
+        schema: pa.Schema,
     ) -> None:
-        super().__init__(uid, work.function, store, schema)
+        super().__init__(uid, work.function, store, states, schema)
         self._key = work.key
         self._process = work.function.process
         self._open(work.function.open)
@@ -149,9 +178,14 @@ class CoProcessor(KeyedFunctionOperator):
     """Applies a function of two streams with one key."""
 
     def __init__(
-        self, uid: str, work: ProcessConnected, store: KeyedStateStore, schema: pa.Schema
+        self,
+        uid: str,
+        work: ProcessConnected,
+        store: KeyedStateStore,
+        states: OperatorStateStore,
+        schema: pa.Schema,
     ) -> None:
-        super().__init__(uid, work.function, store, schema)
+        super().__init__(uid, work.function, store, states, schema)
         self._keys = work.keys
         self._co_function = work.function
         self._open(work.function.open)
@@ -181,12 +215,10 @@ class KeyedBroadcastProcessor(KeyedFunctionOperator):
         states: OperatorStateStore,
         schema: pa.Schema,
     ) -> None:
-        super().__init__(uid, work.function, store, schema)
+        super().__init__(uid, work.function, store, states, schema)
         self._work = work
-        self._states = states
         self._broadcast = BroadcastStates(uid, states, work.states)
         self._open(work.function.open, self._broadcast)
-        self.dropped += states.opened()
 
     @property
     def inputs(self) -> tuple[Emit, ...]:
@@ -199,34 +231,54 @@ class KeyedBroadcastProcessor(KeyedFunctionOperator):
 
     def _receive_broadcast(self, batch: Batch) -> None:
         self.records_in += batch.rows.num_rows
-        self.store.set_current_key(NO_KEY)
+        self.store.set_current_key(NO_KEY_OF_BROADCAST)
         results = _broadcast_results(self.uid, self._work, self._broadcast, batch)
         self.emit(batch_of(results, self._schema, self.uid))
         self._side_outputs.flush()
-
-    def _pending(self, pending: Any) -> PendingSnapshot:
-        return _with_operator_state(super()._pending(pending), self._states)
 
 
 class FunctionOperator(RunningOperator):
     """Applies a function of a stream without keys, with state of its subtask."""
 
-    def __init__(self, uid: str, states: OperatorStateStore, schema: pa.Schema) -> None:
+    def __init__(
+        self,
+        uid: str,
+        function: BroadcastProcessFunction | ProcessFunction,
+        states: OperatorStateStore,
+        schema: pa.Schema,
+    ) -> None:
         super().__init__(uid)
         self.dropped: tuple[str, ...] = ()
         """What the restored snapshot held and this operator does not take, for people."""
+        self._function = function
         self._states = states
         self._schema = schema
         self._side_outputs = SideOutputs(self)
+
+    def _open(self, broadcast: BroadcastStates | None = None) -> None:
+        context = UnkeyedContext(self.uid, self._states, self._side_outputs, broadcast)
+        call_user(self.uid, cast("Callable[[Any], None]", self._function.open), context)
+        self.dropped = self._states.opened()
+
+    def process(self, batch: Batch) -> None:
+        """Emit what the function makes of each record."""
+        step = partial(_apply, self._function.process)
+        self._emit_results(call_user_on_records(self.uid, step, batch.rows))
 
     def _emit_results(self, results: list[Record]) -> None:
         self.emit(batch_of(results, self._schema, self.uid))
         self._side_outputs.flush()
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
-        """Freeze the state as of now."""
+        """Have the function bring its state up to date, and freeze that."""
+        call_user(self.uid, self._function.snapshot_state, int(checkpoint))
+        self._side_outputs.flush()
         nothing = PendingSnapshot(self.uid, lambda _: OperatorSnapshot(self.uid))
         return _with_operator_state(nothing, self._states)
+
+    def close(self) -> None:
+        """Close the function."""
+        call_user(self.uid, self._function.close)
 
 
 class BroadcastProcessor(FunctionOperator):
@@ -239,34 +291,23 @@ class BroadcastProcessor(FunctionOperator):
         states: OperatorStateStore,
         schema: pa.Schema,
     ) -> None:
-        super().__init__(uid, states, schema)
+        super().__init__(uid, work.function, states, schema)
         self._work = work
         self._broadcast = BroadcastStates(uid, states, work.states)
-        context = UnkeyedContext(uid, states, self._side_outputs, self._broadcast)
-        call_user(uid, cast("Callable[[Any], None]", work.function.open), context)
-        self.dropped = states.opened()
+        self._open(self._broadcast)
 
     @property
     def inputs(self) -> tuple[Emit, ...]:
         """What takes each stream's batches."""
         return (self.receive, self._receive_broadcast)
 
-    def process(self, batch: Batch) -> None:
-        """Emit what the function makes of each record."""
-        step = partial(_apply, self._work.function.process)
-        self._emit_results(call_user_on_records(self.uid, step, batch.rows))
-
     def _receive_broadcast(self, batch: Batch) -> None:
         self.records_in += batch.rows.num_rows
         self._emit_results(_broadcast_results(self.uid, self._work, self._broadcast, batch))
 
-    def close(self) -> None:
-        """Close the function."""
-        call_user(self.uid, self._work.function.close)
-
 
 class RecordProcessor(FunctionOperator):
-    """Applies a function that brings its state up to date before each snapshot."""
+    """Applies a function of one stream without keys."""
 
     def __init__(
         self,
@@ -275,26 +316,8 @@ class RecordProcessor(FunctionOperator):
         states: OperatorStateStore,
         schema: pa.Schema,
     ) -> None:
-        super().__init__(uid, states, schema)
-        self._function = work.function
-        context = UnkeyedContext(uid, states, self._side_outputs)
-        call_user(uid, work.function.open, context)
-        self.dropped = states.opened()
-
-    def process(self, batch: Batch) -> None:
-        """Emit what the function makes of each record."""
-        step = partial(_apply, self._function.process)
-        self._emit_results(call_user_on_records(self.uid, step, batch.rows))
-
-    def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
-        """Have the function bring its state up to date, and freeze that."""
-        call_user(self.uid, self._function.snapshot_state, int(checkpoint))
-        self._side_outputs.flush()
-        return super().snapshot(checkpoint)
-
-    def close(self) -> None:
-        """Close the function."""
-        call_user(self.uid, self._function.close)
+        super().__init__(uid, work.function, states, schema)
+        self._open()
 
 
 def _with_operator_state(pending: PendingSnapshot, states: OperatorStateStore) -> PendingSnapshot:

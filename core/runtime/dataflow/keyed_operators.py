@@ -30,15 +30,21 @@ class KeyedOperator(RunningOperator):
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
         """Freeze the keyed state as of now."""
+        self._before_snapshot(checkpoint)
         return self._pending(self.store.snapshot(checkpoint))
 
     def savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot:
         """Freeze the keyed state as of now, to be written in the canonical form."""
+        self._before_snapshot(checkpoint)
         return self._pending(self.store.savepoint(checkpoint))
 
     def native_savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot:
         """Freeze the keyed state as of now, to be written in the backend's own form, all of it."""
+        self._before_snapshot(checkpoint)
         return self._pending(self.store.native_savepoint(checkpoint))
+
+    def _before_snapshot(self, checkpoint: CheckpointId) -> None:
+        """Do what belongs to `checkpoint` still."""
 
     def _pending(self, pending: FrozenState) -> PendingSnapshot:
         uid = self.uid

@@ -74,14 +74,14 @@ def operators_left(graph: Graph, restored: CompletedCheckpoint) -> tuple[str, ..
 
 def _takes(work: Work | None, snapshot: OperatorSnapshot) -> bool:
     match work:
-        case ProcessKeyed() | ProcessConnected() | ProcessBatches() | RunAggregates():
+        case ProcessKeyed() | ProcessConnected() | ProcessBroadcast(key=(_, *_)):
+            return not snapshot.lists
+        case ProcessBroadcast() | ProcessRecords():
+            return not (snapshot.lists or snapshot.keyed)
+        case ProcessBatches() | RunAggregates():
             return not (snapshot.lists or snapshot.raw)
         case AggregateWindows():
             return not snapshot.raw
-        case ProcessBroadcast(key=key):
-            return not (snapshot.lists or (snapshot.keyed and not key))
-        case ProcessRecords():
-            return not (snapshot.lists or snapshot.keyed)
         case ReadFrom():
             return not (snapshot.keyed or snapshot.raw)
         case _:
@@ -236,13 +236,13 @@ def restored_slots(
             case _:
                 handles = [h for _, o in old for h in o.keyed]
                 by_owner = _by_owner(handles, _itself, groups, parallelism)
-                raw = _without_key([o for _, o in old], parallelism)
+                raw = _not_by_key([o for _, o in old], groups, parallelism)
                 told = tuple(e for _, o in old for e in o.lists.get(EVENT_TIME, ()))
                 lists = {EVENT_TIME: told} if told else {}
-                for of_slot, keyed, unkeyed in zip(operators, by_owner, raw, strict=True):
-                    if keyed or unkeyed or lists:
+                if old:
+                    for of_slot, keyed, others in zip(operators, by_owner, raw, strict=True):
                         of_slot.append(
-                            RestoredOperator(operator.uid, keyed=keyed, lists=lists, raw=unkeyed)
+                            RestoredOperator(operator.uid, keyed=keyed, lists=lists, raw=others)
                         )
     flying = [one for chain in graph.chains() for one in restored.in_flight(chain.id)]
     in_flight = _by_owner(flying, lambda one: one.handle, groups, parallelism)
@@ -256,18 +256,24 @@ def _dealt(elements: Sequence[bytes], parallelism: int) -> list[tuple[bytes, ...
     return [tuple(by_id[split] for split in mine) for mine in dealt]
 
 
-def _without_key(
-    old: Sequence[OperatorSnapshot], parallelism: int
+def _not_by_key(
+    old: Sequence[OperatorSnapshot], max_parallelism: int, parallelism: int
 ) -> list[tuple[StateHandle, ...]]:
-    """Return, by slot, the handles of state without a key.
+    """Return, by slot, the handles of state that is not kept by key.
 
-    Of what is broadcast each gets one copy. Of all else it gets everything, and takes its share.
+    Of what is broadcast each gets one copy, of raw keyed state that with its key groups. Of all
+    else it gets everything, and takes its share.
     """
     if not any(operator.raw for operator in old):
         return [()] * parallelism
     everybody = [h for o in old for h in o.raw if mode_of(h) in {"split", "union"}]
     broadcast = [[h for h in o.raw if mode_of(h) == "broadcast"] for o in old]
-    return [(*everybody, *broadcast[broadcast_copy(slot, len(old))]) for slot in range(parallelism)]
+    by_group = [h for o in old for h in o.raw if mode_of(h) == "raw-keyed"]
+    owned = _by_owner(by_group, _itself, max_parallelism, parallelism)
+    return [
+        (*everybody, *broadcast[broadcast_copy(slot, len(old))], *owned[slot])
+        for slot in range(parallelism)
+    ]
 
 
 _Item = TypeVar("_Item")

@@ -322,24 +322,27 @@ class ChainBuilder:
         uid: str,
         schema: pa.Schema,
     ) -> RunningOperator:
+        states = self._operator_state(uid)
         match work:
             case ProcessKeyed():
-                return KeyedProcessor(uid, work, self._store(uid), schema)
+                return KeyedProcessor(uid, work, self._store(uid), states, schema)
             case ProcessConnected():
-                return CoProcessor(uid, work, self._store(uid), schema)
+                return CoProcessor(uid, work, self._store(uid), states, schema)
             case ProcessBroadcast() if work.key:
-                states = self._operator_state(uid)
                 return KeyedBroadcastProcessor(uid, work, self._store(uid), states, schema)
             case ProcessBroadcast():
-                return BroadcastProcessor(uid, work, self._operator_state(uid), schema)
+                return BroadcastProcessor(uid, work, states, schema)
             case ProcessRecords():
-                return RecordProcessor(uid, work, self._operator_state(uid), schema)
+                return RecordProcessor(uid, work, states, schema)
 
     def _operator_state(self, uid: str) -> OperatorStateStore:
         return OperatorStateStore(
             uid,
             subtask=self._context.slot,
             parallelism=self._plan.parallelism,
+            key_groups=self._key_groups(),
+            max_parallelism=self._plan.max_parallelism,
+            is_restored=self._deploy.operator(uid) is not None,
             handles=self._restored(uid).raw,
             reader=self._context.storage.reader(),
             allow_non_restored_state=self._plan.allow_non_restored_state,
@@ -363,7 +366,7 @@ class ChainBuilder:
         return SinkOperator(operator.uid, work, writer, worker.pre_committed, worker.metrics)
 
     def _restored(self, uid: str) -> RestoredOperator:
-        return self._deploy.operator(uid)
+        return self._deploy.operator(uid) or RestoredOperator(uid)
 
 
 def _batch_mapper(
