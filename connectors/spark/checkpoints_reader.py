@@ -18,6 +18,8 @@ from onceflow.connectors.spark.state_options import CHECKPOINTS_READ, JobPlace
 from onceflow.core.errors import CheckpointError, StateError, StorageError
 from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.protocol.snapshots import OperatorSnapshot, handles_of
+from onceflow.core.state.operator_columns import operator_states
+from onceflow.core.state.operator_state import Mode
 from onceflow.core.state.stored import metas_by_name, pieces_of
 from onceflow.core.storage.stored_checkpoints import (
     StoredCheckpoint,
@@ -148,8 +150,21 @@ def _states(
         found += [{"name": m.name, "kind": m.kind, "type": m.signature} for m in metas]
     except (CheckpointError, StateError, StorageError) as error:
         problems.append(str(error))
+    try:
+        found += [
+            {"name": one.name, "kind": _KINDS[one.mode], "type": one.type}
+            for one in operator_states(parts, stored.reader)
+        ]
+    except (CheckpointError, StateError, StorageError) as error:
+        problems.append(str(error))
     lists = sorted({name for _, part in parts for name in part.lists})
-    found += [{"name": name, "kind": "operator list", "type": None} for name in lists]
-    if any(part.raw for _, part in parts):
-        found.append({"name": "raw", "kind": "raw", "type": None})
+    found += [{"name": name, "kind": _KINDS["split"], "type": None} for name in lists]
     return found
+
+
+_KINDS: Mapping[Mode, str] = {
+    "split": "operator list",
+    "union": "operator union list",
+    "broadcast": "broadcast",
+    "raw-keyed": "raw keyed",
+}

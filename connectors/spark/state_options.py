@@ -24,7 +24,7 @@ from onceflow.core.storage.stored_checkpoints import (
 )
 
 LATEST = "latest"
-StateKindName = Literal["keyed", "list", "raw"]
+StateKindName = Literal["keyed", "list", "union", "broadcast", "raw-keyed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +213,9 @@ STATE_READ = OptionTable(
         Option(
             "stateType",
             "state_type",
-            "`keyed`, `list` (operator state) or `raw`; needed where one name is several of them",
-            choice("keyed", "list", "raw"),
+            "`keyed`, or of the states without a key `list`, `union`, `broadcast` and `raw-keyed`;"
+            " needed where one name is several of them",
+            choice("keyed", "list", "union", "broadcast", "raw-keyed"),
         ),
         Option(
             "valueFormat",

@@ -20,7 +20,9 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.snapshots import OperatorSnapshot, StateHandle
 from onceflow.core.state.canonical import StateMeta
 from onceflow.core.state.context import StateReader as HandleReader
-from onceflow.core.state.state_columns import StateColumns, columns_of, json_of
+from onceflow.core.state.operator_columns import OperatorState, operator_states
+from onceflow.core.state.operator_state import Mode, mode_of, read_saved
+from onceflow.core.state.state_columns import columns_of, json_of
 from onceflow.core.state.stored import StatePiece, metas_by_name, pieces_of
 from onceflow.core.storage import CheckpointStorage
 from onceflow.core.storage.descriptions import savepoint_directory
@@ -55,15 +57,32 @@ class KeyedTask:
 
 
 @dataclass(frozen=True, slots=True)
-class ListTask:
-    """The elements of an operator's list state, or its raw bytes, of one subtask."""
+class OperatorTask:
+    """What one subtask holds of a state that is not kept by key."""
 
     origin: Origin
     subtask: int
-    elements: tuple[bytes | StateHandle, ...]
+    handle: StateHandle
+    state: OperatorState
 
 
-Task = KeyedTask | ListTask | None
+@dataclass(frozen=True, slots=True)
+class ListTask:
+    """The elements of a list that the engine keeps for an operator, of one subtask."""
+
+    origin: Origin
+    subtask: int
+    elements: tuple[bytes, ...]
+
+
+Task = KeyedTask | OperatorTask | ListTask | None
+
+_KINDS: Mapping[Mode, StateKindName] = {
+    "split": "list",
+    "union": "union",
+    "broadcast": "broadcast",
+    "raw-keyed": "raw-keyed",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,24 +91,22 @@ class _Chosen:
 
     stored: StoredCheckpoint
     parts: Sequence[tuple[int, OperatorSnapshot]]
-    kind: StateKindName
     name: str
+    what: StateMeta | OperatorState | None
+    """None: a list that the engine keeps."""
     pieces: Sequence[StatePiece] = ()
-    meta: StateMeta | None = None
 
     @property
     def origin(self) -> Origin:
         """Whose files it is in."""
         return Origin(self.stored.job, self.stored.name if self.stored.savepoint else None)
 
-    def columns(self, read: StateRead) -> StateColumns:
-        """Return the columns of a keyed state; looks for a row, whose key says its type."""
-        assert self.meta is not None
-        return columns_of(self.meta, self.sample(), read.form)
+    def sample(self, meta: StateMeta) -> bytes | None:
+        """Return the row key of any row, which says its type.
 
-    def sample(self) -> bytes | None:
-        """Return the row key of any row; None: there is none, or it need not be known."""
-        if self.meta is None or self.meta.kind == "accumulators":
+        None: there is none, or it need not be known.
+        """
+        if meta.kind == "accumulators":
             return None
         for piece in self.pieces:
             for rows in piece.rows(self.name, self.stored.reader):
@@ -110,13 +127,13 @@ def chosen(read: StateRead) -> _Chosen:
         uids = {o.uid for s in stored.completed.snapshots for o in s.operators}
         raise ConfigError(f"{stored} holds no operator {read.uid!r}: {nearest(read.uid, uids)}")
     pieces = pieces_of(parts, stored.completed.max_parallelism)
-    metas = metas_by_name(pieces, stored.reader)
-    lists = {name for _, part in parts for name in part.lists}
-    raws = {"raw"} if any(part.raw for _, part in parts) else set[str]()
-    by_kind: dict[StateKindName, set[str]] = {"keyed": set(metas), "list": lists, "raw": raws}
-    there: list[tuple[StateKindName, str]] = [
-        (kind, name) for kind, names in by_kind.items() for name in sorted(names)
-    ]
+    there: dict[tuple[StateKindName, str], StateMeta | OperatorState | None] = {
+        ("list", name): None for name in sorted({n for _, part in parts for n in part.lists})
+    }
+    for name, meta in metas_by_name(pieces, stored.reader).items():
+        there["keyed", name] = meta
+    for state in operator_states(parts, stored.reader):
+        there[_KINDS[state.mode], state.name] = state
     found: list[tuple[StateKindName, str]] = [
         (kind, name)
         for kind, name in there
@@ -131,10 +148,8 @@ def chosen(read: StateRead) -> _Chosen:
     if len(found) > 1:
         names = [f"{name} ({kind})" for kind, name in found]
         raise ConfigError(f"{label} holds {', '.join(names)}: say which by state= or stateType=")
-    ((kind, name),) = found
-    if kind != "keyed":
-        return _Chosen(stored, parts, kind, name)
-    return _Chosen(stored, parts, kind, name, pieces, metas[name])
+    (one,) = found
+    return _Chosen(stored, parts, one[1], there[one], pieces)
 
 
 def state_schema(options: Mapping[str, str]) -> StructType:
@@ -159,14 +174,8 @@ class StateFrameReader(DataSourceReader):
             CheckpointCorrupt: As `chosen`.
         """
         found = chosen(self._read)
-        tasks: list[Task] = []
-        if found.meta is None:
-            tasks += [_list_task(found, subtask, part) for subtask, part in found.parts]
-        else:
-            sample = found.sample()
-            tasks += [KeyedTask(found.origin, piece, found.meta, sample) for piece in found.pieces]
         # Spark takes no source without tasks.
-        return [InputPartition(task) for task in tasks] or [InputPartition(None)]
+        return [InputPartition(task) for task in _tasks(found)] or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task. Task.
@@ -179,18 +188,54 @@ class StateFrameReader(DataSourceReader):
         if task is None:
             return
         reader = task.origin.reader(self._read.place.storage)
-        if isinstance(task, KeyedTask):
-            columns = columns_of(task.meta, task.sample, self._read.form)
-            rows = task.piece.rows(task.meta.name, reader)
-            yield from fitted(map(columns.batch, rows), self._schema)
-        else:
-            yield from fitted([_list_batch(task, reader, self._read)], self._schema)
+        match task:
+            case KeyedTask():
+                columns = columns_of(task.meta, task.sample, self._read.form)
+                rows = task.piece.rows(task.meta.name, reader)
+                yield from fitted(map(columns.batch, rows), self._schema)
+            case OperatorTask():
+                yield from fitted(_operator_batches(task, reader, self._read), self._schema)
+            case ListTask():
+                yield from fitted([_list_batch(task, self._read)], self._schema)
 
 
 def _arrow_columns(found: _Chosen, read: StateRead) -> pa.Schema:
-    if found.meta is not None:
-        return found.columns(read).schema
-    return _list_columns(_is_json(found.name, read))
+    match found.what:
+        case StateMeta() as meta:
+            return columns_of(meta, found.sample(meta), read.form).schema
+        case OperatorState() as state:
+            return state.schema(read.form)
+        case None:
+            return _list_columns(_is_json(found.name, read))
+
+
+def _tasks(found: _Chosen) -> Sequence[Task]:
+    origin = found.origin
+    match found.what:
+        case StateMeta() as meta:
+            sample = found.sample(meta)
+            return [KeyedTask(origin, piece, meta, sample) for piece in found.pieces]
+        case OperatorState() as state:
+            tasks = [
+                OperatorTask(origin, subtask, handle, state)
+                for subtask, part in found.parts
+                for handle in part.raw
+                if mode_of(handle) == state.mode
+            ]
+            # What is broadcast is the same on all.
+            return tasks[:1] if state.mode == "broadcast" else tasks
+        case None:
+            lists = [(subtask, part.lists.get(found.name, ())) for subtask, part in found.parts]
+            return [ListTask(origin, subtask, elements) for subtask, elements in lists]
+
+
+def _operator_batches(
+    task: OperatorTask, reader: HandleReader, read: StateRead
+) -> Iterator[pa.RecordBatch]:
+    label = f"{read.uid}[{task.subtask}]: {task.handle.name}"
+    for saved in read_saved(reader.read(task.handle), label):
+        if saved.name == task.state.name:
+            yield task.state.batch(saved, task.subtask, read.form)
 
 
 def _is_json(name: str, read: StateRead) -> bool:
@@ -202,14 +247,8 @@ def _list_columns(as_json: bool) -> pa.Schema:
     return pa.schema([("subtask", pa.int32()), ("element", pa.int32()), ("value", value)])
 
 
-def _list_task(found: _Chosen, subtask: int, part: OperatorSnapshot) -> ListTask:
-    if found.kind == "raw":
-        return ListTask(found.origin, subtask, part.raw)
-    return ListTask(found.origin, subtask, part.lists.get(found.name, ()))
-
-
-def _list_batch(task: ListTask, reader: HandleReader, read: StateRead) -> pa.RecordBatch:
-    data = [reader.read(one) if isinstance(one, StateHandle) else one for one in task.elements]
+def _list_batch(task: ListTask, read: StateRead) -> pa.RecordBatch:
+    data = task.elements
     schema = _list_columns(_is_json(read.state or _SPLITS, read))
     as_json = schema.field("value").type == pa.string()
     return pa.record_batch(

@@ -98,8 +98,8 @@ def columns_of(meta: StateMeta, sample: bytes | None, form: ValueForm) -> StateC
         key, map_key = (None, None) if sample is None else split_map_row_key(sample)
         outer, inner = key_type_of(key), key_type_of(map_key)
         columns = (
-            Column("key", outer, lambda rows: _keys([k for k, _ in _pairs(rows)], outer)),
-            Column("map_key", inner, lambda rows: _keys([k for _, k in _pairs(rows)], inner)),
+            Column("key", outer, lambda rows: key_column([k for k, _ in _pairs(rows)], outer)),
+            Column("map_key", inner, lambda rows: key_column([k for _, k in _pairs(rows)], inner)),
             _values(meta.signature.partition(" -> ")[2], form),
         )
         return StateColumns(meta, columns)
@@ -141,14 +141,15 @@ _KEY_TYPES: tuple[tuple[type[Any], pa.DataType], ...] = (
 
 
 def _decoded(rows: StateRows, kind: pa.DataType) -> pa.Array:
-    return _keys(list(map(decode_key, rows.keys.to_pylist())), kind)
+    return key_column(list(map(decode_key, rows.keys.to_pylist())), kind)
 
 
 def _pairs(rows: StateRows) -> list[tuple[Any, Any]]:
     return list(map(split_map_row_key, rows.keys.to_pylist()))
 
 
-def _keys(keys: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def key_column(keys: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Return keys as a column of type `kind`, which `key_type_of` has told of one of them."""
     return pa.array([_as_field(key) for key in keys], kind)
 
 
@@ -162,12 +163,12 @@ def _as_field(key: Any) -> Any:
 
 
 def _values(signature: str, form: ValueForm) -> Column:
-    found = _type_of(signature, form)
+    found = value_type_of(signature, form)
     return Column("value", found.arrow, lambda rows: _array(rows.values.to_pylist(), found))
 
 
 def _elements(signature: str, form: ValueForm) -> Column:
-    found = _type_of(signature, form)
+    found = value_type_of(signature, form)
     kind = pa.list_(found.arrow)
     decode = msgpack_decoder(list[bytes]).decode
 
@@ -182,9 +183,10 @@ def _array(values: Sequence[bytes], found: StateType) -> pa.Array:
     return pa.array([found.value(value) for value in values], found.arrow)
 
 
-def _type_of(signature: str, form: ValueForm) -> StateType:
+def value_type_of(signature: str, form: ValueForm) -> StateType:
+    """Return the column's type for values of `signature`, and what makes them of stored bytes."""
     if signature.startswith(TTL_PREFIX):
-        kept = _type_of(signature.removeprefix(TTL_PREFIX), form)
+        kept = value_type_of(signature.removeprefix(TTL_PREFIX), form)
         return StateType(kept.arrow, lambda data: kept.value(data[STAMP_BYTES:]))
     if form == "binary" or not signature.startswith(PYTHON_FORMAT):
         return StateType(pa.binary(), lambda data: data)

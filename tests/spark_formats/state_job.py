@@ -85,10 +85,10 @@ def start(directory: Path, backend: StateBackend, *, inline_threshold_bytes: int
     return pipeline.start()
 
 
-def await_all_records_in_a_checkpoint(job: Job) -> None:
-    """Return when every record was read before the last completed checkpoint."""
+def await_all_records_in_a_checkpoint(job: Job, records: int = RECORDS) -> None:
+    """Return when all `records` were read before the last completed checkpoint."""
     deadline = time.monotonic() + 60
-    while job.status().records_in < RECORDS:
+    while job.status().records_in < records:
         assert time.monotonic() < deadline, job.status()
         assert not job.status().state.ended, job.status().last_error
         time.sleep(0.01)
