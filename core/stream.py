@@ -56,6 +56,7 @@ from onceflow.core.process_functions import (
 from onceflow.core.schema_text import SchemaLike, columns_difference, schema_of
 from onceflow.core.spi import OnBadRow, Sink
 from onceflow.core.state import MapStateDescriptor, StateTtlConfig
+from onceflow.core.state.key_columns import check_key_type
 from onceflow.core.stream_sql import StreamSql
 from onceflow.core.windowed_stream import WindowedStream
 from onceflow.core.windows import TumblingProcessingTimeWindows, WindowAssigner
@@ -229,7 +230,7 @@ class Stream:
         """Bring all records of one key to one subtask.
 
         Raises:
-            ConfigError: No column is named, or one is not there.
+            ConfigError: No column is named, or one is not there or of a type that has no keys.
         """
         _check_key(columns, self.schema)
         return KeyedStream(self._graph, self._feeds, columns)
@@ -589,3 +590,4 @@ def _check_key(columns: Sequence[str], schema: pa.Schema) -> None:
             raise ConfigError(
                 f"key_by({column!r}): no such column; there are {', '.join(schema.names)}"
             )
+        check_key_type(schema.field(column).type, column)

@@ -24,7 +24,12 @@ import numpy as np
 import pyarrow as pa
 
 from onceflow.core.decoders import msgpack_decoder
-from onceflow.core.errors import BadStateValue, StateCorrupt, StateIncompatible
+from onceflow.core.errors import (
+    BadStateValue,
+    OnceflowError,
+    StateCorrupt,
+    StateIncompatible,
+)
 from onceflow.core.state.api import ListState, ValueState
 from onceflow.core.state.canonical import StateRows
 from onceflow.core.state.descriptors import ValueStateDescriptor
@@ -104,7 +109,14 @@ class Cells:
 
     def to_bytes(self, stored: Stored) -> bytes:
         """Return the bytes for a snapshot."""
-        return bytes(stored) if stored.__class__ is Encoded else self.encode(stored)
+        if stored.__class__ is Encoded:
+            return bytes(stored)
+        try:
+            return self.encode(stored)
+        except (OnceflowError, MemoryError):
+            raise
+        except Exception as error:
+            raise self._not_encoded(error) from error
 
     def to_bytes_all(self, stored: Sequence[Stored]) -> Sequence[bytes]:
         """Return `to_bytes` of each; in one go when they are all of one kind."""
@@ -112,8 +124,21 @@ class Cells:
         if classes == {Encoded}:
             return stored
         if Encoded not in classes:
-            return list(map(self.encode, stored))
+            try:
+                return list(map(self.encode, stored))
+            except (OnceflowError, MemoryError):
+                raise
+            except Exception as error:
+                raise self._not_encoded(error) from error
         return list(map(self.to_bytes, stored))
+
+    def _not_encoded(self, error: Exception) -> BadStateValue:
+        """Return what is told of `error`; a serializer may be the user's, and raise anything."""
+        return BadStateValue(
+            f"state {self._name!r} holds a value that its own {self.serializer.signature} does not"
+            f" encode: {type(error).__name__}: {error}; a serializer must encode every value of its"
+            " direct_types"
+        )
 
     def from_bytes(self, data: bytes) -> Stored:
         """Return what to store for bytes of a snapshot.
@@ -123,11 +148,13 @@ class Cells:
         """
         try:
             value = self.decode(data)
-        except (TypeError, ValueError) as error:
+        except (OnceflowError, MemoryError):
+            raise
+        except Exception as error:  # a serializer may be the user's, and raise anything
             raise StateIncompatible(
                 f"state {self._name!r} does not read as {self.serializer.signature} any more:"
-                f" {error}; give new fields a default and leave the types of old ones, or give the"
-                " state another name"
+                f" {type(error).__name__}: {error}; give new fields a default and leave the types"
+                " of old ones, or give the state another name"
             ) from error
         return value if value.__class__ in self._direct else Encoded(data)
 

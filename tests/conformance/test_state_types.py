@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from tests.conformance.state_job import BALANCE, Job
 
-from onceflow.core.errors import BadStateValue, StateError
+from onceflow.core.errors import BadStateValue, StateError, StateIncompatible
 from onceflow.core.state import (
     ListStateDescriptor,
     MapStateDescriptor,
@@ -138,3 +138,46 @@ def test_a_serializer_that_raises_is_told_with_the_state_and_changes_nothing(job
     with pytest.raises(BadStateValue, match=r"'refused list' .*LookupError"):
         elements.update([7])
     assert (value.get(), elements.get()) == (None, [])
+
+
+class _Moody(Serializer[int]):
+    """Says that it takes every number, and takes those below 10; below `reads` it reads them."""
+
+    def __init__(self, reads: int = 10) -> None:
+        self._reads = reads
+
+    @property
+    def signature(self) -> str:
+        return "moody/1"
+
+    @property
+    def direct_types(self) -> tuple[type[Any], ...]:
+        return (int,)
+
+    def encode(self, value: int) -> bytes:
+        if value >= 10:
+            raise LookupError(f"no code for {value}")
+        return bytes([value])
+
+    def decode(self, data: bytes) -> int:
+        if data[0] >= self._reads:
+            raise LookupError(f"{data[0]} is gone")
+        return data[0]
+
+
+def test_a_serializer_that_raises_at_a_snapshot_or_a_restore_is_told_with_the_state(
+    job: Job,
+) -> None:
+    store = job.open()
+    value = store.value_state(ValueStateDescriptor[int]("moody", _Moody()))
+    store.set_current_key("a")
+    value.set(7)
+    handles = job.snapshot(store)
+    with pytest.raises(StateIncompatible, match="'moody' does not read as moody/1.*7 is gone"):
+        restored = job.open(handles)
+        again = restored.value_state(ValueStateDescriptor[int]("moody", _Moody(reads=5)))
+        restored.set_current_key("a")
+        again.get()
+    value.set(11)
+    with pytest.raises(BadStateValue, match="'moody' holds a value that .*no code for 11"):
+        job.snapshot(store)

@@ -53,6 +53,19 @@ def test_a_null_key_is_refused_by_name_and_not_retried(cluster: AnyCluster, tmp_
         pipeline.run(60)
 
 
+def test_a_key_column_that_cannot_be_hashed_is_refused_when_it_is_named(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    source = CountingSource(100)
+    pipeline, _ = ledger(cluster, tmp_path / "unused", source)
+    records = pipeline.read(source, uid="more").map(
+        lambda record: record, schema="id BIGINT, ratio DOUBLE, tags ARRAY<STRING>"
+    )
+    for column in ("ratio", "tags"):
+        with pytest.raises(ConfigError, match=f"key column '{column}' has type .* cannot be a key"):
+            records.key_by("id", column)
+
+
 def test_of_two_drivers_of_one_job_the_older_stops_and_no_row_is_doubled(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:

@@ -151,6 +151,33 @@ def test_mistakes_with_timers_are_told_by_name(
         pipeline.run(30)
 
 
+class PastTimers(TimerForEach):
+    """Registers both kinds at times that have come already, each its own."""
+
+    def process(self, record: Record) -> None:
+        self._timers.register_processing_time_timer(1 + 2 * record["id"])
+        self._timers.register_event_time_timer(-2 * (1 + record["id"]))
+
+    def on_timer(self, timer: Timer) -> Record:
+        return {"account": timer.key, "id": timer.at_ms}
+
+
+def test_a_timer_in_the_past_fires_once_after_the_records_at_hand(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    source = CountingSource(200, ends_with=str(tmp_path / "ends"))
+    pipeline, sink = timed(
+        cluster, tmp_path, source, PastTimers(0), watermarks=WatermarkStrategy("id")
+    )
+    job = pipeline.start()
+    await_checkpoints(job, 1)
+    await_rows(sink, 400, timeout_s=60)
+    (tmp_path / "ends").touch()
+    assert job.wait(60).state is JobState.FINISHED
+    registered = [1 + 2 * n for n in range(200)] + [-2 * (1 + n) for n in range(200)]
+    assert Counter(row["id"] for row in sink.rows()) == Counter(registered)
+
+
 class EventTimer(TimerForEach):
     """As its base, by event time; tells what the watermark was when the timer fired."""
 
