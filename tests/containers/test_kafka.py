@@ -28,7 +28,7 @@ def _produce(broker: OwnKafka, topic: str, *values: bytes) -> None:
     assert producer.flush(30) == 0
 
 
-def _consume(broker: OwnKafka, topic: str, count: int, timeout_s: float = 30) -> list[bytes]:
+def _consume(broker: OwnKafka, topic: str, count: int, timeout_s: float = 90.0) -> list[bytes]:
     """Return what a reader of committed records sees, from the beginning."""
     consumer = Consumer(
         {

@@ -103,7 +103,7 @@ def delete_topic(servers: str, topic: str) -> None:
 def recreate_topic(server: KafkaServer, topic: str, partitions: int) -> None:
     """Return when there is another, empty topic of the name."""
     delete_topic(server.bootstrap_servers, topic)
-    until = time.monotonic() + 20.0
+    until = time.monotonic() + 90
     while True:
         try:
             server.create_topic(topic, partitions)
@@ -119,7 +119,7 @@ def group_offsets(servers: str, group: str, topic: str, partitions: int) -> list
     """Return what the group has committed for each partition; -1001 for nothing."""
     consumer = Consumer({"bootstrap.servers": servers, "group.id": group})
     asked = [TopicPartition(topic, partition) for partition in range(partitions)]
-    until = time.monotonic() + 20.0
+    until = time.monotonic() + 90
     try:
         while True:
             try:

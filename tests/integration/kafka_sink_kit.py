@@ -21,7 +21,7 @@ from onceflow.core.staging import StagingArea
 from onceflow.core.storage import FileStagingArea
 from onceflow.sinks import KafkaSink
 
-_READ_S = 30.0
+_READ_S = 90.0
 
 
 def messages(

@@ -66,7 +66,7 @@ def ledger_rows(url: str) -> list[str]:
     return sorted(str(row[0]) for row in query(url, "SELECT transaction_id FROM onceflow_ledger"))
 
 
-def await_lock_wait(url: str, timeout_s: float = 20) -> None:
+def await_lock_wait(url: str, timeout_s: float = 90.0) -> None:
     """Return once a transaction on the server waits for a lock.
 
     The server answers from a copy that it renews only when nobody has asked for a tenth of a

@@ -40,7 +40,7 @@ def ledger_rows(url: str) -> list[str]:
     return sorted(str(row[0]) for row in found)
 
 
-def await_lock_wait(url: str, timeout_s: float = 20) -> None:
+def await_lock_wait(url: str, timeout_s: float = 90.0) -> None:
     """Return once a session of the database waits for another's lock.
 
     Raises:

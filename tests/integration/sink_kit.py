@@ -138,7 +138,7 @@ def until_settled(ask: Callable[[], OutcomeT], timeout_s: float = 60) -> Outcome
         time.sleep(0.05)
 
 
-def eventually(holds: Callable[[], object], timeout_s: float = 20) -> None:
+def eventually(holds: Callable[[], object], timeout_s: float = 90.0) -> None:
     """Return once it holds.
 
     Raises:

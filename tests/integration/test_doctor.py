@@ -175,7 +175,7 @@ def test_a_paused_database_does_not_keep_the_other_checks_from_being_told(tmp_pa
             )
         finally:
             server.unpause()
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < 90
         by_area = {one["area"]: one["level"] for one in findings}
         assert (status, by_area) == (1, {"database": "problem", "storage": "ok"})
 
@@ -238,7 +238,7 @@ def test_a_broker_on_which_no_transaction_can_begin_is_a_problem() -> None:
             status, findings = examine("--kafka", server.bootstrap_servers, "--timeout", "4")
         finally:
             server.unpause()
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < 90
         (finding,) = worst(findings)
         assert (status, "no broker answers" in finding["found"]) == (1, True)
 
@@ -263,6 +263,7 @@ def test_a_closed_port_and_wrong_credentials_are_told(
     assert "--kafka-options" in finding["remedy"]
 
 
+@pytest.mark.slow  # a broker of its own
 def test_what_the_brokers_rules_forbid_is_told_with_the_command_that_allows_it() -> None:
     with EmbeddedKafka(
         {
@@ -286,7 +287,7 @@ def test_what_the_brokers_rules_forbid_is_told_with_the_command_that_allows_it()
         ]  # fmt: skip
         for future in admin.create_acls(rules).values():
             future.result(timeout=20)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while True:  # rules reach the broker a moment after they are accepted
             status, findings = examine(
                 *("--kafka", servers, "--topic", open_topic, "--topic", closed_topic),

@@ -81,5 +81,5 @@ def test_a_server_that_is_set_up_wrong_and_then_paused() -> None:
             status, findings = examine("--url", bank, "--timeout", "4")
         finally:
             server.unpause()
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < 90
         assert (status, [one["level"] for one in findings]) == (1, ["problem"])

@@ -106,7 +106,9 @@ def copy(spark: SparkSession, tmp_path: Path, onceflow_kafka: KafkaServer) -> Co
     return Copy(spark, tmp_path, onceflow_kafka)
 
 
-@pytest.mark.parametrize("point", [None, "offered", "decided"])
+@pytest.mark.parametrize(
+    "point", [*(pytest.param(one, marks=pytest.mark.slow) for one in (None, "offered")), "decided"]
+)
 def test_partitions_added_under_a_running_job_are_read_exactly_once_though_a_slot_dies(
     copy: Copy,
     kafka_topic: TopicFactory,

@@ -123,8 +123,7 @@ def test_job_killed_and_started_at_another_parallelism_writes_each_record_once(
     "step",
     [
         "producing",
-        "sent",
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ("opened", "offset")),
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("opened", "offset", "sent")),
     ],
 )
 def test_a_zombie_that_wakes_after_its_successor_committed_changes_nothing(

@@ -237,7 +237,7 @@ def test_broker_killed_while_records_are_produced_has_each_once(
     committable = job.prepare(2, range(1, _ROWS))
     outcomes: list[CommitOutcome] = []
     thread = threading.Thread(target=lambda: outcomes.append(settled(committer, committable)))
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     thread.start()
     while not open_transaction_blocks(broker.bootstrap_servers, topic):
         assert time.monotonic() < deadline

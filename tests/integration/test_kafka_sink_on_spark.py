@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections import Counter, defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,9 +79,10 @@ def test_killed_slots_and_another_parallelism_leave_each_row_in_the_topic_once_a
     spark: SparkSession, tmp_path: Path, onceflow_kafka: KafkaServer, kafka_topic: TopicFactory
 ) -> None:
     servers, topic = onceflow_kafka.bootstrap_servers, kafka_topic(PARTITIONS)
-    source = CountingSource(12_000, splits_count=3, pause_s=0.01)
+    source = CountingSource(12_000, splits_count=3)
+    slowly = replace(source, pause_s=0.1)  # it is stopped long before the end
     sink = KafkaSink(servers, topic=topic, key="account")
-    job = balances(spark, tmp_path, source, sink, parallelism=2).start()
+    job = balances(spark, tmp_path, slowly, sink, parallelism=2).start()
     for kill in range(2):
         await_checkpoints(job, 2 * (kill + 1))
         os.kill(job.status().slots[kill].pid, signal.SIGKILL)

@@ -131,7 +131,7 @@ def test_bad_record_becomes_a_letter_with_its_origin_and_is_behind_the_next_snap
     assert described.has_dead_letters
     letters: list[DeadLetter] = []
     with reading(described) as reader:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while len(letters) < 2:
             assert time.monotonic() < deadline
             assert reader.poll(0.5) is None

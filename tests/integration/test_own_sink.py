@@ -98,6 +98,7 @@ def test_the_whole_sink_is_under_a_hundred_lines() -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.slow  # tests/conformance kills the same sink
 def test_program_kills_slots_and_proves_the_table(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(_ROOT / "examples/own_sink.py")],

@@ -44,7 +44,9 @@ def _produce(bootstrap_servers: str, topic: str, values: list[bytes]) -> None:
     assert producer.flush(20) == 0
 
 
-def _consume(bootstrap_servers: str, topic: str, count: int, timeout_s: float = 20) -> list[bytes]:
+def _consume(
+    bootstrap_servers: str, topic: str, count: int, timeout_s: float = 90.0
+) -> list[bytes]:
     consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": "test"})
     consumer.assign([TopicPartition(topic, 0, 0)])
     messages = consumer.consume(count, timeout_s)
@@ -184,7 +186,7 @@ def test_servers_do_not_outlive_a_killed_owner() -> None:
         assert owner.stdout is not None
         pid, directory = owner.stdout.readline().split()
         owner.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 90
     while is_alive(int(pid)) or Path(directory).exists():
         assert time.monotonic() < deadline, f"{pid} or {directory} is left"
         time.sleep(0.02)
@@ -200,7 +202,7 @@ def test_records_survive_kill_of_kafka_and_leaders_are_back_when_start_returns(
     elapsed_s = time.monotonic() - started
     _produce(kafka.bootstrap_servers, topic, [b"after"])
     assert _consume(kafka.bootstrap_servers, topic, 2) == [b"before", b"after"]
-    assert elapsed_s < 20
+    assert elapsed_s < 90
 
 
 def test_paused_kafka_delivers_only_after_unpause(kafka: EmbeddedKafka) -> None:

@@ -14,13 +14,12 @@ from tests.runtime.test_union import WALKS, begin
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource, amount_of
 from tests.support.directory_sink import DirectorySink
-from tests.support.held_up import await_rows_in_flight, await_status, kill_a_slot
+from tests.support.held_up import await_checkpoint, await_status, kill_a_slot, killed_and_rescaled
 from tests.support.throttled_sink import ThrottledSink
 
 from onceflow import (
     BroadcastAccess,
     BroadcastProcessFunction,
-    JobState,
     ListStateDescriptor,
     MapStateDescriptor,
     OperatorAccess,
@@ -82,22 +81,12 @@ def enriching(
 def test_payments_are_enriched_once_through_kills_and_rescaling(
     cluster: AnyCluster, tmp_path: Path, backend: StateBackend, unaligned: bool
 ) -> None:
-    for parallelism in (2, 3):
-        pipeline, sink = enriching(
+    rows = killed_and_rescaled(
+        lambda parallelism: enriching(
             cluster, tmp_path, backend=backend, parallelism=parallelism, unaligned=unaligned
-        )
-        job = pipeline.start()
-        if unaligned:
-            await_rows_in_flight(job)
-        else:
-            await_status(job, lambda s: any(one.attempt == s.attempt for one in s.history))
-        kill_a_slot(job, parallelism)
-        if parallelism == 2:
-            await_status(job, lambda s: any(one.attempt == s.attempt for one in s.history))
-            job.cancel(60)
-    sink.hurry()
-    assert job.wait(60).state is JobState.FINISHED
-    rows = sink.rows()
+        ),
+        unaligned=unaligned,
+    )
     assert Counter(row["id"] for row in rows) == Counter(range(PAYMENTS.records))
     for row in rows:
         assert row["tier"] == tier_of(row["account"])
@@ -301,7 +290,7 @@ def test_lists_without_a_key_are_dealt_out_or_given_to_all_through_kills_and_res
         source = CountingSource(count, ends_with=str(tmp_path / "ends"))
         pipeline, sink = buffering(cluster, tmp_path, source, parallelism)
         job = pipeline.start()
-        await_status(job, lambda s: any(one.attempt == s.attempt for one in s.history))
+        await_checkpoint(job)
         kill_a_slot(job, step)
         await_rows(job, sink, count - 7 * parallelism)
         job.stop(60)

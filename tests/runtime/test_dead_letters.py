@@ -61,13 +61,13 @@ def records_of(pipeline: Pipeline, source: CountingSource) -> Stream:
 def test_dead_letters_are_there_exactly_once_with_the_rest_though_slots_are_killed(
     cluster: AnyCluster, tmp_path: Path, key: tuple[str, ...]
 ) -> None:
-    source = CountingSource(RECORDS, pause_s=0.01)
+    source = CountingSource(RECORDS, pause_s=0.01, ends_with=str(tmp_path / "killed"))
     good, bad = PickySink(str(tmp_path / "good"), key), DirectorySink(str(tmp_path / "bad"))
     pipeline = pipeline_in(cluster, tmp_path, source)
     records_of(pipeline, source).write(good, uid="ledger", dead_letters=bad)
     job = pipeline.start()
     for kill in range(2):
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while (status := job.status()).checkpoints_completed < 3 * (kill + 1) or (
             status.state is not JobState.RUNNING
         ):
@@ -79,7 +79,8 @@ def test_dead_letters_are_there_exactly_once_with_the_rest_though_slots_are_kill
             assert time.monotonic() < deadline, job.status()
             assert not job.status().state.ended, job.status().last_error
             time.sleep(0.01)
-    assert job.wait(60).state is JobState.FINISHED
+    (tmp_path / "killed").touch()
+    assert job.wait(120).state is JobState.FINISHED
 
     expected = set(range(RECORDS)) - set(REFUSED) - set(NO_ACCOUNT)
     assert Counter(row["id"] for row in good.rows()) == Counter(expected)

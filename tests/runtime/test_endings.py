@@ -62,7 +62,7 @@ def test_an_error_that_no_message_can_spell_ends_the_job_by_its_name(
     records = pipeline.read(CountingSource(500), uid="records").map(function, schema=SCHEMA)
     records.write(DirectorySink(str(tmp_path / "out")), uid="ledger")
     with pytest.raises(OnceflowError, match=said) as raised:
-        pipeline.run(30)
+        pipeline.run(90)
     str(raised.value).encode()
 
 
@@ -99,10 +99,10 @@ def test_a_recovery_that_outlasts_the_heartbeats_loses_no_slot(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:
     source = CountingSource(500)
-    slow = SlowToRecover(str(tmp_path / "out"), seconds=3.0)
-    impatient = RuntimeSettings(heartbeat_interval_s=0.2, heartbeat_timeout_s=1.5)
+    slow = SlowToRecover(str(tmp_path / "out"), seconds=5.0)
+    impatient = RuntimeSettings(heartbeat_interval_s=0.2, heartbeat_timeout_s=3.0)
     pipeline, sink = ledger(cluster, tmp_path, source, sink=slow, settings=impatient)
-    status = pipeline.run(30)
+    status = pipeline.run(90)
     assert (status.state, status.restores) == (JobState.FINISHED, 0)
     assert_exactly_once(sink, source)
 

@@ -138,7 +138,7 @@ def test_an_endpoint_with_tls_and_a_token_file_is_asked_by_who_has_both_and_by_n
         place = asked(tmp_path, "savepoint", "--native")["result"]
         assert Path(place, "_metadata").exists()
         assert asked(tmp_path, "stop")["state"] == "done"
-        assert process.wait(30) == 0
+        assert process.wait(90) == 0
     assert not (job / "driver.json").exists()
     assert sink_of(tmp_path).prepared() == []
     finish(tmp_path)

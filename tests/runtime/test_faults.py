@@ -31,7 +31,7 @@ from onceflow.core.pipeline import Job
 REPOSITORY = Path(__file__).parents[2]
 
 
-def await_checkpoints(job: Job, completed: int, timeout_s: float = 30.0) -> None:
+def await_checkpoints(job: Job, completed: int, timeout_s: float = 90.0) -> None:
     deadline = time.monotonic() + timeout_s
     while job.status().checkpoints_completed < completed:
         assert not job.state.ended, job.status().last_error
@@ -88,7 +88,7 @@ def test_a_driver_that_was_overtaken_in_recovery_says_so_when_its_sink_has_forgo
     """What it hears of the sink, "lost", is true of nothing but its own old view of the log."""
     source = CountingSource(20_000, pause_s=0.01)
     plain = ForgetfulSink(str(tmp_path / "out"))
-    first = ledger(cluster, tmp_path, source, sink=plain)[0].start()
+    first = ledger(cluster, tmp_path, replace(source, pause_s=0.1), sink=plain)[0].start()
     await_checkpoints(first, 2)
     first.cancel()
     held = tmp_path / "held"
@@ -102,7 +102,7 @@ def test_a_driver_that_was_overtaken_in_recovery_says_so_when_its_sink_has_forgo
     assert_exactly_once(plain, source)
 
 
-def _await(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+def _await(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline
@@ -177,9 +177,10 @@ def test_a_full_disk_fails_checkpoints_and_not_rows(
     cluster: AnyCluster, tmp_path: Path, small_disk: Path
 ) -> None:
     """The job ends by its own rule; with space again it goes on, each row once."""
-    source = CountingSource(20_000, accounts=20_000, pause_s=0.002)
+    source = CountingSource(20_000, accounts=20_000)
     filler = small_disk / "filler"
-    pipeline, sink = ledger(cluster, tmp_path, source, restart=NoRestart(), interval=0.1)
+    slowly = replace(source, pause_s=0.05)
+    pipeline, sink = ledger(cluster, tmp_path, slowly, restart=NoRestart(), interval=0.1)
     job = pipeline.start()
     await_checkpoints(job, 2)
     with pytest.raises(OSError, match="No space"), filler.open("wb") as file:

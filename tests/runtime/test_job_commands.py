@@ -67,7 +67,7 @@ def asked(directory: Path, command: str, *more: str) -> dict[str, Any]:
     return found
 
 
-def await_running(directory: Path, timeout_s: float = 30.0) -> dict[str, Any]:
+def await_running(directory: Path, timeout_s: float = 90.0) -> dict[str, Any]:
     deadline = time.monotonic() + timeout_s
     while True:
         if (directory / "checkpoints" / "ledger" / "driver.json").exists():
@@ -106,7 +106,7 @@ def test_a_user_looks_at_a_job_saves_it_stops_it_and_goes_on(tmp_path: Path) -> 
         assert sink_of(tmp_path).rows() != []
         status, out, _ = run(tmp_path, "stop", "--savepoint", "--path", str(tmp_path / "kept"))
         assert status == 0
-        assert process.wait(30) == 0
+        assert process.wait(90) == 0
     stopped = out.strip()
     assert Path(stopped).parent == tmp_path / "kept"
     assert sink_of(tmp_path).prepared() == []
@@ -129,7 +129,7 @@ def test_a_drained_and_a_cancelled_job_say_how_they_ended(tmp_path: Path) -> Non
         await_running(tmp_path)
         done = asked(tmp_path, "stop", "--savepoint", "--drain")
         assert (done["state"], done["result"]) == ("done", "finished")
-        assert process.wait(30) == 0
+        assert process.wait(90) == 0
     assert sink_of(tmp_path).prepared() == []
 
 
@@ -143,7 +143,7 @@ def test_a_driver_that_was_killed_is_not_taken_for_a_running_one(tmp_path: Path)
             subprocess.Popen([*command, *storage], stdout=PIPE, stderr=PIPE, text=True)
             for _ in range(2)
         ]
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while not list((tmp_path / "checkpoints" / "ledger").glob("savepoints/*")):
             assert time.monotonic() < deadline
             time.sleep(0.001)

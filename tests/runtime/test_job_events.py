@@ -57,7 +57,7 @@ def test_a_job_with_a_killed_slot_tells_its_whole_life(
         statuses.append(status)
 
     job.add_listener(listener)
-    assert eventually(lambda: job.status().checkpoints_completed > 1, 30)
+    assert eventually(lambda: job.status().checkpoints_completed > 1, 90)
     os.kill(job.status().slots[1].pid, signal.SIGKILL)
     (tmp_path / "read all").touch()
     last = job.wait(60)

@@ -60,7 +60,7 @@ def started(
 
 def await_checkpoints(job: Job, more: int) -> None:
     wanted = job.status().checkpoints_completed + more
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while job.status().checkpoints_completed < wanted:
         assert not job.state.ended, job.status().last_error
         assert time.monotonic() < deadline, job.status()

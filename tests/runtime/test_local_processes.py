@@ -24,7 +24,7 @@ from onceflow.integration.faults.processes import is_alive, parent_of
 
 def _slot_pids(job: Job) -> list[int]:
     """Return the slots' process ids once some checkpoint is completed."""
-    assert eventually(lambda: job.status().checkpoints_completed > 1, 30)
+    assert eventually(lambda: job.status().checkpoints_completed > 1, 90)
     return [slot.pid for slot in job.status().slots]
 
 
@@ -59,7 +59,7 @@ def test_the_log_of_a_process_that_died_has_its_last_words(
         DirectorySink(str(tmp_path / "out")), uid="out"
     )
     with pytest.raises(SlotLost, match="slot 0"):
-        pipeline.run(30)
+        pipeline.run(90)
     (log,) = (tmp_path / "logs").glob("dies-attempt-*-slot-0.log")
     assert "about to die" in log.read_text()
 
@@ -144,4 +144,4 @@ def test_slots_are_where_their_driver_is_without_spark_and_end_when_it_is_killed
         driver.kill()
         driver.wait()
         driver.stdout.close()
-    assert eventually(lambda: not any(map(is_alive, [*pids, *hosts])), 30)
+    assert eventually(lambda: not any(map(is_alive, [*pids, *hosts])), 90)

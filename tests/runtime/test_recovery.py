@@ -6,10 +6,11 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.support.clusters import ON_BOTH, AnyCluster
+from tests.support.clusters import ON_BOTH, SLOWLY_ON_SPARK, AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS, assert_exactly_once, ledger, ledger_process
@@ -37,7 +38,12 @@ BACKENDS = [
 ]
 
 
-def await_checkpoints(job: Job, completed: int, timeout_s: float = 30.0) -> None:
+def slowly(source: CountingSource) -> CountingSource:
+    """Return the same records at a pace at which a job is ended long before they are."""
+    return replace(source, pause_s=0.1)
+
+
+def await_checkpoints(job: Job, completed: int, timeout_s: float = 90.0) -> None:
     """Wait until the job runs and has completed so many checkpoints in all."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -75,16 +81,18 @@ def test_without_periodic_checkpoints_the_final_one_commits_everything(
 def test_slots_killed_again_and_again_neither_lose_nor_double_a_row(
     cluster: AnyCluster, tmp_path: Path, backend: StateBackend
 ) -> None:
-    source = CountingSource(40_000, pause_s=0.002)
+    source = CountingSource(40_000, pause_s=0.002, ends_with=str(tmp_path / "killed"))
     pipeline, sink = ledger(cluster, tmp_path, source, backend=backend)
     job = pipeline.start()
     for kill in range(3):
         await_checkpoints(job, 3 * (kill + 1))
         os.kill(job.status().slots[kill % 2].pid, signal.SIGKILL)
-        deadline = time.monotonic() + 30
-        while job.status().restores <= kill and time.monotonic() < deadline:
+        deadline = time.monotonic() + 90
+        while job.status().restores <= kill:
+            assert time.monotonic() < deadline, job.status()
             time.sleep(0.01)
-    status = job.wait(60)
+    (tmp_path / "killed").touch()
+    status = job.wait(120)
     assert status.restores == 3
     assert_exactly_once(sink, source)
 
@@ -133,8 +141,8 @@ def test_a_function_that_always_fails_ends_the_job_with_its_own_error(
 def test_a_stopped_job_goes_on_at_another_parallelism_with_every_record_once(
     cluster: AnyCluster, tmp_path: Path, before: int, after: int
 ) -> None:
-    source = CountingSource(12_000, splits_count=3, pause_s=0.002)
-    pipeline, sink = ledger(cluster, tmp_path, source, parallelism=before)
+    source = CountingSource(12_000, splits_count=3)
+    pipeline, sink = ledger(cluster, tmp_path, slowly(source), parallelism=before)
     job = pipeline.start()
     await_checkpoints(job, 2)
     assert job.stop(60).state is JobState.STOPPED
@@ -145,12 +153,12 @@ def test_a_stopped_job_goes_on_at_another_parallelism_with_every_record_once(
     assert_exactly_once(sink, source)
 
 
-@ON_BOTH
+@SLOWLY_ON_SPARK
 def test_a_cancelled_job_leaves_nothing_visible_that_is_not_decided_and_can_go_on(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:
-    source = CountingSource(12_000, pause_s=0.002)
-    pipeline, sink = ledger(cluster, tmp_path, source)
+    source = CountingSource(12_000)
+    pipeline, sink = ledger(cluster, tmp_path, slowly(source))
     job = pipeline.start()
     await_checkpoints(job, 2)
     assert job.cancel(60).state is JobState.CANCELLED
@@ -212,8 +220,8 @@ def test_another_number_of_key_groups_is_refused_by_name(
 
 
 def test_a_failure_without_restart_ends_the_job(cluster: AnyCluster, tmp_path: Path) -> None:
-    source = CountingSource(40_000, pause_s=0.002)
-    pipeline, sink = ledger(cluster, tmp_path, source, restart=NoRestart())
+    source = CountingSource(12_000)
+    pipeline, sink = ledger(cluster, tmp_path, slowly(source), restart=NoRestart())
     job = pipeline.start()
     await_checkpoints(job, 2)
     os.kill(job.status().slots[0].pid, signal.SIGKILL)
@@ -225,13 +233,13 @@ def test_a_failure_without_restart_ends_the_job(cluster: AnyCluster, tmp_path: P
     assert_exactly_once(sink, source)
 
 
-@ON_BOTH
+@SLOWLY_ON_SPARK
 def test_a_driver_killed_with_sigkill_is_followed_by_another_process_that_goes_on(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:
-    source = CountingSource(30_000, pause_s=0.002)
+    source = CountingSource(12_000)
     out = tmp_path / "out" / "committed"
-    with ledger_process(cluster, tmp_path, source) as first:
+    with ledger_process(cluster, tmp_path, slowly(source)) as first:
         deadline = time.monotonic() + 120
         while not out.exists() or len(list(out.iterdir())) < 6:
             assert first.poll() is None

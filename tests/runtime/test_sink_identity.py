@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,9 @@ from onceflow.cli.main import app
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import Sink
 
-SOURCE = CountingSource(3_000, batch_rows=10, pause_s=0.01)
+SOURCE = CountingSource(3_000, batch_rows=10)
+SLOWLY = replace(SOURCE, pause_s=0.1)
+"""The same records, at a pace at which the job is cancelled long before their end."""
 
 
 def job_in(
@@ -31,6 +34,7 @@ def job_in(
     *,
     name: str = "names",
     retired: Mapping[str, Sink | None] | None = None,
+    source: CountingSource = SOURCE,
 ) -> Pipeline:
     """Build records -> every one of `sinks`, which are (sink id, sink) by uid."""
     pipeline = Pipeline(
@@ -42,7 +46,7 @@ def job_in(
         settings=SETTINGS,
         retired_sinks=retired,
     )
-    records = pipeline.read(SOURCE, uid="records")
+    records = pipeline.read(source, uid="records")
     for uid, (sink_id, sink) in sinks.items():
         records.write(sink, uid=uid, sink_id=sink_id)
     return pipeline
@@ -79,7 +83,9 @@ def ids_of(sink: DirectorySink) -> list[int]:
 def test_changed_sink_id_is_refused_by_what_it_would_leave_behind(
     cluster: AnyCluster, tmp_path: Path, out: ReluctantSink
 ) -> None:
-    leave_decided_and_uncommitted(job_in(cluster, tmp_path, {"out": ("old", out)}), out)
+    leave_decided_and_uncommitted(
+        job_in(cluster, tmp_path, {"out": ("old", out)}, source=SLOWLY), out
+    )
     changed = job_in(cluster, tmp_path, {"out": ("new", out)})
     said = r"decided \d+ transactions \(\d+ rows\) under sink id 'old', the first old/1/"
     with pytest.raises(ConfigError, match=said) as refused:
@@ -94,7 +100,9 @@ def test_changed_sink_id_is_refused_by_what_it_would_leave_behind(
 def test_renamed_uid_of_a_sink_is_refused_too_and_needs_no_more_than_the_old_id(
     cluster: AnyCluster, tmp_path: Path, out: ReluctantSink
 ) -> None:
-    leave_decided_and_uncommitted(job_in(cluster, tmp_path, {"out": (None, out)}), out)
+    leave_decided_and_uncommitted(
+        job_in(cluster, tmp_path, {"out": (None, out)}, source=SLOWLY), out
+    )
     with pytest.raises(ConfigError, match=r"write\(…, sink_id='names\.out'\)"):
         job_in(cluster, tmp_path, {"renamed": (None, out)}).run(60)
     renamed = job_in(cluster, tmp_path, {"renamed": ("names.out", out)})
@@ -107,7 +115,9 @@ def test_renamed_uid_of_a_sink_is_refused_too_and_needs_no_more_than_the_old_id(
 def test_retired_sink_is_settled_and_the_job_goes_on_without_it(
     cluster: AnyCluster, tmp_path: Path, out: ReluctantSink
 ) -> None:
-    leave_decided_and_uncommitted(job_in(cluster, tmp_path, {"out": ("old", out)}), out)
+    leave_decided_and_uncommitted(
+        job_in(cluster, tmp_path, {"out": ("old", out)}, source=SLOWLY), out
+    )
     sinks: dict[str, tuple[str | None, Sink]] = {"out": ("new", out)}
     changed = job_in(cluster, tmp_path, sinks, retired={"old": out})
     assert changed.run(60).state is JobState.FINISHED
@@ -124,7 +134,7 @@ def test_removed_sink_is_refused_though_it_has_nothing_decided(
     """What its older attempts prepared and nobody decided would stay prepared for ever."""
     second = DirectorySink(str(tmp_path / "second"))
     sinks: dict[str, tuple[str | None, Sink]] = {"out": (None, out), "second": (None, second)}
-    leave_decided_and_uncommitted(job_in(cluster, tmp_path, sinks), out)
+    leave_decided_and_uncommitted(job_in(cluster, tmp_path, sinks, source=SLOWLY), out)
     remaining: dict[str, tuple[str | None, Sink]] = {"out": (None, out)}
     with pytest.raises(ConfigError, match="sink id 'names.second'"):
         job_in(cluster, tmp_path, remaining).run(60)
@@ -139,7 +149,9 @@ def test_removed_sink_is_refused_though_it_has_nothing_decided(
 def test_sink_that_was_settled_by_hand_is_retired_without_asking_its_target(
     cluster: AnyCluster, tmp_path: Path, out: ReluctantSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leave_decided_and_uncommitted(job_in(cluster, tmp_path, {"out": ("old", out)}), out)
+    leave_decided_and_uncommitted(
+        job_in(cluster, tmp_path, {"out": ("old", out)}, source=SLOWLY), out
+    )
     (tmp_path / "my_job.py").write_text(
         "from tests.support.directory_sink import DirectorySink\n\n"
         f"old = DirectorySink({out.directory!r})\n"
@@ -164,7 +176,9 @@ def test_sink_that_was_settled_by_hand_is_retired_without_asking_its_target(
 def test_job_under_another_name_is_refused_where_its_sink_id_tells(
     cluster: AnyCluster, tmp_path: Path, out: ReluctantSink
 ) -> None:
-    leave_decided_and_uncommitted(job_in(cluster, tmp_path, {"out": ("ledger", out)}), out)
+    leave_decided_and_uncommitted(
+        job_in(cluster, tmp_path, {"out": ("ledger", out)}, source=SLOWLY), out
+    )
     renamed = job_in(cluster, tmp_path, {"out": ("ledger", out)}, name="renamed")
     with pytest.raises(ConfigError, match=r"'ledger' is in use by job 'names'.*rename its direct"):
         renamed.run(60)

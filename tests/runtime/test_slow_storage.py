@@ -25,24 +25,26 @@ from onceflow.core.storage import ClaimedLog
 from onceflow.integration.conformance.processes import eventually
 
 IMPATIENT = RuntimeSettings(
-    start_timeout_s=60, heartbeat_interval_s=0.2, heartbeat_timeout_s=2.0, cancel_timeout_s=60
+    start_timeout_s=60, heartbeat_interval_s=0.2, heartbeat_timeout_s=3.0, cancel_timeout_s=60
 )
-SLOW_S = 5.0
+SLOW_S = 6.0
 
 
 def test_an_append_that_takes_longer_than_slots_wait_for_the_driver_costs_no_attempt(
     cluster: AnyCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append, took_s = ClaimedLog.append, list[float]()
+    appended = tmp_path / "appended"
 
     def append_slowly(log: ClaimedLog, completed: CompletedCheckpoint) -> None:
         if completed.checkpoint == 2:
             time.sleep(SLOW_S)
             took_s.append(SLOW_S)
+            appended.touch()
         append(log, completed)
 
     monkeypatch.setattr(ClaimedLog, "append", append_slowly)
-    source = CountingSource(20_000, pause_s=0.001)
+    source = CountingSource(20_000, pause_s=0.001, ends_with=str(appended))
     pipeline, sink = ledger(cluster, tmp_path, source, settings=IMPATIENT)
     status = pipeline.run(120)
     assert status.state is JobState.FINISHED

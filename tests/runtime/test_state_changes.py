@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -31,7 +32,9 @@ from onceflow.core.errors import StateIncompatible
 from onceflow.core.functions import KeyedFunction, StateAccess
 from onceflow.core.state import StateBackend
 
-SOURCE = CountingSource(3_000, accounts=20, batch_rows=10, pause_s=0.01)
+SOURCE = CountingSource(3_000, accounts=20, batch_rows=10)
+SLOWLY = replace(SOURCE, pause_s=0.1)
+"""The same records, at a pace at which the job is stopped long before their end."""
 Work = Callable[[Stream], Stream]
 
 
@@ -72,6 +75,7 @@ def pipeline_of(
     *,
     backend: StateBackend | None = None,
     allow: bool = False,
+    source: CountingSource = SOURCE,
 ) -> tuple[Pipeline, DirectorySink]:
     pipeline = Pipeline(
         cluster,
@@ -84,7 +88,7 @@ def pipeline_of(
         allow_non_restored_state=allow,
     )
     sink = DirectorySink(str(directory / "out"))
-    work(pipeline.read(SOURCE, uid="records")).write(sink, uid="out")
+    work(pipeline.read(source, uid="records")).write(sink, uid="out")
     return pipeline, sink
 
 
@@ -116,7 +120,7 @@ def assert_each_record_once_and_counts_go_on(sink: DirectorySink) -> None:
 def test_renamed_state_is_refused_by_name_and_dropped_alone_where_allowed(
     cluster: AnyCluster, tmp_path: Path, backend: StateBackend
 ) -> None:
-    stop_half_way(pipeline_of(cluster, tmp_path, processed(), backend=backend)[0])
+    stop_half_way(pipeline_of(cluster, tmp_path, processed(), backend=backend, source=SLOWLY)[0])
     renamed = processed(total="saldo")
     with pytest.raises(StateIncompatible, match="'total' .*asks for 'number', 'saldo'"):
         pipeline_of(cluster, tmp_path, renamed, backend=backend)[0].run(60)
@@ -131,7 +135,7 @@ def test_renamed_state_is_refused_by_name_and_dropped_alone_where_allowed(
 def test_running_turned_into_process_under_one_uid_is_refused_by_name(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:
-    stop_half_way(pipeline_of(cluster, tmp_path, run_aggregates)[0])
+    stop_half_way(pipeline_of(cluster, tmp_path, run_aggregates, source=SLOWLY)[0])
     with pytest.raises(StateIncompatible, match="'running'.*asks for 'number', 'total'"):
         pipeline_of(cluster, tmp_path, processed())[0].run(60)
     assert pipeline_of(cluster, tmp_path, run_aggregates)[0].run(60).dropped_state == ()
@@ -140,7 +144,7 @@ def test_running_turned_into_process_under_one_uid_is_refused_by_name(
 def test_an_aggregate_is_added_and_another_removed_while_the_others_go_on(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:
-    stop_half_way(pipeline_of(cluster, tmp_path, run_aggregates)[0])
+    stop_half_way(pipeline_of(cluster, tmp_path, run_aggregates, source=SLOWLY)[0])
 
     def changed(records: Stream) -> Stream:
         return records.key_by("account").running(n=count(), most=max_("amount"), uid="balance")
@@ -161,7 +165,7 @@ def test_an_aggregate_is_added_and_another_removed_while_the_others_go_on(
 def test_a_stateful_operator_is_removed_only_where_that_is_allowed(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:
-    stop_half_way(pipeline_of(cluster, tmp_path, run_aggregates)[0])
+    stop_half_way(pipeline_of(cluster, tmp_path, run_aggregates, source=SLOWLY)[0])
 
     def removed(records: Stream) -> Stream:
         return records

@@ -78,7 +78,7 @@ def timed(
     return pipeline, sink
 
 
-def await_rows(sink: DirectorySink, count: int, timeout_s: float = 30.0) -> None:
+def await_rows(sink: DirectorySink, count: int, timeout_s: float = 90.0) -> None:
     deadline = time.monotonic() + timeout_s
     while len(sink.rows()) < count:
         assert time.monotonic() < deadline, f"{len(sink.rows())} of {count} rows"

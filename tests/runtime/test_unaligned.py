@@ -28,7 +28,7 @@ from onceflow.core.state import StateBackend
     ("backend", "before", "after"),
     [
         pytest.param(HeapBackend(), 2, 4, id="heap-2-4"),
-        pytest.param(RocksDBBackend(), 3, 5, id="rocksdb-3-5"),
+        pytest.param(RocksDBBackend(), 3, 5, id="rocksdb-3-5", marks=pytest.mark.slow),
         pytest.param(RocksDBBackend(), 4, 2, id="rocksdb-4-2"),
         pytest.param(HeapBackend(), 1, 2, id="heap-1-2", marks=pytest.mark.slow),
         pytest.param(HeapBackend(), 2, 1, id="heap-2-1", marks=pytest.mark.slow),

@@ -12,7 +12,7 @@ import pytest
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import SCHEMA, CountingSource
 from tests.support.directory_sink import DirectorySink
-from tests.support.held_up import await_rows_in_flight, await_status, kill_a_slot
+from tests.support.held_up import await_checkpoint, kill_a_slot, killed_and_rescaled
 from tests.support.ledger import SETTINGS
 from tests.support.throttled_sink import ThrottledSink
 
@@ -116,22 +116,12 @@ def united(
 def test_united_records_come_once_through_kills_and_rescaling(
     cluster: AnyCluster, tmp_path: Path, backend: StateBackend, unaligned: bool
 ) -> None:
-    for parallelism in (2, 3):
-        pipeline, sink = united(
+    rows = killed_and_rescaled(
+        lambda parallelism: united(
             cluster, tmp_path, backend=backend, parallelism=parallelism, unaligned=unaligned
-        )
-        job = pipeline.start()
-        if unaligned:
-            await_rows_in_flight(job)
-        else:
-            await_status(job, lambda s: any(one.attempt == s.attempt for one in s.history))
-        kill_a_slot(job, parallelism)
-        if parallelism == 2:
-            await_status(job, lambda s: any(one.attempt == s.attempt for one in s.history))
-            job.cancel(60)
-    sink.hurry()
-    assert job.wait(60).state is JobState.FINISHED
-    rows = sink.rows()
+        ),
+        unaligned=unaligned,
+    )
     assert Counter(row["id"] for row in rows) == Counter(range(PARTS * SOURCE.records))
     assert {row["seen"] for row in rows} == {1}
     counts = Counter((row["account"], row["n"]) for row in rows if row["id"] < 2 * SOURCE.records)
@@ -174,7 +164,7 @@ class LargeAside(KeyedFunction):
 
 
 def test_side_outputs_come_once_through_kills(cluster: AnyCluster, tmp_path: Path) -> None:
-    source = CountingSource(20_000, pause_s=0.002)
+    source = CountingSource(20_000, pause_s=0.002, ends_with=str(tmp_path / "killed"))
     pipeline = begin(cluster, tmp_path)
     every, large = (DirectorySink(str(tmp_path / name)) for name in ("every", "large"))
     processed = (
@@ -184,9 +174,10 @@ def test_side_outputs_come_once_through_kills(cluster: AnyCluster, tmp_path: Pat
     processed.side_output(LARGE).filter(lambda record: True).write(large, uid="large")
     job = pipeline.start()
     for number in range(2):
-        await_status(job, lambda s: any(one.attempt == s.attempt for one in s.history))
+        await_checkpoint(job)
         kill_a_slot(job, number)
-    assert job.wait(60).state is JobState.FINISHED
+    (tmp_path / "killed").touch()
+    assert job.wait(120).state is JobState.FINISHED
     amounts = Counter(row["amount"] for row in every.rows())
     assert sum(amounts.values()) == source.records
     expected = Counter({amount: n for amount, n in amounts.items() if amount > 900})

@@ -213,7 +213,7 @@ def test_every_record_is_in_a_window_or_comes_late_and_never_both(
     cluster: AnyCluster, tmp_path: Path, windows: WindowAssigner
 ) -> None:
     """Most are late: event time follows the ids, and a record's own time is its amount."""
-    source = CountingSource(4_000, pause_s=0.01)
+    source = CountingSource(4_000, pause_s=0.01, ends_with=str(tmp_path / "killed"))
     on_time, late = DirectorySink(str(tmp_path / "on time")), DirectorySink(str(tmp_path / "late"))
     pipeline = Pipeline(
         cluster,
@@ -232,7 +232,8 @@ def test_every_record_is_in_a_window_or_comes_late_and_never_both(
     job = pipeline.start()
     await_checkpoints(job, 2)
     os.kill(job.status().slots[0].pid, signal.SIGKILL)
-    assert job.wait(60).restores >= 1
+    (tmp_path / "killed").touch()
+    assert job.wait(120).restores >= 1
     ids = [row["id"] for row in late.rows()]
     assert len(set(ids)) == len(ids) > 0
     assert sum(row["n"] for row in on_time.rows()) + len(ids) == source.records

@@ -70,7 +70,8 @@ def test_two_accumulators_of_one_stream_agree_after_a_crash(
     cluster: AnyCluster, tmp_path: Path, mode: str
 ) -> None:
     """The second adds up what the first says: snapshots of two moments would lose or double."""
-    source = CountingSource(6_000, splits_count=1, accounts=1, pause_s=0.01)
+    ends = tmp_path / "killed"
+    source = CountingSource(6_000, splits_count=1, accounts=1, pause_s=0.01, ends_with=str(ends))
     sink = DirectorySink(str(tmp_path / "out"))
     pipeline = pipeline_of(cluster, tmp_path, mode=mode, backend=HeapBackend())
     numbers = pipeline.read(source, uid="numbers")
@@ -80,6 +81,7 @@ def test_two_accumulators_of_one_stream_agree_after_a_crash(
     job = pipeline.start()
     await_checkpoints(job, 3)
     os.kill(job.status().slots[0].pid, signal.SIGKILL)
+    ends.touch()
     assert job.wait(120).restores >= 1
 
     rows = sink.rows()
@@ -98,7 +100,8 @@ def test_two_accumulators_of_one_stream_agree_after_a_crash(
 def test_three_operators_in_parallel_and_a_shuffle_into_one_writer_survive_a_crash(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:
-    source = CountingSource(8_000, splits_count=2, accounts=20, pause_s=0.01)
+    ends = tmp_path / "killed"
+    source = CountingSource(8_000, splits_count=2, accounts=20, pause_s=0.01, ends_with=str(ends))
     sink = DirectorySink(str(tmp_path / "out"))
     pipeline = pipeline_of(cluster, tmp_path, backend=HeapBackend())
     cents = pipeline.read(source, uid="numbers").map(
@@ -111,6 +114,7 @@ def test_three_operators_in_parallel_and_a_shuffle_into_one_writer_survive_a_cra
     job = pipeline.start()
     await_checkpoints(job, 3)
     os.kill(job.status().slots[1].pid, signal.SIGKILL)
+    ends.touch()
     assert job.wait(120).restores >= 1
 
     rows = sink.rows()

@@ -35,6 +35,7 @@ def start_ledger(directory: Path, master: str, *, tls: str = "auto") -> subproce
     command = [
         *(sys.executable, "-m", "tests.support.ledger_process", str(directory)),
         *("--records", str(SOURCE.records), "--pause-s", str(SOURCE.pause_s)),
+        *("--ends-with", str(directory / "end")),
         *("--master", master),
         *("--tls", tls),
     ]
@@ -101,6 +102,7 @@ def parent_of(pid: int) -> int:
 
 
 def finish(process: subprocess.Popen[bytes], directory: Path) -> None:
+    (directory / "end").touch()
     process.wait(120)
     status = json.loads((directory / "status.json").read_text())
     assert status["state"] == "finished", status
@@ -126,7 +128,7 @@ def test_an_executor_killed_in_local_cluster_mode_neither_loses_nor_doubles_a_ro
         finish(process, tmp_path)
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 @pytest.mark.slow  # the next one looks at the same on a standalone cluster
@@ -142,7 +144,7 @@ def test_with_tls_driver_and_slots_serve_nobody_without_a_certificate_of_the_att
         finish(process, tmp_path)
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 @pytest.mark.parametrize("driver_too", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -159,14 +161,14 @@ def test_on_a_standalone_cluster_executors_and_the_driver_may_be_killed(
         status = await_status(tmp_path, running(checkpoints=5, restores=1))
         if driver_too:
             process.kill()
-            process.wait(10)
+            process.wait(60)
             (tmp_path / "status.json").unlink()
             process = start_ledger(tmp_path, standalone)
             await_status(tmp_path, lambda s: s["attempt"] > status["attempt"])
         finish(process, tmp_path)
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 def test_more_slots_than_spark_has_are_refused_before_anything_runs(

@@ -78,6 +78,7 @@ def test_rows_of_a_dataframe_are_written_once_while_slots_are_killed(
     assert not inputs_in(tmp_path).exists()
 
 
+@pytest.mark.slow  # a Spark of its own
 def test_a_driver_that_is_killed_is_followed_by_one_that_reads_the_same_rows(
     spark: SparkSession, tmp_path: Path
 ) -> None:

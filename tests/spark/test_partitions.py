@@ -75,7 +75,7 @@ def started(
 
 
 def await_records(job: Job, records: int) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while job.status().records_in < records:
         assert not job.state.ended, job.status().last_error
         assert time.monotonic() < deadline, job.status()
@@ -93,5 +93,5 @@ def test_slots_that_are_cut_off_from_each_other_end_the_attempt_by_name(
         proxy.pause()
     cut = time.monotonic()
     with pytest.raises(SlotLost, match=r"slot 1 is lost: channel balance\[1\] from 0 has had no"):
-        job.wait(20)
-    assert time.monotonic() - cut < 15
+        job.wait(90)
+    assert time.monotonic() - cut < 60

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
@@ -88,8 +89,37 @@ def await_rows_in_flight(job: Job) -> None:
     )
 
 
+def await_checkpoint(job: Job) -> None:
+    """Wait until the attempt that runs has completed a checkpoint."""
+    await_status(job, lambda s: any(one.attempt == s.attempt for one in s.history))
+
+
+def killed_and_rescaled(
+    make: Callable[[int], tuple[Pipeline, ThrottledSink]], *, unaligned: bool
+) -> Sequence[Mapping[str, Any]]:
+    """Run the job that `make` builds for a parallelism: two slots, then three, one killed of each.
+
+    Returns what its sink holds at the end.
+    """
+    for parallelism in (2, 3):
+        pipeline, sink = make(parallelism)
+        job = pipeline.start()
+        if unaligned:
+            await_rows_in_flight(job)
+        else:
+            await_checkpoint(job)
+        kill_a_slot(job, parallelism)
+        if parallelism == 2:
+            await_checkpoint(job)
+            job.cancel(60)
+    sink.hurry()
+    assert job.wait(120).state is JobState.FINISHED
+    return sink.rows()
+
+
 def kill_a_slot(job: Job, number: int) -> None:
     """Kill one, and wait until the next attempt runs: it begins with what was in flight."""
+    await_status(job, lambda s: s.state is JobState.RUNNING and len(s.slots) > 0)
     restores = job.status().restores
     slots = job.status().slots
     os.kill(slots[number % len(slots)].pid, signal.SIGKILL)

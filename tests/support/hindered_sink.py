@@ -43,7 +43,7 @@ class SlowSink(DirectorySink):
         (Path(self.directory) / "go on").touch()
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while not (Path(self.directory) / "go on").exists() and time.monotonic() < deadline:
             time.sleep(0.01)
 
