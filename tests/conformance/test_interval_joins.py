@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,8 +18,16 @@ import pytest
 from tests.conformance.state_job import BACKENDS, MAX_PARALLELISM, Job
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
-from onceflow import OutputTag, ProcessJoinFunction, Record, StateAccess, ValueStateDescriptor
-from onceflow.core.errors import ConfigError, UserFunctionError
+from onceflow import (
+    CoProcessFunction,
+    IntervalJoin,
+    OutputTag,
+    ProcessJoinFunction,
+    Record,
+    StateAccess,
+    ValueStateDescriptor,
+)
+from onceflow.core.errors import ConfigError, StateIncompatible, UserFunctionError
 from onceflow.core.graph import Feed, ProcessConnected
 from onceflow.core.join_functions import IntervalJoinFunction, JoinSide, MergedColumns
 from onceflow.core.protocol.snapshots import StateHandle
@@ -144,6 +153,13 @@ def _rows(records: Iterable[Record]) -> list[Row]:
     return [cast("Row", tuple(record.values())) for record in records]
 
 
+def sides_of(
+    schemas: tuple[pa.Schema, pa.Schema], *, late: bool = True
+) -> tuple[JoinSide, JoinSide]:
+    tags = LATE if late else (None, None)
+    return JoinSide("left", schemas[0], "at", tags[0]), JoinSide("right", schemas[1], "at", tags[1])
+
+
 def joining(
     lower: int,
     upper: int,
@@ -152,13 +168,8 @@ def joining(
     late: bool = True,
     function: ProcessJoinFunction | None = None,
 ) -> IntervalJoinFunction:
-    tags = LATE if late else (None, None)
-    sides = (
-        JoinSide("left", schemas[0], "at", tags[0]),
-        JoinSide("right", schemas[1], "at", tags[1]),
-    )
     merged = function or MergedColumns(*schemas, KEYS, ("_left", "_right"))
-    return IntervalJoinFunction(lower, upper, sides, merged)
+    return IntervalJoinFunction(lower, upper, sides_of(schemas, late=late), merged)
 
 
 def counted(pairs: Iterable[tuple[Row, Row]]) -> Counter[tuple[Any, ...]]:
@@ -201,6 +212,33 @@ def test_interval_joins_equal_the_model_through_snapshots_and_rescaling(
     assert running.kept(names) > 0
     running.advance(MAX_WATERMARK)
     assert running.kept(names) == 0
+
+
+def test_bounds_are_inclusive_unless_told_otherwise(job: Job) -> None:
+    found: dict[tuple[bool, bool], list[int]] = {}
+    for ends in [(True, True), (False, True), (True, False), (False, False)]:
+        functions: list[CoProcessFunction] = []
+
+        def take(function: CoProcessFunction, _: str, to: list[CoProcessFunction]) -> None:
+            to.append(function)
+
+        join = IntervalJoin(partial(take, to=functions), sides_of(SCHEMAS), KEYS)
+        lower_inclusive, upper_inclusive = ends
+        join.between(
+            "-2 ms", 0.003, lower_inclusive=lower_inclusive, upper_inclusive=upper_inclusive
+        ).merge(uid="pairs")
+        (function,) = functions
+        assert isinstance(function, IntervalJoinFunction)
+        running = Running(job, function)
+        for number in range(10):
+            assert running.take(1, ("a", 10_000 + number, number)) == []
+        found[ends] = [made["paid"] for made in running.take(0, ("a", 10_005, 0))]
+    assert found == {
+        (True, True): [3, 4, 5, 6, 7, 8],
+        (False, True): [4, 5, 6, 7, 8],
+        (True, False): [3, 4, 5, 6, 7],
+        (False, False): [4, 5, 6, 7],
+    }
 
 
 def test_a_record_is_let_go_when_nothing_can_come_for_it_any_more(job: Job) -> None:
@@ -302,6 +340,21 @@ def test_kept_records_come_back_with_the_types_of_their_columns(job: Job) -> Non
     expected = dict(zip(RICH.names, left, strict=True))
     expected["at_left"] = expected.pop("at")
     assert made == {**expected, "at_right": at_ms + 900, "paid": 5}
+
+
+def test_a_column_may_be_new_and_its_type_may_not_change(job: Job) -> None:
+    first = Running(job, joining(0, 1_000, late=False))
+    first.take(0, ("a", 10_000, 1))
+    handles = first.snapshot()
+    wider = (ORDERS.append(pa.field("note", pa.string())), PAID)
+    again = Running(
+        job, joining(0, 1_000, schemas=wider, late=False), schemas=wider, handles=handles
+    )
+    (made,) = again.take(1, ("a", 10_000, 2))
+    assert (made["order"], made["note"]) == (1, None)
+    other = (ORDERS.set(2, pa.field("order", pa.string())), PAID)
+    with pytest.raises(StateIncompatible, match=r"'onceflow\.left-records'.*order"):
+        Running(job, joining(0, 1_000, schemas=other, late=False), schemas=other, handles=handles)
 
 
 def test_columns_that_cannot_be_kept_are_named_before_the_start() -> None:

@@ -195,27 +195,3 @@ def test_joins_that_cannot_be_are_refused_by_name(cluster: AnyCluster, tmp_path:
         *("id_right", "amount_right"),
     ]
     assert made.side_output(OutputTag("late", SCHEMA)).schema == SCHEMA
-
-
-def test_bounds_are_inclusive_unless_told_otherwise(cluster: AnyCluster, tmp_path: Path) -> None:
-    source = CountingSource(20, accounts=1)
-    found: dict[tuple[bool, bool], set[int]] = {}
-    sinks: dict[tuple[bool, bool], DirectorySink] = {}
-    pipeline = begin(cluster, tmp_path)
-    left = pipeline.read(source, uid="left", watermarks=TIME).key_by("account")
-    right = pipeline.read(source, uid="right", watermarks=TIME).key_by("account")
-    for number, ends in enumerate([(True, True), (False, True), (True, False), (False, False)]):
-        sinks[ends] = sink = DirectorySink(str(tmp_path / f"out-{number}"))
-        joins = left.interval_join(right).between(
-            "-2 ms", 0.003, lower_inclusive=ends[0], upper_inclusive=ends[1]
-        )
-        joins.merge(uid=f"pairs-{number}").write(sink, uid=f"out-{number}")
-    assert pipeline.run(60).state is JobState.FINISHED
-    for ends, sink in sinks.items():
-        found[ends] = {row["id_right"] for row in sink.rows() if row["id_left"] == 10}
-    assert found == {
-        (True, True): set(range(8, 14)),
-        (False, True): set(range(9, 14)),
-        (True, False): set(range(8, 13)),
-        (False, False): set(range(9, 13)),
-    }
