@@ -344,17 +344,20 @@ class OperatorStateStore:
         *,
         subtask: int,
         parallelism: int,
-        key_groups: range,
-        max_parallelism: int,
-        is_restored: bool,
+        key_groups: range = range(0),
+        max_parallelism: int = 1,
+        is_restored: bool | None = None,
         handles: Sequence[StateHandle] = (),
         reader: StateReader | None = None,
         allow_non_restored_state: bool = False,
     ) -> None:
-        """`handles` are those of all subtasks, by number; of one where they are broadcast."""
+        """`handles` are those of all subtasks, by number; of one where they are broadcast.
+
+        `key_groups` are for functions with keys. `is_restored` may be so without any handle.
+        """
         self._uid = uid
         self.subtask, self.parallelism = subtask, parallelism
-        self.is_restored = is_restored
+        self.is_restored = bool(handles) if is_restored is None else is_restored
         """Whether a checkpoint held state of this operator, be it empty."""
         self._key_groups, self._max_parallelism = key_groups, max_parallelism
         self._allow_non_restored_state = allow_non_restored_state

@@ -236,11 +236,14 @@ def restored_slots(
             case _:
                 handles = [h for _, o in old for h in o.keyed]
                 by_owner = _by_owner(handles, _itself, groups, parallelism)
-                raw = _not_by_key([o for _, o in old], groups, parallelism)
+                raw = _without_key([o for _, o in old], parallelism)
+                bytes_of_groups = _by_owner(_raw_keyed(old), _itself, groups, parallelism)
                 told = tuple(e for _, o in old for e in o.lists.get(EVENT_TIME, ()))
                 lists = {EVENT_TIME: told} if told else {}
                 if old:
-                    for of_slot, keyed, others in zip(operators, by_owner, raw, strict=True):
+                    slots = zip(operators, by_owner, raw, bytes_of_groups, strict=True)
+                    for of_slot, keyed, unkeyed, owned in slots:
+                        others = (*unkeyed, *owned)
                         of_slot.append(
                             RestoredOperator(operator.uid, keyed=keyed, lists=lists, raw=others)
                         )
@@ -256,24 +259,22 @@ def _dealt(elements: Sequence[bytes], parallelism: int) -> list[tuple[bytes, ...
     return [tuple(by_id[split] for split in mine) for mine in dealt]
 
 
-def _not_by_key(
-    old: Sequence[OperatorSnapshot], max_parallelism: int, parallelism: int
-) -> list[tuple[StateHandle, ...]]:
-    """Return, by slot, the handles of state that is not kept by key.
+def _raw_keyed(old: Sequence[tuple[int, OperatorSnapshot]]) -> list[StateHandle]:
+    return [h for _, o in old for h in o.raw if mode_of(h) == "raw-keyed"]
 
-    Of what is broadcast each gets one copy, of raw keyed state that with its key groups. Of all
-    else it gets everything, and takes its share.
+
+def _without_key(
+    old: Sequence[OperatorSnapshot], parallelism: int
+) -> list[tuple[StateHandle, ...]]:
+    """Return, by slot, the handles of state without a key.
+
+    Of what is broadcast each gets one copy. Of all else it gets everything, and takes its share.
     """
     if not any(operator.raw for operator in old):
         return [()] * parallelism
     everybody = [h for o in old for h in o.raw if mode_of(h) in {"split", "union"}]
     broadcast = [[h for h in o.raw if mode_of(h) == "broadcast"] for o in old]
-    by_group = [h for o in old for h in o.raw if mode_of(h) == "raw-keyed"]
-    owned = _by_owner(by_group, _itself, max_parallelism, parallelism)
-    return [
-        (*everybody, *broadcast[broadcast_copy(slot, len(old))], *owned[slot])
-        for slot in range(parallelism)
-    ]
+    return [(*everybody, *broadcast[broadcast_copy(slot, len(old))]) for slot in range(parallelism)]
 
 
 _Item = TypeVar("_Item")
