@@ -11,6 +11,7 @@ import signal
 import threading
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -32,7 +33,13 @@ from onceflow.core.protocol.committables import AlreadyCommitted, Committed, Los
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.storage.bucket import BucketFiles
 from onceflow.core.storage.bucket_settings import PART_BYTES_MIN, BucketSettings, Patience
-from onceflow.core.storage.filesystem import AlreadyExists, Created, StorageRefused
+from onceflow.core.storage.filesystem import (
+    AlreadyExists,
+    Created,
+    CreateOutcome,
+    CreationUnknown,
+    StorageRefused,
+)
 from onceflow.sinks import FileSink
 
 KINDS = ("azure", "google")
@@ -96,26 +103,35 @@ def _chunks(count: int) -> Iterator[bytes]:
 # --- creation -------------------------------------------------------------------------------------
 
 
+def _created(files: BucketFiles, mine: bytes) -> CreateOutcome:
+    """Return what became of the creation, asking again as long as nobody knows."""
+    while True:
+        with suppress(CreationUnknown):
+            return files.create_if_absent("log/1", mine)
+
+
 def test_of_drivers_that_create_one_record_at_once_one_wins(bucket: str) -> None:
     """Each has a client of its own, as each driver has."""
-    outcomes: list[tuple[bytes, object]] = []
+    outcomes: list[tuple[bytes, CreateOutcome]] = []
     start = threading.Barrier(6)
 
     def create(mine: bytes) -> None:
-        files = _files(bucket)
-        files.read("log/0")  # it is connected
         start.wait(60)
-        outcomes.append((mine, files.create_if_absent("log/1", mine)))
+        outcomes.append((mine, _created(_files(bucket), mine)))
 
     threads = [threading.Thread(target=create, args=(b"%d" % one,)) for one in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
-    (winner,) = (mine for mine, outcome in outcomes if outcome == Created())
-    losers = [outcome for _, outcome in outcomes if outcome != Created()]
-    assert losers == [AlreadyExists(winner)] * 5
-    assert _files(bucket).read("log/1") == winner
+        thread.join(120)
+    winner = _files(bucket).read("log/1")
+    assert winner is not None
+    assert len(outcomes) == 6
+    for mine, outcome in outcomes:
+        if mine == winner:  # its reply may have been lost
+            assert outcome in (Created(), AlreadyExists(winner))
+        else:
+            assert outcome == AlreadyExists(winner)
     ObjectStorage(f"{bucket}/x").open("ledger").check_creates()
 
 
