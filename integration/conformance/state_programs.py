@@ -2,8 +2,13 @@
 
 A program runs on some subtasks, as an operator does: it changes and reads states of random keys,
 takes snapshots that are uploaded, discarded or lost, crashes and is restored at another parallelism
-and, by a savepoint, in another backend. Some states expire, by a clock that jumps. After every step
-what a key reads is what the model says.
+and, by a savepoint, in another backend. After every step what a key reads is what the model says.
+
+Some states expire. The clocks of two processes differ, and jump: in one process nothing that was
+missing because it had expired comes back.
+
+Timers are registered and deleted, also by timers that fire, in event time, which stands still for
+some subtasks, and by the clock. Each that is registered fires once, in order, with its key current.
 """
 
 from __future__ import annotations
@@ -11,14 +16,13 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.protocol.splits import key_group_range
+from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
 from onceflow.core.state import (
-    AggregateFunction,
     AggregatingStateDescriptor,
     KeyedStates,
     KeyedStateStore,
@@ -29,68 +33,31 @@ from onceflow.core.state import (
     StateContext,
     StateHandle,
     StateTtlConfig,
+    Timer,
     ValueStateDescriptor,
     key_group_of,
 )
 from onceflow.core.state.clock import StateClock
+from onceflow.core.state.timers import TIME_DOMAINS, TimeDomain
 from onceflow.core.storage import FileSystemStorage
+from onceflow.integration.conformance.state_models import TTL_MS, KeyModel, Mean, Reading
 
 MAX_PARALLELISM = 16
 KEYS = ["a", "b", "", "é", *(f"key-{number}" for number in range(12))]
+GROUPS = {key: key_group_of(key, MAX_PARALLELISM) for key in KEYS}
 WINDOWS = [(0, 10), (10, 20), (20, 30)]
-EXPIRING = "expiring"
-"""Stands among the namespaces for the states that expire."""
-PLACES = (None, *WINDOWS, EXPIRING)
-TTL_MS = 1000
+EXPIRING, USED_BY_READING = "expiring", "used by reading"
+"""Stand among the namespaces for the states that expire."""
+PLACES = (None, *WINDOWS, EXPIRING, USED_BY_READING)
+KINDS = ("value", "elements", "mapped", "reduced", "added")
 OPERATIONS = (
     "set", "add", "update", "put", "put_all", "remove", "reduce", "aggregate", "clear",
 )  # fmt: skip
-
-
-class Mean(AggregateFunction[int, "tuple[int, int]", float]):
-    """The mean of all numbers added."""
-
-    def create_accumulator(self) -> tuple[int, int]:
-        """Return the accumulator of no numbers."""
-        return 0, 0
-
-    def add(self, value: int, accumulator: tuple[int, int]) -> tuple[int, int]:
-        """Return count and sum with `value`."""
-        count, total = accumulator
-        return count + 1, total + value
-
-    def get_result(self, accumulator: tuple[int, int]) -> float:
-        """Return the mean."""
-        count, total = accumulator
-        return total / count
-
-
-@dataclass
-class KeyModel:
-    """What the states of one key, or of one key and namespace, hold.
-
-    Where they expire, it is dropped here when it has, and `used_ms` says when each was written.
-    """
-
-    value: int = 0
-    elements: list[str] = field(default_factory=list[str])
-    mapped: dict[str, int] = field(default_factory=dict[str, int])
-    reduced: int | None = None
-    added: list[int] = field(default_factory=list[int])
-    used_ms: dict[str, int] = field(default_factory=dict[str, int])
-
-    def expire(self, now_ms: int) -> None:
-        """Drop what was written `TTL_MS` ago."""
-        gone = [name for name, used_ms in self.used_ms.items() if used_ms + TTL_MS <= now_ms]
-        for name in gone:
-            del self.used_ms[name]
-            kind, _, place = name.partition(" ")
-            if kind == "mapped":
-                self.mapped = {key: n for key, n in self.mapped.items() if key != place}
-            elif kind == "elements":
-                self.elements = self.elements[1:]
-            else:
-                setattr(self, kind, getattr(KeyModel(), kind))
+MACHINES_BEHIND_S = (0.0, 0.0, 0.7, 5.0)
+JUMPS_S = (0.1, 0.1, 0.3, 0.3, 0.6, 0.9, -0.5, -0.5, -100.0, 100.0)
+AHEAD_MS = (-50, 0, 1, 9, 10, 11, 101, 250)
+"""Of event time: where a timer is registered."""
+TIMER_ACTIONS = ("nothing", "register", "delete", "set")
 
 
 class KeyStates:
@@ -109,7 +76,7 @@ class KeyStates:
             AggregatingStateDescriptor(f"{prefix}mean", Mean(), tuple[int, int], ttl)
         )
 
-    def read(self) -> tuple[Any, ...]:
+    def read(self) -> Reading:
         """Return what the current key reads."""
         return (
             self.value.get(),
@@ -120,24 +87,26 @@ class KeyStates:
         )
 
 
-def expected(model: KeyModel) -> tuple[Any, ...]:
-    """Return what `KeyStates.read` must return."""
-    mean = sum(model.added) / len(model.added) if model.added else None
-    return model.value, model.elements, model.mapped, model.reduced, mean
-
-
 Models: TypeAlias = dict[tuple[str, Any], KeyModel]
 """By key, and namespace or None."""
 
 
 class Subtask:
-    """One store and the states asked for in it."""
+    """One store and the states asked for in it, with the clock of the machine it is on."""
 
     def __init__(self, store: KeyedStateStore, clock: StateClock) -> None:
         self.store = store
         states = KeyedStates(store, clock)
         self.states = KeyStates(states, "")
-        self.expiring = KeyStates(states, "expiring ", StateTtlConfig(TTL_MS / 1000))
+        ttl_s = TTL_MS / 1000
+        self.expiring = {
+            EXPIRING: KeyStates(states, "expiring ", StateTtlConfig(ttl_s)),
+            USED_BY_READING: KeyStates(
+                states, "read ", StateTtlConfig(ttl_s, update="on_read_and_write")
+            ),
+        }
+        self.clock = clock
+        self.timers = states.timers()
         self.windows = states.namespace(tuple[int, int])
         self.windowed = KeyStates(self.windows, "window ")
         store.opened()
@@ -147,8 +116,8 @@ class Subtask:
         self.store.set_current_key(key)
         if window is None:
             return self.states
-        if window == EXPIRING:
-            return self.expiring
+        if window in self.expiring:
+            return self.expiring[window]
         self.windows.set(window)
         return self.windowed
 
@@ -164,7 +133,7 @@ class StateProgram:
         self._rng = random.Random(seed)  # noqa: S311 - not for secrets
         self._storage = FileSystemStorage(str(directory / "storage")).open("program")
         self._wall_s = 1_700_000_000.0
-        self._clock = StateClock(lambda: self._wall_s)
+        self._event_ms = 0
         self._attempt = 0
         self._checkpoint = 0
         self._added = 0
@@ -183,6 +152,7 @@ class StateProgram:
         for _ in range(steps):
             self._step()
         self._crash()
+        self._end_all_time()
         self.close()
 
     def close(self) -> None:
@@ -192,102 +162,210 @@ class StateProgram:
         self._subtasks = []
 
     def _step(self) -> None:
-        chance = self._rng.random()
-        if chance < 0.03:
-            self._snapshot()
-        elif chance < 0.06 and self._waiting:
+        steps = {
+            self._on_record: 66,
+            self._jump: 8,
+            self._clean: 4,
+            self._advance_event_time: 5,
+            self._on_time: 5,
+            self._prefetch: 3,
+            self._snapshot: 3,
+            self._finish_a_snapshot: 3,
+            self._crash: 1,
+            self._switch_backend: 0.5,
+        }
+        self._rng.choices([*steps], [*steps.values()])[0]()
+
+    def _jump(self) -> None:
+        """Have time pass, or the clocks of all machines set."""
+        self._wall_s += self._rng.choice(JUMPS_S)
+
+    def _clean(self) -> None:
+        for subtask in self._subtasks:
+            subtask.store.clean(self._rng.randrange(30))
+
+    def _finish_a_snapshot(self) -> None:
+        if self._waiting:
             self._waiting.pop(0)()
-        elif chance < 0.07:
-            self._crash()
-        elif chance < 0.075:
-            self._switch_backend()
-        elif chance < 0.10:
-            self._prefetch()
-        elif chance < 0.20:
-            self._wall_s += self._rng.choice([0.1, 0.3, 0.9, -0.5, -100.0, 100.0])
-        elif chance < 0.25:
-            for subtask in self._subtasks:
-                subtask.store.clean(self._rng.randrange(30))
+
+    def _on_record(self) -> None:
+        """Change a state or a timer of a key, as a function does with a record."""
+        key = self._rng.choice(KEYS)
+        subtask = self._subtask_of(key)
+        if self._rng.random() < 0.2:
+            subtask.store.set_current_key(key)
+            self._change_timers(subtask, self._models.setdefault((key, None), KeyModel()))
         else:
-            key = self._rng.choice(KEYS)
             self._change(key, self._rng.choice(PLACES))
+        # What was registered for a time that has come fires after the records at hand.
+        self._fire(subtask, "event", subtask.timers.current_watermark())
 
     def _change(self, key: str, window: Any) -> None:
         rng = self._rng
         model = self._models.setdefault((key, window), KeyModel())
-        states = self._subtask_of(key).at(key, window)
-        self._expire(model, window)
+        subtask = self._subtask_of(key)
+        states, now_ms = subtask.at(key, window), None
+        if window in subtask.expiring:
+            now_ms = subtask.clock.now_ms()
+            model.expire(now_ms)
         number, text = rng.randrange(1000), str(rng.randrange(5))
-        match rng.choice(
-            ["set", "add", "update", "put", "put_all", "remove", "reduce", "aggregate", "clear"]
-        ):
+        match rng.choice(OPERATIONS):
             case "set":
-                model.value = number
-                self._used(model, window, "value")
+                model.use("value", number, now_ms)
                 states.value.set(number)
             case "add":
-                self._extend(model, window, [text])
-                states.elements.add(text)
+                states.elements.add(self._extend(model, now_ms))
             case "update":
-                self._clear_model(model, "elements")
-                self._extend(model, window, [str(n) for n in range(rng.randrange(3))])
-                states.elements.update(model.elements)
+                model.clear("elements")
+                states.elements.update(
+                    [self._extend(model, now_ms) for _ in range(rng.randrange(3))]
+                )
             case "put":
-                model.mapped = {**model.mapped, text: number}
-                self._used(model, window, f"mapped {text}")
+                model.use(f"mapped {text}", number, now_ms)
                 states.mapped.put(text, number)
             case "put_all":
-                model.mapped = {**model.mapped, text: number, "x": 1}
-                self._used(model, window, f"mapped {text}", "mapped x")
+                model.use(f"mapped {text}", number, now_ms)
+                model.use("mapped x", 1, now_ms)
                 states.mapped.put_all({text: number, "x": 1})
             case "remove":
-                model.mapped = {name: n for name, n in model.mapped.items() if name != text}
-                model.used_ms.pop(f"mapped {text}", None)
+                model.drop(lambda name: name == f"mapped {text}")
                 states.mapped.remove(text)
             case "reduce":
-                model.reduced = number if model.reduced is None else max(model.reduced, number)
-                self._used(model, window, "reduced")
+                model.use("reduced", max(number, model.held("reduced") or 0), now_ms)
                 states.reduced.add(number)
             case "aggregate":
-                model.added = [*model.added, number]
-                self._used(model, window, "added")
+                model.use("added", [*(model.held("added") or ()), number], now_ms)
                 states.added.add(number)
             case _:
-                self._clear(states, model, rng.randrange(5))
+                kind = rng.choice(KINDS)
+                model.clear(kind)
+                getattr(states, kind).clear()
         self._check(key, window)
 
-    def _clear(self, states: KeyStates, model: KeyModel, which: int) -> None:
-        name = ("value", "elements", "mapped", "reduced", "added")[which]
-        self._clear_model(model, name)
-        getattr(states, name).clear()
-
-    def _clear_model(self, model: KeyModel, name: str) -> None:
-        setattr(model, name, getattr(KeyModel(), name))
-        kept = {of: used for of, used in model.used_ms.items() if of.partition(" ")[0] != name}
-        model.used_ms = kept
-
-    def _extend(self, model: KeyModel, window: Any, texts: list[str]) -> None:
-        for text in texts:
-            model.elements = [*model.elements, text]
-            self._added += 1
-            self._used(model, window, f"elements {self._added}")
-
-    def _used(self, model: KeyModel, window: Any, *names: str) -> None:
-        if window == EXPIRING:
-            model.used_ms.update(dict.fromkeys(names, self._clock.now_ms()))
-
-    def _expire(self, model: KeyModel, window: Any) -> None:
-        if window == EXPIRING:
-            model.expire(self._clock.now_ms())
+    def _extend(self, model: KeyModel, now_ms: int | None) -> str:
+        self._added += 1
+        model.use(f"elements {self._added}", str(self._added), now_ms)
+        return str(self._added)
 
     def _check(self, key: str, window: Any) -> None:
-        self._expire(self._models.get((key, window), KeyModel()), window)
-        read = self._subtask_of(key).at(key, window).read()
-        says = expected(self._models.get((key, window), KeyModel()))
-        assert read == says, (
-            f"program of seed {self._seed}: key {key!r}, namespace {window}: {read} where {says} is"
-            " right"
+        model = self._models.get((key, window), KeyModel())
+        subtask = self._subtask_of(key)
+        read = subtask.at(key, window).read()
+        now_ms = subtask.clock.now_ms()
+        model.expire(now_ms)
+        model.settle(read, now_ms)
+        self._require(read == model.says(), f"key {key!r}, namespace {window}: {read}", model.says)
+        if window == USED_BY_READING:
+            model.was_read(now_ms)
+
+    def _require(self, holds: bool, found: str, right: Callable[[], Any]) -> None:
+        assert holds, f"program of seed {self._seed}: {found} where {right()} is right"
+
+    # --- timers ----------------------------------------------------------------------------------
+
+    def _change_timers(self, subtask: Subtask, model: KeyModel) -> None:
+        """Register a timer of the current key, or delete one that there may be."""
+        rng, timers = self._rng, subtask.timers
+        domain = rng.choice(TIME_DOMAINS)
+        known = sorted(at_ms for of, at_ms in model.timers if of == domain)
+        if rng.random() < 0.3:
+            at_ms = rng.choice(known) if known and rng.random() < 0.7 else rng.randrange(500)
+            model.timers.discard((domain, at_ms))
+            delete = {
+                "event": timers.delete_event_time_timer,
+                "processing": timers.delete_processing_time_timer,
+            }
+            delete[domain](at_ms)
+            return
+        if domain == "event":
+            at_ms = self._event_ms + rng.choice(AHEAD_MS)
+            timers.register_event_time_timer(at_ms)
+        else:
+            at_ms = timers.current_processing_time() + rng.choice([-500, 100, 1_000, 50_000])
+            timers.register_processing_time_timer(at_ms)
+        model.timers.add((domain, at_ms))
+
+    def _on_time(self) -> None:
+        for subtask in self._subtasks:
+            self._fire(subtask, "processing", subtask.timers.current_processing_time())
+
+    def _advance_event_time(self) -> None:
+        """Tell some subtasks the watermark; for the others it stands still."""
+        self._event_ms += self._rng.choice([0, 10, 100])
+        for subtask in self._subtasks:
+            if self._rng.random() < 0.7:
+                self._advance(subtask, self._event_ms)
+
+    def _advance(self, subtask: Subtask, watermark: int) -> None:
+        subtask.timers.advance(watermark)
+        self._fire(subtask, "event", watermark)
+
+    def _fire(self, subtask: Subtask, domain: TimeDomain, until_ms: int) -> None:
+        """Have the timers up to `until_ms` fire, as an operator does."""
+        before = {(at_ms, key) for at_ms, key in self._due(subtask, domain, until_ms)}
+        timers = subtask.timers.event if domain == "event" else subtask.timers.processing
+        latest_ms = NO_WATERMARK
+        for timer in timers.due(until_ms):
+            model = self._models.get((timer.key, None), KeyModel())
+            registered = timer.domain == domain and (domain, timer.at_ms) in model.timers
+            self._require(
+                registered and timer.at_ms <= until_ms,
+                f"{timer} fires at {until_ms}",
+                lambda m=model: m.timers,  # type: ignore[misc]
+            )
+            if (timer.at_ms, timer.key) in before:
+                before.discard((timer.at_ms, timer.key))
+                self._require(
+                    timer.at_ms >= latest_ms, f"{timer} fires after {latest_ms}", lambda: "order"
+                )
+                latest_ms = timer.at_ms
+            model.timers.discard((domain, timer.at_ms))
+            self._on_timer(subtask, timer, model)
+        left = self._due(subtask, domain, until_ms)
+        if until_ms == MAX_WATERMARK:  # what is registered then is left
+            left = [one for one in left if one in before]
+        self._require(
+            not left, f"{left} have not fired in {domain} time {until_ms}", lambda: "none"
         )
+
+    def _due(self, subtask: Subtask, domain: TimeDomain, until_ms: int) -> list[tuple[int, str]]:
+        """Return (time, key) of what the model says is to fire."""
+        return [
+            (at_ms, key)
+            for (key, window), model in self._models.items()
+            if window is None and self._subtask_of(key) is subtask
+            for of, at_ms in model.timers
+            if of == domain and at_ms <= until_ms
+        ]
+
+    def _on_timer(self, subtask: Subtask, timer: Timer, model: KeyModel) -> None:
+        """Do what a function may when a timer fires; its key is the current one."""
+        match self._rng.choice(TIMER_ACTIONS):
+            case "register":
+                at_ms = timer.at_ms + self._rng.choice([-5, 0, 10, 100])
+                if timer.domain == "event":
+                    subtask.timers.register_event_time_timer(at_ms)
+                else:
+                    subtask.timers.register_processing_time_timer(at_ms)
+                model.timers.add((timer.domain, at_ms))
+            case "delete":
+                self._change_timers(subtask, model)
+            case "set":
+                number = self._rng.randrange(1000)
+                model.use("value", number, None)
+                subtask.states.value.set(number)
+            case _:
+                pass
+
+    def _end_all_time(self) -> None:
+        """Have every timer fire: nothing is left, and nothing was lost."""
+        self._wall_s += 1e9
+        for subtask in self._subtasks:
+            self._advance(subtask, MAX_WATERMARK)
+            self._fire(subtask, "processing", subtask.clock.now_ms())
+        self._check_all()
+
+    # --- what happens to the job -----------------------------------------------------------------
 
     def _check_all(self) -> None:
         for key in KEYS:
@@ -320,6 +398,7 @@ class StateProgram:
                 handles += snapshot.upload(writer)
                 store.notify_completed(checkpoint)
             if not discarded:
+                self._expire(models)  # what has expired meanwhile may be left out
                 self._restorable = tuple(handles), models
 
         self._waiting.append(finish)
@@ -338,6 +417,9 @@ class StateProgram:
         for index, subtask in enumerate(self._subtasks):
             writer = self._storage.writer(AttemptId(self._attempt), checkpoint, "program", index)
             handles += subtask.store.savepoint(checkpoint).upload(writer)
+        self._expire(self._models)
+        for model in self._models.values():
+            model.expired.clear()  # a savepoint leaves it out
         self.close()
         self._backend = self._rng.choice(self._backends)
         self._restore(tuple(handles), self._models)
@@ -345,6 +427,8 @@ class StateProgram:
     def _restore(self, handles: tuple[StateHandle, ...], models: Models) -> None:
         self._restorable = handles, copy.deepcopy(models)
         self._models = copy.deepcopy(models)
+        for model in self._models.values():
+            model.moved()
         self._attempt += 1
         parallelism = self._rng.choice([1, 2, 3])
         for index in range(parallelism):
@@ -357,12 +441,20 @@ class StateProgram:
                 if handle.key_group_first < groups.stop and handle.key_group_last >= groups.start
             ]
             store = self._backend.open(context, mine, self._storage.reader())
-            self._subtasks.append(Subtask(store, self._clock))
+            self._subtasks.append(Subtask(store, self._clock_of_a_machine()))
         self._check_all()
 
+    def _clock_of_a_machine(self) -> StateClock:
+        behind_s = self._rng.choice(MACHINES_BEHIND_S)
+        return StateClock(lambda: self._wall_s - behind_s)
+
+    def _expire(self, models: Models) -> None:
+        for (key, window), model in models.items():
+            if window in (EXPIRING, USED_BY_READING):
+                model.expire(self._subtask_of(key).clock.now_ms())
+
     def _owner(self, key: str) -> int:
-        group = key_group_of(key, MAX_PARALLELISM)
-        return group * len(self._subtasks) // MAX_PARALLELISM
+        return GROUPS[key] * len(self._subtasks) // MAX_PARALLELISM
 
     def _subtask_of(self, key: str) -> Subtask:
         return self._subtasks[self._owner(key)]

@@ -1,0 +1,128 @@
+"""What a plain model says of one key's states: the other side of `state_programs`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from onceflow.core.state import AggregateFunction
+from onceflow.core.state.timers import TimeDomain
+
+TTL_MS = 1000
+
+Reading: TypeAlias = "tuple[int, list[str], dict[str, int], int | None, float | None]"
+"""What a key reads: value, list, map, reduced and mean."""
+
+
+class Mean(AggregateFunction[int, "tuple[int, int]", float]):
+    """The mean of all numbers added."""
+
+    def create_accumulator(self) -> tuple[int, int]:
+        """Return the accumulator of no numbers."""
+        return 0, 0
+
+    def add(self, value: int, accumulator: tuple[int, int]) -> tuple[int, int]:
+        """Return count and sum with `value`."""
+        count, total = accumulator
+        return count + 1, total + value
+
+    def get_result(self, accumulator: tuple[int, int]) -> float:
+        """Return the mean."""
+        count, total = accumulator
+        return total / count
+
+
+@dataclass
+class Item:
+    """A value, or one element or entry; `used_ms` is when it was last used, if it expires."""
+
+    held: Any
+    used_ms: int | None = None
+
+    def has_expired(self, now_ms: int) -> bool:
+        """Tell whether it is not to be handed out by a clock that says `now_ms`."""
+        return self.used_ms is not None and self.used_ms + TTL_MS <= now_ms
+
+
+@dataclass
+class KeyModel:
+    """What the states of one key, or of one key and namespace, hold.
+
+    Items go by the names "value", "reduced", "added", "mapped KEY" and "elements NUMBER".
+    """
+
+    items: dict[str, Item] = field(default_factory=dict[str, Item])
+    expired: dict[str, Item] = field(default_factory=dict[str, Item])
+    """What this process hands out no more; nobody knows whether it is deleted."""
+    unsure: set[str] = field(default_factory=set[str])
+    """Of these, what a clock that is behind the one before may have alive again."""
+    timers: set[tuple[TimeDomain, int]] = field(default_factory=set[tuple[TimeDomain, int]])
+
+    def held(self, name: str) -> Any:
+        """Return what is under `name`, or None."""
+        return self.items[name].held if name in self.items else None
+
+    def use(self, name: str, held: Any, now_ms: int | None) -> None:
+        """Put `held` under `name`; `now_ms` is None where nothing expires."""
+        self.drop(lambda one: one == name)
+        self.items[name] = Item(held, now_ms)
+
+    def clear(self, kind: str) -> None:
+        """Forget a state."""
+        self.drop(lambda one: one.partition(" ")[0] == kind)
+
+    def drop(self, meant: Callable[[str], bool]) -> None:
+        """Forget what goes by these names."""
+        for name in filter(meant, [*self.items, *self.expired]):
+            self.items.pop(name, None)
+            self.expired.pop(name, None)
+            self.unsure.discard(name)
+
+    def expire(self, now_ms: int) -> None:
+        """Hand out no more what has expired."""
+        for name in [name for name, item in self.items.items() if item.has_expired(now_ms)]:
+            self.expired[name] = self.items.pop(name)
+
+    def was_read(self, now_ms: int) -> None:
+        """Take the reading for a use of everything."""
+        for item in self.items.values():
+            item.used_ms = max(item.used_ms or 0, now_ms)
+
+    def moved(self) -> None:
+        """Go on in another process, whose clock may be behind."""
+        self.unsure = set(self.expired)
+
+    def settle(self, read: Reading, now_ms: int) -> None:
+        """Take in what of the expired is read again in another process, once.
+
+        What has expired by its clock, too, may not be.
+        """
+        value, elements, mapped, reduced, mean = read
+        for name in self.unsure:
+            if self.expired[name].has_expired(now_ms):
+                continue
+            item = self.expired.pop(name)
+            kind, _, place = name.partition(" ")
+            shown = {
+                "value": value == item.held,
+                "elements": item.held in elements,
+                "mapped": mapped.get(place) == item.held,
+                "reduced": reduced is not None,
+                "added": mean is not None,
+            }
+            if shown[kind]:
+                self.items[name] = item
+        self.unsure = set()
+
+    def says(self) -> Reading:
+        """Return what must be read."""
+        numbers = sorted(int(name[9:]) for name in self.items if name.startswith("elements "))
+        added: list[int] = self.held("added") or []
+        return (
+            self.held("value") or 0,
+            [self.held(f"elements {number}") for number in numbers],
+            {n[7:]: item.held for n, item in self.items.items() if n.startswith("mapped ")},
+            self.held("reduced"),
+            sum(added) / len(added) if added else None,
+        )
