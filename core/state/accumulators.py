@@ -243,7 +243,7 @@ class AccumulatorTable:
         slots = self._resolve(columns, hashes)
         group = Grouping.of(slots)
         if self.expiry is not None:
-            self._begin_anew(group.slots[self.expiry.expired(group.slots)])
+            self._begin_anew(group.slots, self.expiry)
         results: dict[str, npt.NDArray[Any]] = {}
         changes: list[tuple[Totals, npt.NDArray[Any], npt.NDArray[Any]]] = []
         for column in self._aggregates:
@@ -394,19 +394,22 @@ class AccumulatorTable:
             return
         first = self._clean_at if self._clean_at < self._index.end else 1
         self._clean_at = stop = min(first + count, self._index.end)
-        expired = self.expiry.expired(slice(first, stop)) & ~self._removed[first:stop]
+        expired = self.expiry.expired(slice(first, stop))
         if expired.any():
-            self.remove(first + np.flatnonzero(expired))
+            gone = first + np.flatnonzero(expired & ~self._removed[first:stop])
+            if len(gone):
+                self.remove(gone)
 
     def alive(self, rows: Iterable[StateRows]) -> Iterable[StateRows]:
         """Return what a full snapshot holds of these rows of the table. Any thread."""
         return rows if self.expiry is None else self.expiry.alive(rows)
 
-    def _begin_anew(self, slots: Ints) -> None:
-        """Take these slots' keys, which have expired, as never seen."""
-        if len(slots):
+    def _begin_anew(self, slots: Ints, expiry: Expiry) -> None:
+        """Take the keys of these slots that have expired as never seen."""
+        expired = expiry.expired(slots)
+        if expired.any():
             for column in self._aggregates:
-                column.clear(slots)
+                column.clear(slots[expired])
 
     def _forget(self, slots: Ints) -> None:
         for column in self._columns:
