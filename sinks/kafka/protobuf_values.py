@@ -100,8 +100,7 @@ def _message(fields: Sequence[pa.Field], name: str, latest: Descriptor | None) -
         yield from (f"  {line}" for line in inside)
         word = "optional " if field.nullable and not _is_many(field.type) else ""
         yield f"  {word}{kind} {field.name} = {numbers.of(field.name)};"
-    gone = numbers.gone([field.name for field in fields])
-    if gone:
+    for gone in numbers.gone([field.name for field in fields]):
         yield f"  reserved {', '.join(gone)};"
     yield "}"
 
@@ -112,10 +111,12 @@ class _Numbers:
     def __init__(self, latest: Descriptor | None) -> None:
         self._known: dict[str, int] = {}
         self._reserved: list[tuple[int, int]] = []
+        self._names: set[str] = set()
         if latest is not None:
             described = _described(latest)
             self._known = {one.name: one.number for one in described.field}
             self._reserved = [(one.start, one.end) for one in described.reserved_range]
+            self._names = set(described.reserved_name)
         taken = [*self._known.values(), *(end - 1 for _, end in self._reserved)]
         self._last = max(taken, default=0)
 
@@ -128,14 +129,17 @@ class _Numbers:
             self._known[name] = self._last
         return self._known[name]
 
-    def gone(self, names: Iterable[str]) -> list[str]:
-        """Return the numbers that none of `names` has and no other may get."""
-        lost = self._known.keys() - set(names)
+    def gone(self, names: Iterable[str]) -> list[list[str]]:
+        """Return the numbers, and the names, of fields that were, as far as there are any."""
+        present = set(names)
+        lost = self._known.keys() - present
         ranges = [*self._reserved, *((self._known[one], self._known[one] + 1) for one in lost)]
-        return [
+        numbers = [
             str(start) if end == start + 1 else f"{start} to {end - 1}"
             for start, end in sorted(ranges)
         ]
+        quoted = [f'"{name}"' for name in sorted((self._names | lost) - present)]
+        return [one for one in (numbers, quoted) if one]
 
 
 def _described(message: Descriptor) -> Any:

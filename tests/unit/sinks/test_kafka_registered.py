@@ -145,8 +145,11 @@ def test_fields_of_protobuf_keep_their_numbers_when_columns_come_and_go(
 
     assert numbers("a", "b", "c") == {"a": (1, 1), "b": (2, 2), "c": (3, 3)}
     assert numbers("c", "a") == {"c": (3, 3), "a": (1, 1)}
-    # What b was must never be read as another column.
+    text = registered(registry, "out-value")["schema"]
+    assert text.count("reserved 2;") == text.count('reserved "b";') == 2
+    # What b was must never be read as another column, also not as a new b.
     assert numbers("d", "c", "b") == {"d": (5, 4), "c": (3, 3), "b": (6, 5)}
+    assert 'reserved "a";' in registered(registry, "out-value")["schema"]
 
 
 def test_without_registering_rows_are_the_message_of_the_latest_version_that_is_named(
