@@ -22,6 +22,7 @@ Columns are spelled one by one and joined by Arrow's own kernels, without a Pyth
 from __future__ import annotations
 
 import binascii
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -296,7 +297,16 @@ def _bytes_of(column: pa.Array) -> memoryview:
 
 
 def _text(value: str | None) -> pa.Scalar:
-    return pa.scalar(value, pa.large_string())
+    # Not by `pa.scalar`: that imports pandas where it is installed, which takes a worker longer
+    # than all else that it needs.
+    if value is None:
+        return pa.nulls(1, pa.large_string())[0]
+    data = value.encode()
+    bounds = struct.pack("=qq", 0, len(data))
+    array = pa.Array.from_buffers(
+        pa.large_string(), 1, [None, pa.py_buffer(bounds), pa.py_buffer(data)]
+    )
+    return array[0]
 
 
 _TAB, _NEWLINE, _COMMA = _text("\t"), _text("\n"), _text(",")

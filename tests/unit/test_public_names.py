@@ -244,6 +244,16 @@ print([one for one in ("sqlalchemy", "pyspark") if one in sys.modules])
     assert loaded == "[]"
 
 
+def test_the_sink_of_mysql_loads_no_pandas() -> None:
+    """`pa.scalar` would, where it is installed, and take longer than all else of the sink."""
+    code = """
+import sys
+from onceflow.sinks import MySQLSink
+print("onceflow.sinks.mysql.dml" in sys.modules, "pandas" in sys.modules)
+"""
+    assert run_python(code) == "True False"
+
+
 def test_importing_onceflow_starts_nothing() -> None:
     """No thread, no Java, no connection."""
     code = """
