@@ -41,6 +41,7 @@ def spark(crash_points: Path) -> Iterator[SparkSession]:
     session = (
         SparkSession.builder.master("local[4,2]")
         .config("spark.ui.enabled", "false")
+        .config("spark.python.daemon.module", "onceflow.connectors.python_daemon")
         .config("spark.log.level", "OFF")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", "2")

@@ -119,6 +119,7 @@ def main(spec_path: str) -> None:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.ui.enabled", "false")
+        .config("spark.python.daemon.module", "onceflow.connectors.python_daemon")
         .getOrCreate()
     )
     job = build(spec, spark).start(from_savepoint=spec.from_savepoint)
