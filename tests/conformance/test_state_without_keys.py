@@ -227,8 +227,7 @@ def _to_the_first(parts: list[list[Any]], parallelism: int) -> list[list[Any]]:
     return [*_to_all(parts, 1), *([] for _ in range(parallelism - 1))]
 
 
-def _to_whom_it_was(old: list[OperatorSnapshot], groups: int, parallelism: int) -> list[Any]:
-    del groups
+def _to_whom_it_was(old: list[OperatorSnapshot], parallelism: int) -> list[Any]:
     return [old[slot].raw if slot < len(old) else () for slot in range(parallelism)]
 
 
@@ -240,7 +239,7 @@ BROKEN: tuple[tuple[str, ModuleType | type[Any], str, Callable[..., Any]], ...] 
     ("deals every element out to all", operator_state, "redistribute_list", _to_all),
     ("loses what cannot be dealt evenly", operator_state, "redistribute_list", _without_the_rest),
     ("gives all to the first subtask", operator_state, "redistribute_list", _to_the_first),
-    ("gives state to whom it was of", restore, "_not_by_key", _to_whom_it_was),
+    ("gives state to whom it was of", restore, "_without_key", _to_whom_it_was),
     ("freezes no list", OperatorList, "frozen", _itself),
     ("freezes no broadcast state", BroadcastMap, "frozen", _itself),
 )
