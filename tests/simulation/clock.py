@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -175,17 +176,51 @@ class Process:
             self.clock.after(delay_s, lambda: self._go_on(steps, None))
 
 
+@dataclass
 class Network:
-    """Messages between nodes: delayed, lost, doubled, reordered. Channels keep their own order."""
+    """How bad the way between drivers and slots is."""
 
-    def __init__(self, clock: Clock, loss: float, doubling: float) -> None:
-        self._clock = clock
-        self.loss = loss
-        self.doubling = doubling
+    loss: float
+    doubling: float
+
+
+class Stream:
+    """One direction of one slot's control stream: what is sent comes in the order it was sent.
+
+    A real stream loses and doubles nothing. Here a word may be lost, and one that has come may come
+    again later, whatever has come meanwhile: nothing is to depend on either.
+    """
+
+    def __init__(self, clock: Clock, network: Network) -> None:
+        self._clock, self._network = clock, network
+        self._under_way: deque[Callable[[], None]] = deque()
+        self._comes_at_s = 0.0
+        """When the last of these does."""
 
     def send(self, deliver: Callable[[], None]) -> None:
         rng = self._clock.rng
-        copies = 0 if rng.random() < self.loss else 2 if rng.random() < self.doubling else 1
-        for _ in range(copies):
-            late_s = rng.uniform(0.0, 1.0) if self.loss and rng.random() < 0.05 else 0.0
-            self._clock.after(late_s + rng.expovariate(1 / 0.02), deliver)
+        if rng.random() < self._network.loss:
+            return
+        self.carry(deliver)
+        if rng.random() < self._network.doubling:
+            again_s = self._comes_at_s - self._clock.now_s + rng.expovariate(1 / 0.3)
+            self._clock.after(again_s, deliver)
+
+    def carry(self, deliver: Callable[[], None]) -> None:
+        """Send what is neither lost nor doubled."""
+        rng, now_s = self._clock.rng, self._clock.now_s
+        late_s = rng.uniform(0.0, 1.0) if self._network.loss and rng.random() < 0.05 else 0.0
+        at_s = now_s + late_s + rng.expovariate(1 / 0.02)
+        self._comes_at_s = max(self._comes_at_s, at_s)
+        self._under_way.append(deliver)
+        self._clock.after(self._comes_at_s - now_s, self._arrive)
+
+    def end(self, deliver: Callable[[], None]) -> None:
+        """Whoever sends is gone, and so may be the last of what it has sent; `deliver` says so."""
+        for _ in range(self._clock.rng.randint(0, len(self._under_way))):
+            self._under_way.pop()
+        self.carry(deliver)
+
+    def _arrive(self) -> None:
+        if self._under_way:
+            self._under_way.popleft()()

@@ -12,7 +12,7 @@ from tests.simulation.variant import Variant
 Progress = Callable[[int], object]
 
 MUTANT_SCHEDULES_MAX = 4_000
-"""The rarest mutant needs about 800 schedules; one that needs more than this has survived."""
+"""The rarest mutant needs about 1,000 schedules; one that needs more than this has survived."""
 
 
 @dataclass(frozen=True)

@@ -269,7 +269,7 @@ class Attempt:
 
         def committed(through: CheckpointId) -> None:
             for slot in self.slots:
-                world.network.send(
+                slot.told.send(
                     lambda s=slot: s.globally_committed(sink_id, through)  # type: ignore[misc]
                 )
             who = _committer_ref(sink_id)
@@ -318,7 +318,7 @@ class Attempt:
                     self._drains = self._drains or kind is CheckpointKind.SAVEPOINT_DRAIN
                     barrier = Barrier(checkpoint, kind, at_ms, after_s)
                     for slot in self.slots:
-                        world.network.send(lambda s=slot, b=barrier: s.trigger(b))  # type: ignore[misc]
+                        slot.told.send(lambda s=slot, b=barrier: s.trigger(b))  # type: ignore[misc]
                 case AppendDecision(completed):
                     self._append(completed)
                 case WriteSavepoint():
@@ -331,7 +331,7 @@ class Attempt:
                     self._cleaner.completed(checkpoint, oldest, self._last())
                 case NotifyAbort(checkpoint):
                     for slot in self.slots:
-                        world.network.send(lambda s=slot, n=checkpoint: s.abort(n))  # type: ignore[misc]
+                        slot.told.send(lambda s=slot, n=checkpoint: s.abort(n))  # type: ignore[misc]
                 case DiscardState(handles):
                     self._cleaner.discard(handles)
                 case CountFailure(checkpoint):
@@ -398,7 +398,7 @@ class Attempt:
             for sink_id in self.driver.pipeline.sinks
         }
         for slot in self.slots:
-            self.world.network.send(
+            slot.told.send(
                 lambda s=slot: s.complete(checkpoint, needed)  # type: ignore[misc]
             )
 
@@ -418,8 +418,7 @@ class Attempt:
             found = offers.offer(now)
             for slot, splits in found.items():
                 task = next(one for one in self.slots[slot].sources if one.uid == uid)
-                self.world.clock.after(
-                    self.world.rng.expovariate(1 / 0.02),
+                self.slots[slot].told.carry(
                     lambda t=task, s=splits: t.mail.append(lambda: t.offered(s)),  # type: ignore[misc]
                 )
             if found:
@@ -431,7 +430,7 @@ class Attempt:
         """Hear late acks, finish what runs beside, and leave."""
         assert self._finished is not None
         self._told = None
-        while any(slot.uploads for slot in self.slots if slot.alive):
+        while any(slot.uploads.under_way for slot in self.slots if slot.alive):
             yield 0.05
         yield 1.0
         while self._cleaner.busy:

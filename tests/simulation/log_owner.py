@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tests.simulation.clock import Gone, Steps
+from tests.simulation.clock import Gone, Steps, Violation
 from tests.simulation.storage import Look, digest_of
 
-from onceflow.core.errors import ConfigError, Fenced, StorageError
+from onceflow.core.errors import CheckpointCorrupt, ConfigError, Fenced, StorageError
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.protocol.log import (
     AppendStands,
@@ -75,7 +75,11 @@ class LogOwner:
 
     def append(self, completed: CompletedCheckpoint) -> Steps[None]:
         """Decide `completed`; raises Fenced, StorageError when it is not in the log, or Unknown."""
-        record = next_decision(self.view, completed)
+        try:
+            record = next_decision(self.view, completed)
+        except CheckpointCorrupt as error:
+            # The log's rules refuse it, so nothing is lost; but nobody may ever ask for it.
+            raise Violation(f"I5 a decision that cannot stand: {error}") from None
         stands, digest = yield from _put(self._world, record)
         if not stands:
             self._world.oracle.check_fenced(record.attempt)

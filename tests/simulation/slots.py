@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.simulation.channels import Outputs
-from tests.simulation.clock import Bell, Process, Sleep, Steps, Violation
+from tests.simulation.clock import Bell, Process, Sleep, Steps, Stream, Violation
 from tests.simulation.committer import Confirmations, PreCommitter
 from tests.simulation.stages import (
     KEYED,
@@ -20,9 +20,9 @@ from tests.simulation.stages import (
     RelayTask,
     StageTask,
     group_of,
-    persist_in_flight,
 )
 from tests.simulation.targets import Row, Target
+from tests.simulation.uploads import Uploads
 
 from onceflow.core.protocol.alignment import Barrier
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
@@ -80,8 +80,10 @@ class Slot(Process):
     def __init__(self, world: World, deployment: Deployment, index: int) -> None:
         super().__init__(world.clock)
         self.world, self.deploy, self.index = world, deployment, index
-        self.uploads = 0
-        """How many are under way."""
+        self.told = Stream(world.clock, world.network)
+        """What the driver says."""
+        self._said = Stream(world.clock, world.network)
+        self.uploads = Uploads(self)
         # What is broadcast takes the last channels.
         uids = sorted(deployment.splits, key=lambda uid: uid == RULES)
         self.sources = [SourceTask(self, uid, number) for number, uid in enumerate(uids)]
@@ -114,12 +116,12 @@ class Slot(Process):
         self.fail(why)
 
     def fail(self, why: str, *, for_good: bool = False) -> None:
-        """The driver notices by the end of the control stream, whatever else is lost."""
+        """The driver notices by the end of the control stream."""
         if self.alive:
             self.alive = False
             self.clock.say(f"slot {self.deploy.attempt}/{self.index} dies: {why}")
             failed = SlotFailed(why, for_good)
-            self.clock.after(0.01, lambda: self.deploy.report(self.index, failed))
+            self._said.end(lambda: self.deploy.report(self.index, failed))
 
     def crashes(self, where: str) -> bool:
         if self.alive and self.world.draws_crash():
@@ -127,7 +129,7 @@ class Slot(Process):
         return not self.alive
 
     def report(self, fact: Fact) -> None:
-        self.world.network.send(lambda: self.deploy.report(self.index, fact))
+        self._said.send(lambda: self.deploy.report(self.index, fact))
 
     # --- what the driver says, on the thread that reads the control stream -------------------
 
@@ -252,12 +254,13 @@ class SourceTask:
         snapshot = OperatorSnapshot(self.uid, lists={SPLITS: tuple(elements)})
         attempt = self.slot.deploy.attempt
 
-        def finish(in_flight: Sequence[InFlight]) -> None:
-            done = SubtaskSnapshot(self.ref, (snapshot,), in_flight=tuple(in_flight))
+        def finish(in_flight: tuple[InFlight, ...]) -> Steps[None]:
+            yield 0.001
+            done = SubtaskSnapshot(self.ref, (snapshot,), in_flight=in_flight)
             self.slot.report(lambda c, now_s: c.acked(attempt, checkpoint, done, now_s))
 
         parts = [(self._below, False, overtaken)]
-        persist_in_flight(self.slot, self.ref, checkpoint, parts, finish)
+        self.slot.uploads.begin(self.ref, checkpoint, parts, finish)
 
     def offered(self, splits: Sequence[Split]) -> None:
         """These have appeared: read them once a decision holds them."""

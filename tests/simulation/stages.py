@@ -10,12 +10,14 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.simulation.channels import KEY_GROUPS, Inputs, Outputs
 from tests.simulation.clock import Bell, Gone, Sleep, Steps, Violation
 from tests.simulation.committer import Committer, Confirmations, PreCommitter
 from tests.simulation.targets import Row, Target, Versioned
+from tests.simulation.uploads import Finish
 
 from onceflow.core.protocol.alignment import (
     AlignmentAborted,
@@ -60,10 +62,6 @@ class Mailbox(deque[Mail]):
     def append(self, mail: Mail) -> None:
         super().append(mail)
         self._bell.ring()
-
-
-Finish = Callable[[Sequence[InFlight]], None]
-"""Begins the upload of a snapshot that has all that was in flight."""
 
 
 def group_of(chain: str, row: Row) -> int:
@@ -203,7 +201,7 @@ class StageTask(ABC):
         self, checkpoint: CheckpointId, taken: list[Row], overtaken: list[Row], finish: Finish
     ) -> None:
         parts = [(self.chain, True, taken), (KEYED, False, overtaken)]
-        persist_in_flight(self.slot, self.ref, checkpoint, parts, finish)
+        self.slot.uploads.begin(self.ref, checkpoint, parts, finish)
 
     def decline(self, checkpoint: CheckpointId, reason: str) -> None:
         attempt = self.slot.deploy.attempt
@@ -271,8 +269,9 @@ class RelayTask(StageTask):
         yield 0.001
         attempt, checkpoint = self.slot.deploy.attempt, barrier.checkpoint
 
-        def finish(in_flight: Sequence[InFlight]) -> None:
-            done = SubtaskSnapshot(self.ref, in_flight=tuple(in_flight))
+        def finish(in_flight: tuple[InFlight, ...]) -> Steps[None]:
+            yield 0.001
+            done = SubtaskSnapshot(self.ref, in_flight=in_flight)
             self.slot.report(lambda c, now_s: c.acked(attempt, checkpoint, done, now_s))
 
         return finish
@@ -332,7 +331,7 @@ class KeyedTask(StageTask):
             if world.variant.ack_before_prepare:
                 pending = (*queue.pending_through(checkpoint), *committables)
                 operators.append(OperatorSnapshot(sink_id, committables=pending))
-                self._begin_upload(barrier, dict(self._state), self._rules, operators, ())
+                self.slot.begin(self._frozen(barrier, operators)(()))
             if slot.crashes("before prepare"):
                 return None
             for number, (transaction, part) in enumerate(parts):
@@ -352,13 +351,9 @@ class KeyedTask(StageTask):
                     slot.begin(_ignoring_outcome(committer, committable))
             pending = queue.pending_through(checkpoint)
             operators.append(OperatorSnapshot(sink_id, committables=pending))
-        state, rules = dict(self._state), self._rules
-
-        def finish(in_flight: Sequence[InFlight]) -> None:
-            if not world.variant.ack_before_prepare:
-                self._begin_upload(barrier, state, rules, operators, in_flight)
-
-        return finish
+        if world.variant.ack_before_prepare:
+            return _acked_before
+        return self._frozen(barrier, operators)
 
     def _parts(self, name: TransactionId, rows: list[Row]) -> list[tuple[TransactionId, list[Row]]]:
         """Return the transactions of one pre-commit, each with the rows of its table."""
@@ -371,27 +366,10 @@ class KeyedTask(StageTask):
             for number, (_, part) in enumerate(sorted(tables.items()))
         ]
 
-    def _begin_upload(
-        self,
-        barrier: Barrier,
-        state: dict[int, int],
-        rules: int,
-        sinks: list[OperatorSnapshot],
-        in_flight: Sequence[InFlight],
-    ) -> None:
-        self.slot.uploads += 1
-        self.slot.begin(self._upload(barrier, state, rules, sinks, tuple(in_flight)))
-
-    def _upload(
-        self,
-        barrier: Barrier,
-        state: dict[int, int],
-        rules: int,
-        sinks: list[OperatorSnapshot],
-        in_flight: tuple[InFlight, ...],
-    ) -> Steps[None]:
-        """The asynchronous part: what changed since the base, or everything; then the ack."""
+    def _frozen(self, barrier: Barrier, sinks: list[OperatorSnapshot]) -> Finish:
+        """End the synchronous part: return the upload of what changed since the base, or of all."""
         world, slot, checkpoint = self.world, self.slot, barrier.checkpoint
+        state, rules = dict(self._state), {RULES_SEEN: self._rules}
         stands_alone = barrier.kind.is_savepoint
         incremental = not stands_alone and world.rng.random() < 0.6
         base, held = self._base if incremental else ((), {})
@@ -404,24 +382,35 @@ class KeyedTask(StageTask):
             self._taken[checkpoint] = handles, state
             if world.variant.reuse_undecided_files:
                 self._base = handles, state
+        keyed = OperatorSnapshot(KEYED, keyed=handles, raw=(private,))
+        written = ((shared, changed), (private, rules))
+        return partial(self._upload, checkpoint, keyed, written, sinks)
+
+    def _upload(
+        self,
+        checkpoint: CheckpointId,
+        keyed: OperatorSnapshot,
+        written: Sequence[tuple[StateHandle, dict[int, int]]],
+        sinks: list[OperatorSnapshot],
+        in_flight: tuple[InFlight, ...],
+    ) -> Steps[None]:
+        """The asynchronous part, then the ack."""
+        world, slot = self.world, self.slot
         yield 0.5 if world.rng.random() < world.shape.slow_uploads else 0.02
         try:
-            for handle, content in ((shared, changed), (private, {RULES_SEEN: rules})):
+            for handle, content in written:
                 if slot.crashes("in an upload"):
                     return
                 yield world.files.ask(lambda h=handle, c=content: world.files.write(h.path, c))  # type: ignore[misc]
         except Gone as gone:
-            for handle in (shared, private, *(one.handle for one in in_flight)):
+            for handle in (*(handle for handle, _ in written), *(one.handle for one in in_flight)):
                 world.files.content.pop(handle.path, None)
             self.decline(checkpoint, f"storage: {gone!r}")
-            slot.uploads -= 1
             return
-        keyed = OperatorSnapshot(KEYED, keyed=handles, raw=(private,))
         world.oracle.check_durable(slot.deploy.attempt, sinks)
         done = SubtaskSnapshot(self.ref, (keyed, *sinks), in_flight=in_flight)
         attempt = slot.deploy.attempt
         slot.report(lambda c, now_s: c.acked(attempt, checkpoint, done, now_s))
-        slot.uploads -= 1
         slot.crashes("after ack")
 
     def _handle(self, path: str, shared: bool) -> StateHandle:
@@ -447,48 +436,6 @@ class KeyedTask(StageTask):
                         self.slot.begin(_dropping(committer, one))
 
 
-def persist_in_flight(
-    slot: Slot,
-    ref: SubtaskRef,
-    checkpoint: CheckpointId,
-    parts: Sequence[tuple[str, bool, list[Row]]],
-    finish: Finish,
-) -> None:
-    """Write what a barrier overtook, a file a side, and `finish`; or decline."""
-    parts = [(chain, sent, rows) for chain, sent, rows in parts if rows]
-    if not parts:
-        finish(())
-        return
-    slot.uploads += 1
-    slot.begin(_persisting(slot, ref, checkpoint, parts, finish))
-
-
-def _persisting(
-    slot: Slot,
-    ref: SubtaskRef,
-    checkpoint: CheckpointId,
-    parts: Sequence[tuple[str, bool, list[Row]]],
-    finish: Finish,
-) -> Steps[None]:
-    files, attempt = slot.world.files, slot.deploy.attempt
-    done: list[InFlight] = []
-    try:
-        for chain, sent, rows in parts:
-            path = f"a{attempt}/{checkpoint}/{slot.index}/{ref.chain}-{chain}-{sent}"
-            done.append(InFlight(chain, sent, StateHandle(path, path, len(rows), "")))
-            yield files.ask(lambda p=path, r=rows: files.write(p, tuple(r)))  # type: ignore[misc]
-            if slot.crashes("with rows in flight"):
-                return
-    except Gone as gone:
-        for one in done:
-            files.content.pop(one.handle.path, None)
-        reason = f"storage: {gone!r}"
-        slot.report(lambda c, now_s: c.declined(attempt, checkpoint, ref, reason, now_s))
-    else:
-        finish(done)
-    slot.uploads -= 1
-
-
 def _restored(slot: Slot, groups: range) -> dict[int, int]:
     state: dict[int, int] = {}
     for handle in slot.deploy.handles:
@@ -506,6 +453,12 @@ def _restored_rules(slot: Slot) -> int:
     if copy >= len(copies):  # broken
         return 0
     return int(slot.world.files.read_restored(copies[copy].path, slot)[RULES_SEEN])
+
+
+def _acked_before(in_flight: tuple[InFlight, ...]) -> Steps[None]:
+    """Broken: there is nothing left to upload."""
+    del in_flight
+    yield 0.001
 
 
 def _ignoring_outcome(committer: Committer | PreCommitter, committable: Committable) -> Steps[None]:

@@ -190,7 +190,7 @@ class World:
         self.oracle = Oracle(self)
         self.log = SharedLog(self.clock, self._logged)
         self.log.overwrites = variant.overwrites
-        self.network = Network(self.clock, shape.loss, shape.doubling)
+        self.network = Network(shape.loss, shape.doubling)
         self.sources = {"source": [f"p{number}" for number in range(shape.partitions)]}
         if _drawn_rules(seed):
             self.sources[RULES] = [RULE]
