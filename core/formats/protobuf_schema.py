@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
     from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 
-NEEDED_PROTOBUF = "Protobuf is read and written by an extra: pip install 'onceflow[protobuf]'"
+NEEDED_PROTOBUF = (
+    "Protobuf is read and written by an extra: pip install '/path/to/onceflow[protobuf]'"
+)
 
 MessagePath: TypeAlias = tuple[int, ...]
 """A message by its place in its schema: of the outermost message first, then of those inside."""
