@@ -34,6 +34,8 @@ from onceflow.core.state import (
     ValueState,
     ValueStateDescriptor,
 )
+from onceflow.core.state.descriptors import TypeSpec
+from onceflow.core.state.record_types import record_type
 from onceflow.core.windows import (
     EventTimeSessionWindows,
     TumblingProcessingTimeWindows,
@@ -109,8 +111,15 @@ class WindowContent(ABC):
 class KeptRecords(WindowContent):
     """All records of a window, for a function of the user's."""
 
-    def __init__(self, function: ProcessWindowFunction) -> None:
+    def __init__(self, function: ProcessWindowFunction, schema: pa.Schema) -> None:
+        """`schema` is that of the records.
+
+        Raises:
+            ConfigError: Values of a column cannot be kept; names it.
+        """
         self._function = function
+        self._schema = schema
+        _type_of_records(schema)
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
         """Return that of the function."""
@@ -118,8 +127,13 @@ class KeptRecords(WindowContent):
 
     def open(self, state: StateAccess) -> None:
         """Take hold of the states."""
-        descriptor = MapStateDescriptor[Any, Any]("onceflow.window-records", tuple[int, int])
+        records = _type_of_records(self._schema)
+        descriptor = MapStateDescriptor[Any, Any](
+            "onceflow.window-records", tuple[int, int], records
+        )
         self._records: MapState[tuple[int, int], Record] = state.map_state(descriptor)
+        # A column may be newer than the records that were kept.
+        self._nulls: Record = dict.fromkeys(self._schema.names)
         self._function.open(state)
 
     def add(self, part: int, count: int, record: Record) -> None:
@@ -132,7 +146,7 @@ class KeptRecords(WindowContent):
         """Return what the function makes of the records."""
         numbers = [(part, number) for part, count in parts.items() for number in range(count)]
         records = [cast("Record", self._records.get(number)) for number in numbers]
-        return self._function.process(key, window, records)
+        return self._function.process(key, window, [self._nulls | record for record in records])
 
     def forget(self, parts: Mapping[int, int]) -> None:
         """Remove the records."""
@@ -145,6 +159,10 @@ class KeptRecords(WindowContent):
         self._function.close()
 
 
+def _type_of_records(schema: pa.Schema) -> Any:
+    return record_type(schema, "a window's function of all records")
+
+
 class KeptAccumulators(WindowContent):
     """An accumulator of a window's records; emitted with the key and the window."""
 
@@ -153,10 +171,12 @@ class KeptAccumulators(WindowContent):
         function: AggregateFunction[Record, Any, Record],
         key: Sequence[str],
         schema: pa.Schema,
+        accumulator_type: TypeSpec = Any,
     ) -> None:
         self._function = function
         self._key = tuple(key)
         self._schema = schema
+        self._type = accumulator_type
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
         """Return key, window and results."""
@@ -164,7 +184,7 @@ class KeptAccumulators(WindowContent):
 
     def open(self, state: StateAccess) -> None:
         """Take hold of the states."""
-        descriptor = MapStateDescriptor[Any, Any]("onceflow.window-accumulators", int)
+        descriptor = MapStateDescriptor[Any, Any]("onceflow.window-accumulators", int, self._type)
         self._kept: MapState[int, Any] = state.map_state(descriptor)
 
     def add(self, part: int, count: int, record: Record) -> None:

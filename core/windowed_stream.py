@@ -12,6 +12,7 @@ from onceflow.core.functions import Aggregate, OutputTag, Record
 from onceflow.core.graph import AggregateWindows, ProcessKeyed, Work
 from onceflow.core.schema_text import SchemaLike, schema_of
 from onceflow.core.state import AggregateFunction
+from onceflow.core.state.descriptors import TypeSpec
 from onceflow.core.window_functions import (
     KeptAccumulators,
     KeptRecords,
@@ -73,20 +74,27 @@ class WindowedStream(Generic[StreamT]):
         return self._then(work, uid, made)
 
     def aggregate_by(
-        self, function: AggregateFunction[Record, Any, Record], *, schema: SchemaLike, uid: str
+        self,
+        function: AggregateFunction[Record, Any, Record],
+        *,
+        schema: SchemaLike,
+        uid: str,
+        accumulator_type: TypeSpec = Any,
     ) -> StreamT:
         """Return a record for each key and window: key, window and what `function` makes of it.
 
         `function` is given each record, and its result is a dict with the columns of `schema`. Of
-        a window its accumulator alone is kept. Sessions need its `merge`.
+        a window its accumulator alone is kept, as `accumulator_type`: without one, decimals and
+        times may come back as text. Sessions need its `merge`.
         """
         results = {field.name: field.type for field in schema_of(schema)}
         made = window_schema(self._schema, self._key, self._time, results)
-        return self._each_record(KeptAccumulators(function, self._key, made), uid)
+        content = KeptAccumulators(function, self._key, made, accumulator_type)
+        return self._each_record(content, uid)
 
     def process(self, function: ProcessWindowFunction, *, uid: str) -> StreamT:
         """Return what `function` makes of all records of each key and window, which are kept."""
-        return self._each_record(KeptRecords(function), uid)
+        return self._each_record(KeptRecords(function, self._schema), uid)
 
     def _each_record(self, content: WindowContent, uid: str) -> StreamT:
         function = WindowedFunction(

@@ -6,6 +6,8 @@ import copy
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from datetime import date, datetime
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -151,7 +153,7 @@ class Running:
             store = job.open(handles, index=index, parallelism=parallelism)
             states = job.without_keys(index, parallelism)
             work = ProcessKeyed(("account",), function)
-            operator = KeyedProcessor("op", work, store, states, OUT)
+            operator = KeyedProcessor("op", work, store, states, content.output_schema(SCHEMA))
             operator.outputs.append(lambda batch: self._made.append(batch.rows))
             self.operators.append((job.context(index, parallelism).key_groups, operator))
 
@@ -191,7 +193,7 @@ def counted(records: Iterable[Record]) -> Counter[tuple[Any, ...]]:
 
 
 CONTENTS: dict[str, WindowContent] = {
-    "records": KeptRecords(Several()),
+    "records": KeptRecords(Several(), SCHEMA),
     "accumulators": KeptAccumulators(SeveralAggregates(AGGREGATES), ["account"], OUT),
 }
 KINDS: list[tuple[WindowAssigner, int]] = [
@@ -225,6 +227,82 @@ def test_windows_of_records_equal_the_model_through_snapshots_and_rescaling(
             told = model.now
             assert running.advance(told) == []
     assert counted(running.advance(MAX_WATERMARK)) == counted(model.advance(MAX_WATERMARK))
+
+
+class Seen(ProcessWindowFunction):
+    """Notes the records that it is given."""
+
+    def __init__(self, records: list[Record]) -> None:
+        self._records = records
+
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        return input_schema
+
+    def process(self, key: Any, window: TimeWindow, records: list[Record]) -> Iterable[Record]:
+        self._records += records
+        return []
+
+
+RICH = pa.schema(
+    [
+        pa.field("account", pa.string()),
+        pa.field("at", pa.int64()),
+        pa.field("price", pa.decimal128(12, 2)),
+        pa.field("day", pa.date32()),
+        pa.field("local", pa.timestamp("ms")),
+        pa.field("place", pa.struct([("city", pa.string()), ("fee", pa.decimal128(9, 1))])),
+    ]
+)
+
+
+def test_records_of_a_window_come_back_with_the_types_of_their_columns(job: Job) -> None:
+    seen: list[Record] = []
+
+    def opened(schema: pa.Schema, handles: Sequence[StateHandle] = ()) -> KeyedProcessor:
+        content = KeptRecords(Seen(seen), schema)
+        function = WindowedFunction(TumblingEventTimeWindows(0.010), ["account"], "at", 0, content)
+        work = ProcessKeyed(("account",), function)
+        return KeyedProcessor("op", work, job.open(handles), job.without_keys(0, 1), schema)
+
+    record: Record = {
+        "account": "a",
+        "at": 5,
+        "price": Decimal("12.50"),
+        "day": date(2024, 2, 29),
+        "local": datetime(2024, 2, 29, 1, 2, 3, 4_000),
+        "place": {"city": "Kyiv", "fee": Decimal("1.5")},
+    }
+    first = opened(RICH)
+    first.receive(Batch(pa.RecordBatch.from_pylist([record], schema=RICH)))
+    handles = list(first.snapshot(job.next_checkpoint()).upload(job.storage).keyed)
+    again = opened(RICH.append(pa.field("note", pa.string())), handles)
+    again.on_watermark(100)
+    assert seen == [record | {"note": None}]
+
+
+class Prices(AggregateFunction[Record, Decimal, Record]):
+    """The sum of decimals."""
+
+    def create_accumulator(self) -> Decimal:
+        return Decimal(0)
+
+    def add(self, value: Record, accumulator: Decimal) -> Decimal:
+        return accumulator + Decimal(value["amount"]) / 10
+
+    def get_result(self, accumulator: Decimal) -> Record:
+        return {"price": accumulator}
+
+
+def test_accumulator_of_a_window_comes_back_with_the_type_that_it_was_given(job: Job) -> None:
+    prices = window_schema(SCHEMA, ["account"], "at", {"price": pa.decimal128(12, 2)})
+    content = KeptAccumulators(Prices(), ["account"], prices, Decimal)
+    windows = TumblingEventTimeWindows(0.010)
+    first = Running(job, windows, 0, content)
+    first.take(("a", 5, 12))
+    again = Running(job, windows, 0, content, 1, first.snapshot())
+    again.take(("a", 6, 13))
+    (made,) = again.advance(100)
+    assert made["price"] == Decimal("2.50")
 
 
 class NoMerge(AggregateFunction[Record, int, Record]):
