@@ -37,6 +37,19 @@ _REGISTRY_MISNAMED: Mapping[str, str] = dict[str, str].fromkeys(
     _OF_REGISTRY,
 )
 
+_SCHEMA_IN_REGISTRY = (
+    Option(
+        "valueSubject",
+        "subject",
+        "Of the value's schema in the registry; `<topic>-value` unless given",
+    ),
+    Option(
+        "valueMessage",
+        "message",
+        "With protobuf, the message in the subject's latest version; the first unless given",
+    ),
+)
+
 KAFKA_WRITE = OptionTable(
     format="onceflow-kafka",
     direction="write",
@@ -55,16 +68,7 @@ KAFKA_WRITE = OptionTable(
             " as Spark has them",
             choice(RecordFormat),
         ),
-        Option(
-            "valueSubject",
-            "subject",
-            "Of the value's schema in the registry; `<topic>-value` unless given",
-        ),
-        Option(
-            "valueMessage",
-            "message",
-            "With protobuf, the message in the subject's latest version; the first unless given",
-        ),
+        *_SCHEMA_IN_REGISTRY,
         Option(
             "autoRegister",
             "auto_register",
@@ -213,16 +217,7 @@ _READ = (
         "Unless raw, the value's columns as DDL: `id BIGINT, name STRING`; by a registry those of"
         " the subject's latest version unless given",
     ),
-    Option(
-        "valueSubject",
-        "subject",
-        "Of the value's schema in the registry; `<topic>-value` unless given",
-    ),
-    Option(
-        "valueMessage",
-        "message",
-        "With protobuf, the message in the subject's latest version; the first unless given",
-    ),
+    *_SCHEMA_IN_REGISTRY,
     Option(
         "onBadRecord",
         "on_bad_record",

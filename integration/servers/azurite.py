@@ -10,7 +10,6 @@ import base64
 import hashlib
 import hmac
 import shutil
-import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from onceflow.integration.servers.cache import cache_directory, exclusive, publish
+from onceflow.integration.servers.cache import cache_directory, exclusive, publish, run_installer
 from onceflow.integration.servers.process import LOOPBACK, ServerProcess
 from onceflow.integration.servers.server import ServerError
 
@@ -37,7 +36,6 @@ ACCOUNT_KEY = (
 _PROTOCOL = "2023-11-03"
 _TIMEOUT_S = 10.0
 _READY_TIMEOUT_S = 1.0
-_LAST_LINES = 15
 
 
 def azurite_program(*, timeout_s: float = INSTALL_TIMEOUT_S) -> Path:
@@ -74,23 +72,8 @@ def _install(npm: str, into: Path, timeout_s: float) -> None:
     # The package comes compiled; scripts of what it depends on are not needed.
     quiet = ("--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
     command = [npm, "install", "--prefix", str(into), *quiet, f"azurite@{VERSION}"]
-    try:
-        done = subprocess.run(
-            command,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            cwd=into,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ServerError(f"azurite {VERSION} was not installed in {timeout_s:g} s") from error
-    if done.returncode != 0:
-        said = "\n".join(done.stdout.splitlines()[-_LAST_LINES:])
-        raise ServerError(f"{' '.join(command)} ended with status {done.returncode}:\n{said}")
+    overdue = f"azurite {VERSION} was not installed in {timeout_s:g} s"
+    run_installer(command, timeout_s, overdue, cwd=into)
 
 
 class EmbeddedAzurite(ServerProcess):

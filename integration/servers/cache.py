@@ -5,13 +5,16 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import subprocess
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from onceflow.integration.servers.process import ServerError
+
+_LAST_LINES = 15
 
 
 def cache_directory() -> Path:
@@ -70,3 +73,37 @@ def exclusive(path: Path, timeout_s: float) -> Generator[None, None, None]:
                     ) from None
                 time.sleep(0.2)
         yield
+
+
+def run_installer(
+    command: Sequence[str],
+    timeout_s: float,
+    overdue: str,
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> None:
+    """Run what builds or installs a server's program; return when it has succeeded.
+
+    Raises:
+        ServerError: It failed, and the end of what it said; or it took longer than `timeout_s`:
+            then `overdue` is the text.
+    """
+    try:
+        done = subprocess.run(
+            command,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            cwd=cwd,
+            env=env,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ServerError(overdue) from error
+    if done.returncode != 0:
+        said = "\n".join(done.stdout.splitlines()[-_LAST_LINES:])
+        raise ServerError(f"{' '.join(command)} ended with status {done.returncode}:\n{said}")

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from onceflow.integration.servers.cache import cache_directory, exclusive, publish
+from onceflow.integration.servers.cache import cache_directory, exclusive, publish, run_installer
 from onceflow.integration.servers.server import ServerError
 
 VERSION = "v1.8.0"
@@ -21,7 +20,6 @@ BUILD_TIMEOUT_S = 1200.0
 """About three minutes of processor time, on a machine that others may use as well."""
 
 _MODULE = "github.com/versity/versitygw/cmd/versitygw"
-_LAST_LINES = 15
 
 
 class NoGo(ServerError):
@@ -65,23 +63,10 @@ def _build(go: str, into: Path, timeout_s: float) -> None:
     flags = f"{os.environ.get('GOFLAGS', '')} -buildvcs=false".strip()
     environment = {**os.environ, "GOBIN": str(into), "CGO_ENABLED": "0", "GOFLAGS": flags}
     command = [go, "install", "-trimpath", "-ldflags=-s -w", f"{_MODULE}@{VERSION}"]
-    try:
-        done = subprocess.run(
-            command,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            env=environment,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ServerError(
-            f"versitygw {VERSION} was not built in {timeout_s:g} s; try again: what Go has compiled"
-            " so far is kept"
-        ) from error
-    if done.returncode != 0 or not (into / "versitygw").exists():
-        said = "\n".join(done.stdout.splitlines()[-_LAST_LINES:])
-        raise ServerError(f"{' '.join(command)} ended with status {done.returncode}:\n{said}")
+    overdue = (
+        f"versitygw {VERSION} was not built in {timeout_s:g} s; try again: what Go has compiled so"
+        " far is kept"
+    )
+    run_installer(command, timeout_s, overdue, env=environment)
+    if not (into / "versitygw").exists():
+        raise ServerError(f"{' '.join(command)} succeeded, and there is no versitygw in {into}")

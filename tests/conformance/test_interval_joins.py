@@ -6,17 +6,15 @@ import copy
 import logging
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
 import pytest
-from tests.conformance.state_job import BACKENDS, MAX_PARALLELISM, Job
-from tests.unit.state.state_storage_doubles import MemoryStorage
+from tests.conformance.state_job import MAX_PARALLELISM, Job
 
 from onceflow import (
     CoProcessFunction,
@@ -34,7 +32,7 @@ from onceflow.core.protocol.snapshots import StateHandle
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.function_operators import CoProcessor
-from onceflow.core.state import StateBackend, key_group_of
+from onceflow.core.state import key_group_of
 
 ORDERS = pa.schema([("account", pa.string()), ("at", pa.int64()), ("order", pa.int64())])
 PAID = pa.schema([("account", pa.string()), ("at", pa.int64()), ("paid", pa.int64())])
@@ -42,24 +40,6 @@ SCHEMAS = (ORDERS, PAID)
 KEYS = (("account",), ("account",))
 LATE = tuple(OutputTag(f"late-{n}", schema) for n, schema in enumerate(SCHEMAS))
 Row = tuple[str, int, int]
-
-
-@pytest.fixture(
-    params=[
-        "heap",
-        "rocksdb-small-cache",
-        pytest.param("rocksdb-incremental", marks=pytest.mark.slow),
-    ]
-)
-def backend(request: pytest.FixtureRequest) -> StateBackend:
-    return BACKENDS[request.param]
-
-
-@pytest.fixture
-def job(backend: StateBackend, tmp_path: Path) -> Iterator[Job]:
-    running = Job(backend, tmp_path / "scratch", MemoryStorage())
-    yield running
-    running.close()
 
 
 class Model:
