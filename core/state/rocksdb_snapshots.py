@@ -226,8 +226,10 @@ class KnownFiles:
         if files is None:
             return
         self._completed = files
-        for decided in [known for known in self._undecided if known <= checkpoint]:
-            self.aborted(decided)
+        # An upload may have ended after a newer checkpoint had completed.
+        for decided in {*self._undecided, *list(self._uploaded)}:
+            if decided <= checkpoint:
+                self.aborted(decided)
 
     def aborted(self, checkpoint: CheckpointId) -> None:
         """Never build on `checkpoint`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from onceflow.core.state import (
     ValueStateDescriptor,
     rocksdb_database,
 )
+from onceflow.core.state.rocksdb_snapshots import KnownFiles
 
 PAYLOAD = ValueStateDescriptor[bytes]("payload", bytes)
 KEYS = 3000
@@ -317,3 +319,24 @@ def test_the_heap_refuses_a_native_snapshot_and_says_what_to_do(job: Job, tmp_pa
     foreign = StateHandle("other-backend", "p", 1, "c", 0, 127)
     with pytest.raises(StateIncompatible, match="another backend"):
         job.open((foreign,))
+
+
+class Files(dict[str, StateHandle]):
+    """Files that can be watched."""
+
+
+def test_files_of_an_upload_that_ends_after_a_newer_checkpoint_are_forgotten() -> None:
+    known = KnownFiles({})
+    first, second, third = map(CheckpointId, (1, 2, 3))
+    known.begin(first)
+    known.begin(second)
+    known.uploaded(second, Files())
+    known.completed(second)
+    late = Files()
+    seen = weakref.ref(late)
+    known.uploaded(first, late)
+    del late
+    known.begin(third)
+    known.uploaded(third, Files())
+    known.completed(third)
+    assert seen() is None
