@@ -1,0 +1,181 @@
+"""Where transactions in doubt are looked for: options of every command, said once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from onceflow.cli.terminal import load_sink, read_options, read_password
+from onceflow.connectors.catalog import SINKS
+from onceflow.core.connector import ServerAccess
+from onceflow.core.errors import ConfigError
+from onceflow.core.in_doubt import (
+    InDoubtTransactions,
+    ResourceManager,
+    SinkResourceManager,
+    StagedResourceManager,
+    TransactionSettler,
+)
+from onceflow.core.secret_references import followed
+from onceflow.core.storage import FileSystemStorage, JobStorage, checkpoint_storage
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """What names the targets and the decision log: the options of every command."""
+
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="Every sink id in a database (postgresql://user@host/db, mysql://…, sqlite:///…),"
+            " on brokers (kafka://host:port; needs --storage), in a directory or bucket"
+            " (file:///…, s3://…). The password may also be in --password-file, PGPASSWORD or"
+            " MYSQL_PWD, or be '${env:NAME}' or '${file:/path}' here.",
+            envvar="ONCEFLOW_TXN_URL",
+            show_envvar=True,
+        ),
+    ] = field(default=None, repr=False)
+    password_file: Annotated[
+        Path | None, typer.Option(help="File that holds the database's password and nothing else.")
+    ] = None
+    ledger_schema: Annotated[
+        str | None,
+        typer.Option(help="Schema or database of onceflow's own tables, if not the usual."),
+    ] = None
+    options: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of client options for --url, one name=value a line: security.protocol of"
+            " Kafka, key and secret of a bucket."
+        ),
+    ] = None
+    sink: Annotated[
+        str | None, typer.Option("--sink", help="Any sink: module:name of it or of what makes it.")
+    ] = None
+    sink_id: Annotated[
+        str | None, typer.Option(help="The sink id of --sink; transaction ids begin with it.")
+    ] = None
+    storage: Annotated[
+        str | None, typer.Option(help="Checkpoint storage of the job: its decision log decides.")
+    ] = None
+    job: Annotated[
+        str | None, typer.Option("--job", help="The job's name; needed when storage holds several.")
+    ] = None
+    checkpoint_location: Annotated[
+        str | None,
+        typer.Option(
+            help="checkpointLocation of a query of Structured Streaming, instead of a job's"
+            " --storage: its sink id and its decisions. With --url or --sink; --storage is then its"
+            " option stagingLocation, and --sink-id its option sinkId, where it has them."
+        ),
+    ] = None
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", help="Seconds to wait for a server.", min=0.1)
+    ] = 10.0
+
+    def open(self) -> TransactionSettler:
+        """Return what looks there; connects to nothing yet.
+
+        Raises:
+            ConfigError: The options name nothing, or not well enough.
+        """
+        if self.checkpoint_location is not None:
+            return self._of_query(self.checkpoint_location)
+        storage = self._storage()
+        places: list[ResourceManager] = []
+        if self.url:
+            places.append(self._database(self.url))
+        if self.sink:
+            if not self.sink_id:
+                raise ConfigError("--sink needs --sink-id, the name by which its job writes")
+            places.append(SinkResourceManager(load_sink(self.sink), self.sink_id))
+        if storage is not None and not self.sink:
+            places.append(StagedResourceManager(storage))
+        if not places:
+            raise ConfigError(
+                "name where to look: --url postgresql://user@host/database (add --password-file),"
+                " kafka://host:port or file:///directory,"
+                " or --sink module:name --sink-id ID, and --storage DIR [--job NAME] for what the"
+                " decision log says"
+            )
+        return InDoubtTransactions(places, storage)
+
+    def _of_query(self, location: str) -> TransactionSettler:
+        # Jobs need nothing of Spark's.
+        from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
+        from onceflow.connectors.spark.query_transactions import QueryTransactions
+
+        if self.job is not None:
+            raise ConfigError("--job is a pipeline's, and --checkpoint-location a query's")
+        if bool(self.url) == bool(self.sink):
+            raise ConfigError(
+                "--checkpoint-location needs the query's target: --url postgresql://user@host/db,"
+                " or --sink module:name"
+            )
+        place = CheckpointLocation(location)
+        sink_id = self.sink_id or place.sink_id()
+        if self.url:
+            manager = self._database(self.url)
+        else:
+            manager = SinkResourceManager(load_sink(self.sink or ""), sink_id)
+        return QueryTransactions(place, manager, sink_id=sink_id, staging=self.storage or "")
+
+    def _database(self, given: str) -> ResourceManager:
+        url = followed(given, setting="--url")
+        try:
+            connector = SINKS.find_by_url(url)
+        except ConfigError as error:
+            raise ConfigError(f"--url: {error}") from None
+        if connector.resource_manager is None:
+            raise ConfigError(
+                f"--url: {url.partition('://')[0]}:// cannot list what is in doubt there; name the"
+                " sink: --sink module:name --sink-id ID"
+            )
+        password = read_password(self.password_file) if self.password_file else None
+        options = read_options(self.options, "--options") if self.options else {}
+        options |= {"ledger_schema": self.ledger_schema} if self.ledger_schema else {}
+        return connector.resource_manager(ServerAccess(url, password, options, self.timeout_s))
+
+    def _storage(self) -> JobStorage | None:
+        if self.storage is None:
+            if self.job is not None:
+                raise ConfigError("--job needs --storage, where its decision log is")
+            return None
+        described = checkpoint_storage(self.storage)
+        root = str(described.root if isinstance(described, FileSystemStorage) else self.storage)
+        if isinstance(described, FileSystemStorage) and not Path(root).is_dir():
+            raise ConfigError(f"--storage {root}: there is no such directory on this machine")
+        jobs = described.open("any").jobs()
+        job = self.job or (jobs[0] if len(jobs) == 1 else "")
+        if job not in jobs:
+            there = ", ".join(jobs) or "none"
+            said = f"has no job {job}" if job else "holds more than one job, or none: add --job"
+            raise ConfigError(f"--storage {root} {said} (jobs there: {there})")
+        return described.open(job)
+
+
+def found_by_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return `command` with the options of `Where` in the place of its first parameter."""
+    types = get_type_hints(Where, include_extras=True)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    options = [
+        inspect.Parameter(one.name, kind, default=one.default, annotation=types[one.name])
+        for one in fields(Where)
+    ]
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+
+    @wraps(command)
+    def with_options(**given: Any) -> None:
+        where = Where(**{option.name: given.pop(option.name) for option in options})
+        command(where, **given)
+
+    # What typer reads options from.
+    parameters = [*options, *(one.replace(kind=kind) for one in own)]
+    vars(with_options)["__signature__"] = inspect.Signature(parameters)
+    return with_options
