@@ -69,6 +69,10 @@ from onceflow.core.state.slot_index import decode_keys, grown
 K = TypeVar("K")
 V = TypeVar("V")
 
+ASKED_OF_OFFERED_MAX = 64
+IN_VAIN_MAX = 3
+"""After so many batches with an entry asked for at less than one key in 64, none is prefetched."""
+
 
 class RowFormat:
     """How a Python key and an entry become a row: for value states."""
@@ -180,9 +184,16 @@ class RocksEntries(EntryTable):
         """How many key groups have been cleaned, and the row key to go on at in the next one."""
         self.spilled: Callable[[], None] = lambda: None
         """Called when all fresh entries have gone to the database between two snapshots."""
+        self._asked = 0
+        """How many older entries were asked for since `prefetch`."""
+        self._offered = 0
+        """For how many keys that was."""
+        self._in_vain = 0
+        """How many times in a row next to none was asked for."""
 
     def older(self, key: Any) -> Any:
         """Return the clean entry, or the database's, or ABSENT."""
+        self._asked += 1
         entry = self._clean.get(key, ABSENT)
         if entry is ABSENT and not self._complete:
             group = hash_key(self._format.group_key(key)) % self._max_parallelism
@@ -195,8 +206,16 @@ class RocksEntries(EntryTable):
         return ABSENT if entry is DELETED else entry
 
     def prefetch(self, keys: Sequence[Any]) -> None:
-        """Bring the database's entries at these distinct keys into memory, as many as fit."""
+        """Bring the database's entries at these distinct keys into memory, as many as fit.
+
+        Not those of a state that is seldom asked for, as timers of which few are changed.
+        """
         if self._complete:
+            return
+        in_vain = self._asked * ASKED_OF_OFFERED_MAX < self._offered
+        self._in_vain = self._in_vain + 1 if in_vain else 0
+        self._asked, self._offered = 0, len(keys)
+        if self._in_vain > IN_VAIN_MAX:
             return
         fresh, clean = self.fresh, self._clean
         absent = [key for key in keys if key not in fresh and key not in clean]

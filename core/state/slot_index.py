@@ -229,6 +229,22 @@ def _bytes_keys_of(array: pa.Array) -> BytesKeys:
 SLOTS_MAX = (1 << 31) - 2
 
 
+def _by_hash(rows: Ints, hashes: Hashes) -> tuple[Ints, Mask]:
+    """Return `rows` with those of one hash together, and which of them is the first of its hash.
+
+    Hashes are told apart by their upper bits: below these is a row's place, so that the sort is one
+    of plain integers. Two that differ further down are taken for one.
+    """
+    bits = np.uint64(max(len(rows) - 1, 1).bit_length())
+    packed = ((hashes[rows] >> bits) << bits) | np.arange(len(rows), dtype=np.uint64)
+    packed.sort()
+    order = rows[(packed & ((np.uint64(1) << bits) - np.uint64(1))).view(np.int64)]
+    packed >>= bits
+    first = np.ones(len(rows), np.bool_)
+    first[1:] = packed[1:] != packed[:-1]
+    return order, first
+
+
 class SlotIndex:
     """Gives every key that it is shown a slot of its own."""
 
@@ -255,18 +271,16 @@ class SlotIndex:
         leaders: list[Ints] = []
         while len(missing):
             # One row for each distinct hash; another key of that hash gets its turn next time.
-            order = missing[np.argsort(hashes[missing], kind="stable")]
-            sorted_hashes = hashes[order]
-            first = np.ones(len(order), np.bool_)
-            first[1:] = sorted_hashes[1:] != sorted_hashes[:-1]
+            order, first = _by_hash(missing, hashes)
             chosen = order[first]
-            slots[chosen] = self._insert(
-                tuple(column.take(chosen) for column in columns), hashes[chosen]
-            )
+            made = self._insert(tuple(column.take(chosen) for column in columns), hashes[chosen])
+            slots[chosen] = made
             leaders.append(chosen)
             rest = order[~first]
-            slots[rest] = self._find(tuple(column.take(rest) for column in columns), hashes[rest])
-            missing = rest[slots[rest] == 0]
+            guess = made[np.cumsum(first)[~first] - 1]
+            guess[~self._equal(guess, tuple(column.take(rest) for column in columns))] = 0
+            slots[rest] = guess
+            missing = rest[guess == 0]
         none = np.zeros(0, np.int64)
         return slots, np.concatenate(leaders) if leaders else none
 
@@ -281,7 +295,7 @@ class SlotIndex:
     def kept(self, slots: Ints) -> SlotIndex:
         """Return an index of these slots' keys alone, renumbered from 1 in the order given."""
         # As many keys as there were may come again: a table that grows places all of them anew.
-        index = SlotIndex(self._shape, max(self._bits - 1, int(2 * len(slots) + 1).bit_length()))
+        index = SlotIndex(self._shape, max(12, int(2 * self.end).bit_length()))
         if len(slots):
             index._insert(
                 tuple(column.take(slots) for column in self.slot_keys()), self._hashes[slots]
@@ -294,21 +308,35 @@ class SlotIndex:
             return np.zeros(0, np.int64)
         positions = self._home(hashes)
         slots: Ints = self._table[positions].astype(np.int64)
-        wrong = ~self._equal(slots, columns)
-        wrong &= slots != 0
-        active = np.flatnonzero(wrong)
+        if slots.all():
+            active = np.flatnonzero(~self._equal(slots, columns))
+        else:
+            active = np.flatnonzero(self._others(slots, columns, hashes))
         while len(active):
             positions[active] = (positions[active] + 1) & (len(self._table) - 1)
             candidates = self._table[positions[active]].astype(np.int64)
             slots[active] = candidates
-            wrong = candidates != 0
-            # Another key has another hash, all but always: few keys are compared.
-            alike = np.flatnonzero(wrong & (self._hashes[candidates] == hashes[active]))
-            if len(alike):
-                columns_alike = tuple(column.take(active[alike]) for column in columns)
-                wrong[alike[self._equal(candidates[alike], columns_alike)]] = False
-            active = active[wrong]
+            active = active[self._others(candidates, columns, hashes[active], active)]
         return slots
+
+    def _others(
+        self,
+        slots: Ints,
+        columns: Sequence[KeyColumn],
+        hashes: Hashes,
+        rows: Ints | None = None,
+    ) -> Mask:
+        """Tell for which slots there is another key than that of the row; `hashes` are of `rows`.
+
+        Another key has another hash, all but always: few keys are compared.
+        """
+        others: Mask = slots != 0
+        alike = np.flatnonzero(others & (self._hashes[slots] == hashes))
+        if len(alike):
+            mine = alike if rows is None else rows[alike]
+            equal = self._equal(slots[alike], tuple(column.take(mine) for column in columns))
+            others[alike[equal]] = False
+        return others
 
     def _equal(self, slots: Ints, columns: Sequence[KeyColumn]) -> Mask:
         same: Mask | None = None

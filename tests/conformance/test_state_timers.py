@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.conformance.state_job import MAX_PARALLELISM, Job
+from tests.conformance.state_job import BALANCE, MAX_PARALLELISM, Job
 
 from onceflow.core.errors import BadStateValue
 from onceflow.core.protocol.watermarks import MAX_WATERMARK
@@ -15,6 +15,7 @@ from onceflow.core.state import (
     ValueStateDescriptor,
     key_group_of,
 )
+from onceflow.core.state.rocksdb_database import Database
 
 KEYS = [f"key-{number}" for number in range(30)]
 
@@ -119,3 +120,46 @@ def test_the_values_of_all_keys_are_found_changed_ones_too(job: Job) -> None:
         expected = {key: number for number, key in enumerate(KEYS) if number != 3}
         expected.update(dict.fromkeys(KEYS[:3], -1))
         assert dict(states.entries(descriptor)) == expected
+
+
+@pytest.mark.parametrize("backend", ["rocksdb-small-cache"], indirect=True)
+def test_pending_timers_are_not_read_for_records_that_use_none(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[bytes] = []
+    get_many = Database.get_many
+
+    def counting(database: Database, keys: list[bytes]) -> list[bytes | None]:
+        read.extend(keys)
+        return get_many(database, keys)
+
+    def timers_read() -> int:
+        count = sum(b"event-timers" in key for key in read)
+        read.clear()
+        return count
+
+    monkeypatch.setattr(Database, "get_many", counting)
+    states = KeyedStates(job.open())
+    balance, timers = states.value_state(BALANCE), states.timers()
+    store = job.stores[0]
+    waiting = [f"waits-{number}" for number in range(100)]
+    for number, key in enumerate(waiting):
+        store.set_current_key(key)
+        timers.register_event_time_timer(1_000 + number)
+    for batch in range(20):
+        keys = [f"account-{batch}-{number}" for number in range(8)]
+        store.prefetch(keys)
+        for key in keys:
+            store.set_current_key(key)
+            balance.set(balance.get() + 1)
+        if batch == 5:
+            timers_read()
+    assert timers_read() == 0
+    # They are read again once a batch has used them.
+    for start in (0, 8):
+        store.prefetch(waiting[start : start + 8])
+        for key in waiting[start : start + 8]:
+            store.set_current_key(key)
+            timers.delete_event_time_timer(1_000 + int(key[6:]))
+    assert timers_read() == 8
+    assert [key for _, key in fired(timers, 2_000)] == waiting[16:]
