@@ -38,6 +38,7 @@ from onceflow.core.state.descriptors import (
 from onceflow.core.state.entries import Cells, CurrentKey, EntryListState, EntryValueState, MapKeys
 from onceflow.core.state.expired_rows import rows_of_snapshot, stamped_value
 from onceflow.core.state.registry import Registry, list_meta, map_meta, shape_of, value_meta
+from onceflow.core.state.rocksdb_accumulators import PRELOAD_BATCH, RocksAccumulators
 from onceflow.core.state.rocksdb_database import (
     Database,
     DatabaseOptions,
@@ -50,10 +51,8 @@ from onceflow.core.state.rocksdb_database import (
     state_prefix,
 )
 from onceflow.core.state.rocksdb_entries import (
-    PRELOAD_BATCH,
     ListFormat,
     MapFormat,
-    RocksAccumulators,
     RocksEntries,
     RocksMapState,
     RowFormat,
