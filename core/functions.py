@@ -17,7 +17,7 @@ from onceflow.core.schema_text import SchemaLike, schema_of
 from onceflow.core.state import (
     AggregatingState,
     AggregatingStateDescriptor,
-    BatchStates,
+    BatchValueState,
     KeyedBatch,
     ListState,
     ListStateDescriptor,
@@ -177,6 +177,23 @@ class StateAccess(Protocol):
         ...
 
 
+class BatchStates(Protocol):
+    """Hands a `KeyedBatchFunction` its states: those of a batch's keys and others."""
+
+    @property
+    def operator(self) -> OperatorAccess:
+        """What hands out the state of the subtask, which belongs to no key."""
+        ...
+
+    def raw_keyed_state(self, name: str) -> RawKeyedState:
+        """Return bytes for each key group, which go where the group's keys go."""
+        ...
+
+    def value_state(self, descriptor: ValueStateDescriptor[Any]) -> BatchValueState:
+        """Return the state of one value a key."""
+        ...
+
+
 class KeyedFunction(ABC):
     """A function of one record and the state of its key.
 
@@ -242,6 +259,12 @@ class KeyedBatchFunction(ABC):
         """Return the records that follow from `batch`, in any number, or None for none of them.
 
         Raising ends the attempt; the records are processed again after the restart.
+        """
+
+    def snapshot_state(self, checkpoint: int) -> None:  # noqa: B027 - optional hook
+        """Bring states up to date that are not kept by key; `checkpoint` takes them as they are.
+
+        As in `ProcessFunction`. There is no batch here: states of keys are up to date already.
         """
 
     def close(self) -> None:  # noqa: B027 - optional hook

@@ -67,6 +67,7 @@ if TYPE_CHECKING:
 
 _WITH_SIDE_OUTPUTS = (
     AggregateWindows,
+    ProcessBatches,
     ProcessKeyed,
     ProcessConnected,
     ProcessBroadcast,
@@ -119,8 +120,8 @@ class Stream:
         work = self._graph.graph().operator(feed.uid).work
         if len(self._feeds) > 1 or feed.tag is not None or not isinstance(work, _WITH_SIDE_OUTPUTS):
             raise ConfigError(
-                f"side_output({tag.name!r}): only what process() returns has side outputs: call it"
-                " on that, before any other method"
+                f"side_output({tag.name!r}): only what process() or process_batches() returns has"
+                " side outputs: call it on that, before any other method"
             )
         return Stream(self._graph, Feed(feed.uid, tag.schema, tag.name))
 

@@ -63,7 +63,7 @@ class ProcessWindowFunction(ABC):
         """Return the schema of the records that `process` returns. Runs on the driver."""
 
     def open(self, state: StateAccess) -> None:  # noqa: B027 - optional hook
-        """Take hold of states of the key, which all its windows share."""
+        """Take hold of states: those of the key are shared by all its windows."""
 
     @abstractmethod
     def process(
@@ -73,6 +73,12 @@ class ProcessWindowFunction(ABC):
 
         `key` is the value of the key column, or a tuple of several. Called once when the window is
         due, and again for each record that comes within the allowed lateness.
+        """
+
+    def snapshot_state(self, checkpoint: int) -> None:  # noqa: B027 - optional hook
+        """Bring states up to date that are not kept by key; `checkpoint` takes them as they are.
+
+        As in `ProcessFunction`. There is no key here: keyed states are up to date already.
         """
 
     def close(self) -> None:  # noqa: B027 - optional hook
@@ -103,6 +109,9 @@ class WindowContent(ABC):
     @abstractmethod
     def forget(self, parts: Mapping[int, int]) -> None:
         """Keep nothing of the parts."""
+
+    def snapshot_state(self, checkpoint: int) -> None:  # noqa: B027 - optional hook
+        """Bring up to date what is not kept by key."""
 
     def close(self) -> None:  # noqa: B027 - optional hook
         """Release what `open` took."""
@@ -153,6 +162,10 @@ class KeptRecords(WindowContent):
         for part, count in parts.items():
             for number in range(count):
                 self._records.remove((part, number))
+
+    def snapshot_state(self, checkpoint: int) -> None:
+        """Have the function do it."""
+        self._function.snapshot_state(checkpoint)
 
     def close(self) -> None:
         """Close the function."""
@@ -317,6 +330,10 @@ class WindowedFunction(KeyedFunction):
                 left.append(window)
         self._open.set(left or None)
         return made
+
+    def snapshot_state(self, checkpoint: int) -> None:
+        """Have the content do it."""
+        self._content.snapshot_state(checkpoint)
 
     def close(self) -> None:
         """Close the content."""

@@ -12,7 +12,7 @@ from onceflow.core.state.api import (
     ValueState,
 )
 from onceflow.core.state.backends import HeapBackend, RocksDBBackend
-from onceflow.core.state.batch_states import BatchStates, BatchValueState, KeyedBatch
+from onceflow.core.state.batch_states import BatchValueState, KeyedBatch, KeyedBatchStates
 from onceflow.core.state.context import StateContext, StateHandle, StateReader, StateWriter
 from onceflow.core.state.descriptors import (
     AccumulatorColumn,
@@ -36,10 +36,10 @@ __all__ = [
     "AggregateFunction",
     "AggregatingState",
     "AggregatingStateDescriptor",
-    "BatchStates",
     "BatchValueState",
     "HeapBackend",
     "KeyedBatch",
+    "KeyedBatchStates",
     "KeyedStateStore",
     "KeyedStates",
     "ListState",

@@ -105,8 +105,8 @@ class BatchValueState(ABC):
         """
 
 
-class BatchStates:
-    """Hands a `KeyedBatchFunction` its states. Used while the operator opens."""
+class KeyedBatchStates:
+    """Hands out the states of a batch's keys while the operator opens, and serves them."""
 
     def __init__(
         self,
@@ -231,7 +231,7 @@ class _ColumnValues(BatchValueState):
 
     def __init__(
         self,
-        states: BatchStates,
+        states: KeyedBatchStates,
         place: int,
         descriptor: ValueStateDescriptor[Any],
         kind: pa.DataType,
@@ -266,7 +266,7 @@ class _ValuesByKey(BatchValueState):
 
     def __init__(
         self,
-        states: BatchStates,
+        states: KeyedBatchStates,
         kept: ValueState[Any],
         descriptor: ValueStateDescriptor[Any],
         kind: pa.DataType,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from onceflow.core.event_time import WatermarkStrategy
     from onceflow.core.functions import (
         Aggregate,
+        BatchStates,
         KeyedBatchFunction,
         KeyedFunction,
         OperatorAccess,
@@ -84,7 +85,6 @@ if TYPE_CHECKING:
         AggregateFunction,
         AggregatingState,
         AggregatingStateDescriptor,
-        BatchStates,
         BatchValueState,
         HeapBackend,
         KeyedBatch,
@@ -137,8 +137,8 @@ else:
             "onceflow.core.errors": "OnceflowError",
             "onceflow.core.event_time": "WatermarkStrategy",
             "onceflow.core.functions": (
-                "Aggregate KeyedBatchFunction KeyedFunction OperatorAccess OutputTag Record"
-                " SideOutput StateAccess count max_ min_ sum_"
+                "Aggregate BatchStates KeyedBatchFunction KeyedFunction OperatorAccess OutputTag"
+                " Record SideOutput StateAccess count max_ min_ sum_"
             ),
             "onceflow.core.join_functions": "ProcessJoinFunction",
             "onceflow.core.joined_streams": "IntervalJoin IntervalJoined",
@@ -162,7 +162,7 @@ else:
                 " SavepointStats SinkStatus SlotStatus SubtaskCheckpointStats"
             ),
             "onceflow.core.state": (
-                "AggregateFunction AggregatingState AggregatingStateDescriptor BatchStates"
+                "AggregateFunction AggregatingState AggregatingStateDescriptor"
                 " BatchValueState HeapBackend KeyedBatch ListState ListStateDescriptor MapState"
                 " MapStateDescriptor Namespace RawKeyedState ReducingState"
                 " ReducingStateDescriptor RocksDBBackend Serializer StateBackend StateTtlConfig"

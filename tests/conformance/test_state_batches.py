@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from tests.conformance.state_job import BACKENDS, SUITE_BACKENDS, Job
 
-from onceflow import BatchStates, BatchValueState, StateTtlConfig, ValueStateDescriptor
+from onceflow import BatchValueState, StateTtlConfig, ValueStateDescriptor
 from onceflow.core.errors import BadStateValue, ConfigError, StateIncompatible
-from onceflow.core.state import KeyedStateStore, StateHandle, key_group_of
+from onceflow.core.state import KeyedBatchStates, KeyedStateStore, StateHandle, key_group_of
 
 SCHEMA = pa.schema([("account", pa.string()), ("region", pa.int32()), ("amount", pa.int64())])
 BALANCE = ValueStateDescriptor[int]("balance", pa.int64(), default=0)
@@ -30,7 +30,7 @@ class Opened:
     """The states of a store, and what a dict says that they are."""
 
     def __init__(self, store: KeyedStateStore, *descriptors: ValueStateDescriptor[Any]) -> None:
-        self.states = BatchStates(store, ["account", "region"], SCHEMA)
+        self.states = KeyedBatchStates(store, ["account", "region"], SCHEMA)
         self.by_name: dict[str, BatchValueState] = {
             one.name: self.states.value_state(one) for one in descriptors
         }
@@ -184,7 +184,7 @@ def test_what_cannot_be_put_is_refused_by_name_and_changes_nothing(job: Job) -> 
 def test_states_without_a_column_are_refused_and_those_that_expire_are_kept_by_key(
     job: Job,
 ) -> None:
-    states = BatchStates(job.open(), ["account", "region"], SCHEMA)
+    states = KeyedBatchStates(job.open(), ["account", "region"], SCHEMA)
     with pytest.raises(ConfigError, match=r"'any'.*give an Arrow type"):
         states.value_state(ValueStateDescriptor("any"))
     with pytest.raises(ConfigError, match=r"'a,b'.*without =,"):

@@ -10,6 +10,7 @@ from onceflow.core.functions import OutputTag, Record
 from onceflow.core.runtime.dataflow.operators import RunningOperator
 from onceflow.core.runtime.dataflow.user_functions import batch_of
 from onceflow.core.state import (
+    KeyedBatchStates,
     KeyedStates,
     KeyedStateStore,
     ListState,
@@ -145,6 +146,18 @@ class KeyedContext(KeyedStates):
                 " with no broadcast stream"
             )
         return self._broadcast.named(descriptor)
+
+
+class BatchContext:
+    """What a function of batches opens with."""
+
+    def __init__(
+        self, of_keys: KeyedBatchStates, states: OperatorStateStore, operator: UnkeyedContext
+    ) -> None:
+        self.operator = operator
+        """What hands out the state of the subtask, which belongs to no key."""
+        self.value_state = of_keys.value_state
+        self.raw_keyed_state = states.raw_keyed_state
 
 
 class UnkeyedContext:

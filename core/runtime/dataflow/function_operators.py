@@ -1,4 +1,4 @@
-"""Functions of the user's as they run, one record at a time: of one stream or two, keyed or not.
+"""Functions of the user's as they run, of records or of batches, one stream or two, keyed or not.
 
 A function's states are its operator's: those of keys in a keyed store, those without a key in an
 operator state store.
@@ -13,7 +13,13 @@ from typing import Any, Protocol, TypeAlias, cast
 import pyarrow as pa
 
 from onceflow.core.functions import Record
-from onceflow.core.graph import ProcessBroadcast, ProcessConnected, ProcessKeyed, ProcessRecords
+from onceflow.core.graph import (
+    ProcessBatches,
+    ProcessBroadcast,
+    ProcessConnected,
+    ProcessKeyed,
+    ProcessRecords,
+)
 from onceflow.core.process_functions import BroadcastProcessFunction, ProcessFunction
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.snapshots import OperatorSnapshot
@@ -21,6 +27,7 @@ from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.function_context import (
     NO_KEY_OF_BROADCAST,
     NO_KEY_OF_SNAPSHOT,
+    BatchContext,
     BroadcastStates,
     KeyedContext,
     SideOutputs,
@@ -29,12 +36,13 @@ from onceflow.core.runtime.dataflow.function_context import (
 from onceflow.core.runtime.dataflow.keyed_operators import KeyedOperator
 from onceflow.core.runtime.dataflow.operators import Emit, PendingSnapshot, RunningOperator
 from onceflow.core.runtime.dataflow.user_functions import (
+    as_schema,
     batch_of,
     call_user,
     call_user_on_records,
     keys_of,
 )
-from onceflow.core.state import KeyedStateStore, StateWriter, Timer
+from onceflow.core.state import KeyedBatchStates, KeyedStateStore, StateWriter, Timer
 from onceflow.core.state.api import PendingSnapshot as FrozenState
 from onceflow.core.state.operator_state import OperatorStateStore
 from onceflow.core.state.timers import DomainTimers
@@ -46,12 +54,8 @@ RESULTS_A_BATCH = 8192
 """Records that timers have made and that go on together."""
 
 
-class TimedFunction(Protocol):
-    """What every function of keyed streams has."""
-
-    def on_timer(self, timer: Timer) -> Results:
-        """Return what follows now that `timer` has fired."""
-        ...
+class Snapshotted(Protocol):
+    """What every function has."""
 
     def snapshot_state(self, checkpoint: int) -> None:
         """Bring states up to date."""
@@ -62,7 +66,84 @@ class TimedFunction(Protocol):
         ...
 
 
-class KeyedFunctionOperator(KeyedOperator):
+class TimedFunction(Snapshotted, Protocol):
+    """What every function of records of keyed streams has."""
+
+    def on_timer(self, timer: Timer) -> Results:
+        """Return what follows now that `timer` has fired."""
+        ...
+
+
+class SnapshottedOperator(KeyedOperator):
+    """Applies a function that has keyed state, and state of its subtask besides."""
+
+    def __init__(
+        self,
+        uid: str,
+        function: Snapshotted,
+        store: KeyedStateStore,
+        states: OperatorStateStore,
+        schema: pa.Schema,
+    ) -> None:
+        super().__init__(uid, store)
+        self._function = function
+        self._states = states
+        self._schema = schema
+        self._side_outputs = SideOutputs(self)
+        self._operator = UnkeyedContext(uid, states, self._side_outputs)
+
+    def _before_snapshot(self, checkpoint: CheckpointId) -> None:
+        """Have the function bring its state up to date."""
+        self.store.set_current_key(NO_KEY_OF_SNAPSHOT)
+        call_user(self.uid, self._function.snapshot_state, int(checkpoint))
+        self._side_outputs.flush()
+
+    def _pending(self, pending: FrozenState) -> PendingSnapshot:
+        return _with_operator_state(super()._pending(pending), self._states)
+
+    def close(self) -> None:
+        """Close the function, then the state."""
+        try:
+            call_user(self.uid, self._function.close)
+        finally:
+            super().close()
+
+
+class KeyedBatchProcessor(SnapshottedOperator):
+    """Applies a function to whole batches, with the states of their keys."""
+
+    def __init__(
+        self,
+        uid: str,
+        work: ProcessBatches,
+        store: KeyedStateStore,
+        states: OperatorStateStore,
+        input_schema: pa.Schema,
+        schema: pa.Schema,
+    ) -> None:
+        super().__init__(uid, work.function, store, states, schema)
+        self._process = work.function.process
+        self._of_keys = KeyedBatchStates(store, work.key, input_schema)
+        context = BatchContext(self._of_keys, states, self._operator)
+        call_user(uid, work.function.open, context)
+        self._of_keys.opened()
+        self.dropped = store.opened() + states.opened()
+
+    def process(self, batch: Batch) -> None:
+        """Emit what the function makes of the batch."""
+        rows = batch.rows
+        if not rows.num_rows:
+            return
+        made = call_user(self.uid, self._process, self._of_keys.begin(rows, batch.hashes))
+        self._of_keys.end()
+        if made is not None:
+            self.emit(as_schema(made, self._schema, self.uid))
+        self._side_outputs.flush()
+        if self._of_keys.cleaned_a_record:
+            self.store.clean(self._of_keys.cleaned_a_record * rows.num_rows)
+
+
+class KeyedFunctionOperator(SnapshottedOperator):
     """Applies a function with the state and timers of each record's key."""
 
     def __init__(
@@ -73,18 +154,14 @@ class KeyedFunctionOperator(KeyedOperator):
         states: OperatorStateStore,
         schema: pa.Schema,
     ) -> None:
-        super().__init__(uid, store)
-        self._function = function
-        self._states = states
-        self._schema = schema
-        self._side_outputs = SideOutputs(self)
+        super().__init__(uid, function, store, states, schema)
+        self._on_timer = function.on_timer
 
     def _open(
         self, open_function: Callable[[Any], None], broadcast: BroadcastStates | None = None
     ) -> None:
-        states, side_outputs = self._states, self._side_outputs
-        operator = UnkeyedContext(self.uid, states, side_outputs)
-        context = KeyedContext(self.store, states, operator, side_outputs, broadcast)
+        states = self._states
+        context = KeyedContext(self.store, states, self._operator, self._side_outputs, broadcast)
         call_user(self.uid, open_function, context)
         self._cleaned_a_record = context.cleaned_a_record
         self._timers = context.registered
@@ -121,15 +198,6 @@ class KeyedFunctionOperator(KeyedOperator):
             self._timers.advance(watermark)
             self._fire(self._timers.event, watermark)
 
-    def _before_snapshot(self, checkpoint: CheckpointId) -> None:
-        """Have the function bring its state up to date."""
-        self.store.set_current_key(NO_KEY_OF_SNAPSHOT)
-        call_user(self.uid, self._function.snapshot_state, int(checkpoint))
-        self._side_outputs.flush()
-
-    def _pending(self, pending: FrozenState) -> PendingSnapshot:
-        return _with_operator_state(super()._pending(pending), self._states)
-
     def _fire(self, timers: DomainTimers, until_ms: int) -> None:
         """Emit what the function makes of the timers up to `until_ms`."""
         next_ms = timers.queue.next_ms
@@ -137,20 +205,13 @@ class KeyedFunctionOperator(KeyedOperator):
             return
         results: list[Record] = []
         for timer in timers.due(until_ms):
-            _take_results(call_user(self.uid, self._function.on_timer, timer), results)
+            _take_results(call_user(self.uid, self._on_timer, timer), results)
             if len(results) >= RESULTS_A_BATCH:
                 self.emit(batch_of(results, self._schema, self.uid))
                 self._side_outputs.flush()
                 results = []
         self.emit(batch_of(results, self._schema, self.uid))
         self._side_outputs.flush()
-
-    def close(self) -> None:
-        """Close the function, then the state."""
-        try:
-            call_user(self.uid, self._function.close)
-        finally:
-            super().close()
 
 
 class KeyedProcessor(KeyedFunctionOperator):

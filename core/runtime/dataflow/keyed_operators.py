@@ -5,17 +5,13 @@ from __future__ import annotations
 import pyarrow as pa
 
 from onceflow.core.errors import BadStateValue
-from onceflow.core.graph import ProcessBatches, RunAggregates
+from onceflow.core.graph import RunAggregates
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.snapshots import OperatorSnapshot
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.operators import PendingSnapshot, RunningOperator
-from onceflow.core.runtime.dataflow.user_functions import (
-    as_schema,
-    call_user,
-    user_error,
-)
-from onceflow.core.state import AccumulatorColumn, BatchStates, KeyedStateStore, StateWriter
+from onceflow.core.runtime.dataflow.user_functions import user_error
+from onceflow.core.state import AccumulatorColumn, KeyedStateStore, StateWriter
 from onceflow.core.state.api import PendingSnapshot as FrozenState
 
 
@@ -65,41 +61,6 @@ class KeyedOperator(RunningOperator):
     def close(self) -> None:
         """Close the state."""
         self.store.close()
-
-
-class KeyedBatchProcessor(KeyedOperator):
-    """Applies a function to whole batches, with the states of their keys."""
-
-    def __init__(
-        self, uid: str, work: ProcessBatches, store: KeyedStateStore, input_schema: pa.Schema,
-        schema: pa.Schema,
-    ) -> None:  # fmt: skip
-        super().__init__(uid, store)
-        self._function = work.function
-        self._schema = schema
-        self._states = BatchStates(store, work.key, input_schema)
-        call_user(uid, self._function.open, self._states)
-        self._states.opened()
-        self.dropped = store.opened()
-
-    def process(self, batch: Batch) -> None:
-        """Emit what the function makes of the batch."""
-        rows = batch.rows
-        if not rows.num_rows:
-            return
-        made = call_user(self.uid, self._function.process, self._states.begin(rows, batch.hashes))
-        self._states.end()
-        if made is not None:
-            self.emit(as_schema(made, self._schema, self.uid))
-        if self._states.cleaned_a_record:
-            self.store.clean(self._states.cleaned_a_record * rows.num_rows)
-
-    def close(self) -> None:
-        """Close the function, then the state."""
-        try:
-            call_user(self.uid, self._function.close)
-        finally:
-            super().close()
 
 
 class AggregateRunner(KeyedOperator):

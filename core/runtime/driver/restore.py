@@ -74,11 +74,11 @@ def operators_left(graph: Graph, restored: CompletedCheckpoint) -> tuple[str, ..
 
 def _takes(work: Work | None, snapshot: OperatorSnapshot) -> bool:
     match work:
-        case ProcessKeyed() | ProcessConnected() | ProcessBroadcast(key=(_, *_)):
+        case ProcessKeyed() | ProcessBatches() | ProcessConnected() | ProcessBroadcast(key=(_, *_)):
             return not snapshot.lists
         case ProcessBroadcast() | ProcessRecords():
             return not (snapshot.lists or snapshot.keyed)
-        case ProcessBatches() | RunAggregates():
+        case RunAggregates():
             return not (snapshot.lists or snapshot.raw)
         case AggregateWindows():
             return not snapshot.raw

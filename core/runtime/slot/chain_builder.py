@@ -51,15 +51,12 @@ from onceflow.core.runtime.dataflow.function_operators import (
     BroadcastProcessor,
     CoProcessor,
     FunctionOperator,
+    KeyedBatchProcessor,
     KeyedBroadcastProcessor,
     KeyedProcessor,
     RecordProcessor,
 )
-from onceflow.core.runtime.dataflow.keyed_operators import (
-    AggregateRunner,
-    KeyedBatchProcessor,
-    KeyedOperator,
-)
+from onceflow.core.runtime.dataflow.keyed_operators import AggregateRunner, KeyedOperator
 from onceflow.core.runtime.dataflow.lookup_join import LookupJoiner
 from onceflow.core.runtime.dataflow.operators import (
     SPLITS,
@@ -289,7 +286,8 @@ class ChainBuilder:
         store = self._store(uid)
         match work:
             case ProcessBatches():
-                return KeyedBatchProcessor(uid, work, store, input_schema, schema)
+                states = self._operator_state(uid)
+                return KeyedBatchProcessor(uid, work, store, states, input_schema, schema)
             case RunAggregates():
                 return AggregateRunner(uid, work, store, input_schema, schema)
             case AggregateWindows():
