@@ -1,30 +1,34 @@
-"""Joins of two keyed streams by an interval of event time, one record at a time.
+"""Joins of two keyed streams by how far apart two records are, one record at a time.
 
 A function of two streams like any other, over map states and timers, so it survives what they do.
 A record is kept, by its time, until no record of the other stream can come any more that it is to
-be joined with. Whichever of two comes second makes the pair.
+be joined with. Whichever of two comes second makes the pair. In an interval join the time is that
+of the event. In a regular join it is that of the slot's clock when the record comes, and the
+interval is how long each side is kept.
 
-Invariants, at a watermark w, for records of the left stream; those of the right are their mirror:
+Invariants, at a time w (the watermark, or the clock), for records of the left stream; those of the
+right are their mirror:
     a pair  <=>  lower <= right's time - left's time <= upper
-    late  <=>  time <= w;  a late record is joined with nothing
+    late  <=>  event time <= w;  a late record is joined with nothing
     kept as long as  time + upper > w, and no more than the step of the timers longer
+    alone  <=>  kept, on an outer side, and in no pair so far;  emitted alone when it is let go
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from types import GenericAlias
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import pyarrow as pa
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.event_time import record_time_ms
 from onceflow.core.functions import OutputTag, Record, StateAccess
-from onceflow.core.late_records import LateRecords
+from onceflow.core.late_records import LateRecords, check_late
 from onceflow.core.process_functions import CoProcessFunction
 from onceflow.core.state import MapState, MapStateDescriptor, Timer, Timers
 from onceflow.core.state.record_types import record_type
@@ -32,6 +36,11 @@ from onceflow.core.state.record_types import record_type
 STEP_MS = 1_000
 """Timers that let records go are this far apart at least: a key has few of them at a time."""
 STEPS_AN_INTERVAL = 8
+FOREVER_MS = 1 << 60
+"""How long a side of a regular join is kept that has no time to live."""
+
+Results: TypeAlias = Record | Iterable[Record] | None
+JoinKind: TypeAlias = Literal["inner", "left", "right", "full"]
 
 
 class ProcessJoinFunction(ABC):
@@ -51,6 +60,17 @@ class ProcessJoinFunction(ABC):
     def process(self, left: Record, right: Record) -> Record | Iterable[Record] | None:
         """Return the record or records that follow from a pair, or None for none of them."""
 
+    def process_left(self, left: Record) -> Record | Iterable[Record] | None:
+        """Return what follows from a left record without a partner, or None for nothing.
+
+        Called in left and full outer joins, once it can have none any more.
+        """
+        raise NotImplementedError
+
+    def process_right(self, right: Record) -> Record | Iterable[Record] | None:
+        """Return what follows from a right record without a partner, as `process_left` does."""
+        raise NotImplementedError
+
     def close(self) -> None:  # noqa: B027 - optional hook
         """Release what `open` took. Not called when the process is killed."""
 
@@ -67,8 +87,10 @@ class MergedColumns(ProcessJoinFunction):
         right: pa.Schema,
         keys: tuple[Sequence[str], Sequence[str]],
         suffixes: tuple[str, str],
+        outer: tuple[bool, bool] = (False, False),
     ) -> None:
-        shared = {one for one, other in zip(*keys, strict=True) if one == other}
+        """`outer` says of each side whether its records come out without a partner, too."""
+        self._shared = shared = {one for one, other in zip(*keys, strict=True) if one == other}
         twice = (set(left.names) & set(right.names)) - shared
         self._columns: list[tuple[int, str, str]] = []
         fields: list[pa.Field] = []
@@ -78,7 +100,8 @@ class MergedColumns(ProcessJoinFunction):
                     continue
                 name = field.name + (suffixes[side] if field.name in twice else "")
                 self._columns.append((side, field.name, name))
-                fields.append(field.with_name(name))
+                may_lack = outer[1 - side] and field.name not in shared
+                fields.append(field.with_name(name).with_nullable(field.nullable or may_lack))
         names = [name for _, _, name in self._columns]
         double = next((name for name in names if names.count(name) > 1), None)
         if double is not None:
@@ -97,6 +120,14 @@ class MergedColumns(ProcessJoinFunction):
         pair = (left, right)
         return {name: pair[side].get(column) for side, column, name in self._columns}
 
+    def process_left(self, left: Record) -> Record:
+        """Return the record's columns, with nulls for those of the other side."""
+        return self.process(left, {})
+
+    def process_right(self, right: Record) -> Record:
+        """Return the record's columns and key, with nulls for those of the other side."""
+        return self.process({name: right[name] for name in self._shared}, right)
+
 
 @dataclass(frozen=True)
 class JoinSide:
@@ -104,26 +135,28 @@ class JoinSide:
 
     name: str
     schema: pa.Schema
-    time: str
+    time: str | None
+    """The column of event time; None: the clock says it when a record comes."""
     late: OutputTag | None
+    outer: bool = False
+    """Whether a record that finds no partner comes out without one."""
 
     def __post_init__(self) -> None:
         record_type(self.schema, f"the {self.name} side of a join")
-        if self.late is not None and self.late.schema != self.schema:
-            raise ConfigError(
-                f"late_{self.name}={self.late.name!r}: late records are as they came, with columns"
-                f" {self.schema}, and the tag says {self.late.schema}"
-            )
+        check_late(self.late, self.schema, f"late_{self.name}")
 
-    def kept(self, state: StateAccess) -> MapState[int, list[Record]]:
-        """Return the state of this side's records, by their time."""
+    def records(self, state: StateAccess, kind: str) -> MapState[int, list[Record]]:
+        """Return the state of a kind of this side's records, by their time."""
         records = GenericAlias(list, (record_type(self.schema, f"the {self.name} side of a join"),))
-        name = f"onceflow.{self.name}-records"
+        name = f"onceflow.{self.name}-{kind}"
         return state.map_state(MapStateDescriptor[Any, Any](name, int, records))
 
 
 class IntervalJoinFunction(CoProcessFunction):
-    """Hands a function the pairs of records whose times are within an interval of each other."""
+    """Hands a function the pairs of records whose times are within an interval of each other.
+
+    Of both sides the times are in event time, or of both by the clock.
+    """
 
     def __init__(
         self,
@@ -136,7 +169,12 @@ class IntervalJoinFunction(CoProcessFunction):
         self._function = function
         self._reach = ((lower_ms, upper_ms), (-upper_ms, -lower_ms))
         """Of each side: between which distances in time a record of the other one is a partner."""
-        self._step_ms = max(STEP_MS, (upper_ms - lower_ms) // STEPS_AN_INTERVAL)
+        self._by_clock = sides[0].time is None
+        self.fires_at_end = self._by_clock
+        self._steps_ms = [
+            max(STEP_MS, (last if self._by_clock else last - first) // STEPS_AN_INTERVAL)
+            for first, last in self._reach
+        ]
         self._late = [
             LateRecords(f"the {one.name} side of an interval join", "it has passed them", one.late)
             for one in sides
@@ -149,7 +187,9 @@ class IntervalJoinFunction(CoProcessFunction):
     def open(self, state: StateAccess) -> None:
         """Take hold of the states."""
         self._timers: Timers = state.timers()
-        self.kept = [side.kept(state) for side in self._sides]
+        self.kept = [side.records(state, "records") for side in self._sides]
+        self.alone = [side.records(state, "alone") if side.outer else None for side in self._sides]
+        """Of what is kept on an outer side, that which has found no partner yet."""
         for late in self._late:
             late.open(state)
         self._function.open(state)
@@ -157,42 +197,88 @@ class IntervalJoinFunction(CoProcessFunction):
     def process_1(self, record: Record) -> list[Record]:
         """Return what follows from the pairs of a record of the left stream."""
         process = self._function.process
-        return _all(process(record, other) for other in self._partners(0, record))
+        return self._joined(0, record, lambda other: process(record, other))
 
     def process_2(self, record: Record) -> list[Record]:
         """Return what follows from the pairs of a record of the right stream."""
         process = self._function.process
-        return _all(process(other, record) for other in self._partners(1, record))
+        return self._joined(1, record, lambda other: process(other, record))
 
-    def on_timer(self, timer: Timer) -> None:
-        """Let go the records that nothing can come for any more."""
-        for (_, last), kept in zip(self._reach, self.kept, strict=True):
-            for at in [at for at in kept.keys() if at + last <= timer.at_ms]:  # noqa: SIM118
-                kept.remove(at)
+    def on_timer(self, timer: Timer) -> list[Record]:
+        """Let go the records that nothing can come for; return what follows from those alone."""
+        made: list[Record] = []
+        for side, (_, last) in enumerate(self._reach):
+            alone = self.alone[side]
+            for kept in (self.kept[side], alone):
+                if kept is None:
+                    continue
+                for at in sorted(at for at in kept.keys() if at + last <= timer.at_ms):  # noqa: SIM118
+                    if kept is alone:
+                        made += self._without_partner(side, kept.get(at) or ())
+                    kept.remove(at)
+        return made
 
     def close(self) -> None:
         """Close the function."""
         self._function.close()
 
-    def _partners(self, side: int, record: Record) -> list[Record]:
-        """Keep a record; return those of the other side that it makes pairs with, by time."""
-        at = record_time_ms(record, self._sides[side].time, "is joined with nothing")
-        now = self._timers.current_watermark()
-        if at <= now:
+    def _joined(
+        self, side: int, record: Record, process: Callable[[Record], Results]
+    ) -> list[Record]:
+        """Keep a record; return what `process` makes of each record that it makes a pair with."""
+        now, at = self._now_and_time(side, record)
+        if at <= now and not self._by_clock:
             self._late[side].take(record, now)
             return []
-        first, last = self._reach[side]
+        others = self._partners(1 - side, at, self._reach[side])
+        alone = None if others else self.alone[side]
+        last = self._reach[side][1]
         if at + last > now:
-            kept = self.kept[side]
+            kept = self.kept[side] if alone is None else alone
             kept.put(at, [*(kept.get(at) or ()), record])
-            over = -(-(at + last) // self._step_ms) * self._step_ms
-            self._timers.register_event_time_timer(over)
-        others = [one for one in self.kept[1 - side].items() if first <= one[0] - at <= last]
-        others.sort(key=itemgetter(0))
-        return [other for _, records in others for other in records]
+            if alone is not None or last < FOREVER_MS:
+                self._register(side, at + last)
+        elif alone is not None:
+            return self._without_partner(side, (record,))
+        return _all(map(process, others))
+
+    def _partners(self, side: int, at: int, reach: tuple[int, int]) -> list[Record]:
+        """Return what is kept of a side within reach of a time, by time; it is alone no more."""
+        first, last = reach
+        kept, alone = self.kept[side], self.alone[side]
+        found = [one for one in kept.items() if first <= one[0] - at <= last]
+        if alone is not None:
+            for then, records in alone.items():
+                if first <= then - at <= last:
+                    found.append((then, records))
+                    kept.put(then, [*(kept.get(then) or ()), *records])
+                    alone.remove(then)
+        found.sort(key=itemgetter(0))
+        return [record for _, records in found for record in records]
+
+    def _now_and_time(self, side: int, record: Record) -> tuple[int, int]:
+        column = self._sides[side].time
+        if column is None:
+            now = self._timers.current_processing_time()
+            return now, now
+        at = record_time_ms(record, column, "is joined with nothing")
+        return self._timers.current_watermark(), at
+
+    def _register(self, side: int, over: int) -> None:
+        """Have a record let go when it is over, and not much later."""
+        step_ms = self._steps_ms[side]
+        moment = -(-over // step_ms) * step_ms
+        if self._by_clock:
+            self._timers.register_processing_time_timer(moment)
+        else:
+            self._timers.register_event_time_timer(moment)
+
+    def _without_partner(self, side: int, records: Iterable[Record]) -> list[Record]:
+        function = self._function
+        return _all(map((function.process_left, function.process_right)[side], records))
 
 
-def _all(results: Iterable[Record | Iterable[Record] | None]) -> list[Record]:
+def _all(results: Iterable[Results]) -> list[Record]:
     made: list[Record] = []
     for result in results:
         if isinstance(result, Mapping):

@@ -1,9 +1,11 @@
-"""Two keyed streams that are joined by event time."""
+"""Two keyed streams that are joined: by event time, by how long they are kept, or by windows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Generic, TypeVar
+from dataclasses import replace
+from functools import partial
+from typing import Generic, Protocol, TypeAlias, TypeVar, get_args
 
 import pyarrow as pa
 
@@ -12,7 +14,9 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.event_time import event_time_column
 from onceflow.core.functions import OutputTag
 from onceflow.core.join_functions import (
+    FOREVER_MS,
     IntervalJoinFunction,
+    JoinKind,
     JoinSide,
     MergedColumns,
     ProcessJoinFunction,
@@ -20,8 +24,20 @@ from onceflow.core.join_functions import (
 from onceflow.core.process_functions import CoProcessFunction
 
 StreamT = TypeVar("StreamT")
+StreamT_co = TypeVar("StreamT_co", covariant=True)
 Keys = tuple[tuple[str, ...], tuple[str, ...]]
+Sides: TypeAlias = tuple[JoinSide, JoinSide]
+JoinTtl: TypeAlias = float | str | None
+"""How long the records of a side are kept; None: for ever."""
 SUFFIXES = ("_left", "_right")
+
+
+class AddsOperator(Protocol[StreamT_co]):
+    """Adds an operator of a function to two streams, and returns what follows."""
+
+    def __call__(self, function: CoProcessFunction, *, uid: str) -> StreamT_co:
+        """Add it under this uid."""
+        ...
 
 
 def join_side(
@@ -37,16 +53,25 @@ def join_side(
     return JoinSide(name, schema, column, late)
 
 
+def joined_as(sides: Sides, how: JoinKind) -> Sides:
+    """Return the sides of a join of this kind.
+
+    Raises:
+        ConfigError: There is no such kind.
+    """
+    if how not in get_args(JoinKind):
+        raise ConfigError(f"how={how!r}: choose one of {', '.join(get_args(JoinKind))}")
+    left, right = sides
+    return (
+        replace(left, outer=how in ("left", "full")),
+        replace(right, outer=how in ("right", "full")),
+    )
+
+
 class IntervalJoin(Generic[StreamT]):
     """Two streams, left and right, with one key: say next how far apart pairs may be."""
 
-    def __init__(
-        self,
-        process: Callable[[CoProcessFunction, str], StreamT],
-        sides: tuple[JoinSide, JoinSide],
-        keys: Keys,
-    ) -> None:
-        """`process` adds an operator of a function and a uid to the two streams."""
+    def __init__(self, process: AddsOperator[StreamT], sides: Sides, keys: Keys) -> None:
         self._process = process
         self._sides = sides
         self._keys = keys
@@ -58,7 +83,7 @@ class IntervalJoin(Generic[StreamT]):
         *,
         lower_inclusive: bool = True,
         upper_inclusive: bool = True,
-    ) -> IntervalJoined[StreamT]:
+    ) -> JoinedStreams[StreamT]:
         """Join a left record with the right ones from `lower` to `upper` after it.
 
         Both are seconds or texts such as `"10 min"`, with a minus sign for before it: between
@@ -78,42 +103,74 @@ class IntervalJoin(Generic[StreamT]):
                 f"between(lower={lower!r}, upper={upper!r}): no time is between {lower_ms} ms and"
                 f" {upper_ms} ms{open_ends}; the first must be less than the second"
             )
-        return IntervalJoined(self._process, self._sides, self._keys, first, last)
+        function = partial(IntervalJoinFunction, first, last, self._sides)
+        return JoinedStreams(self._process, function, self._sides, self._keys)
 
 
-class IntervalJoined(Generic[StreamT]):
-    """Pairs of records with one key whose times are within an interval of each other."""
+def regular_join(
+    process: AddsOperator[StreamT],
+    sides: Sides,
+    keys: Keys,
+    ttl: JoinTtl | tuple[JoinTtl, JoinTtl],
+) -> JoinedStreams[StreamT]:
+    """Return the join of sides whose records are kept for `ttl` each, by the clock.
+
+    Raises:
+        ConfigError: `ttl` is no duration, or less than a millisecond.
+    """
+    left_ms, right_ms = map(_ttl_ms, ttl if isinstance(ttl, tuple) else (ttl, ttl))
+    function = partial(IntervalJoinFunction, 1 - right_ms, left_ms - 1, sides)
+    return JoinedStreams(process, function, sides, keys)
+
+
+class JoinedStreams(Generic[StreamT]):
+    """Pairs of records of two streams with one key."""
 
     def __init__(
         self,
-        process: Callable[[CoProcessFunction, str], StreamT],
-        sides: tuple[JoinSide, JoinSide],
+        process: AddsOperator[StreamT],
+        function: Callable[[ProcessJoinFunction], CoProcessFunction],
+        sides: Sides,
         keys: Keys,
-        lower_ms: int,
-        upper_ms: int,
     ) -> None:
+        """`function` makes what is applied to the streams of what is applied to the pairs."""
         self._process = process
+        self._function = function
         self._sides = sides
         self._keys = keys
-        self._bounds_ms = lower_ms, upper_ms
 
     def process(self, function: ProcessJoinFunction, *, uid: str) -> StreamT:
         """Return what `function` makes of each pair.
 
         `uid` names the state in checkpoints: keep it, and the state is found again.
+
+        Raises:
+            ConfigError: The join is outer, and `function` takes no records without a partner.
         """
-        return self._process(IntervalJoinFunction(*self._bounds_ms, self._sides, function), uid)
+        for side in self._sides:
+            method = f"process_{side.name}"
+            if side.outer and getattr(type(function), method) is getattr(
+                ProcessJoinFunction, method
+            ):
+                raise ConfigError(
+                    f"{type(function).__name__} has no {method}(), which takes the records of an"
+                    f" outer join's {side.name} side that have no partner"
+                )
+        return self._process(self._function(function), uid=uid)
 
     def merge(self, *, uid: str, suffixes: tuple[str, str] = SUFFIXES) -> StreamT:
         """Return each pair as one record: the columns of the left one, then those of the right one.
 
-        Key columns of one name come once. Of other columns of one name each gets its suffix.
+        Key columns of one name come once. Of other columns of one name each gets its suffix. A
+        record without a partner has nulls for the other one's columns.
 
         Raises:
             ConfigError: Two columns have one name all the same.
         """
-        left, right = (side.schema for side in self._sides)
-        return self.process(MergedColumns(left, right, self._keys, suffixes), uid=uid)
+        left, right = self._sides
+        outer = (left.outer, right.outer)
+        merged = MergedColumns(left.schema, right.schema, self._keys, suffixes, outer)
+        return self.process(merged, uid=uid)
 
 
 def _signed_ms(duration: float | str, setting: str) -> int:
@@ -123,3 +180,12 @@ def _signed_ms(duration: float | str, setting: str) -> int:
         return sign * round(seconds_of(size, setting=setting) * 1000)
     seconds = seconds_of(abs(duration), setting=setting)
     return round(seconds * 1000) * (-1 if duration < 0 else 1)
+
+
+def _ttl_ms(ttl: JoinTtl) -> int:
+    if ttl is None:
+        return FOREVER_MS + 1
+    ttl_ms = round(seconds_of(ttl, setting="ttl") * 1000)
+    if ttl_ms < 1:
+        raise ConfigError(f"join(ttl={ttl!r}) must be 1 ms or more; None: for ever")
+    return ttl_ms

@@ -5,9 +5,25 @@ from __future__ import annotations
 import logging
 from typing import Protocol, cast
 
+import pyarrow as pa
+
+from onceflow.core.errors import ConfigError
 from onceflow.core.functions import OutputTag, Record, SideOutput, StateAccess
 
 _log = logging.getLogger("onceflow.runtime")
+
+
+def check_late(tag: OutputTag | None, schema: pa.Schema, parameter: str) -> None:
+    """Return when late records of `schema` can go to `tag`, which `parameter` was given.
+
+    Raises:
+        ConfigError: It has other columns.
+    """
+    if tag is not None and tag.schema != schema:
+        raise ConfigError(
+            f"{parameter}={tag.name!r}: late records are as they came, with columns {schema}, and"
+            f" the tag says {tag.schema}"
+        )
 
 
 class CountsRejected(Protocol):

@@ -41,6 +41,9 @@ class CoProcessFunction(_OfTwoStreams, ABC):
     their order; those of the two streams interleave as they come.
     """
 
+    fires_at_end: bool = False
+    """Whether timers in processing time fire at the end of bounded inputs that are not due then."""
+
     @abstractmethod
     def output_schema(self, first: pa.Schema, second: pa.Schema) -> pa.Schema:
         """Return the schema of what is returned, from that of the streams. Runs on the driver."""

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, cast, overload
 import pyarrow as pa
 
 from onceflow.core.bad_rows import bad_row_policy
+from onceflow.core.broadcast_stream import BroadcastStream
+from onceflow.core.connected_streams import KeyedConnectedStreams, check_pipeline
 from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
 from onceflow.core.event_time import event_time_column
@@ -45,12 +47,19 @@ from onceflow.core.graph import (
     Work,
     WriteTo,
 )
-from onceflow.core.join_functions import JoinSide
-from onceflow.core.joined_streams import IntervalJoin, join_side
+from onceflow.core.join_functions import JoinKind, JoinSide
+from onceflow.core.joined_streams import (
+    IntervalJoin,
+    JoinedStreams,
+    JoinTtl,
+    join_side,
+    joined_as,
+    regular_join,
+)
+from onceflow.core.late_records import check_late
 from onceflow.core.lookup_tables import LOOKUP_BYTES_MAX, JoinType, LookupTable
 from onceflow.core.process_functions import (
     BroadcastProcessFunction,
-    CoProcessFunction,
     ProcessFunction,
 )
 from onceflow.core.schema_text import SchemaLike, columns_difference, schema_of
@@ -105,7 +114,7 @@ class Stream:
         if not others:
             raise ConfigError("union() needs another stream")
         for number, other in enumerate(others, 1):
-            _check_pipeline(self._graph, other._graph, "union")
+            check_pipeline(self._graph, other._graph, "union")
             if not self.schema.equals(other.schema):
                 raise ConfigError(columns_difference(self.schema, other.schema, number))
         return Stream(self._graph, *self._feeds, *(f for other in others for f in other._feeds))
@@ -337,14 +346,14 @@ class KeyedStream:
         return self._then(work, uid, function.output_schema(self.schema))
 
     @overload
-    def connect(self, other: KeyedStream) -> KeyedConnectedStreams: ...
+    def connect(self, other: KeyedStream) -> KeyedConnectedStreams[Stream]: ...
 
     @overload
     def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
 
     def connect(
         self, other: KeyedStream | BroadcastStream
-    ) -> KeyedConnectedStreams | BroadcastConnectedStream:
+    ) -> KeyedConnectedStreams[Stream] | BroadcastConnectedStream:
         """Put this stream and another one, keyed by the same or broadcast, into one function.
 
         Raises:
@@ -352,9 +361,7 @@ class KeyedStream:
         """
         if isinstance(other, BroadcastStream):
             return BroadcastConnectedStream(self._graph, self._feeds, self._key, other)
-        return KeyedConnectedStreams(
-            self._graph, (self._feeds, other._feeds), (self._key, other._key), other._graph
-        )
+        return self._connected(other, "connect")
 
     def interval_join(
         self,
@@ -364,27 +371,51 @@ class KeyedStream:
         right_time: str | None = None,
         late_left: OutputTag | None = None,
         late_right: OutputTag | None = None,
+        how: JoinKind = "inner",
     ) -> IntervalJoin[Stream]:
         """Join this stream, the left one, with another by key and by how far apart in time.
 
         The times are the columns of event time (default: those of the sources' watermarks). A
         record that comes when event time has passed it is joined with nothing: it goes to the side
-        output of its side, or is left out and counted.
+        output of its side, or is left out and counted. In a `"left"`, `"right"` or `"full"` join
+        records of that side, or of both, that find no partner come out when none can come any more.
 
         Raises:
             ConfigError: It is of another pipeline, the types of the keys differ, there is no such
                 column, a stream's sources have no watermarks, a column's values cannot be kept, or
                 a tag has other columns than its stream.
         """
-        feeds, keys = (self._feeds, other._feeds), (self._key, other._key)
-        connected = KeyedConnectedStreams(
-            self._graph, feeds, keys, other._graph, verb="interval_join"
-        )
+        connected = self._connected(other, "interval_join")
         sides = (
             self._join_side("left", left_time, late_left),
             other._join_side("right", right_time, late_right),
         )
-        return IntervalJoin(lambda made, uid: connected.process(made, uid=uid), sides, keys)
+        return IntervalJoin(connected.process, joined_as(sides, how), connected.keys)
+
+    def join(
+        self,
+        other: KeyedStream,
+        *,
+        ttl: JoinTtl | tuple[JoinTtl, JoinTtl],
+        how: JoinKind = "inner",
+    ) -> JoinedStreams[Stream]:
+        """Join each record of this stream, the left one, with all of its key that are kept.
+
+        A record is kept for `ttl`, by the clock of the slot: seconds or a text such as `"1 d"`;
+        None: for ever. Two values are those of the left and the right stream. In a `"left"`,
+        `"right"` or `"full"` join records of that side, or of both, that have found no partner come
+        out once, when their `ttl` or the input ends.
+
+        Raises:
+            ConfigError: It is of another pipeline, the types of the keys differ, a column's values
+                cannot be kept, or an option is none of these.
+        """
+        connected = self._connected(other, "join")
+        sides = (
+            JoinSide("left", self.schema, None, None),
+            JoinSide("right", other.schema, None, None),
+        )
+        return regular_join(connected.process, joined_as(sides, how), connected.keys, ttl)
 
     def process_batches(self, function: KeyedBatchFunction, *, uid: str) -> Stream:
         """Apply `function` to each Arrow batch with the states of all its keys at once.
@@ -430,11 +461,7 @@ class KeyedStream:
                 other columns than the stream.
         """
         lateness_ms = round(seconds_of(allowed_lateness, setting="allowed_lateness") * 1000)
-        if late is not None and late.schema != self.schema:
-            raise ConfigError(
-                f"window(late={late.name!r}): late records are as they came, with columns"
-                f" {self.schema}, and the tag says {late.schema}"
-            )
+        check_late(late, self.schema, "late")
         if isinstance(windows, TumblingProcessingTimeWindows):
             if time is not None or lateness_ms or late is not None:
                 raise ConfigError(
@@ -447,6 +474,11 @@ class KeyedStream:
         return WindowedStream(
             self._then, self.schema, self._key, windows, column, lateness_ms, late
         )
+
+    def _connected(self, other: KeyedStream, verb: str) -> KeyedConnectedStreams[Stream]:
+        check_pipeline(self._graph, other._graph, verb)
+        inputs = (self._feeds, self._key), (other._feeds, other._key)
+        return KeyedConnectedStreams(Stream, self._graph, inputs, verb=verb)
 
     def _join_side(self, name: str, time: str | None, late: OutputTag | None) -> JoinSide:
         return join_side(name, self.schema, self._graph.event_time_of(self._feeds), time, late)
@@ -465,7 +497,7 @@ class ConnectedStreams:
 
     def key_by(
         self, first: str | Sequence[str], second: str | Sequence[str]
-    ) -> KeyedConnectedStreams:
+    ) -> KeyedConnectedStreams[Stream]:
         """Bring the records of both to one subtask where `first` of one is `second` of the other.
 
         Each is a column, or several.
@@ -475,78 +507,6 @@ class ConnectedStreams:
         """
         keys = [(key,) if isinstance(key, str) else tuple(key) for key in (first, second)]
         return self._first.key_by(*keys[0]).connect(self._second.key_by(*keys[1]))
-
-
-class KeyedConnectedStreams:
-    """Two streams with one key, for one function with the state of that key."""
-
-    def __init__(
-        self,
-        graph: GraphBuilder,
-        feeds: tuple[tuple[Feed, ...], tuple[Feed, ...]],
-        keys: tuple[tuple[str, ...], tuple[str, ...]],
-        other_graph: GraphBuilder,
-        *,
-        verb: str = "connect",
-    ) -> None:
-        _check_pipeline(graph, other_graph, verb)
-        types = [
-            [feed[0].schema.field(name).type for name in key]
-            for feed, key in zip(feeds, keys, strict=True)
-        ]
-        if types[0] != types[1]:
-            told = [
-                ", ".join(f"{n} {t}" for n, t in zip(key, ts, strict=True))
-                for key, ts in zip(keys, types, strict=True)
-            ]
-            raise ConfigError(
-                f"{verb}(): the first stream is keyed by {told[0]}, and the second by {told[1]}:"
-                " equal keys would be in different subtasks; cast the columns to the same types"
-                " before"
-            )
-        self._graph = graph
-        self._feeds = feeds
-        self._keys = keys
-
-    def process(self, function: CoProcessFunction, *, uid: str) -> Stream:
-        """Apply `function` to each record of both with the state of its key.
-
-        `uid` names the state in checkpoints: keep it, and the state is found again.
-        """
-        schema = function.output_schema(self._feeds[0][0].schema, self._feeds[1][0].schema)
-        work = ProcessConnected(self._keys, function)
-        operator = self._graph.add(work, *self._feeds, verb="connect", uid=uid, schema=schema)
-        return Stream(self._graph, Feed(operator.uid, schema))
-
-
-class BroadcastStream:
-    """Records that come to every subtask, and the states that they make there."""
-
-    def __init__(
-        self,
-        graph: GraphBuilder,
-        feeds: tuple[Feed, ...],
-        states: tuple[MapStateDescriptor[Any, Any], ...],
-    ) -> None:
-        if not states:
-            raise ConfigError("broadcast() needs the descriptor of a state, a MapStateDescriptor")
-        seen: set[str] = set()
-        for state in states:
-            if not isinstance(cast("object", state), MapStateDescriptor):
-                raise ConfigError(
-                    f"broadcast({state!r}): a broadcast state is a MapStateDescriptor"
-                )
-            if state.name in seen:
-                raise ConfigError(f"broadcast(): two states are named {state.name!r}")
-            if state.ttl is not None:
-                raise ConfigError(
-                    f"broadcast(): state {state.name!r} has a time to live: what has expired would"
-                    " differ between subtasks; remove keys in process_broadcast() instead"
-                )
-            seen.add(state.name)
-        self.graph = graph
-        self.feeds = feeds
-        self.states = states
 
 
 class BroadcastConnectedStream:
@@ -559,7 +519,7 @@ class BroadcastConnectedStream:
         key: tuple[str, ...],
         broadcast: BroadcastStream,
     ) -> None:
-        _check_pipeline(graph, broadcast.graph, "connect")
+        check_pipeline(graph, broadcast.graph, "connect")
         self._graph = graph
         self._feeds = feeds
         self._key = key
@@ -576,11 +536,6 @@ class BroadcastConnectedStream:
             work, self._feeds, self._broadcast.feeds, verb="connect", uid=uid, schema=schema
         )
         return Stream(self._graph, Feed(operator.uid, schema))
-
-
-def _check_pipeline(graph: GraphBuilder, other: GraphBuilder, verb: str) -> None:
-    if other is not graph:
-        raise ConfigError(f"{verb}() of streams of two pipelines: a job reads what is its own")
 
 
 def _check_key(columns: Sequence[str], schema: pa.Schema) -> None:

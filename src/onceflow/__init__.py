@@ -8,8 +8,10 @@ from onceflow.core.lazy_names import lazy_names
 from onceflow.core.version import VERSION as _VERSION
 
 if TYPE_CHECKING:
+    from onceflow.core.broadcast_stream import BroadcastStream
     from onceflow.core.config import Checkpointing, Delivery, Endpoint, RuntimeSettings, TlsFiles
     from onceflow.core.configuration import Configuration
+    from onceflow.core.connected_streams import KeyedConnectedStreams
     from onceflow.core.dead_letters import DEAD_LETTERS
     from onceflow.core.errors import OnceflowError
     from onceflow.core.event_time import WatermarkStrategy
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
         sum_,
     )
     from onceflow.core.join_functions import ProcessJoinFunction
-    from onceflow.core.joined_streams import IntervalJoin, IntervalJoined
+    from onceflow.core.joined_streams import IntervalJoin, JoinedStreams
     from onceflow.core.pipeline import Job, Pipeline
     from onceflow.core.process_functions import (
         BroadcastAccess,
@@ -113,9 +115,7 @@ if TYPE_CHECKING:
     )
     from onceflow.core.stream import (
         BroadcastConnectedStream,
-        BroadcastStream,
         ConnectedStreams,
-        KeyedConnectedStreams,
         KeyedStream,
         Stream,
     )
@@ -131,8 +131,10 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "onceflow.core.broadcast_stream": "BroadcastStream",
             "onceflow.core.config": "Checkpointing Delivery Endpoint RuntimeSettings TlsFiles",
             "onceflow.core.configuration": "Configuration",
+            "onceflow.core.connected_streams": "KeyedConnectedStreams",
             "onceflow.core.dead_letters": "DEAD_LETTERS",
             "onceflow.core.errors": "OnceflowError",
             "onceflow.core.event_time": "WatermarkStrategy",
@@ -141,7 +143,7 @@ else:
                 " Record SideOutput StateAccess count max_ min_ sum_"
             ),
             "onceflow.core.join_functions": "ProcessJoinFunction",
-            "onceflow.core.joined_streams": "IntervalJoin IntervalJoined",
+            "onceflow.core.joined_streams": "IntervalJoin JoinedStreams",
             "onceflow.core.pipeline": "Job Pipeline",
             "onceflow.core.process_functions": (
                 "BroadcastAccess BroadcastProcessFunction CoProcessFunction ProcessFunction"
@@ -170,8 +172,7 @@ else:
             ),
             "onceflow.core.storage": "FileSystemStorage HdfsStorage MemoryStorage ObjectStorage",
             "onceflow.core.stream": (
-                "BroadcastConnectedStream BroadcastStream ConnectedStreams KeyedConnectedStreams"
-                " KeyedStream Stream"
+                "BroadcastConnectedStream ConnectedStreams KeyedStream Stream"
             ),
             "onceflow.core.window_functions": "ProcessWindowFunction TimeWindow",
             "onceflow.core.windowed_stream": "WindowedStream",
@@ -221,7 +222,6 @@ __all__ = [
     "HdfsStorage",
     "HeapBackend",
     "IntervalJoin",
-    "IntervalJoined",
     "Job",
     "JobEnded",
     "JobEvent",
@@ -230,6 +230,7 @@ __all__ = [
     "JobStarted",
     "JobState",
     "JobStatus",
+    "JoinedStreams",
     "KeyedBatch",
     "KeyedBatchFunction",
     "KeyedConnectedStreams",

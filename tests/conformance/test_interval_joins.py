@@ -1,4 +1,4 @@
-"""Interval joins over every backend, compared with a join of a few lines."""
+"""Interval and regular joins over every backend, compared with a join of a few lines."""
 
 from __future__ import annotations
 
@@ -27,12 +27,20 @@ from onceflow import (
 )
 from onceflow.core.errors import ConfigError, StateIncompatible, UserFunctionError
 from onceflow.core.graph import Feed, ProcessConnected
-from onceflow.core.join_functions import IntervalJoinFunction, JoinSide, MergedColumns
+from onceflow.core.join_functions import (
+    STEP_MS,
+    IntervalJoinFunction,
+    JoinKind,
+    JoinSide,
+    MergedColumns,
+)
+from onceflow.core.joined_streams import joined_as, regular_join
 from onceflow.core.protocol.snapshots import StateHandle
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.function_operators import CoProcessor
 from onceflow.core.state import key_group_of
+from onceflow.core.state.clock import StateClock
 
 ORDERS = pa.schema([("account", pa.string()), ("at", pa.int64()), ("order", pa.int64())])
 PAID = pa.schema([("account", pa.string()), ("at", pa.int64()), ("paid", pa.int64())])
@@ -43,25 +51,41 @@ Row = tuple[str, int, int]
 
 
 class Model:
-    """Keeps every record that was not late."""
+    """Keeps every record that was not late, and whether it has found a partner."""
 
-    def __init__(self, lower: int, upper: int) -> None:
-        self._bounds = lower, upper
+    def __init__(self, lower: int, upper: int, how: JoinKind = "inner") -> None:
+        self._reach = (lower, upper), (-upper, -lower)
+        self._outer = how in ("left", "full"), how in ("right", "full")
         self._seen: tuple[list[Row], list[Row]] = ([], [])
+        self._paired: tuple[set[Row], set[Row]] = (set(), set())
         self.now = NO_WATERMARK
 
     def take(self, side: int, row: Row) -> list[tuple[Row, Row]] | None:
         """Return the pairs of a row, None when it is late."""
         if row[1] <= self.now:
             return None
-        self._seen[side].append(row)
-        pairs = [(row, one) if side == 0 else (one, row) for one in self._seen[1 - side]]
-        lower, upper = self._bounds
-        return [
-            (left, right)
-            for left, right in pairs
-            if left[0] == right[0] and lower <= right[1] - left[1] <= upper
+        first, last = self._reach[side]
+        others = [
+            one
+            for one in self._seen[1 - side]
+            if one[0] == row[0] and first <= one[1] - row[1] <= last
         ]
+        self._seen[side].append(row)
+        self._paired[1 - side].update(others)
+        if others:
+            self._paired[side].add(row)
+        return [(row, one) if side == 0 else (one, row) for one in others]
+
+    def alone(self, now: int) -> Counter[tuple[Any, ...]]:
+        """Return what comes out without a partner when nothing can come for it since `now`."""
+        found: Counter[tuple[Any, ...]] = Counter()
+        for side, seen in enumerate(self._seen):
+            over = {row for row in seen if row[1] + self._reach[side][1] <= now}
+            if self._outer[side]:
+                for account, *rest in over - self._paired[side]:
+                    nulls = (None, None)
+                    found[(account, *nulls, *rest) if side else (account, *rest, *nulls)] += 1
+        return found
 
 
 class Running:
@@ -102,13 +126,26 @@ class Running:
         group = key_group_of(row[0], MAX_PARALLELISM)
         (operator,) = [operator for groups, operator in self.operators if group in groups]
         operator.inputs[side](Batch(pa.record_batch(columns, schema=schema)))
+        return self._emitted()
+
+    def _emitted(self) -> list[Record]:
         made, self._made[:] = list(self._made), []
         return made
 
-    def advance(self, now: int) -> None:
+    def advance(self, now: int) -> list[Record]:
         for _, operator in self.operators:
             operator.on_watermark(now)
-        assert self._made == []
+        return self._emitted()
+
+    def on_time(self) -> list[Record]:
+        for _, operator in self.operators:
+            operator.on_time()
+        return self._emitted()
+
+    def end(self) -> list[Record]:
+        for _, operator in self.operators:
+            operator.flush()
+        return self._emitted()
 
     def kept(self, keys: Iterable[str]) -> int:
         """Return how many times of records are kept under these keys."""
@@ -117,7 +154,8 @@ class Running:
             for key in keys:
                 if key_group_of(key, MAX_PARALLELISM) in groups:
                     operator.store.set_current_key(key)
-                    found += sum(len(list(one.keys())) for one in function.kept)
+                    states = [one for one in (*function.kept, *function.alone) if one is not None]
+                    found += sum(len(list(one.keys())) for one in states)
         return found
 
     def snapshot(self) -> list[StateHandle]:
@@ -134,10 +172,18 @@ def _rows(records: Iterable[Record]) -> list[Row]:
 
 
 def sides_of(
-    schemas: tuple[pa.Schema, pa.Schema], *, late: bool = True
+    schemas: tuple[pa.Schema, pa.Schema],
+    *,
+    late: bool = True,
+    how: JoinKind = "inner",
+    time: str | None = "at",
 ) -> tuple[JoinSide, JoinSide]:
     tags = LATE if late else (None, None)
-    return JoinSide("left", schemas[0], "at", tags[0]), JoinSide("right", schemas[1], "at", tags[1])
+    left, right = (
+        JoinSide("left", schemas[0], time, tags[0]),
+        JoinSide("right", schemas[1], time, tags[1]),
+    )
+    return joined_as((left, right), how)
 
 
 def joining(
@@ -147,26 +193,36 @@ def joining(
     schemas: tuple[pa.Schema, pa.Schema] = SCHEMAS,
     late: bool = True,
     function: ProcessJoinFunction | None = None,
+    how: JoinKind = "inner",
+    time: str | None = "at",
 ) -> IntervalJoinFunction:
-    merged = function or MergedColumns(*schemas, KEYS, ("_left", "_right"))
-    return IntervalJoinFunction(lower, upper, sides_of(schemas, late=late), merged)
+    sides = sides_of(schemas, late=late, how=how, time=time)
+    outer = sides[0].outer, sides[1].outer
+    merged = function or MergedColumns(*schemas, KEYS, ("_left", "_right"), outer)
+    return IntervalJoinFunction(lower, upper, sides, merged)
 
 
 def counted(pairs: Iterable[tuple[Row, Row]]) -> Counter[tuple[Any, ...]]:
     return Counter((*left, *right[1:]) for left, right in pairs)
 
 
+def without_pairs(made: Iterable[Record]) -> Counter[tuple[Any, ...]]:
+    return Counter(tuple(record.values()) for record in made if None in record.values())
+
+
 @pytest.mark.parametrize(
-    ("lower", "upper"), [(-700, 400), (0, 0), (300, 2_500), (-2_500, -300)], ids=str
+    ("lower", "upper", "how"),
+    [(-700, 400, "inner"), (0, 0, "right"), (300, 2_500, "full"), (-2_500, -300, "left")],
+    ids=str,
 )
 def test_interval_joins_equal_the_model_through_snapshots_and_rescaling(
-    job: Job, lower: int, upper: int
+    job: Job, lower: int, upper: int, how: JoinKind
 ) -> None:
     """Few keys and times, so that many records have one time and one key, on either side."""
     rng = random.Random(f"{lower} {upper}")
-    function, model = joining(lower, upper), Model(lower, upper)
+    function, model = joining(lower, upper, how=how), Model(lower, upper, how)
     running = Running(job, function)
-    now, late = 10_000, Counter[Row]()
+    now, late, alone = 10_000, Counter[Row](), Counter[tuple[Any, ...]]()
     names = [f"k{number}" for number in range(4)]
     for step in range(160):
         now += rng.choice([0, 0, 100, 200])
@@ -175,11 +231,14 @@ def test_interval_joins_equal_the_model_through_snapshots_and_rescaling(
         made = running.take(side, row)
         if pairs is None:
             late[row] += 1
-        assert Counter(_rows(made)) == counted(pairs or [])
+        alone += without_pairs(made)
+        assert Counter(_rows(made)) - without_pairs(made) == counted(pairs or [])
         assert Counter(running.late) == late
         if rng.random() < 0.2:
             model.now = max(model.now, now - 100 * rng.randrange(6, 10))
-            running.advance(model.now)
+            alone += without_pairs(running.advance(model.now))
+            # Timers are a second apart.
+            assert model.alone(model.now - STEP_MS) <= alone <= model.alone(model.now)
         if step % 40 == 39:
             told, before = list(running.late), running
             running = Running(
@@ -187,11 +246,82 @@ def test_interval_joins_equal_the_model_through_snapshots_and_rescaling(
             )
             running.late += told
             # A restored subtask learns of event time from its inputs, before their records.
-            running.advance(model.now)
+            assert running.advance(model.now) == []
     assert late
     assert running.kept(names) > 0
-    running.advance(MAX_WATERMARK)
+    alone += without_pairs(running.advance(MAX_WATERMARK))
+    assert alone == model.alone(MAX_WATERMARK)
+    assert (len(alone) > 0) == (how != "inner")
     assert running.kept(names) == 0
+
+
+class Clock:
+    """What the slot's clock says, in milliseconds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ms = 10_000
+        clock = partial(StateClock, lambda: self.now_ms / 1000)
+        monkeypatch.setattr("onceflow.core.state.keyed_states.StateClock", clock)
+
+
+@pytest.mark.parametrize("how", ["inner", "full"])
+def test_regular_joins_equal_the_model_through_snapshots_and_rescaling(
+    job: Job, how: JoinKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Left records live for 2 s and right ones for 0.7 s; the clock is the time of each."""
+    rng = random.Random(how)
+    clock = Clock(monkeypatch)
+    lower, upper = -699, 1_999
+    function, model = (
+        joining(lower, upper, how=how, late=False, time=None),
+        Model(lower, upper, how),
+    )
+    running, alone = Running(job, function), Counter[tuple[Any, ...]]()
+    names = [f"k{number}" for number in range(6)]
+    for step in range(120):
+        clock.now_ms += rng.choice([0, 0, 100, 200, 400])
+        if rng.random() < 0.3:
+            alone += without_pairs(running.on_time())
+            assert model.alone(clock.now_ms - STEP_MS) <= alone <= model.alone(clock.now_ms)
+        side, row = rng.randrange(2), (rng.choice(names), clock.now_ms, step)
+        assert Counter(_rows(running.take(side, row))) == counted(model.take(side, row) or [])
+        if step % 40 == 39:
+            parallelism = rng.choice([1, 2, 3])
+            running = Running(job, function, parallelism=parallelism, handles=running.snapshot())
+    assert running.advance(MAX_WATERMARK) == []
+    alone += without_pairs(running.end())
+    assert alone == model.alone(MAX_WATERMARK)
+    assert (len(alone) > 0) == (how != "inner")
+    assert running.kept(names) == 0
+
+
+@pytest.mark.parametrize("how", ["inner", "left"])
+def test_a_side_without_a_time_to_live_is_kept_for_ever_and_comes_out_alone_at_the_end(
+    job: Job, how: JoinKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    functions: list[CoProcessFunction] = []
+
+    def take(function: CoProcessFunction, *, uid: str) -> None:
+        functions.append(function)
+
+    sides = sides_of(SCHEMAS, late=False, how=how, time=None)
+    regular_join(take, sides, KEYS, (None, "1 s")).merge(uid="pairs")
+    (function,) = functions
+    assert isinstance(function, IntervalJoinFunction)
+    running = Running(job, function)
+    assert running.take(0, ("a", 0, 1)) == []
+    assert running.take(0, ("b", 0, 2)) == []
+    clock.now_ms += 1_000_000_000_000
+    assert running.on_time() == []
+    assert len(running.take(1, ("a", 0, 3))) == 1
+    clock.now_ms += 1_000
+    assert running.take(0, ("a", 0, 4)) == []
+    clock.now_ms += 1_000
+    assert running.on_time() == []
+    assert running.kept(["a"]) == 2
+    alone = {row["order"]: row["paid"] for row in running.end()}
+    assert alone == ({} if how == "inner" else {2: None, 4: None})
 
 
 def test_bounds_are_inclusive_unless_told_otherwise(job: Job) -> None:
@@ -199,7 +329,7 @@ def test_bounds_are_inclusive_unless_told_otherwise(job: Job) -> None:
     for ends in [(True, True), (False, True), (True, False), (False, False)]:
         functions: list[CoProcessFunction] = []
 
-        def take(function: CoProcessFunction, _: str, to: list[CoProcessFunction]) -> None:
+        def take(function: CoProcessFunction, *, uid: str, to: list[CoProcessFunction]) -> None:
             to.append(function)
 
         join = IntervalJoin(partial(take, to=functions), sides_of(SCHEMAS), KEYS)

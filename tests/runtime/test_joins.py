@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from examples.interval_join import paid
+from examples.interval_join import PaidOrder, paid
 from tests.runtime.test_union import begin
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import SCHEMA, CountingSource
 from tests.support.directory_sink import DirectorySink
-from tests.support.held_up import await_rows_in_flight, await_status, kill_a_slot
+from tests.support.held_up import await_status, killed_and_rescaled
 from tests.support.throttled_sink import ThrottledSink
 
 from onceflow import (
     HeapBackend,
     JobState,
+    KeyedStream,
     OutputTag,
     Pipeline,
+    Record,
     RocksDBBackend,
     StateBackend,
     Stream,
@@ -37,25 +42,55 @@ TIME = WatermarkStrategy("id")
 LOWER_S, UPPER_S = -0.25, 0.1
 
 
-def expected(left: CountingSource, right: CountingSource) -> set[tuple[int, int]]:
-    lower, upper = round(LOWER_S * 1000), round(UPPER_S * 1000)
-    return {
-        (one, other)
-        for one in range(left.records)
-        for other in range(max(0, one + lower), min(right.records, one + upper + 1))
-        if one % left.accounts == other % right.accounts
-    }
+SLOW = pytest.mark.slow
+Pairs = Callable[[KeyedStream, KeyedStream], Stream]
+Ids = tuple[int | None, int | None]
 
 
-def joined(pipeline: Pipeline, left: CountingSource, right: CountingSource) -> Stream:
-    orders = pipeline.read(left, uid="orders", watermarks=TIME)
-    payments = pipeline.read(right, uid="payments", watermarks=TIME)
-    return (
-        orders.key_by("account")
-        .interval_join(payments.key_by("account"))
-        .between(LOWER_S, UPPER_S)
-        .merge(uid="pairs")
-    )
+def interval(orders: KeyedStream, payments: KeyedStream) -> Stream:
+    return orders.interval_join(payments).between(LOWER_S, UPPER_S).merge(uid="pairs")
+
+
+def in_interval(left: int, right: int) -> bool:
+    return LOWER_S * 1000 <= right - left <= UPPER_S * 1000
+
+
+def anywhere(left: int, right: int) -> bool:
+    return True
+
+
+def regular(orders: KeyedStream, payments: KeyedStream) -> Stream:
+    return orders.join(payments, how="full", ttl=(None, "1 h")).merge(uid="pairs")
+
+
+def ids_of(row: Mapping[str, Any]) -> Ids:
+    return row["id_left"], row["id_right"]
+
+
+def takes_part(side: int, record: int) -> bool:
+    """Whether a source's record is in the stream: so some of each side have no partner."""
+    return record % LEFT.accounts % (3, 7)[side] > 0
+
+
+def is_there(side: int, record: Record) -> bool:
+    return takes_part(side, record["id"])
+
+
+def expected(holds: Callable[[int, int], bool], *, full: bool) -> Counter[Ids]:
+    """Return the ids of each pair of one account for which `holds`, and of those alone."""
+    by_account: dict[int, tuple[list[int], list[int]]] = {}
+    for side, source in enumerate((LEFT, RIGHT)):
+        for one in range(source.records):
+            if takes_part(side, one):
+                by_account.setdefault(one % source.accounts, ([], []))[side].append(one)
+    found: Counter[Ids] = Counter()
+    for lefts, rights in by_account.values():
+        pairs = [(one, other) for one in lefts for other in rights if holds(one, other)]
+        found.update(pairs)
+        if full:
+            found.update((one, None) for one in set(lefts) - {one for one, _ in pairs})
+            found.update((None, one) for one in set(rights) - {one for _, one in pairs})
+    return found
 
 
 def with_ts(stream: Stream, shift_ms: int) -> Stream:
@@ -85,39 +120,50 @@ def test_the_example_tells_each_paid_order_once(cluster: AnyCluster, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("backend", "unaligned"),
+    ("backend", "unaligned", "pairs", "holds"),
     [
-        pytest.param(HeapBackend(), False, id="heap-aligned"),
-        pytest.param(RocksDBBackend(), True, id="rocksdb-unaligned"),
-        pytest.param(HeapBackend(), True, id="heap-unaligned", marks=pytest.mark.slow),
-        pytest.param(RocksDBBackend(), False, id="rocksdb-aligned", marks=pytest.mark.slow),
+        pytest.param(HeapBackend(), False, interval, in_interval, id="interval"),
+        pytest.param(
+            RocksDBBackend(), True, interval, in_interval, id="interval-rocksdb-unaligned"
+        ),
+        pytest.param(RocksDBBackend(), True, regular, anywhere, id="regular-unaligned"),
+        pytest.param(HeapBackend(), False, regular, anywhere, id="regular", marks=SLOW),
+        pytest.param(
+            HeapBackend(), True, interval, in_interval, id="interval-heap-unaligned", marks=SLOW
+        ),
     ],
 )
 def test_each_pair_comes_once_through_kills_and_rescaling(
-    cluster: AnyCluster, tmp_path: Path, backend: StateBackend, unaligned: bool
+    cluster: AnyCluster,
+    tmp_path: Path,
+    backend: StateBackend,
+    unaligned: bool,
+    pairs: Pairs,
+    holds: Callable[[int, int], bool],
 ) -> None:
-    sink = ThrottledSink(str(tmp_path / "out"))
-    for parallelism in (2, 3):
+    """Joins other than the interval join are full outer ones: what is alone comes once, too."""
+
+    def make(parallelism: int) -> tuple[Pipeline, ThrottledSink]:
         pipeline = begin(
             cluster, tmp_path, backend=backend, parallelism=parallelism, unaligned=unaligned
         )
-        joined(pipeline, LEFT, RIGHT).write(sink, uid="out")
-        job = pipeline.start()
-        if unaligned:
-            await_rows_in_flight(job)
-        else:
-            await_status(job, lambda s: any(one.attempt == s.attempt for one in s.history))
-        kill_a_slot(job, parallelism)
-        if parallelism == 2:
-            await_status(job, lambda s: any(one.attempt == s.attempt for one in s.history))
-            job.cancel(60)
-    sink.hurry()
-    assert job.wait(60).state is JobState.FINISHED
-    rows = sink.rows()
-    pairs = Counter((row["id_left"], row["id_right"]) for row in rows)
-    assert pairs == Counter(expected(LEFT, RIGHT))
-    assert all(row["account"] == str(row["id_left"] % LEFT.accounts) for row in rows)
-    assert sink.prepared() == []
+        sides = [
+            pipeline.read(source, uid=uid, watermarks=TIME)
+            .filter(partial(is_there, side))
+            .key_by("account")
+            for side, (source, uid) in enumerate(((LEFT, "orders"), (RIGHT, "payments")))
+        ]
+        sink = ThrottledSink(str(tmp_path / "out"))
+        pairs(*sides).write(sink, uid="out")
+        return pipeline, sink
+
+    rows = killed_and_rescaled(make, unaligned=unaligned)
+    found = Counter(map(ids_of, rows))
+    assert found == expected(holds, full=pairs is not interval)
+    for row in rows:
+        assert row["account"] in {
+            str(one % LEFT.accounts) for one in ids_of(row) if one is not None
+        }
 
 
 def test_event_time_goes_on_behind_a_join_of_which_one_side_is_idle(
@@ -158,6 +204,11 @@ def test_a_null_key_is_named(cluster: AnyCluster, tmp_path: Path) -> None:
         pipeline.run(60)
 
 
+class PaidOrderOrNone(PaidOrder):
+    def process_left(self, left: Record) -> None:
+        return None
+
+
 def test_joins_that_cannot_be_are_refused_by_name(cluster: AnyCluster, tmp_path: Path) -> None:
     pipeline, other = begin(cluster, tmp_path), begin(cluster, tmp_path)
     source = CountingSource(10)
@@ -176,6 +227,12 @@ def test_joins_that_cannot_be_are_refused_by_name(cluster: AnyCluster, tmp_path:
         left.interval_join(right, left_time="account")
     with pytest.raises(ConfigError, match="late_left='late': late records are as they came"):
         left.interval_join(right, late_left=OutputTag("late", "id BIGINT"))
+    with pytest.raises(ConfigError, match="how='outer': choose one of inner, left, right, full"):
+        left.interval_join(right, how="outer")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"join\(ttl=0\) must be 1 ms or more"):
+        left.join(right, ttl=("1 d", 0))
+    with pytest.raises(ConfigError, match=r"PaidOrderOrNone has no process_right\(\)"):
+        left.join(right, ttl=1, how="full").process(PaidOrderOrNone(), uid="x")
     join = left.interval_join(right, late_right=OutputTag("late", SCHEMA))
     for lower, upper, options in [
         (1, 0, {}),
@@ -195,3 +252,5 @@ def test_joins_that_cannot_be_are_refused_by_name(cluster: AnyCluster, tmp_path:
         *("id_right", "amount_right"),
     ]
     assert made.side_output(OutputTag("late", SCHEMA)).schema == SCHEMA
+    full = left.join(right, ttl=None, how="full").merge(uid="full")
+    assert [field.nullable for field in full.schema] == [True] * 5

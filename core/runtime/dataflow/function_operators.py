@@ -23,6 +23,7 @@ from onceflow.core.graph import (
 from onceflow.core.process_functions import BroadcastProcessFunction, ProcessFunction
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.snapshots import OperatorSnapshot
+from onceflow.core.protocol.watermarks import MAX_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.function_context import (
     NO_KEY_OF_BROADCAST,
@@ -259,6 +260,11 @@ class CoProcessor(KeyedFunctionOperator):
     def process(self, batch: Batch) -> None:
         """Emit what the function makes of the first stream's records."""
         self._run(batch.rows, self._keys[0], self._co_function.process_1)
+
+    def flush(self) -> None:
+        """Fire what waits for the clock, where the function wants that."""
+        if self._timers is not None and self._co_function.fires_at_end:
+            self._fire(self._timers.processing, MAX_WATERMARK)
 
     def _receive_second(self, batch: Batch) -> None:
         self.records_in += batch.rows.num_rows
