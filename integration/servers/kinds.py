@@ -21,7 +21,7 @@ from urllib.parse import urlsplit, urlunsplit
 from typing_extensions import Self
 
 from onceflow.integration.faults.network import TcpProxy
-from onceflow.integration.servers.kafka import EmbeddedKafka, create_topic
+from onceflow.integration.servers.kafka import EmbeddedKafka, archive_classes, create_topic
 from onceflow.integration.servers.mysql import EmbeddedMariaDB, EmbeddedMySQL
 from onceflow.integration.servers.postgres import EmbeddedPostgres
 from onceflow.integration.servers.s3 import EmbeddedS3
@@ -243,6 +243,7 @@ def make_mariadb(options: Mapping[str, str] = _NO_OPTIONS, *, proxied: bool = Fa
 def make_kafka(options: Mapping[str, str] = _NO_OPTIONS, *, proxied: bool = False) -> OwnKafka:
     """Return a Kafka of the chosen kind; `options` are settings of server.properties."""
     if chosen_kind() is ServerKind.EMBEDDED:
+        archive_classes()
         return EmbeddedKafka(options, proxied=proxied)
     from onceflow.integration.servers.container import ContainerKafka
 

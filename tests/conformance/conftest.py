@@ -2,12 +2,15 @@
 
 All clauses run for a sink that prepares transactions in a database, and for one that keeps its rows
 aside until they are decided. Clauses that kill whole jobs are about the engine as much as about a
-sink, and the others' jobs are killed by tests of their own; the rest runs for each way to commit.
+sink, and the others' jobs are killed by tests of their own; the rest runs for each way to commit,
+at half as many lines of the sink's code. MySQL and MariaDB are both tried with what dies, and their
+common code by MySQL; tests of tests/integration/sql hold what else can be said of their commits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,29 +28,36 @@ from onceflow.integration.conformance.clauses import (
     running,
     writing,
 )
+from onceflow.integration.conformance.harness import Effort
 
 WHOLE = {"TestPostgresTwoPhase", "TestSQLiteInserts"}
-OTHER_SERVERS = {"TestMySQLTwoPhase", "TestMariaDBTwoPhase"}
-"""Tests of tests/integration/sql hold what else can be said of their commits."""
 EXAMPLES = {"TestDeltaSink", "TestHttpSink", "TestOwnSink", "TestRedisSink", "TestSQLiteUpserts"}
+
+DEFAULT_RUN_ROUNDS = 2
+"""What script/test says; --all says nothing, and has more."""
 
 OF_JOBS = (*running.CLAUSES, batching.batch_killed_at_each_step)
 OF_LINES = (*killing.CLAUSES, *overtaking.CLAUSES)
 """They kill or hold up a process at every line of the sink's own code."""
-OF_SERVERS = (
-    *breaking.CLAUSES,
+OF_DEATHS = (
+    breaking.server_killed_before_commit,
+    breaking.server_away_changes_nothing,
+    breaking.frozen_server_commits_once,
     writing.death_rolls_back_what_is_open,
     writing.pre_committed_survives_death,
 )
 """What a server does when it, or who speaks with it, dies."""
+OF_NETWORKS = tuple(clause for clause in breaking.CLAUSES if clause not in OF_DEATHS)
 
 
 def is_slow(test: str, clause: Clause) -> bool:
     """Say whether `clause` is left to the slow tests for the sink of the class `test`."""
     if test in WHOLE:
         return False
-    if test in OTHER_SERVERS:
-        return clause not in OF_SERVERS + OF_LINES
+    if test == "TestMariaDBTwoPhase":
+        return clause not in OF_DEATHS
+    if test == "TestMySQLTwoPhase":
+        return clause not in OF_DEATHS + OF_NETWORKS + OF_LINES
     return clause in OF_JOBS or (test in EXAMPLES and clause in OF_LINES)
 
 
@@ -59,6 +69,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         clause = callspec.params.get("clause")
         if isinstance(clause, Clause) and clause in CLAUSES and is_slow(test.name, clause):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture
+def onceflow_effort(request: pytest.FixtureRequest, onceflow_effort: Effort) -> Effort:
+    """What the options say, and half of it where a sink's jobs are not killed here."""
+    test = request.node.getparent(pytest.Class)
+    if test is None or test.name in WHOLE or onceflow_effort.rounds > DEFAULT_RUN_ROUNDS:
+        return onceflow_effort
+    return replace(onceflow_effort, rounds=1)
 
 
 @pytest.fixture(

@@ -184,6 +184,7 @@ def _session(master: str) -> SparkSession:
         .appName("ledger")
         .config("spark.ui.enabled", "false")
         .config("spark.log.level", "OFF")
+        .config("spark.python.daemon.module", "onceflow.connectors.python_daemon")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.executorEnv.PYTHONPATH", os.environ["PYTHONPATH"])

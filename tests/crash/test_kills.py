@@ -50,6 +50,7 @@ def assert_finished_exactly_once(run: LedgerRun, judge: Judge) -> LedgerStatus:
     return status
 
 
+@SLOWLY_ON_SPARK
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_slots_killed_one_after_the_other_neither_lose_nor_double_a_row(
     ledger_driver: LedgerDriver, ledger_spec: LedgerSpec, judge: Judge, backend: Backend

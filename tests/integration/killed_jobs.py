@@ -77,6 +77,11 @@ class Attempt:
         return self._status
 
 
+def start(main: Main, points: str, arguments: Sequence[str]) -> Attempt:
+    """Start a process that runs `main` and kills itself at the crash points in `points`."""
+    return Attempt(*_host.start(_armed, main, points, arguments))
+
+
 class KilledJob:
     """The attempts of one job, each a process that runs `main`."""
 
@@ -100,7 +105,7 @@ class KilledJob:
 
     def start_with(self, *arguments: object) -> Attempt:
         given = [str(one) for one in arguments]
-        attempt = Attempt(*_host.start(_armed, self._main, str(self._points), given))
+        attempt = start(self._main, str(self._points), given)
         self._started.append(attempt)
         return attempt
 

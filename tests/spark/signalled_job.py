@@ -39,6 +39,7 @@ def session() -> SparkSession:
         SparkSession.Builder()
         .master("local[2]")
         .config("spark.ui.enabled", "false")
+        .config("spark.python.daemon.module", "onceflow.connectors.python_daemon")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .getOrCreate()

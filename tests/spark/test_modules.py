@@ -14,6 +14,7 @@ from tests.support.directory_sink import DirectorySink
 pytestmark = pytest.mark.spark
 
 REPOSITORY = Path(__file__).parents[2]
+CLUSTER = "local-cluster[1,2,1024]"
 
 DRIVER = """
     import sys
@@ -28,7 +29,8 @@ DRIVER = """
     import of_the_driver
 
     spark = (
-        SparkSession.builder.master("local-cluster[1,2,1024]")
+        SparkSession.builder.master(sys.argv[4])
+        .config("spark.python.daemon.module", "onceflow.connectors.python_daemon")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.executorEnv.PYTHONPATH", sys.argv[2])
@@ -53,12 +55,14 @@ DRIVER = """
 """
 
 
+@pytest.mark.parametrize("master", ["local[2]", pytest.param(CLUSTER, marks=pytest.mark.slow)])
 @pytest.mark.timeout(300)
 def test_a_module_that_executors_lack_ends_the_job_at_once_and_says_how_to_send_it(
-    tmp_path: Path,
+    tmp_path: Path, master: str
 ) -> None:
+    """Python workers have their own path also where the executor is the driver's JVM."""
     driver_only_module(tmp_path)
-    lacking = run_driver(tmp_path, "lacking")
+    lacking = run_driver(tmp_path, "lacking", master)
     result = next(line for line in lacking.stdout.splitlines() if line.startswith("RESULT"))
     assert result.startswith("RESULT ConfigError")
     assert "the module 'of_the_driver'" in result
@@ -72,7 +76,7 @@ def test_a_module_that_executors_lack_ends_the_job_at_once_and_says_how_to_send_
 @pytest.mark.timeout(300)
 def test_a_module_that_is_sent_to_executors_is_found_there(tmp_path: Path) -> None:
     driver_only_module(tmp_path)
-    sent = run_driver(tmp_path, "sent")
+    sent = run_driver(tmp_path, "sent", CLUSTER)
     assert "RESULT finished" in sent.stdout, sent.stderr[-2000:]
     assert len(DirectorySink(str(tmp_path / "out")).rows()) == 100
 
@@ -84,10 +88,10 @@ def driver_only_module(directory: Path) -> None:
     )
 
 
-def run_driver(directory: Path, how: str) -> subprocess.CompletedProcess[str]:
+def run_driver(directory: Path, how: str, master: str) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join(filter(None, sys.path))
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(DRIVER), str(directory), paths, how],
+        [sys.executable, "-c", textwrap.dedent(DRIVER), str(directory), paths, how, master],
         cwd=REPOSITORY,
         env=os.environ | {"PYTHONPATH": paths, "PYSPARK_PYTHON": sys.executable},
         capture_output=True,

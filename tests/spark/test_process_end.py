@@ -23,7 +23,8 @@ from tests.support.ledger import ledger
 
 os.environ["PYSPARK_PYTHON"] = sys.executable
 builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-spark = builder.config("spark.log.level", "OFF").getOrCreate()
+daemon = ("spark.python.daemon.module", "onceflow.connectors.python_daemon")
+spark = builder.config("spark.log.level", "OFF").config(*daemon).getOrCreate()
 source = CountingSource(1000, pause_s=0.01, endless=True)
 job = ledger(spark, Path(sys.argv[1]), source)[0].start()
 while job.status().checkpoints_completed < 2:

@@ -5,19 +5,18 @@ A step may be run in a process that kills itself at a crash point, as Spark's pr
 
 from __future__ import annotations
 
-import os
+import pickle
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 import cloudpickle
 import pyarrow as pa
+from tests.integration.killed_jobs import start
 
 from onceflow.connectors.spark.batch_commits import BatchTarget
-from onceflow.core.crash_points import VARIABLE, CrashPoint
+from onceflow.core.crash_points import CrashPoint
 from onceflow.core.spi import Sink
 from onceflow.core.storage.staging import FileStagingArea
 from onceflow.integration.conformance.batch_driver import BatchDriver
@@ -47,13 +46,10 @@ def driver_of(sink: Sink, directory: Path) -> Driver:
     return Driver(target, SCHEMA, rows, str(directory))
 
 
-_STEP = "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))()"
-
-
 def killed_at(point: CrashPoint, directory: Path, step: Callable[[], object]) -> None:
     """Run `step` in a process of its own that is killed when it reaches `point`.
 
-    Not in a fork: clients' threads here may hold locks that nobody there would release.
+    Not in a fork of this one: clients' threads here may hold locks that nobody there would release.
 
     Raises:
         AssertionError: It ended in another way.
@@ -63,10 +59,9 @@ def killed_at(point: CrashPoint, directory: Path, step: Callable[[], object]) ->
     (points / point).touch()
     pickled = directory / "step"
     pickled.write_bytes(cloudpickle.dumps(step))
-    done = subprocess.run(
-        [sys.executable, "-c", _STEP, str(pickled)],
-        env={**os.environ, VARIABLE: str(points), "PYTHONPATH": os.pathsep.join(sys.path)},
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == -signal.SIGKILL, point
+    attempt = start(_run_step, str(points), [str(pickled)])
+    assert attempt.wait() == -signal.SIGKILL, (point, attempt.errors)
+
+
+def _run_step(arguments: Sequence[str]) -> None:
+    pickle.loads(Path(arguments[0]).read_bytes())()

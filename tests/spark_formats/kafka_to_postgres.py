@@ -18,6 +18,7 @@ def main(servers: str, topic: str, url: str, checkpoint: str) -> None:
         .config("spark.ui.enabled", "false")
         .config("spark.log.level", "ERROR")
         .config("spark.driver.memory", "1g")
+        .config("spark.python.daemon.module", "onceflow.connectors.python_daemon")
         .getOrCreate()
     )
     register(spark)

@@ -19,6 +19,7 @@ from pathlib import Path
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.ledger import SETTINGS, ledger
+from tests.support.standalone import SHORT_LIVED_JVM
 
 from onceflow import JobStatus, LocalProcesses
 
@@ -66,9 +67,11 @@ def _cluster(master: str) -> AnyCluster:
         .master(master)
         .config("spark.ui.enabled", "false")
         .config("spark.log.level", "OFF")
+        .config("spark.python.daemon.module", "onceflow.connectors.python_daemon")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.executorEnv.PYTHONPATH", os.environ["PYTHONPATH"])
+        .config("spark.executor.extraJavaOptions", SHORT_LIVED_JVM)
         .getOrCreate()
     )
 

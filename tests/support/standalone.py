@@ -14,6 +14,8 @@ import pyspark
 
 REPOSITORY = Path(__file__).parents[2]
 SPARK_HOME = Path(pyspark.__file__).parent
+SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Neither optimizing compiler nor collector threads: there are more JVMs here than cores."""
 
 
 def spawn(
@@ -29,7 +31,12 @@ def spawn(
 @contextmanager
 def standalone_cluster(directory: Path) -> Generator[str, None, None]:
     """Run it for as long as the context lasts; yield the master's URL."""
-    environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1"}
+    environment = os.environ | {
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_NO_DAEMONIZE": "1",
+        "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED_JVM,
+        "SPARK_LAUNCHER_OPTS": SHORT_LIVED_JVM,
+    }
     processes: list[subprocess.Popen[bytes]] = []
 
     def start(name: str, *arguments: str) -> Path:

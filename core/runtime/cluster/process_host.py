@@ -33,6 +33,17 @@ Link: TypeAlias = "Connection[Any, Any]"
 START_TIMEOUT_S = 60.0
 """In which a host has begun a process: it may be importing everything, on a busy machine."""
 
+_PRELOADED = (
+    "onceflow.core.runtime.slot.slot",
+    # pyarrow imports it as soon as it is given a list, and it is half of what a slot ever imports.
+    "pandas",
+    "pyarrow.pandas_compat",
+    "onceflow.core.state.expired_rows",
+    "onceflow.core.state.heap",
+    "onceflow.core.state.rocksdb",
+)
+"""What slots need in any case: imported once, before they are forked. Left out where it is not."""
+
 _FORK, _STATUS = 0, 1
 _REQUEST = struct.Struct("!BQ")
 """What is asked, and the size of the call or the process id."""
@@ -190,7 +201,9 @@ class ProcessHost:
 
 def serve(descriptor: int) -> NoReturn:
     """Be a host until the other end of the socket `descriptor` is closed. The main program."""
-    importlib.import_module("onceflow.core.runtime.slot.slot")
+    for module in _PRELOADED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
     _serve(socket.socket(fileno=descriptor))
 
 

@@ -168,7 +168,7 @@ class _Pair:
         thread.join(self._series.blocked_s)
         if not thread.is_alive():
             took_s = time.monotonic() - began
-            self._series.blocked_s = min(max(_BLOCKED_S_MIN, 5 * took_s), _BLOCKED_S_MAX)
+            self._series.blocked_s = min(max(_BLOCKED_S_MIN, 3 * took_s), _BLOCKED_S_MAX)
         release()
         thread.result("a commit does not end that has overtaken another one")
 
