@@ -18,7 +18,8 @@ from tests.support.ledger import assert_exactly_once, ledger
 from onceflow import Checkpointing, JobState, LocalProcesses, NoRestart, Pipeline, RuntimeSettings
 from onceflow.core.errors import SlotLost
 from onceflow.core.pipeline import Job
-from onceflow.integration.conformance.processes import eventually
+from onceflow.core.runtime.cluster.process_host import Link
+from onceflow.integration.conformance.processes import Processes, eventually
 from onceflow.integration.faults.processes import is_alive, parent_of
 
 
@@ -37,6 +38,16 @@ def test_a_job_with_a_killed_process_goes_on(cluster: LocalProcesses, tmp_path: 
     assert job.wait(60).state is JobState.FINISHED
     assert job.status().restores == 1
     assert_exactly_once(sink, source)
+
+
+def _modules(link: Link) -> list[str]:
+    del link
+    return list(sys.modules)
+
+
+def test_a_process_begins_with_what_every_slot_would_import(onceflow_processes: Processes) -> None:
+    imported = onceflow_processes.run(_modules)
+    assert {"pandas", "onceflow.core.state.heap", "onceflow.core.state.rocksdb"} <= set(imported)
 
 
 def _says_something_and_dies(record: Any) -> Any:
