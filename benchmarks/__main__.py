@@ -19,6 +19,8 @@ import typer
 from rich.console import Console
 
 from benchmarks.backlog import backlog_checkpoints
+from benchmarks.beside_flink.measuring import Seconds, compare
+from benchmarks.beside_flink.works import WORKS
 from benchmarks.checkpoints import idle_checkpoints
 from benchmarks.driver_kill import recover_driver
 from benchmarks.job_spec import Backend, JobSpec
@@ -59,6 +61,11 @@ class Scenario(str, Enum):
     UNALIGNED = "unaligned"
     RESTORE = "restore"
     STATE = "state"
+    FLINK_STATE = "flink-state"
+
+
+_ASKED_FOR = (Scenario.STATE, Scenario.FLINK_STATE)
+_WITHOUT_STAGE = {*_ASKED_FOR, Scenario.SINKS, Scenario.RESTORE}
 
 
 class Backends(str, Enum):
@@ -86,12 +93,15 @@ def bench(
     runs: Annotated[int, typer.Option(help="Runs of everything; medians are shown.", min=1)] = 3,
     scenario: Annotated[
         list[Scenario] | None,
-        typer.Option(help="Only this; may be repeated. Default: all but state."),
+        typer.Option(
+            help="Only this; may be repeated. Default: all but state and flink-state, which needs"
+            " Java 17 and Maven."
+        ),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
     """Measure whole jobs, the raw limits beside them, checkpoints and recovery, on real servers."""
-    chosen = tuple(scenario or [one for one in Scenario if one is not Scenario.STATE])
+    chosen = tuple(scenario or [one for one in Scenario if one not in _ASKED_FOR])
     console = Console(stderr=True, highlight=False)
     report = Report(records=records, runs=runs, machine=describe_machine())
     try:
@@ -117,7 +127,7 @@ def _measure(
     backends: tuple[Backend, ...],
     say: Callable[[str], None],
 ) -> None:
-    if not set(chosen) <= {Scenario.STATE, Scenario.SINKS, Scenario.RESTORE}:
+    if not set(chosen) <= _WITHOUT_STAGE:
         with Stage(Payments(report.records)) as stage:
             say(f"producing {report.records:,} payments")
             _measure_on(stage, stage.fill(), report, chosen, backends, say)
@@ -134,6 +144,8 @@ def _measure(
     if Scenario.STATE in chosen:
         say("measuring keyed state")
         report.state = _state(report.runs)
+    if Scenario.FLINK_STATE in chosen:
+        report.beside_flink = compare(WORKS, backends, report.runs, Seconds(), say)
 
 
 def _measure_on(

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 
 from rich.table import Table
 
+from benchmarks.beside_flink.measuring import Turns
+from benchmarks.beside_flink.report import compared, flink_table
 from benchmarks.checkpoints import IdleCheckpoints
 from benchmarks.durability import Durability
 from benchmarks.limits import Figure
@@ -40,6 +42,7 @@ class Report:
     durability: Durability = field(default_factory=Durability)
     sinks: list[WayFigures] = field(default_factory=list[WayFigures])
     state: dict[str, float] = field(default_factory=dict[str, float])
+    beside_flink: list[Turns] = field(default_factory=list[Turns])
     load_average_end: tuple[float, ...] = ()
     error: str = ""
 
@@ -64,6 +67,7 @@ class Report:
             **self.durability.as_json(),
             "sinks": sinks_as_json(self.sinks),
             "state": self.state,
+            "flink_state": [one.as_json() for one in compared(self.beside_flink)],
         }
 
     def tables(self) -> list[Table]:
@@ -82,6 +86,8 @@ class Report:
             tables.append(sinks_table(self.sinks, self.sinks[0].runs[0].rows))
         if self.state:
             tables.append(state_table(self.state))
+        if self.beside_flink:
+            tables.append(flink_table(self.beside_flink))
         return tables
 
 

@@ -1,0 +1,171 @@
+"""What runs in both, in turns, and how fast: from the files that the jobs leave.
+
+A turn is one run of ours and one of Flink's, of which each is first in every second turn. A run is
+measured over as many seconds in both; they begin two seconds after its prologue has been read, and
+in a fresh JVM eight: code that is not compiled yet is not what is compared.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.beside_flink.engines import Engine, build_flink, flink, ours
+from benchmarks.beside_flink.rows import Progress, rows_out
+from benchmarks.beside_flink.works import PARALLELISM, Work
+from benchmarks.discarding_sink import DiscardingSink
+from benchmarks.job_spec import Backend
+from benchmarks.stage import BenchmarkError
+
+_LOOK_INTERVAL_S = 0.2
+_TIMEOUT_S = 120.0
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """How long a run is measured."""
+
+    warm_s: float = 2.0
+    warm_fresh_jvm_s: float = 8.0
+    measured_s: float = 3.0
+    paced_s: float = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One completed checkpoint; `sync_ms` is the slowest subtask's."""
+
+    triggered_at_s: float
+    duration_ms: float
+    sync_ms: float
+    bytes_written: float
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run of one engine measured."""
+
+    rows_per_second: float
+    cpu_us_per_row: float
+    """Of all its processes."""
+    checkpoints: tuple[Checkpoint, ...]
+    """Those triggered in the measured seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """One subject on one backend: runs of both, those of one turn at the same index."""
+
+    work: Work
+    backend: Backend
+    ours: tuple[Run, ...]
+    flink: tuple[Run, ...]
+
+
+def compare(
+    works: Sequence[Work], backends: Sequence[Backend], runs: int, seconds: Seconds, say: Say
+) -> list[Turns]:
+    """Run every work in both engines `runs` times, in turns.
+
+    Raises:
+        BenchmarkError: Java or Maven is missing, a job failed, or too few or too many rows came
+            out.
+    """
+    say("building the Flink jobs")
+    build_flink()
+    found: list[Turns] = []
+    with tempfile.TemporaryDirectory(prefix="onceflow-bench-") as name:
+        scratch = Path(name)
+        with ours(scratch) as spark:
+            for backend in backends:
+                for work in works:
+                    with flink(scratch) as java:
+                        found.append(
+                            _turns((spark, java), work, backend, runs, seconds, scratch, say)
+                        )
+    return found
+
+
+def _turns(
+    engines: tuple[Engine, Engine],
+    work: Work,
+    backend: Backend,
+    runs: int,
+    seconds: Seconds,
+    scratch: Path,
+    say: Say,
+) -> Turns:
+    done: dict[str, list[Run]] = {engine.name: [] for engine in engines}
+    for turn in range(runs):
+        measured_s = seconds.paced_s if work.is_paced else seconds.measured_s
+        for engine in engines[:: -1 if turn % 2 else 1]:
+            directory = Path(tempfile.mkdtemp(dir=scratch))
+            is_fresh = engine is engines[1] and turn == 0 and not work.is_paced
+            warm_s = seconds.warm_fresh_jvm_s if is_fresh else seconds.warm_s
+            run = _run(engine, work, backend, directory, warm_s, measured_s)
+            done[engine.name].append(run)
+            figures = f"{run.rows_per_second:,.0f} rows/s, {run.cpu_us_per_row:.2f} CPU us a row"
+            say(f"run {turn + 1} of {runs}: {work.title}, {backend}, {engine.name}: {figures}")
+            shutil.rmtree(directory, ignore_errors=True)
+    first, second = (tuple(done[engine.name]) for engine in engines)
+    return Turns(work, backend, first, second)
+
+
+def _run(
+    engine: Engine, work: Work, backend: Backend, directory: Path, warm_s: float, measured_s: float
+) -> Run:
+    """Return what one run measured, once what came out of it is right.
+
+    Raises:
+        BenchmarkError: The job failed, or too few or too many rows came out.
+    """
+    subtasks = PARALLELISM * (2 if work.name == "join" else 1)
+    engine.begin(work.name, backend, directory)
+    deadline = time.monotonic() + _TIMEOUT_S
+    # When measuring began and ended, with the processor time that was used by then.
+    marks = list[tuple[float, float]]()
+    while len(marks) < 2 or not (progress := Progress(directory)).is_known_of(
+        subtasks, marks[1][0]
+    ):
+        time.sleep(_LOOK_INTERVAL_S)
+        now_s = time.time()
+        if not marks:
+            began_s = Progress(directory).passed_s(work.prologue_rows)
+            is_due = began_s is not None and now_s >= began_s + warm_s
+        else:
+            is_due = len(marks) == 1 and now_s >= marks[0][0] + measured_s
+        if is_due:
+            marks.append((now_s, engine.cpu_s()))
+        if time.monotonic() > deadline:
+            engine.stop()
+            raise BenchmarkError(
+                f"{engine.name}: {work.title}, {backend}: not measured in {_TIMEOUT_S} s; the"
+                f" sources have read {Progress(directory).rows()} rows"
+            )
+    (from_s, from_cpu_s), (to_s, to_cpu_s) = marks
+    rows = progress.rows_at(to_s) - progress.rows_at(from_s)
+    engine.stop()
+    _check(engine.name, work, Progress(directory).rows(), DiscardingSink(str(directory)).rows())
+    checkpoints = (
+        Checkpoint(*map(float, line.split()))
+        for line in (directory / "checkpoint-times").read_text().splitlines()
+    )
+    in_time = tuple(one for one in checkpoints if from_s <= one.triggered_at_s < to_s)
+    if work.is_paced and not in_time:
+        raise BenchmarkError(f"{engine.name}: {backend}: no checkpoint in {measured_s} s")
+    return Run(rows / (to_s - from_s), (to_cpu_s - from_cpu_s) / rows * 1e6, in_time)
+
+
+def _check(engine: str, work: Work, read: Sequence[int], written: int) -> None:
+    least, most = rows_out(work.name, read)
+    if not least <= written <= most:
+        raise BenchmarkError(
+            f"{engine}: {work.title}: {written} rows came out of {list(read)}, which is not between"
+            f" {least:.0f} and {most:.0f}"
+        )

@@ -1,0 +1,149 @@
+package onceflow.bench;
+
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import org.apache.flink.api.common.JobID;
+import org.apache.flink.api.common.eventtime.WatermarkStrategy;
+import org.apache.flink.api.java.tuple.Tuple;
+import org.apache.flink.configuration.CheckpointingOptions;
+import org.apache.flink.configuration.Configuration;
+import org.apache.flink.configuration.MemorySize;
+import org.apache.flink.configuration.PipelineOptions;
+import org.apache.flink.configuration.RestOptions;
+import org.apache.flink.configuration.RestartStrategyOptions;
+import org.apache.flink.configuration.StateBackendOptions;
+import org.apache.flink.configuration.TaskManagerOptions;
+import org.apache.flink.configuration.WebOptions;
+import org.apache.flink.contrib.streaming.state.RocksDBOptions;
+import org.apache.flink.core.execution.SavepointFormatType;
+import org.apache.flink.runtime.checkpoint.AbstractCheckpointStats;
+import org.apache.flink.runtime.checkpoint.CompletedCheckpointStats;
+import org.apache.flink.runtime.checkpoint.TaskStateStats;
+import org.apache.flink.runtime.jobgraph.JobGraph;
+import org.apache.flink.runtime.jobmaster.JobResult;
+import org.apache.flink.runtime.minicluster.MiniCluster;
+import org.apache.flink.runtime.minicluster.MiniClusterConfiguration;
+import org.apache.flink.streaming.api.datastream.DataStream;
+import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
+
+
+/**
+ * Runs jobs in a local cluster of one task manager with two slots, as lines on stdin say: "run WORK BACKEND DIRECTORY",
+ * and "stop" once enough is measured. Answers each "stop" with "stopped", what fails with "failed: …".
+ */
+public final class Main {
+  private static final int PARALLELISM = 2;
+  private static final long TIMERS = 1_000_000;
+
+  private Main() {}
+
+  public static void main(String[] arguments) throws Exception {
+    Configuration settings = new Configuration();
+    settings.set(RestOptions.BIND_PORT, "0");
+    settings.set(WebOptions.CHECKPOINTS_HISTORY_SIZE, 100);
+    settings.set(TaskManagerOptions.MANAGED_MEMORY_SIZE, MemorySize.ofMebiBytes(512));
+    MiniClusterConfiguration cluster =
+        new MiniClusterConfiguration.Builder()
+            .setConfiguration(settings)
+            .setNumTaskManagers(1)
+            .setNumSlotsPerTaskManager(PARALLELISM)
+            .build();
+    BufferedReader lines = new BufferedReader(new InputStreamReader(System.in));
+    try (MiniCluster flink = new MiniCluster(cluster)) {
+      flink.start();
+      System.out.println("ready");
+      for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+        String[] words = line.split(" ", 4);
+        try {
+          run(flink, words[1], words[2], words[3], lines);
+          System.out.println("stopped");
+        } catch (Exception error) {
+          error.printStackTrace();
+          System.out.println("failed: " + error);
+        }
+      }
+    }
+  }
+
+  private static void run(MiniCluster flink, String work, String backend, String directory, BufferedReader lines)
+      throws Exception {
+    JobGraph graph = graph(work, backend, directory);
+    JobID job = graph.getJobID();
+    flink.submitJob(graph).get();
+    lines.readLine();
+    Files.write(Path.of(directory, "checkpoint-times"), checkpoints(flink, job));
+    flink.stopWithSavepoint(job, directory + "/savepoints", false, SavepointFormatType.NATIVE).get();
+    JobResult result = flink.requestJobResult(job).get();
+    if (!result.isSuccess()) {
+      throw new IllegalStateException("the job ended with " + result.getApplicationStatus());
+    }
+  }
+
+  private static JobGraph graph(String work, String backend, String directory) {
+    Configuration settings = new Configuration();
+    settings.set(CheckpointingOptions.CHECKPOINTING_INTERVAL, Duration.ofSeconds(1));
+    settings.set(CheckpointingOptions.CHECKPOINT_STORAGE, "filesystem");
+    settings.set(CheckpointingOptions.CHECKPOINTS_DIRECTORY, "file://" + directory + "/checkpoints");
+    settings.set(CheckpointingOptions.INCREMENTAL_CHECKPOINTS, true);
+    settings.set(StateBackendOptions.STATE_BACKEND, backend.equals("heap") ? "hashmap" : "rocksdb");
+    settings.set(RocksDBOptions.LOCAL_DIRECTORIES, directory + "/rocksdb");
+    settings.set(PipelineOptions.OBJECT_REUSE, true);
+    settings.set(PipelineOptions.GENERIC_TYPES, false);
+    settings.set(PipelineOptions.AUTO_WATERMARK_INTERVAL, Duration.ofMillis(100));
+    settings.set(RestartStrategyOptions.RESTART_STRATEGY, "none");
+    StreamExecutionEnvironment environment = StreamExecutionEnvironment.getExecutionEnvironment(settings);
+    environment.setParallelism(PARALLELISM);
+    environment.setMaxParallelism(128);
+    result(environment, work, directory).addSink(new CountingSink<>(directory));
+    return environment.getStreamGraph().getJobGraph();
+  }
+
+  private static DataStream<? extends Tuple> result(
+      StreamExecutionEnvironment environment, String work, String directory) {
+    switch (work) {
+      case "balance", "balance-ttl":
+        return Payments.stream(environment, "payments", directory, 0, WatermarkStrategy.noWatermarks())
+            .keyBy(payment -> payment.f1)
+            .map(new Balance(work.equals("balance-ttl")));
+      case "function", "timers":
+        return Payments.stream(environment, "payments", directory, 0, WatermarkStrategy.noWatermarks())
+            .keyBy(payment -> payment.f1)
+            .process(new BalanceWithTimers(work.equals("timers") ? TIMERS : 0));
+      case "windows":
+        return WindowedSums.of(Payments.stream(environment, "payments", directory, 0, Payments.inOrder()));
+      case "join":
+        return NearInTime.of(
+            Payments.stream(environment, "payments", directory, 0, Payments.inOrder()),
+            Payments.stream(environment, "others", directory, 1, Payments.inOrder()));
+      case "million-keys":
+        return MillionKeys.of(environment, directory);
+      default:
+        throw new IllegalArgumentException("no such work: " + work);
+    }
+  }
+
+  /** A line a completed checkpoint: when it was triggered, its duration, its synchronous part, bytes written. */
+  private static List<String> checkpoints(MiniCluster flink, JobID job) throws Exception {
+    List<String> found = new ArrayList<>();
+    for (AbstractCheckpointStats one :
+        flink.getExecutionGraph(job).get().getCheckpointStatsSnapshot().getHistory().getCheckpoints()) {
+      if (one instanceof CompletedCheckpointStats completed) {
+        long syncMs = 0;
+        for (TaskStateStats task : completed.getAllTaskStateStats()) {
+          syncMs = Math.max(syncMs, task.getSummaryStats().getSyncCheckpointDurationStats().getMaximum());
+        }
+        found.add(
+            completed.getTriggerTimestamp() / 1e3
+                + " " + completed.getEndToEndDuration()
+                + " " + syncMs
+                + " " + completed.getCheckpointedSize());
+      }
+    }
+    return found;
+  }
+}
