@@ -8,6 +8,9 @@ processor time, and most of what a slot's recovery takes. Forked by this one the
 in pages of memory that they share. Two libraries start a thread when they are imported, OpenBLAS
 and jemalloc; both know what to do when a process forks.
 
+Spark's own modules it imports from where pip has installed them. Spark names a zip of them first,
+and from a zip they are compiled anew in each process, for nothing that is compiled is kept.
+
 Everything else is Spark's daemon unchanged. What is not installed is left out.
 
 Source: Spark's setting `spark.python.daemon.module`.
@@ -16,11 +19,14 @@ Source: Spark's setting `spark.python.daemon.module`.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
-
-from pyspark.daemon import manager
+import sys
+from pathlib import Path
 
 PRELOADED = (
+    # What each worker of Spark imports after the fork.
+    "pyspark.worker",
     # pyarrow imports it as soon as it is given a list.
     "pandas",
     "pyarrow.compute",
@@ -42,13 +48,43 @@ PRELOADED = (
 )
 
 
+def leave_zips() -> None:
+    """Take Spark's zips off the path if what is in them also lies unpacked around them.
+
+    That is so where pip has installed Spark. Everywhere else the zips stay.
+    """
+    for entry in tuple(sys.path):
+        if _lies_unpacked(Path(entry)):
+            sys.path.remove(entry)
+            # A worker drops all caches, and for a zip that means reading its directory again.
+            sys.path_importer_cache.pop(entry, None)
+
+
+def _lies_unpacked(path: Path) -> bool:
+    """Whether `path` is a zip of the `pyspark` around it, or of the `py4j` of that version."""
+    spark = path.parents[2] if len(path.parents) > 3 else path  # pyspark/python/lib/pyspark.zip
+    installed = spark.parent
+    if path.suffix != ".zip" or spark.name != "pyspark" or str(installed) not in sys.path:
+        return False
+    if path.name == "pyspark.zip":
+        return (spark / "__init__.py").is_file()
+    return (installed / f"{path.name.removesuffix('-src.zip')}.dist-info").is_dir()
+
+
 def preload() -> None:
-    """Import what is installed of `PRELOADED`."""
+    """Import what is installed of `PRELOADED`, to be shared by all that is forked."""
+    gc.disable()  # what is imported stays: looking for rubbish in it takes a tenth of the time
     for name in PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    # A collection in a worker would look through all of it, and copy the pages that it touches.
+    gc.freeze()
+    gc.enable()
 
 
 if __name__ == "__main__":
+    leave_zips()
     preload()
+    from pyspark.daemon import manager
+
     manager()

@@ -13,6 +13,7 @@ from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 
 from onceflow import Checkpointing, JobState, Pipeline
+from onceflow.connectors.python_daemon import leave_zips
 
 pytestmark = pytest.mark.spark
 
@@ -27,10 +28,11 @@ print(*sys.modules)
 def test_slot_begins_with_all_that_the_daemon_has_imported_and_imports_nothing_of_ours_itself(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    told = tmp_path / "modules"
+    told, origin = tmp_path / "modules", tmp_path / "origin"
 
     def tell(batch: pa.RecordBatch) -> pa.RecordBatch:
         told.write_text(" ".join(sys.modules), "utf-8")
+        origin.write_text(str(sys.modules["pyspark.worker"].__file__), "utf-8")
         return batch
 
     pipeline = Pipeline(
@@ -50,6 +52,28 @@ def test_slot_begins_with_all_that_the_daemon_has_imported_and_imports_nothing_o
     of_slot = set(told.read_text("utf-8").split())
     assert {"pandas", "onceflow.sinks.postgres.sink", "onceflow.sources.kafka.source"} <= of_slot
     assert ours(of_slot) - ours(preloaded) == set()
+    # Compiled, as pip has installed it: not from the zip that Spark names first.
+    assert ".zip" not in origin.read_text("utf-8")
+
+
+def test_zips_of_spark_leave_the_path_only_where_their_spark_lies_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, distribution = tmp_path / "site-packages", tmp_path / "spark-4.3" / "python" / "lib"
+    lib = site / "pyspark" / "python" / "lib"
+    zips = [str(lib / name) for name in ("pyspark.zip", "py4j-0.10.9.9-src.zip")]
+    others = [str(distribution / "pyspark.zip"), str(tmp_path / "of the user.zip"), str(site)]
+    monkeypatch.setattr(sys, "path", [*zips, *others])
+    lib.mkdir(parents=True)
+    (site / "py4j-0.10.9.8.dist-info").mkdir()
+    leave_zips()
+    assert sys.path == [*zips, *others]
+    (site / "pyspark" / "__init__.py").touch()
+    leave_zips()
+    assert sys.path == [*zips[1:], *others]
+    (site / "py4j-0.10.9.9.dist-info").mkdir()
+    leave_zips()
+    assert sys.path == others
 
 
 def ours(modules: set[str]) -> set[str]:

@@ -79,7 +79,9 @@ class Slot:
 
     def run(self) -> str:
         """Restore what the driver says, then wait for the end; return why it came."""
-        gc.freeze()
+        # A host or daemon has done so with what it had imported before it forked this process.
+        if own := not gc.get_freeze_count():
+            gc.freeze()
         gc.set_threshold(50_000, 20, 50)  # batches make many short-lived objects and no cycles
         # A thread that comes back from the network waits this long for one that computes.
         sys.setswitchinterval(0.001)
@@ -90,7 +92,8 @@ class Slot:
         ended = self._control.ended.result()
         self._beside.shutdown(wait=False, cancel_futures=True)
         control.join()
-        gc.unfreeze()
+        if own:
+            gc.unfreeze()
         return ended
 
     def _restored(self, deploy: Deploy) -> Restored | RestoreFailed:
