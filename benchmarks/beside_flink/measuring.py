@@ -2,7 +2,7 @@
 
 A turn is one run of ours and one of Flink's, of which each is first in every second turn. A run is
 measured over as many seconds in both; they begin two seconds after its prologue has been read, and
-in a fresh JVM eight: code that is not compiled yet is not what is compared.
+in a fresh JVM seven: code that is not compiled yet is not what is compared.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Seconds:
     """How long a run is measured."""
 
     warm_s: float = 2.0
-    warm_fresh_jvm_s: float = 8.0
+    warm_fresh_jvm_s: float = 7.0
     measured_s: float = 3.0
-    paced_s: float = 6.0
+    paced_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)

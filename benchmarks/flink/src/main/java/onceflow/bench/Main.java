@@ -8,7 +8,6 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import org.apache.flink.api.common.JobID;
-import org.apache.flink.api.common.eventtime.WatermarkStrategy;
 import org.apache.flink.api.java.tuple.Tuple;
 import org.apache.flink.configuration.CheckpointingOptions;
 import org.apache.flink.configuration.Configuration;
@@ -107,19 +106,19 @@ public final class Main {
       StreamExecutionEnvironment environment, String work, String directory) {
     switch (work) {
       case "balance", "balance-ttl":
-        return Payments.stream(environment, "payments", directory, 0, WatermarkStrategy.noWatermarks())
+        return Payments.stream(environment, "payments", directory, 0)
             .keyBy(payment -> payment.f1)
             .map(new Balance(work.equals("balance-ttl")));
       case "function", "timers":
-        return Payments.stream(environment, "payments", directory, 0, WatermarkStrategy.noWatermarks())
+        return Payments.stream(environment, "payments", directory, 0)
             .keyBy(payment -> payment.f1)
             .process(new BalanceWithTimers(work.equals("timers") ? TIMERS : 0));
       case "windows":
-        return WindowedSums.of(Payments.stream(environment, "payments", directory, 0, Payments.inOrder()));
+        return WindowedSums.of(Payments.timed(environment, "payments", directory, 0));
       case "join":
         return NearInTime.of(
-            Payments.stream(environment, "payments", directory, 0, Payments.inOrder()),
-            Payments.stream(environment, "others", directory, 1, Payments.inOrder()));
+            Payments.timed(environment, "payments", directory, 0),
+            Payments.timed(environment, "others", directory, 1));
       case "million-keys":
         return MillionKeys.of(environment, directory);
       default:

@@ -2,21 +2,19 @@ package onceflow.bench;
 
 import java.util.concurrent.locks.LockSupport;
 import org.apache.flink.api.common.eventtime.WatermarkStrategy;
-import org.apache.flink.api.common.typeinfo.Types;
-import org.apache.flink.api.connector.source.SourceReaderContext;
-import org.apache.flink.api.connector.source.util.ratelimit.RateLimiterStrategy;
+import org.apache.flink.api.common.functions.OpenContext;
+import org.apache.flink.api.common.functions.RichMapFunction;
 import org.apache.flink.api.java.tuple.Tuple4;
-import org.apache.flink.connector.datagen.source.DataGeneratorSource;
-import org.apache.flink.connector.datagen.source.GeneratorFunction;
 import org.apache.flink.streaming.api.datastream.DataStream;
 import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
 
 /**
  * The payments of onceflow's DatagenSource, number for number: id, account, amount, ts.
  *
- * <p>Split k of s makes those numbered k, k+s, k+2s, …
+ * <p>Split k of s makes those numbered k, k+s, k+2s, … from a sequence of numbers, chained to it. Not Flink's
+ * DataGeneratorSource: that goes through its rate limiter, and the task's mailbox, for every record.
  */
-final class Payments implements GeneratorFunction<Long, Tuple4<Long, String, Long, Long>> {
+final class Payments extends RichMapFunction<Long, Tuple4<Long, String, Long, Long>> {
   private static final long TS_FIRST = 1_700_000_000_000L;
   private static final long NUMBERS = Long.MAX_VALUE;
   private static final int ROWS_BETWEEN_NOTES = 64;
@@ -47,45 +45,35 @@ final class Payments implements GeneratorFunction<Long, Tuple4<Long, String, Lon
     this.rowsPerSecond = rowsPerSecond / splits;
   }
 
-  /** Payments of 100,000 accounts, as fast as they are taken, with their event time if {@code watermarks} say so. */
+  /** Payments of 100,000 accounts, as fast as they are taken. */
   static DataStream<Tuple4<Long, String, Long, Long>> stream(
-      StreamExecutionEnvironment environment,
-      String name,
-      String directory,
-      long seed,
-      WatermarkStrategy<Tuple4<Long, String, Long, Long>> watermarks) {
+      StreamExecutionEnvironment environment, String name, String directory, long seed) {
     int splits = environment.getParallelism();
-    Payments payments = new Payments(name, directory, seed, 100_000, splits, NUMBERS, 0);
-    return payments.stream(environment, watermarks);
+    return environment
+        .fromSequence(0, NUMBERS - 1)
+        .map(new Payments(name, directory, seed, 100_000, splits, NUMBERS, 0));
+  }
+
+  /** The same with their event time. */
+  static DataStream<Tuple4<Long, String, Long, Long>> timed(
+      StreamExecutionEnvironment environment, String name, String directory, long seed) {
+    return stream(environment, name, directory, seed)
+        .assignTimestampsAndWatermarks(
+            WatermarkStrategy.<Tuple4<Long, String, Long, Long>>forMonotonousTimestamps()
+                .withTimestampAssigner((payment, before) -> payment.f3));
   }
 
   /** Payments of one account: {@code fastRows} as fast as they are taken, the others at a pace. */
   static DataStream<Tuple4<Long, String, Long, Long>> paced(
       StreamExecutionEnvironment environment, String directory, long fastRows, double rowsPerSecond) {
     int splits = environment.getParallelism();
-    return new Payments("payments", directory, 0, 1, splits, fastRows, rowsPerSecond)
-        .stream(environment, WatermarkStrategy.noWatermarks());
-  }
-
-  private DataStream<Tuple4<Long, String, Long, Long>> stream(
-      StreamExecutionEnvironment environment, WatermarkStrategy<Tuple4<Long, String, Long, Long>> watermarks) {
-    DataGeneratorSource<Tuple4<Long, String, Long, Long>> source =
-        new DataGeneratorSource<>(
-            this,
-            NUMBERS,
-            RateLimiterStrategy.noOp(),
-            Types.TUPLE(Types.LONG, Types.STRING, Types.LONG, Types.LONG));
-    return environment.fromSource(source, watermarks, name);
-  }
-
-  /** Event time is that of the payment, which comes in its order. */
-  static WatermarkStrategy<Tuple4<Long, String, Long, Long>> inOrder() {
-    return WatermarkStrategy.<Tuple4<Long, String, Long, Long>>forMonotonousTimestamps()
-        .withTimestampAssigner((payment, before) -> payment.f3);
+    return environment
+        .fromSequence(0, NUMBERS - 1)
+        .map(new Payments("payments", directory, 0, 1, splits, fastRows, rowsPerSecond));
   }
 
   @Override
-  public void open(SourceReaderContext context) {
+  public void open(OpenContext context) {
     names = new String[accounts];
     for (int account = 0; account < accounts; account++) {
       names[account] = String.format("acct-%06d", account);
