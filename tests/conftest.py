@@ -45,6 +45,9 @@ def spark(crash_points: Path) -> Iterator[SparkSession]:
         .config("spark.log.level", "OFF")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", "2")
+        # Queries of a few rows: compiling code for each is a third of their processor time.
+        .config("spark.sql.codegen.wholeStage", "false")
+        .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         .getOrCreate()
     )
     # The JVM and its workers have it; this process is not to die.

@@ -19,7 +19,6 @@ from pathlib import Path
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.ledger import SETTINGS, ledger
-from tests.support.standalone import SHORT_LIVED_JVM
 
 from onceflow import JobStatus, LocalProcesses
 
@@ -59,6 +58,7 @@ def _cluster(master: str) -> AnyCluster:
     if not master:
         return LocalProcesses()
     from pyspark.sql import SparkSession
+    from tests.support.standalone import SHORT_LIVED_JVM
 
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     os.environ["PYSPARK_PYTHON"] = sys.executable

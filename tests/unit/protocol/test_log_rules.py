@@ -207,7 +207,7 @@ class _Driver:
     own: AttemptId
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_at_most_one_attempt_extends_the_log_whatever_the_interleaving(
     data: st.DataObject,

@@ -69,7 +69,7 @@ _STEPS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(
     mode=st.sampled_from(CHANGING),
     before=st.dictionaries(
