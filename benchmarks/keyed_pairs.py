@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from benchmarks.keyed_balance import BatchBalance, KeyedBalance
 from onceflow import (
+    EventTimeSessionWindows,
     Record,
     StateAccess,
     StateTtlConfig,
@@ -29,6 +30,7 @@ from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.function_operators import KeyedProcessor
 from onceflow.core.runtime.dataflow.keyed_operators import AggregateRunner, KeyedBatchProcessor
 from onceflow.core.runtime.dataflow.operators import RunningOperator
+from onceflow.core.runtime.dataflow.session_operators import SessionAggregator
 from onceflow.core.runtime.dataflow.window_operators import WindowAggregator
 from onceflow.core.state import KeyedStateStore, hash_keys
 from onceflow.core.state.operator_state import OperatorStateStore
@@ -114,13 +116,36 @@ def windowed(store: KeyedStateStore, rows: Sequence[Batch]) -> Half:
         nonlocal passes
         shift = passes * WINDOW_MS
         for batch in rows:
-            times = pa.array(batch.rows.column("ts").to_numpy() + shift)
-            moved = batch.rows.set_column(1, SCHEMA.field("ts"), times)
-            operator.receive(Batch(moved, batch.hashes))
+            operator.receive(_moved(batch, shift))
         passes += 1
         operator.on_watermark(passes * WINDOW_MS)
 
     return Half(operator, work_of_pass)
+
+
+def in_sessions(store: KeyedStateStore, rows: Sequence[Batch]) -> Half:
+    """Sum and count of sessions, of which each pass ends those of the one before."""
+    windows = EventTimeSessionWindows(WINDOW_MS / 1000)
+    work = AggregateWindows(KEY, windows, "ts", 0, AGGREGATES)
+    results = {name: one.result_type(SCHEMA) for name, one in AGGREGATES.items()}
+    schema = window_schema(SCHEMA, KEY, "ts", results)
+    operator = SessionAggregator("sessions", work, store, SCHEMA, schema, range(128))
+    passes = 0
+
+    def work_of_pass() -> None:
+        nonlocal passes
+        shift = passes * 3 * WINDOW_MS
+        for batch in rows:
+            operator.receive(_moved(batch, shift))
+        passes += 1
+        operator.on_watermark(shift + 2 * WINDOW_MS)
+
+    return Half(operator, work_of_pass)
+
+
+def _moved(batch: Batch, by_ms: int) -> Batch:
+    times = pa.array(batch.rows.column("ts").to_numpy() + by_ms)
+    return Batch(batch.rows.set_column(1, SCHEMA.field("ts"), times), batch.hashes)
 
 
 def _pass(operator: RunningOperator, rows: Sequence[Batch]) -> None:
@@ -180,6 +205,7 @@ def pair_figures(open_store: Open, timers: int, runs: int) -> dict[str, float]:
     for name, other in (
         ("function of batches / running, rate", by_function),
         ("windowed sums / running, rate", windowed),
+        ("sums of sessions / running, rate", in_sessions),
         ("running with ttl / running, rate", running_that_expires),
     ):
         stores = open_store(), open_store()

@@ -43,7 +43,7 @@ from onceflow.core.protocol.ids import SubtaskRef, sink_id_of
 from onceflow.core.spi import OnBadRow, Sink, Source
 from onceflow.core.state import MapStateDescriptor, StateTtlConfig
 from onceflow.core.stream_sql import StreamSql
-from onceflow.core.windows import PaneAssigner
+from onceflow.core.windows import WindowAssigner
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 """Of a job and of an operator."""
@@ -170,7 +170,7 @@ class AggregateWindows:
     """Replaces the records of each key and window by aggregates, a whole batch at a time."""
 
     key: tuple[str, ...]
-    windows: PaneAssigner
+    windows: WindowAssigner
     time: str | None
     """The column of event time; None: by the clock."""
     lateness_ms: int

@@ -12,12 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
-import numpy as np
 import pyarrow as pa
 
 from onceflow.core.event_time import record_time_ms
 from onceflow.core.functions import (
-    Aggregate,
     KeyedFunction,
     OutputTag,
     Record,
@@ -219,42 +217,6 @@ class KeptAccumulators(WindowContent):
         """Remove the accumulators."""
         for part in parts:
             self._kept.remove(part)
-
-
-class SeveralAggregates(AggregateFunction[Record, Any, Record]):
-    """`sum_`, `count`, `min_` and `max_`, as `running` computes them."""
-
-    def __init__(self, aggregates: Mapping[str, Aggregate]) -> None:
-        self._aggregates = dict(aggregates)
-
-    def create_accumulator(self) -> list[Any]:
-        """Return what no record comes to."""
-        return [0 if one.op in ("sum", "count") else None for one in self._aggregates.values()]
-
-    def add(self, value: Record, accumulator: list[Any]) -> list[Any]:
-        """Return the totals with a record."""
-        mine = [1 if one.column is None else value[one.column] for one in self._aggregates.values()]
-        return self.merge(accumulator, mine)
-
-    def merge(self, one: list[Any], other: list[Any]) -> list[Any]:
-        """Return the totals of both."""
-        pairs = zip(self._aggregates.values(), one, other, strict=True)
-        return [_folded(aggregate.op, before, value) for aggregate, before, value in pairs]
-
-    def get_result(self, accumulator: list[Any]) -> Record:
-        """Return the totals by name."""
-        return dict(zip(self._aggregates, accumulator, strict=True))
-
-
-def _folded(op: str, before: Any, value: Any) -> Any:
-    if value is None or before is None:
-        return before if value is None else value
-    if op in ("sum", "count"):
-        return before + value
-    if isinstance(before, float):
-        # NaN is the largest, as in the vectorised aggregates.
-        return float(np.fmin(before, value) if op == "min" else np.maximum(before, value))
-    return min(before, value) if op == "min" else max(before, value)
 
 
 OpenWindow: TypeAlias = tuple[int, int, dict[int, int]]

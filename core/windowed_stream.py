@@ -17,11 +17,10 @@ from onceflow.core.window_functions import (
     KeptAccumulators,
     KeptRecords,
     ProcessWindowFunction,
-    SeveralAggregates,
     WindowContent,
     WindowedFunction,
 )
-from onceflow.core.windows import EventTimeSessionWindows, WindowAssigner, window_schema
+from onceflow.core.windows import WindowAssigner, window_schema
 
 StreamT = TypeVar("StreamT")
 
@@ -52,17 +51,13 @@ class WindowedStream(Generic[StreamT]):
         """Return a record for each key and window that has any: key, window and aggregates.
 
         Its columns are the key's, `window_start` and `window_end` (exclusive), and one for each
-        aggregate. Vectorised, as `running` is, but for sessions. `uid` names the state in
-        checkpoints.
+        aggregate. Vectorised, as `running` is. `uid` names the state in checkpoints.
         """
         schema = self._schema
         if not aggregates:
             raise ConfigError("aggregate() needs at least one, such as total=sum_('amount')")
         results = {name: one.result_type(schema) for name, one in aggregates.items()}
         made = window_schema(schema, self._key, self._time, results)
-        if isinstance(self._windows, EventTimeSessionWindows):
-            totals = KeptAccumulators(SeveralAggregates(aggregates), self._key, made)
-            return self._each_record(totals, uid)
         work = AggregateWindows(
             self._key,
             self._windows,

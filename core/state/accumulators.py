@@ -298,6 +298,42 @@ class AccumulatorTable:
         self._mark(slots)
         return slots
 
+    def regroup(
+        self,
+        old: Ints,
+        old_into: Ints,
+        rows_into: Ints,
+        keys: Sequence[pa.Array],
+        values: Mapping[str, pa.Array | npt.NDArray[Any]],
+        new: Ints,
+    ) -> None:
+        """Make the totals of `new`, distinct slots, what slots `old` and a batch's rows come to.
+
+        `old_into` and `rows_into` say to which of `new` each adds; of a sum of floats first the old
+        totals, then the rows in their order. Old ones that are not among `new` stay as they are.
+        `release` must follow.
+
+        Raises:
+            BadStateValue: As `fold`; nothing has changed.
+        """
+        made: list[Totals] = []
+        for column in self._columns:
+            name = column.column.name
+            try:
+                one = column.merged(old, old_into + 1, len(new))
+            except SumOverflow as overflow:
+                raise self._merge_overflow() from overflow
+            try:
+                if len(rows_into):
+                    one.fold(rows_into + 1, values.get(name))
+            except SumOverflow as overflow:
+                raise self._overflow(name, keys, overflow.row) from overflow
+            made.append(one)
+        for column, one in zip(self._columns, made, strict=True):
+            column.totals[new] = one.totals[1 : len(new) + 1]
+            column.seen[new] = one.seen[1 : len(new) + 1]
+        self._mark(new)
+
     def namespaces(self) -> Ints:
         """Return the namespaces that any key has totals in, in order."""
         return np.unique(self._namespaces()[1:][~self._removed[1 : self._index.end]])
@@ -347,10 +383,7 @@ class AccumulatorTable:
         try:
             made = [one.merged(slots, places, len(leaders)) for one in self._columns]
         except SumOverflow as overflow:
-            raise BadStateValue(
-                f"a sum in state {self.shape.name!r} of {self._label} leaves 64 bits where windows"
-                " are merged; sum as float64 or in larger units"
-            ) from overflow
+            raise self._merge_overflow() from overflow
         return slots[leaders], places - 1, [one.values(every) for one in made]
 
     def _namespaces(self) -> Ints:
@@ -361,6 +394,11 @@ class AccumulatorTable:
     def values(self, column: int, slots: Ints) -> pa.Array:
         """Return the totals of one column; null where there is none."""
         return self._columns[column].values(slots)
+
+    def numbers(self, column: int, slots: Ints) -> Ints:
+        """Return the totals of one column of whole numbers; 0 where there is none."""
+        one = self._columns[column]
+        return np.where(one.seen[slots] == 0, 0, one.totals[slots])
 
     def put(self, column: int, slots: Ints, values: pa.Array | npt.NDArray[Any]) -> None:
         """Make `values` the totals of one column in distinct `slots`; `done` must follow.
@@ -384,7 +422,11 @@ class AccumulatorTable:
 
     def remove(self, slots: Ints) -> None:
         """Remove the keys of these distinct slots: as if they had never been."""
-        self._forget(slots)
+        self.release(slots, slots)
+
+    def release(self, slots: Ints, gone: Ints) -> None:
+        """Hear that a batch of these keys is done, and remove those of `gone`, distinct slots."""
+        self._forget(gone)
         self._touch(slots)
         self._pack_some()
 
@@ -500,6 +542,12 @@ class AccumulatorTable:
 
     def _touch(self, slots: Ints) -> None:
         """Hear which slots were used, once nobody needs their numbers."""
+
+    def _merge_overflow(self) -> BadStateValue:
+        return BadStateValue(
+            f"a sum in state {self.shape.name!r} of {self._label} leaves 64 bits where windows are"
+            " merged; sum as float64 or in larger units"
+        )
 
     def _overflow(self, column: str, keys: Sequence[pa.Array], row: int) -> BadStateValue:
         key = tuple(array[row].as_py() for array in keys)

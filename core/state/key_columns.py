@@ -112,7 +112,7 @@ def _read(array: pa.Array, label: str) -> KeyColumn:
             f"key column {label!r} is null in row {row} of its batch: a record without a key has no"
             " state; filter such records or give them a key before key_by()"
         )
-    array, kind = _plain(array, label), _plain_type(array.type)
+    array, kind = plain_keys(array, label), _plain_type(array.type)
     types = pa.types
     if types.is_binary(kind) or types.is_string(kind):
         return _bytes_keys(array, np.dtype("<i4"))
@@ -133,7 +133,12 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
     return pa.large_string() if kind == pa.string_view() else kind
 
 
-def _plain(array: pa.Array, label: str) -> pa.Array:
+def plain_keys(array: pa.Array, label: str) -> pa.Array:
+    """Return keys without a dictionary, and views or bytes of a fixed size as large ones.
+
+    Raises:
+        BadStateValue: A key is null.
+    """
     kind = _plain_type(array.type)
     if kind == array.type:
         return array

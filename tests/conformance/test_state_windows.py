@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from tests.conformance.state_job import BACKENDS, MAX_PARALLELISM, SUITE_BACKENDS, Job
 
 from onceflow import (
+    EventTimeSessionWindows,
     OutputTag,
     SlidingEventTimeWindows,
     TumblingEventTimeWindows,
@@ -26,9 +29,10 @@ from onceflow.core.graph import AggregateWindows, Feed
 from onceflow.core.protocol.snapshots import OperatorSnapshot
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
+from onceflow.core.runtime.dataflow.session_operators import SessionAggregator, Sessions
 from onceflow.core.runtime.dataflow.window_operators import EVENT_TIME, WindowAggregator
 from onceflow.core.state import StateBackend, hash_keys, key_group_of
-from onceflow.core.windows import PaneAssigner, window_schema
+from onceflow.core.windows import PaneAssigner, WindowAssigner, window_schema
 
 SCHEMA = pa.schema([("account", pa.string()), ("at", pa.int64()), ("amount", pa.int64())])
 AGGREGATES = {
@@ -85,10 +89,74 @@ class Model:
         return [(start, start + size) for start in range(last, at - size, -slide)]
 
     def _row(self, window: tuple[str, int, int]) -> tuple[Any, ...]:
-        amounts = self._rows[window]
-        known = [amount for amount in amounts if amount is not None]
-        low, high = min(known, default=None), max(known, default=None)
-        return (*window, sum(known), len(amounts), low, high)
+        return (*window, *_aggregates(self._rows[window]))
+
+
+def _aggregates(amounts: Sequence[int | None]) -> tuple[Any, ...]:
+    known = [amount for amount in amounts if amount is not None]
+    return (sum(known), len(amounts), min(known, default=None), max(known, default=None))
+
+
+@dataclass(eq=False)
+class Session:
+    """One of the sessions of a key, and whether a record came when it was due already."""
+
+    start: int
+    end: int
+    amounts: list[int | None]
+    again: bool = False
+
+
+class SessionModel:
+    """Takes one record after the other, and keeps all of each session."""
+
+    def __init__(self, gap: int, lateness: int) -> None:
+        self._gap = gap
+        self._lateness = lateness
+        self._held: dict[str, list[Session]] = defaultdict(list)
+        self.told = [NO_WATERMARK] * MAX_PARALLELISM
+        self.late = 0
+
+    def take(self, rows: Sequence[Row]) -> list[tuple[Any, ...]]:
+        for key, at, amount in rows:
+            told, held = self.told[key_group_of(key, MAX_PARALLELISM)], self._held[key]
+            joined = [one for one in held if one.start <= at + self._gap and at <= one.end]
+            start = min([at, *(one.start for one in joined)])
+            end = max([at + self._gap, *(one.end for one in joined)])
+            if end - 1 + self._lateness <= told:
+                self.late += 1
+                continue
+            amounts = [*(amount for one in joined for amount in one.amounts), amount]
+            again = at + self._gap - 1 <= told or any(one.again for one in joined)
+            held[:] = [one for one in held if one not in joined]
+            held.append(Session(start, end, amounts, again))
+        made: list[tuple[Any, ...]] = []
+        for key, held in self._held.items():
+            told = self.told[key_group_of(key, MAX_PARALLELISM)]
+            made += [self._row(key, one) for one in held if one.again and one.end - 1 <= told]
+            for one in held:
+                one.again = False
+        return made
+
+    def advance(self, groups: range, watermark: int) -> list[tuple[Any, ...]]:
+        made: list[tuple[Any, ...]] = []
+        for key, held in self._held.items():
+            group = key_group_of(key, MAX_PARALLELISM)
+            if group in groups:
+                told = self.told[group]
+                due = [one for one in held if told < one.end - 1 <= watermark]
+                made += [self._row(key, one) for one in due]
+                held[:] = [one for one in held if one.end - 1 + self._lateness > watermark]
+        for group in groups:
+            self.told[group] = max(self.told[group], watermark)
+        return made
+
+    @property
+    def held(self) -> int:
+        return sum(map(len, self._held.values()))
+
+    def _row(self, key: str, one: Session) -> tuple[Any, ...]:
+        return (key, one.start, one.end, *_aggregates(one.amounts))
 
 
 class Running:
@@ -97,7 +165,7 @@ class Running:
     def __init__(
         self,
         job: Job,
-        windows: PaneAssigner,
+        windows: WindowAssigner,
         lateness: int,
         parallelism: int,
         restored: Sequence[OperatorSnapshot] = (),
@@ -111,12 +179,14 @@ class Running:
         handles = [handle for one in restored for handle in one.keyed]
         self._job = job
         self.groups: list[range] = []
-        self.operators: list[WindowAggregator] = []
+        self.operators: list[WindowAggregator | SessionAggregator] = []
+        sessions = isinstance(windows, EventTimeSessionWindows)
+        aggregator = SessionAggregator if sessions else WindowAggregator
         self._made: list[pa.RecordBatch] = []
         for index in range(parallelism):
             groups = job.context(index, parallelism).key_groups
             store = job.open(handles, index=index, parallelism=parallelism, backend=backend)
-            operator = WindowAggregator("op", work, store, SCHEMA, schema, groups, told)
+            operator = aggregator("op", work, store, SCHEMA, schema, groups, told)
             operator.outputs.append(lambda batch: self._made.append(batch.rows))
             self.groups.append(groups)
             self.operators.append(operator)
@@ -201,6 +271,43 @@ def test_windows_equal_those_that_keep_every_record_through_snapshots_and_rescal
     assert running.snapshot(savepoint=True)[0].keyed[0].size_bytes < 1_200
 
 
+@pytest.mark.parametrize(("gap", "lateness"), [(4, 0), (3, 9)])
+def test_sessions_equal_those_of_one_record_after_the_other_through_snapshots_and_rescaling(
+    job: Job, gap: int, lateness: int
+) -> None:
+    rng = random.Random(gap)
+    windows = EventTimeSessionWindows(gap / 1000)
+    model = SessionModel(gap, lateness)
+    running = Running(job, windows, lateness, 2)
+    late = most = 0
+    now = 1_000
+    for step in range(48):
+        now += rng.choice([0, 1, 3, 25])
+        rows: list[Row] = [
+            (f"k{rng.randrange(8)}", now - rng.randrange(30), rng.choice([None, rng.randrange(9)]))
+            for _ in range(rng.choice([0, 1, 6, 30]))
+        ]
+        assert Counter(running.take(rows)) == Counter(model.take(rows))
+        assert late + running.late == model.late
+        most = max(most, model.held)
+        for groups, operator in zip(running.groups, running.operators, strict=True):
+            if rng.random() < 0.7:
+                watermark = now - rng.choice([8, 20])
+                operator.on_watermark(watermark)
+                assert Counter(running.emitted()) == Counter(model.advance(groups, watermark))
+        if step % 12 == 11:
+            snapshots = running.snapshot(savepoint=step == 23)
+            late += running.late
+            running = Running(job, windows, lateness, rng.choice([1, 2, 3]), snapshots)
+    for groups, operator in zip(running.groups, running.operators, strict=True):
+        operator.on_watermark(MAX_WATERMARK)
+        assert Counter(running.emitted()) == Counter(model.advance(groups, MAX_WATERMARK))
+    assert model.late
+    assert most > 8, "no key had several sessions at once"
+    # What is over is gone.
+    assert running.snapshot(savepoint=True)[0].keyed[0].size_bytes < 1_200
+
+
 @pytest.mark.parametrize("target", SUITE_BACKENDS)
 def test_a_savepoint_brings_windows_to_any_backend(job: Job, target: str) -> None:
     windows = SlidingEventTimeWindows(0.010, 0.005)
@@ -253,3 +360,50 @@ def test_late_records_go_to_a_side_output_whole_and_are_not_counted(job: Job) ->
         {"account": "a", "at": 9, "amount": 2}
     ]
     assert running.late == 0
+
+
+def test_sessions_of_intervals_at_any_times_equal_those_of_one_after_the_other() -> None:
+    rng = random.Random(5)
+    spans = [20, 2**33, 2**62]
+    for span, keys in [(span, keys) for span in spans for keys in (1, 3, 2**20)] * 20:
+        size = rng.choice([1, 2, 40])
+        places = [rng.randrange(keys) for _ in range(size)]
+        starts = [rng.randrange(-span, span) for _ in range(size)]
+        ends = [start + rng.randrange(1, max(2, span // 10)) for start in starts]
+        found = Sessions.of(np.array(places), np.array(starts), np.array(ends))
+        expected: list[tuple[int, int, int]] = []
+        for place, start, end in sorted(zip(places, starts, ends, strict=True)):
+            if expected and expected[-1][0] == place and start <= expected[-1][2]:
+                first = expected.pop()
+                expected.append((place, first[1], max(first[2], end)))
+            else:
+                expected.append((place, start, end))
+        assert found.places.tolist() == [place for place, _, _ in expected]
+        assert found.ends.tolist() == [end for _, _, end in expected]
+        ids: list[int] = found.ids.tolist()
+        for index, session in enumerate(ids):
+            place, start, end = expected[session]
+            assert place == places[index]
+            assert start <= starts[index] < ends[index] <= end
+
+
+def test_late_records_of_sessions_go_aside_and_bad_ones_are_named(job: Job) -> None:
+    tag = OutputTag("late", SCHEMA)
+    running = Running(job, EventTimeSessionWindows(0.010), 0, 1, late=tag)
+    late: list[pa.RecordBatch] = []
+    (operator,) = running.operators
+    operator.outlet(Feed("op", SCHEMA, tag.name)).append(lambda batch: late.append(batch.rows))
+    running.take([("a", 5, 1), ("b", 12, 1)])
+    operator.on_watermark(20)
+    assert running.emitted() == [("a", 5, 15, 1, 1, 1, 1)]
+    # One is alone; one joins what is held; one would join a record that comes after it.
+    assert running.take([("a", 6, 2), ("b", 3, 3), ("c", 9, 4), ("c", 15, 5)]) == []
+    assert [row["amount"] for batch in late for row in batch.to_pylist()] == [2, 4]
+    operator.on_watermark(30)
+    assert sorted(running.emitted()) == [("b", 3, 22, 4, 2, 1, 3), ("c", 15, 25, 5, 1, 5, 5)]
+    with pytest.raises(UserFunctionError, match=r"'op'.*'at' is null.*'account': 'b'"):
+        running.take([("a", 41, 1), ("b", None, 1)])  # type: ignore[list-item]
+    with pytest.raises(UserFunctionError, match=r"'total'.*leaves 64 bits at key 'b'"):
+        running.take([("a", 41, 1), ("b", 42, 2**63 - 1), ("b", 43, 1)])
+    with pytest.raises(UserFunctionError, match=r"begins at 9223372036854775807 ms.*no end"):
+        running.take([("a", 2**63 - 1, 1)])

@@ -39,7 +39,6 @@ from onceflow.core.state import key_group_of
 from onceflow.core.window_functions import (
     KeptAccumulators,
     KeptRecords,
-    SeveralAggregates,
     WindowContent,
     WindowedFunction,
 )
@@ -72,6 +71,27 @@ def _record(key: str, start: int, end: int, amounts: Sequence[int | None]) -> Re
     low, high = min(known, default=None), max(known, default=None)
     values = (key, start, end, sum(known), len(amounts), low, high)
     return dict(zip(OUT.names, values, strict=True))
+
+
+class SeveralAggregates(AggregateFunction[Record, list[int | None], Record]):
+    """The aggregates, by an accumulator of what they are."""
+
+    def create_accumulator(self) -> list[int | None]:
+        return [0, 0, None, None]
+
+    def add(self, value: Record, accumulator: list[int | None]) -> list[int | None]:
+        amount = value["amount"]
+        return self.merge(accumulator, [amount or 0, 1, amount, amount])
+
+    def merge(self, one: list[int | None], other: list[int | None]) -> list[int | None]:
+        (total, n, low, high), (more, rows, lowest, highest) = one, other
+        lows = [value for value in (low, lowest) if value is not None]
+        highs = [value for value in (high, highest) if value is not None]
+        sums = [(total or 0) + (more or 0), (n or 0) + (rows or 0)]
+        return [*sums, min(lows, default=None), max(highs, default=None)]
+
+    def get_result(self, accumulator: list[int | None]) -> Record:
+        return dict(zip(AGGREGATES, accumulator, strict=True))
 
 
 class Model:
@@ -194,7 +214,7 @@ def counted(records: Iterable[Record]) -> Counter[tuple[Any, ...]]:
 
 CONTENTS: dict[str, WindowContent] = {
     "records": KeptRecords(Several(), SCHEMA),
-    "accumulators": KeptAccumulators(SeveralAggregates(AGGREGATES), ["account"], OUT),
+    "accumulators": KeptAccumulators(SeveralAggregates(), ["account"], OUT),
 }
 KINDS: list[tuple[WindowAssigner, int]] = [
     (TumblingEventTimeWindows(0.010), 6),

@@ -9,6 +9,7 @@ late, through a restore at any parallelism.
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -37,7 +38,11 @@ from onceflow.core.state.canonical import Groups
 from onceflow.core.state.clock import StateClock
 from onceflow.core.state.key_columns import Ints
 from onceflow.core.state.key_groups import Hashes
-from onceflow.core.windows import TumblingProcessingTimeWindows, pane_windows
+from onceflow.core.windows import (
+    EventTimeSessionWindows,
+    TumblingProcessingTimeWindows,
+    pane_windows,
+)
 
 EVENT_TIME = "event-time"
 """The name of the list state that says how far event time had come, by key groups."""
@@ -79,8 +84,105 @@ class RestoredEventTime:
         return self._told[groups.astype(np.int64) - self._first]
 
 
-class WindowAggregator(KeyedOperator):
-    """Emits the aggregates of each key and window."""
+class WindowOperator(KeyedOperator):
+    """What operators of windows have: event time that goes on through a restore, late records."""
+
+    def __init__(
+        self,
+        uid: str,
+        work: AggregateWindows,
+        store: KeyedStateStore,
+        schema: pa.Schema,
+        key_groups: range,
+        restored: Sequence[bytes],
+    ) -> None:
+        super().__init__(uid, store)
+        self._key = work.key
+        self._time = work.time
+        self._schema = schema
+        self._late_tag = work.late
+        if work.late is not None:
+            self.side_schemas[work.late.name] = work.late.schema
+        self._columns = {name: aggregate.column for name, aggregate in work.aggregates.items()}
+        self._restored = RestoredEventTime(restored, key_groups)
+        self._watermark = self._restored.least
+
+    @abstractmethod
+    def _take(self, rows: pa.RecordBatch, hashes: Hashes | None, now: int) -> None:
+        """Add rows to their windows, event time having come to `now`."""
+
+    @abstractmethod
+    def _group_of_hashes(self, hashes: Hashes) -> Groups:
+        """Return the key group of each key."""
+
+    def process(self, batch: Batch) -> None:
+        """Add the rows to their windows; emit anew the windows that were due before."""
+        now = self._now()
+        if not batch.rows.num_rows:
+            return
+        if now >= self._restored.most:
+            self._take(batch.rows, batch.hashes, now)
+            return
+        # Some key groups come from a subtask for which event time had come further.
+        hashes = batch.hashes
+        if hashes is None:
+            hashes = hash_keys([batch.rows.column(name) for name in self._key])
+        told = np.maximum(self._restored.told_of(self._group_of_hashes(hashes)), now)
+        for watermark in np.unique(told).tolist():
+            mine = told == watermark
+            self._take(batch.rows.filter(pa.array(mine)), hashes[mine], watermark)
+
+    def _pending(self, pending: FrozenState) -> PendingSnapshot:
+        taken = super()._pending(pending)
+        # The end of the input says nothing of records that a later start reads.
+        ended = self._watermark == MAX_WATERMARK
+        elements = self._restored.elements(NO_WATERMARK if ended else self._watermark)
+
+        def upload(writer: StateWriter) -> OperatorSnapshot:
+            return replace(taken.upload(writer), lists={EVENT_TIME: elements})
+
+        return PendingSnapshot(taken.uid, upload, taken.discard)
+
+    def _now(self) -> int:
+        return self._watermark
+
+    def _times_of(self, rows: pa.RecordBatch) -> Ints:
+        assert self._time is not None
+        try:
+            return times_ms(rows.column(self._time), self._time)
+        except BadStateValue as error:
+            raise user_error(self.uid, error, rows, error.row) from error
+
+    def _emit_windows(self, arrays: Sequence[pa.Array]) -> None:
+        """Emit records of these columns: keys, where windows begin and end, results."""
+        made = pa.record_batch(
+            [one.cast(field.type) for one, field in zip(arrays, self._schema, strict=True)],
+            schema=self._schema,
+        )
+        for first in range(0, made.num_rows, ROWS_A_BATCH):
+            self.emit(made.slice(first, ROWS_A_BATCH))
+
+    def _late(self, rows: pa.RecordBatch) -> None:
+        """Put aside, or leave out, what is later than all windows that it is in."""
+        if self._late_tag is not None:
+            self.emit_to(self._late_tag.name, rows)
+            return
+        before, late = self.rejected, len(rows)
+        self.rejected = before + late
+        # At 1, 10, 100 …: a stream of late rows must not fill the disk with log lines.
+        if len(str(before)) < len(str(self.rejected)) or not before:
+            _log.warning(
+                "operator %s leaves out late records, %d so far: event time is at %d ms, and all"
+                " their windows are over; one of them: %s",
+                self.uid,
+                self.rejected,
+                self._watermark,
+                record_text(rows, 0)[:RECORD_LENGTH_MAX],
+            )
+
+
+class WindowAggregator(WindowOperator):
+    """Emits the aggregates of each key and window that is known before any record."""
 
     def __init__(
         self,
@@ -92,15 +194,9 @@ class WindowAggregator(KeyedOperator):
         key_groups: range,
         restored: Sequence[bytes] = (),
     ) -> None:
-        super().__init__(uid, store)
-        self._key = work.key
-        self._time = work.time
-        self._schema = schema
-        self._late_tag = work.late
-        if work.late is not None:
-            self.side_schemas[work.late.name] = work.late.schema
+        super().__init__(uid, work, store, schema, key_groups, restored)
+        assert not isinstance(work.windows, EventTimeSessionWindows)
         self._windows = windows = pane_windows(work.windows, work.lateness_ms)
-        self._columns = {name: aggregate.column for name, aggregate in work.aggregates.items()}
         self._table = store.accumulators(
             f"onceflow.panes-{windows.pane_ms}-{windows.offset_ms}",
             [input_schema.field(name).type for name in work.key],
@@ -114,27 +210,11 @@ class WindowAggregator(KeyedOperator):
         self._clock: StateClock | None = None
         if isinstance(work.windows, TumblingProcessingTimeWindows):
             self._clock = StateClock()
-        self._restored = RestoredEventTime(restored, key_groups)
-        self._watermark = self._restored.least
         self._panes = {self._pane_at(start) for start in self._table.namespaces().tolist()}
         self._next_ms = windows.next_ms(self._panes, self._watermark)
 
-    def process(self, batch: Batch) -> None:
-        """Add the rows to their panes; emit anew the windows that were due before."""
-        now = self._now()
-        if not batch.rows.num_rows:
-            return
-        if now >= self._restored.most:
-            self._take(batch.rows, batch.hashes, now)
-            return
-        # Some key groups come from a subtask for which event time had come further.
-        hashes = batch.hashes
-        if hashes is None:
-            hashes = hash_keys([batch.rows.column(name) for name in self._key])
-        told = np.maximum(self._restored.told_of(self._table.group_of_hashes(hashes)), now)
-        for watermark in np.unique(told).tolist():
-            mine = told == watermark
-            self._take(batch.rows.filter(pa.array(mine)), hashes[mine], watermark)
+    def _group_of_hashes(self, hashes: Hashes) -> Groups:
+        return self._table.group_of_hashes(hashes)
 
     def _take(self, rows: pa.RecordBatch, hashes: Hashes | None, now: int) -> None:
         panes = self._panes_of(rows)
@@ -180,17 +260,9 @@ class WindowAggregator(KeyedOperator):
             self._advance(watermark)
 
     def _pending(self, pending: FrozenState) -> PendingSnapshot:
-        taken = super()._pending(pending)
         if self._clock is not None:
-            return taken
-        # The end of the input says nothing of records that a later start reads.
-        ended = self._watermark == MAX_WATERMARK
-        elements = self._restored.elements(NO_WATERMARK if ended else self._watermark)
-
-        def upload(writer: StateWriter) -> OperatorSnapshot:
-            return replace(taken.upload(writer), lists={EVENT_TIME: elements})
-
-        return PendingSnapshot(taken.uid, upload, taken.discard)
+            return KeyedOperator._pending(self, pending)
+        return super()._pending(pending)
 
     def _now(self) -> int:
         if self._clock is not None:
@@ -202,12 +274,7 @@ class WindowAggregator(KeyedOperator):
         if self._clock is not None:
             pane = (self._clock.now_ms() - windows.offset_ms) // windows.pane_ms
             return np.full(rows.num_rows, pane, np.int64)
-        assert self._time is not None
-        try:
-            times = times_ms(rows.column(self._time), self._time)
-        except BadStateValue as error:
-            raise user_error(self.uid, error, rows, error.row) from error
-        panes: Ints = (times - windows.offset_ms) // windows.pane_ms
+        panes: Ints = (self._times_of(rows) - windows.offset_ms) // windows.pane_ms
         return panes
 
     def _pane_at(self, start_ms: int) -> int:
@@ -284,31 +351,7 @@ class WindowAggregator(KeyedOperator):
                 slots, totals = slots[chosen], [one.take(pa.array(chosen)) for one in totals]
             starts = np.full(len(slots), end - size_ms)
         moments = [pa.array(starts), pa.array(starts + size_ms)]
-        arrays = [*table.keys_of(slots), *moments, *totals]
-        made = pa.record_batch(
-            [one.cast(field.type) for one, field in zip(arrays, self._schema, strict=True)],
-            schema=self._schema,
-        )
-        for first in range(0, made.num_rows, ROWS_A_BATCH):
-            self.emit(made.slice(first, ROWS_A_BATCH))
-
-    def _late(self, rows: pa.RecordBatch) -> None:
-        """Put aside, or leave out, what is later than all windows that it is in."""
-        if self._late_tag is not None:
-            self.emit_to(self._late_tag.name, rows)
-            return
-        before, late = self.rejected, len(rows)
-        self.rejected = before + late
-        # At 1, 10, 100 …: a stream of late rows must not fill the disk with log lines.
-        if len(str(before)) < len(str(self.rejected)) or not before:
-            _log.warning(
-                "operator %s leaves out late records, %d so far: event time is at %d ms, and all"
-                " their windows are over; one of them: %s",
-                self.uid,
-                self.rejected,
-                self._watermark,
-                record_text(rows, 0)[:RECORD_LENGTH_MAX],
-            )
+        self._emit_windows([*table.keys_of(slots), *moments, *totals])
 
 
 def _distinct(panes: Ints) -> list[int]:

@@ -76,6 +76,7 @@ from onceflow.core.runtime.dataflow.partitioners import (
     Partitioner,
     SinkPartitioner,
 )
+from onceflow.core.runtime.dataflow.session_operators import SessionAggregator
 from onceflow.core.runtime.dataflow.subtask import (
     LeavingEdge,
     ReceivingSubtask,
@@ -91,6 +92,7 @@ from onceflow.core.runtime.transport.data_plane import FlightChannel
 from onceflow.core.spi import ReaderContext, WriterContext
 from onceflow.core.state import KeyedStateStore, StateContext
 from onceflow.core.state.operator_state import OperatorStateStore
+from onceflow.core.windows import EventTimeSessionWindows
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +295,8 @@ class ChainBuilder:
             case AggregateWindows():
                 told = self._restored(uid).lists.get(EVENT_TIME, ())
                 groups = self._key_groups()
+                if isinstance(work.windows, EventTimeSessionWindows):
+                    return SessionAggregator(uid, work, store, input_schema, schema, groups, told)
                 return WindowAggregator(uid, work, store, input_schema, schema, groups, told)
 
     def _key_groups(self) -> range:

@@ -1,0 +1,389 @@
+"""Aggregates of sessions, a batch at a time.
+
+The sessions of a key that are not over are numbered from 0 in the order of their starts. Each is a
+row of totals under its number and the key, among them when it begins and when it ends. A batch's
+rows, and what is held of their keys, are sorted by key and time; what overlaps becomes one session.
+
+When to look at a key is in a queue in memory, built anew at a restore. A session that becomes
+longer stays in it for the earlier moment, and is looked at then in vain.
+
+Invariants, for a session start <= t < end, a watermark w, and the queue:
+    start = its first record's time;  end = its last record's time + gap
+    the ends of one session and the start of the next of its key:  end < start
+    it is due   <=>  end - 1 <= w;  it is over, and not held  <=>  end - 1 + lateness <= w
+    a record is late  <=>  the session that it is in, or would be, is over
+    a held session's key is in the queue for a moment <= when that is due next, or over
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from onceflow.core.errors import BadStateValue
+from onceflow.core.graph import AggregateWindows
+from onceflow.core.runtime.dataflow.user_functions import user_error
+from onceflow.core.runtime.dataflow.window_operators import WindowOperator
+from onceflow.core.state import AccumulatorColumn, KeyedStateStore, hash_keys
+from onceflow.core.state.canonical import Groups
+from onceflow.core.state.key_columns import Ints, plain_keys
+from onceflow.core.state.key_groups import Hashes
+from onceflow.core.windows import EventTimeSessionWindows
+
+START, END, COUNT = "onceflow.start", "onceflow.end", "onceflow.count"
+"""Of each session its bounds; of a key's first one, how many the key has."""
+_INT64_MAX = np.iinfo(np.int64).max
+_NONE: Ints = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """What intervals come to that overlap or touch, sorted by key and start."""
+
+    ids: Ints
+    """In which session each interval is."""
+    places: Ints
+    """Each session's key."""
+    ends: Ints
+
+    @classmethod
+    def of(cls, places: Ints, starts: Ints, ends: Ints) -> Sessions:
+        """Return the sessions of intervals of keys: `places` are numbers of keys."""
+        if not len(places):
+            return cls(_NONE, _NONE, _NONE)
+        order = _order(places, starts)
+        keys, begins = places[order], starts[order]
+        latest = _latest(keys, ends[order])
+        new = np.ones(len(order), np.bool_)
+        new[1:] = (keys[1:] != keys[:-1]) | (begins[1:] > latest[:-1])
+        ids = np.empty_like(order)
+        ids[order] = np.cumsum(new) - 1
+        firsts = np.flatnonzero(new)
+        return cls(ids, keys[firsts], latest[np.append(firsts[1:], len(order)) - 1])
+
+    @property
+    def numbers(self) -> Ints:
+        """Each session's number within its key."""
+        return _numbers(self.places)
+
+
+def _order(places: Ints, starts: Ints) -> Ints:
+    """Return what sorts by place and then by start."""
+    first = int(starts.min())
+    bits = (int(starts.max()) - first).bit_length(), len(starts).bit_length()
+    if int(places.max()).bit_length() + sum(bits) > 63:
+        return np.lexsort((starts, places))
+    # In one integer, which sorts several times as fast.
+    packed = (((places << bits[0]) | (starts - first)) << bits[1]) | np.arange(len(starts))
+    packed.sort()
+    order: Ints = packed & ((1 << bits[1]) - 1)
+    return order
+
+
+def _latest(places: Ints, ends: Ints) -> Ints:
+    """Return the latest end so far in each place; `places` are sorted."""
+    first = int(ends.min())
+    span = int(ends.max()) - first + 1
+    # Each place is above all before it, so that what is latest there counts no more.
+    if (int(places[-1]) + 1) * span < _INT64_MAX:
+        base = places * span - first
+        latest: Ints = np.maximum.accumulate(base + ends) - base
+        return latest
+    distinct, ranks = np.unique(ends, return_inverse=True)
+    base = places * len(distinct)
+    by_rank: Ints = distinct[np.maximum.accumulate(base + ranks) - base]
+    return by_rank
+
+
+def _numbers(places: Ints) -> Ints:
+    """Return for each of `places`, sorted, how many like it come before."""
+    every = np.arange(len(places))
+    new = np.ones(len(places), np.bool_)
+    new[1:] = places[1:] != places[:-1]
+    counted: Ints = every - np.maximum.accumulate(np.where(new, every, 0))
+    return counted
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What is held of the keys of some rows."""
+
+    keys: list[pa.Array]
+    """Key columns, a row for each distinct key: its place."""
+    hashes: Hashes
+    firsts: Ints
+    """The slot of each key's session number 0, which may hold none yet."""
+    places: Ints
+    """Of each session its key."""
+    slots: Ints
+    starts: Ints
+    ends: Ints
+
+
+class WakeUps:
+    """When to look at which keys; a key may be in it several times."""
+
+    def __init__(self, bucket_ms: int) -> None:
+        self._bucket_ms = bucket_ms
+        self._buckets: dict[int, list[tuple[Ints, list[pa.Array]]]] = {}
+        self.next_ms: int | None = None
+        """The earliest moment."""
+
+    def add(self, moments: Ints, keys: Sequence[pa.Array]) -> None:
+        """Have each key looked at when its moment has come."""
+        if not len(moments):
+            return
+        order = np.argsort(moments, kind="stable")
+        moments, sorted_keys = moments[order], [one.take(pa.array(order)) for one in keys]
+        buckets = moments // self._bucket_ms
+        starts = np.flatnonzero(np.append(True, buckets[1:] != buckets[:-1])).tolist()
+        for start, stop in zip(starts, [*starts[1:], len(moments)], strict=True):
+            part = (moments[start:stop], [one[start:stop] for one in sorted_keys])
+            self._buckets.setdefault(int(buckets[start]), []).append(part)
+        first = int(moments[0])
+        self.next_ms = first if self.next_ms is None else min(first, self.next_ms)
+
+    def take(self, until_ms: int) -> list[pa.Array]:
+        """Return the key columns of the moments up to `until_ms`, and forget these."""
+        taken: list[list[pa.Array]] = []
+        for bucket in [one for one in self._buckets if one * self._bucket_ms <= until_ms]:
+            moments, keys = _joined(self._buckets.pop(bucket))
+            count = int(np.searchsorted(moments, until_ms, "right"))
+            if count:
+                taken.append([one[:count] for one in keys])
+            if count < len(moments):
+                self._buckets[bucket] = [(moments[count:], [one[count:] for one in keys])]
+        self.next_ms = None
+        if self._buckets:
+            first = self._buckets[min(self._buckets)]
+            self.next_ms = min(int(moments[0]) for moments, _ in first)
+        return [pa.concat_arrays(column) for column in zip(*taken, strict=True)]
+
+
+def _joined(parts: list[tuple[Ints, list[pa.Array]]]) -> tuple[Ints, list[pa.Array]]:
+    """Return parts, each sorted by its moments, as one."""
+    if len(parts) == 1:
+        return parts[0]
+    moments = np.concatenate([one for one, _ in parts])
+    order = np.argsort(moments, kind="stable")
+    columns = zip(*(keys for _, keys in parts), strict=True)
+    return moments[order], [pa.concat_arrays(one).take(pa.array(order)) for one in columns]
+
+
+class SessionAggregator(WindowOperator):
+    """Emits the aggregates of each session of a key."""
+
+    def __init__(
+        self,
+        uid: str,
+        work: AggregateWindows,
+        store: KeyedStateStore,
+        input_schema: pa.Schema,
+        schema: pa.Schema,
+        key_groups: range,
+        restored: Sequence[bytes] = (),
+    ) -> None:
+        super().__init__(uid, work, store, schema, key_groups, restored)
+        assert isinstance(work.windows, EventTimeSessionWindows)
+        self._gap_ms = work.windows.gap_ms
+        self._lateness_ms = work.lateness_ms
+        self._key_types = [input_schema.field(name).type for name in work.key]
+        columns = [
+            AccumulatorColumn(name, aggregate.op, aggregate.result_type(input_schema))
+            for name, aggregate in work.aggregates.items()
+        ]
+        self._start, self._end, self._count = range(len(columns), len(columns) + 3)
+        columns.append(AccumulatorColumn(START, "min", pa.int64()))
+        columns += [AccumulatorColumn(name, "max", pa.int64()) for name in (END, COUNT)]
+        self._table = store.accumulators(
+            f"onceflow.sessions-{self._gap_ms}", self._key_types, columns, namespaced=True
+        )
+        self.dropped = store.opened()
+        self._wakes = WakeUps(max(1, self._gap_ms // 8))
+        slots = self._table.select(0, _INT64_MAX)
+        keys = [plain_keys(one, "key") for one in self._table.keys_of(slots)]
+        self._wake_at(self._table.numbers(self._end, slots), keys)
+        self._table.release(slots, _NONE)
+
+    def on_watermark(self, watermark: int) -> None:
+        """Emit the sessions that are due, and remove those that are over."""
+        if watermark <= self._watermark:
+            return
+        before, self._watermark = self._watermark, watermark
+        if self._wakes.next_ms is not None and self._wakes.next_ms <= watermark:
+            self._end_sessions(self._wakes.take(watermark), before)
+
+    def _group_of_hashes(self, hashes: Hashes) -> Groups:
+        return self._table.group_of_hashes(hashes)
+
+    def _take(self, rows: pa.RecordBatch, hashes: Hashes | None, now: int) -> None:
+        starts = self._times_of(rows)
+        self._check_times(rows, starts)
+        ends = starts + self._gap_ms
+        behind = ends - 1 <= now
+        try:
+            keys = self._keys_of(rows)
+            held, places = self._held(keys, hash_keys(keys) if hashes is None else hashes)
+        except BadStateValue as error:
+            raise user_error(self.uid, error, rows, error.row) from error
+        late = self._late_rows(held, places, starts, now)
+        chosen = np.flatnonzero(~late)
+        if len(chosen) < len(rows):
+            self._late(rows.filter(pa.array(late)))
+        sessions = Sessions.of(
+            np.concatenate([held.places, places[chosen]]),
+            np.concatenate([held.starts, starts[chosen]]),
+            np.concatenate([held.ends, ends[chosen]]),
+        )
+        known, new = np.split(sessions.ids, [len(held.places)])
+        slots = self._slots_at(sessions.numbers, held, sessions.places)
+        if len(chosen) < len(rows):
+            rows = rows.filter(pa.array(~late))
+            starts, ends = starts[chosen], ends[chosen]
+            keys = self._keys_of(rows)
+        values: dict[str, Any] = {
+            name: rows.column(one) for name, one in self._columns.items() if one is not None
+        }
+        values |= {START: starts, END: ends, COUNT: np.zeros(len(starts), np.int64)}
+        try:
+            self._table.regroup(held.slots, known, new, keys, values, slots)
+        except BadStateValue as error:
+            raise user_error(self.uid, error, rows, error.row) from error
+        again = np.unique(new[behind[chosen]])
+        self._emit(slots[again[sessions.ends[again] - 1 <= now]])
+        # A session that goes on is in the queue already, unless it had come out before.
+        fresh = np.ones(len(slots), np.bool_)
+        fresh[known[held.ends - 1 > now]] = False
+        self._wake_at(sessions.ends[fresh], _taken(held.keys, sessions.places[fresh]), now)
+        self._keep(held, slots, sessions.places)
+
+    def _end_sessions(self, keys: list[pa.Array], before: int) -> None:
+        """Emit the sessions of these keys that have become due, and remove those that are over."""
+        now = self._watermark
+        held, _ = self._held(keys, hash_keys(keys))
+        due = (held.ends - 1 <= now) & (held.ends - 1 > before)
+        if before < self._restored.most:
+            told = self._restored.told_of(self._table.groups_of(held.slots))
+            due &= told < held.ends - 1
+        self._emit(held.slots[due])
+        over = held.ends - 1 + self._lateness_ms <= now
+        self._wake_at(held.ends[~over], _taken(held.keys, held.places[~over]), now)
+        # Of a key that has lost one, the others are numbered anew.
+        changed = np.zeros(len(held.firsts), np.bool_)
+        changed[held.places[over]] = True
+        left = np.flatnonzero(~over & changed[held.places])
+        left = left[np.lexsort((held.starts[left], held.places[left]))]
+        places = held.places[left]
+        slots = self._slots_at(_numbers(places), held, places)
+        every = np.arange(len(left))
+        self._table.regroup(held.slots[left], every, _NONE, [], {}, slots)
+        kept = held.slots[~changed[held.places]]
+        self._keep(held, slots, places, kept)
+
+    def _held(self, keys: Sequence[pa.Array], hashes: Hashes) -> tuple[Held, Ints]:
+        """Return what is held of the keys of some rows, and each row's key by its place."""
+        zeros = pa.array(np.zeros(len(hashes), np.int64))
+        group = self._table.group([zeros, *keys], hashes)
+        row_places = group.in_row_order(group.spread(np.arange(len(group.slots))))
+        leaders = group.order[group.firsts]
+        distinct = _taken(keys, leaders)
+        held = Held(distinct, hashes[leaders], group.slots, _NONE, _NONE, _NONE, _NONE)
+        counts = self._table.numbers(self._count, group.slots)
+        places = [np.flatnonzero(counts)]
+        slots = [group.slots[places[0]]]
+        for number in range(1, int(counts.max(initial=0))):
+            mine = np.flatnonzero(counts > number)
+            places.append(mine)
+            slots.append(self._slots_at(np.full(len(mine), number), held, mine))
+        found, of_keys = np.concatenate(slots), np.concatenate(places)
+        starts, ends = (self._table.numbers(one, found) for one in (self._start, self._end))
+        return Held(distinct, held.hashes, group.slots, of_keys, found, starts, ends), row_places
+
+    def _slots_at(self, numbers: Ints, held: Held, places: Ints) -> Ints:
+        """Return the slots of sessions by their numbers and keys."""
+        slots = held.firsts[places]
+        others = np.flatnonzero(numbers)
+        if len(others):
+            mine = places[others]
+            keys = [pa.array(numbers[others]), *_taken(held.keys, mine)]
+            group = self._table.group(keys, held.hashes[mine])
+            slots[others] = group.in_row_order(group.spread(group.slots))
+        return slots
+
+    def _keep(self, held: Held, slots: Ints, places: Ints, others: Ints = _NONE) -> None:
+        """Write down how many sessions keys have now, and remove all but these and `others`."""
+        counts = np.bincount(places, minlength=len(held.firsts))
+        used = np.flatnonzero(counts)
+        self._table.put(self._count, held.firsts[used], counts[used])
+        every = np.concatenate([held.firsts, held.slots, slots])
+        gone = np.zeros(int(every.max(initial=0)) + 1, np.bool_)
+        gone[every] = True
+        gone[slots] = gone[others] = False
+        self._table.release(every, np.flatnonzero(gone))
+
+    def _late_rows(self, held: Held, places: Ints, starts: Ints, now: int) -> npt.NDArray[np.bool_]:
+        """Tell which rows are late: those that join no session of the rows before them either."""
+        ends = starts + self._gap_ms
+        alone_late: npt.NDArray[np.bool_] = ends - 1 + self._lateness_ms <= now
+        if not alone_late.any():
+            return alone_late
+        sessions = Sessions.of(
+            np.concatenate([held.places, places]),
+            np.concatenate([held.starts, starts]),
+            np.concatenate([held.ends, ends]),
+        )
+        known, new = np.split(sessions.ids, [len(held.places)])
+        saved = np.zeros(len(sessions.places), np.bool_)
+        saved[known] = saved[new[~alone_late]] = True
+        late = alone_late & ~saved[new]
+        # Others join a session if that was there before them.
+        doubtful = np.zeros(len(saved), np.bool_)
+        doubtful[new[alone_late & saved[new]]] = True
+        there: dict[int, list[tuple[int, int]]] = {}
+        for index in np.flatnonzero(doubtful[known]).tolist():
+            bounds = (int(held.starts[index]), int(held.ends[index]))
+            there.setdefault(int(known[index]), []).append(bounds)
+        for row in np.flatnonzero(doubtful[new]).tolist():
+            mine = there.setdefault(int(new[row]), [])
+            start, end = int(starts[row]), int(ends[row])
+            joined = [one for one in mine if one[0] <= end and start <= one[1]]
+            if alone_late[row] and not joined:
+                late[row] = True
+                continue
+            for one in joined:
+                mine.remove(one)
+                start, end = min(start, one[0]), max(end, one[1])
+            mine.append((start, end))
+        return late
+
+    def _keys_of(self, rows: pa.RecordBatch) -> list[pa.Array]:
+        return [plain_keys(rows.column(name), name) for name in self._key]
+
+    def _check_times(self, rows: pa.RecordBatch, starts: Ints) -> None:
+        latest = int(starts.max())
+        if latest > _INT64_MAX - self._gap_ms - self._lateness_ms:
+            error = BadStateValue(f"a session that begins at {latest} ms since 1970 has no end")
+            raise user_error(self.uid, error, rows, int(starts.argmax()))
+
+    def _wake_at(self, ends: Ints, keys: Sequence[pa.Array], now: int | None = None) -> None:
+        """Have keys looked at when their sessions, which end at `ends`, are due or over."""
+        moments = ends - 1
+        passed = moments <= (self._watermark if now is None else now)
+        self._wakes.add(np.where(passed, moments + self._lateness_ms, moments), keys)
+
+    def _emit(self, slots: Ints) -> None:
+        if not len(slots):
+            return
+        table = self._table
+        bounds = [table.values(column, slots) for column in (self._start, self._end)]
+        totals = [table.values(column, slots) for column in range(self._start)]
+        self._emit_windows([*table.keys_of(slots), *bounds, *totals])
+
+
+def _taken(columns: Sequence[pa.Array], rows: Ints) -> list[pa.Array]:
+    return [one.take(pa.array(rows)) for one in columns]
