@@ -1,4 +1,4 @@
-"""Windows that a function of the user's computes, and sessions: one record at a time.
+"""Windows that a function of the user's computes: one record at a time.
 
 A keyed function like any other, over value and map states and timers, so it survives what they do.
 Of each key it keeps its open windows, and for each of these what its records came to: the records,

@@ -37,6 +37,8 @@ from onceflow.core.windows import EventTimeSessionWindows
 
 START, END, COUNT = "onceflow.start", "onceflow.end", "onceflow.count"
 """Of each session its bounds; of a key's first one, how many the key has."""
+BUCKET_MS_MIN = 250
+"""Of a queue of moments; one bucket is sorted as a whole, whenever a part of it has come."""
 _INT64_MAX = np.iinfo(np.int64).max
 _NONE: Ints = np.zeros(0, np.int64)
 
@@ -204,7 +206,7 @@ class SessionAggregator(WindowOperator):
             f"onceflow.sessions-{self._gap_ms}", self._key_types, columns, namespaced=True
         )
         self.dropped = store.opened()
-        self._wakes = WakeUps(max(1, self._gap_ms // 8))
+        self._wakes = WakeUps(max(BUCKET_MS_MIN, self._gap_ms // 8))
         slots = self._table.select(0, _INT64_MAX)
         keys = [plain_keys(one, "key") for one in self._table.keys_of(slots)]
         self._wake_at(self._table.numbers(self._end, slots), keys)
