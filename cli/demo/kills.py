@@ -139,13 +139,19 @@ class Killer:
         victims: Victims,
         *,
         records: int,
+        records_until_over: int,
         seed: int,
         say: Callable[[str], None],
     ) -> None:
-        """Take the plan; the clock starts at the first `look`."""
+        """Take the plan; the clock starts at the first `look`.
+
+        Of the `records` of the stream somebody else holds back what comes after
+        `records_until_over`, until all is killed and the job has come back.
+        """
         self._coming = list(plan)
         self._victims = victims
         self._records = records
+        self._records_until_over = records_until_over
         self._randomness = random.Random(f"victims {seed}")  # noqa: S311 - reproducible
         self._say = say
         self._started_at: float | None = None
@@ -236,9 +242,8 @@ class Killer:
         if self._attempt == self._attempt_of_last_kill:
             return False
         # With nothing left to read, running is all that can be asked.
-        return status.records_in > 0 or (
-            status.state == "running" and committed >= self.released_records
-        )
+        all_read = committed >= min(self.released_records, self._records_until_over)
+        return status.records_in > 0 or (status.state == "running" and all_read)
 
     def _records_read(self, status: DriverStatus, committed: int) -> int:
         """Return how far the job is: what its attempt restored, and what it has read since."""

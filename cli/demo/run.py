@@ -189,6 +189,7 @@ class DemoRun:
             ),
             victims,
             records=settings.records,
+            records_until_over=records_before(settings),
             seed=settings.seed,
             say=self._narrator.say,
         )

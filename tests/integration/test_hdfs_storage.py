@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tests.support.counting_source import CountingSource
 from tests.support.ledger import assert_exactly_once, ledger
 from tests.unit.storage.storage_samples import decision
 
-from onceflow import HdfsStorage, JobState
+from onceflow import HdfsStorage, Job, JobState
 from onceflow.cli.doctor.storage import check_storage, missing_directories
 from onceflow.core.errors import ConfigError, Fenced, StorageError
 from onceflow.core.storage import FileSystemStorage, checkpoint_storage
@@ -26,17 +27,18 @@ from onceflow.core.storage.hdfs import HdfsFiles
 from onceflow.core.storage.webhdfs import HdfsSettings
 from onceflow.integration.servers.hdfs import EmbeddedHdfs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # a JVM has to start
+pytestmark = pytest.mark.timeout(300)  # a JVM has to start, and the first time to be fetched
 
 CREATION = "renameoptions=NONE"
-PATIENT = Patience(request_timeout_s=10, retry_timeout_s=60)
+PATIENT = Patience(request_timeout_s=30, retry_timeout_s=120)
 IMPATIENT = Patience(request_timeout_s=2, retry_timeout_s=1)
 
 
 @pytest.fixture(scope="module")
 def hdfs() -> Iterator[EmbeddedHdfs]:
-    with EmbeddedHdfs() as server:
-        yield server
+    server = EmbeddedHdfs().start(timeout_s=180)
+    yield server
+    server.stop()
 
 
 @pytest.fixture
@@ -117,6 +119,7 @@ def test_the_doctor_finds_it_fit_and_leaves_nothing(
     assert files_at(url).list("") == ()
 
 
+@pytest.mark.slow
 def test_a_name_node_in_standby_or_gone_is_passed_over(hdfs: EmbeddedHdfs, path: str) -> None:
     alive = hdfs.url.removeprefix("webhdfs://")
     files = files_at(f"webhdfs://127.0.0.1:9,{alive}{path}")
@@ -125,6 +128,19 @@ def test_a_name_node_in_standby_or_gone_is_passed_over(hdfs: EmbeddedHdfs, path:
         files_at(f"webhdfs://127.0.0.1:9{path}", IMPATIENT).read("log/1")
 
 
+def test_a_job_goes_on_after_a_killed_slot(
+    cluster: AnyCluster,
+    tmp_path: Path,
+    hdfs: EmbeddedHdfs,
+    path: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HADOOP_USER_NAME", "root")
+    with job_in(hdfs, path, cluster, tmp_path) as job:
+        kill_a_slot(job)
+
+
+@pytest.mark.slow
 def test_a_job_goes_on_after_a_killed_slot_and_a_killed_name_node(
     cluster: AnyCluster,
     tmp_path: Path,
@@ -133,16 +149,31 @@ def test_a_job_goes_on_after_a_killed_slot_and_a_killed_name_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HADOOP_USER_NAME", "root")
-    source = CountingSource(20_000, pause_s=0.001, ends_with=str(tmp_path / "read all"))
+    with job_in(hdfs, path, cluster, tmp_path) as job:
+        kill_a_slot(job)
+        hdfs.kill()
+        hdfs.start(timeout_s=120)
+        await_checkpoints(job, job.status().checkpoints_completed + 2)
+
+
+@contextmanager
+def job_in(
+    hdfs: EmbeddedHdfs, path: str, cluster: AnyCluster, directory: Path
+) -> Generator[Job, None, None]:
+    """Run a job whose checkpoints are in `hdfs`; after the block its rows are there once."""
+    source = CountingSource(20_000, pause_s=0.001, ends_with=str(directory / "read all"))
     storage = HdfsStorage(f"{hdfs.url}{path}", inline_threshold_bytes=100)
-    pipeline, sink = ledger(cluster, tmp_path, source, storage=storage)
+    pipeline, sink = ledger(cluster, directory, source, storage=storage)
     job = pipeline.start()
-    await_checkpoints(job, 2)
-    os.kill(job.status().slots[0].pid, signal.SIGKILL)
-    await_checkpoints(job, 4)
-    hdfs.kill()
-    hdfs.start(timeout_s=120)
-    await_checkpoints(job, job.status().checkpoints_completed + 2)
-    (tmp_path / "read all").touch()
+    yield job
+    (directory / "read all").touch()
     assert job.wait(120).state is JobState.FINISHED
     assert_exactly_once(sink, source)
+
+
+def kill_a_slot(job: Job) -> None:
+    await_checkpoints(job, 2)
+    attempt = job.status().attempt
+    os.kill(job.status().slots[0].pid, signal.SIGKILL)
+    await_checkpoints(job, job.status().checkpoints_completed + 2)
+    assert job.status().attempt > attempt

@@ -56,6 +56,7 @@ class Scene:
     """A killer with its victims, and what it said."""
 
     kills: tuple[PlannedKill, ...]
+    records_until_over: int = 1000
     driver: RecordingDriver = field(default_factory=RecordingDriver)
     postgres: RecordingServer = field(default_factory=RecordingServer)
     kafka: RecordingServer = field(default_factory=RecordingServer)
@@ -64,7 +65,14 @@ class Scene:
     def __post_init__(self) -> None:
         servers = {KillKind.POSTGRES: self.postgres, KillKind.KAFKA: self.kafka}
         victims = Victims(self.driver, servers)
-        self.killer = Killer(self.kills, victims, records=1000, seed=1, say=self.said.append)
+        self.killer = Killer(
+            self.kills,
+            victims,
+            records=1000,
+            records_until_over=self.records_until_over,
+            seed=1,
+            say=self.said.append,
+        )
 
     def look(
         self,
@@ -315,6 +323,15 @@ def test_job_that_has_nothing_left_to_read_has_recovered_once_it_runs() -> None:
     scene.look(3.0, 0, 1000, attempt=2, state="starting")
     assert not scene.killer.finished
     scene.look(4.0, 0, 1000, attempt=2)
+    assert scene.killer.finished
+
+
+def test_job_that_has_read_all_that_there_is_before_the_move_has_recovered_once_it_runs() -> None:
+    scene = Scene((_at(KillKind.DRIVER, 600),), records_until_over=700)
+    scene.look(0.0, 700, 700)
+    scene.look(3.0, 0, 700, attempt=2, state="starting")
+    assert not scene.killer.finished
+    scene.look(4.0, 0, 700, attempt=2)
     assert scene.killer.finished
 
 
