@@ -18,7 +18,8 @@ STEPS = {
     "running_s": "all slots run",
     "records_flow_s": "records read",
     "rows_flow_s": "rows visible",
-    "without_session_s": "rows visible, without Spark's session",
+    "records_without_session_s": "records read, without Spark's session",
+    "rows_without_session_s": "rows visible, without Spark's session",
 }
 
 _LOOK_INTERVAL_S = 0.005

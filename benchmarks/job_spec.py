@@ -94,8 +94,13 @@ class DriverRecovery(msgspec.Struct, frozen=True):
     """Rows that the new attempt has written are visible in the table."""
 
     @property
-    def without_session_s(self) -> float:
-        """What is not Spark's starting."""
+    def records_without_session_s(self) -> float:
+        """Until records flow, without Spark's starting."""
+        return self.records_flow_s - (self.session_s - self.imported_s)
+
+    @property
+    def rows_without_session_s(self) -> float:
+        """Until rows are visible, without Spark's starting."""
         return self.rows_flow_s - (self.session_s - self.imported_s)
 
 
