@@ -27,7 +27,7 @@ from onceflow.core.storage.hdfs import HdfsFiles
 from onceflow.core.storage.webhdfs import HdfsSettings
 from onceflow.integration.servers.hdfs import EmbeddedHdfs
 
-pytestmark = pytest.mark.timeout(300)  # a JVM has to start, and the first time to be fetched
+pytestmark = pytest.mark.timeout(900)  # a JVM has to start, and the first time to be fetched
 
 CREATION = "renameoptions=NONE"
 PATIENT = Patience(request_timeout_s=30, retry_timeout_s=120)
