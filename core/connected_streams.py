@@ -1,4 +1,4 @@
-"""Two keyed streams for one function, with the state of their key."""
+"""Two keyed streams for one function, with the state of their key, or by key and window."""
 
 from __future__ import annotations
 
@@ -6,8 +6,19 @@ from collections.abc import Callable
 from typing import Generic, TypeAlias, TypeVar
 
 from onceflow.core.errors import ConfigError
+from onceflow.core.functions import OutputTag
 from onceflow.core.graph import Feed, GraphBuilder, ProcessConnected
+from onceflow.core.join_functions import JoinKind, JoinSide, ProcessJoinFunction, WindowPairs
+from onceflow.core.joined_streams import AddsOperator, JoinedStreams, Sides, joined_as
 from onceflow.core.process_functions import CoProcessFunction
+from onceflow.core.window_functions import (
+    CoGroupFunction,
+    CoWindowedFunction,
+    KeptRecords,
+    WindowInput,
+)
+from onceflow.core.windowed_stream import lateness_ms_of, window_input
+from onceflow.core.windows import WindowAssigner
 
 StreamT = TypeVar("StreamT")
 KeyedFeeds: TypeAlias = tuple[tuple[Feed, ...], tuple[str, ...]]
@@ -61,3 +72,83 @@ class KeyedConnectedStreams(Generic[StreamT]):
         work = ProcessConnected(self.keys, function)
         operator = self._graph.add(work, *self._feeds, verb="connect", uid=uid, schema=schema)
         return self._stream(self._graph, Feed(operator.uid, schema))
+
+    def window(
+        self,
+        windows: WindowAssigner,
+        *,
+        left_time: str | None = None,
+        right_time: str | None = None,
+        allowed_lateness: float | str = 0,
+        late_left: OutputTag | None = None,
+        late_right: OutputTag | None = None,
+    ) -> WindowedConnectedStreams[StreamT]:
+        """Cut the records of each key into windows, those of both streams into the same ones.
+
+        As `KeyedStream.window`, with a column of event time and a side output for late records of
+        each stream: the first one is the left one.
+
+        Raises:
+            ConfigError: There is no such column, a stream's sources have no watermarks, or a tag
+                has other columns than its stream.
+        """
+        given = ("left", left_time, late_left), ("right", right_time, late_right)
+        left, right = (
+            window_input(
+                self._graph, feeds, key, windows, time, late, (f"{side}_time", f"late_{side}")
+            )
+            for feeds, key, (side, time, late) in zip(self._feeds, self.keys, given, strict=True)
+        )
+        sides = (
+            JoinSide("left", self._feeds[0][0].schema, left.time, left.late),
+            JoinSide("right", self._feeds[1][0].schema, right.time, right.late),
+        )
+        lateness_ms = lateness_ms_of(windows, allowed_lateness)
+        return WindowedConnectedStreams(self.process, sides, windows, lateness_ms, (left, right))
+
+
+class WindowedConnectedStreams(Generic[StreamT]):
+    """Records of two streams grouped by key and window."""
+
+    def __init__(
+        self,
+        process: AddsOperator[StreamT],
+        sides: Sides,
+        windows: WindowAssigner,
+        lateness_ms: int,
+        inputs: tuple[WindowInput, WindowInput],
+    ) -> None:
+        self._process = process
+        self._sides = sides
+        self._windows: WindowAssigner = windows
+        self._lateness_ms = lateness_ms
+        self._inputs = inputs
+
+    def co_group(self, function: CoGroupFunction, *, uid: str) -> StreamT:
+        """Return what `function` makes of all records of each key and window, which are kept.
+
+        `uid` names the state in checkpoints: keep it, and the state is found again.
+        """
+        return self._process(self._windowed(function), uid=uid)
+
+    def join(self, how: JoinKind = "inner") -> JoinedStreams[StreamT]:
+        """Join each left record with each right one of its key and window.
+
+        In a `"left"`, `"right"` or `"full"` join records of that side, or of both, come out without
+        a partner where the window has none of the other side.
+
+        Raises:
+            ConfigError: `how` is none of these.
+        """
+        sides = joined_as(self._sides, how)
+        outer = sides[0].outer, sides[1].outer
+
+        def function(pairs: ProcessJoinFunction) -> CoProcessFunction:
+            return self._windowed(WindowPairs(outer, pairs))
+
+        keys = self._inputs[0].key, self._inputs[1].key
+        return JoinedStreams(self._process, function, sides, keys)
+
+    def _windowed(self, function: CoGroupFunction) -> CoWindowedFunction:
+        content = KeptRecords(function, *(side.schema for side in self._sides))
+        return CoWindowedFunction(self._windows, self._lateness_ms, content, *self._inputs)

@@ -29,9 +29,10 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.event_time import record_time_ms
 from onceflow.core.functions import OutputTag, Record, StateAccess
 from onceflow.core.late_records import LateRecords, check_late
-from onceflow.core.process_functions import CoProcessFunction
+from onceflow.core.process_functions import CoProcessFunction, FunctionOfKeys
 from onceflow.core.state import MapState, MapStateDescriptor, Timer, Timers
 from onceflow.core.state.record_types import record_type
+from onceflow.core.window_functions import CoGroupFunction, TimeWindow
 
 STEP_MS = 1_000
 """Timers that let records go are this far apart at least: a key has few of them at a time."""
@@ -43,7 +44,7 @@ Results: TypeAlias = Record | Iterable[Record] | None
 JoinKind: TypeAlias = Literal["inner", "left", "right", "full"]
 
 
-class ProcessJoinFunction(ABC):
+class ProcessJoinFunction(FunctionOfKeys, ABC):
     """A function of a pair of records of two streams. Pickled to the slots."""
 
     @abstractmethod
@@ -52,9 +53,6 @@ class ProcessJoinFunction(ABC):
 
         Runs on the driver.
         """
-
-    def open(self, state: StateAccess) -> None:  # noqa: B027 - optional hook
-        """Take hold of states of the key and of side outputs; as in `KeyedFunction`."""
 
     @abstractmethod
     def process(self, left: Record, right: Record) -> Record | Iterable[Record] | None:
@@ -70,9 +68,6 @@ class ProcessJoinFunction(ABC):
     def process_right(self, right: Record) -> Record | Iterable[Record] | None:
         """Return what follows from a right record without a partner, as `process_left` does."""
         raise NotImplementedError
-
-    def close(self) -> None:  # noqa: B027 - optional hook
-        """Release what `open` took. Not called when the process is killed."""
 
 
 class MergedColumns(ProcessJoinFunction):
@@ -218,6 +213,10 @@ class IntervalJoinFunction(CoProcessFunction):
                     kept.remove(at)
         return made
 
+    def snapshot_state(self, checkpoint: int) -> None:
+        """Have the function do it."""
+        self._function.snapshot_state(checkpoint)
+
     def close(self) -> None:
         """Close the function."""
         self._function.close()
@@ -276,6 +275,40 @@ class IntervalJoinFunction(CoProcessFunction):
     def _without_partner(self, side: int, records: Iterable[Record]) -> list[Record]:
         function = self._function
         return _all(map((function.process_left, function.process_right)[side], records))
+
+
+class WindowPairs(CoGroupFunction):
+    """Hands a function the pairs of records that are in one window."""
+
+    def __init__(self, outer: tuple[bool, bool], function: ProcessJoinFunction) -> None:
+        self._outer = outer
+        self._function = function
+
+    def output_schema(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
+        """Return that of the function."""
+        return self._function.output_schema(left, right)
+
+    def open(self, state: StateAccess) -> None:
+        """Open the function."""
+        self._function.open(state)
+
+    def process(
+        self, key: Any, window: TimeWindow, left: list[Record], right: list[Record]
+    ) -> list[Record]:
+        """Return what follows from each left record with each right one, or from those alone."""
+        function = self._function
+        if left and right:
+            return _all(function.process(one, other) for one in left for other in right)
+        made = _all(map(function.process_left, left if self._outer[0] else ()))
+        return made + _all(map(function.process_right, right if self._outer[1] else ()))
+
+    def snapshot_state(self, checkpoint: int) -> None:
+        """Have the function do it."""
+        self._function.snapshot_state(checkpoint)
+
+    def close(self) -> None:
+        """Close the function."""
+        self._function.close()
 
 
 def _all(results: Iterable[Results]) -> list[Record]:

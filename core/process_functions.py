@@ -34,6 +34,22 @@ class _OfTwoStreams:
         """Release what `open` took. Not called when the process is killed."""
 
 
+class FunctionOfKeys:
+    """What functions share that the engine's own functions of keys call: of windows, of pairs."""
+
+    def open(self, state: StateAccess) -> None:
+        """Take hold of states and side outputs: what is the key's is shared by all its windows."""
+
+    def snapshot_state(self, checkpoint: int) -> None:
+        """Bring states up to date that are not kept by key; `checkpoint` takes them as they are.
+
+        As in `ProcessFunction`. There is no key here: keyed states are up to date already.
+        """
+
+    def close(self) -> None:
+        """Release what `open` took. Not called when the process is killed."""
+
+
 class CoProcessFunction(_OfTwoStreams, ABC):
     """A function of two streams' records that share the state and the timers of their key.
 

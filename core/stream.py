@@ -10,9 +10,7 @@ import pyarrow as pa
 from onceflow.core.bad_rows import bad_row_policy
 from onceflow.core.broadcast_stream import BroadcastStream
 from onceflow.core.connected_streams import KeyedConnectedStreams, check_pipeline
-from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
-from onceflow.core.event_time import event_time_column
 from onceflow.core.functions import (
     Aggregate,
     ArrowIteratorFunction,
@@ -56,7 +54,6 @@ from onceflow.core.joined_streams import (
     joined_as,
     regular_join,
 )
-from onceflow.core.late_records import check_late
 from onceflow.core.lookup_tables import LOOKUP_BYTES_MAX, JoinType, LookupTable
 from onceflow.core.process_functions import (
     BroadcastProcessFunction,
@@ -67,8 +64,8 @@ from onceflow.core.spi import OnBadRow, Sink
 from onceflow.core.state import MapStateDescriptor, StateTtlConfig
 from onceflow.core.state.key_columns import check_key_type
 from onceflow.core.stream_sql import StreamSql
-from onceflow.core.windowed_stream import WindowedStream
-from onceflow.core.windows import TumblingProcessingTimeWindows, WindowAssigner
+from onceflow.core.windowed_stream import WindowedStream, lateness_ms_of, window_input
+from onceflow.core.windows import WindowAssigner
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -460,20 +457,9 @@ class KeyedStream:
             ConfigError: There is no such column, the sources have no watermarks, or `late` has
                 other columns than the stream.
         """
-        lateness_ms = round(seconds_of(allowed_lateness, setting="allowed_lateness") * 1000)
-        check_late(late, self.schema, "late")
-        if isinstance(windows, TumblingProcessingTimeWindows):
-            if time is not None or lateness_ms or late is not None:
-                raise ConfigError(
-                    "windows in processing time go by the clock: they take neither time= nor"
-                    " allowed_lateness= nor late="
-                )
-            column = None
-        else:
-            column = event_time_column(time, self._graph.event_time_of(self._feeds), self.schema)
-        return WindowedStream(
-            self._then, self.schema, self._key, windows, column, lateness_ms, late
-        )
+        stream = window_input(self._graph, self._feeds, self._key, windows, time, late)
+        lateness_ms = lateness_ms_of(windows, allowed_lateness)
+        return WindowedStream(self._then, self.schema, windows, lateness_ms, stream)
 
     def _connected(self, other: KeyedStream, verb: str) -> KeyedConnectedStreams[Stream]:
         check_pipeline(self._graph, other._graph, verb)

@@ -1,8 +1,10 @@
 """Windows that a function of the user's computes: one record at a time.
 
-A keyed function like any other, over value and map states and timers, so it survives what they do.
-Of each key it keeps its open windows, and for each of these what its records came to: the records,
-or an accumulator. What two sessions have kept stays in two parts when they become one.
+A function of one stream or of two like any other, over value and map states and timers, so it
+survives what they do. Of each key it keeps its open windows, and for each of these what its records
+came to: the records, or an accumulator. What two sessions have kept stays in two parts when they
+become one. A window's parts of the first stream have numbers from 1, those of the second from -1
+down.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from onceflow.core.functions import (
     StateAccess,
 )
 from onceflow.core.late_records import LateRecords
+from onceflow.core.process_functions import CoProcessFunction, FunctionOfKeys
 from onceflow.core.protocol.windows import PaneWindows
 from onceflow.core.state import (
     AggregateFunction,
@@ -50,7 +53,7 @@ class TimeWindow:
     end_ms: int
 
 
-class ProcessWindowFunction(ABC):
+class ProcessWindowFunction(FunctionOfKeys, ABC):
     """A function of all records of a key and window, called when the window is due.
 
     Pickled to the slots, as a `KeyedFunction` is.
@@ -59,9 +62,6 @@ class ProcessWindowFunction(ABC):
     @abstractmethod
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
         """Return the schema of the records that `process` returns. Runs on the driver."""
-
-    def open(self, state: StateAccess) -> None:  # noqa: B027 - optional hook
-        """Take hold of states: those of the key are shared by all its windows."""
 
     @abstractmethod
     def process(
@@ -73,21 +73,32 @@ class ProcessWindowFunction(ABC):
         due, and again for each record that comes within the allowed lateness.
         """
 
-    def snapshot_state(self, checkpoint: int) -> None:  # noqa: B027 - optional hook
-        """Bring states up to date that are not kept by key; `checkpoint` takes them as they are.
 
-        As in `ProcessFunction`. There is no key here: keyed states are up to date already.
+class CoGroupFunction(FunctionOfKeys, ABC):
+    """A function of all records of two streams that have one key and window.
+
+    Called when the window is due. Pickled to the slots, as a `KeyedFunction` is.
+    """
+
+    @abstractmethod
+    def output_schema(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
+        """Return the schema of the records that `process` returns. Runs on the driver."""
+
+    @abstractmethod
+    def process(
+        self, key: Any, window: TimeWindow, left: list[Record], right: list[Record]
+    ) -> Record | Iterable[Record] | None:
+        """Return the record or records that follow from the window, or None.
+
+        One of the sides may be empty. As in `ProcessWindowFunction`.
         """
-
-    def close(self) -> None:  # noqa: B027 - optional hook
-        """Release what `open` took. Not called when the process is killed."""
 
 
 class WindowContent(ABC):
     """What is kept of a window's records, and what they come to."""
 
     @abstractmethod
-    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+    def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
         """Return the schema of what windows emit."""
 
     @abstractmethod
@@ -116,50 +127,57 @@ class WindowContent(ABC):
 
 
 class KeptRecords(WindowContent):
-    """All records of a window, for a function of the user's."""
+    """All records of a window, for a function of the user's: of one stream, or of each of two."""
 
-    def __init__(self, function: ProcessWindowFunction, schema: pa.Schema) -> None:
-        """`schema` is that of the records.
+    def __init__(
+        self, function: ProcessWindowFunction | CoGroupFunction, *schemas: pa.Schema
+    ) -> None:
+        """`schemas` are those of the records, one a stream.
 
         Raises:
             ConfigError: Values of a column cannot be kept; names it.
         """
         self._function = function
-        self._schema = schema
-        _type_of_records(schema)
+        self._schemas = schemas
+        for schema in schemas:
+            _type_of_records(schema)
 
-    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+    def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
         """Return that of the function."""
-        return self._function.output_schema(input_schema)
+        return self._function.output_schema(*inputs)
 
     def open(self, state: StateAccess) -> None:
         """Take hold of the states."""
-        records = _type_of_records(self._schema)
-        descriptor = MapStateDescriptor[Any, Any](
-            "onceflow.window-records", tuple[int, int], records
-        )
-        self._records: MapState[tuple[int, int], Record] = state.map_state(descriptor)
+        self._records: list[MapState[tuple[int, int], Record]] = [
+            state.map_state(
+                MapStateDescriptor[Any, Any](name, tuple[int, int], _type_of_records(schema))
+            )
+            for name, schema in zip(_RECORDS, self._schemas, strict=False)
+        ]
         # A column may be newer than the records that were kept.
-        self._nulls: Record = dict.fromkeys(self._schema.names)
+        self._nulls: list[Record] = [dict.fromkeys(schema.names) for schema in self._schemas]
         self._function.open(state)
 
     def add(self, part: int, count: int, record: Record) -> None:
         """Keep the record."""
-        self._records.put((part, count), record)
+        self._records[part < 0].put((part, count), record)
 
     def result(
         self, key: Any, window: TimeWindow, parts: Mapping[int, int]
     ) -> Record | Iterable[Record] | None:
         """Return what the function makes of the records."""
-        numbers = [(part, number) for part, count in parts.items() for number in range(count)]
-        records = [cast("Record", self._records.get(number)) for number in numbers]
-        return self._function.process(key, window, [self._nulls | record for record in records])
+        records: list[list[Record]] = [[] for _ in self._schemas]
+        for part, count in parts.items():
+            kept, nulls = self._records[part < 0], self._nulls[part < 0]
+            for number in range(count):
+                records[part < 0].append(nulls | cast("Record", kept.get((part, number))))
+        return self._function.process(key, window, *records)
 
     def forget(self, parts: Mapping[int, int]) -> None:
         """Remove the records."""
         for part, count in parts.items():
             for number in range(count):
-                self._records.remove((part, number))
+                self._records[part < 0].remove((part, number))
 
     def snapshot_state(self, checkpoint: int) -> None:
         """Have the function do it."""
@@ -168,6 +186,9 @@ class KeptRecords(WindowContent):
     def close(self) -> None:
         """Close the function."""
         self._function.close()
+
+
+_RECORDS = ("onceflow.window-records", "onceflow.right-window-records")
 
 
 def _type_of_records(schema: pa.Schema) -> Any:
@@ -189,7 +210,7 @@ class KeptAccumulators(WindowContent):
         self._schema = schema
         self._type = accumulator_type
 
-    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+    def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
         """Return key, window and results."""
         return self._schema
 
@@ -223,28 +244,32 @@ OpenWindow: TypeAlias = tuple[int, int, dict[int, int]]
 """Start, end, and how many records each part has."""
 
 
-class WindowedFunction(KeyedFunction):
-    """Assigns records to windows, and emits a window when it is due."""
+@dataclass(frozen=True)
+class WindowInput:
+    """A stream whose records come into windows."""
+
+    key: tuple[str, ...]
+    time: str | None
+    """The column of event time; None: by the clock."""
+    late: OutputTag | None = None
+
+
+class _Windows:
+    """Assigns records of one stream or two to windows, and emits a window when it is due."""
 
     def __init__(
         self,
         windows: WindowAssigner,
-        key: Sequence[str],
-        time: str | None,
         lateness_ms: int,
         content: WindowContent,
-        late: OutputTag | None = None,
+        *inputs: WindowInput,
     ) -> None:
         self._windows = windows
-        self._key = tuple(key)
-        self._time = time
         self._lateness_ms = lateness_ms
         self._content = content
-        self._late = LateRecords(type(windows).__name__, "all their windows are over", late)
-
-    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
-        """Return that of the content."""
-        return self._content.output_schema(input_schema)
+        self._inputs = inputs
+        whose, why = type(windows).__name__, "all their windows are over"
+        self._late = [LateRecords(whose, why, one.late) for one in inputs]
 
     def open(self, state: StateAccess) -> None:
         """Take hold of the states."""
@@ -256,25 +281,27 @@ class WindowedFunction(KeyedFunction):
         descriptor = ValueStateDescriptor[Any]("onceflow.windows", list[OpenWindow])
         self._open: ValueState[list[OpenWindow] | None] = state.value_state(descriptor)
         self._timers: Timers = state.timers()
-        self._late.open(state)
+        for late in self._late:
+            late.open(state)
         self._content.open(state)
 
-    def process(self, record: Record) -> list[Record]:
-        """Add the record to its windows; return what those emit that were due before."""
-        now = self._now()
+    def _take(self, record: Record, number: int = 0) -> list[Record]:
+        """Add a record of input `number` to its windows; return what those due before emit."""
+        one, now = self._inputs[number], self._now()
         before = self._open.get() or []
-        windows, mine = self._placed(before, self._at(record), now)
+        windows, mine = self._placed(before, self._at(record, one), now)
         if not mine:
-            self._late.take(record, now)
+            self._late[number].take(record, now)
             return []
         made: list[Record] = []
         for window in mine:
             _, end, parts = window
-            part = next(reversed(parts))
-            self._content.add(part, parts[part], record)
-            parts[part] += 1
+            part = next(part for part in reversed(parts) if part > 0) * (-1 if number else 1)
+            count = parts.get(part, 0)
+            self._content.add(part, count, record)
+            parts[part] = count + 1
             if end - 1 <= now:
-                self._emit(self._key_of(record), window, made)
+                self._emit(_key_of(record, one), window, made)
         self._open.set(windows)
         return made
 
@@ -365,14 +392,10 @@ class WindowedFunction(KeyedFunction):
             return self._timers.current_processing_time()
         return self._timers.current_watermark()
 
-    def _at(self, record: Record) -> int:
-        if self._time is None:
+    def _at(self, record: Record, one: WindowInput) -> int:
+        if one.time is None:
             return self._timers.current_processing_time()
-        return record_time_ms(record, self._time, "is in no window")
-
-    def _key_of(self, record: Record) -> Any:
-        first, *others = (record[name] for name in self._key)
-        return (first, *others) if others else first
+        return record_time_ms(record, one.time, "is in no window")
 
     def _emit(self, key: Any, window: OpenWindow, made: list[Record]) -> None:
         start, end, parts = window
@@ -381,6 +404,39 @@ class WindowedFunction(KeyedFunction):
             made.append(cast("Record", result))
         elif result is not None:
             made.extend(result)
+
+
+class WindowedFunction(_Windows, KeyedFunction):
+    """The windows of one stream."""
+
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        """Return that of the content."""
+        return self._content.output_schema(input_schema)
+
+    def process(self, record: Record) -> list[Record]:
+        """Add the record to its windows; return what those emit that were due before."""
+        return self._take(record)
+
+
+class CoWindowedFunction(_Windows, CoProcessFunction):
+    """The windows of two streams with one key."""
+
+    def output_schema(self, first: pa.Schema, second: pa.Schema) -> pa.Schema:
+        """Return that of the content."""
+        return self._content.output_schema(first, second)
+
+    def process_1(self, record: Record) -> list[Record]:
+        """Add a record of the left stream to its windows, as `WindowedFunction.process` does."""
+        return self._take(record)
+
+    def process_2(self, record: Record) -> list[Record]:
+        """Add a record of the right stream."""
+        return self._take(record, 1)
+
+
+def _key_of(record: Record, one: WindowInput) -> Any:
+    first, *others = (record[name] for name in one.key)
+    return (first, *others) if others else first
 
 
 def _new_part(windows: Sequence[OpenWindow]) -> int:

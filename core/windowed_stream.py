@@ -7,9 +7,12 @@ from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
+from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
+from onceflow.core.event_time import event_time_column
 from onceflow.core.functions import Aggregate, OutputTag, Record
-from onceflow.core.graph import AggregateWindows, ProcessKeyed, Work
+from onceflow.core.graph import AggregateWindows, Feed, GraphBuilder, ProcessKeyed, Work
+from onceflow.core.late_records import check_late
 from onceflow.core.schema_text import SchemaLike, schema_of
 from onceflow.core.state import AggregateFunction
 from onceflow.core.state.descriptors import TypeSpec
@@ -19,10 +22,57 @@ from onceflow.core.window_functions import (
     ProcessWindowFunction,
     WindowContent,
     WindowedFunction,
+    WindowInput,
 )
-from onceflow.core.windows import WindowAssigner, window_schema
+from onceflow.core.windows import (
+    TumblingProcessingTimeWindows,
+    WindowAssigner,
+    window_schema,
+)
 
 StreamT = TypeVar("StreamT")
+
+
+def lateness_ms_of(windows: WindowAssigner, allowed_lateness: float | str) -> int:
+    """Return the allowed lateness in milliseconds.
+
+    Raises:
+        ConfigError: It is no duration, or not for such windows.
+    """
+    lateness_ms = round(seconds_of(allowed_lateness, setting="allowed_lateness") * 1000)
+    if lateness_ms and isinstance(windows, TumblingProcessingTimeWindows):
+        raise ConfigError(_BY_THE_CLOCK)
+    return lateness_ms
+
+
+def window_input(
+    graph: GraphBuilder,
+    feeds: tuple[Feed, ...],
+    key: tuple[str, ...],
+    windows: WindowAssigner,
+    time: str | None,
+    late: OutputTag | None,
+    parameters: tuple[str, str] = ("time", "late"),
+) -> WindowInput:
+    """Return what `feeds` are to windows; `parameters` name those of `time` and `late`.
+
+    Raises:
+        ConfigError: There is no such column of event time, or `late` has other columns.
+    """
+    schema = feeds[0].schema
+    check_late(late, schema, parameters[1])
+    if isinstance(windows, TumblingProcessingTimeWindows):
+        if time is not None or late is not None:
+            raise ConfigError(_BY_THE_CLOCK)
+        return WindowInput(key, None)
+    known = graph.event_time_of(feeds)
+    return WindowInput(key, event_time_column(time, known, schema, parameter=parameters[0]), late)
+
+
+_BY_THE_CLOCK = (
+    "windows in processing time go by the clock: they take neither time= nor allowed_lateness= nor"
+    " late="
+)
 
 
 class WindowedStream(Generic[StreamT]):
@@ -32,20 +82,17 @@ class WindowedStream(Generic[StreamT]):
         self,
         then: Callable[[Work, str, pa.Schema], StreamT],
         schema: pa.Schema,
-        key: tuple[str, ...],
         windows: WindowAssigner,
-        time: str | None,
         lateness_ms: int,
-        late: OutputTag | None,
+        stream: WindowInput,
     ) -> None:
         """`then` adds an operator with a uid and a schema to the keyed stream, and returns it."""
         self._then = then
         self._schema = schema
-        self._key = key
         self._windows: WindowAssigner = windows
-        self._time = time
         self._lateness_ms = lateness_ms
-        self._late = late
+        self._input = stream
+        self._key = stream.key
 
     def aggregate(self, *, uid: str, **aggregates: Aggregate) -> StreamT:
         """Return a record for each key and window that has any: key, window and aggregates.
@@ -57,14 +104,14 @@ class WindowedStream(Generic[StreamT]):
         if not aggregates:
             raise ConfigError("aggregate() needs at least one, such as total=sum_('amount')")
         results = {name: one.result_type(schema) for name, one in aggregates.items()}
-        made = window_schema(schema, self._key, self._time, results)
+        made = window_schema(schema, self._key, self._input.time, results)
         work = AggregateWindows(
             self._key,
             self._windows,
-            self._time,
+            self._input.time,
             self._lateness_ms,
             dict(aggregates),
-            self._late,
+            self._input.late,
         )
         return self._then(work, uid, made)
 
@@ -83,7 +130,7 @@ class WindowedStream(Generic[StreamT]):
         times may come back as text. Sessions need its `merge`.
         """
         results = {field.name: field.type for field in schema_of(schema)}
-        made = window_schema(self._schema, self._key, self._time, results)
+        made = window_schema(self._schema, self._key, self._input.time, results)
         content = KeptAccumulators(function, self._key, made, accumulator_type)
         return self._each_record(content, uid)
 
@@ -92,8 +139,6 @@ class WindowedStream(Generic[StreamT]):
         return self._each_record(KeptRecords(function, self._schema), uid)
 
     def _each_record(self, content: WindowContent, uid: str) -> StreamT:
-        function = WindowedFunction(
-            self._windows, self._key, self._time, self._lateness_ms, content, self._late
-        )
+        function = WindowedFunction(self._windows, self._lateness_ms, content, self._input)
         schema = function.output_schema(self._schema)
         return self._then(ProcessKeyed(self._key, function), uid, schema)

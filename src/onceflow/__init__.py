@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from onceflow.core.broadcast_stream import BroadcastStream
     from onceflow.core.config import Checkpointing, Delivery, Endpoint, RuntimeSettings, TlsFiles
     from onceflow.core.configuration import Configuration
-    from onceflow.core.connected_streams import KeyedConnectedStreams
+    from onceflow.core.connected_streams import KeyedConnectedStreams, WindowedConnectedStreams
     from onceflow.core.dead_letters import DEAD_LETTERS
     from onceflow.core.errors import OnceflowError
     from onceflow.core.event_time import WatermarkStrategy
@@ -119,7 +119,7 @@ if TYPE_CHECKING:
         KeyedStream,
         Stream,
     )
-    from onceflow.core.window_functions import ProcessWindowFunction, TimeWindow
+    from onceflow.core.window_functions import CoGroupFunction, ProcessWindowFunction, TimeWindow
     from onceflow.core.windowed_stream import WindowedStream
     from onceflow.core.windows import (
         EventTimeSessionWindows,
@@ -134,7 +134,7 @@ else:
             "onceflow.core.broadcast_stream": "BroadcastStream",
             "onceflow.core.config": "Checkpointing Delivery Endpoint RuntimeSettings TlsFiles",
             "onceflow.core.configuration": "Configuration",
-            "onceflow.core.connected_streams": "KeyedConnectedStreams",
+            "onceflow.core.connected_streams": "KeyedConnectedStreams WindowedConnectedStreams",
             "onceflow.core.dead_letters": "DEAD_LETTERS",
             "onceflow.core.errors": "OnceflowError",
             "onceflow.core.event_time": "WatermarkStrategy",
@@ -174,7 +174,7 @@ else:
             "onceflow.core.stream": (
                 "BroadcastConnectedStream ConnectedStreams KeyedStream Stream"
             ),
-            "onceflow.core.window_functions": "ProcessWindowFunction TimeWindow",
+            "onceflow.core.window_functions": "CoGroupFunction ProcessWindowFunction TimeWindow",
             "onceflow.core.windowed_stream": "WindowedStream",
             "onceflow.core.windows": (
                 "EventTimeSessionWindows SlidingEventTimeWindows TumblingEventTimeWindows"
@@ -208,6 +208,7 @@ __all__ = [
     "CheckpointStats",
     "CheckpointTriggered",
     "Checkpointing",
+    "CoGroupFunction",
     "CoProcessFunction",
     "Configuration",
     "ConnectedStreams",
@@ -294,6 +295,7 @@ __all__ = [
     "ValueState",
     "ValueStateDescriptor",
     "WatermarkStrategy",
+    "WindowedConnectedStreams",
     "WindowedStream",
     "__version__",
     "count",

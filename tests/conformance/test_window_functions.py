@@ -1,4 +1,4 @@
-"""Windows of one record at a time, sessions among them, compared with windows of a few lines."""
+"""Windows of one record at a time, sessions and those of two streams among them, and a model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -16,7 +17,9 @@ from tests.conformance.state_job import MAX_PARALLELISM, Job
 
 from onceflow import (
     AggregateFunction,
+    CoGroupFunction,
     EventTimeSessionWindows,
+    OutputTag,
     ProcessWindowFunction,
     Record,
     SlidingEventTimeWindows,
@@ -30,17 +33,24 @@ from onceflow import (
     sum_,
 )
 from onceflow.core.errors import UserFunctionError
-from onceflow.core.graph import ProcessKeyed
+from onceflow.core.graph import Feed, ProcessConnected, ProcessKeyed
+from onceflow.core.join_functions import MergedColumns, WindowPairs
 from onceflow.core.protocol.snapshots import StateHandle
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
-from onceflow.core.runtime.dataflow.function_operators import KeyedProcessor
+from onceflow.core.runtime.dataflow.function_operators import (
+    CoProcessor,
+    KeyedFunctionOperator,
+    KeyedProcessor,
+)
 from onceflow.core.state import key_group_of
 from onceflow.core.window_functions import (
+    CoWindowedFunction,
     KeptAccumulators,
     KeptRecords,
     WindowContent,
     WindowedFunction,
+    WindowInput,
 )
 from onceflow.core.windows import WindowAssigner, window_schema
 
@@ -64,6 +74,26 @@ class Several(ProcessWindowFunction):
         self._windows.set(self._windows.get() + 1)
         amounts = [record["amount"] for record in records]
         yield _record(key, window.start_ms, window.end_ms, amounts)
+
+
+def side_of(amount: int | None) -> int:
+    """Return which of two streams a record belongs to."""
+    return (amount or 0) % 2
+
+
+class OfBoth(CoGroupFunction):
+    """The same of two streams."""
+
+    def output_schema(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
+        return OUT
+
+    def process(
+        self, key: Any, window: TimeWindow, left: list[Record], right: list[Record]
+    ) -> Record:
+        for side, records in enumerate((left, right)):
+            assert all(side_of(record["amount"]) == side for record in records)
+        amounts = [record["amount"] for record in left + right]
+        return _record(key, window.start_ms, window.end_ms, amounts)
 
 
 def _record(key: str, start: int, end: int, amounts: Sequence[int | None]) -> Record:
@@ -101,12 +131,15 @@ class Model:
         self._windows = windows
         self._lateness = lateness
         self._held: dict[str, list[tuple[int, int, list[int | None]]]] = {}
+        self.late: list[Row] = []
         self.now = NO_WATERMARK
 
     def take(self, row: Row) -> list[Record]:
         key, at, amount = row
         held = self._held.setdefault(key, [])
         mine = self._session(held, at) if self._sessions else self._fixed(held, at)
+        if not mine:
+            self.late.append(row)
         for _, _, amounts in mine:
             amounts.append(amount)
         return [_record(key, *window) for window in mine if window[1] - 1 <= self.now]
@@ -165,16 +198,26 @@ class Running:
     ) -> None:
         self._job = job
         self._made: list[pa.RecordBatch] = []
-        self.operators: list[tuple[range, KeyedProcessor]] = []
+        self.late: list[Row] = []
+        self.operators: list[tuple[range, KeyedFunctionOperator]] = []
         for index in range(parallelism):
             # Each slot has an instance of its own.
             mine = copy.deepcopy(content)
-            function = WindowedFunction(windows, ["account"], "at", lateness, mine)
             store = job.open(handles, index=index, parallelism=parallelism)
             states = job.without_keys(index, parallelism)
-            work = ProcessKeyed(("account",), function)
-            operator = KeyedProcessor("op", work, store, states, content.output_schema(SCHEMA))
+            operator: KeyedFunctionOperator
+            if content is CONTENTS["records of two streams"]:
+                both = CoWindowedFunction(windows, lateness, mine, *INPUTS)
+                connected = ProcessConnected((INPUTS[0].key, INPUTS[1].key), both)
+                operator = CoProcessor("op", connected, store, states, OUT)
+            else:
+                one = WindowedFunction(windows, lateness, mine, INPUTS[0])
+                keyed = ProcessKeyed(INPUTS[0].key, one)
+                operator = KeyedProcessor("op", keyed, store, states, content.output_schema(SCHEMA))
             operator.outputs.append(lambda batch: self._made.append(batch.rows))
+            for side in range(len(operator.inputs)):
+                outlet = operator.outlet(Feed("op", SCHEMA, LATE[side].name))
+                outlet.append(partial(self._take_late, len(operator.inputs) > 1, side))
             self.operators.append((job.context(index, parallelism).key_groups, operator))
 
     def take(self, row: Row) -> list[Record]:
@@ -182,8 +225,13 @@ class Running:
                                 schema=SCHEMA)  # fmt: skip
         group = key_group_of(row[0], MAX_PARALLELISM)
         (operator,) = [operator for groups, operator in self.operators if group in groups]
-        operator.receive(Batch(batch))
+        operator.inputs[side_of(row[2]) % len(operator.inputs)](Batch(batch))
         return self.emitted()
+
+    def _take_late(self, of_two: bool, side: int, batch: Batch) -> None:
+        for row in batch.rows.to_pylist():
+            assert not of_two or side == side_of(row["amount"])
+            self.late.append(cast("Row", tuple(row.values())))
 
     def advance(self, now: int) -> list[Record]:
         for _, operator in self.operators:
@@ -212,7 +260,10 @@ def counted(records: Iterable[Record]) -> Counter[tuple[Any, ...]]:
     return Counter(tuple(record.values()) for record in records)
 
 
+LATE = tuple(OutputTag(f"late-{side}", SCHEMA) for side in range(2))
+INPUTS = tuple(WindowInput(("account",), "at", tag) for tag in LATE)
 CONTENTS: dict[str, WindowContent] = {
+    "records of two streams": KeptRecords(OfBoth(), SCHEMA, SCHEMA),
     "records": KeptRecords(Several(), SCHEMA),
     "accumulators": KeptAccumulators(SeveralAggregates(), ["account"], OUT),
 }
@@ -242,11 +293,36 @@ def test_windows_of_records_equal_the_model_through_snapshots_and_rescaling(
         if step % 30 == 29:
             handles = running.snapshot()
             parallelism = rng.choice([1, 2])
+            late = running.late
             running = Running(job, windows, lateness, CONTENTS[content], parallelism, handles)
+            running.late += late
             # A restored subtask learns of event time from its inputs, before their records.
             told = model.now
             assert running.advance(told) == []
     assert counted(running.advance(MAX_WATERMARK)) == counted(model.advance(MAX_WATERMARK))
+    assert running.late == model.late
+
+
+@pytest.mark.parametrize("how", [(False, False), (True, False), (False, True), (True, True)])
+def test_a_window_join_has_all_pairs_of_a_window_or_those_alone_where_it_is_outer(
+    how: tuple[bool, bool],
+) -> None:
+    keys = (("account",), ("account",))
+    join = WindowPairs(how, MergedColumns(SCHEMA, SCHEMA, keys, ("_left", "_right"), how))
+    left = [_row("a", 1, 10), _row("a", 2, 20)]
+    right = [_row("a", 3, 30)]
+
+    def amounts(*sides: list[Record]) -> list[tuple[str, int | None, int | None]]:
+        made = join.process("a", TimeWindow(0, 10), *sides)
+        return [(row["account"], row["amount_left"], row["amount_right"]) for row in made]
+
+    assert amounts(left, right) == [("a", 10, 30), ("a", 20, 30)]
+    assert amounts(left, []) == ([("a", 10, None), ("a", 20, None)] if how[0] else [])
+    assert amounts([], right) == ([("a", None, 30)] if how[1] else [])
+
+
+def _row(*values: Any) -> Record:
+    return dict(zip(SCHEMA.names, values, strict=True))
 
 
 class Seen(ProcessWindowFunction):
@@ -280,7 +356,7 @@ def test_records_of_a_window_come_back_with_the_types_of_their_columns(job: Job)
 
     def opened(schema: pa.Schema, handles: Sequence[StateHandle] = ()) -> KeyedProcessor:
         content = KeptRecords(Seen(seen), schema)
-        function = WindowedFunction(TumblingEventTimeWindows(0.010), ["account"], "at", 0, content)
+        function = WindowedFunction(TumblingEventTimeWindows(0.010), 0, content, INPUTS[0])
         work = ProcessKeyed(("account",), function)
         return KeyedProcessor("op", work, job.open(handles), job.without_keys(0, 1), schema)
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
+from itertools import product
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,8 @@ from tests.support.held_up import await_status, killed_and_rescaled
 from tests.support.throttled_sink import ThrottledSink
 
 from onceflow import (
+    CoGroupFunction,
+    EventTimeSessionWindows,
     HeapBackend,
     JobState,
     KeyedStream,
@@ -29,6 +34,7 @@ from onceflow import (
     RocksDBBackend,
     StateBackend,
     Stream,
+    TimeWindow,
     TumblingEventTimeWindows,
     WatermarkStrategy,
     count,
@@ -42,6 +48,8 @@ TIME = WatermarkStrategy("id")
 LOWER_S, UPPER_S = -0.25, 0.1
 
 
+WINDOW_MS = 250
+IDS = (("id_left", pa.int64()), ("id_right", pa.int64()))
 SLOW = pytest.mark.slow
 Pairs = Callable[[KeyedStream, KeyedStream], Stream]
 Ids = tuple[int | None, int | None]
@@ -61,6 +69,33 @@ def anywhere(left: int, right: int) -> bool:
 
 def regular(orders: KeyedStream, payments: KeyedStream) -> Stream:
     return orders.join(payments, how="full", ttl=(None, "1 h")).merge(uid="pairs")
+
+
+def of_windows(orders: KeyedStream, payments: KeyedStream) -> Stream:
+    windows = orders.connect(payments).window(TumblingEventTimeWindows(WINDOW_MS / 1000))
+    return windows.join("full").merge(uid="pairs")
+
+
+def in_one_window(left: int, right: int) -> bool:
+    return left // WINDOW_MS == right // WINDOW_MS
+
+
+class AllPairs(CoGroupFunction):
+    """A full outer join of a window, by hand."""
+
+    def output_schema(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
+        return pa.schema([*IDS, ("account", pa.string())])
+
+    def process(
+        self, key: Any, window: TimeWindow, left: list[Record], right: list[Record]
+    ) -> Iterator[Record]:
+        for one, other in product(left or [{}], right or [{}]):
+            yield {"id_left": one.get("id"), "id_right": other.get("id"), "account": key}
+
+
+def of_sessions(orders: KeyedStream, payments: KeyedStream) -> Stream:
+    windows = orders.connect(payments).window(EventTimeSessionWindows(0.01))
+    return windows.co_group(AllPairs(), uid="pairs")
 
 
 def ids_of(row: Mapping[str, Any]) -> Ids:
@@ -127,6 +162,8 @@ def test_the_example_tells_each_paid_order_once(cluster: AnyCluster, tmp_path: P
             RocksDBBackend(), True, interval, in_interval, id="interval-rocksdb-unaligned"
         ),
         pytest.param(RocksDBBackend(), True, regular, anywhere, id="regular-unaligned"),
+        pytest.param(RocksDBBackend(), False, of_windows, in_one_window, id="windows"),
+        pytest.param(HeapBackend(), False, of_sessions, eq, id="co-group", marks=SLOW),
         pytest.param(HeapBackend(), False, regular, anywhere, id="regular", marks=SLOW),
         pytest.param(
             HeapBackend(), True, interval, in_interval, id="interval-heap-unaligned", marks=SLOW
@@ -147,13 +184,15 @@ def test_each_pair_comes_once_through_kills_and_rescaling(
         pipeline = begin(
             cluster, tmp_path, backend=backend, parallelism=parallelism, unaligned=unaligned
         )
+        # Where no rows need be in flight, the input goes on until the sink hurries.
+        ends = "" if unaligned else str(tmp_path / "out" / "hurry")
         sides = [
-            pipeline.read(source, uid=uid, watermarks=TIME)
+            pipeline.read(replace(source, ends_with=ends), uid=uid, watermarks=TIME)
             .filter(partial(is_there, side))
             .key_by("account")
             for side, (source, uid) in enumerate(((LEFT, "orders"), (RIGHT, "payments")))
         ]
-        sink = ThrottledSink(str(tmp_path / "out"))
+        sink = ThrottledSink(str(tmp_path / "out"), pause_s=0.05 if unaligned else 0)
         pairs(*sides).write(sink, uid="out")
         return pipeline, sink
 
@@ -252,5 +291,15 @@ def test_joins_that_cannot_be_are_refused_by_name(cluster: AnyCluster, tmp_path:
         *("id_right", "amount_right"),
     ]
     assert made.side_output(OutputTag("late", SCHEMA)).schema == SCHEMA
+    tumbling = left.connect(right).window(TumblingEventTimeWindows(1)).join("left")
+    assert tumbling.merge(uid="windows").schema.names == made.schema.names
+    with pytest.raises(ConfigError, match=r"window\(…\) in event time: its sources need"):
+        left.connect(timeless).window(TumblingEventTimeWindows(1))
+    with pytest.raises(ConfigError, match=r"window\(right_time='at'\): no such column"):
+        left.connect(right).window(TumblingEventTimeWindows(1), right_time="at")
+    with pytest.raises(ConfigError, match="late_right='late': late records are as they came"):
+        left.connect(right).window(
+            TumblingEventTimeWindows(1), late_right=OutputTag("late", "id BIGINT")
+        )
     full = left.join(right, ttl=None, how="full").merge(uid="full")
     assert [field.nullable for field in full.schema] == [True] * 5

@@ -80,6 +80,7 @@ def test_every_object_that_a_user_sets_options_of_has_a_table() -> None:
         "onceflow.FixedDelay",
         "onceflow.KeyedStream.interval_join",
         "onceflow.KeyedStream.join",
+        "onceflow.KeyedConnectedStreams.window",
         "onceflow.MemoryStorage",
         "onceflow.ObjectStorage",
         "onceflow.Pipeline",
