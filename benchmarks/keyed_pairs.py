@@ -27,8 +27,8 @@ from onceflow import (
 from onceflow.core.functions import running_schema
 from onceflow.core.graph import AggregateWindows, ProcessBatches, ProcessKeyed, RunAggregates
 from onceflow.core.runtime.dataflow.channels import Batch
-from onceflow.core.runtime.dataflow.function_operators import KeyedProcessor
-from onceflow.core.runtime.dataflow.keyed_operators import AggregateRunner, KeyedBatchProcessor
+from onceflow.core.runtime.dataflow.function_operators import KeyedBatchProcessor, KeyedProcessor
+from onceflow.core.runtime.dataflow.keyed_operators import AggregateRunner
 from onceflow.core.runtime.dataflow.operators import RunningOperator
 from onceflow.core.runtime.dataflow.session_operators import SessionAggregator
 from onceflow.core.runtime.dataflow.window_operators import WindowAggregator
@@ -99,8 +99,19 @@ def by_function(store: KeyedStateStore, rows: Sequence[Batch]) -> Half:
     function = BatchBalance()
     work = ProcessBatches(KEY, function)
     schema = function.output_schema(SCHEMA)
-    operator = KeyedBatchProcessor("function", work, store, SCHEMA, schema)
+    operator = KeyedBatchProcessor("function", work, store, _states("function"), SCHEMA, schema)
     return Half(operator, lambda: _pass(operator, rows))
+
+
+def _states(uid: str) -> OperatorStateStore:
+    return OperatorStateStore(
+        uid,
+        subtask=0,
+        parallelism=1,
+        key_groups=range(1),
+        max_parallelism=1,
+        is_restored=False,
+    )
 
 
 def windowed(store: KeyedStateStore, rows: Sequence[Batch]) -> Half:
@@ -179,15 +190,9 @@ def with_timers(store: KeyedStateStore, rows: Sequence[Batch], pending: int) -> 
     """A function of one record; `pending` keys that have no records have a timer each."""
     function = BalanceWithTimers()
     schema = function.output_schema(SCHEMA)
-    states = OperatorStateStore(
-        "timers",
-        subtask=0,
-        parallelism=1,
-        key_groups=range(1),
-        max_parallelism=1,
-        is_restored=False,
+    operator = KeyedProcessor(
+        "timers", ProcessKeyed(KEY, function), store, _states("timers"), schema
     )
-    operator = KeyedProcessor("timers", ProcessKeyed(KEY, function), store, states, schema)
     function.registers = True
     for start in range(0, pending, BATCH_ROWS):
         numbers = range(start, min(start + BATCH_ROWS, pending))
