@@ -1,4 +1,4 @@
-"""`onceflow-savepoint`: a DataFrame becomes the state of one operator in a savepoint, or nothing.
+"""`onceflow-savepoint`: a DataFrame becomes keyed state of one operator in a savepoint, or nothing.
 
 Tasks write state files that nothing names. The commit looks for keys that come twice, which no task
 alone can see, and then names all files at once in the savepoint's metadata: made when the savepoint
@@ -11,23 +11,22 @@ from __future__ import annotations
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
-from pyspark.sql.types import StructType
 
-from onceflow.connectors.spark.arrow_rows import arrow_schema
 from onceflow.connectors.spark.packages import Shipped
-from onceflow.connectors.spark.state_options import SAVEPOINT_WRITE, SavepointWrite
-from onceflow.core.errors import BadStateValue, ConfigError, SavepointRefused
+from onceflow.connectors.spark.state_options import SavepointWrite
+from onceflow.core.errors import BadStateValue, SavepointRefused
 from onceflow.core.protocol.bootstrap import NewState, check_addition, with_state
 from onceflow.core.protocol.savepoints import Savepoint
 from onceflow.core.protocol.snapshots import StateHandle
 from onceflow.core.state.bootstrap import (
     StateEncoder,
+    StateOfTable,
     buckets_of,
     by_bucket,
     encoder_of,
@@ -48,10 +47,10 @@ class FilesMessage(WriterCommitMessage):
     handles: tuple[StateHandle, ...]
 
 
-class SavepointWriter(Shipped, DataSourceArrowWriter):
+class KeyedStateWriter(Shipped, DataSourceArrowWriter):
     """What Spark asks for. Pickles with the plan."""
 
-    def __init__(self, write: SavepointWrite, schema: pa.Schema) -> None:
+    def __init__(self, write: SavepointWrite, table: StateOfTable, schema: pa.Schema) -> None:
         """Plan it; runs where Spark plans.
 
         Raises:
@@ -60,9 +59,10 @@ class SavepointWriter(Shipped, DataSourceArrowWriter):
             StateIncompatible: It has another max parallelism.
         """
         self._write = write
+        self._table = table
         self._schema = schema
         self._unique = uuid.uuid4().hex[:12]
-        _check(write, _known(write.directory()), self._encoder())
+        _check(write, known_savepoint(write.directory()), self._encoder())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]
         """Write the rows of one task into files of their key groups. Runs on an executor.
@@ -87,7 +87,7 @@ class SavepointWriter(Shipped, DataSourceArrowWriter):
         directory, encoder = self._write.directory(), self._encoder()
         self._refuse_repeated_keys(directory, handles)
         with directory.changing() as replace_with:
-            known = _known(directory)
+            known = known_savepoint(directory)
             _check(self._write, known, encoder)
             new = NewState(self._write.job, self._write.uid, self._write.max_parallelism, handles)
             now_ms = int(time.time() * 1000)
@@ -99,7 +99,7 @@ class SavepointWriter(Shipped, DataSourceArrowWriter):
         self._write.directory().delete_state(self._unique)
 
     def _encoder(self) -> StateEncoder:
-        return encoder_of(self._write.table, self._schema, self._write.max_parallelism)
+        return encoder_of(self._table, self._schema, self._write.max_parallelism)
 
     def _context(self) -> StateContext:
         count = self._write.max_parallelism
@@ -117,24 +117,13 @@ class SavepointWriter(Shipped, DataSourceArrowWriter):
             twice = repeated_key(rows.keys for _, rows in found)
             if twice is not None:
                 raise BadStateValue(
-                    f"{_shown(twice, self._write)} comes more than once in the DataFrame, and state"
-                    f" {self._write.table.name!r} has one row for it: group by it first"
+                    f"{_shown(twice, self._table)} comes more than once in the DataFrame, and state"
+                    f" {self._table.name!r} has one row for it: group by it first"
                 )
 
 
-def savepoint_writer(
-    options: Mapping[str, str], schema: StructType, *, overwrite: bool
-) -> SavepointWriter:
-    """Return the writer of a DataFrame. Raises what `SavepointWriter` does."""
-    if overwrite:
-        raise ConfigError(
-            "mode('overwrite') would delete a savepoint from which a job may start right now: write"
-            " to a new directory with mode('append'), or delete the old one first"
-        )
-    return SavepointWriter(SAVEPOINT_WRITE.made(options), arrow_schema(schema))
-
-
-def _known(directory: SavepointDirectory) -> Savepoint | None:
+def known_savepoint(directory: SavepointDirectory) -> Savepoint | None:
+    """Return the savepoint that is there, if one is."""
     return directory.read() if directory.is_there() else None
 
 
@@ -146,10 +135,15 @@ def _check(write: SavepointWrite, known: Savepoint | None, encoder: StateEncoder
     pieces = pieces_of(parts, known.completed.max_parallelism)
     metas = metas_by_name(pieces, write.directory().reader())
     if encoder.meta.name in metas:
-        raise SavepointRefused(
-            f"{write.directory()} has state {encoder.meta.name!r} of operator {write.uid!r}"
-            " already: write to another directory"
-        )
+        raise already_there(write, encoder.meta.name)
+
+
+def already_there(write: SavepointWrite, state: str) -> SavepointRefused:
+    """Return the error of a savepoint that has the state."""
+    return SavepointRefused(
+        f"{write.directory()} has state {state!r} of operator {write.uid!r} already: write to"
+        " another directory"
+    )
 
 
 def _written(
@@ -180,8 +174,8 @@ def _written(
     yield from flushed()
 
 
-def _shown(row_key: bytes, write: SavepointWrite) -> str:
-    match write.table.kind:
+def _shown(row_key: bytes, table: StateOfTable) -> str:
+    match table.kind:
         case "map":
             key, map_key = split_map_row_key(row_key)
             return f"key {key!r} with map key {map_key!r}"

@@ -55,7 +55,7 @@ class StateFormat(DataSource):
 
 
 class SavepointFormat(DataSource):
-    """`onceflow-savepoint`: makes a savepoint of DataFrames; see `savepoint_writer`."""
+    """`onceflow-savepoint`: makes a savepoint of DataFrames; see `unkeyed_savepoint_writer`."""
 
     @classmethod
     @override
@@ -64,7 +64,7 @@ class SavepointFormat(DataSource):
 
     @override
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from onceflow.connectors.spark.savepoint_writer import savepoint_writer
+        from onceflow.connectors.spark.unkeyed_savepoint_writer import savepoint_writer
 
         return savepoint_writer(self.options, schema, overwrite=overwrite)
 

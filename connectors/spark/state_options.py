@@ -8,9 +8,10 @@ from typing import Literal, cast
 
 from onceflow.connectors.spark.options import COUNT, NAMES, Kind, Option, OptionTable, choice
 from onceflow.core.errors import ConfigError
-from onceflow.core.state.bootstrap import StateOfTable
+from onceflow.core.state.bootstrap import StateOfTable, UnkeyedStateOfTable
 from onceflow.core.state.canonical import StateKind
 from onceflow.core.state.descriptors import AggregateOp
+from onceflow.core.state.operator_state import Mode
 from onceflow.core.state.state_columns import ValueForm
 from onceflow.core.storage import CheckpointStorage, ObjectStorage, checkpoint_storage
 from onceflow.core.storage.descriptions import savepoint_directory
@@ -24,6 +25,11 @@ from onceflow.core.storage.stored_checkpoints import (
 )
 
 LATEST = "latest"
+_WITHOUT_KEY: Mapping[str, Mode] = {
+    "operator-list": "split",
+    "union": "union",
+    "broadcast": "broadcast",
+}
 StateKindName = Literal["keyed", "list", "union", "broadcast", "raw-keyed"]
 
 
@@ -77,7 +83,7 @@ class SavepointWrite:
     job: str
     uid: str
     max_parallelism: int
-    table: StateOfTable
+    table: StateOfTable | UnkeyedStateOfTable
 
     def directory(self) -> SavepointDirectory:
         """Return the savepoint, made or not."""
@@ -149,16 +155,27 @@ def _savepoint_write(
         raise ConfigError("stateType=running goes with aggregates=, and no other type does")
     if not runs and not state:
         raise ConfigError("format onceflow-savepoint needs option 'state': the state's name")
-    table = StateOfTable(
-        name=state or "running",
-        kind="accumulators" if runs else cast("StateKind", state_type),
-        key=key,
-        value=value,
-        map_key=map_key if state_type == "map" else "",
-        value_type=value_type,
-        map_key_type=map_key_type,
-        aggregates=aggregates,
-    )
+    table: StateOfTable | UnkeyedStateOfTable
+    if state_type in _WITHOUT_KEY:
+        table = UnkeyedStateOfTable(
+            name=state,
+            mode=_WITHOUT_KEY[state_type],
+            value=value,
+            map_key=map_key if state_type == "broadcast" else "",
+            value_type=value_type,
+            map_key_type=map_key_type,
+        )
+    else:
+        table = StateOfTable(
+            name=state or "running",
+            kind="accumulators" if runs else cast("StateKind", state_type),
+            key=key,
+            value=value,
+            map_key=map_key if state_type == "map" else "",
+            value_type=value_type,
+            map_key_type=map_key_type,
+            aggregates=aggregates,
+        )
     storage = storage_of(path, storage_options)
     JobPaths(job)
     return SavepointWrite(path, storage, job, uid, max_parallelism, table)
@@ -245,12 +262,17 @@ SAVEPOINT_WRITE = OptionTable(
         Option(
             "stateType",
             "state_type",
-            "What the state is",
-            choice("value", "list", "map", "running"),
+            "What the state is: of each key `value`, `list`, `map` or `running`; without a key"
+            " `operator-list`, `union` or `broadcast`",
+            choice("value", "list", "map", "running", *_WITHOUT_KEY),
         ),
         Option("key", "key", "The columns of the key, as in `key_by`", NAMES),
-        Option("value", "value", "The column of the value; of a list state an array"),
-        Option("mapKey", "map_key", "Of a map state: the column of the map's key"),
+        Option(
+            "value",
+            "value",
+            "The column of the value; of a list state an array, of one without a key an element",
+        ),
+        Option("mapKey", "map_key", "Of a map or broadcast state: the column of the map's key"),
         Option(
             "valueType",
             "value_type",

@@ -1,7 +1,8 @@
 """A savepoint that grows by an operator's state at a time, before any job has run.
 
-It holds keyed state alone: sources that a job has and its savepoint has not begin at their start.
-Each addition is a subtask of its own, so it may bring another state of an operator that is there.
+It holds no positions: sources that a job has and its savepoint has not begin at their start. Each
+addition of keyed state is a subtask of its own, so it may bring another state of an operator that
+is there. State without a key is all in one subtask: one copy of what is broadcast must hold it all.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class NewState:
     job: str
     uid: str
     max_parallelism: int
-    handles: tuple[StateHandle, ...]
+    handles: tuple[StateHandle, ...] = ()
+    raw: tuple[StateHandle, ...] = ()
+    """Of state without a key: takes the place of what has the same name."""
 
 
 def check_addition(known: Savepoint | None, job: str, max_parallelism: int) -> None:
@@ -62,15 +65,12 @@ def check_addition(known: Savepoint | None, job: str, max_parallelism: int) -> N
 def with_state(known: Savepoint | None, new: NewState, *, drawn_id: str, now_ms: int) -> Savepoint:
     """Return the savepoint with `new` in it. Raises what `check_addition` does."""
     check_addition(known, new.job, new.max_parallelism)
-    before = known.completed.snapshots if known else ()
-    added = SubtaskSnapshot(
-        SubtaskRef(new.uid, len(before)), (OperatorSnapshot(new.uid, keyed=new.handles),)
-    )
+    snapshots = _grown(known.completed.snapshots if known else (), new)
     if known is not None:
         completed = replace(
             known.completed,
-            snapshots=(*before, added),
-            parallelism=len(before) + 1,
+            snapshots=snapshots,
+            parallelism=len(snapshots),
             completed_at_ms=now_ms,
         )
         return replace(known, completed=completed)
@@ -79,8 +79,20 @@ def with_state(known: Savepoint | None, new: NewState, *, drawn_id: str, now_ms:
         attempt=AttemptId(1),
         parallelism=1,
         max_parallelism=new.max_parallelism,
-        snapshots=(added,),
+        snapshots=snapshots,
         triggered_at_ms=now_ms,
         completed_at_ms=now_ms,
     )
     return Savepoint(drawn_id, new.job, "", CheckpointKind.BOOTSTRAP, completed, NOTHING_REMEMBERED)
+
+
+def _grown(before: tuple[SubtaskSnapshot, ...], new: NewState) -> tuple[SubtaskSnapshot, ...]:
+    if new.raw:
+        for place, one in enumerate(before):
+            (operator,) = one.operators
+            if operator.uid == new.uid and operator.raw:
+                raw = {handle.name: handle for handle in (*operator.raw, *new.raw)}
+                merged = replace(one, operators=(replace(operator, raw=tuple(raw.values())),))
+                return (*before[:place], merged, *before[place + 1 :])
+    added = OperatorSnapshot(new.uid, keyed=new.handles, raw=new.raw)
+    return (*before, SubtaskSnapshot(SubtaskRef(new.uid, len(before)), (added,)))

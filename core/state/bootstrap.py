@@ -1,4 +1,4 @@
-"""Rows of a table as keyed state: what a job would hold had it made these rows itself.
+"""Rows of a table as state: what a job would hold had it made these rows itself.
 
 Keys are hashed and encoded as those of a stream with the same columns; values are encoded as the
 serializer of the same type does. Both go by the columns' types, so a job finds them again.
@@ -6,6 +6,7 @@ serializer of the same type does. Both go by the columns' types, so a job finds 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,9 +21,10 @@ from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.state.accumulators import AccumulatorShape
 from onceflow.core.state.canonical import StateKind, StateMeta, StateRows
 from onceflow.core.state.descriptors import AccumulatorColumn, AggregateOp, check_state_name
-from onceflow.core.state.key_codec import encode_key, encode_python_keys, prefixed
+from onceflow.core.state.key_codec import decode_key, encode_key, encode_python_keys, prefixed
 from onceflow.core.state.key_columns import check_key_type, read_key_columns
 from onceflow.core.state.key_groups import check_max_parallelism, hash_keys, key_groups
+from onceflow.core.state.operator_state import Mode, Saved
 from onceflow.core.state.serializers import Serializer, serializer_of
 from onceflow.core.state.slot_index import encode_keys
 from onceflow.core.state.totals import start_of
@@ -46,6 +48,79 @@ class StateOfTable:
     map_key_type: str | None = None
     aggregates: Mapping[str, AggregateOp] | None = None
     """Of `running`: the aggregate in each column."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnkeyedStateOfTable:
+    """Which state that is not kept by key, and which columns make it: a row an element or entry."""
+
+    name: str
+    mode: Mode
+    value: str = "value"
+    map_key: str = ""
+    """Of a broadcast state."""
+    value_type: str | None = None
+    map_key_type: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnkeyedEncoder:
+    """Turns batches of a table into elements."""
+
+    mode: Mode
+    described: Saved
+    """The state, which holds nothing yet."""
+    elements: Callable[[pa.RecordBatch], list[bytes]]
+    """Raises BadStateValue: a value is null or not of its type; names the column."""
+
+    def of(self, elements: Iterable[bytes]) -> Saved:
+        """Return the state with `elements`.
+
+        Raises:
+            BadStateValue: A key comes twice; names it.
+        """
+        held = list(elements)
+        if self.mode == "broadcast":
+            keys = held[::2]
+            if len(set(keys)) < len(keys):
+                twice = next(key for key, times in Counter(keys).items() if times > 1)
+                raise BadStateValue(
+                    f"map key {decode_key(twice)!r} comes more than once in the DataFrame, and"
+                    f" state {self.described.name!r} has one entry for it: group by it first"
+                )
+        return msgspec.structs.replace(self.described, elements=held)
+
+
+def unkeyed_encoder_of(table: UnkeyedStateOfTable, schema: pa.Schema) -> UnkeyedEncoder:
+    """Return what makes elements of a table with columns `schema`.
+
+    Raises:
+        ConfigError: A column is not there, or has no type that a state can have.
+    """
+    check_state_name(table.name)
+    _check_columns(table.name, [table.value, *filter(None, [table.map_key])], schema)
+    value = _typed(schema.field(table.value), table.value_type)
+    if table.mode != "broadcast":
+        described = Saved(table.name, "", value.signature, [])
+        return UnkeyedEncoder(table.mode, described, lambda rows: value.encoded(rows, table.value))
+    map_key = _typed(schema.field(table.map_key), table.map_key_type)
+
+    def entries(rows: pa.RecordBatch) -> list[bytes]:
+        keys = map(encode_key, _not_null(rows, table.map_key))
+        pairs = zip(keys, value.encoded(rows, table.value), strict=True)
+        return [part for pair in pairs for part in pair]
+
+    described = Saved(table.name, map_key.signature, value.signature, [])
+    return UnkeyedEncoder(table.mode, described, entries)
+
+
+def _check_columns(state: str, names: Iterable[str], schema: pa.Schema) -> None:
+    for name in names:
+        if name not in schema.names:
+            raise ConfigError(
+                f"state {state!r} is to be made of column {name!r}, and the DataFrame has"
+                f" {', '.join(schema.names)}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +153,7 @@ def encoder_of(table: StateOfTable, schema: pa.Schema, max_parallelism: int) -> 
     check_max_parallelism(max_parallelism)
     check_state_name(table.name)
     values = list(table.aggregates) if table.aggregates else [table.value]
-    for name in (*table.key, *values, *filter(None, [table.map_key])):
-        if name not in schema.names:
-            raise ConfigError(
-                f"state {table.name!r} is to be made of column {name!r}, and the DataFrame has"
-                f" {', '.join(schema.names)}"
-            )
+    _check_columns(table.name, (*table.key, *values, *filter(None, [table.map_key])), schema)
     for name in table.key:
         check_key_type(schema.field(name).type, name)
     if table.kind == "accumulators":

@@ -83,9 +83,8 @@ class FrozenOperatorState:
         for mode in MODES:
             saved = [state.saved() for of_mode, state in self.states if of_mode == mode]
             if saved:
-                data = msgspec.msgpack.encode(_File(_FORMAT, saved))
                 groups = self.key_groups if mode == "raw-keyed" else None
-                handles.append(writer.write(_HANDLE + mode, data, key_groups=groups))
+                handles.append(write_saved(writer, mode, saved, groups))
         return tuple(handles)
 
 
@@ -463,6 +462,14 @@ def _signatures(state: _State) -> tuple[str, str]:
 
 
 _FILES = msgpack_decoder(_File)
+
+
+def write_saved(
+    writer: StateWriter, mode: Mode, states: Sequence[Saved], key_groups: range | None = None
+) -> StateHandle:
+    """Make the states of one mode durable and return their handle."""
+    data = msgspec.msgpack.encode(_File(_FORMAT, list(states)))
+    return writer.write(_HANDLE + mode, data, key_groups=key_groups)
 
 
 def read_saved(data: bytes, label: str) -> list[Saved]:

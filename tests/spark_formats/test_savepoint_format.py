@@ -15,10 +15,11 @@ from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS
 
 from onceflow import (
+    BroadcastAccess,
+    BroadcastProcessFunction,
     Checkpointing,
     HeapBackend,
     JobState,
-    KeyedFunction,
     ListStateDescriptor,
     LocalProcesses,
     MapStateDescriptor,
@@ -32,9 +33,8 @@ from onceflow import (
     sum_,
 )
 from onceflow.connectors.spark.arrow_rows import spark_schema
-from onceflow.connectors.spark.savepoint_writer import savepoint_writer
+from onceflow.connectors.spark.unkeyed_savepoint_writer import savepoint_writer
 from onceflow.core.errors import BadStateValue, ConfigError, SavepointRefused, StateIncompatible
-from onceflow.core.functions import StateAccess
 from onceflow.core.state import StateBackend
 
 KEYS, RECORDS = 100_000, 2_000
@@ -44,15 +44,29 @@ def opening(account: int) -> int:
     return account * 3 + 1
 
 
-class Remembers(KeyedFunction):
-    """Adds what the state held before to each record, and counts on."""
+LIMITS = MapStateDescriptor[str, int]("limits", str, int)
+DAYS_OFF = MapStateDescriptor[date, str]("days off", date, str)
 
-    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
-        for name in ("before", "listed", "first"):
-            input_schema = input_schema.append(pa.field(name, pa.int64()))
-        return input_schema
 
-    def open(self, state: StateAccess) -> None:
+class Remembers(BroadcastProcessFunction):
+    """Adds what the state held before to each record, and counts on.
+
+    `dealt` and `united` are what the subtask had of the lists without a key when it began.
+    """
+
+    def output_schema(self, records: pa.Schema, broadcast: pa.Schema) -> pa.Schema:
+        for name in ("before", "listed", "first", "limit"):
+            records = records.append(pa.field(name, pa.int64()))
+        for name in ("dealt", "united"):
+            records = records.append(pa.field(name, pa.list_(pa.int64())))
+        return records.append(pa.field("day_off", pa.string()))
+
+    def open(self, state: BroadcastAccess) -> None:
+        operator = state.operator
+        self._dealt = operator.list_state(ListStateDescriptor[int]("dealt", int)).get()
+        self._united = operator.union_list_state(ListStateDescriptor[int]("united", int)).get()
+        self._limits = state.broadcast_state(LIMITS)
+        self._days_off = state.broadcast_state(DAYS_OFF)
         self._level = state.value_state(ValueStateDescriptor[int]("level", int, default=-1))
         self._list = state.list_state(ListStateDescriptor[int]("list", int))
         self._days = state.map_state(MapStateDescriptor[date, int]("days", date, int))
@@ -65,7 +79,14 @@ class Remembers(KeyedFunction):
             "before": level,
             "listed": listed,
             "first": self._days.get(date(2026, 1, 1)) or -1,
+            "limit": self._limits.get("gold"),
+            "dealt": self._dealt,
+            "united": self._united,
+            "day_off": self._days_off.get(date(2026, 5, 1)),
         }
+
+    def process_broadcast(self, record: Record) -> None:
+        pass
 
 
 def put(path: Path, rows: dict[str, Any], **options: str) -> None:
@@ -95,7 +116,8 @@ def pipeline_of(directory: Path, backend: StateBackend, max_parallelism: int | N
         settings=SETTINGS,
     )
     records = pipeline.read(CountingSource(RECORDS, accounts=RECORDS), uid="records")
-    kept = records.key_by("account").process(Remembers(), uid="remembers")
+    rules = pipeline.read(CountingSource(0), uid="rules").broadcast(LIMITS, DAYS_OFF)
+    kept = records.key_by("account").connect(rules).process(Remembers(), uid="remembers")
     totals = kept.key_by("account").running(balance=sum_("amount"), n=count(), uid="totals")
     totals.write(DirectorySink(str(directory / "out")), uid="out")
     return pipeline
@@ -137,6 +159,7 @@ def test_a_job_starts_from_tables_and_their_values_go_on_exactly(
         state="days",
         stateType="map",
     )
+    put_without_keys(savepoint)
     assert by_key(state(str(savepoint), uid="remembers", state="level"))["99999"] == 99_999
     pipeline = pipeline_of(tmp_path, backend, None)
     job = pipeline.start(from_savepoint=str(savepoint))
@@ -148,12 +171,40 @@ def test_a_job_starts_from_tables_and_their_values_go_on_exactly(
         assert (row["before"], row["listed"]) == (account, 2 * account)
         assert row["first"] == (account or -1)
         assert (row["balance"], row["n"]) == (opening(account) + amount_of(row["id"]), 2)
+        assert (row["limit"], row["day_off"]) == (500, "labour")
+        assert sorted(row["united"]) == [7, 7, 8]
+    dealt = {tuple(row["dealt"]) for row in rows}
+    assert sorted(map(len, dealt)) == [2, 3]
+    assert sorted(one for mine in dealt for one in mine) == [0, 1, 2, 3, 4]
     storage = str(tmp_path / "checkpoints")
     totals = by_key(state(storage, uid="totals"))
     assert len(totals) == KEYS
     assert totals["99999"] == {"balance": opening(99_999), "n": 1}
     assert totals["7"] == {"balance": opening(7) + amount_of(7), "n": 2}
     assert by_key(state(storage, uid="remembers", state="level"))["7"] == 8
+
+
+def put_without_keys(savepoint: Path) -> None:
+    """Write the states of `Remembers` that are not kept by key, and read them back."""
+    put(savepoint, {"value": range(5)}, uid="remembers", state="dealt", stateType="operator-list")
+    put(savepoint, {"value": [7, 7, 8]}, uid="remembers", state="united", stateType="union")
+    limits = {"tier": ["gold", "plain"], "value": [500, 100]}
+    broadcast = {"uid": "remembers", "stateType": "broadcast"}
+    put(savepoint, limits, state="limits", mapKey="tier", **broadcast)
+    days = {"map_key": [date(2026, 5, 1)], "value": ["labour"]}
+    put(savepoint, days, state="days off", **broadcast)
+    read = {"path": str(savepoint), "uid": "remembers"}
+    for name, kind, held in (
+        ("dealt", "list", [0, 1, 2, 3, 4]),
+        ("united", "union", [7, 7, 8]),
+        ("limits", "broadcast", [100, 500]),
+        ("days off", "broadcast", ["labour"]),
+    ):
+        rows = state(**read, state=name, stateType=kind)
+        assert sorted(rows["value"].to_pylist()) == held
+    assert state(**read, state="limits")["map_key"].to_pylist() == ["gold", "plain"]
+    with pytest.raises(SavepointRefused, match="has state 'limits' of operator 'remembers'"):
+        put(savepoint, limits, state="limits", mapKey="tier", **broadcast)
 
 
 def test_what_a_savepoint_cannot_hold_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
@@ -166,6 +217,14 @@ def test_what_a_savepoint_cannot_hold_is_refused_and_leaves_nothing(tmp_path: Pa
         put(place, {"key": ["a", None], "value": [1, 2]}, uid="u", state="s")
     with pytest.raises(BadStateValue, match=r"'value' holds a value that is no msgpack/1:int"):
         put(place, {"key": ["a"], "value": ["x"]}, uid="u", state="s", valueType="int")
+    unkeyed = {"uid": "u", "state": "s"}
+    with pytest.raises(BadStateValue, match=r"map key 'b' comes more than once.*'s' has one entry"):
+        twice = {"map_key": ["b", "a", "b"], "value": [1, 2, 3]}
+        put(place, twice, stateType="broadcast", **unkeyed)
+    with pytest.raises(BadStateValue, match=r"column 'value' is null in a row"):
+        put(place, {"value": [1, None]}, stateType="operator-list", **unkeyed)
+    with pytest.raises(ConfigError, match=r"column 'map_key'.*has key, value"):
+        put(place, {"key": ["a"], "value": [1]}, stateType="broadcast", **unkeyed)
     with pytest.raises(ConfigError, match=r"column 'amount'.*has key, value"):
         put(place, {"key": ["a"], "value": [1]}, uid="u", state="s", value="amount")
     assert not (place / "_metadata").exists()
@@ -208,7 +267,11 @@ def test_spark_makes_a_savepoint_of_a_dataframe(spark: SparkSession, tmp_path: P
     options = {"job": "ledger", "uid": "levels", "state": "level", "key": "account"}
     write = frame.write.format("onceflow-savepoint").mode("append").options(**options)
     write.option("valueType", "Level").save(place)
-    found = by_key(state(place, uid="levels"))
+    limits = spark.createDataFrame([("gold", 500), ("plain", 100)], "map_key STRING, value BIGINT")
+    unkeyed = options | {"state": "limits", "stateType": "broadcast"}
+    limits.write.format("onceflow-savepoint").mode("append").options(**unkeyed).save(place)
+    assert sorted(state(place, uid="levels", state="limits")["value"].to_pylist()) == [100, 500]
+    found = by_key(state(place, uid="levels", state="level"))
     assert len(found) == 1_000
     assert found["7"] == '{"level":7,"tags":["a"]}'
     with pytest.raises(Exception, match="'level' of operator 'levels' already"):

@@ -273,8 +273,10 @@ def _without_key(
     if not any(operator.raw for operator in old):
         return [()] * parallelism
     everybody = [h for o in old for h in o.raw if mode_of(h) in {"split", "union"}]
-    broadcast = [[h for h in o.raw if mode_of(h) == "broadcast"] for o in old]
-    return [(*everybody, *broadcast[broadcast_copy(slot, len(old))]) for slot in range(parallelism)]
+    # A savepoint of DataFrames has one copy, among parts with keyed state alone.
+    parts = [[h for h in o.raw if mode_of(h) == "broadcast"] for o in old]
+    copies = list(filter(None, parts)) or [[]]
+    return [(*everybody, *copies[broadcast_copy(slot, len(copies))]) for slot in range(parallelism)]
 
 
 _Item = TypeVar("_Item")
