@@ -43,7 +43,7 @@ class RedisServer:
                 *("--appendfsync", "always", "--logfile", str(self._directory / "log")),
             ]
         )
-        assert eventually(self._answers, timeout_s=30)
+        assert eventually(self._answers, timeout_s=90)
 
     def kill(self) -> None:
         """End it as a power cut would."""

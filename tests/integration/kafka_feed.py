@@ -151,7 +151,7 @@ def reading(
         reader.close()
 
 
-def read_to_end(reader: SourceReader, *, deadline_s: float = 30.0) -> list[Mapping[str, Any]]:
+def read_to_end(reader: SourceReader, *, deadline_s: float = 90.0) -> list[Mapping[str, Any]]:
     """Return every row up to the end of input."""
     rows: list[Mapping[str, Any]] = []
     until = time.monotonic() + deadline_s
@@ -165,7 +165,7 @@ def read_to_end(reader: SourceReader, *, deadline_s: float = 30.0) -> list[Mappi
 
 
 def read_rows(
-    reader: SourceReader, count: int, *, deadline_s: float = 30.0
+    reader: SourceReader, count: int, *, deadline_s: float = 90.0
 ) -> list[Mapping[str, Any]]:
     """Return `count` rows, or more if a batch had them."""
     rows: list[Mapping[str, Any]] = []

@@ -90,7 +90,7 @@ def test_metadata_columns_stay_beside_their_rows_when_bad_records_are_dropped(
     writer.write(topic, [record(0), b"bad", record(2)])
     writer.commit()
     # The mark that follows is a record, too, and comes a moment after the answer.
-    assert await_markers(servers, topic, timeout_s=30)
+    assert await_markers(servers, topic, timeout_s=90)
     produce(servers, topic, [b"bad", record(5), record(6)])
     described = source(
         servers, topic, include_metadata=True, on_bad_record="drop", ending_offsets="latest"

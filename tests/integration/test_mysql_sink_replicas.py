@@ -74,14 +74,14 @@ def test_rows_reach_the_replica_once_and_at_their_commit(
         assert committer.abort(second) == Aborted()
         # The replica has all that came before this, and what is undecided is not seen there.
         query(url, "CREATE TABLE marker (id bigint)", "INSERT INTO marker VALUES (1)")
-        eventually(lambda: _replicated(pair, name, "marker") == [1], timeout_s=30)
+        eventually(lambda: _replicated(pair, name, "marker") == [1], timeout_s=90)
         assert ids_in(followed) == [1, 2]
         if mode == "two_phase":
             # Prepared in the server and in its binary log, which must agree afterwards.
             pair.source.restart()
         assert job.committer().commit(third) == Committed()
         query(url, "INSERT INTO marker VALUES (2)")
-        eventually(lambda: _replicated(pair, name, "marker") == [1, 2], timeout_s=30)
+        eventually(lambda: _replicated(pair, name, "marker") == [1, 2], timeout_s=90)
         assert ids_in(followed) == ids_in(url) == [1, 2, *range(4, 5_000)]
         found = "SELECT transaction_id FROM onceflow_ledger ORDER BY 1"
         assert query(followed, found) == query(url, found)

@@ -3,9 +3,9 @@
     signalled_job.py DIRECTORY [WAY [CLUSTER]]
 
 DIRECTORY/slots holds the slots' pids once some checkpoints are completed; the input ends when
-DIRECTORY/end is there. WAY is how it waits: `wait` (the default), `poll` (looks at the job's state,
-in a block that stops on signals), or `spark_stop` (stops Spark under the job). CLUSTER is `spark`
-(the default) or `processes`.
+DIRECTORY/end is there. WAY is how it waits: `wait` (the default), `impatient` (a stop has 5 s, and
+not 60), `poll` (looks at the job's state, in a block that stops on signals), or `spark_stop` (stops
+Spark under the job). CLUSTER is `spark` (the default) or `processes`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def session() -> SparkSession:
 def main(directory: Path, way: str = "wait", cluster: str = "spark") -> None:
     """Run until the job ends."""
     spark = session() if cluster == "spark" else None
-    settings = replace(SETTINGS, stop_timeout_s=5.0, cancel_timeout_s=1.0)
+    stop_timeout_s = 5.0 if way == "impatient" else 60.0
+    settings = replace(SETTINGS, stop_timeout_s=stop_timeout_s, cancel_timeout_s=1.0)
     runs_on = spark or LocalProcesses(directory / "logs")
     job = ledger(runs_on, directory, source_in(directory), settings=settings)[0].start()
     telling = threading.Thread(target=_tell_slots, args=(job, directory / "slots"), daemon=True)

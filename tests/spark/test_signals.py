@@ -193,7 +193,7 @@ def test_a_stop_that_does_not_come_is_cancelled(
     cluster: AnyCluster, tmp_path: Path, program: Callable[..., Program], again: bool
 ) -> None:
     """A frozen slot keeps the last checkpoint from completing."""
-    running = program(cluster=cluster)
+    running = program(way="wait" if again else "impatient", cluster=cluster)
     with _frozen(running.slots()[0]):
         running.group(signal.SIGINT)
         running.await_said("stops with a last checkpoint")

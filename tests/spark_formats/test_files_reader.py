@@ -97,7 +97,7 @@ def test_a_stream_reads_each_checkpoint_once_when_all_subtasks_have_published_it
             frame = spark.readStream.format(_FORMAT).load(str(out))
             query = frame.writeStream.format("parquet").option("path", copy)
             query = query.option("checkpointLocation", str(tmp_path / "query"))
-            query.trigger(availableNow=True).start().awaitTermination(60)
+            query.trigger(availableNow=True).start().awaitTermination(150)
             return sorted(row["id"] for row in spark.read.parquet(copy).collect())
 
         publish(1, 2)

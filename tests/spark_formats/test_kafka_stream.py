@@ -59,7 +59,7 @@ class Query:
         """Return the progress of a query that read what there was."""
         query = self.start(self.stream(topic, **options))
         try:
-            assert query.awaitTermination(60)
+            assert query.awaitTermination(150)
         finally:
             query.stop()
         return [json.loads(progress.json) for progress in query.recentProgress]
@@ -74,7 +74,7 @@ def query(spark: SparkSession, onceflow_kafka: KafkaServer, tmp_path: Path) -> Q
     return Query(spark, onceflow_kafka.bootstrap_servers, tmp_path)
 
 
-def _await(holds: Callable[[], bool], what: str, deadline_s: float = 30.0) -> None:
+def _await(holds: Callable[[], bool], what: str, deadline_s: float = 90.0) -> None:
     until = time.monotonic() + deadline_s
     while not holds():
         assert time.monotonic() < until, f"not within {deadline_s} s: {what}"

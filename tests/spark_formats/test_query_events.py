@@ -46,7 +46,7 @@ def test_batches_are_checkpoints_and_rows_are_counted(
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination(60)
+    query.awaitTermination(150)
     _await(lambda: any(isinstance(event, JobEnded) for event, _ in heard))
     status = events.statuses()[str(query.id)]
     assert (status.job, status.state) == ("copied", JobState.STOPPED)
@@ -68,7 +68,7 @@ def test_a_query_that_fails_ends_with_its_reason(
         bad.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "query")).start()
     )
     with pytest.raises(Exception, match="no seven"):
-        query.awaitTermination(60)
+        query.awaitTermination(150)
     _await(lambda: any(isinstance(event, JobEnded) for event, _ in heard))
     status = events.statuses()[str(query.id)]
     assert status.state is JobState.FAILED
