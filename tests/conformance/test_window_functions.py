@@ -32,8 +32,8 @@ from onceflow import (
     min_,
     sum_,
 )
-from onceflow.core.errors import UserFunctionError
-from onceflow.core.graph import Feed, ProcessConnected, ProcessKeyed
+from onceflow.core.errors import StateIncompatible, UserFunctionError
+from onceflow.core.graph import AggregateWindows, Feed, ProcessConnected, ProcessKeyed
 from onceflow.core.join_functions import MergedColumns, WindowPairs
 from onceflow.core.protocol.snapshots import StateHandle
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
@@ -43,6 +43,7 @@ from onceflow.core.runtime.dataflow.function_operators import (
     KeyedFunctionOperator,
     KeyedProcessor,
 )
+from onceflow.core.runtime.dataflow.session_operators import SessionAggregator
 from onceflow.core.state import key_group_of
 from onceflow.core.window_functions import (
     CoWindowedFunction,
@@ -428,3 +429,15 @@ def test_a_record_without_event_time_is_named(job: Job) -> None:
     running = Running(job, TumblingEventTimeWindows(1), 0, CONTENTS["records"])
     with pytest.raises(UserFunctionError, match=r"'at' is null"):
         running.take(("a", None, 1))  # type: ignore[arg-type]
+
+
+def test_sessions_kept_by_a_function_are_refused_by_name_where_aggregates_are_vectorised(
+    job: Job,
+) -> None:
+    windows = EventTimeSessionWindows(0.004)
+    running = Running(job, windows, 0, CONTENTS["accumulators"])
+    running.take(("a", 1, 1))
+    store = job.open(running.snapshot())
+    work = AggregateWindows(("account",), windows, "at", 0, AGGREGATES)
+    with pytest.raises(StateIncompatible, match="onceflow.windows"):
+        SessionAggregator("op", work, store, SCHEMA, OUT, range(MAX_PARALLELISM))
