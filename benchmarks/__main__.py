@@ -145,7 +145,8 @@ def _measure(
         say("measuring keyed state")
         report.state = _state(report.runs)
     if Scenario.FLINK_STATE in chosen:
-        report.beside_flink = compare(WORKS, backends, report.runs, Seconds(), say)
+        for turns in compare(WORKS, backends, report.runs, Seconds(), say):
+            report.beside_flink.append(turns)
 
 
 def _measure_on(

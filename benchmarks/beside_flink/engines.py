@@ -72,8 +72,11 @@ class Engine:
     def _say(self, line: str) -> None:
         stdin = self._process.stdin
         assert stdin is not None
-        stdin.write(line + "\n")
-        stdin.flush()
+        try:
+            stdin.write(line + "\n")
+            stdin.flush()
+        except OSError as error:
+            raise BenchmarkError(f"{self.name} has ended, and was to {line!r}") from error
 
 
 @contextmanager

@@ -11,8 +11,9 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from benchmarks.beside_flink.engines import Engine, build_flink, flink, ours
@@ -72,26 +73,30 @@ class Turns:
 
 def compare(
     works: Sequence[Work], backends: Sequence[Backend], runs: int, seconds: Seconds, say: Say
-) -> list[Turns]:
-    """Run every work in both engines `runs` times, in turns.
+) -> Iterator[Turns]:
+    """Run every work in both engines `runs` times, in turns; yield each work once it is measured.
 
     Raises:
-        BenchmarkError: Java or Maven is missing, a job failed, or too few or too many rows came
-            out.
+        BenchmarkError: Java or Maven is missing; or, after all others, works of which a job failed,
+            or let too few or too many rows come out.
     """
     say("building the Flink jobs")
     build_flink()
-    found: list[Turns] = []
+    failed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="onceflow-bench-") as name:
         scratch = Path(name)
         with ours(scratch) as spark:
-            for backend in backends:
-                for work in works:
+            for backend, work in product(backends, works):
+                try:
                     with flink(scratch) as java:
-                        found.append(
-                            _turns((spark, java), work, backend, runs, seconds, scratch, say)
-                        )
-    return found
+                        turns = _turns((spark, java), work, backend, runs, seconds, scratch, say)
+                except BenchmarkError as error:
+                    failed.append(str(error))
+                    say(failed[-1])
+                else:
+                    yield turns
+    if failed:
+        raise BenchmarkError("\n".join(failed))
 
 
 def _turns(
