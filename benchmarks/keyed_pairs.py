@@ -25,15 +25,33 @@ from onceflow import (
     sum_,
 )
 from onceflow.core.functions import running_schema
-from onceflow.core.graph import AggregateWindows, ProcessBatches, ProcessKeyed, RunAggregates
+from onceflow.core.graph import (
+    AggregateWindows,
+    ProcessBatches,
+    ProcessConnected,
+    ProcessKeyed,
+    RunAggregates,
+)
+from onceflow.core.join_functions import (
+    IntervalJoinFunction,
+    JoinSide,
+    MergedColumns,
+    WindowPairs,
+)
+from onceflow.core.process_functions import CoProcessFunction
 from onceflow.core.runtime.dataflow.channels import Batch
-from onceflow.core.runtime.dataflow.function_operators import KeyedBatchProcessor, KeyedProcessor
+from onceflow.core.runtime.dataflow.function_operators import (
+    CoProcessor,
+    KeyedBatchProcessor,
+    KeyedProcessor,
+)
 from onceflow.core.runtime.dataflow.keyed_operators import AggregateRunner
 from onceflow.core.runtime.dataflow.operators import RunningOperator
 from onceflow.core.runtime.dataflow.session_operators import SessionAggregator
 from onceflow.core.runtime.dataflow.window_operators import WindowAggregator
 from onceflow.core.state import KeyedStateStore, hash_keys
 from onceflow.core.state.operator_state import OperatorStateStore
+from onceflow.core.window_functions import CoWindowedFunction, KeptRecords, WindowInput
 from onceflow.core.windows import window_schema
 
 BATCH_ROWS = 10_000
@@ -159,6 +177,54 @@ def _moved(batch: Batch, by_ms: int) -> Batch:
     return Batch(batch.rows.set_column(1, SCHEMA.field("ts"), times), batch.hashes)
 
 
+def joined(kind: str) -> Callable[[KeyedStateStore, Sequence[Batch]], Half]:
+    """Return what makes a join of two streams: the batches go to its inputs in turns.
+
+    A pass is a minute of event time, and most keys have one record in it: what is measured is
+    keeping records and letting them go, and not making pairs.
+    """
+
+    def made(store: KeyedStateStore, rows: Sequence[Batch]) -> Half:
+        function = JOINS[kind]()
+        schema = function.output_schema(SCHEMA, SCHEMA)
+        states = _states(kind)
+        operator = CoProcessor(kind, ProcessConnected((KEY, KEY), function), store, states, schema)
+        passes = 0
+
+        def work_of_pass() -> None:
+            nonlocal passes
+            for number, batch in enumerate(rows):
+                operator.inputs[number % 2](_moved(batch, passes * WINDOW_MS))
+            passes += 1
+            operator.on_watermark(passes * WINDOW_MS - 1)
+            operator.on_time()
+
+        return Half(operator, work_of_pass)
+
+    return made
+
+
+def _sides(time: str | None) -> tuple[JoinSide, JoinSide]:
+    return JoinSide("left", SCHEMA, time, None), JoinSide("right", SCHEMA, time, None)
+
+
+def _merged() -> MergedColumns:
+    return MergedColumns(SCHEMA, SCHEMA, (KEY, KEY), ("_left", "_right"))
+
+
+def _of_windows() -> CoWindowedFunction:
+    content = KeptRecords(WindowPairs((False, False), _merged()), SCHEMA, SCHEMA)
+    side = WindowInput(KEY, "ts")
+    return CoWindowedFunction(TumblingEventTimeWindows(WINDOW_MS / 1000), 0, content, side, side)
+
+
+JOINS: dict[str, Callable[[], CoProcessFunction]] = {
+    "interval join": lambda: IntervalJoinFunction(-1_000, 1_000, _sides("ts"), _merged()),
+    "regular join": lambda: IntervalJoinFunction(-999, 999, _sides(None), _merged()),
+    "window join": _of_windows,
+}
+
+
 def _pass(operator: RunningOperator, rows: Sequence[Batch]) -> None:
     for batch in rows:
         operator.receive(batch)
@@ -207,14 +273,16 @@ def pair_figures(open_store: Open, timers: int, runs: int) -> dict[str, float]:
     """Return the ratios of one backend."""
     rows = hashed(batches())
     figures: dict[str, float] = {}
-    for name, other in (
-        ("function of batches / running, rate", by_function),
-        ("windowed sums / running, rate", windowed),
-        ("sums of sessions / running, rate", in_sessions),
-        ("running with ttl / running, rate", running_that_expires),
+    for name, other, some in (
+        ("function of batches / running, rate", by_function, rows),
+        ("windowed sums / running, rate", windowed, rows),
+        ("sums of sessions / running, rate", in_sessions, rows),
+        ("running with ttl / running, rate", running_that_expires, rows),
+        # A record at a time: fewer of them.
+        *((f"{kind} / running, rate", joined(kind), rows[:2]) for kind in JOINS),
     ):
         stores = open_store(), open_store()
-        figures[name] = ratio(running(stores[0], rows), other(stores[1], rows), runs)
+        figures[name] = ratio(running(stores[0], some), other(stores[1], some), runs)
         for store in stores:
             store.close()
     stores = open_store(), open_store()
