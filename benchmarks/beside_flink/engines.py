@@ -24,7 +24,7 @@ HEAP = "4g"
 _PROJECT = ROOT / "benchmarks" / "flink"
 _JAVA_MIN = 17
 _BUILD_TIMEOUT_S = 600.0
-_SILENCE_MAX_S = 120.0
+_SILENCE_MAX_S = 240.0
 _LOG_TAIL_CHARS = 4000
 
 
@@ -54,7 +54,7 @@ class Engine:
         return tree_cpu_s(self._process.pid)
 
     def expect(self, word: str) -> None:
-        """Return when the process says `word`; one that says nothing in two minutes is killed.
+        """Return when the process says `word`; one that says nothing in four minutes is killed.
 
         Raises:
             BenchmarkError: It says something else, or nothing; quotes the end of its log.

@@ -50,7 +50,8 @@ from onceflow.sources import DatagenSource
 # Prime to the number of keys: so many changes in a row are as many keys.
 STEP = 7_919
 FAR_MS = 1 << 60
-_STOP_TIMEOUT_S = 60.0
+# What waits in channels is worked through first: of a slow job half a million rows.
+_STOP_TIMEOUT_S = 200.0
 
 
 class BalanceWithTimers(KeyedBalance):
