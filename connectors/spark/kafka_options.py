@@ -21,10 +21,11 @@ from onceflow.connectors.spark.options import (
     choice,
 )
 from onceflow.sinks.kafka import KafkaSink
+from onceflow.sinks.kafka.settings import KeyFormat as SinkKeyFormat
 from onceflow.sinks.kafka.settings import RecordFormat
 from onceflow.sources import KafkaSource
 from onceflow.sources.kafka.rows import schema_of_rows
-from onceflow.sources.kafka.settings import KafkaSettings, ValueFormat
+from onceflow.sources.kafka.settings import KafkaSettings, KeyFormat, ValueFormat
 
 _READING = "it is an option of `readStream` and `read`"
 _CLIENTS: Mapping[str, str] = {"kafka.": "options", "schema.registry.": "schema_registry"}
@@ -37,6 +38,9 @@ _REGISTRY_MISNAMED: Mapping[str, str] = dict[str, str].fromkeys(
     _OF_REGISTRY,
 )
 
+_KEY_IN_REGISTRY = Option(
+    "keySubject", "key_subject", "Of the key's schema in the registry; `<topic>-key` unless given"
+)
 _SCHEMA_IN_REGISTRY = (
     Option(
         "valueSubject",
@@ -60,6 +64,14 @@ KAFKA_WRITE = OptionTable(
         Option("topic", "topic", "The topic; with topicColumn all that it may name", NAMES),
         Option("topicColumn", "topic_column", "The column that says which topic a row goes to"),
         Option("keyColumns", "key", "Unless raw, the columns of the key", NAMES),
+        Option(
+            "keyFormat",
+            "key_format",
+            "`string`, `raw` (bytes), or by the schema registry `avro`, `protobuf`, `json-schema`;"
+            " unless given one column goes as text or bytes, several as a JSON object",
+            choice(SinkKeyFormat),
+        ),
+        _KEY_IN_REGISTRY,
         Option(
             "valueFormat",
             "format",
@@ -137,6 +149,8 @@ def kafka_reading(
     schema_registry: Mapping[str, str] | None = None,
     subject: str | None = None,
     message: str | None = None,
+    key_format: str | None = None,
+    key_subject: str | None = None,
     offsets_most: int | None = None,
     offsets_least: int | None = None,
     delay_most_s: float = 900.0,
@@ -168,6 +182,8 @@ def kafka_reading(
         schema_registry=schema_registry,
         subject=subject,
         message=message,
+        key_format=key_format,
+        key_subject=key_subject,
     )
     return KafkaReading(
         replace(source.settings, include_headers=include_headers),
@@ -218,6 +234,14 @@ _READ = (
         " the subject's latest version unless given",
     ),
     *_SCHEMA_IN_REGISTRY,
+    Option(
+        "keyFormat",
+        "key_format",
+        "Unless raw, adds the record's key as the column _key: `string`, `raw` (bytes), or by the"
+        " schema registry `avro`, `protobuf`, `json-schema`",
+        choice(KeyFormat),
+    ),
+    _KEY_IN_REGISTRY,
     Option(
         "onBadRecord",
         "on_bad_record",

@@ -45,6 +45,18 @@ def columns_of_json_schema(text: str) -> pa.Schema:
     Raises:
         ConfigError: It describes no objects, or a property without one Arrow type; names it.
     """
+    found = type_of_json_schema(text)
+    if not pa.types.is_struct(found):
+        raise ConfigError("this is no JSON Schema of objects")
+    return pa.schema(list(found))
+
+
+def type_of_json_schema(text: str) -> pa.DataType:
+    """Return the type of what the schema `text` describes.
+
+    Raises:
+        ConfigError: It is no schema, or a property has not one Arrow type; names it.
+    """
     try:
         root: Any = json.loads(text)
     except ValueError:
@@ -53,9 +65,7 @@ def columns_of_json_schema(text: str) -> pa.Schema:
         raise ConfigError("this is no JSON Schema of objects")
     schema = cast("dict[str, Any]", root)
     found, _ = _Types(schema).of(schema, "", 0)
-    if not pa.types.is_struct(found):
-        raise ConfigError("this is no JSON Schema of objects")
-    return pa.schema(list(found))
+    return found
 
 
 class _Types:

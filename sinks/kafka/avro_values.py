@@ -49,6 +49,15 @@ def avro_text(columns: pa.Schema, name: str) -> str:
     return json.dumps(_record(list(columns), re.sub(r"[^A-Za-z0-9_]", "_", name)))
 
 
+def avro_text_of(field: pa.Field, name: str) -> str:
+    """Return the schema of the values of one column, which are no records.
+
+    Raises:
+        ConfigError: Avro does not have their type.
+    """
+    return json.dumps(_type(field.type, re.sub(r"[^A-Za-z0-9_]", "_", name), field.name))
+
+
 def _record(fields: Sequence[pa.Field], name: str) -> dict[str, Any]:
     described: list[dict[str, Any]] = []
     for field in fields:

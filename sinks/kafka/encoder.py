@@ -1,18 +1,10 @@
-"""Rows to records: which column is the key, the value, the topic, the partition, the headers.
-
-JSON is what `KafkaSource(format="json")` and its like read. Decimals become strings, so that no
-digit is lost; binary is base64; dates and timestamps are RFC 3339, with "Z" where the column has a
-time zone; maps must have string keys. JSON has no NaN and no infinity: such a value is a bad row,
-never a silent null.
-"""
+"""Rows to records: which column is the key, the value, the topic, the partition, the headers."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
@@ -21,7 +13,9 @@ from onceflow.core.bad_rows import BadRows
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.sinks.kafka.avro_values import AvroValues
+from onceflow.sinks.kafka.json_objects import ENCODING_ERRORS, JsonObjects, is_bytes
 from onceflow.sinks.kafka.protobuf_values import ProtobufValues
+from onceflow.sinks.kafka.record_keys import Encode, RegisteredKeys, plain_key_encoder
 from onceflow.sinks.kafka.records import (
     HEADER_TYPE,
     HEADERS,
@@ -34,171 +28,8 @@ from onceflow.sinks.kafka.records import (
     stamped,
 )
 from onceflow.sinks.kafka.registered import ValueSchema, schema_text, value_schema
-from onceflow.sinks.kafka.settings import KafkaSinkSettings, RecordFormat
+from onceflow.sinks.kafka.settings import KEY_COLUMN, KafkaSinkSettings, RecordFormat
 from onceflow.sinks.sql.values import decoded_rows
-
-_ENCODER = msgspec.json.Encoder(decimal_format="string")
-
-_PLAIN: tuple[Callable[[pa.DataType], bool], ...] = (
-    arrow.is_null,
-    arrow.is_boolean,
-    arrow.is_integer,
-    arrow.is_floating,
-    arrow.is_decimal,
-    arrow.is_string,
-    arrow.is_large_string,
-    arrow.is_binary,
-    arrow.is_large_binary,
-    arrow.is_fixed_size_binary,
-    arrow.is_date32,
-)
-
-
-class JsonObjects:
-    """Turns rows of some columns into JSON objects."""
-
-    def __init__(self, columns: pa.Schema) -> None:
-        """Prepare for `columns`.
-
-        Raises:
-            ConfigError: One has a type, or a name, that JSON objects cannot hold.
-        """
-        doubled = sorted({name for name in columns.names if columns.names.count(name) > 1})
-        if doubled:
-            raise ConfigError(f"columns {doubled} are there twice; a JSON object has each once")
-        self._types = [json_type(column.type, column.name) for column in columns]
-        self._floats = [has_floats(kind) for kind in self._types]
-        names = [f"c{index}" for index in range(len(columns))]
-        self._row = msgspec.defstruct(
-            "Row",
-            [(name, Any) for name in names],
-            rename=dict(zip(names, columns.names, strict=True)),
-            gc=False,
-        )
-
-    def encode(self, columns: Sequence[pa.Array]) -> list[bytes]:
-        """Return one object a row.
-
-        Raises:
-            ValueError: A value cannot be written, and the like; see `ENCODING_ERRORS`.
-        """
-        values = [
-            json_values(column, kind, floats=floats)
-            for column, kind, floats in zip(columns, self._types, self._floats, strict=True)
-        ]
-        return list(map(_ENCODER.encode, map(self._row, *values)))
-
-
-ENCODING_ERRORS = (pa.ArrowException, msgspec.MsgspecError, ArithmeticError, ValueError, TypeError)
-"""What a value that JSON cannot hold raises."""
-
-
-def json_text(value: Any) -> bytes:
-    """Return one value as JSON."""
-    return _ENCODER.encode(value)
-
-
-def json_type(kind: pa.DataType, column: str) -> pa.DataType:
-    """Return the type to which a column is cast before it is written, loss refused.
-
-    Raises:
-        ConfigError: JSON has no place for it.
-    """
-    if arrow.is_dictionary(kind):
-        return json_type(kind.value_type, column)
-    if arrow.is_list(kind) or arrow.is_large_list(kind) or arrow.is_fixed_size_list(kind):
-        return pa.list_(json_type(kind.value_type, column))
-    if arrow.is_struct(kind):
-        members = (kind.field(index) for index in range(kind.num_fields))
-        return pa.struct([member.with_type(json_type(member.type, column)) for member in members])
-    if arrow.is_map(kind) and arrow.is_string(kind.key_type):
-        return pa.map_(pa.string(), json_type(kind.item_type, column))
-    return _scalar_type(kind, column)
-
-
-def _scalar_type(kind: pa.DataType, column: str) -> pa.DataType:
-    if arrow.is_timestamp(kind):
-        # Python's datetime ends at microseconds; nanoseconds that are not zero are refused.
-        return pa.timestamp("us", "UTC" if kind.tz else None)
-    if arrow.is_time(kind):
-        return pa.time64("us")
-    if arrow.is_date64(kind):
-        return pa.date32()
-    if arrow.is_string_view(kind):
-        return pa.string()
-    if arrow.is_binary_view(kind):
-        return pa.binary()
-    if any(is_kind(kind) for is_kind in _PLAIN):
-        return kind
-    raise ConfigError(
-        f"column {column!r} is {kind}, which JSON cannot hold here: cast it to a string before the"
-        " sink, or encode the value yourself and use format='raw'"
-    )
-
-
-def has_floats(kind: pa.DataType) -> bool:
-    """Return whether a NaN may stand somewhere in a value of `kind`."""
-    if arrow.is_map(kind):
-        return has_floats(kind.item_type)
-    if arrow.is_list(kind):
-        return has_floats(kind.value_type)
-    if arrow.is_struct(kind):
-        return any(has_floats(kind.field(index).type) for index in range(kind.num_fields))
-    return bool(arrow.is_floating(kind))
-
-
-def json_values(column: pa.Array, kind: pa.DataType, *, floats: bool) -> list[Any]:
-    """Return the values of `column` as msgspec writes them.
-
-    Raises:
-        ValueError: One has no JSON, and the like; see `ENCODING_ERRORS`.
-    """
-    if column.type != kind:
-        column = column.cast(kind, safe=True)
-    values: list[Any] = column.to_pylist()
-    if _has_maps(kind):
-        values = [_with_objects(value, kind) for value in values]
-    if floats and not all(map(_is_finite, values)):
-        raise ValueError("a NaN or an infinity, which JSON does not have")
-    return values
-
-
-def _has_maps(kind: pa.DataType) -> bool:
-    if arrow.is_list(kind):
-        return _has_maps(kind.value_type)
-    if arrow.is_struct(kind):
-        return any(_has_maps(kind.field(index).type) for index in range(kind.num_fields))
-    return bool(arrow.is_map(kind))
-
-
-def _with_objects(value: Any, kind: pa.DataType) -> Any:
-    """Return `value` with Arrow's lists of pairs as dicts."""
-    if value is None:
-        return None
-    if arrow.is_map(kind):
-        found = {key: _with_objects(item, kind.item_type) for key, item in value}
-        if len(found) != len(value):
-            raise ValueError("a map that has a key twice")
-        return found
-    if arrow.is_list(kind):
-        return [_with_objects(item, kind.value_type) for item in value]
-    if arrow.is_struct(kind):
-        members = {kind.field(index).name: kind.field(index) for index in range(kind.num_fields)}
-        return {name: _with_objects(item, members[name].type) for name, item in value.items()}
-    return value
-
-
-def _is_finite(value: object) -> bool:
-    match value:
-        case float():
-            return math.isfinite(value)
-        case list():
-            return all(map(_is_finite, cast("list[object]", value)))
-        case dict():
-            return all(map(_is_finite, cast("dict[str, object]", value).values()))
-        case _:
-            return True
-
 
 RAW_COLUMNS = (KEY, VALUE, HEADERS)
 """What `format="raw"` writes; Spark's names."""
@@ -260,16 +91,6 @@ def _require(
         raise ConfigError(f"{setting}: column {name!r} is {kind} and must be {wanted}")
 
 
-def is_bytes(kind: pa.DataType) -> bool:
-    """Return whether values of `kind` can be written as they are."""
-    return bool(
-        arrow.is_string(kind)
-        or arrow.is_binary(kind)
-        or arrow.is_large_binary(kind)
-        or arrow.is_binary_view(kind)
-    )
-
-
 def _is_headers(kind: pa.DataType) -> bool:
     if arrow.is_map(kind):
         return bool(arrow.is_string(kind.key_type) and is_bytes(kind.item_type))
@@ -279,9 +100,6 @@ def _is_headers(kind: pa.DataType) -> bool:
     return [member.name for member in members] == ["key", "value"] and all(
         is_bytes(member.type) for member in members
     )
-
-
-_Encode: TypeAlias = Callable[[pa.RecordBatch], pa.Array]
 
 
 class RecordEncoder:
@@ -302,19 +120,28 @@ class RecordEncoder:
         if headers is None and settings.format is RecordFormat.RAW and HEADERS in schema.names:
             headers = HEADERS
         self._headers = headers
-        self._key = _key_encoder(settings, schema)
+        self._registered_keys: RegisteredKeys | None = None
+        if settings.key_format is not None and settings.key_format.registered:
+            self._registered_keys = RegisteredKeys(settings, schema)
+            self._key: Encode = _before_schema
+        else:
+            self._key = plain_key_encoder(settings, schema)
         self._value = _value_encoder(settings, schema, headers)
 
     def ask_schema(self) -> None:
-        """Have the registry say what values are written by, before the first row.
+        """Have the registry say what keys and values are written by, before the first row.
 
         Raises:
             ConfigError: The registry refuses the rows' schema or us, or has none that they fit.
             SinkError: It did not answer within the sink's deadline.
         """
-        columns = _value_columns(self._settings, self._schema, self._headers)
-        found = value_schema(self._settings, columns)
-        self._value = _registered_encoder(self._settings, columns, found)
+        if self._settings.format.registered:
+            columns = _value_columns(self._settings, self._schema, self._headers)
+            found = value_schema(self._settings, columns)
+            self._value = _registered_encoder(self._settings, columns, found)
+        keys = self._registered_keys
+        if keys is not None:
+            self._key = keys.encoder(value_schema(keys.settings, keys.columns))
 
     def know_partitions(self, counts: dict[str, int]) -> None:
         """Refuse partitions that a topic does not have."""
@@ -433,46 +260,16 @@ def _bytes(value: Any) -> bytes | None:
     return value.encode() if isinstance(value, str) else value
 
 
-def _key_encoder(settings: KafkaSinkSettings, schema: pa.Schema) -> _Encode:
-    if settings.format is RecordFormat.RAW:
-        if KEY in schema.names:
-            return lambda rows: rows.column(KEY).cast(pa.binary())
-        return lambda rows: pa.nulls(rows.num_rows, pa.binary())
-    match settings.key:
-        case ():
-            return lambda rows: pa.nulls(rows.num_rows, pa.binary())
-        case (name,):
-            return _single_key_encoder(name, schema)
-        case names:
-            objects = JsonObjects(pa.schema([schema.field(name) for name in names]))
-            return lambda rows: pa.array(
-                objects.encode([rows.column(name) for name in names]), pa.binary()
-            )
-
-
-def _single_key_encoder(name: str, schema: pa.Schema) -> _Encode:
-    kind = json_type(schema.field(name).type, name)
-    if is_bytes(kind) or arrow.is_large_string(kind):
-        return lambda rows: rows.column(name).cast(pa.binary())
-    floats = has_floats(kind)
-
-    def encode(rows: pa.RecordBatch) -> pa.Array:
-        values = json_values(rows.column(name), kind, floats=floats)
-        return pa.array(
-            [None if value is None else json_text(value) for value in values], pa.binary()
-        )
-
-    return encode
-
-
 def _value_columns(
     settings: KafkaSinkSettings, schema: pa.Schema, headers: str | None
 ) -> pa.Schema:
     apart = {settings.topic_column, settings.partition_column, headers}
+    if settings.key_format is not None and settings.key == (KEY_COLUMN,):
+        apart.add(KEY_COLUMN)
     return pa.schema([field for field in schema if field.name not in apart])
 
 
-def _value_encoder(settings: KafkaSinkSettings, schema: pa.Schema, headers: str | None) -> _Encode:
+def _value_encoder(settings: KafkaSinkSettings, schema: pa.Schema, headers: str | None) -> Encode:
     if settings.format is RecordFormat.RAW:
         return lambda rows: rows.column(VALUE).cast(pa.binary())
     columns = _value_columns(settings, schema, headers)
@@ -493,7 +290,7 @@ def _before_schema(rows: pa.RecordBatch) -> pa.Array:
 
 def _registered_encoder(
     settings: KafkaSinkSettings, columns: pa.Schema, schema: ValueSchema
-) -> _Encode:
+) -> Encode:
     names, header = columns.names, schema.header
     if settings.format in {RecordFormat.AVRO, RecordFormat.PROTOBUF}:
         records = (

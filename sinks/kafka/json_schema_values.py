@@ -11,6 +11,7 @@ from pyarrow import types as arrow
 
 from onceflow.core.errors import ConfigError
 
+_DRAFT = "http://json-schema.org/draft-07/schema#"
 _SIMPLE: tuple[tuple[Callable[[pa.DataType], bool], dict[str, Any]], ...] = (
     (arrow.is_null, {"type": "null"}),
     (arrow.is_boolean, {"type": "boolean"}),
@@ -39,8 +40,16 @@ def json_schema_text(columns: pa.Schema, name: str) -> str:
     Raises:
         ConfigError: A column has a type that JSON does not have.
     """
-    draft = "http://json-schema.org/draft-07/schema#"
-    return json.dumps({"$schema": draft, "title": name, **_object(list(columns))})
+    return json.dumps({"$schema": _DRAFT, "title": name, **_object(list(columns))})
+
+
+def json_schema_text_of(field: pa.Field, name: str) -> str:
+    """Return the schema of the values of one column, titled `name`.
+
+    Raises:
+        ConfigError: JSON does not have their type.
+    """
+    return json.dumps({"$schema": _DRAFT, "title": name, **_type(field.type, field.name)})
 
 
 def _object(fields: Sequence[pa.Field]) -> dict[str, Any]:

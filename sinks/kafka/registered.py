@@ -23,8 +23,8 @@ from onceflow.core.formats.registry import (
     deadline,
 )
 from onceflow.core.formats.wire import header_of, indexes_of
-from onceflow.sinks.kafka.avro_values import avro_text
-from onceflow.sinks.kafka.json_schema_values import json_schema_text
+from onceflow.sinks.kafka.avro_values import avro_text, avro_text_of
+from onceflow.sinks.kafka.json_schema_values import json_schema_text, json_schema_text_of
 from onceflow.sinks.kafka.protobuf_values import protobuf_text
 from onceflow.sinks.kafka.settings import KafkaSinkSettings, RecordFormat
 
@@ -58,10 +58,14 @@ def schema_text(settings: KafkaSinkSettings, columns: pa.Schema) -> str:
     name = _name(settings)
     match settings.format:
         case RecordFormat.JSON_SCHEMA:
+            if settings.alone:
+                return json_schema_text_of(columns.field(0), name)
             return json_schema_text(columns, name)
         case RecordFormat.PROTOBUF:
             return protobuf_text(columns, name)
         case _:
+            if settings.alone:
+                return avro_text_of(columns.field(0), name)
             return avro_text(columns, name)
 
 
@@ -161,9 +165,12 @@ def _refused(settings: KafkaSinkSettings, error: RegistryRefusal) -> ConfigError
     if error.incompatible:
         advice = (
             ". The rows' columns may not follow the subject's versions under its compatibility:"
-            " change them before the sink, give another subject=, or register a version yourself"
-            " and give auto_register=False"
+            f" change them before the sink, give another {settings.subject_setting}, or register a"
+            " version yourself and give auto_register=False"
         )
     elif error.unknown:
-        advice = ". Register a schema there, give another subject=, or auto_register=True"
+        advice = (
+            f". Register a schema there, give another {settings.subject_setting}, or"
+            " auto_register=True"
+        )
     return ConfigError(f"{settings.where}: {error}{advice}")

@@ -6,7 +6,7 @@ Options of the producer carry librdkafka's names, with or without Spark's prefix
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from onceflow.core.client_options import OptionRules, OptionValue
@@ -111,6 +111,30 @@ class RecordFormat(Enum):
         return self in {RecordFormat.AVRO, RecordFormat.PROTOBUF, RecordFormat.JSON_SCHEMA}
 
 
+class KeyFormat(Enum):
+    """How the key columns become the record's key."""
+
+    STRING = "string"
+    """One column, as text."""
+    RAW = "raw"
+    """One column of bytes or text, as it is."""
+    AVRO = "avro"
+    """By a schema of the registry; a struct or several columns as a record, any other as itself."""
+    PROTOBUF = "protobuf"
+    """The same; always a message."""
+    JSON_SCHEMA = "json-schema"
+    """The same; an object, or any other value."""
+
+    @property
+    def registered(self) -> bool:
+        """Whether keys begin with the id of a schema that a registry keeps."""
+        return self not in {KeyFormat.STRING, KeyFormat.RAW}
+
+
+KEY_COLUMN = "_key"
+"""As which a source hands out keys: as a key it is no part of the value."""
+
+
 class StaleRows(Enum):
     """What becomes of decided rows that waited longer than the broker keeps proofs of commits."""
 
@@ -143,11 +167,20 @@ class KafkaSinkSettings:
     """Whether the rows' schema is registered, or written is by the subject's latest version."""
     message: str | None = None
     """In Protobuf, which message of that version is written; none: the first."""
+    key_format: KeyFormat | None = None
+    """None: one column as text or bytes, several as a JSON object."""
+    key_subject: str | None = None
+    """Of the keys' schema; none: the topic's."""
+    is_key: bool = False
+    """Whether this is how keys are written: as values of a subject of their own."""
+    alone: bool = False
+    """Whether the only column is the value itself, and no field of a record."""
 
     def __post_init__(self) -> None:
         if not self.bootstrap_servers.strip():
             raise ConfigError("bootstrap_servers is empty; give host:port[,host:port]")
         self._check_registry()
+        self._check_key()
         if not self.topics or not all(self.topics):
             raise ConfigError(f"topic={self.topics!r}: give the name of at least one topic")
         if len(set(self.topics)) != len(self.topics):
@@ -173,7 +206,8 @@ class KafkaSinkSettings:
         if self.message is not None and self.format is not RecordFormat.PROTOBUF:
             raise ConfigError(f"format={name!r} has no messages; leave message= away")
         if not self.format.registered:
-            if self.registry is not None or self.subject is not None:
+            of_keys = self.key_format is not None and self.key_format.registered
+            if (self.registry is not None and not of_keys) or self.subject is not None:
                 raise ConfigError(
                     f"format={name!r} asks no schema registry; leave schema_registry= and subject="
                     " away, or give format='avro', 'protobuf' or 'json-schema'"
@@ -184,6 +218,56 @@ class KafkaSinkSettings:
             )
         elif self.subject is None and len(self.topics) > 1:
             raise ConfigError(f"format={name!r} with several topics needs subject=")
+
+    def _check_key(self) -> None:
+        if self.key_format is None:
+            if self.key_subject is not None:
+                raise ConfigError("key_subject= goes with key_format=, and none is given")
+            return
+        name = self.key_format.value
+        if self.format is RecordFormat.RAW:
+            raise ConfigError(
+                "format='raw' takes the key from the column 'key'; leave key_format= away"
+            )
+        if not self.key:
+            raise ConfigError(f"key_format={name!r} needs key=: the columns of the key")
+        if not self.key_format.registered:
+            if self.key_subject is not None:
+                raise ConfigError(f"key_format={name!r} has no schema; leave key_subject= away")
+            if len(self.key) > 1:
+                raise ConfigError(f"key_format={name!r} takes one column, and key={self.key!r}")
+        elif self.registry is None:
+            raise ConfigError(
+                f"key_format={name!r} needs schema_registry=, e.g. 'http://localhost:8081'"
+            )
+        elif self.key_subject is None and len(self.topics) > 1:
+            raise ConfigError(f"key_format={name!r} with several topics needs key_subject=")
+
+    @property
+    def asks_registry(self) -> bool:
+        """Whether values or keys begin with the id of a schema that a registry keeps."""
+        of_keys = self.key_format is not None and self.key_format.registered
+        return self.format.registered or of_keys
+
+    def of_key(self, *, alone: bool) -> KafkaSinkSettings:
+        """Return how keys of a registry are written: as values of a subject of their own."""
+        assert self.key_format is not None
+        return replace(
+            self,
+            format=RecordFormat(self.key_format.value),
+            subject=self.key_subject or f"{self.topics[0]}-key",
+            message=None,
+            key=(),
+            key_format=None,
+            key_subject=None,
+            is_key=True,
+            alone=alone,
+        )
+
+    @property
+    def subject_setting(self) -> str:
+        """Which argument names the subject."""
+        return "key_subject=" if self.is_key else "subject="
 
     @property
     def value_subject(self) -> str:

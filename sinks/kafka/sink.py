@@ -31,6 +31,7 @@ from onceflow.sinks.kafka.settings import (
     RULES,
     STAGED,
     KafkaSinkSettings,
+    KeyFormat,
     RecordFormat,
     StaleRows,
 )
@@ -74,6 +75,11 @@ class KafkaSink(Sink):
             writes by the subject's latest version, into which the columns must fit.
         message: In Protobuf, the name of the message in the subject's latest version; None is the
             first.
+        key_format: `string`, `raw` (bytes), or by a schema of the registry `avro`, `protobuf`,
+            `json-schema`: several key columns, or those of a struct, are a record, message or
+            object, any other one the key itself. None is text or JSON, as `key` says. The column
+            `_key`, as which a source hands out keys, is then no part of the value.
+        key_subject: Of the keys' schema; None is `<topic>-key`.
         transaction_timeout_s: How long producing one checkpoint's rows of one subtask may take;
             the broker's transaction.max.timeout.ms is the upper limit.
         deadline_s: How long a broker, or the registry, may not answer before a call is given up.
@@ -102,6 +108,10 @@ class KafkaSink(Sink):
     subject: str | None = field(default=None, kw_only=True)
     auto_register: bool = field(default=True, kw_only=True)
     message: str | None = field(default=None, kw_only=True)
+    key_format: Literal["string", "raw", "avro", "protobuf", "json-schema"] | None = field(
+        default=None, kw_only=True
+    )
+    key_subject: str | None = field(default=None, kw_only=True)
     transaction_timeout_s: float = field(default=300.0, kw_only=True)
     deadline_s: float = field(default=30.0, kw_only=True)
     stale_rows: Literal["fail", "produce"] = field(default="fail", kw_only=True)
@@ -143,7 +153,7 @@ class KafkaSink(Sink):
         """
         settings = self.settings
         self.validate(context, schema)
-        if settings.format.registered:
+        if settings.asks_registry:
             RecordEncoder(settings, schema, BadRows(OnBadRow.FAIL, schema)).ask_schema()
         preflight = Preflight(settings)
         preflight.require_topics(
@@ -198,6 +208,10 @@ class KafkaSink(Sink):
             subject=self.subject,
             auto_register=self.auto_register,
             message=self.message,
+            key_format=None
+            if self.key_format is None
+            else choice_of(KeyFormat, self.key_format, setting="key_format"),
+            key_subject=self.key_subject,
         )
 
 

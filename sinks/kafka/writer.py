@@ -50,7 +50,7 @@ class RecordWriter(SinkWriter):
         self._where = f"sink {context.sink_id} subtask {context.subtask}, {settings.where}"
         self._bad_rows = BadRows(context.on_bad_row, context.schema, where=self._where)
         self._encoder = RecordEncoder(settings, context.schema, self._bad_rows)
-        if settings.format.registered:
+        if settings.asks_registry:
             self._encoder.ask_schema()
         if settings.partition_column is not None:
             self._encoder.know_partitions(_partition_counts(settings))

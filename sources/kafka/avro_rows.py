@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -14,6 +14,7 @@ from pyarrow import types as arrow
 from onceflow.core.errors import ConfigError
 from onceflow.core.formats.avro_schema import (
     MISSING,
+    AvroType,
     Member,
     Record,
     Union,
@@ -75,9 +76,19 @@ def rows_by_header(values: Sequence[bytes | None], faults: Faults) -> dict[int, 
 class AvroDecoder:
     """Decodes values in the registry's wire format."""
 
-    def __init__(self, columns: pa.Schema, reader: Record | None, schemas: SchemaCache) -> None:
-        """Decode to `columns`, with the defaults and aliases of `reader`."""
+    def __init__(
+        self,
+        columns: pa.Schema,
+        reader: Record | None,
+        schemas: SchemaCache,
+        record: Callable[[KeptSchema], Record] | None = None,
+    ) -> None:
+        """Decode to `columns`, with the defaults and aliases of `reader`.
+
+        `record` says as what a schema is read; none: as the record that it is.
+        """
         self._columns = columns
+        self._record = record or avro_record
         self._schemas = schemas
         self._expected = ExpectedSchemas(schemas)
         self._readers: dict[int, _Reader] = {}
@@ -121,7 +132,7 @@ class AvroDecoder:
             if isinstance(schema, NoSchema):
                 return schema.reason
             try:
-                written = avro_record(schema)
+                written = self._record(schema)
             except ConfigError as error:
                 return f"its schema id {schema_id}: {error}"
             fitting = Fitting(
@@ -188,10 +199,22 @@ def avro_record(schema: KeptSchema) -> Record:
     Raises:
         ConfigError: It is of another kind, no record, or contains itself.
     """
+    return record_of(_node(schema), what=f"schema id {schema.id}")
+
+
+def as_member(schema: KeptSchema, name: str) -> Record:
+    """Return a record whose only field is what `schema` describes: both are the same bytes.
+
+    Raises:
+        ConfigError: It is of another kind, or contains itself.
+    """
+    return Record(name, (Member(name, _node(schema)),))
+
+
+def _node(schema: KeptSchema) -> AvroType:
     if schema.kind is not SchemaKind.AVRO:
         raise ConfigError(f"it is {schema.kind.value}, and format='avro' reads Avro")
-    node = parse_avro(schema.text, [one.text for one in schema.references])
-    return record_of(node, what=f"schema id {schema.id}")
+    return parse_avro(schema.text, [one.text for one in schema.references])
 
 
 def defaults_of(members: Sequence[Member], columns: pa.Schema) -> Mapping[str, Any]:

@@ -46,6 +46,38 @@ class BatchDecoder(Protocol):
         ...
 
 
+class Rows(Protocol):
+    """Collects the rows of one batch."""
+
+    refusals: Refusals
+    """Bad records, over all batches."""
+
+    @property
+    def size_bytes(self) -> int:
+        """About how many bytes of values are collected."""
+        ...
+
+    def __len__(self) -> int:
+        """Return how many rows are collected."""
+        ...
+
+    def add(self, messages: list[Message]) -> None:
+        """Collect `messages`, none of which is an event."""
+        ...
+
+    def ready(self) -> bool:
+        """Return whether `take` needs to wait for nothing, such as a schema.
+
+        Raises:
+            SourceUnavailable: It has been waited for too long.
+        """
+        ...
+
+    def take(self) -> pa.RecordBatch:
+        """Return the rows collected as one batch, and start the next one."""
+        ...
+
+
 class DecodedRows:
     """Collects messages and decodes them when the batch is taken."""
 
@@ -54,6 +86,8 @@ class DecodedRows:
         self.refusals = Refusals(settings.on_bad_record)
         self._schema = schema
         self._include_metadata = settings.include_metadata
+        self._keep_messages = settings.include_metadata or settings.key_format is not None
+        self.kept: list[Message] = []
         self._decoder = decoder
         self._messages: list[Message] = []
         self._values: list[bytes | None] = []
@@ -90,6 +124,8 @@ class DecodedRows:
         for place in sorted(decoded.faults):
             self.refusals.refuse(messages[place], decoded.faults[place])
         columns = list(decoded.columns)
+        if self._keep_messages:
+            self.kept = [messages[place] for place in decoded.kept]
         if self._include_metadata:
-            columns += metadata([messages[place] for place in decoded.kept])
+            columns += metadata(self.kept)
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)

@@ -30,8 +30,9 @@ from onceflow.sources.kafka.client import (
     close_in_time,
     open_consumer,
 )
+from onceflow.sources.kafka.decoded_rows import Rows
 from onceflow.sources.kafka.events import Event, Gaps, judged
-from onceflow.sources.kafka.rows import CHUNK, Rows, rows_of
+from onceflow.sources.kafka.rows import CHUNK, rows_of
 from onceflow.sources.kafka.settings import KafkaSettings
 
 _WAIT_S = 0.5

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from onceflow.core.errors import ConfigError, SourceUnavailable
 from onceflow.core.formats.avro_schema import Record, arrow_type, columns_of
-from onceflow.core.formats.json_schema import columns_of_json_schema
+from onceflow.core.formats.json_schema import columns_of_json_schema, type_of_json_schema
 from onceflow.core.formats.protobuf_schema import columns_of_message, compiled, message_of
 from onceflow.core.formats.registry import (
     KeptSchema,
@@ -25,10 +25,15 @@ from onceflow.core.formats.registry import (
     SchemaRegistry,
     deadline,
 )
-from onceflow.sources.kafka.avro_rows import avro_record
+from onceflow.sources.kafka.avro_rows import as_member, avro_record
 from onceflow.sources.kafka.protobuf_rows import fitting_of
 from onceflow.sources.kafka.rows import require_columns
-from onceflow.sources.kafka.settings import KafkaSettings, ValueFormat
+from onceflow.sources.kafka.settings import (
+    KEY_COLUMN,
+    KafkaSettings,
+    KeyFormat,
+    ValueFormat,
+)
 
 
 def with_columns(settings: KafkaSettings) -> KafkaSettings:
@@ -38,9 +43,13 @@ def with_columns(settings: KafkaSettings) -> KafkaSettings:
         ConfigError: The subject does not exist, we are refused, or its schema has no columns.
         SourceUnavailable: The registry did not answer within the deadline.
     """
-    if not settings.asks_latest:
-        return settings
-    schema = _latest(settings)
+    if settings.asks_latest:
+        settings = _with_value(settings)
+    return _with_key(settings) if settings.asks_key else settings
+
+
+def _with_value(settings: KafkaSettings) -> KafkaSettings:
+    schema = _latest(settings, settings.value_subject, "subject=", ", or give schema=")
     if settings.format is ValueFormat.PROTOBUF:
         return _with_message(settings, schema)
     try:
@@ -49,6 +58,30 @@ def with_columns(settings: KafkaSettings) -> KafkaSettings:
         raise ConfigError(f"subject {settings.value_subject!r}: {error}; give schema=") from None
     require_columns(settings.format, columns)
     return replace(settings, columns=columns, reader_schema=schema)
+
+
+def _with_key(settings: KafkaSettings) -> KafkaSettings:
+    schema = _latest(settings, settings.subject_of_keys, "key_subject=")
+    descriptors = b""
+    try:
+        match settings.key_format:
+            case KeyFormat.PROTOBUF:
+                descriptors = compiled(schema)
+                kind = pa.struct(list(columns_of_message(message_of(descriptors, None))))
+            case KeyFormat.JSON_SCHEMA:
+                kind = type_of_json_schema(_json_text(schema))
+                require_columns(ValueFormat.JSON, pa.schema([pa.field(KEY_COLUMN, kind)]))
+            case _:
+                kind = columns_of(as_member(schema, KEY_COLUMN)).field(0).type
+    except ConfigError as error:
+        raise ConfigError(f"subject {settings.subject_of_keys!r}: {error}") from None
+    return replace(settings, key_type=kind, key_schema=schema, key_descriptors=descriptors)
+
+
+def _json_text(schema: KeptSchema) -> str:
+    if schema.kind is not SchemaKind.JSON:
+        raise ConfigError(f"it is {schema.kind.value}, and no JSON Schema")
+    return schema.text
 
 
 def _with_message(settings: KafkaSettings, schema: KeptSchema) -> KafkaSettings:
@@ -66,9 +99,7 @@ def _with_message(settings: KafkaSettings, schema: KeptSchema) -> KafkaSettings:
 
 def _columns_of(value_format: ValueFormat, schema: KeptSchema) -> pa.Schema:
     if value_format is ValueFormat.JSON_SCHEMA:
-        if schema.kind is not SchemaKind.JSON:
-            raise ConfigError(f"it is {schema.kind.value}, and no JSON Schema")
-        return columns_of_json_schema(schema.text)
+        return columns_of_json_schema(_json_text(schema))
     record = avro_record(schema)
     if value_format is ValueFormat.DEBEZIUM_AVRO:
         return _columns_of_change(record)
@@ -84,22 +115,19 @@ def _columns_of_change(envelope: Record) -> pa.Schema:
     return pa.schema(list(kind))
 
 
-def _latest(settings: KafkaSettings) -> KeptSchema:
+def _latest(settings: KafkaSettings, subject: str, setting: str, other: str = "") -> KeptSchema:
     if settings.registry is None:
         raise ConfigError(f"format={settings.format.value!r} needs schema= or schema_registry=")
     registry = SchemaRegistry(settings.registry)
     try:
-        return registry.latest(
-            settings.value_subject,
-            until=deadline(settings.deadline_s),
-        )
+        return registry.latest(subject, until=deadline(settings.deadline_s))
     except RegistryRefusal as error:
-        advice = " Give subject=, if it is another one, or schema=" if error.unknown else ""
+        advice = f" Give {setting}, if it is another one{other}" if error.unknown else ""
         raise ConfigError(f"{error}.{advice}") from None
     except RegistryDown as error:
         raise SourceUnavailable(
             f"{error}. It was asked for {settings.deadline_s:g} s for the columns of"
-            f" {settings.what}; start it, correct schema_registry=, or give schema="
+            f" {settings.what}; start it, or correct schema_registry={other}"
         ) from None
     finally:
         registry.close()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,7 @@ from onceflow.sources.kafka.csv_rows import CsvDecoder, require_csv_columns
 from onceflow.sources.kafka.debezium import changes_of
 from onceflow.sources.kafka.debezium_avro import DebeziumAvroDecoder
 from onceflow.sources.kafka.debezium_json import DebeziumJsonDecoder
-from onceflow.sources.kafka.decoded_rows import BatchDecoder, DecodedRows
+from onceflow.sources.kafka.decoded_rows import BatchDecoder, DecodedRows, Rows
 from onceflow.sources.kafka.json_columns import (
     CONVERSION_ERRORS,
     Convert,
@@ -52,6 +52,7 @@ from onceflow.sources.kafka.messages import (
     timestamps,
 )
 from onceflow.sources.kafka.protobuf_rows import protobuf_decoder
+from onceflow.sources.kafka.record_keys import KeyedRows, key_decoder
 from onceflow.sources.kafka.settings import KafkaSettings, ValueFormat
 
 CHUNK = 500
@@ -93,41 +94,26 @@ def rows_by_partition(rows: pa.RecordBatch) -> list[tuple[str, int]] | None:
     ]
 
 
-class Rows(Protocol):
-    """Collects the rows of one batch."""
-
-    size_bytes: int
-    """About how many bytes of values are collected."""
-    refusals: Refusals
-    """Bad records, over all batches."""
-
-    def __len__(self) -> int:
-        """Return how many rows are collected."""
-        ...
-
-    def add(self, messages: list[Message]) -> None:
-        """Collect `messages`, none of which is an event."""
-        ...
-
-    def ready(self) -> bool:
-        """Return whether `take` needs to wait for nothing, such as a schema.
-
-        Raises:
-            SourceUnavailable: It has been waited for too long.
-        """
-        ...
-
-    def take(self) -> pa.RecordBatch:
-        """Return the rows collected as one batch, and start the next one."""
-        ...
-
-
 def schema_of_rows(settings: KafkaSettings) -> pa.Schema:
     """Return the schema of the batches."""
     if settings.format is ValueFormat.RAW:
         return RAW_SCHEMA.append(HEADERS_FIELD) if settings.include_headers else RAW_SCHEMA
+    values = schema_of_values(settings)
+    if settings.key_field is None:
+        return values
+    return values.insert(key_place(settings), settings.key_field)
+
+
+def schema_of_values(settings: KafkaSettings) -> pa.Schema:
+    """Return the schema of the batches but for the column of keys."""
     columns = changes_of(settings.columns) if settings.format.is_debezium else settings.columns
     return pa.schema([*columns, *METADATA_FIELDS]) if settings.include_metadata else columns
+
+
+def key_place(settings: KafkaSettings) -> int:
+    """Return where the column of keys stands: behind those of the value."""
+    behind = len(METADATA_FIELDS) if settings.include_metadata else 0
+    return len(schema_of_values(settings)) - behind
 
 
 def require_columns(value_format: ValueFormat, columns: pa.Schema) -> None:
@@ -151,13 +137,16 @@ def rows_of(settings: KafkaSettings) -> Rows:
     Raises:
         ConfigError: It needs a schema registry, whose client is not installed or refuses an option.
     """
-    match settings.format:
-        case ValueFormat.RAW:
-            return RawRows(settings)
-        case ValueFormat.JSON | ValueFormat.JSON_SCHEMA:
-            return JsonRows(settings)
-        case _:
-            return DecodedRows(settings, schema_of_rows(settings), _decoder(settings))
+    if settings.format is ValueFormat.RAW:
+        return RawRows(settings)
+    rows: JsonRows | DecodedRows
+    if settings.format in {ValueFormat.JSON, ValueFormat.JSON_SCHEMA}:
+        rows = JsonRows(settings)
+    else:
+        rows = DecodedRows(settings, schema_of_values(settings), _decoder(settings))
+    if settings.key_format is None:
+        return rows
+    return KeyedRows(rows, key_decoder(settings), schema_of_rows(settings), key_place(settings))
 
 
 def _decoder(settings: KafkaSettings) -> BatchDecoder:
@@ -223,10 +212,15 @@ class JsonRows:
         self.size_bytes = 0
         self.refusals = Refusals(settings.on_bad_record)
         self._columns = settings.columns
-        self._schema = schema_of_rows(settings)
+        self._schema = schema_of_values(settings)
         self._include_metadata = settings.include_metadata
         # Messages are let go chunk by chunk, unless something may still have to be said of them.
-        self._keep_messages = settings.include_metadata or checked_late(settings.columns)
+        self._keep_messages = (
+            settings.include_metadata
+            or settings.key_format is not None
+            or checked_late(settings.columns)
+        )
+        self.kept: list[Message] = []
         kind = record_type(settings.columns)
         self._decode = cast("Callable[[Any], Any]", json_decoder(kind).decode)
         self._header_bytes = 0
@@ -278,6 +272,7 @@ class JsonRows:
             arrays = self._arrays(records)
         if self._include_metadata:
             arrays += metadata(messages)
+        self.kept = messages
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _arrays(self, records: list[Any]) -> list[pa.Array]:

@@ -230,6 +230,33 @@ class ValueFormat(Enum):
         return self in {ValueFormat.DEBEZIUM_JSON, ValueFormat.DEBEZIUM_AVRO}
 
 
+class KeyFormat(Enum):
+    """How a record's key becomes the column `_key`."""
+
+    STRING = "string"
+    """Text in UTF-8."""
+    RAW = "raw"
+    """Its bytes."""
+    AVRO = "avro"
+    """As `ValueFormat.AVRO`, by the subject of the keys: a struct of a record, or one value."""
+    PROTOBUF = "protobuf"
+    """As `ValueFormat.PROTOBUF`: a struct."""
+    JSON_SCHEMA = "json-schema"
+    """As `ValueFormat.JSON_SCHEMA`: a struct of an object, or one value."""
+
+    @property
+    def registered(self) -> bool:
+        """Whether a registry says the type."""
+        return self not in {KeyFormat.STRING, KeyFormat.RAW}
+
+
+KEY_COLUMN = "_key"
+_PLAIN_KEYS: Mapping[KeyFormat, pa.DataType] = {
+    KeyFormat.STRING: pa.string(),
+    KeyFormat.RAW: pa.binary(),
+}
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class KafkaSettings:
     """The settings of one `KafkaSource`, in their final form."""
@@ -264,11 +291,22 @@ class KafkaSettings:
     """In Protobuf, which message of its schema a value is; none: the first."""
     reader_descriptors: bytes = b""
     """In Protobuf, what `reader_schema` is compiled to."""
+    key_format: KeyFormat | None = None
+    """None: there is no column of keys."""
+    key_subject: str | None = None
+    """Whose latest version says the key's type; none: the topic's keys."""
+    key_type: pa.DataType | None = None
+    """Of a registry, once it has been asked."""
+    key_schema: KeptSchema | None = None
+    """That version."""
+    key_descriptors: bytes = b""
+    """In Protobuf, what it is compiled to."""
 
     def __post_init__(self) -> None:
         if not self.bootstrap_servers.strip():
             raise ConfigError("bootstrap_servers is empty; give host:port[,host:port]")
         self._check_schema()
+        self._check_key()
         if self.topics and self.topic_pattern is not None:
             raise ConfigError(
                 f"topic={self.topics!r} and topic_pattern={self.topic_pattern!r}: give one of the"
@@ -307,7 +345,8 @@ class KafkaSettings:
                 f"format={name!r} needs schema=, e.g. 'id BIGINT NOT NULL, name STRING'"
             )
         if not self.format.discovers:
-            if self.registry is not None or self.subject is not None:
+            of_keys = self.key_format is not None and self.key_format.registered
+            if (self.registry is not None and not of_keys) or self.subject is not None:
                 raise ConfigError(
                     f"format={name!r} asks no schema registry; leave schema_registry= and subject="
                     " away"
@@ -322,6 +361,53 @@ class KafkaSettings:
             raise ConfigError(
                 f"format={name!r} takes its columns from one subject: give subject={other}"
             )
+
+    def _check_key(self) -> None:
+        if self.key_format is None:
+            if self.key_subject is not None:
+                raise ConfigError("key_subject= goes with key_format=, and none is given")
+            return
+        name = self.key_format.value
+        if self.format is ValueFormat.RAW:
+            raise ConfigError(
+                "format='raw' has the record's key as the column key; leave key_format= away"
+            )
+        if KEY_COLUMN in self.columns.names:
+            raise ConfigError(
+                f"key_format={name!r} makes a column {KEY_COLUMN!r}, and the value has one: leave"
+                " it out by schema="
+            )
+        if not self.key_format.registered:
+            if self.key_subject is not None:
+                raise ConfigError(f"key_format={name!r} has no schema; leave key_subject= away")
+            return
+        if self.registry is None:
+            raise ConfigError(
+                f"key_format={name!r} needs schema_registry=, e.g. 'http://localhost:8081'"
+            )
+        if self.key_subject is None and len(self.topics) != 1:
+            raise ConfigError(
+                f"key_format={name!r} takes the key's type from one subject: give key_subject="
+            )
+
+    @property
+    def key_field(self) -> pa.Field | None:
+        """The column of keys, if there is one; once `asks_key` is over."""
+        if self.key_format is None:
+            return None
+        kind = _PLAIN_KEYS.get(self.key_format, self.key_type)
+        assert kind is not None
+        return pa.field(KEY_COLUMN, kind)
+
+    @property
+    def asks_key(self) -> bool:
+        """Whether the registry has to be asked for the key's type, and has not been yet."""
+        return self.key_format is not None and self.key_format.registered and self.key_type is None
+
+    @property
+    def subject_of_keys(self) -> str:
+        """The subject of the keys."""
+        return self.key_subject or f"{self.topics[0]}-key"
 
     @property
     def asks_latest(self) -> bool:
@@ -350,7 +436,7 @@ class KafkaSettings:
 
     def __repr__(self) -> str:
         shown = {item.name: getattr(self, item.name) for item in fields(self)}
-        del shown["reader_descriptors"]
+        del shown["reader_descriptors"], shown["key_descriptors"]
         shown["columns"] = ", ".join(f"{column.name}: {column.type}" for column in self.columns)
         shown["options"] = RULES.printable(self.options)
         return f"KafkaSource({', '.join(f'{name}={value!r}' for name, value in shown.items())})"

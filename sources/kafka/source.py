@@ -22,6 +22,7 @@ from onceflow.sources.kafka.rows import require_columns, schema_of_rows
 from onceflow.sources.kafka.settings import (
     RULES,
     KafkaSettings,
+    KeyFormat,
     OffsetsLike,
     ValueFormat,
     offsets_of,
@@ -56,6 +57,8 @@ class KafkaSource(Source):
         schema_registry: str | Mapping[str, OptionValue] | None = None,
         subject: str | None = None,
         message: str | None = None,
+        key_format: KeyFormat | str | None = None,
+        key_subject: str | None = None,
         deadline_s: float = 60.0,
         partition_discovery_interval: float | str | None = "1 min",
         options: Mapping[str, OptionValue] | None = None,
@@ -98,6 +101,10 @@ class KafkaSource(Source):
             subject: Whose latest version has the columns where schema= is not given, and the
                 message that Protobuf is read as; default <topic>-value.
             message: In Protobuf, the name of that message; default the first of its schema.
+            key_format: Adds the record's key as the column _key: "string", "raw" (bytes), or of the
+                schema registry "avro", "protobuf" and "json-schema": a struct of a record, message
+                or object, or one value. A key that is none is a bad record; no key is null.
+            key_subject: Whose latest version has the key's type; default <topic>-key.
             deadline_s: How long brokers and registry may be silent, here and in the reader.
             partition_discovery_interval: How often a running stream looks for partitions and topics
                 that were added; seconds or text. None: only when the job starts.
@@ -142,6 +149,10 @@ class KafkaSource(Source):
             registry=None if schema_registry is None else registry_settings(schema_registry),
             subject=subject,
             message=message,
+            key_format=None
+            if key_format is None
+            else choice_of(KeyFormat, key_format, setting="key_format"),
+            key_subject=key_subject,
         )
 
     @property

@@ -88,6 +88,11 @@ class SchemaRegistryDouble:
         with self._lock:
             del self._schemas[schema_id]
 
+    def forget_subject(self, subject: str) -> None:
+        """Have no version of `subject` any more."""
+        with self._lock:
+            del self._subjects[subject]
+
     def _keep(self, subject: str, schema: dict[str, Any]) -> int:
         same = [one for one, kept in self._schemas.items() if kept == schema]
         schema_id = same[0] if same else 1 + max(self._schemas, default=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pyarrow as pa
 import pytest
 
 from onceflow.connectors.spark.file_options import FILES_READ, FILES_WRITE
@@ -12,6 +13,7 @@ from onceflow.connectors.spark.kafka_options import (
     KAFKA_READ_STREAM,
     KAFKA_WRITE,
     KafkaReading,
+    schema_of_reading,
 )
 from onceflow.connectors.spark.options import PROTOCOL_OPTIONS, OptionTable, own_sink
 from onceflow.connectors.spark.sql_options import MYSQL_WRITE, POSTGRES_WRITE, SQLITE_WRITE
@@ -19,7 +21,7 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.formats.registry import RegistrySettings
 from onceflow.core.spi import Sink
 from onceflow.sinks import FileSink, KafkaSink, MySQLSink, PostgresSink, SQLiteSink
-from onceflow.sinks.kafka.settings import RecordFormat
+from onceflow.sinks.kafka.settings import KeyFormat, RecordFormat
 from onceflow.sources.kafka.settings import Earliest, Latest
 
 TABLES = (
@@ -191,6 +193,25 @@ def test_options_of_a_schema_registry_are_its_clients_behind_a_prefix() -> None:
         assert "as schema.registry.url" in refusal(KAFKA_WRITE, {**servers, name: "s3cret"})
     java = {**options, "schema.registry.ssl.truststore.location": "a.jks"}
     assert "export the certificates as PEM" in refusal(KAFKA_READ, java)
+
+
+def test_options_of_keys_make_a_column_of_a_reading_and_records_of_a_writing() -> None:
+    servers = {"kafka.bootstrap.servers": "b:9092"}
+    options = {**servers, "subscribe": "a", "valueFormat": "json", "valueSchema": "id BIGINT"}
+    columns = schema_of_reading({**options, "keyformat": "string", "includeMetadata": "true"})
+    assert columns.names[:3] == ["id", "_key", "_topic"]
+    assert columns.field("_key").type == pa.string()
+    registry = {"schema.registry.url": "http://r:8081", "keySubject": "s"}
+    written = KAFKA_WRITE.made(
+        {**servers, **registry, "topic": "t", "valueFormat": "json", "keyColumns": "a,b"}
+        | {"keyFormat": "avro"}
+    )
+    settings = written.settings
+    assert (settings.key, settings.key_format) == (("a", "b"), KeyFormat.AVRO)
+    assert settings.of_key(alone=False).value_subject == "s"
+    assert "leave key_format= away" in refusal(
+        KAFKA_WRITE, {**servers, "topic": "t", "keyFormat": "raw"}
+    )
 
 
 def test_options_of_streams_are_refused_where_there_are_no_triggers() -> None:

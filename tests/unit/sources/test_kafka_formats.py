@@ -16,7 +16,8 @@ from tests.unit.sources.test_kafka_avro import framed, taken
 
 from onceflow.core.errors import BadRecord, ConfigError
 from onceflow.sources import KafkaSource
-from onceflow.sources.kafka.rows import Rows, rows_of
+from onceflow.sources.kafka.decoded_rows import Rows
+from onceflow.sources.kafka.rows import rows_of
 
 
 @pytest.fixture

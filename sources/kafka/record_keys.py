@@ -1,0 +1,239 @@
+"""The keys of records as one column, `_key`, beside those of the value.
+
+By a schema registry a key is decoded as a value is, by a subject of its own: a record, message or
+object becomes a struct, and what is none becomes a value of its type. A record without a key has
+null. A key that cannot be decoded makes a bad record of it, as a value does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+import pyarrow as pa
+from confluent_kafka import Message
+
+from onceflow.core.decoders import json_decoder
+from onceflow.core.formats.protobuf_schema import columns_of_message, message_of
+from onceflow.core.formats.wire import HEADER_BYTES, UNFRAMED, schema_id_of
+from onceflow.core.protocol.invariant import InvariantViolation
+from onceflow.sources.kafka.avro_rows import AvroDecoder, as_member
+from onceflow.sources.kafka.decoded_rows import BatchDecoder, Decoded, Rows
+from onceflow.sources.kafka.fitting import Faults
+from onceflow.sources.kafka.json_columns import CONVERSION_ERRORS, converter_of, record_type
+from onceflow.sources.kafka.json_records import (
+    DECODE_ERRORS,
+    column_reader,
+    fault_of,
+    late_fault_of,
+)
+from onceflow.sources.kafka.messages import KEY
+from onceflow.sources.kafka.protobuf_rows import ProtobufDecoder
+from onceflow.sources.kafka.schema_cache import SchemaCache
+from onceflow.sources.kafka.settings import KEY_COLUMN, KafkaSettings, KeyFormat
+
+
+class RowsOfValues(Rows, Protocol):
+    """Tells which messages its rows are of."""
+
+    kept: list[Message]
+    """Those of the rows that were taken last."""
+
+
+class KeyedRows:
+    """Rows with their records' keys."""
+
+    def __init__(
+        self, rows: RowsOfValues, decoder: BatchDecoder, schema: pa.Schema, place: int
+    ) -> None:
+        """Put what `decoder` makes of keys at `place` of `schema`."""
+        self._rows = rows
+        self._decoder = decoder
+        self._schema = schema
+        self._place = place
+        self.refusals = rows.refusals
+
+    @property
+    def size_bytes(self) -> int:
+        """About how many bytes of values are collected."""
+        return self._rows.size_bytes
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, messages: list[Message]) -> None:
+        """Collect `messages`; as the rows of values raise."""
+        self._decoder.expect(list(map(KEY, messages)), messages)
+        self._rows.add(messages)
+
+    def ready(self) -> bool:
+        """Return whether every schema that keys and values need is there.
+
+        Raises:
+            SourceUnavailable: One did not come within the deadline.
+            ConfigError: The registry refuses us.
+        """
+        of_keys = self._decoder.ready()
+        return self._rows.ready() and of_keys
+
+    def take(self) -> pa.RecordBatch:
+        """Return the rows collected as one batch; none may be left of it.
+
+        Raises:
+            BadRecord: A record cannot be decoded, and such are not to be left out.
+        """
+        batch, messages = self._rows.take(), self._rows.kept
+        keys = list(map(KEY, messages))
+        places = [place for place, key in enumerate(keys) if key is not None]
+        decoded = self._decoder.decode(
+            [keys[place] for place in places], [messages[place] for place in places]
+        )
+        bad = {places[one]: why for one, why in decoded.faults.items()}
+        for place in sorted(bad):
+            self.refusals.refuse(messages[place], f"its key: {bad[place]}")
+        (column,) = decoded.columns
+        if len(decoded.kept) < len(messages):
+            found = {places[one]: at for at, one in enumerate(decoded.kept)}
+            good = [place for place in range(len(messages)) if place not in bad]
+            # A record without a key has no place among those decoded, and so null.
+            column = column.take(pa.array([found.get(place) for place in good], pa.int64()))
+            batch = batch.take(pa.array(good, pa.int64()))
+        arrays = [*batch.columns[: self._place], column, *batch.columns[self._place :]]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+def key_decoder(settings: KafkaSettings) -> BatchDecoder:
+    """Return what decodes keys to one column.
+
+    Raises:
+        ConfigError: The registry's client, or Protobuf, is not installed, or refuses an option.
+    """
+    field = settings.key_field
+    if field is None:
+        raise InvariantViolation("keys are decoded without a format")
+    match settings.key_format:
+        case KeyFormat.AVRO:
+            return AvroDecoder(
+                pa.schema([field]),
+                None,
+                _schemas(settings),
+                lambda schema: as_member(schema, KEY_COLUMN),
+            )
+        case KeyFormat.PROTOBUF:
+            return _Messages(settings)
+        case KeyFormat.JSON_SCHEMA:
+            return _Documents(field)
+        case KeyFormat.STRING:
+            return _Texts()
+        case _:
+            return _Bytes()
+
+
+def _schemas(settings: KafkaSettings) -> SchemaCache:
+    if settings.registry is None:
+        raise InvariantViolation("keys of a schema registry are read without one")
+    return SchemaCache(settings.registry, settings.deadline_s)
+
+
+class _Plain:
+    """Needs nothing but the keys."""
+
+    def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
+        """Return: nothing is to be fetched."""
+
+    def ready(self) -> bool:
+        """Return True."""
+        return True
+
+
+class _Bytes(_Plain):
+    """Keys as they are."""
+
+    def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
+        """Return `values`."""
+        del messages
+        return Decoded([pa.array(values, pa.binary())], range(len(values)), {})
+
+
+class _Texts(_Plain):
+    """Keys in UTF-8."""
+
+    def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
+        """Return `values` as text."""
+        del messages
+        try:
+            texts = pa.array(values, pa.binary()).cast(pa.string())
+            return Decoded([texts], range(len(values)), {})
+        except pa.ArrowInvalid:
+            pass
+        faults: Faults = {}
+        kept: dict[int, str] = {}
+        for place, value in enumerate(values):
+            try:
+                kept[place] = (value or b"").decode()
+            except UnicodeDecodeError as error:
+                faults[place] = f"it is no text in UTF-8: {error}"
+        return Decoded([pa.array(kept.values(), pa.string())], list(kept), faults)
+
+
+class _Documents(_Plain):
+    """JSON behind the registry's header; read as the only field of an object."""
+
+    def __init__(self, field: pa.Field) -> None:
+        self._columns = pa.schema([field])
+        self._decode = json_decoder(record_type(self._columns)).decode
+        self._read = column_reader(1)
+        self._convert = converter_of(field.type)
+
+    def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
+        """Return what `values` hold."""
+        del messages
+        faults: Faults = {}
+        kept: list[int] = []
+        records: list[Any] = []
+        for place, value in enumerate(values):
+            if value is None or schema_id_of(value) is None:
+                faults[place] = UNFRAMED
+                continue
+            document = b'{"' + KEY_COLUMN.encode() + b'":' + value[HEADER_BYTES:] + b"}"
+            try:
+                records.append(cast("Any", self._decode(document)))
+                kept.append(place)
+            except DECODE_ERRORS as error:
+                faults[place] = fault_of(error, document, self._columns)
+        (column,) = self._read(records)
+        try:
+            return Decoded([self._convert(column)], kept, faults)
+        except CONVERSION_ERRORS:
+            pass
+        whys = [late_fault_of([one], self._columns, [self._convert]) for one in column]
+        faults |= {place: why for place, why in zip(kept, whys, strict=True) if why is not None}
+        fitting = [one for one, why in zip(column, whys, strict=True) if why is None]
+        kept = [place for place in kept if place not in faults]
+        return Decoded([self._convert(fitting)], kept, faults)
+
+
+class _Messages:
+    """Protobuf behind the registry's header, as structs."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._columns = columns_of_message(message_of(settings.key_descriptors, None))
+        self._decoder = ProtobufDecoder(
+            self._columns, settings.key_descriptors, None, _schemas(settings)
+        )
+        if settings.key_schema is not None:
+            self._decoder.knows(settings.key_schema, settings.key_descriptors)
+
+    def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
+        """Have the schemas of `values` fetched."""
+        self._decoder.expect(values, messages)
+
+    def ready(self) -> bool:
+        """Return whether they are; as `SchemaCache.ready` raises."""
+        return self._decoder.ready()
+
+    def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
+        """Return what `values` are."""
+        found = self._decoder.decode(values, messages)
+        structs = pa.StructArray.from_arrays(list(found.columns), fields=list(self._columns))
+        return Decoded([structs], found.kept, found.faults)
