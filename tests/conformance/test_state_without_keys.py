@@ -1,4 +1,7 @@
-"""State without a key, by random programs: who has what after a crash, at whatever parallelism."""
+"""State without a key, and bytes by key group, by random programs: who has what after a crash.
+
+At whatever parallelism.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,13 @@ from onceflow.core.protocol.snapshots import CompletedCheckpoint, OperatorSnapsh
 from onceflow.core.protocol.splits import key_group_range
 from onceflow.core.runtime.driver import restore
 from onceflow.core.runtime.driver.restore import restored_slots
-from onceflow.core.state import ListStateDescriptor, MapStateDescriptor, operator_state
+from onceflow.core.state import (
+    ListStateDescriptor,
+    MapStateDescriptor,
+    RawKeyedState,
+    key_group_of,
+    operator_state,
+)
 from onceflow.core.state.operator_state import BroadcastMap, OperatorList, OperatorStateStore
 
 SEED = int(os.environ.get("ONCEFLOW_TEST_SEED", "1"))
@@ -33,6 +42,8 @@ KEY_GROUPS = 128
 KEPT = ListStateDescriptor[int]("kept", int)
 BEGUN = ListStateDescriptor[str]("begun", str)
 LIMITS = MapStateDescriptor[str, int]("limits", str, int)
+GROUPS = sorted({key_group_of(str(key), KEY_GROUPS) for key in range(12)})
+"""Of the keys that have bytes."""
 
 
 class _Unused(ProcessFunction):
@@ -56,6 +67,7 @@ class Subtask:
         self.kept = store.list_state(KEPT)
         self.begun = store.union_list_state(BEGUN)
         self.limits = store.broadcast_state(LIMITS)
+        self.raw = store.raw_keyed_state("raw")
         assert store.opened() == ()
 
 
@@ -66,6 +78,8 @@ class Model:
     kept: list[list[int]] = field(default_factory=list[list[int]])
     begun: list[list[str]] = field(default_factory=list[list[str]])
     limits: dict[str, int] = field(default_factory=dict[str, int])
+    raw: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    """By key group, whoever has it."""
 
     def check_restored(self, other: Model, seed: int) -> None:
         """Check that `other` is what this one must be after a restore."""
@@ -102,6 +116,8 @@ class Program:
                 self._restore(*self._restorable)
             elif chance < 0.4:
                 self._on_broadcast()
+            elif chance < 0.5:
+                self._put_bytes(self._rng.choice(GROUPS))
             else:
                 self._on_record(self._rng.randrange(len(self._subtasks)))
             self._check()
@@ -126,6 +142,18 @@ class Program:
             case _:
                 begun[:] = [str(self._added)]
                 subtask.begun.update(begun)
+
+    def _put_bytes(self, group: int) -> None:
+        """Have the subtask of a key group keep bytes for it, or forget all that it has."""
+        (subtask,) = [one for one in self._subtasks if group in one.raw.key_groups]
+        if self._rng.random() < 0.1:
+            subtask.raw.clear()
+            for one in subtask.raw.key_groups:
+                self._model.raw.pop(one, None)
+            return
+        self._added += 1
+        self._model.raw[group] = b"%d" % self._added
+        subtask.raw.put(group, self._model.raw[group])
 
     def _on_broadcast(self) -> None:
         """Every subtask gets the record."""
@@ -190,6 +218,7 @@ class Program:
             [subtask.kept.get() for subtask in self._subtasks],
             [subtask.begun.get() for subtask in self._subtasks],
             dict(model.limits),
+            dict(model.raw),
         )
         model.check_restored(now, self.seed)
         self._model = now
@@ -200,6 +229,9 @@ class Program:
             read = subtask.kept.get(), subtask.begun.get(), dict(subtask.limits.items())
             says = self._model.kept[index], self._model.begun[index], self._model.limits
             assert read == says, f"seed {self.seed}, subtask {index}: {read} where {says} is right"
+            raw = [(group, subtask.raw.get(group)) for group in subtask.raw.key_groups]
+            right = [(group, self._model.raw.get(group)) for group in subtask.raw.key_groups]
+            assert raw == right, f"seed {self.seed}, subtask {index}: {raw} where {right} is right"
 
 
 def test_every_element_has_its_subtasks_through_crashes_and_rescaling() -> None:
@@ -235,6 +267,19 @@ def _itself(state: Any) -> Any:
     return state
 
 
+def _nothing(old: Any) -> list[Any]:
+    return []
+
+
+_restore_bytes = RawKeyedState.restore
+
+
+def _groups_of_others_too(state: RawKeyedState, elements: list[bytes]) -> None:
+    mine, state.key_groups = state.key_groups, range(KEY_GROUPS)
+    _restore_bytes(state, elements)
+    state.key_groups = mine
+
+
 BROKEN: tuple[tuple[str, ModuleType | type[Any], str, Callable[..., Any]], ...] = (
     ("deals every element out to all", operator_state, "redistribute_list", _to_all),
     ("loses what cannot be dealt evenly", operator_state, "redistribute_list", _without_the_rest),
@@ -242,6 +287,9 @@ BROKEN: tuple[tuple[str, ModuleType | type[Any], str, Callable[..., Any]], ...] 
     ("gives state to whom it was of", restore, "_without_key", _to_whom_it_was),
     ("freezes no list", OperatorList, "frozen", _itself),
     ("freezes no broadcast state", BroadcastMap, "frozen", _itself),
+    ("loses bytes by key group", restore, "_raw_keyed", _nothing),
+    ("freezes no bytes by key group", RawKeyedState, "frozen", _itself),
+    ("keeps bytes of key groups that went", RawKeyedState, "restore", _groups_of_others_too),
 )
 
 
