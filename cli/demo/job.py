@@ -120,6 +120,8 @@ def main(spec_path: str) -> None:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.ui.enabled", "false")
         .config("spark.python.daemon.module", "onceflow.connectors.python_daemon")
+        # It only starts slots: half of what its start takes would be compiling for a long run.
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         .getOrCreate()
     )
     job = build(spec, spark).start(from_savepoint=spec.from_savepoint)
