@@ -467,6 +467,13 @@ def test_a_column_may_be_new_and_its_type_may_not_change(job: Job) -> None:
         Running(job, joining(0, 1_000, schemas=other, late=False), schemas=other, handles=handles)
 
 
+def test_an_outer_join_does_not_become_an_inner_one_in_silence(job: Job) -> None:
+    first = Running(job, joining(0, 1_000, how="left"))
+    first.take(0, ("a", 10_000, 1))
+    with pytest.raises(StateIncompatible, match=r"onceflow\.left-alone"):
+        Running(job, joining(0, 1_000), handles=first.snapshot())
+
+
 def test_columns_that_cannot_be_kept_are_named_before_the_start() -> None:
     schema = ORDERS.append(pa.field("seen", pa.timestamp("ns")))
     with pytest.raises(ConfigError, match=r"the left side.*'seen'.*no nanoseconds"):

@@ -192,7 +192,7 @@ def test_each_pair_comes_once_through_kills_and_rescaling(
             .key_by("account")
             for side, (source, uid) in enumerate(((LEFT, "orders"), (RIGHT, "payments")))
         ]
-        sink = ThrottledSink(str(tmp_path / "out"), pause_s=0.05 if unaligned else 0)
+        sink = ThrottledSink(str(tmp_path / "out"), pause_s=0.1 if unaligned else 0)
         pairs(*sides).write(sink, uid="out")
         return pipeline, sink
 
