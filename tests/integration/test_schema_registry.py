@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.schema_registry import SchemaRegistryClient, topic_subject_name_strategy
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
@@ -48,20 +49,28 @@ def registry_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def _values(url: str, topic: str, value_format: Any, schema: pa.Schema, count: int) -> list[bytes]:
+    """Return the values that a sink writes of `count` rows."""
+    records = _records(url, topic, schema, count, format=value_format)
+    return [one["value"] for one in records]
+
+
+def _records(
+    url: str, topic: str, schema: pa.Schema, count: int, **given: Any
+) -> list[dict[str, bytes]]:
     """Return what a sink writes of `count` rows."""
     sink = KafkaSink(
         "nowhere:1",
         topic=topic,
-        format=value_format,
         schema_registry=url,
         deadline_s=_WAIT_S,
+        **given,
     )
     encoder = RecordEncoder(sink.settings, schema, BadRows(OnBadRow.FAIL, schema))
     encoder.ask_schema()
     rows = [{"id": number, "name": None if number % 2 else "a"} for number in range(count)]
-    found: list[bytes] = (
-        encoder.encode(pa.RecordBatch.from_pylist(rows, schema=schema)).column("value").to_pylist()
-    )
+    found: list[dict[str, bytes]] = encoder.encode(
+        pa.RecordBatch.from_pylist(rows, schema=schema)
+    ).to_pylist()
     return found
 
 
@@ -86,6 +95,39 @@ def test_what_the_sink_registers_and_writes_the_source_discovers_and_reads(
         rows = read_to_end(reader)
     assert ids(rows) == list(range(5))
     assert [row["name"] for row in rows] == ["a", None, "a", None, "a"]
+
+
+@pytest.mark.parametrize("key_format", ["avro", "protobuf", "json-schema"])
+@pytest.mark.parametrize("key", ["id", ["id", "name"]], ids=["number", "columns"])
+def test_keys_that_the_sink_registers_and_writes_the_source_discovers_and_reads(
+    registry_url: str,
+    onceflow_kafka: KafkaServer,
+    kafka_topic: TopicFactory,
+    key_format: str,
+    key: Any,
+) -> None:
+    servers, topic = onceflow_kafka.bootstrap_servers, kafka_topic()
+    records = _records(registry_url, topic, _ROWS, 5, key=key, key_format=key_format)
+    producer = Producer({"bootstrap.servers": servers})
+    for one in records:
+        producer.produce(topic, key=one["key"], value=one["value"], partition=0)
+    assert producer.flush(60) == 0
+    described = KafkaSource(
+        servers,
+        topic=topic,
+        schema="id BIGINT NOT NULL, name STRING",
+        key_format=key_format,
+        schema_registry=registry_url,
+        ending_offsets="latest",
+    )
+    with reading(described) as reader:
+        rows = read_to_end(reader)
+    assert ids(rows) == list(range(5))
+    alone = key == "id" and key_format != "protobuf"
+    assert [row["_key"] for row in rows] == [
+        row["id"] if alone else {name: row[name] for name in ([key] if key == "id" else key)}
+        for row in rows
+    ]
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,13 @@ def test_values_of_a_schema_registry_are_written_and_read_as_columns(
             "schema.registry.url": registry.url,
             "schema.registry.basic.auth.user.info": f"${{file:{tmp_path / 'user'}}}",
         }
+        keyed = {**options, "keyFormat": "avro"}
         frame = spark.createDataFrame(_ROWS, _SCHEMA).coalesce(1)
-        write = frame.write.format("onceflow-kafka").mode("append").options(**options)
+        write = (
+            frame.write.format("onceflow-kafka")
+            .mode("append")
+            .options(**keyed, keyColumns="id,name")
+        )
         staged = str(tmp_path / "staged")
         write.options(topic=topic, sinkId=topic, stagingLocation=staged).save()
         reading = {**options, "subscribe": topic, "startingOffsets": "earliest"}
@@ -47,6 +52,12 @@ def test_values_of_a_schema_registry_are_written_and_read_as_columns(
         read = spark.read.format("onceflow-kafka").options(**reading).load()
         assert [field.name for field in read.schema] == ["id", "tags", "name"]
         assert sorted(read.collect(), key=lambda row: row.id) == _ROWS
+
+        with_keys = spark.read.format("onceflow-kafka").options(**reading, keyFormat="avro").load()
+        assert [field.name for field in with_keys.schema] == ["id", "tags", "name", "_key"]
+        assert {row.id: row._key for row in with_keys.collect()} == {
+            one.id: Row(id=one.id, name=None) for one in _ROWS
+        }
 
         stream = spark.readStream.format("onceflow-kafka").options(**reading).load()
         query = (

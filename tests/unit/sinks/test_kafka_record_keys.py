@@ -1,6 +1,7 @@
 """Keys of records by a schema registry: what sink, source and Confluent's clients write and read.
 
-A double of the registry, and messages by hand.
+A double of the registry, and messages by hand; a real registry and broker are in
+tests/integration/test_schema_registry.py.
 """
 
 from __future__ import annotations
