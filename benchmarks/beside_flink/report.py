@@ -64,10 +64,6 @@ _CHECKPOINT_FIGURES: dict[str, Callable[[Run], float]] = {
     "checkpoint, ms": _median_of(lambda one: one.duration_ms),
     # Flink tells whole milliseconds: of less than one it says 0.
     "its synchronous part, ms": _median_of(lambda one: max(one.sync_ms, 0.5)),
-    "MB written": _median_of(lambda one: one.bytes_written / 1e6),
-    "MB written, mean": lambda run: statistics.mean(
-        one.bytes_written / 1e6 for one in run.checkpoints
-    ),
 }
 
 
