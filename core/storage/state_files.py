@@ -60,7 +60,7 @@ class FileStateWriter:
 
     @property
     def uploaded_bytes(self) -> int:
-        """How much went to storage: neither what is held inline nor what it took over as it is."""
+        """How much is new in storage: written, or taken over as it is. Not what is held inline."""
         return self._uploaded_bytes
 
     def write(
@@ -115,6 +115,7 @@ class FileStateWriter:
             return self._copy(name, path, source, key_groups, shared=True)
         hashed = _Hashed(_local_chunks(source))
         size_bytes = sum(len(chunk) for chunk in hashed)
+        self._uploaded(size_bytes)
         return _handle(name, path, size_bytes, hashed.checksum, key_groups, shared=True)
 
     def _copy(

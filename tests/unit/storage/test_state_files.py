@@ -176,10 +176,12 @@ def test_a_shared_file_is_a_file_of_its_own_name_whatever_its_size(
     data = os.urandom(size_bytes)
     source = tmp_path / "000012.sst"
     source.write_bytes(data)
-    first = writer_of(storage).write_file("000012.sst", source, shared=True, key_groups=range(8))
+    writer = writer_of(storage)
+    first = writer.write_file("000012.sst", source, shared=True, key_groups=range(8))
     second = writer_of(storage, checkpoint=2).write_file("000012.sst", source, shared=True)
     source.unlink()
     assert first.shared
+    assert writer.uploaded_bytes == size_bytes, "new in storage, whether copied or linked"
     assert first.path.startswith("shared/a2@balance@3@")
     assert first.path != second.path, "a name is used once, ever"
     assert (first.size_bytes, first.checksum) == (size_bytes, xxhash.xxh3_128_hexdigest(data))
