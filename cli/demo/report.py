@@ -239,10 +239,11 @@ def proof_table(result: DemoResult) -> Table:
 
 def summary(result: DemoResult) -> str:
     """Return the last line."""
+    kills = len(result.kills)
     numbers = (
         f"{result.verdict.records:,} payments in {result.seconds:.1f} s "
         f"({result.rows_per_second:,.0f} a second, restarts included), "
-        f"{len(result.kills)} kills, {result.restores} restores"
+        f"{kills} kill{'' if kills == 1 else 's'}, {result.restores} restores"
         f"{', moved by a savepoint' if result.move else ''}"
     )
     if result.ok:
