@@ -20,12 +20,12 @@ from onceflow.connectors.spark.options import (
     OptionTable,
     choice,
 )
+from onceflow.core.formats.keys import KeyFormat
 from onceflow.sinks.kafka import KafkaSink
-from onceflow.sinks.kafka.settings import KeyFormat as SinkKeyFormat
 from onceflow.sinks.kafka.settings import RecordFormat
 from onceflow.sources import KafkaSource
 from onceflow.sources.kafka.rows import schema_of_rows
-from onceflow.sources.kafka.settings import KafkaSettings, KeyFormat, ValueFormat
+from onceflow.sources.kafka.settings import KafkaSettings, ValueFormat
 
 _READING = "it is an option of `readStream` and `read`"
 _CLIENTS: Mapping[str, str] = {"kafka.": "options", "schema.registry.": "schema_registry"}
@@ -69,7 +69,7 @@ KAFKA_WRITE = OptionTable(
             "key_format",
             "`string`, `raw` (bytes), or by the schema registry `avro`, `protobuf`, `json-schema`;"
             " unless given one column goes as text or bytes, several as a JSON object",
-            choice(SinkKeyFormat),
+            choice(KeyFormat),
         ),
         _KEY_IN_REGISTRY,
         Option(

@@ -11,6 +11,7 @@ from pyarrow import types as arrow
 
 from onceflow.core.bad_rows import BadRows
 from onceflow.core.errors import ConfigError
+from onceflow.core.formats.keys import KEY_COLUMN
 from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.sinks.kafka.avro_values import AvroValues
 from onceflow.sinks.kafka.json_objects import ENCODING_ERRORS, JsonObjects, is_bytes
@@ -28,7 +29,7 @@ from onceflow.sinks.kafka.records import (
     stamped,
 )
 from onceflow.sinks.kafka.registered import ValueSchema, schema_text, value_schema
-from onceflow.sinks.kafka.settings import KEY_COLUMN, KafkaSinkSettings, RecordFormat
+from onceflow.sinks.kafka.settings import KafkaSinkSettings, RecordFormat
 from onceflow.sinks.sql.values import decoded_rows
 
 RAW_COLUMNS = (KEY, VALUE, HEADERS)

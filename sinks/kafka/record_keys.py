@@ -11,6 +11,7 @@ from pyarrow import types as arrow
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.formats.avro_schema import Record, parse_avro
+from onceflow.core.formats.keys import KeyFormat
 from onceflow.sinks.kafka.avro_values import AvroValues
 from onceflow.sinks.kafka.json_objects import (
     JsonObjects,
@@ -23,7 +24,7 @@ from onceflow.sinks.kafka.json_objects import (
 from onceflow.sinks.kafka.protobuf_values import ProtobufValues
 from onceflow.sinks.kafka.records import KEY
 from onceflow.sinks.kafka.registered import ValueSchema, schema_text
-from onceflow.sinks.kafka.settings import KafkaSinkSettings, KeyFormat, RecordFormat
+from onceflow.sinks.kafka.settings import KafkaSinkSettings, RecordFormat
 
 Encode: TypeAlias = Callable[[pa.RecordBatch], pa.Array]
 """From rows to the bytes of each."""

@@ -12,6 +12,7 @@ from enum import Enum
 from onceflow.core.client_options import OptionRules, OptionValue
 from onceflow.core.config import Delivery
 from onceflow.core.errors import ConfigError
+from onceflow.core.formats.keys import KeyFormat
 from onceflow.core.formats.registry import RegistrySettings
 
 SPARK_PREFIX = "kafka."
@@ -109,30 +110,6 @@ class RecordFormat(Enum):
     def registered(self) -> bool:
         """Whether values begin with the id of a schema that a registry keeps."""
         return self in {RecordFormat.AVRO, RecordFormat.PROTOBUF, RecordFormat.JSON_SCHEMA}
-
-
-class KeyFormat(Enum):
-    """How the key columns become the record's key."""
-
-    STRING = "string"
-    """One column, as text."""
-    RAW = "raw"
-    """One column of bytes or text, as it is."""
-    AVRO = "avro"
-    """By a schema of the registry; a struct or several columns as a record, any other as itself."""
-    PROTOBUF = "protobuf"
-    """The same; always a message."""
-    JSON_SCHEMA = "json-schema"
-    """The same; an object, or any other value."""
-
-    @property
-    def registered(self) -> bool:
-        """Whether keys begin with the id of a schema that a registry keeps."""
-        return self not in {KeyFormat.STRING, KeyFormat.RAW}
-
-
-KEY_COLUMN = "_key"
-"""As which a source hands out keys: as a key it is no part of the value."""
 
 
 class StaleRows(Enum):

@@ -13,6 +13,7 @@ from onceflow.core.client_options import OptionValue
 from onceflow.core.config import Delivery, choice_of
 from onceflow.core.connector import ServerAccess, SinkConnector
 from onceflow.core.errors import ConfigError
+from onceflow.core.formats.keys import KeyFormat
 from onceflow.core.formats.registry import registry_settings
 from onceflow.core.spi import (
     Committer,
@@ -31,7 +32,6 @@ from onceflow.sinks.kafka.settings import (
     RULES,
     STAGED,
     KafkaSinkSettings,
-    KeyFormat,
     RecordFormat,
     StaleRows,
 )

@@ -14,6 +14,7 @@ import pyarrow as pa
 from confluent_kafka import Message
 
 from onceflow.core.decoders import json_decoder
+from onceflow.core.formats.keys import KEY_COLUMN, KeyFormat
 from onceflow.core.formats.protobuf_schema import columns_of_message, message_of
 from onceflow.core.formats.wire import HEADER_BYTES, UNFRAMED, schema_id_of
 from onceflow.core.protocol.invariant import InvariantViolation
@@ -30,7 +31,7 @@ from onceflow.sources.kafka.json_records import (
 from onceflow.sources.kafka.messages import KEY
 from onceflow.sources.kafka.protobuf_rows import ProtobufDecoder
 from onceflow.sources.kafka.schema_cache import SchemaCache
-from onceflow.sources.kafka.settings import KEY_COLUMN, KafkaSettings, KeyFormat
+from onceflow.sources.kafka.settings import KafkaSettings
 
 
 class RowsOfValues(Rows, Protocol):

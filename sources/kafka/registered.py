@@ -16,6 +16,7 @@ import pyarrow as pa
 from onceflow.core.errors import ConfigError, SourceUnavailable
 from onceflow.core.formats.avro_schema import Record, arrow_type, columns_of
 from onceflow.core.formats.json_schema import columns_of_json_schema, type_of_json_schema
+from onceflow.core.formats.keys import KEY_COLUMN, KeyFormat
 from onceflow.core.formats.protobuf_schema import columns_of_message, compiled, message_of
 from onceflow.core.formats.registry import (
     KeptSchema,
@@ -29,9 +30,7 @@ from onceflow.sources.kafka.avro_rows import as_member, avro_record
 from onceflow.sources.kafka.protobuf_rows import fitting_of
 from onceflow.sources.kafka.rows import require_columns
 from onceflow.sources.kafka.settings import (
-    KEY_COLUMN,
     KafkaSettings,
-    KeyFormat,
     ValueFormat,
 )
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from onceflow.core.client_options import OptionRules, OptionValue
 from onceflow.core.errors import ConfigError
+from onceflow.core.formats.keys import KEY_COLUMN, KeyFormat
 from onceflow.core.formats.registry import KeptSchema, RegistrySettings
 from onceflow.core.spi import OnBadRow
 
@@ -230,27 +231,6 @@ class ValueFormat(Enum):
         return self in {ValueFormat.DEBEZIUM_JSON, ValueFormat.DEBEZIUM_AVRO}
 
 
-class KeyFormat(Enum):
-    """How a record's key becomes the column `_key`."""
-
-    STRING = "string"
-    """Text in UTF-8."""
-    RAW = "raw"
-    """Its bytes."""
-    AVRO = "avro"
-    """As `ValueFormat.AVRO`, by the subject of the keys: a struct of a record, or one value."""
-    PROTOBUF = "protobuf"
-    """As `ValueFormat.PROTOBUF`: a struct."""
-    JSON_SCHEMA = "json-schema"
-    """As `ValueFormat.JSON_SCHEMA`: a struct of an object, or one value."""
-
-    @property
-    def registered(self) -> bool:
-        """Whether a registry says the type."""
-        return self not in {KeyFormat.STRING, KeyFormat.RAW}
-
-
-KEY_COLUMN = "_key"
 _PLAIN_KEYS: Mapping[KeyFormat, pa.DataType] = {
     KeyFormat.STRING: pa.string(),
     KeyFormat.RAW: pa.binary(),

@@ -10,6 +10,7 @@ from onceflow.core.client_options import OptionValue
 from onceflow.core.config import choice_of
 from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
+from onceflow.core.formats.keys import KeyFormat
 from onceflow.core.formats.registry import registry_settings
 from onceflow.core.schema_text import SchemaLike, schema_of
 from onceflow.core.spi import OnBadRow, ReaderContext, Source, SourceReader, Split, SplitOffsets
@@ -22,7 +23,6 @@ from onceflow.sources.kafka.rows import require_columns, schema_of_rows
 from onceflow.sources.kafka.settings import (
     RULES,
     KafkaSettings,
-    KeyFormat,
     OffsetsLike,
     ValueFormat,
     offsets_of,

@@ -18,10 +18,11 @@ from onceflow.connectors.spark.kafka_options import (
 from onceflow.connectors.spark.options import PROTOCOL_OPTIONS, OptionTable, own_sink
 from onceflow.connectors.spark.sql_options import MYSQL_WRITE, POSTGRES_WRITE, SQLITE_WRITE
 from onceflow.core.errors import ConfigError
+from onceflow.core.formats.keys import KeyFormat
 from onceflow.core.formats.registry import RegistrySettings
 from onceflow.core.spi import Sink
 from onceflow.sinks import FileSink, KafkaSink, MySQLSink, PostgresSink, SQLiteSink
-from onceflow.sinks.kafka.settings import KeyFormat, RecordFormat
+from onceflow.sinks.kafka.settings import RecordFormat
 from onceflow.sources.kafka.settings import Earliest, Latest
 
 TABLES = (
