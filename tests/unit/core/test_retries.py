@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import random
-import time
+from types import SimpleNamespace
 
 import pytest
 
+from onceflow.core import retries as module
 from onceflow.core.retries import Retries
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return the pauses slept; the clock goes on by them and by nothing else."""
+    """Return the pauses slept; the clock goes on by them and by nothing else.
+
+    Only the module's own name is replaced: other threads of the process keep the real clock.
+    """
     slept: list[float] = []
-    monkeypatch.setattr(time, "monotonic", lambda: 1000.0 + sum(slept))
-    monkeypatch.setattr(time, "sleep", slept.append)
+
+    def monotonic() -> float:
+        return 1000.0 + sum(slept)
+
+    clock = SimpleNamespace(monotonic=monotonic, sleep=slept.append)
+    monkeypatch.setattr(module, "time", clock)
     return slept
 
 
@@ -25,7 +33,7 @@ def test_pauses_double_up_to_the_longest(
     def longest(_low: float, high: float) -> float:
         return high
 
-    monkeypatch.setattr(random, "uniform", longest)
+    monkeypatch.setattr(module, "random", SimpleNamespace(uniform=longest))
     retries = Retries(until=1003.0, first_s=0.1, longest_s=1.0)
     while retries.pause():
         pass
