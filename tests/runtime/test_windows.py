@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.runtime.test_recovery import BACKENDS, await_checkpoints
 from tests.runtime.test_timers import await_rows
+from tests.spark_formats.state_rows import state
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource, amount_of
 from tests.support.directory_sink import DirectorySink
@@ -155,6 +156,60 @@ def test_a_savepoint_moves_open_windows_from_rocksdb_to_the_heap(
     job = pipeline.start(from_savepoint=status.savepoints[-1].place)
     assert job.wait(60).state is JobState.FINISHED
     assert_windows(sink, source, 500, 500)
+
+
+def test_a_savepoint_shows_open_sessions_and_moves_them_from_rocksdb_to_the_heap(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    """Bursts of 500 ms after as long a pause; in each an account has five records, 100 ms apart."""
+    source = CountingSource(4_000, splits_count=3, ends_with=str(tmp_path / "ends"))
+    sink = DirectorySink(str(tmp_path / "out"))
+    expected: dict[tuple[str, int], tuple[int, int]] = {}
+    for first in range(500, source.records, 1000):
+        for account in range(source.accounts):
+            ids = range(first + account, first + 500, source.accounts)
+            expected[str(account), ids[0]] = sum(map(amount_of, ids)), len(ids)
+
+    def sessions(backend: StateBackend, parallelism: int) -> Pipeline:
+        pipeline = Pipeline(
+            cluster,
+            name="sessions",
+            parallelism=parallelism,
+            checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"), interval=0.1),
+            state_backend=backend,
+            settings=SETTINGS,
+        )
+        records = pipeline.read(source, uid="records", watermarks=STRATEGY)
+        bursts = records.filter(lambda record: record["id"] % 1000 >= 500)
+        cut = bursts.key_by("account").window(EventTimeSessionWindows(0.2))
+        cut.aggregate(total=sum_("amount"), n=count(), uid="sums").write(sink, uid="out")
+        return pipeline
+
+    job = sessions(RocksDBBackend(), 2).start()
+    await_checkpoints(job, 1, 60)
+    await_rows(sink, 300, 60)  # of three bursts; nothing comes after the fourth
+    status = job.stop(60, savepoint=True)
+    assert status.state is JobState.STOPPED
+    place = status.savepoints[-1].place
+    held = {
+        (row["key"]["_2"], row["value"]["onceflow.start"]): (
+            row["value"]["total"],
+            row["value"]["n"],
+        )
+        for row in state(place, uid="sums", state="onceflow.sessions-200").to_pylist()
+    }
+    assert held == {key: totals for key, totals in expected.items() if key[1] >= 3500}
+
+    (tmp_path / "ends").touch()
+    job = sessions(HeapBackend(), 3).start(from_savepoint=place)
+    assert job.wait(60).state is JobState.FINISHED
+    rows = sink.rows()
+    found = {
+        (row["account"], round(row["window_start"].timestamp() * 1000)): (row["total"], row["n"])
+        for row in rows
+    }
+    assert found == expected
+    assert len(rows) == len(found), "a session came out twice"
 
 
 def test_windows_in_processing_time_hold_each_record_once(
