@@ -64,16 +64,14 @@ def kafka_jars(
     Raises:
         ServerError: Neither client could fetch them; says what each answered.
     """
-    target = cache_directory() / f"kafka-{version}"
-    if target.is_dir():
-        return target
-    tell = progress or _ignore
-    with exclusive(target.with_name(f"{target.name}.lock"), timeout_s):
-        if not target.is_dir():
-            tell(f"fetching Kafka {version} (44 MB, once) into {target}")
-            with publish(target) as fresh:
-                _fetch(version, fresh, tell, timeout_s)
-    return target
+    dependencies = (("org.apache.kafka", f"kafka_{_SCALA}", version), _LOG_BINDING)
+    return jars_of(
+        f"kafka-{version}",
+        dependencies,
+        f"Kafka {version} (44 MB, once)",
+        progress=progress,
+        timeout_s=timeout_s,
+    )
 
 
 # Spark's connector, which works on 4.3, too, and the driver that its JDBC uses.
@@ -94,14 +92,13 @@ def spark_jars(
     Raises:
         ServerError: Neither client could fetch them; says what each answered.
     """
-    target = cache_directory() / "spark-jars-4.2.0"
-    tell = progress or _ignore
-    with exclusive(target.with_name(f"{target.name}.lock"), timeout_s):
-        if not target.is_dir():
-            tell(f"fetching Spark's jars (11 MB, once) into {target}")
-            with publish(target) as fresh:
-                needed = [f"{name}-{version}.jar" for _, name, version in _SPARK_JARS]
-                _fetched(_SPARK_JARS, "Spark's jars", needed, fresh, tell, timeout_s)
+    target = jars_of(
+        "spark-jars-4.2.0",
+        _SPARK_JARS,
+        "Spark's jars (11 MB, once)",
+        progress=progress,
+        timeout_s=timeout_s,
+    )
     return tuple(target / f"{name}-{version}.jar" for _, name, version in _SPARK_JARS)
 
 
@@ -122,27 +119,52 @@ def hdfs_jars(*, progress: Progress | None = None, timeout_s: float = _FETCH_TIM
     Raises:
         ServerError: Neither client could fetch it; says what each answered.
     """
-    target = cache_directory() / f"hadoop-{HADOOP_VERSION}"
+    return jars_of(
+        f"hadoop-{HADOOP_VERSION}",
+        _HDFS_JARS,
+        f"Hadoop {HADOOP_VERSION} (92 MB, once)",
+        progress=progress,
+        timeout_s=timeout_s,
+    )
+
+
+def jars_of(
+    name: str,
+    dependencies: Sequence[tuple[str, str, str]],
+    what: str,
+    *,
+    progress: Progress | None = None,
+    timeout_s: float = _FETCH_TIMEOUT_S,
+) -> Path:
+    """Return a directory with `dependencies` and whatever they depend on, fetched once.
+
+    A crash leaves no half-filled directory.
+
+    Args:
+        name: Of the directory within the cache; with the version.
+        dependencies: Group, artifact and version of each.
+        what: What a message calls them.
+        progress: Told in one line what goes on, only when something is fetched.
+        timeout_s: For the whole call; processes that ask at the same time wait for the first.
+
+    Raises:
+        ServerError: Neither client could fetch them; says what each answered.
+    """
+    target = cache_directory() / name
+    if target.is_dir():
+        return target
     tell = progress or _ignore
-    with exclusive(target.with_name(f"{target.name}.lock"), timeout_s):
+    with exclusive(target.with_name(f"{name}.lock"), timeout_s):
         if not target.is_dir():
-            tell(f"fetching Hadoop {HADOOP_VERSION} (92 MB, once) into {target}")
+            tell(f"fetching {what} into {target}")
             with publish(target) as fresh:
-                needed = [f"{name}-{version}.jar" for _, name, version in _HDFS_JARS]
-                _fetched(_HDFS_JARS, f"Hadoop {HADOOP_VERSION}", needed, fresh, tell, timeout_s)
+                _fetch(dependencies, what, fresh, tell, timeout_s)
     return target
 
 
-def _fetch(version: str, into: Path, tell: Progress, timeout_s: float) -> None:
-    dependencies = (("org.apache.kafka", f"kafka_{_SCALA}", version), _LOG_BINDING)
-    needed = [f"kafka_{_SCALA}-{version}.jar", f"{'-'.join(_LOG_BINDING[1:])}.jar"]
-    _fetched(dependencies, f"Kafka {version}", needed, into, tell, timeout_s)
-
-
-def _fetched(
+def _fetch(
     dependencies: Sequence[tuple[str, str, str]],
     what: str,
-    needed: Sequence[str],
     into: Path,
     tell: Progress,
     timeout_s: float,
@@ -153,7 +175,7 @@ def _fetched(
         with tempfile.TemporaryDirectory(prefix="onceflow-fetch-") as work:
             try:
                 client(dependencies, into, Path(work), timeout_s)
-                _check(needed, into)
+                _check(dependencies, into)
             except (ServerError, OSError, subprocess.SubprocessError) as error:
                 failures.append(f"{name}: {error}")
                 tell(f"{name} could not fetch {what}")
@@ -252,8 +274,9 @@ def _run(command: Sequence[str], work: Path, timeout_s: float) -> None:
         raise ServerError(f"status {result.returncode}: {result.stdout.strip()[-600:]}")
 
 
-def _check(needed: Sequence[str], into: Path) -> None:
-    for name in needed:
+def _check(dependencies: Sequence[tuple[str, str, str]], into: Path) -> None:
+    for _, artifact, version in dependencies:
+        name = f"{artifact}-{version}.jar"
         if not (into / name).is_file():
             raise ServerError(f"{name} is missing from what was fetched")
 

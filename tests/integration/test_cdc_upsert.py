@@ -7,17 +7,24 @@ import os
 import random
 import signal
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psycopg
+import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 from examples.cdc_upsert import copy_of_orders
 from tests.integration import postgres_sink_kit as postgres
+from tests.support.debezium import debezium
+from typing_extensions import LiteralString
 
 from onceflow import LocalProcesses
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kinds import KafkaServer
+from onceflow.integration.servers.postgres import EmbeddedPostgres
 
 _PARTITIONS = 2
 
@@ -102,3 +109,65 @@ def test_copy_equals_its_table_after_a_slot_was_killed(
     finally:
         job.stop()
     assert rows("orders_copy") == rows("orders")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schemas", [True, False], ids=["with schemas", "bare"])
+def test_copy_equals_a_table_that_debezium_itself_follows(
+    tmp_path: Path, onceflow_kafka: KafkaServer, schemas: bool
+) -> None:
+    """Rows that were there before, changes of every kind, also of keys, and a slot killed."""
+    seed = int(os.environ.get("ONCEFLOW_SEED", random.randrange(2**32)))
+    said = f"ONCEFLOW_SEED={seed}"
+    draw = random.Random(seed)
+    servers, prefix = onceflow_kafka.bootstrap_servers, f"shop{uuid.uuid4().hex[:8]}"
+    with EmbeddedPostgres({"wal_level": "logical"}) as server:
+        url = server.url
+        postgres.query(url, "CREATE TABLE orders (id bigint PRIMARY KEY, state text, cents bigint)")
+
+        def change(count: int) -> None:
+            with psycopg.connect(url, autocommit=True) as connection:
+                for _ in range(count):
+                    with connection.transaction():
+                        for _ in range(draw.randrange(1, 4)):
+                            connection.execute(*_drawn(draw))
+
+        def same() -> bool:
+            copy, table = (
+                postgres.query(url, f"SELECT id, state, cents FROM {name} ORDER BY id")
+                for name in ("orders_copy", "orders")
+            )
+            return bool(copy == table)
+
+        change(100)
+        tables = {"table": "public.orders", "prefix": prefix}
+        with debezium(tmp_path, url, servers, **tables, schemas=schemas):
+            admin, topic = AdminClient({"bootstrap.servers": servers}), f"{prefix}.public.orders"
+            _await(lambda: topic in admin.list_topics(timeout=30).topics, "no topic")
+            cluster, storage = LocalProcesses(tmp_path / "logs"), str(tmp_path / "checkpoints")
+            job = copy_of_orders(cluster, servers, topic, url, storage).start()
+            try:
+                _await(lambda: job.status().checkpoints_completed > 1, f"none; {said}")
+                change(150)
+                os.kill(job.status().slots[0].pid, signal.SIGKILL)
+                change(150)
+                _await(same, said, timeout_s=120)
+                assert job.status().restores >= 1
+            finally:
+                job.stop()
+        assert same(), said
+
+
+def _drawn(draw: random.Random) -> tuple[LiteralString, tuple[object, ...]]:
+    """Return a statement that changes a row of `orders`, if it is there."""
+    key, other = draw.randrange(60), draw.randrange(60, 90)
+    kind = draw.random()
+    if kind < 0.25:
+        return "DELETE FROM orders WHERE id = %s", (key,)
+    if kind < 0.35:  # of a new key Debezium makes a delete, a tombstone and a put
+        unless = "NOT EXISTS (SELECT FROM orders WHERE id = %s)"
+        return f"UPDATE orders SET id = %s WHERE id = %s AND {unless}", (other, key, other)
+    cents = draw.choice([None, draw.randrange(10**12)])
+    row = (key, draw.choice(["new", "paid"]), cents)
+    anew = "ON CONFLICT (id) DO UPDATE SET state = excluded.state, cents = excluded.cents"
+    return f"INSERT INTO orders VALUES (%s, %s, %s) {anew}", row
