@@ -166,9 +166,13 @@ def snapshots(store: KeyedStateStore, storage: CountingStorage, keys: int, runs:
         upload.append(time.perf_counter() - frozen)
         written.append(storage.bytes_written - before)
         store.notify_completed(CheckpointId(number))
-        for key in rng.sample(range(keys), keys // 100):
-            store.set_current_key(key)
-            state.set(os.urandom(VALUE_BYTES))
+        changing = rng.sample(range(keys), keys // 100)
+        for start in range(0, len(changing), BATCH_ROWS // 4):
+            batch = changing[start : start + BATCH_ROWS // 4]
+            store.prefetch(batch)
+            for key in batch:
+                store.set_current_key(key)
+                state.set(os.urandom(VALUE_BYTES))
     changed = keys // 100 * VALUE_BYTES
     return {
         "first snapshot MB": written[0] / 1e6,

@@ -158,6 +158,8 @@ class RocksDBStore(KeyedStateStore):
     def prefetch(self, keys: Sequence[Any]) -> None:
         """Read what is not in memory, all at once; map states read entries when they are asked."""
         distinct = list(dict.fromkeys(keys))
+        for table in self._tables.values():
+            table.join(2 * len(distinct))
         for table in self._by_key:
             table.prefetch(distinct)
 

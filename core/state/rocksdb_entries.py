@@ -4,8 +4,13 @@ Of every state there are *fresh* entries, which the database does not have yet, 
 which it has or will have once the pending snapshot is written. A working set that fits the cache is
 read and written at the speed of dicts; the database sees each changed entry once a snapshot.
 
+A barrier waits for a snapshot, so that takes the dict of fresh entries as it is. Those *taken* join
+the clean ones afterwards, some with every batch: to move ten thousand at once takes milliseconds,
+and several times as many where the dict of clean ones has to grow.
+
 Invariants:
     an entry of a pending snapshot stays in memory until it is in the database
+    fresh entries are newer than those taken, and these than clean ones of the same keys
     fresh entries < capacity / 2;  clean entries <= 2 * capacity
 """
 
@@ -53,6 +58,12 @@ from onceflow.core.state.serializers import ExpiringSerializer
 K = TypeVar("K")
 V = TypeVar("V")
 
+TAKEN_MAX = 8
+"""Snapshots whose entries a look-up goes through; at one more, all join the clean ones at once."""
+JOINING_MIN = 2_048
+"""Entries that join with each batch at least: about half a millisecond."""
+EVICTED_SHARE = 64
+"""Of the capacity, what share is forgotten at once."""
 ASKED_OF_OFFERED_MAX = 64
 IN_VAIN_MAX = 3
 """After so many batches with an entry asked for at less than one key in 64, none is prefetched."""
@@ -162,6 +173,10 @@ class RocksEntries(EntryTable):
         self._complete = complete
         """Whether every entry is in memory, so that one that is not there is nowhere."""
         self._clean: dict[Any, Any] = {}
+        self._taken: list[dict[Any, Any]] = []
+        """By snapshots, the last one first; uploading threads read them."""
+        self._joining: Iterator[tuple[Any, Any]] = iter(())
+        """What of the first of them has not joined the clean entries."""
         self.forget: Callable[[Any], None] = self.delete
         """Deletes an entry that has expired."""
         self._clean_at: tuple[int, bytes] = 0, b""
@@ -176,8 +191,12 @@ class RocksEntries(EntryTable):
         """How many times in a row next to none was asked for."""
 
     def older(self, key: Any) -> Any:
-        """Return the clean entry, or the database's, or ABSENT."""
+        """Return the entry taken or clean, or the database's, or ABSENT."""
         self._asked += 1
+        for taken in self._taken:
+            entry = taken.get(key, ABSENT)
+            if entry is not ABSENT:
+                return ABSENT if entry is DELETED else entry
         entry = self._clean.get(key, ABSENT)
         if entry is ABSENT and not self._complete:
             group = hash_key(self._format.group_key(key)) % self._max_parallelism
@@ -186,7 +205,7 @@ class RocksEntries(EntryTable):
             entry = DELETED if data is None else self._format.unpack(data)
             self._clean[key] = entry
             if len(self._clean) > self._capacity:
-                self._evict()
+                self._evict(0)
         return ABSENT if entry is DELETED else entry
 
     def prefetch(self, keys: Sequence[Any]) -> None:
@@ -201,11 +220,13 @@ class RocksEntries(EntryTable):
         self._asked, self._offered = 0, len(keys)
         if self._in_vain > IN_VAIN_MAX:
             return
-        fresh, clean = self.fresh, self._clean
-        absent = [key for key in keys if key not in fresh and key not in clean]
+        absent: Sequence[Any] = keys
+        clean = self._clean
+        for there in (self.fresh, *self._taken, clean):
+            absent = [key for key in absent if key not in there]
         absent = absent[: self._capacity // 2]
         if len(clean) + len(absent) > self._capacity:
-            self._evict()
+            self._evict(len(absent))
         groups = key_groups(hash_python_keys(absent), self._max_parallelism)
         pairs = sorted_pairs(groups, self._name, self._format.row_keys(absent), absent)
         found = self._database.get_many([row_key for row_key, _ in pairs])
@@ -226,8 +247,33 @@ class RocksEntries(EntryTable):
     def freeze(self) -> Callable[[], list[Pair]]:
         """Take the fresh entries away; return what turns them into sorted pairs, on any thread."""
         frozen, self.fresh = self.fresh, {}
-        self._clean.update(frozen)
+        if frozen:
+            if not self._taken:
+                self._joining = iter(frozen.items())
+            self._taken.insert(0, frozen)
+        if len(self._taken) > TAKEN_MAX:
+            self._move(self._taken_count)
         return lambda: self._pairs(frozen)
+
+    def join(self, count: int) -> None:
+        """Let entries that snapshots have taken join the clean ones: `count` and some more."""
+        if self._taken:
+            self._move(count + JOINING_MIN)
+        if len(self._clean) > self._capacity:
+            self._evict(0)
+
+    @property
+    def _taken_count(self) -> int:
+        return sum(map(len, self._taken))
+
+    def _move(self, count: int) -> None:
+        while self._taken and count > 0:
+            joined = list(islice(self._joining, count))
+            self._clean.update(joined)
+            count -= len(joined)
+            if count > 0:
+                self._taken.pop()
+                self._joining = iter(self._taken[-1].items() if self._taken else ())
 
     def _pairs(self, entries: dict[Any, Any]) -> list[Pair]:
         keys = list(entries)
@@ -240,7 +286,9 @@ class RocksEntries(EntryTable):
     def all(self, key_groups_owned: range) -> Iterator[tuple[Any, Any]]:
         """Yield every key and its value."""
         thaw = self.cells.thaw
-        newer = {**self._clean, **self.fresh}
+        newer = dict(self._clean)
+        for entries in (*reversed(self._taken), self.fresh):
+            newer.update(entries)
         for group in key_groups_owned:
             prefix = group_prefix(group) + self._prefix
             for row_key, value in self._database.scan(prefix, after(prefix)):
@@ -288,14 +336,19 @@ class RocksEntries(EntryTable):
         pairs = self.freeze()
         self._writes.write(pairs())
         self.spilled()
-        self._evict()
+        self._move(self._taken_count)
+        self._evict(0)
 
-    def _evict(self) -> None:
-        """Forget the older half of the clean entries, once the database has them all."""
+    def _evict(self, room: int) -> None:
+        """Forget the oldest clean entries, once the database has them all, so that `room` more fit.
+
+        And some more; not half of them, for which everything would wait.
+        """
         if self._writes.settled or len(self._clean) > 2 * self._capacity:
             self._writes.settle()
             self._complete = False
-            for key in list(islice(self._clean, len(self._clean) - self._capacity // 2)):
+            kept = max(self._capacity - self._capacity // EVICTED_SHARE - room, 0)
+            for key in list(islice(self._clean, max(len(self._clean) - kept, 0))):
                 del self._clean[key]
 
     def scan_key(self, key: Any) -> Iterator[tuple[bytes, bytes]]:
