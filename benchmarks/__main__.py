@@ -34,6 +34,7 @@ from benchmarks.sinks.places import places
 from benchmarks.sinks.rows import Rows
 from benchmarks.stage import ROOT, BenchmarkError, Stage
 from benchmarks.throughput import measure, variants
+from onceflow.connectors.spark.class_archive import NoArchive, archive_classes
 from onceflow.core.errors import OnceflowError
 from onceflow.integration.workload import Payments
 
@@ -170,18 +171,28 @@ def _measure_on(
             say(f"checkpoints of an idle job, {backend}")
             report.idle.append(idle_checkpoints(stage, backend))
     if Scenario.RECOVERY in chosen:
-        if report.records < RECORDS_MIN:
-            say(f"producing {RECORDS_MIN:,} payments to recover in the midst of")
-            stage.payments = Payments(RECORDS_MIN)
-            topic = stage.fill("payments-to-recover")
-        spec = JobSpec(records=stage.payments.records, topic=topic, backend=backends[0])
-        for run in range(report.runs):
-            report.durability.slot_recoveries.append(recover(stage, spec))
-            again_s = report.durability.slot_recoveries[-1].rows_flow_s
-            say(f"run {run + 1} of {report.runs}: rows flow {again_s} s after a slot's SIGKILL")
-            report.durability.driver_recoveries.append(recover_driver(stage, spec))
-            again_s = report.durability.driver_recoveries[-1].rows_flow_s
-            say(f"run {run + 1} of {report.runs}: rows flow {again_s} s after a driver's start")
+        _recover(stage, topic, report, backends[0], say)
+
+
+def _recover(
+    stage: Stage, topic: str, report: Report, backend: Backend, say: Callable[[str], None]
+) -> None:
+    try:
+        archive_classes()
+    except NoArchive as error:
+        say(f"Spark's JVM starts without an archive of classes: {error}")
+    if report.records < RECORDS_MIN:
+        say(f"producing {RECORDS_MIN:,} payments to recover in the midst of")
+        stage.payments = Payments(RECORDS_MIN)
+        topic = stage.fill("payments-to-recover")
+    spec = JobSpec(records=stage.payments.records, topic=topic, backend=backend)
+    for run in range(report.runs):
+        report.durability.slot_recoveries.append(recover(stage, spec))
+        again_s = report.durability.slot_recoveries[-1].rows_flow_s
+        say(f"run {run + 1} of {report.runs}: rows flow {again_s} s after a slot's SIGKILL")
+        report.durability.driver_recoveries.append(recover_driver(stage, spec))
+        again_s = report.durability.driver_recoveries[-1].rows_flow_s
+        say(f"run {run + 1} of {report.runs}: rows flow {again_s} s after a driver's start")
 
 
 def _state(runs: int) -> dict[str, float]:

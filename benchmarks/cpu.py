@@ -1,4 +1,4 @@
-"""CPU seconds of process trees, from /proc: exact to a clock tick (10 ms).
+"""CPU seconds of process trees, and when processes began, from /proc: exact to 10 ms.
 
 A process's figure includes its ended children once it has waited for them, so the sum over a tree
 only grows; what a killed and orphaned process had used is lost with it.
@@ -7,17 +7,15 @@ only grows; what a killed and orphaned process had used is lost with it.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from onceflow.integration.faults.processes import process_tree
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_UTIME, _STIME, _CSTIME = (
-    11,
-    12,
-    14,
-)  # places after the closing parenthesis of the command; see proc(5)
+# Places after the closing parenthesis of the command; see proc(5).
+_UTIME, _STIME, _CSTIME, _STARTTIME = 11, 12, 14, 19
 
 
 def tree_cpu_s(root: int) -> float:
@@ -35,10 +33,21 @@ def groups_cpu_s(roots: Mapping[str, int]) -> dict[str, float]:
     return {name: tree_cpu_s(root) for name, root in roots.items()}
 
 
-def _process_cpu_s(pid: int, last_field: int = _CSTIME) -> float:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
+def began_at_s(pid: int) -> float:
+    """Return when `pid` was started or forked; 0 when it has ended."""
+    if not (fields := _fields_of(pid)):
         return 0.0
-    fields = stat.rpartition(")")[2].split()
-    return sum(int(field) for field in fields[_UTIME : last_field + 1]) / _TICKS_PER_S
+    since_boot_s = int(fields[_STARTTIME]) / _TICKS_PER_S
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot_s
+
+
+def _process_cpu_s(pid: int, last_field: int = _CSTIME) -> float:
+    return sum(int(field) for field in _fields_of(pid)[_UTIME : last_field + 1]) / _TICKS_PER_S
+
+
+def _fields_of(pid: int) -> list[str]:
+    """Return what follows the command, nothing when the process is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []

@@ -14,6 +14,11 @@ from benchmarks.stage import BenchmarkError, DriverProcess, Stage
 STEPS = {
     "imported_s": "imports done",
     "session_s": "Spark's session started",
+    "claimed_s": "attempt claimed",
+    "recovered_s": "sinks recovered",
+    "daemon_s": "Python's daemon started",
+    "forked_s": "slots forked",
+    "slots_up_s": "slots up",
     "deployed_s": "state sent",
     "running_s": "all slots run",
     "records_flow_s": "records read",
@@ -55,8 +60,13 @@ def recover_driver(stage: Stage, spec: JobSpec) -> DriverRecovery:
     return DriverRecovery(
         imported_s=since_start(result.imported_at_s),
         session_s=since_start(result.session_at_s),
-        deployed_s=since_start(result.deployed_at_s),
-        running_s=since_start(result.running_at_s),
+        claimed_s=since_start(result.start.claimed_at_s),
+        recovered_s=since_start(result.start.recovered_at_s),
+        daemon_s=since_start(result.start.daemon_at_s),
+        forked_s=since_start(result.start.forked_at_s),
+        slots_up_s=since_start(result.start.slots_up_at_s),
+        deployed_s=since_start(result.start.deployed_at_s),
+        running_s=since_start(result.start.running_at_s),
         records_flow_s=since_start(result.reading_at_s),
         rows_flow_s=since_start(flow_at_s),
     )

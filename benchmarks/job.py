@@ -16,9 +16,9 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from benchmarks.clocked_source import ClockedSource
-from benchmarks.cpu import groups_cpu_s, own_cpu_s, tree_cpu_s
+from benchmarks.cpu import began_at_s, groups_cpu_s, own_cpu_s, tree_cpu_s
 from benchmarks.discarding_sink import DiscardingSink
-from benchmarks.job_spec import CheckpointTimes, JobResult, JobSpec, Recovery
+from benchmarks.job_spec import AttemptStart, CheckpointTimes, JobResult, JobSpec, Recovery
 from benchmarks.keyed_balance import KeyedBalance
 from benchmarks.slot_kill import kill_a_slot
 from benchmarks.watch import TIMEOUT_S, Watch
@@ -33,12 +33,17 @@ from onceflow import (
     count,
     sum_,
 )
+from onceflow.connectors.spark.class_archive import archive_options
+from onceflow.core.runtime.driver.status import AttemptStats
 from onceflow.core.spi import Sink, Source
 from onceflow.integration.faults.processes import children_of
 from onceflow.integration.workload import PAYMENT_SCHEMA
 from onceflow.sinks import MySQLSink, PostgresSink
 from onceflow.sources import KafkaSource
 from onceflow.sources.datagen import DatagenSource
+
+_SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""It only starts slots."""
 
 
 def build(spec: JobSpec, spark: SparkSession) -> Pipeline:
@@ -120,6 +125,7 @@ def main(spec_path: str, result_path: str) -> None:
         .config("spark.ui.enabled", "false")
         .config("spark.python.daemon.module", "onceflow.connectors.python_daemon")
         .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.extraJavaOptions", f"{archive_options()} {_SHORT_LIVED_JVM}")
         .getOrCreate()
     )
     result = _run(spec, spark, imported_at_s)
@@ -134,6 +140,9 @@ def _run(spec: JobSpec, spark: SparkSession, imported_at_s: float) -> JobResult:
     job = build(spec, spark).start()
     watch = Watch(job)
     watch.until(lambda status: bool(status.attempts) and clock.began(status.attempts[0].attempt))
+    slots = job.status().slots
+    daemon_at_s = min((began_at_s(one.parent_pid) for one in slots), default=0.0)
+    forked_at_s = max((began_at_s(one.pid) for one in slots), default=0.0)
     cpu_before = _cpu_s(roots)
     recovery: Recovery | None = None
     match spec.task:
@@ -158,8 +167,7 @@ def _run(spec: JobSpec, spark: SparkSession, imported_at_s: float) -> JobResult:
         imported_at_s=imported_at_s,
         session_at_s=session_at_s,
         reading_at_s=clock.began_at_s(first.attempt),
-        deployed_at_s=first.began_at_s + first.deployed_s,
-        running_at_s=first.began_at_s + first.running_s,
+        start=_start(first, daemon_at_s, forked_at_s),
         committed_at_s=committed_at,
         cpu_s={name: round(cpu_after[name] - cpu_before[name], 3) for name in cpu_after},
         engine_life_cpu_s=round(tree_cpu_s(os.getpid()), 3),
@@ -178,6 +186,18 @@ def _run(spec: JobSpec, spark: SparkSession, imported_at_s: float) -> JobResult:
             for one in status.history
         ),
         recovery=recovery,
+    )
+
+
+def _start(first: AttemptStats, daemon_at_s: float, forked_at_s: float) -> AttemptStart:
+    return AttemptStart(
+        claimed_at_s=first.began_at_s + first.claimed_s,
+        recovered_at_s=first.began_at_s + first.recovered_s,
+        daemon_at_s=daemon_at_s,
+        forked_at_s=forked_at_s,
+        slots_up_at_s=first.began_at_s + first.slots_up_s,
+        deployed_at_s=first.began_at_s + first.deployed_s,
+        running_at_s=first.began_at_s + first.running_s,
     )
 
 

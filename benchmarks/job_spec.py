@@ -71,6 +71,8 @@ class Recovery(msgspec.Struct, frozen=True):
     claimed_s: float
     recovered_s: float
     """Sinks agree with the decision log; runs beside the start of the slots."""
+    forked_s: float
+    """The process that replaces the killed one; the other slots' are used again."""
     slots_up_s: float
     deployed_s: float
     running_s: float
@@ -86,6 +88,14 @@ class DriverRecovery(msgspec.Struct, frozen=True):
     imported_s: float
     session_s: float
     """Spark's own session has started, since `imported_s`."""
+    claimed_s: float
+    recovered_s: float
+    """Sinks agree with the decision log; runs beside the start of the slots."""
+    daemon_s: float
+    """Spark has started the daemon that forks its Python processes."""
+    forked_s: float
+    """The daemon has imported what it imports, and forked the last slot."""
+    slots_up_s: float
     deployed_s: float
     running_s: float
     records_flow_s: float
@@ -104,6 +114,18 @@ class DriverRecovery(msgspec.Struct, frozen=True):
         return self.rows_flow_s - (self.session_s - self.imported_s)
 
 
+class AttemptStart(msgspec.Struct, frozen=True, kw_only=True):
+    """When an attempt reached each step, in seconds since the epoch."""
+
+    claimed_at_s: float
+    recovered_at_s: float
+    daemon_at_s: float
+    forked_at_s: float
+    slots_up_at_s: float
+    deployed_at_s: float
+    running_at_s: float
+
+
 class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one run measured. Times are seconds since the epoch where named `_at_s`."""
 
@@ -113,8 +135,8 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     """Spark's session has started."""
     reading_at_s: float
     """The first reader was first asked for records."""
-    deployed_at_s: float
-    running_at_s: float
+    start: AttemptStart
+    """Of the first attempt."""
     committed_at_s: float
     cpu_s: dict[str, float]
     """From the start of reading to the end, by group: engine, and every server.

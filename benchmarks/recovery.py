@@ -18,6 +18,7 @@ STEPS = {
     "slots_ended_s": "old slots gone",
     "claimed_s": "attempt claimed",
     "recovered_s": "sinks recovered",
+    "forked_s": "new process forked",
     "slots_up_s": "new slots up",
     "deployed_s": "state sent",
     "running_s": "all slots run",

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import psycopg
 
+from benchmarks.cpu import began_at_s as process_began_at_s
 from benchmarks.job_spec import JobSpec, Recovery
 from onceflow import Job, JobStatus, OnceflowError
 
@@ -54,6 +55,7 @@ def kill_a_slot(job: Job, spec: JobSpec) -> Recovery:
                     " was committed when the slot was killed; use more --records"
                 )
             time.sleep(_LOOK_INTERVAL_S)
+    slots = job.status().slots
     new = next(one for one in job.status().attempts if one.attempt > before.attempt)
     began_s = new.began_at_s - killed_at
 
@@ -66,6 +68,7 @@ def kill_a_slot(job: Job, spec: JobSpec) -> Recovery:
         slots_ended_s=since_kill(new.slots_ended_s),
         claimed_s=since_kill(new.claimed_s),
         recovered_s=since_kill(new.recovered_s),
+        forked_s=round(max(process_began_at_s(one.pid) for one in slots) - killed_at, 3),
         slots_up_s=since_kill(new.slots_up_s),
         deployed_s=since_kill(new.deployed_s),
         running_s=since_kill(new.running_s),

@@ -10,7 +10,7 @@ import time
 import msgspec
 import pytest
 from benchmarks.cpu import tree_cpu_s
-from benchmarks.job_spec import JobResult, JobSpec
+from benchmarks.job_spec import AttemptStart, JobResult, JobSpec
 from benchmarks.ratios import ratios
 from benchmarks.report import Report
 from benchmarks.spread import Spread, percentile
@@ -23,8 +23,7 @@ def ran(seconds: float) -> JobResult:
         "state": "finished",
         "imported_at_s": 0.0,
         "session_at_s": 0.0,
-        "deployed_at_s": 0.0,
-        "running_at_s": 1.0,
+        "start": dict.fromkeys(AttemptStart.__struct_fields__, 0.0),
         "reading_at_s": 1.0,
         "committed_at_s": 1.0 + seconds,
         "cpu_s": {

@@ -1,0 +1,172 @@
+"""The classes of a Spark driver's JVM in an archive, from which the next JVM takes them.
+
+    export SPARK_SUBMIT_OPTS="$(python -m onceflow.connectors.spark.class_archive)"
+
+Loading, verifying and linking some 20,000 classes is most of what Spark's session takes to start,
+and much of a first job. A JVM that maps them from an archive leaves that out. The first call makes
+the archive, by a session and some small jobs in a process of their own: a minute of processor time.
+It prints what later JVMs are started with, or nothing, with the reason on stderr, where no archive
+can be made; Spark then starts as always.
+
+An archive is for one Java and one set of Spark's jars; its name says which. The JVM compares both
+itself, goes on without the archive when they differ, and says so. Of a class path it takes jars
+alone: a Spark whose `conf` directory holds files has no archive.
+
+Source: JEP 350, Dynamic CDS Archives.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+_FILE = "classes.jsa"
+_TIMEOUT_S = 900.0
+_SAID_LINES = 40
+"""Of what Spark said at its end: the JVM's words stand above a traceback of Python."""
+_NOT_FOR_THE_RECORDING = ("SPARK_SUBMIT_OPTS", "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT")
+
+
+class NoArchive(Exception):
+    """Raised when there can be no archive of classes; says why."""
+
+
+def archive_options() -> str:
+    """Return the option by which a JVM takes its classes from the archive; empty without one.
+
+    Cheap: makes nothing. For `spark.driver.extraJavaOptions`, or SPARK_SUBMIT_OPTS.
+    """
+    try:
+        return _option(_place() / _FILE)
+    except NoArchive:
+        return ""
+
+
+def archive_classes() -> str:
+    """Return `archive_options()`, once the archive is made if there was none.
+
+    Processes that ask at the same time wait for the first. What failed once is not tried again on
+    this machine, for that takes as long; killed in between, it leaves nothing.
+
+    Raises:
+        NoArchive: It cannot be made.
+    """
+    place = _place()
+    if not place.is_dir():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(place.with_name(f"{place.name}.lock")):
+            if not place.is_dir():
+                _make(place)
+    if option := _option(place / _FILE):
+        return option
+    raise NoArchive(f"it could not be made; delete the empty {place} to try again")
+
+
+def _option(archive: Path) -> str:
+    return shlex.quote(f"-XX:SharedArchiveFile={archive}") if archive.is_file() else ""
+
+
+def _place() -> Path:
+    """Return the directory of the archive for this Java and these jars, whether it is there or not.
+
+    Raises:
+        NoArchive: There is no Java, or no Spark.
+    """
+    # As Spark's own script looks for it.
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which(f"{home}/bin/java" if home else "java")
+    if java is None:
+        raise NoArchive("no java: set JAVA_HOME")
+    program, jars = Path(java).resolve(), _spark_home() / "jars"
+    try:
+        stamps = [f"{path} {path.stat().st_mtime_ns}" for path in (program, jars)]
+    except OSError as error:
+        raise NoArchive(f"{jars} cannot be read: {error}") from error
+    key = hashlib.sha256("\n".join(stamps).encode()).hexdigest()[:12]
+    return _cache_directory() / f"spark-classes-{key}"
+
+
+def _spark_home() -> Path:
+    from pyspark import find_spark_home
+
+    # There is no public way, and this is the one that starts the JVM.
+    return Path(cast("Any", find_spark_home)._find_spark_home()).resolve()
+
+
+def _cache_directory() -> Path:
+    if chosen := os.environ.get("ONCEFLOW_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "onceflow"
+
+
+@contextmanager
+def _locked(path: Path) -> Generator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # until this process ends, however it does
+        yield
+
+
+def _make(place: Path) -> None:
+    """Leave `place` with a whole archive in it, or empty.
+
+    A JVM that maps half an archive dies: it appears under its name only once it is proven.
+    """
+    # Of this user alone: whoever writes it decides what later JVMs run.
+    fresh = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
+    written = fresh / "written.jsa"
+    try:
+        try:
+            _record_and_check(written)
+            written.rename(fresh / _FILE)
+        finally:
+            written.unlink(missing_ok=True)
+            fresh.rename(place)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _record_and_check(written: Path) -> None:
+    env = {name: v for name, v in os.environ.items() if name not in _NOT_FOR_THE_RECORDING}
+    env["PYSPARK_PYTHON"] = sys.executable
+    program = [sys.executable, "-m", "onceflow.connectors.spark.class_archive_session"]
+    try:
+        done = subprocess.run(
+            [*program, str(written)],
+            check=False,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NoArchive(f"Spark did not end within {_TIMEOUT_S:.0f} s") from error
+    if done.returncode != 0 or not written.is_file():
+        said = "\n".join(done.stdout.splitlines()[-_SAID_LINES:])
+        raise NoArchive(f"Spark ended with status {done.returncode}:\n{said}")
+
+
+def main() -> int:
+    """Print the options, having made the archive if need be; without one say why and print none."""
+    try:
+        sys.stdout.write(f"{archive_classes()}\n")
+    except NoArchive as error:
+        sys.stderr.write(f"no archive of Spark's classes: {error}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
