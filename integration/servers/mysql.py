@@ -137,9 +137,11 @@ class MySQLAdmin:
 
 def connect(url: str, *, timeout_s: float = _ANSWER_TIMEOUT_S) -> Connection[Cursor]:
     """Return an autocommitting connection whose every wait for the server ends."""
+    from onceflow.sinks.mysql.connection import PyMySQLConnection
+
     parts = urlsplit(url)
     whole_s = max(1, round(timeout_s))
-    return pymysql.connect(
+    return PyMySQLConnection(
         host=parts.hostname,
         port=parts.port or 3306,
         user=unquote(parts.username or ""),

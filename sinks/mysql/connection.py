@@ -5,20 +5,20 @@ the server only (CLIENT.LOCAL_FILES) and not to PyMySQL, which then refuses ever
 answers LOAD DATA LOCAL is the data that `send` was given, and no server can ask for anything else.
 
 The only module that knows PyMySQL: its errors become those of `sql.errors` here. Private names of
-PyMySQL are used, and pyproject.toml bounds the version for them: Connection._execute_command,
-_read_packet, _read_timeout, _write_timeout.
+PyMySQL are used, and pyproject.toml bounds the version for them: Connection._create_ssl_ctx,
+_execute_command, _read_packet, _read_timeout, _write_timeout.
 """
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import pymysql
 from pymysql.connections import Connection
 from pymysql.constants import CLIENT, COMMAND, CR
 from pymysql.cursors import Cursor
@@ -41,6 +41,11 @@ from onceflow.sinks.sql.session import (
     StatementRefused,
     TableMissing,
 )
+
+if TYPE_CHECKING:
+    _Connection = Connection[Cursor]
+else:
+    _Connection = Connection
 
 # Nothing is cut, rounded to another day or defaulted in silence, and 0 is no "next number".
 SQL_MODE = (
@@ -106,6 +111,19 @@ class Reply:
     warnings: int
 
 
+class PyMySQLConnection(_Connection):
+    """One that does not read the machine's certificates for a login that verifies nobody.
+
+    Reading them would take longer than all else that a login does.
+    """
+
+    def _create_ssl_ctx(self, settings: ssl.SSLContext | Mapping[str, Any]) -> ssl.SSLContext:
+        if settings:
+            made: ssl.SSLContext = cast("Any", super())._create_ssl_ctx(settings)
+            return made
+        return unverified_tls()
+
+
 class WireConnection:
     """A connection whose every wait ends. Errors are `SqlError`s. Used by one thread."""
 
@@ -114,7 +132,7 @@ class WireConnection:
         self._awaits_reply = False
         self._reply_timeout_s = timeout_s
         with _translated(timeout_s):
-            self._connection: Connection[Cursor] = pymysql.connect(
+            self._connection = PyMySQLConnection(
                 **arguments,
                 charset="utf8mb4",
                 autocommit=True,
@@ -400,6 +418,14 @@ class MySQLSession(Session):
     @override
     def close(self) -> None:
         self._wire.close()
+
+
+def unverified_tls() -> ssl.SSLContext:
+    """Return what encrypts, and takes any certificate of the server's."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 def own(session: Session) -> MySQLSession:

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, unquote
 
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.secret_references import followed
-from onceflow.sinks.mysql.connection import MySQLSession, WireConnection
+from onceflow.sinks.mysql.connection import MySQLSession, WireConnection, unverified_tls
 from onceflow.sinks.sql.session import SqlError
 
 _FLAVORS = ("mysql", "mariadb")
@@ -87,7 +87,10 @@ class Tls:
             # PyMySQL's own default.
             return {}
         verifies = self.mode in (TlsMode.VERIFY_CA, TlsMode.VERIFY_IDENTITY)
-        context = ssl.create_default_context(cafile=self.ca or None)
+        if verifies or self.ca:
+            context = ssl.create_default_context(cafile=self.ca or None)
+        else:
+            context = unverified_tls()
         context.check_hostname = self.mode is TlsMode.VERIFY_IDENTITY
         context.verify_mode = ssl.CERT_REQUIRED if verifies else ssl.CERT_NONE
         if self.certificate:
