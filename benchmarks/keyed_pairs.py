@@ -27,15 +27,16 @@ from onceflow import (
 from onceflow.core.functions import running_schema
 from onceflow.core.graph import (
     AggregateWindows,
+    JoinConnected,
     ProcessBatches,
     ProcessConnected,
     ProcessKeyed,
     RunAggregates,
 )
 from onceflow.core.join_functions import (
-    IntervalJoinFunction,
     JoinSide,
     MergedColumns,
+    TimedJoin,
     WindowPairs,
 )
 from onceflow.core.process_functions import CoProcessFunction
@@ -45,11 +46,13 @@ from onceflow.core.runtime.dataflow.function_operators import (
     KeyedBatchProcessor,
     KeyedProcessor,
 )
+from onceflow.core.runtime.dataflow.join_operators import JoinOperator
 from onceflow.core.runtime.dataflow.keyed_operators import AggregateRunner
 from onceflow.core.runtime.dataflow.operators import RunningOperator
 from onceflow.core.runtime.dataflow.session_operators import SessionAggregator
 from onceflow.core.runtime.dataflow.window_operators import WindowAggregator
 from onceflow.core.state import KeyedStateStore, hash_keys
+from onceflow.core.state.clock import StateClock
 from onceflow.core.state.operator_state import OperatorStateStore
 from onceflow.core.window_functions import CoWindowedFunction, KeptRecords, WindowInput
 from onceflow.core.windows import window_schema
@@ -180,23 +183,24 @@ def _moved(batch: Batch, by_ms: int) -> Batch:
 def joined(kind: str) -> Callable[[KeyedStateStore, Sequence[Batch]], Half]:
     """Return what makes a join of two streams: the batches go to its inputs in turns.
 
-    A pass is a minute of event time, and most keys have one record in it: what is measured is
-    keeping records and letting them go, and not making pairs.
+    A record is kept for a second, in which a key has half a record on the other side on average.
+    The clock goes with event time.
     """
 
     def made(store: KeyedStateStore, rows: Sequence[Batch]) -> Half:
-        function = JOINS[kind]()
-        schema = function.output_schema(SCHEMA, SCHEMA)
-        states = _states(kind)
-        operator = CoProcessor(kind, ProcessConnected((KEY, KEY), function), store, states, schema)
-        passes = 0
+        passes, now_ms = 0, 0
+        operator = _operator_of_join(kind, store, StateClock(lambda: now_ms / 1000))
 
         def work_of_pass() -> None:
-            nonlocal passes
+            nonlocal passes, now_ms
             for number, batch in enumerate(rows):
+                now_ms = passes * WINDOW_MS + 100 * number
                 operator.inputs[number % 2](_moved(batch, passes * WINDOW_MS))
+                operator.on_watermark(now_ms - 1)
+                operator.on_time()
             passes += 1
-            operator.on_watermark(passes * WINDOW_MS - 1)
+            now_ms = passes * WINDOW_MS
+            operator.on_watermark(now_ms - 1)
             operator.on_time()
 
         return Half(operator, work_of_pass)
@@ -218,11 +222,20 @@ def _of_windows() -> CoWindowedFunction:
     return CoWindowedFunction(TumblingEventTimeWindows(WINDOW_MS / 1000), 0, content, side, side)
 
 
-JOINS: dict[str, Callable[[], CoProcessFunction]] = {
-    "interval join": lambda: IntervalJoinFunction(-1_000, 1_000, _sides("ts"), _merged()),
-    "regular join": lambda: IntervalJoinFunction(-999, 999, _sides(None), _merged()),
+JOINS: dict[str, Callable[[], TimedJoin | CoProcessFunction]] = {
+    "interval join": lambda: TimedJoin(-1_000, 1_000, _sides("ts"), _merged()),
+    "regular join": lambda: TimedJoin(-999, 999, _sides(None), _merged()),
     "window join": _of_windows,
 }
+
+
+def _operator_of_join(kind: str, store: KeyedStateStore, clock: StateClock) -> RunningOperator:
+    joining, states = JOINS[kind](), _states(kind)
+    if isinstance(joining, TimedJoin):
+        work = JoinConnected((KEY, KEY), joining)
+        return JoinOperator(kind, work, store, states, joining.output_schema(), clock)
+    schema = joining.output_schema(SCHEMA, SCHEMA)
+    return CoProcessor(kind, ProcessConnected((KEY, KEY), joining), store, states, schema)
 
 
 def _pass(operator: RunningOperator, rows: Sequence[Batch]) -> None:
@@ -278,8 +291,10 @@ def pair_figures(open_store: Open, timers: int, runs: int) -> dict[str, float]:
         ("windowed sums / running, rate", windowed, rows),
         ("sums of sessions / running, rate", in_sessions, rows),
         ("running with ttl / running, rate", running_that_expires, rows),
+        ("interval join / running, rate", joined("interval join"), rows),
+        ("regular join / running, rate", joined("regular join"), rows),
         # A record at a time: fewer of them.
-        *((f"{kind} / running, rate", joined(kind), rows[:2]) for kind in JOINS),
+        ("window join / running, rate", joined("window join"), rows[:2]),
     ):
         stores = open_store(), open_store()
         figures[name] = ratio(running(stores[0], some), other(stores[1], some), runs)

@@ -7,8 +7,14 @@ from typing import Generic, TypeAlias, TypeVar
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.functions import OutputTag
-from onceflow.core.graph import Feed, GraphBuilder, ProcessConnected
-from onceflow.core.join_functions import JoinKind, JoinSide, ProcessJoinFunction, WindowPairs
+from onceflow.core.graph import Feed, GraphBuilder, JoinConnected, ProcessConnected, Work
+from onceflow.core.join_functions import (
+    JoinKind,
+    JoinSide,
+    ProcessJoinFunction,
+    TimedJoin,
+    WindowPairs,
+)
 from onceflow.core.joined_streams import AddsOperator, JoinedStreams, Sides, joined_as
 from onceflow.core.process_functions import CoProcessFunction
 from onceflow.core.window_functions import (
@@ -68,8 +74,16 @@ class KeyedConnectedStreams(Generic[StreamT]):
 
         `uid` names the state in checkpoints: keep it, and the state is found again.
         """
-        schema = function.output_schema(self._feeds[0][0].schema, self._feeds[1][0].schema)
-        work = ProcessConnected(self.keys, function)
+        return self.add(function, uid=uid)
+
+    def add(self, function: CoProcessFunction | TimedJoin, *, uid: str) -> StreamT:
+        """Apply a function, or join the two."""
+        if isinstance(function, TimedJoin):
+            schema = function.output_schema()
+            work: Work = JoinConnected(self.keys, function)
+        else:
+            schema = function.output_schema(self._feeds[0][0].schema, self._feeds[1][0].schema)
+            work = ProcessConnected(self.keys, function)
         operator = self._graph.add(work, *self._feeds, verb="connect", uid=uid, schema=schema)
         return self._stream(self._graph, Feed(operator.uid, schema))
 
@@ -104,7 +118,7 @@ class KeyedConnectedStreams(Generic[StreamT]):
             JoinSide("right", self._feeds[1][0].schema, right.time, right.late),
         )
         lateness_ms = lateness_ms_of(windows, allowed_lateness)
-        return WindowedConnectedStreams(self.process, sides, windows, lateness_ms, (left, right))
+        return WindowedConnectedStreams(self.add, sides, windows, lateness_ms, (left, right))
 
 
 class WindowedConnectedStreams(Generic[StreamT]):

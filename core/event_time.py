@@ -133,16 +133,18 @@ def record_time_ms(record: Mapping[str, Any], column: str, consequence: str) -> 
 _A_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
-def times_ms(column: pa.Array, name: str) -> npt.NDArray[np.int64]:
+def times_ms(
+    column: pa.Array, name: str, consequence: str = "is in no window"
+) -> npt.NDArray[np.int64]:
     """Return event times as milliseconds since 1970, rounded down.
 
     Raises:
-        BadStateValue: One is null; says in which row.
+        BadStateValue: One is null, which has this consequence; says in which row.
     """
     if column.null_count:
         row = column.is_null().to_pylist().index(True)
         raise BadStateValue(
-            f"{name!r} is null: a record without an event time is in no window; give it one, or"
+            f"{name!r} is null: a record without an event time {consequence}; give it one, or"
             " filter it",
             row=row,
         )

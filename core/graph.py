@@ -33,6 +33,7 @@ from onceflow.core.functions import (
     PandasIteratorFunction,
     Record,
 )
+from onceflow.core.join_functions import TimedJoin
 from onceflow.core.lookup_tables import JoinType, LookupTable
 from onceflow.core.process_functions import (
     BroadcastProcessFunction,
@@ -131,6 +132,14 @@ class ProcessConnected:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinConnected:
+    """Joins two streams by their key and how far apart they are in time."""
+
+    keys: tuple[tuple[str, ...], tuple[str, ...]]
+    join: TimedJoin
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessBroadcast:
     """Applies a function of one stream and of one whose records come to every subtask."""
 
@@ -207,6 +216,7 @@ Work: TypeAlias = (
     | FilterRecords
     | ProcessKeyed
     | ProcessConnected
+    | JoinConnected
     | ProcessBroadcast
     | ProcessRecords
     | ProcessBatches
@@ -396,7 +406,7 @@ class Graph:
         match operator.work:
             case ProcessBroadcast() if number:
                 return Exchange.BROADCAST, ()
-            case ProcessConnected(keys=keys):
+            case ProcessConnected(keys=keys) | JoinConnected(keys=keys):
                 key = keys[number]
             case (
                 ProcessKeyed(key=key)

@@ -15,11 +15,11 @@ from onceflow.core.event_time import event_time_column
 from onceflow.core.functions import OutputTag
 from onceflow.core.join_functions import (
     FOREVER_MS,
-    IntervalJoinFunction,
     JoinKind,
     JoinSide,
     MergedColumns,
     ProcessJoinFunction,
+    TimedJoin,
 )
 from onceflow.core.process_functions import CoProcessFunction
 
@@ -35,7 +35,7 @@ SUFFIXES = ("_left", "_right")
 class AddsOperator(Protocol[StreamT_co]):
     """Adds an operator of a function to two streams, and returns what follows."""
 
-    def __call__(self, function: CoProcessFunction, *, uid: str) -> StreamT_co:
+    def __call__(self, function: CoProcessFunction | TimedJoin, *, uid: str) -> StreamT_co:
         """Add it under this uid."""
         ...
 
@@ -103,7 +103,7 @@ class IntervalJoin(Generic[StreamT]):
                 f"between(lower={lower!r}, upper={upper!r}): no time is between {lower_ms} ms and"
                 f" {upper_ms} ms{open_ends}; the first must be less than the second"
             )
-        function = partial(IntervalJoinFunction, first, last, self._sides)
+        function = partial(TimedJoin, first, last, self._sides)
         return JoinedStreams(self._process, function, self._sides, self._keys)
 
 
@@ -119,7 +119,7 @@ def regular_join(
         ConfigError: `ttl` is no duration, or less than a millisecond.
     """
     left_ms, right_ms = map(_ttl_ms, ttl if isinstance(ttl, tuple) else (ttl, ttl))
-    function = partial(IntervalJoinFunction, 1 - right_ms, left_ms - 1, sides)
+    function = partial(TimedJoin, 1 - right_ms, left_ms - 1, sides)
     return JoinedStreams(process, function, sides, keys)
 
 
@@ -129,7 +129,7 @@ class JoinedStreams(Generic[StreamT]):
     def __init__(
         self,
         process: AddsOperator[StreamT],
-        function: Callable[[ProcessJoinFunction], CoProcessFunction],
+        function: Callable[[ProcessJoinFunction], CoProcessFunction | TimedJoin],
         sides: Sides,
         keys: Keys,
     ) -> None:

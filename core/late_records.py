@@ -55,11 +55,23 @@ class LateRecords:
         """Put one more record aside, or leave it out."""
         if self._output is not None:
             self._output.emit(record)
-            return
-        self._count += 1
-        self._rejected.count_rejected(1)
+        else:
+            self._leave_out(1, record, watermark)
+
+    def take_rows(self, rows: pa.RecordBatch, watermark: int) -> None:
+        """Put more records aside, or leave them out."""
+        if self._output is not None:
+            for record in rows.to_pylist():
+                self._output.emit(record)
+        else:
+            self._leave_out(len(rows), rows.slice(0, 1).to_pylist()[0], watermark)
+
+    def _leave_out(self, records: int, one: Record, watermark: int) -> None:
+        before = self._count
+        self._count += records
+        self._rejected.count_rejected(records)
         # At 1, 10, 100 …: a stream of late records must not fill the disk with log lines.
-        if str(self._count).strip("0") == "1":
+        if not before or len(str(before)) < len(str(self._count)):
             _log.warning(
                 "%s leaves out late records, %d so far: event time is at %d ms, and %s; one of"
                 " them: %.300r",
@@ -67,5 +79,5 @@ class LateRecords:
                 self._count,
                 watermark,
                 self._why,
-                record,
+                one,
             )

@@ -30,6 +30,7 @@ from onceflow.core.graph import (
     FilterRecords,
     FlatMapRecords,
     GraphBuilder,
+    JoinConnected,
     JoinTable,
     MapBatches,
     MapInArrow,
@@ -76,6 +77,7 @@ _WITH_SIDE_OUTPUTS = (
     ProcessBatches,
     ProcessKeyed,
     ProcessConnected,
+    JoinConnected,
     ProcessBroadcast,
     ProcessRecords,
 )
@@ -387,7 +389,7 @@ class KeyedStream:
             self._join_side("left", left_time, late_left),
             other._join_side("right", right_time, late_right),
         )
-        return IntervalJoin(connected.process, joined_as(sides, how), connected.keys)
+        return IntervalJoin(connected.add, joined_as(sides, how), connected.keys)
 
     def join(
         self,
@@ -412,7 +414,7 @@ class KeyedStream:
             JoinSide("left", self.schema, None, None),
             JoinSide("right", other.schema, None, None),
         )
-        return regular_join(connected.process, joined_as(sides, how), connected.keys, ttl)
+        return regular_join(connected.add, joined_as(sides, how), connected.keys, ttl)
 
     def process_batches(self, function: KeyedBatchFunction, *, uid: str) -> Stream:
         """Apply `function` to each Arrow batch with the states of all its keys at once.

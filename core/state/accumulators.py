@@ -3,36 +3,33 @@
 Nulls among the values are skipped. A sum starts at 0; a minimum or maximum is null until the first
 value that is not. Of floating point numbers NaN is the largest, as in Spark and Postgres: it
 becomes the maximum, and the minimum only while there is nothing else. The *last* value is what was
-written last, null when nothing was: a value state that is read and written a batch at a time.
+written last, null when nothing was: a value state that is read and written a batch at a time. It
+alone may be text or bytes.
 
 A key that was removed keeps its slot, as one that has seen nothing, until the table is packed; a
-snapshot does not hold it.
-
-Encoded totals of a key (checkpoint format): 8 bytes little-endian a column, in order, then for each
-column a byte: 1 when it has seen a value.
+snapshot does not hold it. How a key's totals are encoded says `encoded_totals`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from onceflow.core.errors import BadStateValue, ConfigError
+from onceflow.core.errors import BadStateValue
 from onceflow.core.protocol.invariant import require
-from onceflow.core.state.canonical import Groups, StateMeta, StateRows, aggregates_of
-from onceflow.core.state.clock import StateClock
+from onceflow.core.state.accumulator_shape import AccumulatorShape
+from onceflow.core.state.byte_values import BytesTotals, totals_of
+from onceflow.core.state.canonical import Groups, StateRows
 from onceflow.core.state.descriptors import (
-    USED,
-    AccumulatorColumn,
-    AggregateOp,
     StateTtlConfig,
-    check_state_name,
 )
+from onceflow.core.state.encoded_totals import decode_totals, encode_totals
 from onceflow.core.state.expiring_totals import Expiry
 from onceflow.core.state.key_arrays import key_array
 from onceflow.core.state.key_columns import (
@@ -40,147 +37,16 @@ from onceflow.core.state.key_columns import (
     FixedKeys,
     Ints,
     KeyColumn,
-    check_key_type,
     read_key_columns,
 )
 from onceflow.core.state.key_groups import (
     Hashes,
-    combine_hashes,
     hash_key_columns,
     key_groups,
 )
 from onceflow.core.state.running import Grouping, SumOverflow
 from onceflow.core.state.slot_index import SlotIndex, decode_keys, encode_keys, grown
-from onceflow.core.state.totals import Totals, dtype_of, start_of
-
-NAMESPACE = "namespace"
-"""In a signature, the kind of the first key column of a table with a namespace: 64 bits."""
-
-
-@dataclass(frozen=True, slots=True)
-class AccumulatorShape:
-    """What a table holds: its key columns and its aggregates. Checked when it is made.
-
-    With a namespace, which comes before the key columns, it holds them for each value of that.
-    """
-
-    name: str
-    key_types: tuple[pa.DataType, ...]
-    columns: tuple[AccumulatorColumn, ...]
-    namespaced: bool = False
-
-    def __post_init__(self) -> None:
-        check_state_name(self.name)
-        names = [column.name for column in self.columns]
-        if not self.key_types or not names or len(set(names)) < len(names):
-            raise ConfigError(
-                f"accumulators {self.name!r} need a key and aggregates with names of their own;"
-                f" got {len(self.key_types)} key columns and the aggregates {names}"
-            )
-        for index, key_type in enumerate(self.key_types):
-            check_key_type(key_type, f"{index} of {self.name}")
-        for column in self.columns:
-            _check_column(column, self.name)
-
-    @property
-    def meta(self) -> StateMeta:
-        """How a snapshot describes the table."""
-        aggregates = ",".join(f"{c.name}={c.op}({c.type})" for c in self.columns)
-        keys = [_key_kind(key_type) for key_type in self.key_types]
-        kinds = ",".join([NAMESPACE, *keys] if self.namespaced else keys)
-        return StateMeta(self.name, "accumulators", f"accumulators/1:[{kinds}]{aggregates}")
-
-    @property
-    def all_key_types(self) -> tuple[pa.DataType, ...]:
-        """Those of the key columns, the namespace first."""
-        return (pa.int64(), *self.key_types) if self.namespaced else self.key_types
-
-    @property
-    def totals_type(self) -> np.dtype[Any]:
-        """The layout of a key's encoded totals."""
-        totals = [(f"t{i}", dtype_of(c).newbyteorder("<")) for i, c in enumerate(self.columns)]
-        return np.dtype([*totals, *((f"s{i}", np.uint8) for i in range(len(totals)))])
-
-    def carried(self, found: StateMeta, values: pa.Array) -> pa.Array:
-        """Return encoded totals for this shape from `values`, which are those of `found`.
-
-        An aggregate that `found` has is taken over; one that it has not is as before any record.
-        Where keys begin to expire, they are as used just now.
-        """
-        old_names = list(aggregates_of(found)[1].items())
-        flags = [(f"s{i}", np.uint8) for i in range(len(old_names))]
-        layout = np.dtype([*((f"t{i}", "V8") for i in range(len(old_names))), *flags])
-        before = np.frombuffer(b"".join(values.to_pylist()), layout)
-        after = np.zeros(len(before), self.totals_type)
-        mine = aggregates_of(self.meta)[1].items()
-        for index, (column, one) in enumerate(zip(self.columns, mine, strict=True)):
-            total = after[f"t{index}"]
-            if one in old_names:
-                place = old_names.index(one)
-                total[:] = np.ascontiguousarray(before[f"t{place}"]).view(total.dtype)
-                after[f"s{index}"] = before[f"s{place}"]
-            elif column == USED:
-                total[:] = StateClock().now_ms()
-                after[f"s{index}"] = 1
-            else:
-                total[:] = start_of(column)
-        kind = pa.binary(after.dtype.itemsize)
-        return pa.Array.from_buffers(kind, len(after), [None, pa.py_buffer(after.tobytes())])
-
-    def empty_keys(self) -> tuple[KeyColumn, ...]:
-        """Return key columns of these types, without a row."""
-        return read_key_columns([pa.array([], key_type) for key_type in self.all_key_types])
-
-    def keys_alone(self, columns: tuple[KeyColumn, ...]) -> tuple[KeyColumn, ...]:
-        """Return the key columns without the namespace."""
-        return columns[1:] if self.namespaced else columns
-
-    def slot_hashes(self, columns: tuple[KeyColumn, ...], hashes: Hashes | None) -> Hashes:
-        """Return by what slots are found; `hashes` are those of the key, if known already."""
-        known = hash_key_columns(self.keys_alone(columns)) if hashes is None else hashes
-        if not self.namespaced:
-            return known
-        namespace = columns[0]
-        assert isinstance(namespace, FixedKeys)
-        mixed = known.copy()
-        combine_hashes(mixed, namespace.words[0])
-        return mixed
-
-
-def _check_column(column: AccumulatorColumn, table: str) -> None:
-    kind, types = column.type, pa.types
-    fine = kind in (pa.int64(), pa.float64())
-    if column.op in ("min", "max", "last"):
-        fine = fine or types.is_timestamp(kind) or types.is_date32(kind)
-    if column.op == "last":
-        fine = fine or types.is_boolean(kind)
-    if column.op == "count":
-        fine = kind == pa.int64()
-    if column.op not in get_args(AggregateOp) or not fine:
-        raise ConfigError(
-            f"aggregate {column.name!r} of {table!r} cannot be {column.op}({kind}): sum takes int64"
-            " and float64, count gives int64, min, max and last also take timestamps and date32,"
-            " last booleans"
-        )
-
-
-def _key_kind(key_type: pa.DataType) -> str:
-    types = pa.types
-    if types.is_dictionary(key_type):
-        return _key_kind(key_type.value_type)
-    if types.is_integer(key_type):
-        return "integer"
-    if types.is_decimal(key_type):
-        return f"decimal({key_type.scale})"
-    for kind, matches in (
-        ("boolean", types.is_boolean),
-        ("date", types.is_date),
-        ("timestamp", types.is_timestamp),
-    ):
-        if matches(key_type):
-            return kind
-    return "string" if "string" in str(key_type) else "binary"
-
+from onceflow.core.state.totals import Totals
 
 CHUNK_SLOTS = 65_536
 REMOVED_MIN = 4096
@@ -203,7 +69,7 @@ class AccumulatorTable:
         self._max_parallelism = max_parallelism
         self._index = SlotIndex(shape.empty_keys())
         self._kinds = tuple(type(column) for column in shape.empty_keys())
-        self._columns = tuple(Totals(column) for column in shape.columns)
+        self._columns = tuple(totals_of(column) for column in shape.columns)
         self._aggregates = self._columns
         self.expiry: Expiry | None = None
         if ttl is not None:
@@ -334,9 +200,32 @@ class AccumulatorTable:
             column.seen[new] = one.seen[1 : len(new) + 1]
         self._mark(new)
 
-    def namespaces(self) -> Ints:
-        """Return the namespaces that any key has totals in, in order."""
-        return np.unique(self._namespaces()[1:][~self._removed[1 : self._index.end]])
+    def find(self, namespaces: Ints, keys: tuple[KeyColumn, ...], hashes: Hashes) -> Ints:
+        """Return each row's slot, 0 where its namespace and key are not there; changes nothing.
+
+        `hashes` are those of the keys. The slots hold until `done` or `remove`.
+        """
+        columns = (FixedKeys((namespaces.view(np.uint64),)), *keys)
+        mixed = self.shape.slot_hashes(columns, hashes)
+        slots = self._index.find(columns, mixed)
+        if self._removed_count:
+            slots[self._removed[slots]] = 0
+        return slots
+
+    def bring(self, namespaces: Ints, keys: tuple[KeyColumn, ...], hashes: Hashes) -> None:
+        """Have the rows of these namespaces and keys in memory, as far as there are any."""
+
+    def insert(self, namespaces: Ints, keys: tuple[KeyColumn, ...], hashes: Hashes) -> Ints:
+        """Return each row's slot; what has none in memory is not there either, and gets one.
+
+        `hashes` are those of the keys. The slots hold until `done` or `remove`.
+        """
+        columns = (FixedKeys((namespaces.view(np.uint64),)), *keys)
+        return AccumulatorTable._resolve(self, columns, self.shape.slot_hashes(columns, hashes))
+
+    def namespaces(self, bits: int = 0) -> Ints:
+        """Return the namespaces that any key has totals in, in order, without the last `bits`."""
+        return np.unique(self._namespaces()[1:][~self._removed[1 : self._index.end]] >> bits)
 
     def select(self, first: int, stop: int) -> Ints:
         """Return the slots of namespaces `first` to before `stop`, by namespace."""
@@ -493,6 +382,7 @@ class AccumulatorTable:
             self._index.slot_hashes()[slots],
             tuple(column.totals[slots].copy() for column in self._columns),
             tuple(column.seen[slots].copy() for column in self._columns),
+            tuple(c.bytes_at() for c in self._columns if isinstance(c, BytesTotals)),
         )
 
     def load(self, rows: StateRows) -> None:
@@ -530,12 +420,14 @@ class AccumulatorTable:
 
     def _put(self, slots: Ints, values: pa.Array) -> None:
         """Set the totals of `slots` to encoded ones."""
-        layout = self.shape.totals_type
-        data = b"".join(values.to_pylist())
-        decoded = np.frombuffer(data, layout)
+        decoded, texts = decode_totals(values, self.shape.totals_type, self.shape.of_bytes)
+        left = iter(texts)
         for index, column in enumerate(self._columns):
-            column.totals[slots] = decoded[f"t{index}"]
             column.seen[slots] = decoded[f"s{index}"]
+            if isinstance(column, BytesTotals):
+                column.put_bytes(slots, next(left))
+            else:
+                column.totals[slots] = decoded[f"t{index}"]
 
     def _mark(self, slots: Ints) -> None:
         """Hear which slots have new totals."""
@@ -568,6 +460,8 @@ class AccumulatorView:
     hashes: Hashes
     totals: tuple[npt.NDArray[Any], ...]
     seen: tuple[npt.NDArray[Any], ...]
+    bytes_at: tuple[pa.Array, ...]
+    """Where the totals of each column of text or bytes are places in."""
 
     def rows(self) -> Iterator[StateRows]:
         """Yield every key with its encoded totals, some ten thousand at a time."""
@@ -584,10 +478,12 @@ class AccumulatorView:
         for index, (totals, seen) in enumerate(zip(self.totals, self.seen, strict=True)):
             records[f"t{index}"] = totals[slots]
             records[f"s{index}"] = seen[slots]
-        kind = pa.binary(records.dtype.itemsize)
-        values = pa.Array.from_buffers(kind, len(records), [None, pa.py_buffer(records.tobytes())])
+        texts: list[pa.Array] = []
+        for place, values in zip(self.shape.of_bytes, self.bytes_at, strict=True):
+            texts.append(values.take(pa.array(self.totals[place][slots])))
+            records[f"t{place}"] = pc.binary_length(texts[-1]).to_numpy()
         groups = key_groups(hashes, self.max_parallelism)
-        return StateRows(groups, encode_keys(chosen), values)
+        return StateRows(groups, encode_keys(chosen), encode_totals(records, texts))
 
 
 def _part(column: KeyColumn, slots: slice | Ints) -> KeyColumn:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from onceflow.core.errors import BadStateValue, ConfigError
-from onceflow.core.state.accumulators import AccumulatorShape
+from onceflow.core.state.accumulator_shape import AccumulatorShape
 from onceflow.core.state.canonical import StateKind, StateMeta, StateRows
 from onceflow.core.state.descriptors import AccumulatorColumn, AggregateOp, check_state_name
 from onceflow.core.state.key_codec import decode_key, encode_key, encode_python_keys, prefixed

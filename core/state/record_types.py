@@ -24,7 +24,7 @@ def record_type(schema: pa.Schema, whose: str) -> Any:
     types: dict[str, Any] = {}
     for field in schema:
         try:
-            types[field.name] = _value_type(field.type)
+            types[field.name] = value_type(field.type)
         except ConfigError as error:
             raise ConfigError(
                 f"{whose} keeps its records, and values of column {field.name!r}, {field.type},"
@@ -33,13 +33,18 @@ def record_type(schema: pa.Schema, whose: str) -> Any:
     return _mapping(types)
 
 
-def _value_type(kind: pa.DataType) -> Any:
+def value_type(kind: pa.DataType) -> Any:
+    """Return the Python type of values of an Arrow type in records.
+
+    Raises:
+        ConfigError: They cannot be kept.
+    """
     if pa.types.is_struct(kind):
-        inner: Any = _mapping({field.name: _value_type(field.type) for field in kind})
+        inner: Any = _mapping({field.name: value_type(field.type) for field in kind})
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        inner = GenericAlias(list, (_value_type(kind.value_type),))
+        inner = GenericAlias(list, (value_type(kind.value_type),))
     elif pa.types.is_dictionary(kind):
-        return _value_type(kind.value_type)
+        return value_type(kind.value_type)
     elif pa.types.is_null(kind):
         return type(None)
     elif pa.types.is_timestamp(kind) and kind.unit == "ns":

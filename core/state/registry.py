@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from onceflow.core.errors import ConfigError
-from onceflow.core.state.accumulators import AccumulatorShape
+from onceflow.core.state.accumulator_shape import AccumulatorShape
 from onceflow.core.state.canonical import StateMeta
 from onceflow.core.state.context import StateContext
 from onceflow.core.state.descriptors import (

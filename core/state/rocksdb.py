@@ -11,7 +11,8 @@ from uuid import uuid4
 import pyarrow as pa
 
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.state.accumulators import AccumulatorShape, AccumulatorTable
+from onceflow.core.state.accumulator_shape import AccumulatorShape
+from onceflow.core.state.accumulators import AccumulatorTable
 from onceflow.core.state.api import (
     KeyedStateStore,
     ListState,

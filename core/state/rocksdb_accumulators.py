@@ -18,11 +18,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from onceflow.core.state.accumulators import AccumulatorShape, AccumulatorTable
+from onceflow.core.state.accumulator_shape import AccumulatorShape
+from onceflow.core.state.accumulators import AccumulatorTable
 from onceflow.core.state.canonical import StateRows
 from onceflow.core.state.descriptors import StateTtlConfig
 from onceflow.core.state.expiring_totals import Expiry
-from onceflow.core.state.key_columns import Ints, KeyColumn
+from onceflow.core.state.key_columns import FixedKeys, Ints, KeyColumn
 from onceflow.core.state.key_groups import Hashes
 from onceflow.core.state.rocksdb_database import (
     Database,
@@ -34,7 +35,7 @@ from onceflow.core.state.rocksdb_database import (
     split_row_key,
     state_prefix,
 )
-from onceflow.core.state.slot_index import decode_keys, grown
+from onceflow.core.state.slot_index import decode_keys, encode_keys, grown
 
 PRELOAD_BATCH = 65_536
 ROWS_CLEANED_MAX = 256
@@ -88,24 +89,25 @@ class RocksAccumulators(AccumulatorTable):
         values = pa.array([value for _, value in batch], kind)
         self.load(StateRows(np.full(len(batch), group, np.uint16), keys, values))
 
-    def namespaces(self) -> Ints:
-        """Return those in memory and those of the database."""
-        found = set(super().namespaces().tolist())
+    def namespaces(self, bits: int = 0) -> Ints:
+        """Return those in memory and those of the database, without the last `bits`."""
+        found = set(super().namespaces(bits).tolist())
         if not self._complete:
             prefix = state_prefix(self.shape.name)
             for group in self._groups:
-                found.update(self._namespaces_below(group_prefix(group) + prefix))
+                found.update(self._namespaces_below(group_prefix(group) + prefix, bits))
         return np.array(sorted(found), np.int64)
 
-    def _namespaces_below(self, prefix: bytes) -> Iterator[int]:
+    def _namespaces_below(self, prefix: bytes, bits: int) -> Iterator[int]:
         """Yield the namespaces of the rows below `prefix`, reading one row of each."""
         start, stop = prefix, after(prefix)
         while row := next(self._database.scan(start, stop), None):
             namespace = int.from_bytes(row[0][len(prefix) :][:8], "big", signed=True)
-            yield namespace
-            if namespace == -1:
+            yield namespace >> bits
+            next_one = ((namespace >> bits) + 1) << bits
+            if next_one == 0:
                 return
-            start = prefix + (namespace + 1).to_bytes(8, "big", signed=True)
+            start = prefix + (next_one % (1 << 64)).to_bytes(8, "big")
 
     def select(self, first: int, stop: int) -> Ints:
         """Return the slots of some namespaces, whose rows are all in memory then."""
@@ -182,6 +184,33 @@ class RocksAccumulators(AccumulatorTable):
         if self._index.end > used and not self._complete:
             self._fetch(used)
         return slots
+
+    def find(self, namespaces: Ints, keys: tuple[KeyColumn, ...], hashes: Hashes) -> Ints:
+        """Return each row's slot, 0 where its namespace and key are nowhere."""
+        self.bring(namespaces, keys, hashes)
+        return super().find(namespaces, keys, hashes)
+
+    def bring(self, namespaces: Ints, keys: tuple[KeyColumn, ...], hashes: Hashes) -> None:
+        """Have the rows of these namespaces and keys in memory, as far as there are any."""
+        if self._complete or not len(hashes):
+            return
+        missing = np.flatnonzero(super().find(namespaces, keys, hashes) == 0)
+        if len(missing):
+            mine = tuple(column.take(missing) for column in keys)
+            self._bring_keys(namespaces[missing], mine, hashes[missing])
+
+    def _bring_keys(self, namespaces: Ints, keys: tuple[KeyColumn, ...], hashes: Hashes) -> None:
+        """Take the rows of these keys that the database has into memory."""
+        encoded = encode_keys((FixedKeys((namespaces.view(np.uint64),)), *keys)).to_pylist()
+        groups = self.group_of_hashes(hashes).tolist()
+        prefix = state_prefix(self.shape.name)
+        wanted = sorted(
+            {group_prefix(group) + prefix + key for group, key in zip(groups, encoded, strict=True)}
+        )
+        found = zip(wanted, self._database.get_many(wanted), strict=True)
+        rows = [(key, value) for key, value in found if value]
+        if rows:
+            self._bring_rows(rows)
 
     def _reserve(self, used: int, end: int) -> None:
         super()._reserve(used, end)

@@ -266,7 +266,7 @@ class SlotIndex:
         Raises:
             StateError: There would be more than 2**31 - 2 slots.
         """
-        slots = self._find(columns, hashes)
+        slots = self.find(columns, hashes)
         missing = np.flatnonzero(slots == 0)
         leaders: list[Ints] = []
         while len(missing):
@@ -302,7 +302,7 @@ class SlotIndex:
             )
         return index
 
-    def _find(self, columns: Sequence[KeyColumn], hashes: Hashes) -> Ints:
+    def find(self, columns: Sequence[KeyColumn], hashes: Hashes) -> Ints:
         """Return each row's slot, 0 where its key is not there."""
         if not len(hashes):
             return np.zeros(0, np.int64)

@@ -25,12 +25,15 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from onceflow.core.decoders import msgpack_decoder
 from onceflow.core.errors import StateIncompatible
-from onceflow.core.state.accumulators import NAMESPACE, AccumulatorShape
+from onceflow.core.state.accumulator_shape import NAMESPACE, AccumulatorShape
+from onceflow.core.state.byte_values import is_of_bytes
 from onceflow.core.state.canonical import StateMeta, StateRows, aggregates_of
 from onceflow.core.state.descriptors import AccumulatorColumn
+from onceflow.core.state.encoded_totals import decode_totals
 from onceflow.core.state.entries import split_map_row_key
 from onceflow.core.state.key_arrays import key_array
 from onceflow.core.state.key_codec import decode_key
@@ -262,11 +265,21 @@ def _of_accumulators(meta: StateMeta) -> tuple[Column, ...]:
         return pa.StructArray.from_arrays(arrays, fields=list(key_type)) if many else arrays[0]
 
     def values(rows: StateRows) -> pa.Array:
-        records = np.frombuffer(b"".join(rows.values.to_pylist()), shape.totals_type)
-        arrays = [_totals(records, n, one) for n, one in enumerate(shape.columns)]
+        records, texts = decode_totals(rows.values, shape.totals_type, shape.of_bytes)
+        left = iter(texts)
+        arrays = [
+            _texts(records, n, one, next(left)) if is_of_bytes(one) else _totals(records, n, one)
+            for n, one in enumerate(shape.columns)
+        ]
         return pa.StructArray.from_arrays(arrays, fields=list(value_type))
 
     return (Column("key", key_type, keys), Column("value", value_type, values))
+
+
+def _texts(records: Any, place: int, column: AccumulatorColumn, texts: pa.Array) -> pa.Array:
+    seen = pa.array(records[f"s{place}"] != 0)
+    found: pa.Array = pc.if_else(seen, texts, pa.scalar(None, texts.type))
+    return found.cast(column.type)
 
 
 def _totals(records: Any, place: int, column: AccumulatorColumn) -> pa.Array:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from functools import partial
+from operator import itemgetter
 from typing import Any, cast
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from tests.conformance.state_job import MAX_PARALLELISM, Job
 from onceflow import (
     CoProcessFunction,
     IntervalJoin,
+    MapStateDescriptor,
     OutputTag,
     ProcessJoinFunction,
     Record,
@@ -26,19 +28,19 @@ from onceflow import (
     ValueStateDescriptor,
 )
 from onceflow.core.errors import ConfigError, StateIncompatible, UserFunctionError
-from onceflow.core.graph import Feed, ProcessConnected
+from onceflow.core.graph import Feed, JoinConnected
 from onceflow.core.join_functions import (
     STEP_MS,
-    IntervalJoinFunction,
     JoinKind,
     JoinSide,
     MergedColumns,
+    TimedJoin,
 )
 from onceflow.core.joined_streams import joined_as, regular_join
 from onceflow.core.protocol.snapshots import StateHandle
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
-from onceflow.core.runtime.dataflow.function_operators import CoProcessor
+from onceflow.core.runtime.dataflow.join_operators import JoinOperator
 from onceflow.core.state import key_group_of
 from onceflow.core.state.clock import StateClock
 
@@ -61,7 +63,7 @@ class Model:
         self.now = NO_WATERMARK
 
     def take(self, side: int, row: Row) -> list[tuple[Row, Row]] | None:
-        """Return the pairs of a row, None when it is late."""
+        """Return the pairs of a row, in order; None when it is late."""
         if row[1] <= self.now:
             return None
         first, last = self._reach[side]
@@ -70,6 +72,7 @@ class Model:
             for one in self._seen[1 - side]
             if one[0] == row[0] and first <= one[1] - row[1] <= last
         ]
+        others.sort(key=itemgetter(1))
         self._seen[side].append(row)
         self._paired[1 - side].update(others)
         if others:
@@ -88,31 +91,38 @@ class Model:
         return found
 
 
+class Clock:
+    """What the slots' clocks say, in milliseconds."""
+
+    now_ms = 10_000
+
+
 class Running:
     """Operators side by side."""
 
     def __init__(
         self,
         job: Job,
-        function: IntervalJoinFunction,
+        function: TimedJoin,
         *,
         schemas: tuple[pa.Schema, pa.Schema] = SCHEMAS,
         parallelism: int = 1,
         handles: Sequence[StateHandle] = (),
+        clock: Clock | None = None,
     ) -> None:
         self._job = job
+        self._clock = None if clock is None else StateClock(lambda: clock.now_ms / 1000)
         self._schemas = schemas
         self._made: list[Record] = []
         self.late: list[Row] = []
-        self.operators: list[tuple[range, CoProcessor]] = []
-        self.functions: list[IntervalJoinFunction] = []
-        schema = function.output_schema(*schemas)
+        self.operators: list[tuple[range, JoinOperator]] = []
+        schema = function.output_schema()
         for index in range(parallelism):
             mine = copy.deepcopy(function)
-            self.functions.append(mine)
             store = job.open(handles, index=index, parallelism=parallelism)
             states = job.without_keys(index, parallelism)
-            operator = CoProcessor("op", ProcessConnected(KEYS, mine), store, states, schema)
+            work = JoinConnected(KEYS, mine)
+            operator = JoinOperator("op", work, store, states, schema, self._clock)
             operator.outputs.append(lambda batch: self._made.extend(batch.rows.to_pylist()))
             for tag in LATE:
                 if tag.name in operator.side_schemas:
@@ -120,13 +130,24 @@ class Running:
                     outlet.append(lambda batch: self.late.extend(_rows(batch.rows.to_pylist())))
             self.operators.append((job.context(index, parallelism).key_groups, operator))
 
-    def take(self, side: int, row: Sequence[Any]) -> list[Record]:
+    def take(self, side: int, *rows: Sequence[Any]) -> list[Record]:
+        """Return what comes out for the rows, which are one batch for each operator."""
         schema = self._schemas[side]
-        columns = [pa.array([value], f.type) for value, f in zip(row, schema, strict=True)]
-        group = key_group_of(row[0], MAX_PARALLELISM)
-        (operator,) = [operator for groups, operator in self.operators if group in groups]
-        operator.inputs[side](Batch(pa.record_batch(columns, schema=schema)))
+        for groups, operator in self.operators:
+            mine = [row for row in rows if key_group_of(row[0], MAX_PARALLELISM) in groups]
+            if mine:
+                columns = zip(zip(*mine, strict=True), schema, strict=True)
+                arrays = [pa.array(values, field.type) for values, field in columns]
+                operator.inputs[side](Batch(pa.record_batch(arrays, schema=schema)))
         return self._emitted()
+
+    def dealt(self, rows: Sequence[Row]) -> list[Row]:
+        """Return rows in the order in which operators take them, one after the other."""
+        groups = [key_group_of(row[0], MAX_PARALLELISM) for row in rows]
+        dealt: list[Row] = []
+        for mine, _ in self.operators:
+            dealt += [row for row, group in zip(rows, groups, strict=True) if group in mine]
+        return dealt
 
     def _emitted(self) -> list[Record]:
         made, self._made[:] = list(self._made), []
@@ -147,16 +168,9 @@ class Running:
             operator.flush()
         return self._emitted()
 
-    def kept(self, keys: Iterable[str]) -> int:
-        """Return how many times of records are kept under these keys."""
-        found = 0
-        for (groups, operator), function in zip(self.operators, self.functions, strict=True):
-            for key in keys:
-                if key_group_of(key, MAX_PARALLELISM) in groups:
-                    operator.store.set_current_key(key)
-                    states = [one for one in (*function.kept, *function.alone) if one is not None]
-                    found += sum(len(list(one.keys())) for one in states)
-        return found
+    def kept(self) -> int:
+        """Return how many records are kept."""
+        return sum(len(one.over(1 << 62)) for _, join in self.operators for one in join.kept)
 
     def snapshot(self) -> list[StateHandle]:
         handles: list[StateHandle] = []
@@ -195,15 +209,19 @@ def joining(
     function: ProcessJoinFunction | None = None,
     how: JoinKind = "inner",
     time: str | None = "at",
-) -> IntervalJoinFunction:
+) -> TimedJoin:
     sides = sides_of(schemas, late=late, how=how, time=time)
     outer = sides[0].outer, sides[1].outer
     merged = function or MergedColumns(*schemas, KEYS, ("_left", "_right"), outer)
-    return IntervalJoinFunction(lower, upper, sides, merged)
+    return TimedJoin(lower, upper, sides, merged)
 
 
 def counted(pairs: Iterable[tuple[Row, Row]]) -> Counter[tuple[Any, ...]]:
     return Counter((*left, *right[1:]) for left, right in pairs)
+
+
+def _pairs(made: Iterable[Record]) -> list[tuple[Any, ...]]:
+    return [row for record in made if None not in (row := tuple(record.values()))]
 
 
 def without_pairs(made: Iterable[Record]) -> Counter[tuple[Any, ...]]:
@@ -216,100 +234,109 @@ def without_pairs(made: Iterable[Record]) -> Counter[tuple[Any, ...]]:
     ids=str,
 )
 def test_interval_joins_equal_the_model_through_snapshots_and_rescaling(
-    job: Job, lower: int, upper: int, how: JoinKind
+    job: Job, lower: int, upper: int, how: JoinKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Few keys and times, so that many records have one time and one key, on either side."""
+    """Few keys and times, so that many records have one time and one key, on either side.
+
+    A batch comes to what its records come to one by one, in their order.
+    """
+    monkeypatch.setattr("onceflow.core.state.kept_rows.ROWS_A_CHUNK", 16)
+    monkeypatch.setattr("onceflow.core.state.kept_rows.FILTER_PLACES_MIN", 2)
     rng = random.Random(f"{lower} {upper}")
-    function, model = joining(lower, upper, how=how), Model(lower, upper, how)
-    running = Running(job, function)
-    now, late, alone = 10_000, Counter[Row](), Counter[tuple[Any, ...]]()
-    names = [f"k{number}" for number in range(4)]
-    for step in range(160):
-        now += rng.choice([0, 0, 100, 200])
-        side, row = rng.randrange(2), (rng.choice(names), now - 100 * rng.randrange(12), step)
-        pairs = model.take(side, row)
-        made = running.take(side, row)
-        if pairs is None:
-            late[row] += 1
+    join, model = joining(lower, upper, how=how), Model(lower, upper, how)
+    running = Running(job, join)
+    now, late, alone = 10_000, list[Row](), Counter[tuple[Any, ...]]()
+    for step in range(80):
+        now += rng.choice([0, 100, 200, 400])
+        side, count = rng.randrange(2), rng.choice([1, 1, 4, 25])
+        rows = [
+            (f"k{rng.randrange(4)}", now - 100 * rng.randrange(12), 100 * step + number)
+            for number in range(count)
+        ]
+        expected: list[tuple[Row, Row]] = []
+        dealt = running.dealt(rows)
+        for row in dealt:
+            pairs = model.take(side, row)
+            late += [row] if pairs is None else []
+            expected += pairs or []
+        made = running.take(side, *dealt)
         alone += without_pairs(made)
-        assert Counter(_rows(made)) - without_pairs(made) == counted(pairs or [])
-        assert Counter(running.late) == late
-        if rng.random() < 0.2:
+        assert _pairs(made) == [(*left, *right[1:]) for left, right in expected]
+        assert running.late == late
+        if rng.random() < 0.3:
             model.now = max(model.now, now - 100 * rng.randrange(6, 10))
             alone += without_pairs(running.advance(model.now))
-            # Timers are a second apart.
+            # Records are let go at moments a second apart.
             assert model.alone(model.now - STEP_MS) <= alone <= model.alone(model.now)
-        if step % 40 == 39:
-            told, before = list(running.late), running
+        if step % 16 == 15:
+            before = running
             running = Running(
-                job, function, parallelism=rng.choice([1, 2, 3]), handles=before.snapshot()
+                job, join, parallelism=rng.choice([1, 2, 3]), handles=before.snapshot()
             )
-            running.late += told
+            running.late += before.late
             # A restored subtask learns of event time from its inputs, before their records.
             assert running.advance(model.now) == []
     assert late
-    assert running.kept(names) > 0
+    assert running.kept() > 0
     alone += without_pairs(running.advance(MAX_WATERMARK))
     assert alone == model.alone(MAX_WATERMARK)
     assert (len(alone) > 0) == (how != "inner")
-    assert running.kept(names) == 0
-
-
-class Clock:
-    """What the slot's clock says, in milliseconds."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now_ms = 10_000
-        clock = partial(StateClock, lambda: self.now_ms / 1000)
-        monkeypatch.setattr("onceflow.core.state.keyed_states.StateClock", clock)
+    assert running.kept() == 0
 
 
 @pytest.mark.parametrize("how", ["inner", "full"])
 def test_regular_joins_equal_the_model_through_snapshots_and_rescaling(
-    job: Job, how: JoinKind, monkeypatch: pytest.MonkeyPatch
+    job: Job, how: JoinKind
 ) -> None:
     """Left records live for 2 s and right ones for 0.7 s; the clock is the time of each."""
     rng = random.Random(how)
-    clock = Clock(monkeypatch)
+    clock = Clock()
     lower, upper = -699, 1_999
     function, model = (
         joining(lower, upper, how=how, late=False, time=None),
         Model(lower, upper, how),
     )
-    running, alone = Running(job, function), Counter[tuple[Any, ...]]()
+    running, alone = Running(job, function, clock=clock), Counter[tuple[Any, ...]]()
     names = [f"k{number}" for number in range(6)]
-    for step in range(120):
+    for step in range(60):
         clock.now_ms += rng.choice([0, 0, 100, 200, 400])
-        if rng.random() < 0.3:
+        if rng.random() < 0.4:
             alone += without_pairs(running.on_time())
             assert model.alone(clock.now_ms - STEP_MS) <= alone <= model.alone(clock.now_ms)
-        side, row = rng.randrange(2), (rng.choice(names), clock.now_ms, step)
-        assert Counter(_rows(running.take(side, row))) == counted(model.take(side, row) or [])
-        if step % 40 == 39:
+        side, count = rng.randrange(2), rng.choice([1, 1, 3, 9])
+        dealt = running.dealt(
+            [(rng.choice(names), clock.now_ms, 100 * step + number) for number in range(count)]
+        )
+        expected = [pair for row in dealt for pair in model.take(side, row) or []]
+        made = running.take(side, *dealt)
+        assert _pairs(made) == [(*left, *right[1:]) for left, right in expected]
+        alone += without_pairs(made)
+        if step % 20 == 19:
             parallelism = rng.choice([1, 2, 3])
-            running = Running(job, function, parallelism=parallelism, handles=running.snapshot())
+            handles = running.snapshot()
+            running = Running(job, function, parallelism=parallelism, handles=handles, clock=clock)
     assert running.advance(MAX_WATERMARK) == []
     alone += without_pairs(running.end())
     assert alone == model.alone(MAX_WATERMARK)
     assert (len(alone) > 0) == (how != "inner")
-    assert running.kept(names) == 0
+    assert running.kept() == 0
 
 
 @pytest.mark.parametrize("how", ["inner", "left"])
 def test_a_side_without_a_time_to_live_is_kept_for_ever_and_comes_out_alone_at_the_end(
-    job: Job, how: JoinKind, monkeypatch: pytest.MonkeyPatch
+    job: Job, how: JoinKind
 ) -> None:
-    clock = Clock(monkeypatch)
-    functions: list[CoProcessFunction] = []
+    clock = Clock()
+    functions: list[CoProcessFunction | TimedJoin] = []
 
-    def take(function: CoProcessFunction, *, uid: str) -> None:
+    def take(function: CoProcessFunction | TimedJoin, *, uid: str) -> None:
         functions.append(function)
 
     sides = sides_of(SCHEMAS, late=False, how=how, time=None)
     regular_join(take, sides, KEYS, (None, "1 s")).merge(uid="pairs")
     (function,) = functions
-    assert isinstance(function, IntervalJoinFunction)
-    running = Running(job, function)
+    assert isinstance(function, TimedJoin)
+    running = Running(job, function, clock=clock)
     assert running.take(0, ("a", 0, 1)) == []
     assert running.take(0, ("b", 0, 2)) == []
     clock.now_ms += 1_000_000_000_000
@@ -319,7 +346,7 @@ def test_a_side_without_a_time_to_live_is_kept_for_ever_and_comes_out_alone_at_t
     assert running.take(0, ("a", 0, 4)) == []
     clock.now_ms += 1_000
     assert running.on_time() == []
-    assert running.kept(["a"]) == 2
+    assert running.kept() == 3
     alone = {row["order"]: row["paid"] for row in running.end()}
     assert alone == ({} if how == "inner" else {2: None, 4: None})
 
@@ -327,9 +354,14 @@ def test_a_side_without_a_time_to_live_is_kept_for_ever_and_comes_out_alone_at_t
 def test_bounds_are_inclusive_unless_told_otherwise(job: Job) -> None:
     found: dict[tuple[bool, bool], list[int]] = {}
     for ends in [(True, True), (False, True), (True, False), (False, False)]:
-        functions: list[CoProcessFunction] = []
+        functions: list[CoProcessFunction | TimedJoin] = []
 
-        def take(function: CoProcessFunction, *, uid: str, to: list[CoProcessFunction]) -> None:
+        def take(
+            function: CoProcessFunction | TimedJoin,
+            *,
+            uid: str,
+            to: list[CoProcessFunction | TimedJoin],
+        ) -> None:
             to.append(function)
 
         join = IntervalJoin(partial(take, to=functions), sides_of(SCHEMAS), KEYS)
@@ -338,7 +370,7 @@ def test_bounds_are_inclusive_unless_told_otherwise(job: Job) -> None:
             "-2 ms", 0.003, lower_inclusive=lower_inclusive, upper_inclusive=upper_inclusive
         ).merge(uid="pairs")
         (function,) = functions
-        assert isinstance(function, IntervalJoinFunction)
+        assert isinstance(function, TimedJoin)
         running = Running(job, function)
         for number in range(10):
             assert running.take(1, ("a", 10_000 + number, number)) == []
@@ -357,19 +389,29 @@ def test_a_record_is_let_go_when_nothing_can_come_for_it_any_more(job: Job) -> N
     running.take(0, ("a", 10_000, 1))
     running.take(1, ("a", 10_000, 1))
     running.advance(11_000)
-    assert running.kept("a") == 1
+    assert running.kept() == 1
     assert len(running.take(1, ("a", 12_000, 2))) == 1
     running.advance(12_000)
-    assert running.kept("a") == 1
+    assert running.kept() == 1
     running.advance(13_000)
-    assert running.kept("a") == 0
+    assert running.kept() == 0
+
+
+def test_records_that_are_let_go_a_minute_apart_do_not_take_each_other_along(job: Job) -> None:
+    """64 moments apart they share a bit of the filter that says which keys have any."""
+    running = Running(job, joining(0, 1_000))
+    for second in (10, 10 + 64):
+        running.take(0, ("a", 1_000 * second, second))
+    running.advance(12_000)
+    assert running.kept() == 1
+    assert len(running.take(1, ("a", 74_500, 1))) == 1
 
 
 def test_a_record_that_all_its_partners_are_late_for_is_not_kept(job: Job) -> None:
     running = Running(job, joining(-2_000, -1_000))
     running.advance(10_000)
     assert running.take(0, ("a", 10_500, 1)) == []
-    assert running.kept("a") == 0
+    assert running.kept() == 0
 
 
 def test_late_records_without_a_side_output_are_counted_and_told(
@@ -463,21 +505,35 @@ def test_a_column_may_be_new_and_its_type_may_not_change(job: Job) -> None:
     (made,) = again.take(1, ("a", 10_000, 2))
     assert (made["order"], made["note"]) == (1, None)
     other = (ORDERS.set(2, pa.field("order", pa.string())), PAID)
-    with pytest.raises(StateIncompatible, match=r"'onceflow\.left-records'.*order"):
+    with pytest.raises(StateIncompatible, match=r"'onceflow\.left-rows'.*aggregate 'order'"):
         Running(job, joining(0, 1_000, schemas=other, late=False), schemas=other, handles=handles)
 
 
 def test_an_outer_join_does_not_become_an_inner_one_in_silence(job: Job) -> None:
     first = Running(job, joining(0, 1_000, how="left"))
     first.take(0, ("a", 10_000, 1))
-    with pytest.raises(StateIncompatible, match=r"onceflow\.left-alone"):
+    with pytest.raises(StateIncompatible, match=r"onceflow\.left-rows.*onceflow\.alone"):
         Running(job, joining(0, 1_000), handles=first.snapshot())
+
+
+def test_state_of_joins_that_took_one_record_at_a_time_is_refused_by_name(job: Job) -> None:
+    store = job.open()
+    store.map_state(MapStateDescriptor[int, int]("onceflow.left-records", int, int))
+    with pytest.raises(StateIncompatible, match=r"onceflow\.left-records.*does not ask for it"):
+        Running(job, joining(0, 1_000), handles=job.snapshot(store))
 
 
 def test_columns_that_cannot_be_kept_are_named_before_the_start() -> None:
     schema = ORDERS.append(pa.field("seen", pa.timestamp("ns")))
     with pytest.raises(ConfigError, match=r"the left side.*'seen'.*no nanoseconds"):
         JoinSide("left", schema, "at", None)
+
+
+def test_a_time_that_is_thousands_of_years_away_is_named(job: Job) -> None:
+    running = Running(job, joining(0, 1))
+    for far in (1 << 62, -(1 << 50)):
+        with pytest.raises(UserFunctionError, match=rf"'at' is {far} ms since 1970.*'order': 7"):
+            running.take(0, ("a", 10_000, 6), ("a", far, 7))
 
 
 def test_a_record_without_event_time_is_named(job: Job) -> None:

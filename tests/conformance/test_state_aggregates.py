@@ -18,7 +18,8 @@ from tests.conformance.state_job import (
 )
 
 from onceflow.core.errors import StateError
-from onceflow.core.state import AccumulatorColumn, StateHandle
+from onceflow.core.state import AccumulatorColumn, StateHandle, hash_keys
+from onceflow.core.state.key_columns import read_key_columns
 
 
 class Expected:
@@ -117,3 +118,56 @@ def test_key_columns_of_every_type_aggregate_and_restore(job: Job, arrays: list[
     assert first.update(arrays, None, {})["n"].tolist() == [1, 1, 2]
     restored = job.open(job.snapshot(store)).accumulators("n", types, columns)
     assert restored.update(arrays, None, {})["n"].tolist() == [3, 2, 4]
+
+
+def test_last_values_of_text_and_bytes_equal_a_dict_through_removals_and_snapshots(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most values are overwritten or removed, so that the arenas of values are packed."""
+    monkeypatch.setattr("onceflow.core.state.byte_values.SPARE_VALUES", 8)
+    monkeypatch.setattr("onceflow.core.state.accumulators.REMOVED_MIN", 8)
+    rng = random.Random(5)
+    model: dict[tuple[int, str], tuple[int, str | None, bytes | None]] = {}
+    columns = [
+        AccumulatorColumn("n", "last", pa.int64()),
+        AccumulatorColumn("text", "last", pa.string()),
+        AccumulatorColumn("raw", "last", pa.binary()),
+    ]
+    table = job.open().accumulators("kept", [pa.string()], columns, namespaced=True)
+    for step in range(60):
+        rows = {
+            (rng.randrange(-3, 4), f"k{rng.randrange(5)}"): (
+                step,
+                rng.choice([None, "", "é" * rng.randrange(40)]),
+                rng.choice([None, b"", rng.randbytes(rng.randrange(20))]),
+            )
+            for _ in range(rng.randrange(1, 8))
+        }
+        model |= rows
+        namespaces = np.array([namespace for namespace, _ in rows])
+        keys = [pa.array([key for _, key in rows])]
+        read, hashes = read_key_columns(keys), hash_keys(keys)
+        table.bring(namespaces, read, hashes)
+        slots = table.insert(namespaces, read, hashes)
+        for place, values in enumerate(zip(*rows.values(), strict=True)):
+            table.put(place, slots, pa.array(values, columns[place].type))
+        table.release(slots, np.zeros(0, np.int64))
+        if rng.random() < 0.3:
+            first = rng.randrange(-3, 4)
+            table.remove(table.select(first, first + 2))
+            model = {one: row for one, row in model.items() if not first <= one[0] < first + 2}
+        if step % 15 == 14:
+            handles = job.snapshot(job.stores[-1])
+            more = [AccumulatorColumn("new", "last", pa.string()), *columns[::-1]]
+            asked = more if step == 59 else columns
+            table = job.open(handles).accumulators("kept", [pa.string()], asked, namespaced=True)
+        places = [table.shape.columns.index(one) for one in columns]
+        every = table.select(-3, 4)
+        read_back = [table.values(place, every).to_pylist() for place in places]
+        found = zip(*read_back, strict=True)
+        (names,) = table.keys_of(every)
+        at = zip(table.namespaces_of(every).tolist(), names.to_pylist(), strict=True)
+        assert dict(zip(at, found, strict=True)) == model
+        # RocksDB may tell of some that were removed since the last snapshot.
+        assert {one >> 1 for one, _ in model} <= set(table.namespaces(1).tolist())
+    assert model

@@ -15,6 +15,7 @@ from onceflow.core.graph import (
     AggregateWindows,
     Exchange,
     Graph,
+    JoinConnected,
     ProcessBatches,
     ProcessBroadcast,
     ProcessConnected,
@@ -74,7 +75,13 @@ def operators_left(graph: Graph, restored: CompletedCheckpoint) -> tuple[str, ..
 
 def _takes(work: Work | None, snapshot: OperatorSnapshot) -> bool:
     match work:
-        case ProcessKeyed() | ProcessBatches() | ProcessConnected() | ProcessBroadcast(key=(_, *_)):
+        case (
+            ProcessKeyed()
+            | ProcessBatches()
+            | ProcessConnected()
+            | JoinConnected()
+            | ProcessBroadcast(key=(_, *_))
+        ):
             return not snapshot.lists
         case ProcessBroadcast() | ProcessRecords():
             return not (snapshot.lists or snapshot.keyed)

@@ -18,6 +18,7 @@ from onceflow.core.graph import (
     Exchange,
     FilterRecords,
     FlatMapRecords,
+    JoinConnected,
     JoinTable,
     MapBatches,
     MapInArrow,
@@ -56,6 +57,7 @@ from onceflow.core.runtime.dataflow.function_operators import (
     KeyedProcessor,
     RecordProcessor,
 )
+from onceflow.core.runtime.dataflow.join_operators import JoinOperator
 from onceflow.core.runtime.dataflow.keyed_operators import AggregateRunner, KeyedOperator
 from onceflow.core.runtime.dataflow.lookup_join import LookupJoiner
 from onceflow.core.runtime.dataflow.operators import (
@@ -263,7 +265,9 @@ class ChainBuilder:
                 ProcessKeyed() | ProcessConnected() | ProcessBroadcast() | ProcessRecords()
             ) as work:
                 return self._function_operator(work, uid, operator.schema)
-            case (ProcessBatches() | RunAggregates() | AggregateWindows()) as work:
+            case (
+                ProcessBatches() | JoinConnected() | RunAggregates() | AggregateWindows()
+            ) as work:
                 return self._batch_operator(work, operator)
             case WriteTo() as work:
                 return self._sink(operator, work, ref)
@@ -282,11 +286,15 @@ class ChainBuilder:
         return SourceOperator(uid, reader, self._context.beside, work.watermarks, splits)
 
     def _batch_operator(
-        self, work: ProcessBatches | RunAggregates | AggregateWindows, operator: Operator
+        self,
+        work: ProcessBatches | JoinConnected | RunAggregates | AggregateWindows,
+        operator: Operator,
     ) -> KeyedOperator:
         uid, schema, input_schema = operator.uid, operator.schema, operator.input_schema
         store = self._store(uid)
         match work:
+            case JoinConnected():
+                return JoinOperator(uid, work, store, self._operator_state(uid), schema)
             case ProcessBatches():
                 states = self._operator_state(uid)
                 return KeyedBatchProcessor(uid, work, store, states, input_schema, schema)

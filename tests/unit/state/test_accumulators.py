@@ -13,7 +13,7 @@ import pytest
 from onceflow.core.errors import ConfigError, StateError
 from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.core.state import AccumulatorColumn, AccumulatorTable
-from onceflow.core.state.accumulators import AccumulatorShape
+from onceflow.core.state.accumulator_shape import AccumulatorShape
 
 
 def table(*columns: AccumulatorColumn, key: Any = None) -> AccumulatorTable:

@@ -1,0 +1,298 @@
+"""Joins of two keyed streams by how far apart two records are in time, a batch at a time.
+
+A record is kept until no record of the other stream can come any more that it is to be joined with.
+Whichever of two comes second makes the pair: a batch's rows are matched with what is kept of the
+other stream, then kept themselves.
+
+Invariants, at a time w (the watermark, or the clock), for records of the left stream; those of the
+right are their mirror:
+    a pair  <=>  lower <= right's time - left's time <= upper
+    late  <=>  event time <= w;  a late record is joined with nothing
+    kept as long as  time + upper > w, and no more than a step longer: moments are whole steps
+    alone  <=>  kept, on an outer side, and in no pair so far;  emitted alone when it is let go
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from onceflow.core.errors import BadStateValue, ConfigError
+from onceflow.core.event_time import times_ms
+from onceflow.core.functions import Record
+from onceflow.core.graph import JoinConnected
+from onceflow.core.join_functions import MergedColumns, ProcessJoinFunction, all_of
+from onceflow.core.late_records import LateRecords
+from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
+from onceflow.core.runtime.dataflow.channels import Batch
+from onceflow.core.runtime.dataflow.function_context import KeyedContext
+from onceflow.core.runtime.dataflow.function_operators import SnapshottedOperator
+from onceflow.core.runtime.dataflow.operators import Emit
+from onceflow.core.runtime.dataflow.user_functions import (
+    batch_of,
+    call_user,
+    call_user_on_records,
+    keys_of,
+    records_of,
+    user_error,
+)
+from onceflow.core.state import KeyedStateStore, hash_keys
+from onceflow.core.state.clock import StateClock
+from onceflow.core.state.kept_rows import ROWS_A_CHUNK, KeptRows, check_moments, moments_of
+from onceflow.core.state.key_columns import Ints, read_key_columns
+from onceflow.core.state.key_groups import Hashes
+from onceflow.core.state.operator_state import OperatorStateStore
+
+Side: TypeAlias = pa.RecordBatch | None
+"""One half of some pairs, a row each; None: they have no such half."""
+
+
+class JoinOperator(SnapshottedOperator):
+    """Emits what follows from the pairs of two streams, and from records without a partner."""
+
+    def __init__(
+        self,
+        uid: str,
+        work: JoinConnected,
+        store: KeyedStateStore,
+        states: OperatorStateStore,
+        schema: pa.Schema,
+        clock: StateClock | None = None,
+    ) -> None:
+        join = work.join
+        super().__init__(uid, join.function, store, states, schema)
+        self._keys = work.keys
+        self._sides = join.sides
+        self._reach_ms = join.reach_ms
+        self._steps_ms = join.steps_ms
+        self._clock = (clock or StateClock()) if join.by_clock else None
+        self._watermark = NO_WATERMARK
+        self.kept = [
+            KeptRows(store, f"onceflow.{side.name}-rows", side.schema, key, outer=side.outer)
+            for side, key in zip(join.sides, work.keys, strict=True)
+        ]
+        context = KeyedContext(store, states, self._operator, self._side_outputs)
+        self._late = [
+            LateRecords(
+                f"the {side.name} side of an interval join", "it has passed them", side.late
+            )
+            for side in join.sides
+        ]
+        for late in self._late:
+            late.open(context)
+        call_user(uid, join.function.open, context)
+        if context.registered is not None:
+            raise ConfigError(
+                f"{type(join.function).__name__} of join {uid!r} asks for timers, and a function of"
+                " pairs has none: put a .process(…) behind the join, or use connect()"
+            )
+        self._cleaned_a_record = context.cleaned_a_record
+        self.dropped = store.opened() + states.opened()
+        self._make = _of_pairs(uid, join.function, schema, store, work.keys)
+
+    @property
+    def inputs(self) -> tuple[Emit, ...]:
+        """What takes each stream's batches."""
+        return (self.receive, self._receive_right)
+
+    def process(self, batch: Batch) -> None:
+        """Join the left stream's rows."""
+        self._join(0, batch)
+
+    def _receive_right(self, batch: Batch) -> None:
+        self.records_in += batch.rows.num_rows
+        self._join(1, batch)
+
+    @property
+    def due_in_s(self) -> float | None:
+        """Until the clock lets rows go."""
+        if self._clock is None:
+            return None
+        moments = [
+            kept.next_moment * step_ms
+            for kept, step_ms in zip(self.kept, self._steps_ms, strict=True)
+            if kept.next_moment is not None
+        ]
+        return max(0, min(moments) - self._clock.now_ms()) / 1000 if moments else None
+
+    def on_time(self) -> None:
+        """Let go what has lived its time by the clock."""
+        if self._clock is not None:
+            self._let_go(self._clock.now_ms())
+
+    def on_watermark(self, watermark: int) -> None:
+        """Let go what nothing can come for any more."""
+        if self._clock is None and watermark > self._watermark:
+            self._watermark = watermark
+            self._let_go(watermark)
+
+    def flush(self) -> None:
+        """Let go what would wait for the clock: the input has ended."""
+        if self._clock is not None:
+            self._let_go(MAX_WATERMARK)
+
+    def _join(self, side: int, batch: Batch) -> None:
+        """Emit the pairs of a stream's rows, and keep these."""
+        rows, hashes = batch.rows, batch.hashes
+        if not rows.num_rows:
+            return
+        try:
+            now, times = self._now_and_times(side, rows)
+            if self._clock is None and int(times.min()) <= now:
+                in_time = times > now
+                self._late[side].take_rows(rows.filter(pa.array(~in_time)), now)
+                rows, times = rows.filter(pa.array(in_time)), times[in_time]
+                hashes = None if hashes is None else hashes[in_time]
+            if rows.num_rows:
+                keys = [rows.column(name) for name in self._keys[side]]
+                known = hash_keys(keys, self._keys[side]) if hashes is None else hashes
+                self._match_and_keep(side, rows, known, times, now)
+        except BadStateValue as error:
+            raise user_error(self.uid, error, rows, error.row) from error
+        self._side_outputs.flush()
+        if self._cleaned_a_record:
+            self.store.clean(self._cleaned_a_record * rows.num_rows)
+
+    def _now_and_times(self, side: int, rows: pa.RecordBatch) -> tuple[int, Ints]:
+        """Return up to when time has come, and the rows' times."""
+        column = self._sides[side].time
+        if self._clock is not None or column is None:
+            assert self._clock is not None
+            now = self._clock.now_ms()
+            return now, np.full(rows.num_rows, now)
+        return self._watermark, times_ms(rows.column(column), column, "is joined with nothing")
+
+    def _match_and_keep(
+        self, side: int, rows: pa.RecordBatch, hashes: Hashes, times: Ints, now: int
+    ) -> None:
+        mine, others = self.kept[side], self.kept[1 - side]
+        names = self._keys[side]
+        keys = read_key_columns([rows.column(name) for name in names], names)
+        first, last = self._reach_ms[side]
+        moments = moments_of(times + last, self._steps_ms[side])
+        check_moments(moments, times, self._sides[side].time or "the clock")
+        step_ms = self._steps_ms[1 - side]
+        firsts, lasts = moments_of(times, step_ms), moments_of(times + (last - first), step_ms)
+        alone = np.ones(len(times), np.bool_)
+        used: list[Ints] = []
+        for found, slots in others.near(keys, hashes, firsts, lasts):
+            distances = others.times(slots) - times[found]
+            near = (first <= distances) & (distances <= last)
+            partners, of_rows = slots[near], found[near]
+            alone[of_rows] = False
+            others.pair(partners)
+            used.append(np.unique(slots))
+            self._emit_pairs(side, rows, of_rows, partners)
+        keeps = times + last > now
+        if not keeps.all():
+            if mine.outer:
+                self._emit_alone(side, _taken(rows, np.flatnonzero(alone & ~keeps)))
+            chosen = np.flatnonzero(keeps)
+            rows, hashes, times = _taken(rows, chosen), hashes[chosen], times[chosen]
+            keys = tuple(column.take(chosen) for column in keys)
+            moments, alone = moments[chosen], alone[chosen]
+        if len(times):
+            mine.done(mine.add(keys, hashes, rows, times, moments, alone))
+        others.done(np.concatenate(used) if used else np.zeros(0, np.int64))
+
+    def _emit_pairs(self, side: int, rows: pa.RecordBatch, of_rows: Ints, partners: Ints) -> None:
+        """Emit the pairs, by row; of several partners of one, the earlier one comes first."""
+        others = self.kept[1 - side]
+        if len(of_rows) > 1 and not bool((of_rows[1:] > of_rows[:-1]).all()):
+            sort = np.lexsort((others.numbers(partners), others.times(partners), of_rows))
+            of_rows, partners = of_rows[sort], partners[sort]
+        for start in range(0, len(of_rows), ROWS_A_CHUNK):
+            part = slice(start, start + ROWS_A_CHUNK)
+            mine = _taken(rows, of_rows[part])
+            keys = [mine.column(name) for name in self._keys[side]]
+            self._emit_made(side, mine, others.rows(partners[part], keys))
+
+    def _emit_alone(self, side: int, rows: pa.RecordBatch) -> None:
+        if rows.num_rows:
+            self._emit_made(side, rows, None)
+
+    def _emit_made(self, side: int, mine: pa.RecordBatch, theirs: Side) -> None:
+        left, right = (mine, theirs) if side == 0 else (theirs, mine)
+        self.emit(self._make(left, right, mine.num_rows))
+
+    def _let_go(self, now: int) -> None:
+        """Keep no rows any more whose moment has come; emit those that are alone."""
+        for side, (kept, step_ms) in enumerate(zip(self.kept, self._steps_ms, strict=True)):
+            until = now // step_ms
+            if kept.next_moment is None or kept.next_moment > until:
+                continue
+            slots = kept.over(until)
+            alone = kept.alone(slots)
+            for start in range(0, len(alone), ROWS_A_CHUNK):
+                self._emit_alone(side, kept.rows(alone[start : start + ROWS_A_CHUNK]))
+            kept.let_go(slots, until)
+        self._side_outputs.flush()
+
+
+MakesPairs: TypeAlias = Callable[[Side, Side, int], pa.RecordBatch]
+"""Returns what follows from the pairs of two sides, so many."""
+
+
+def _of_pairs(
+    uid: str,
+    function: ProcessJoinFunction,
+    schema: pa.Schema,
+    store: KeyedStateStore,
+    keys: tuple[Sequence[str], Sequence[str]],
+) -> MakesPairs:
+    if isinstance(function, MergedColumns):
+        return function.merge
+    return _FunctionOfPairs(uid, function, schema, store, keys)
+
+
+class _FunctionOfPairs:
+    """Calls a function for each pair, with the state of its key."""
+
+    def __init__(
+        self,
+        uid: str,
+        function: ProcessJoinFunction,
+        schema: pa.Schema,
+        store: KeyedStateStore,
+        keys: tuple[Sequence[str], Sequence[str]],
+    ) -> None:
+        self._uid = uid
+        self._function = function
+        self._schema = schema
+        self._store = store
+        self._keys = keys
+
+    def __call__(self, left: Side, right: Side, count: int) -> pa.RecordBatch:
+        """Return what the function makes of `count` pairs."""
+        side, rows = (1, right) if left is None else (0, left)
+        assert rows is not None
+        function = self._function
+        keys = keys_of(rows, self._keys[side])
+        self._store.prefetch(keys)
+
+        def results(records: Iterator[Record]) -> Iterator[Any]:
+            if left is None or right is None:
+                process = (function.process_left, function.process_right)[side]
+                calls = (process(record) for record in self._with_key(keys, records))
+            else:
+                others = records_of(right)
+                pairs = zip(self._with_key(keys, records), others, strict=True)
+                calls = (function.process(one, other) for one, other in pairs)
+            yield from calls
+
+        made = call_user_on_records(self._uid, lambda records: all_of(results(records)), rows)
+        return batch_of(made, self._schema, self._uid)
+
+    def _with_key(self, keys: Sequence[Any], records: Iterator[Record]) -> Iterator[Record]:
+        for key, record in zip(keys, records, strict=True):
+            self._store.set_current_key(key)
+            yield record
+
+
+def _taken(rows: pa.RecordBatch, chosen: Ints) -> pa.RecordBatch:
+    if len(chosen) == rows.num_rows and np.array_equal(chosen, np.arange(len(chosen))):
+        return rows
+    return rows.take(pa.array(chosen))
