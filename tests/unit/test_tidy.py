@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import pickle
 import re
 import subprocess
@@ -34,6 +35,15 @@ PURE_MODULES = {
 }  # fmt: skip
 # `random.Random` is passed in; the module's own functions draw from hidden global state.
 IMPURE_NAMES = {"random": {"Random"}}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def many_trees() -> Iterator[None]:
+    """Parsing all there is makes a million objects: looking for garbage takes longer than that."""
+    gc.disable()
+    yield
+    tree.cache_clear()
+    gc.enable()
 
 
 @cache
