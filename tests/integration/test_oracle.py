@@ -17,10 +17,10 @@ from onceflow.integration.servers import EmbeddedMariaDB, EmbeddedMySQL, Embedde
 from onceflow.integration.servers.mysql import MySQLAdmin
 from onceflow.integration.workload import Payments
 
-PAYMENTS = Payments(records=5_000, accounts=40, partitions=2, seed=7)
+PAYMENTS = Payments(records=1_000, accounts=8, partitions=2, seed=7)
 RIGHT = Verdict(
-    records=5_000,
-    rows=5_000,
+    records=1_000,
+    rows=1_000,
     duplicates=0,
     missing=0,
     unexpected=0,
@@ -129,13 +129,13 @@ def test_row_written_twice_is_a_duplicate_and_breaks_its_chain_once(ledger: Ledg
     verdict = ledger.judged_after(
         "INSERT INTO ledger SELECT * FROM ledger WHERE id IN (17, 18, 19)"
     )
-    assert verdict == replace(RIGHT, rows=5_003, duplicates=3, wrong_balances=3)
+    assert verdict == replace(RIGHT, rows=1_003, duplicates=3, wrong_balances=3)
     assert not verdict.ok
 
 
 def test_lost_row_is_missing_and_breaks_its_chain(ledger: Ledger) -> None:
     verdict = ledger.judged_after("DELETE FROM ledger WHERE id = 17")
-    assert verdict == replace(RIGHT, rows=4_999, missing=1, wrong_balances=1)
+    assert verdict == replace(RIGHT, rows=999, missing=1, wrong_balances=1)
     assert not verdict.ok
 
 
@@ -144,20 +144,20 @@ def test_lost_and_doubled_rows_do_not_make_up_for_each_other(ledger: Ledger) -> 
         "DELETE FROM ledger WHERE id = 17",
         "INSERT INTO ledger SELECT * FROM ledger WHERE id = 18",
     )
-    assert (verdict.rows, verdict.duplicates, verdict.missing) == (5_000, 1, 1)
+    assert (verdict.rows, verdict.duplicates, verdict.missing) == (1_000, 1, 1)
     assert not verdict.ok
 
 
 def test_whole_account_lost_is_missing(ledger: Ledger) -> None:
     verdict = ledger.judged_after("DELETE FROM ledger WHERE account = 'acct-000003'")
-    assert verdict.missing == 5_000 - verdict.rows > 50
+    assert verdict.missing == 1_000 - verdict.rows > 50
     assert verdict.wrong_balances == 0
     assert not verdict.ok
 
 
 def test_row_that_was_never_produced_is_unexpected(ledger: Ledger) -> None:
-    verdict = ledger.judged_after("INSERT INTO ledger VALUES (5000, 'acct-999999', 1, 1, 1)")
-    assert verdict == replace(RIGHT, rows=5_001, unexpected=1)
+    verdict = ledger.judged_after("INSERT INTO ledger VALUES (1000, 'acct-999999', 1, 1, 1)")
+    assert verdict == replace(RIGHT, rows=1_001, unexpected=1)
     assert not verdict.ok
 
 
@@ -180,13 +180,13 @@ def test_state_that_was_lost_at_a_restart_breaks_the_chain(ledger: Ledger) -> No
 def test_wrong_number_in_one_row_breaks_the_chain(ledger: Ledger, column_of_row_17: str) -> None:
     verdict = ledger.judged_after(f"UPDATE ledger SET {column_of_row_17} WHERE id = 17")
     assert verdict.wrong_balances in {1, 2}
-    assert (verdict.rows, verdict.duplicates, verdict.missing) == (5_000, 0, 0)
+    assert (verdict.rows, verdict.duplicates, verdict.missing) == (1_000, 0, 0)
     assert not verdict.ok
 
 
 def test_null_id_is_a_missing_one(ledger: Ledger) -> None:
     verdict = ledger.judged_after("UPDATE ledger SET id = NULL WHERE id = 17")
-    assert (verdict.rows, verdict.missing) == (5_000, 1)
+    assert (verdict.rows, verdict.missing) == (1_000, 1)
     assert not verdict.ok
 
 
@@ -232,7 +232,7 @@ def test_prepared_transaction_is_in_doubt(ledger: Ledger) -> None:
 
 
 def test_empty_table_misses_everything(ledger: Ledger) -> None:
-    assert ledger.judged_after("TRUNCATE TABLE ledger") == replace(RIGHT, rows=0, missing=5_000)
+    assert ledger.judged_after("TRUNCATE TABLE ledger") == replace(RIGHT, rows=0, missing=1_000)
 
 
 def test_table_without_the_columns_is_refused_by_name(ledger: Ledger) -> None:
