@@ -9,7 +9,8 @@ in pages of memory that they share. Two libraries start a thread when they are i
 and jemalloc; both know what to do when a process forks.
 
 Spark's own modules it imports from where pip has installed them. Spark names a zip of them first,
-and from a zip they are compiled anew in each process, for nothing that is compiled is kept.
+and from a zip they are compiled anew in each process, for nothing that is compiled is kept. It also
+names a jar of its own, in which no Python is, and which each worker would list anew.
 
 Everything else is Spark's daemon unchanged. What is not installed is left out.
 
@@ -49,26 +50,32 @@ PRELOADED = (
 
 
 def leave_zips() -> None:
-    """Take Spark's zips off the path if what is in them also lies unpacked around them.
+    """Take Spark's zips and jars off the path if what is in them also lies unpacked around them.
 
-    That is so where pip has installed Spark. Everywhere else the zips stay.
+    That is so where pip has installed Spark. Everywhere else they stay.
     """
     for entry in tuple(sys.path):
         if _lies_unpacked(Path(entry)):
             sys.path.remove(entry)
             # A worker drops all caches, and for a zip that means reading its directory again.
-            sys.path_importer_cache.pop(entry, None)
+            for inside in [path for path in sys.path_importer_cache if path.startswith(entry)]:
+                del sys.path_importer_cache[inside]
 
 
 def _lies_unpacked(path: Path) -> bool:
-    """Whether `path` is a zip of the `pyspark` around it, or of the `py4j` of that version."""
-    spark = path.parents[2] if len(path.parents) > 3 else path  # pyspark/python/lib/pyspark.zip
-    installed = spark.parent
-    if path.suffix != ".zip" or spark.name != "pyspark" or str(installed) not in sys.path:
+    """Whether `path` is of the `pyspark` that is installed around it, and so is what it holds.
+
+    Its zip, that of its version of `py4j`, or its own jar, which holds no Python.
+    """
+    depth = {".zip": 2, ".jar": 1}.get(path.suffix)  # pyspark/python/lib/*.zip, pyspark/jars/*.jar
+    if depth is None or len(path.parents) < depth + 2:
         return False
-    if path.name == "pyspark.zip":
+    spark = path.parents[depth]
+    if spark.name != "pyspark" or str(spark.parent) not in sys.path:
+        return False
+    if path.name == "pyspark.zip" or path.name.startswith("spark-core_"):
         return (spark / "__init__.py").is_file()
-    return (installed / f"{path.name.removesuffix('-src.zip')}.dist-info").is_dir()
+    return (spark.parent / f"{path.name.removesuffix('-src.zip')}.dist-info").is_dir()
 
 
 def preload() -> None:

@@ -62,12 +62,20 @@ def test_zips_of_spark_leave_the_path_only_where_their_spark_lies_unpacked(
     site, distribution = tmp_path / "site-packages", tmp_path / "spark-4.3" / "python" / "lib"
     lib = site / "pyspark" / "python" / "lib"
     zips = [str(lib / name) for name in ("pyspark.zip", "py4j-0.10.9.9-src.zip")]
-    others = [str(distribution / "pyspark.zip"), str(tmp_path / "of the user.zip"), str(site)]
-    monkeypatch.setattr(sys, "path", [*zips, *others])
+    jars = [
+        str(site / "pyspark" / "jars" / f"{name}.jar") for name in ("spark-core_2.13-4.3.0", "my")
+    ]
+    others = [
+        str(distribution / "pyspark.zip"),
+        str(tmp_path / "of the user.zip"),
+        jars[1],
+        str(site),
+    ]
+    monkeypatch.setattr(sys, "path", [*zips, jars[0], *others])
     lib.mkdir(parents=True)
     (site / "py4j-0.10.9.8.dist-info").mkdir()
     leave_zips()
-    assert sys.path == [*zips, *others]
+    assert sys.path == [*zips, jars[0], *others]
     (site / "pyspark" / "__init__.py").touch()
     leave_zips()
     assert sys.path == [*zips[1:], *others]

@@ -149,6 +149,8 @@ class JobDriver:
         )
         self._events: queue.SimpleQueue[AttemptEvent] = queue.SimpleQueue()
         self._asked_to_leave = threading.Event()
+        self._failed_at: float | None = None
+        """When the attempt failed whose slots were then waited for."""
         self._cancelled_by_request = False
         self._log: ClaimedLog | None = None
         self._restarts: RestartTracker = plan.restart.tracker(random.Random())  # noqa: S311 - jitter
@@ -311,21 +313,25 @@ class JobDriver:
                 if error.retry == "never":
                     raise
                 self._cluster.check_alive()
-                match self._restarts.on_failure(time.monotonic(), fingerprint_of(error)):
+                now = time.monotonic()
+                match self._restarts.on_failure(now, fingerprint_of(error)):
                     case GiveUp(reason):
                         raise type(error)(f"{error} (no further restart: {reason})") from error
                     case RestartAfter(delay_s):
+                        # Since the failure: a part has passed while the slots left.
+                        left_s = max(0.0, (self._failed_at or now) + delay_s - now)
                         text = _text_of(error)
                         # The rest is a traceback, and the same one as often as it fails.
-                        _log.warning("restart in %.2f s: %s", delay_s, text.partition("\n")[0])
-                        self._tracker.publish(JobRestarting(delay_s, text))
-                        if self._asked_to_leave.wait(delay_s):
+                        _log.warning("restart in %.2f s: %s", left_s, text.partition("\n")[0])
+                        self._tracker.publish(JobRestarting(left_s, text))
+                        if self._asked_to_leave.wait(left_s):
                             raise JobCancelled("cancelled while restarting") from error
             except Exception:
                 self._cluster.check_alive()
                 raise
 
     def _attempt(self) -> bool:
+        self._failed_at = None
         self._cluster.check_alive()
         plan, storage = self._plan, self._storage
         log = self._log = self._claim()
@@ -428,6 +434,7 @@ class JobDriver:
             self._tracker.publish(AttemptEnded(context.plan.attempt))
             return finished
         except BaseException as error:
+            self._failed_at = time.monotonic()
             self._tracker.publish(AttemptEnded(context.plan.attempt, _text_of(error)))
             attempt.cancel(f"attempt {context.plan.attempt} failed: {str(error)[:500]}")
             raise
