@@ -22,7 +22,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import os
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 PRELOADED = (
@@ -54,15 +56,17 @@ def leave_zips() -> None:
 
     That is so where pip has installed Spark. Everywhere else they stay.
     """
+    # The JVM may know what is installed by another name of the same directory.
+    on_path = {os.path.realpath(entry) for entry in sys.path}
     for entry in tuple(sys.path):
-        if _lies_unpacked(Path(entry)):
+        if _lies_unpacked(Path(os.path.realpath(entry)), on_path):
             sys.path.remove(entry)
             # A worker drops all caches, and for a zip that means reading its directory again.
             for inside in [path for path in sys.path_importer_cache if path.startswith(entry)]:
                 del sys.path_importer_cache[inside]
 
 
-def _lies_unpacked(path: Path) -> bool:
+def _lies_unpacked(path: Path, on_path: Collection[str]) -> bool:
     """Whether `path` is of the `pyspark` that is installed around it, and so is what it holds.
 
     Its zip, that of its version of `py4j`, or its own jar, which holds no Python.
@@ -71,7 +75,7 @@ def _lies_unpacked(path: Path) -> bool:
     if depth is None or len(path.parents) < depth + 2:
         return False
     spark = path.parents[depth]
-    if spark.name != "pyspark" or str(spark.parent) not in sys.path:
+    if spark.name != "pyspark" or str(spark.parent) not in on_path:
         return False
     if path.name == "pyspark.zip" or path.name.startswith("spark-core_"):
         return (spark / "__init__.py").is_file()

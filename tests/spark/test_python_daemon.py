@@ -84,5 +84,19 @@ def test_zips_of_spark_leave_the_path_only_where_their_spark_lies_unpacked(
     assert sys.path == others
 
 
+def test_zips_leave_the_path_where_python_is_reached_by_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "release" / "site-packages"
+    (site / "pyspark").mkdir(parents=True)
+    (site / "pyspark" / "__init__.py").touch()
+    (tmp_path / "current").symlink_to(tmp_path / "release")
+    linked = str(tmp_path / "current" / "site-packages")
+    for spark, other in (site, linked), (Path(linked), str(site)):
+        monkeypatch.setattr(sys, "path", [f"{spark}/pyspark/python/lib/pyspark.zip", other])
+        leave_zips()
+        assert sys.path == [other]
+
+
 def ours(modules: set[str]) -> set[str]:
     return {name for name in modules if name.split(".")[0] == "onceflow"}
