@@ -111,7 +111,7 @@ def test_between_pre_commit_and_decision_nothing_of_the_checkpoint_is_visible(
     ledger_driver: LedgerDriver, ledger_spec: LedgerSpec, judge: Judge
 ) -> None:
     """S13, S14: what a dead slot prepared stays invisible, and the next attempt rolls it back."""
-    spec = replace(ledger_spec, restart_delay_s=6.0)
+    spec = replace(ledger_spec, restart_delay_s=10.0)
     run, audit = ledger_driver.run(spec), Audit(spec)
     run.await_checkpoint()
     ledger_driver.arm("prepared")
