@@ -125,7 +125,7 @@ def main(spec_path: str, result_path: str) -> None:
         .config("spark.ui.enabled", "false")
         .config("spark.python.daemon.module", "onceflow.connectors.python_daemon")
         .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.extraJavaOptions", f"{archive_options()} {_SHORT_LIVED_JVM}")
+        .config("spark.driver.extraJavaOptions", f"{_SHORT_LIVED_JVM} {archive_options()}".strip())
         .getOrCreate()
     )
     result = _run(spec, spark, imported_at_s)
