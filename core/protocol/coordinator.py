@@ -18,6 +18,9 @@ one is collecting it counts as under way; while it is written, checkpoints go on
 to stop with it: then nothing is triggered until it is written, and a failure fails the attempt,
 for the sources have stopped.
 
+A checkpoint that is to end the job ends it unless its barrier has overtaken rows, as it does when
+they take long. Then it is one as any other, and is followed by another that is to end the job.
+
 Invariants:
     while a checkpoint is appending, nothing is told but how that ended: other facts wait with
     whoever tells
@@ -272,7 +275,7 @@ class CheckpointCoordinator:
         if self._over:
             return ()
         decided = self._end_append(checkpoint)
-        kind = self._pending.pop(checkpoint).trigger.kind
+        del self._pending[checkpoint]
         require(checkpoint > self._decided_last, f"{checkpoint} after {self._decided_last}")
         self._decided_last = checkpoint
         self._undelivered += [checkpoint] if self._committers else []
@@ -288,7 +291,7 @@ class CheckpointCoordinator:
             # Nobody needs to be told: who hears of `checkpoint` waits for no older one.
             dropped += self._pending.pop(older).snapshots.values()
         decisions += self._drop(dropped)
-        if kind.ends_job:
+        if decided.final:
             self._last = checkpoint
         return (*decisions, *self._proceed(now_s))
 
@@ -410,16 +413,17 @@ class CheckpointCoordinator:
         return appended
 
     def _completed_of(self, pending: _Pending) -> CompletedCheckpoint:
-        trigger = pending.trigger
+        trigger, snapshots = pending.trigger, pending.snapshots
+        in_flight = any(snapshot.in_flight for snapshot in snapshots.values())
         return CompletedCheckpoint(
             checkpoint=trigger.checkpoint,
             attempt=self._attempt,
             parallelism=self._parallelism,
             max_parallelism=self._max_parallelism,
-            snapshots=tuple(pending.snapshots[subtask] for subtask in sorted(pending.snapshots)),
+            snapshots=tuple(snapshots[subtask] for subtask in sorted(snapshots)),
             triggered_at_ms=trigger.triggered_at_ms,
             completed_at_ms=self._wall_ms(),
-            final=trigger.kind.ends_job,
+            final=trigger.kind.ends_job and not in_flight,
             delivered_through=self._delivered_through(),
             undelivered=tuple(self._undelivered),
         )

@@ -16,8 +16,8 @@ class CheckpointKind(Enum):
     PERIODIC = "periodic"
     MANUAL = "manual"
     STOP = "stop"
-    """Sources read nothing after this barrier, also if it fails and another one follows; once it
-    is committed, the job finishes."""
+    """Sources read nothing after this barrier, also if it fails or overtakes rows and another one
+    follows; once it is committed, the job finishes."""
     FINAL = "final"
     """All sources had reached their end before this barrier; once it is committed, the job ends."""
     SAVEPOINT = "savepoint"
@@ -50,7 +50,7 @@ class CheckpointKind(Enum):
 
     @property
     def ends_job(self) -> bool:
-        """Whether nothing but this checkpoint's commits is left to do once it is decided."""
+        """Whether only its commits are left to do once it is decided, if no row is in flight."""
         return self in {CheckpointKind.STOP, CheckpointKind.FINAL}
 
 

@@ -4,6 +4,10 @@ A channel is FIFO: `OutputQueue` is its sending end, `InputQueues` holds the rec
 subtask. Batches need a credit, barriers and ends do not. Neither end waits: a sender without
 credits keeps what it has made and makes no more, so it is still there when a barrier comes.
 
+A receiver gives its first credits when it has taken all that is replayed, and may make rows itself.
+So after a restart sources read nothing before everybody below has replayed, and what is in flight
+grows by no restart, however often one comes.
+
 A barrier that overtakes goes ahead of all batches. What it overtakes is in flight:
 
     sender's side     what waits for credits, as of the barrier
@@ -15,7 +19,7 @@ in channels whose rows go by no key: there it waits its turn, on both sides, and
 Invariants:
     a batch is in flight on one side at the most: the sender's begins where the receiver's ends
     batches sent and not yet taken <= credits
-    what is replayed is taken before anything that comes on any channel
+    while something is replayed nothing but barriers is in any channel
 """
 
 from __future__ import annotations
@@ -66,14 +70,15 @@ class Announced:
 class OutputQueue(Generic[B]):
     """The sending end of one channel: its credits, and what waits for one."""
 
-    def __init__(self, credit_count: int) -> None:
-        self._credit_count = credit_count
+    def __init__(self) -> None:
+        self._credit_count = 0
+        self._is_open = False
         self._waiting: deque[B | Barrier | EndOfStream] = deque()
 
     @property
     def waits(self) -> bool:
-        """Whether something waits for credits."""
-        return bool(self._waiting)
+        """Whether something waits for credits, or the reader has not given its first."""
+        return bool(self._waiting) or not self._is_open
 
     def offer(self, element: B | Barrier | EndOfStream) -> bool:
         """Return whether `element` is to be sent now; else it waits its turn here."""
@@ -89,8 +94,9 @@ class OutputQueue(Generic[B]):
         return None
 
     def release(self, count: int = 1) -> None:
-        """Take in that the reader has taken `count` batches."""
+        """Take in that the reader has room for `count` batches more, if any."""
         self._credit_count += count
+        self._is_open = self._is_open or count > 0
 
     def overtaken_by(self, checkpoint: CheckpointId) -> tuple[B, ...]:
         """Return the batches that the barrier of `checkpoint` overtakes; they go on waiting.
@@ -137,7 +143,10 @@ class InputQueues(Generic[B]):
         self._blocked = [False] * len(ends)
         self._turn = 0
         self._announced: deque[Announced] = deque()
+        self._in_order: list[int] = []
+        """The channel of each barrier that waits its turn here and is to overtake elsewhere."""
         self._replayed: deque[Received[B]] = deque()
+        self._is_open = False
         self._recording: _Recording[B] | None = None
 
     @property
@@ -157,6 +166,21 @@ class InputQueues(Generic[B]):
         """
         self._replayed.extend(Received(REPLAYED, batch, into) for batch in batches)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether all senders have been given credits."""
+        return self._is_open
+
+    def open(self) -> bool:
+        """Return whether all senders are to be given their first credits now.
+
+        That is once, when nothing is left to replay; called when rows may be made.
+        """
+        if self._is_open or self._replayed:
+            return False
+        self._is_open = True
+        return True
+
     def put(self, channel: int, element: B | Barrier | EndOfStream) -> bool:
         """Take in what has come on `channel`; return whether there is something to take for it."""
         recording = self._recording
@@ -166,6 +190,8 @@ class InputQueues(Generic[B]):
             )
             if announced:
                 self._announced.append(Announced(channel, element))
+            elif element.overtakes_after_s is not None:
+                self._in_order.append(channel)
             if recording is not None and channel in recording.open:
                 recording.open.discard(channel)
                 if element.checkpoint == recording.checkpoint:
@@ -184,10 +210,19 @@ class InputQueues(Generic[B]):
     def take(self, *, elements: bool = True) -> Announced | Received[B] | None:
         """Return the next announcement, or else the next element; None when there is none.
 
-        Without `elements` it is announcements alone.
+        Without `elements` it is announcements alone, and barriers in order as long as no row can be
+        before them.
         """
         if self._announced:
             return self._announced.popleft()
+        if elements or not self._is_open:
+            # Nothing is overtaken before these are read.
+            for channel in self._in_order:
+                if not self._blocked[channel]:
+                    taken = self._taken(channel)
+                    is_row = not isinstance(taken.element, (Barrier, EndOfStream))
+                    require(self._is_open or not is_row, f"rows in {channel} without a credit")
+                    return taken
         if not elements:
             return None
         if self._replayed:
@@ -197,9 +232,15 @@ class InputQueues(Generic[B]):
             channel = (self._turn + step) % count
             if self._queues[channel] and not self._blocked[channel]:
                 self._turn = (channel + 1) % count
-                element = self._queues[channel].popleft()
-                return Received(channel, element, self._ends[channel].input)
+                return self._taken(channel)
         return None
+
+    def _taken(self, channel: int) -> Received[B]:
+        element = self._queues[channel].popleft()
+        overtakes = isinstance(element, Barrier) and element.overtakes_after_s is not None
+        if overtakes and self._ends[channel].keeps_order:
+            self._in_order.remove(channel)
+        return Received(channel, element, self._ends[channel].input)
 
     def block(self, channel: int) -> None:
         """Leave what comes on `channel` in it from now on."""
@@ -222,6 +263,7 @@ class InputQueues(Generic[B]):
             recording.batches.append(overtaken)
             if channel in passed:
                 continue
+            require(not self._ends[channel].keeps_order, f"channel {channel} keeps order")
             recording.open.add(channel)
             for position, element in enumerate(queue):
                 if isinstance(element, Barrier):

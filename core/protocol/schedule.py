@@ -28,7 +28,7 @@ class CheckpointSettings:
     retained: int = 1
     overtakes_after_s: float | None = None
     """How long barriers wait their turn behind rows; 0: never, None: as long as it takes. Such
-    checkpoints are taken one at a time, and those that end the job wait as long as it takes."""
+    checkpoints are taken one at a time."""
 
     def __post_init__(self) -> None:
         if self.interval_s is not None and self.interval_s <= 0:
@@ -55,10 +55,16 @@ class CheckpointSettings:
     def overtakes_after(self, kind: CheckpointKind) -> float | None:
         """Return how long the barrier of a checkpoint of `kind` waits behind rows.
 
-        After one that ends the job nothing is to be in flight, nor in a savepoint, from which
-        another pipeline may begin: they wait for all rows.
+        In a savepoint, from which another pipeline may begin, nothing is to be in flight: it waits
+        for all rows. One that ends the job waits for them, too, and no longer than from one
+        checkpoint to the next: a restart must not begin with all of them again.
         """
-        return None if kind.ends_job or kind.is_savepoint else self.overtakes_after_s
+        if kind.is_savepoint or self.overtakes_after_s is None:
+            return None
+        if not kind.ends_job:
+            return self.overtakes_after_s
+        patience_s = min(self.interval_s or self.timeout_s, self.timeout_s / 2)
+        return max(self.overtakes_after_s, patience_s)
 
 
 class TriggerSchedule:
@@ -67,8 +73,9 @@ class TriggerSchedule:
     Precedence: savepoints as they were asked for, FINAL (all sources at their end), STOP, MANUAL,
     PERIODIC. The interval binds PERIODIC alone; savepoints wait for nothing, the others for a pause
     after a failed checkpoint. A savepoint is tried once, and fulfills nothing else. What else was
-    asked for stays asked until a checkpoint triggered after it is decided: a STOP or FINAL one for
-    a stop, any for MANUAL. Times are of a clock that is never set.
+    asked for stays asked until a checkpoint triggered after it is decided: any for MANUAL, and for
+    a stop a STOP or FINAL one that leaves no rows in flight. Times are of a clock that is never
+    set.
     """
 
     def __init__(

@@ -120,7 +120,8 @@ class CompletedCheckpoint:
     triggered_at_ms: int
     completed_at_ms: int
     final: bool = False
-    """Whether all sources had reached their end, or the job was told to stop, before it."""
+    """Whether all sources had reached their end, or the job was told to stop, before it, and no
+    rows are in flight: nothing but its commits is left to do."""
     delivered_through: CheckpointId = GENESIS
     """Up to this decision all global committers were known to have committed."""
     undelivered: tuple[CheckpointId, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from tests.simulation.clock import Bell
@@ -24,7 +25,7 @@ class Receiver(Protocol):
     """Who takes what comes through channels."""
 
     inputs: Inputs
-    release: list[Callable[[], None]]
+    release: list[Callable[[int], None]]
 
 
 class Inputs(InputQueues[Row]):
@@ -32,6 +33,10 @@ class Inputs(InputQueues[Row]):
 
     world: World
     bell: Bell
+
+    @property
+    def replaying(self) -> bool:
+        return bool(self._replayed)
 
     def put(self, channel: int, element: Element) -> bool:
         self.bell.ring()
@@ -62,15 +67,14 @@ class Outputs:
 
     def open(self) -> None:
         """Connect, when every receiver is there."""
-        variant, credit_count = self._world.variant, self._world.shape.credits
         for receiver in self._receivers():
-            queue = variant.output_queue(credit_count)
+            queue = self._world.variant.output_queue()
             self._queues.append(queue)
             self._wires.append(deque())
-            receiver.release[self._channel] = lambda q=queue: self._released(q)  # type: ignore[misc]
+            receiver.release[self._channel] = partial(self._released, queue)
 
-    def _released(self, queue: OutputQueue[Row]) -> None:
-        queue.release()
+    def _released(self, queue: OutputQueue[Row], count: int) -> None:
+        queue.release(count)
         self._bell.ring()
 
     def send_row(self, row: Row, group: int) -> None:
@@ -103,7 +107,7 @@ class Outputs:
             self.send(target, EndOfStream())
 
     def flush(self) -> bool:
-        """Send what may be sent; return whether nothing waits."""
+        """Send what may be sent; return whether more rows may be made."""
         for target, queue in enumerate(self._queues):
             while (element := queue.next()) is not None:
                 self._put(target, element)

@@ -263,6 +263,9 @@ class Attempt:
             else frozenset(),
         )
         world.oracle.begins(self.number, self.driver.pipeline.sinks, restored)
+        if world.lifetime_s is not None:
+            victim = world.rng.choice(self.slots)
+            world.clock.after(world.lifetime_s, lambda: victim.kill("its time is over"))
 
     def _global_committer(self, target: Versioned, restored: CheckpointId) -> GlobalCommitter:
         world, sink_id = self.world, target.sink_id

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from tests.simulation.clock import Violation
-from tests.simulation.slots import RULE, SPLITS, parse_splits
+from tests.simulation.slots import RULE, SPLITS, Deployment, parse_splits
 from tests.simulation.stages import KEYED, RULES_SEEN
 from tests.simulation.storage import handles_in
 from tests.simulation.targets import Target, names
@@ -87,10 +87,17 @@ class Oracle:
         if attempt >= self._world.claimed and committable.transaction in target.pruned:
             raise Violation(f"I2 the proof of {committable.transaction} is asked for and pruned")
 
-    def check_read(self, partition: str) -> None:
-        """Nobody reads what no decision holds: a crash would have to find it again."""
+    def check_read(self, partition: str, deployment: Deployment) -> None:
+        """Nobody reads what no decision holds: a crash would have to find it again.
+
+        Nor what would be in flight besides all that was: with each restart that would be more.
+        """
         if partition not in self._partitions:
             raise Violation(f"I6 {partition} is read, and no decision holds it")
+        for slot in deployment.peers:
+            for stage in slot.stages:
+                if stage.inputs.replaying:
+                    raise Violation(f"{partition} is read while {stage.ref} replays")
 
     def check_recovered(self, attempt: int, target: Target, aborted: Sequence[Committable]) -> None:
         """I3: what recovery was to roll back is gone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tests.simulation.channels import Inputs
 from tests.simulation.targets import Row
@@ -16,10 +17,14 @@ from onceflow.core.protocol.alignment import (
     TakeSnapshot,
     _Announced,  # pyright: ignore[reportPrivateUsage]
 )
-from onceflow.core.protocol.coordinator import CheckpointCoordinator
+from onceflow.core.protocol.coordinator import (
+    CheckpointCoordinator,
+    _Pending,  # pyright: ignore[reportPrivateUsage]
+)
 from onceflow.core.protocol.decisions import CheckpointKind, TriggerCheckpoint
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.in_flight import Announced, OutputQueue, Received
+from onceflow.core.protocol.snapshots import CompletedCheckpoint
 
 
 class _KeepsNothing(Inputs):
@@ -100,14 +105,41 @@ class _ReadsOnWhileSnapshotIsDue(BarrierAlignment):
         )
 
 
-class _LastOvertakes(CheckpointCoordinator):
-    """Also the barrier that ends the job goes ahead of rows."""
+class _OpensBeforeItReplays(Inputs):
+    """Senders get credits, and go on, while what was in flight is still to be taken."""
+
+    def open(self) -> bool:
+        replayed, self._replayed = self._replayed, type(self._replayed)()
+        opens = super().open()
+        self._replayed = replayed
+        return opens
+
+
+class _ReadsNoBarrierBeforeItReplays(Inputs):
+    """A barrier that has to be read before it overtakes waits for all that is replayed."""
+
+    def take(self, *, elements: bool = True) -> Announced | Received[Row] | None:
+        in_order = self._in_order
+        if self._replayed:
+            self._in_order = []
+        taken = super().take(elements=elements)
+        self._in_order = in_order
+        return taken
+
+
+class _LastWaits(CheckpointCoordinator):
+    """The barrier that is to end the job waits for all rows, however long they take."""
 
     def _trigger(self, kind: CheckpointKind, now_s: float) -> TriggerCheckpoint:
         trigger = super()._trigger(kind, now_s)
-        after_s = self._settings.overtakes_after(CheckpointKind.PERIODIC)
-        pair = trigger.checkpoint, trigger.kind, trigger.triggered_at_ms
-        return TriggerCheckpoint(*pair, after_s)
+        return replace(trigger, overtakes_after_s=None) if kind.ends_job else trigger
+
+
+class _EndsInFlight(CheckpointCoordinator):
+    """A checkpoint that is to end the job does so whatever its barrier has overtaken."""
+
+    def _completed_of(self, pending: _Pending) -> CompletedCheckpoint:
+        return replace(super()._completed_of(pending), final=pending.trigger.kind.ends_job)
 
 
 class _OvertakesWhatIsBroadcast(BarrierAlignment):
@@ -149,5 +181,8 @@ OVERTAKING_MUTANTS: tuple[Variant, ...] = (
     Variant("forgets what it has not replayed", inputs=_ForgetsWhatIsReplayed),
     Variant("overtakes what is broadcast", alignment=_OvertakesWhatIsBroadcast),
     Variant("gives broadcast state to those that had it alone", broadcast_copy=_own_copy),
-    Variant("the last barrier overtakes rows", coordinator=_LastOvertakes),
+    Variant("gives credits before it has replayed", inputs=_OpensBeforeItReplays),
+    Variant("reads no barrier before it has replayed", inputs=_ReadsNoBarrierBeforeItReplays),
+    Variant("the last barrier waits for all rows", coordinator=_LastWaits),
+    Variant("ends the job with rows in flight", coordinator=_EndsInFlight),
 )

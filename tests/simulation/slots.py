@@ -108,9 +108,13 @@ class Slot(Process):
         self.begin(self.keyed.compute())
 
     @property
+    def stages(self) -> list[StageTask]:
+        """What takes what others send."""
+        return [self.relay, self.keyed] if self.relay else [self.keyed]
+
+    @property
     def subtasks(self) -> list[SubtaskRef]:
-        stages = [self.relay, self.keyed] if self.relay else [self.keyed]
-        return [*(source.ref for source in self.sources), *(stage.ref for stage in stages)]
+        return [*(source.ref for source in self.sources), *(stage.ref for stage in self.stages)]
 
     def kill(self, why: str) -> None:
         self.fail(why)
@@ -280,7 +284,7 @@ class SourceTask:
 
     def _emit_record(self, partition: str) -> None:
         if not self._is_broadcast:
-            self.world.oracle.check_read(partition)
+            self.world.oracle.check_read(partition, self.slot.deploy)
         offset = self.positions[partition]
         if offset == self.world.records:
             return

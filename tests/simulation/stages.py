@@ -82,7 +82,7 @@ class StageTask(ABC):
         broadcast = [ChannelEnd(1, keeps_order=True)] * in_order
         self.inputs: Inputs = self.world.variant.inputs([*[ChannelEnd()] * keyed, *broadcast])
         self.inputs.world, self.inputs.bell = self.world, self.bell
-        self.release: list[Callable[[], None]] = [lambda: None] * channels
+        self.release: list[Callable[[int], None]] = [lambda _: None] * channels
         self._alignment = self.world.variant.alignment(
             channels, self.world.alignment_mode, range(keyed, channels)
         )
@@ -110,7 +110,11 @@ class StageTask(ABC):
             now_s, at_s = self.world.clock.now_s, self._alignment.overtakes_at_s
             if at_s is not None and now_s >= at_s:
                 yield from self._align(self._alignment.on_time(now_s))
-            taken = self.inputs.take(elements=self.flush())
+            clear = self.flush()
+            if clear and self.inputs.open():
+                for release in self.release:
+                    release(self.world.shape.credits)
+            taken = self.inputs.take(elements=clear)
             if taken is None and not self.mail:
                 # The time of a barrier may come, and mail while it is aligned.
                 yield Sleep(self.bell, None if self._alignment.overtakes_at_s is None else 0.01)
@@ -135,12 +139,14 @@ class StageTask(ABC):
             case row:
                 require(not self._ended, "I6 a record follows the end of all input")
                 if channel != REPLAYED:
-                    self.release[channel]()
+                    self.release[channel](1)
                 elif self.slot.crashes("in a replay"):
                     return
                 if received.input:
                     self.on_rule(row)
                 else:
+                    if row_s := self.world.shape.row_s:
+                        yield row_s
                     self.on_row(row)
 
     def _on_barrier(self, channel: int, barrier: Barrier) -> Steps[None]:

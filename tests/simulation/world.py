@@ -41,6 +41,10 @@ RESTARTS: tuple[RestartStrategy, ...] = (
 )
 
 
+LIFETIME_S = 1.5
+"""Of an attempt where all die soon: enough for a checkpoint, and not for all rows that wait."""
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """What the user has written down by now, as far as it is about sinks."""
@@ -88,6 +92,8 @@ class Shape:
     """Whether rows are under way for a while."""
     slowness: float
     """Of who takes rows: over 1 the sources are held up."""
+    row_s: float = 0.0
+    """What each row takes besides, unless it is broadcast."""
 
     @classmethod
     def draw(cls, rng: random.Random) -> Shape:
@@ -146,6 +152,23 @@ def _drawn_saves(seed: int) -> CheckpointKind | None:
     return rng.choice(kinds) if rng.random() < 0.2 else None
 
 
+def _impatient(seed: int, shape: Shape) -> Shape | None:
+    """Where attempts die too soon to work off what waits in channels; drawn apart, as savepoints.
+
+    A savepoint takes as long as that does: who asks for one in every attempt gets nowhere.
+    """
+    drawn = random.Random(f"impatience {seed}").random() < 0.02
+    settings = shape.checkpoints
+    if not drawn or settings.overtakes_after_s is None or settings.interval_s is None:
+        return None
+    if _drawn_saves(seed):
+        return None
+    # Whoever dies needs no timeout, which would end even more attempts.
+    settings = replace(settings, timeout_s=1e6)
+    records = min(shape.records, 10)
+    return replace(shape, checkpoints=settings, records=records, credits=4, row_s=0.2)
+
+
 def _drawn_rules(seed: int) -> bool:
     """Whether there is a broadcast stream; drawn apart, as savepoints are."""
     return random.Random(f"rules {seed}").random() < 0.4
@@ -183,6 +206,11 @@ class World:
         if variant.mode is not None:
             aligned = replace(shape.checkpoints, overtakes_after_s=None)
             self.shape = shape = replace(shape, checkpoints=aligned)
+        self.lifetime_s: float | None = None
+        """After which each attempt loses a slot, also when faults have stopped."""
+        if impatient := _impatient(seed, shape):
+            self.shape, self.lifetime_s = impatient, LIFETIME_S
+            shape = impatient
         self.records = shape.records
         self.alignment_mode = variant.mode or shape.mode
         self.clock = Clock(self.rng)

@@ -18,6 +18,7 @@ from tests.support.throttled_sink import ThrottledSink
 
 from onceflow import (
     Checkpointing,
+    FileSystemStorage,
     FixedDelay,
     HeapBackend,
     JobState,
@@ -27,9 +28,11 @@ from onceflow import (
     sum_,
 )
 from onceflow.core.pipeline import Job
+from onceflow.core.runtime.dataflow.channels import decode_batches
 from onceflow.core.state import StateBackend
 
 SOURCE = CountingSource(12_000, splits_count=3, batch_rows=20)
+CHANNEL_BATCHES = 4
 
 
 def held_up(
@@ -42,9 +45,12 @@ def held_up(
     aligned_checkpoint_timeout: float = 0.0,
     ignore_in_flight_of: int | None = None,
     uid: str = "seen",
+    source: CountingSource = SOURCE,
+    pause_s: float = 0.02,
+    retained: int = 1,
 ) -> tuple[Pipeline, ThrottledSink]:
     """Build source -> running balance -> count by another key -> a slow sink."""
-    sink = ThrottledSink(str(directory / "out"))
+    sink = ThrottledSink(str(directory / "out"), pause_s=pause_s)
     pipeline = Pipeline(
         cluster,
         name="held-up",
@@ -52,22 +58,23 @@ def held_up(
         checkpointing=Checkpointing(
             storage=str(directory / "checkpoints"),
             interval=0.1,
+            retained=retained,
             unaligned=unaligned,
             aligned_checkpoint_timeout=aligned_checkpoint_timeout,
             ignore_in_flight_of=ignore_in_flight_of,
         ),
         state_backend=backend or HeapBackend(),
         restart=FixedDelay(attempts=20, delay_s=0.01),
-        settings=replace(SETTINGS, channel_batches=4),
+        settings=replace(SETTINGS, channel_batches=CHANNEL_BATCHES),
     )
-    records = pipeline.read(SOURCE, uid="records")
+    records = pipeline.read(source, uid="records")
     balances = records.key_by("account").running(balance=sum_("amount"), n=count(), uid="balance")
     balances.key_by("id").running(seen=count(), uid=uid).write(sink, uid="ledger")
     return pipeline, sink
 
 
-def assert_each_once(sink: DirectorySink) -> None:
-    assert_exactly_once(sink, SOURCE)
+def assert_each_once(sink: DirectorySink, source: CountingSource = SOURCE) -> None:
+    assert_exactly_once(sink, source)
     assert {row["seen"] for row in sink.rows()} == {1}
 
 
@@ -87,6 +94,15 @@ def await_rows_in_flight(job: Job) -> None:
             one.in_flight_bytes for one in status.history if one.attempt == status.attempt
         ),
     )
+
+
+def rows_in_flight(directory: Path, checkpoint: int) -> int:
+    """Return how many rows the barrier of `checkpoint` overtook."""
+    storage = FileSystemStorage(str(directory / "checkpoints")).open("held-up")
+    (completed,) = (one for one in storage.log.read().completed if one.checkpoint == checkpoint)
+    files = [one.handle for snapshot in completed.snapshots for one in snapshot.in_flight]
+    reader = storage.reader()
+    return sum(rows.num_rows for file in files for rows in decode_batches(reader.read(file)))
 
 
 def await_checkpoint(job: Job) -> None:

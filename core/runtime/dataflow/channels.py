@@ -6,6 +6,7 @@ either side, and what a barrier overtakes there, is decided by `protocol.in_flig
 Invariants:
     a channel delivers its elements in the order in which they were sent
     batches sent and not yet taken by the reader <= credits; barriers and ends need no credit
+    a sender has no credits before the reader has taken all that it replays
     a sender never waits in `send`: what has no credit waits in its channel, and the subtask takes
     no further rows until that is sent
     a blocked channel keeps what it holds until it is unblocked
@@ -71,11 +72,33 @@ def decode_batches(data: bytes) -> list[pa.RecordBatch]:
         return list(stream)
 
 
+def joined(batches: Sequence[Batch], rows_max: int) -> list[Batch]:
+    """Return the rows of `batches`, in order, in few batches: of `rows_max` rows at the most."""
+    made: list[Batch] = []
+    together: list[Batch] = []
+    count = 0
+    for batch in batches:
+        if together and count + batch.rows.num_rows > rows_max:
+            made.append(_one_of(together))
+            together, count = [], 0
+        together.append(batch)
+        count += batch.rows.num_rows
+    return [*made, _one_of(together)] if together else made
+
+
+def _one_of(batches: Sequence[Batch]) -> Batch:
+    if len(batches) == 1:
+        return batches[0]
+    hashes = [batch.hashes for batch in batches if batch.hashes is not None]
+    rows = pa.concat_batches([batch.rows for batch in batches])
+    return Batch(rows, np.concatenate(hashes))
+
+
 class OutputChannel(ABC):
     """The sending end of one channel; used by the chain's thread alone, except where said."""
 
-    def __init__(self, credit_count: int) -> None:
-        self._queue = OutputQueue[Batch](credit_count)
+    def __init__(self) -> None:
+        self._queue = OutputQueue[Batch]()
         self._lock = threading.Lock()
         self._refusal: str | None = None
         self._on_credit: Callable[[], None] = lambda: None
@@ -125,12 +148,12 @@ class OutputChannel(ABC):
         self._write(barrier)
         return overtaken
 
-    def release(self, count: int = 1) -> None:
-        """Take in that the reader has taken `count` batches. Any thread."""
+    def release(self, count: int) -> None:
+        """Take in that the reader has room for `count` batches more, if any. Any thread."""
         with self._lock:
+            waited = self._queue.waits
             self._queue.release(count)
-            waits = self._queue.waits
-        if waits:
+        if waited:
             self._on_credit()
 
     def refuse(self, reason: str) -> None:
@@ -159,20 +182,40 @@ class InputGate:
     always taken first, then announced barriers, then elements.
     """
 
-    def __init__(self, ends: Sequence[ChannelEnd]) -> None:
+    def __init__(self, ends: Sequence[ChannelEnd], credit_count: int) -> None:
+        """`credit_count` batches may wait in each channel."""
         self.ends = ends
+        self._credit_count = credit_count
         self._queues = InputQueues[Batch](ends)
-        self._release: list[Callable[[], None]] = [lambda: None] * len(ends)
+        self._release: list[Callable[[int], None]] = [lambda _: None] * len(ends)
         self._mail: deque[SubtaskMail] = deque()
         self._ready = threading.Condition()
         self._woken = False
 
-    def attach(self, channel: int, release: Callable[[], None]) -> None:
-        """Call `release` whenever a batch of `channel` was taken.
+    def attach(self, channel: int, release: Callable[[int], None]) -> None:
+        """Call `release` with how many batches more the sender of `channel` may send.
 
-        It returns the sender's credit.
+        First when the gate is open, which may be now, then whenever a batch was taken.
         """
-        self._release[channel] = release
+        with self._ready:
+            self._release[channel] = release
+            is_open = self._queues.is_open
+        if is_open:
+            release(self._credit_count)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether senders have been given credits. The subtask's own thread."""
+        return self._queues.is_open
+
+    def open(self) -> None:
+        """Give all senders their first credits, unless something is still to be replayed."""
+        with self._ready:
+            if not self._queues.open():
+                return
+            attached = list(self._release)
+        for release in attached:
+            release(self._credit_count)
 
     def replay(self, batches: Iterable[Batch], into: int) -> None:
         """Have input `into` take `batches` before anything of the channels.
@@ -224,7 +267,7 @@ class InputGate:
             and isinstance(item.element, Batch)
             and item.channel != REPLAYED
         ):
-            self._release[item.channel]()
+            self._release[item.channel](1)
         return item
 
     def block(self, channel: int) -> None:
@@ -263,8 +306,8 @@ class InputGate:
 class LocalChannel(OutputChannel):
     """A channel to a subtask of the same slot: elements are handed over as they are."""
 
-    def __init__(self, gate: InputGate, channel: int, credit_count: int) -> None:
-        super().__init__(credit_count)
+    def __init__(self, gate: InputGate, channel: int) -> None:
+        super().__init__()
         self._gate = gate
         self._channel = channel
         gate.attach(channel, self.release)
@@ -281,7 +324,8 @@ class CollectedChannel(OutputChannel):
     """Keeps what is sent: the batches of one owner among those that are replayed."""
 
     def __init__(self) -> None:
-        super().__init__(sys.maxsize)
+        super().__init__()
+        self.release(sys.maxsize)
         self.batches: list[Batch] = []
 
     def _write(self, element: Element) -> None:

@@ -24,7 +24,7 @@ class Partitioner(ABC):
     def __init__(self, channels: Sequence[OutputChannel], schema: pa.Schema) -> None:
         self._schema = schema
         self._channels = channels
-        self._waits = False
+        self._waits = True
 
     def attach(self, on_credit: Callable[[], None]) -> None:
         """Call `on_credit` when `flush` may send what waits for credit. Any thread."""
@@ -39,7 +39,9 @@ class Partitioner(ABC):
         """
 
     def flush(self) -> bool:
-        """Send what there is credit for; return whether something still waits.
+        """Send what there is credit for; return whether no more rows are to be made.
+
+        That is as long as something waits, or a reader has not given its first credits.
 
         Raises:
             SlotLost: A channel is closed.

@@ -272,7 +272,7 @@ class SourceSubtask(Subtask):
         report: Callable[[SubtaskReport], None],
         poll_timeout_s: float,
     ) -> None:
-        super().__init__(ref, InputGate(()), operators, edges, report)
+        super().__init__(ref, InputGate((), 0), operators, edges, report)
         self._source = source
         self._poll_timeout_s = poll_timeout_s
         self._reading = True
@@ -363,6 +363,8 @@ class ReceivingSubtask(Subtask):
 
     def _step(self) -> None:
         clear = self._flush()
+        if clear and not self.gate.is_open:
+            self.gate.open()
         at_s = self._alignment.overtakes_at_s
         if at_s is not None:
             self._carry_out(self._alignment.on_time(time.monotonic()))

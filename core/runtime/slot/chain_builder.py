@@ -47,6 +47,7 @@ from onceflow.core.runtime.dataflow.channels import (
     LocalChannel,
     OutputChannel,
     decode_batches,
+    joined,
 )
 from onceflow.core.runtime.dataflow.function_operators import (
     BroadcastProcessor,
@@ -122,7 +123,9 @@ class ChainBuilder:
         self._channels: list[OutputChannel] = []
         self._dropped: list[str] = []
         self.gates: dict[str, InputGate] = {
-            chain.id: InputGate(self._ends(chain)) for chain in self._chains if chain.edges
+            chain.id: InputGate(self._ends(chain), self._plan.settings.channel_batches)
+            for chain in self._chains
+            if chain.edges
         }
 
     def build(self) -> Chains:
@@ -156,14 +159,12 @@ class ChainBuilder:
 
     def _channels_of(self, chain: Chain, edge: Edge, first: int) -> list[OutputChannel]:
         """Return the channels of `edge` from this slot; its first at each gate is `first`."""
-        me, credit_count = self._context.slot, self._plan.settings.channel_batches
+        me = self._context.slot
         if edge.exchange is Exchange.FORWARD:
-            channels: list[OutputChannel] = [
-                LocalChannel(self.gates[chain.id], first, credit_count)
-            ]
+            channels: list[OutputChannel] = [LocalChannel(self.gates[chain.id], first)]
         else:
             channels = [
-                LocalChannel(self.gates[chain.id], first + me, credit_count)
+                LocalChannel(self.gates[chain.id], first + me)
                 if target == me
                 else FlightChannel(
                     self._client(target),
@@ -174,7 +175,6 @@ class ChainBuilder:
                     target=target,
                     channel=first + me,
                     schema=edge.feed.schema,
-                    credit_count=credit_count,
                 )
                 for target in range(self._plan.parallelism)
             ]
@@ -190,12 +190,17 @@ class ChainBuilder:
         return kind(channels, edge.feed.schema)
 
     def _replay(self, chain: Chain, gate: InputGate) -> None:
-        """Have `gate` replay the subtask's part of what was on its way into `chain`, in order."""
+        """Have `gate` replay the subtask's part of what was on its way into `chain`, in order.
+
+        With another parallelism it gets parts of batches, which are joined to such as there were:
+        of ever smaller ones a replay would take ever longer.
+        """
         reader = self._context.storage.reader()
         edges = {edge.input: edge for edge in chain.edges}
         for into, edge in sorted(edges.items()):
             kept = [CollectedChannel() for _ in range(self._plan.parallelism)]
             partitioner, schema = self._partitioner(chain, edge, kept), edge.feed.schema
+            rows_max = 0
             for one in self._deploy.in_flight:
                 if (one.chain, one.input) != (chain.id, into):
                     continue
@@ -207,8 +212,9 @@ class ChainBuilder:
                             " start the pipeline as it was, stop it (which leaves none in flight),"
                             " and change it then"
                         )
+                    rows_max = max(rows_max, rows.num_rows)
                     partitioner.receive(Batch(pa.record_batch(rows.columns, schema=schema)))
-            mine = kept[self._context.slot].batches
+            mine = joined(kept[self._context.slot].batches, rows_max)
             gate.replay(mine, into)
             if mine:
                 reach("replayed")

@@ -7,7 +7,7 @@ Downstream messages, by the first byte of their metadata:
     E   end of stream: no more rows
     A   a question: is anybody there?
     Z   the sender closes in good order
-Upstream: each message's metadata is one little-endian u32, the credits given back; 0 answers A.
+Upstream: each message's metadata is one little-endian u32, the credits given; 0 answers A.
 
 A stream that ends without Z is a lost peer. gRPC does not survive a fork, so both ends are opened
 inside the slot's own process and never in the executor's daemon.
@@ -112,7 +112,7 @@ class DataServer(flight.FlightServerBase):
 
 
 class _CreditLine:
-    """Tells a sender that a batch was taken, for as long as its stream is there.
+    """Tells a sender what it may send, for as long as its stream is there.
 
     Batches may be taken after that, and a write to a stream that Flight has freed ends the process.
     """
@@ -122,9 +122,9 @@ class _CreditLine:
         self._lock = threading.Lock()
         self._ended = False
 
-    def give(self) -> None:
-        """Tell it, on whatever thread took the batch."""
-        self._write(1)
+    def give(self, count: int) -> None:
+        """Tell it, on whatever thread took a batch."""
+        self._write(count)
 
     def answer(self) -> None:
         """Tell it that somebody is there."""
@@ -181,10 +181,9 @@ class FlightChannel(OutputChannel):
         target: int,
         channel: int,
         schema: pa.Schema,
-        credit_count: int,
     ) -> None:
         """`source` and `target` are slots; `channel` is the number at the target's gate."""
-        super().__init__(credit_count)
+        super().__init__()
         path = [part.encode() for part in (chain, str(attempt), str(source), str(channel))]
         self.name = f"{chain}[{target}] from {source}"
         self.target = target

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
+from tests.unit.protocol.coordination import ATTEMPT, SINKS, SOURCES, Coordination, of_type
 
 from onceflow.core.protocol.alignment import (
     AlignmentAborted,
@@ -20,7 +21,12 @@ from onceflow.core.protocol.alignment import (
     TakeSnapshot,
     Unblock,
 )
-from onceflow.core.protocol.decisions import CheckpointKind
+from onceflow.core.protocol.decisions import (
+    AppendDecision,
+    CheckpointKind,
+    FinishJob,
+    TriggerCheckpoint,
+)
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.in_flight import (
     REPLAYED,
@@ -32,6 +38,7 @@ from onceflow.core.protocol.in_flight import (
 )
 from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.core.protocol.schedule import CheckpointSettings
+from onceflow.core.protocol.snapshots import InFlight, StateHandle, SubtaskSnapshot
 
 
 def barrier(number: int, after_s: float | None = 0.0) -> Barrier:
@@ -180,7 +187,8 @@ def test_a_source_emits_no_barrier_twice_and_none_that_is_over() -> None:
 
 
 def test_a_sender_without_credit_keeps_the_order_and_loses_nothing() -> None:
-    queue = OutputQueue[str](1)
+    queue = OutputQueue[str]()
+    queue.release(1)
     sent = [element for element in ("a", "b", EndOfStream(), "c") if queue.offer(element)]
     assert sent == ["a"]
     assert queue.next() is None
@@ -191,7 +199,7 @@ def test_a_sender_without_credit_keeps_the_order_and_loses_nothing() -> None:
 
 
 def test_what_waits_for_credit_is_overtaken_and_sent_later_and_older_barriers_are_dropped() -> None:
-    queue = OutputQueue[str](0)
+    queue = OutputQueue[str]()
     for element in ("a", barrier(1, None), EndOfStream()):
         queue.offer(element)
     assert queue.overtaken_by(CheckpointId(2)) == ("a",)
@@ -253,14 +261,71 @@ def test_what_is_in_flight_is_told_by_the_input_that_it_is_for_and_replayed_into
     assert set(taken[2:]) == {Received(0, "a", 0), Received(1, "b", 1), Received(2, "c", 0)}
 
 
+def test_a_sender_may_make_rows_when_it_has_its_first_credits_and_send_barriers_before() -> None:
+    queue = OutputQueue[str]()
+    queue.release(0)
+    assert queue.waits, "the reader has answered a question, and has no room yet"
+    assert queue.offer(barrier(1))
+    assert not queue.offer("a")
+    queue.release(2)
+    assert (queue.next(), queue.waits) == ("a", False)
+
+
+def test_the_first_credits_are_given_once_and_after_all_that_is_replayed() -> None:
+    queues = InputQueues[str]([ChannelEnd()])
+    queues.replay(["r"])
+    assert not queues.open()
+    assert queues.take() == Received(REPLAYED, "r")
+    assert [queues.open(), queues.open()] == [True, False]
+
+
 # --- channels that keep order --------------------------------------------------------------------
 
 
 def test_no_barrier_is_announced_in_a_channel_that_keeps_order() -> None:
     queues = InputQueues[str]([ChannelEnd(keeps_order=True)])
+    queues.open()
     queues.put(0, "a")
     queues.put(0, barrier(1))
     assert [queues.take(), queues.take()] == [Received(0, "a"), Received(0, barrier(1))]
+
+
+@pytest.mark.parametrize("elements", [True, False])
+def test_a_barrier_in_order_does_not_wait_for_what_is_replayed_here_or_below(
+    elements: bool,
+) -> None:
+    queues = InputQueues[str]([ChannelEnd(), ChannelEnd(1, keeps_order=True)])
+    queues.replay(["r"])
+    for channel in (0, 1):
+        queues.put(channel, barrier(1))
+    assert queues.take(elements=elements) == Announced(0, barrier(1))
+    assert queues.take(elements=elements) == Received(1, barrier(1), 1)
+    queues.record(CheckpointId(1), passed=(1,))
+    assert queues.recorded(CheckpointId(1)) == {0: ("r",)}
+
+
+def test_one_that_waits_for_all_rows_does_so_behind_what_is_replayed() -> None:
+    queues = InputQueues[str]([ChannelEnd(), ChannelEnd(1, keeps_order=True)])
+    queues.replay(["r"])
+    for channel in (0, 1):
+        queues.put(channel, barrier(1, None))
+    assert queues.take() == Received(REPLAYED, "r")
+    taken = {queues.take(), queues.take()}
+    assert taken == {Received(0, barrier(1, None)), Received(1, barrier(1, None), 1)}
+
+
+def test_rows_before_a_barrier_in_order_are_taken_before_those_of_channels_that_it_overtakes() -> (
+    None
+):
+    queues = InputQueues[str]([ChannelEnd(), ChannelEnd(1, keeps_order=True)])
+    queues.open()
+    for channel, element in ((0, "a"), (0, "b"), (1, "c"), (1, "d"), (1, barrier(1)), (1, "e")):
+        queues.put(channel, element)
+    in_order = [queues.take() for _ in range(3)]
+    assert in_order == [Received(1, element, 1) for element in ("c", "d", barrier(1))]
+    queues.block(1)
+    assert [queues.take(), queues.take()] == [Received(0, "a"), Received(0, "b")]
+    assert queues.take() is None
 
 
 def test_channels_that_keep_order_are_read_up_to_the_barrier_before_others_are_overtaken() -> None:
@@ -289,10 +354,47 @@ def test_where_all_channels_keep_order_the_barrier_goes_on_overtaking_below() ->
 
 
 @pytest.mark.parametrize("kind", CheckpointKind)
-def test_nothing_overtakes_before_the_job_ends_nor_into_a_savepoint(kind: CheckpointKind) -> None:
-    settings = CheckpointSettings(interval_s=1.0, overtakes_after_s=0.5)
-    expected = 0.5 if kind in {CheckpointKind.PERIODIC, CheckpointKind.MANUAL} else None
+def test_nothing_overtakes_into_a_savepoint_nor_for_a_while_before_the_job_ends(
+    kind: CheckpointKind,
+) -> None:
+    """The last one waits for all rows, and no longer than to the next checkpoint."""
+    settings = CheckpointSettings(interval_s=3.0, overtakes_after_s=0.5)
+    expected = None if kind.is_savepoint else 3.0 if kind.ends_job else 0.5
     assert settings.overtakes_after(kind) == expected
+    assert CheckpointSettings(interval_s=3.0).overtakes_after(kind) is None
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "after_s", "expected"),
+    [(None, 0.0, 5.0), (60.0, 0.0, 5.0), (4.0, 0.0, 4.0), (4.0, 7.0, 7.0)],
+)
+def test_the_last_barrier_overtakes_before_its_checkpoint_is_late(
+    interval_s: float | None, after_s: float, expected: float
+) -> None:
+    settings = CheckpointSettings(interval_s, timeout_s=10.0, overtakes_after_s=after_s)
+    assert settings.overtakes_after(CheckpointKind.FINAL) == expected
+
+
+@pytest.mark.parametrize("kind", [CheckpointKind.STOP, CheckpointKind.FINAL])
+def test_a_job_does_not_end_while_rows_are_in_flight(kind: CheckpointKind) -> None:
+    job = Coordination(CheckpointSettings(interval_s=60.0, overtakes_after_s=0.0))
+    if kind is CheckpointKind.STOP:
+        job.coordinator.request(kind, job.now_s)
+    else:
+        for source in SOURCES:
+            job.coordinator.source_exhausted(source, job.now_s)
+    row = InFlight("sink", True, StateHandle("in", "in", 1, ""))
+    held_up = SubtaskSnapshot(SINKS[0], in_flight=(row,))
+    job.coordinator.acked(ATTEMPT, CheckpointId(1), held_up, job.now_s)
+    (append,) = of_type(AppendDecision, job.ack_all(1))
+    assert not append.completed.final
+    (trigger,) = of_type(TriggerCheckpoint, job.logged(1))
+    assert (trigger.checkpoint, trigger.kind, trigger.overtakes_after_s) == (2, kind, 60.0)
+    assert of_type(FinishJob, job.committed(1)) == []
+    (append,) = of_type(AppendDecision, job.ack_all(2))
+    assert append.completed.final
+    job.logged(2)
+    assert of_type(FinishJob, job.committed(2)) == [FinishJob(CheckpointId(2))]
 
 
 def test_checkpoints_that_may_overtake_are_taken_one_at_a_time() -> None:

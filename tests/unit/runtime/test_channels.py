@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pytest
@@ -21,6 +23,7 @@ from onceflow.core.runtime.dataflow.channels import (
     LocalChannel,
     decode_batches,
     encode_batches,
+    joined,
 )
 from onceflow.core.runtime.dataflow.partitioners import KeyGroupPartitioner
 from onceflow.core.runtime.messages import Shutdown
@@ -35,9 +38,15 @@ def batch_of(number: int) -> Batch:
     return BATCHES[number]
 
 
+def opened(channels: int, credit_count: int) -> tuple[InputGate, list[LocalChannel]]:
+    gate = InputGate([ChannelEnd()] * channels, credit_count)
+    ends = [LocalChannel(gate, number) for number in range(channels)]
+    gate.open()
+    return gate, ends
+
+
 def test_a_channel_delivers_in_the_order_sent() -> None:
-    gate = InputGate([ChannelEnd()] * 1)
-    channel = LocalChannel(gate, 0, credit_count=8)
+    gate, (channel,) = opened(1, 8)
     sent: list[Element] = [Batch(ROWS), BARRIER, Batch(ROWS), EndOfStream()]
     for element in sent:
         channel.send(element)
@@ -45,8 +54,7 @@ def test_a_channel_delivers_in_the_order_sent() -> None:
 
 
 def test_a_blocked_channel_keeps_its_elements_until_unblocked() -> None:
-    gate = InputGate([ChannelEnd()] * 2)
-    left, right = (LocalChannel(gate, number, credit_count=8) for number in range(2))
+    gate, (left, right) = opened(2, 8)
     gate.block(0)
     left.send(BARRIER)
     right.send(EndOfStream())
@@ -57,15 +65,15 @@ def test_a_blocked_channel_keeps_its_elements_until_unblocked() -> None:
 
 
 def test_mail_overtakes_elements() -> None:
-    gate = InputGate([ChannelEnd()] * 1)
-    LocalChannel(gate, 0, credit_count=1).send(Batch(ROWS))
+    gate, (channel,) = opened(1, 1)
+    channel.send(Batch(ROWS))
     gate.post(Shutdown("over"))
     assert gate.take(0) == Shutdown("over")
 
 
 def test_a_sender_is_told_that_a_batch_waits_for_credit_and_when_there_is_some() -> None:
-    sender, reader = InputGate(()), InputGate([ChannelEnd()] * 1)
-    channel = LocalChannel(reader, 0, credit_count=1)
+    sender = InputGate((), 0)
+    reader, (channel,) = opened(1, 1)
     channel.attach(sender.wake)
     assert not channel.send(Batch(ROWS))
     assert channel.send(Batch(ROWS))
@@ -81,8 +89,8 @@ def test_a_sender_is_told_that_a_batch_waits_for_credit_and_when_there_is_some()
 
 
 def test_closing_wakes_a_waiting_sender_with_the_reason() -> None:
-    sender = InputGate(())
-    channel = LocalChannel(InputGate([ChannelEnd()] * 1), 0, credit_count=0)
+    sender = InputGate((), 0)
+    _, (channel,) = opened(1, 0)
     channel.attach(sender.wake)
     assert channel.send(Batch(ROWS))
     threading.Timer(0.01, lambda: channel.close("the attempt is over")).start()
@@ -98,30 +106,75 @@ def test_closing_wakes_a_waiting_sender_with_the_reason() -> None:
 def test_a_barrier_that_overtakes_goes_ahead_on_both_sides_and_all_that_it_overtakes_is_known() -> (
     None
 ):
-    gate = InputGate([ChannelEnd()] * 2)
-    left, right = (LocalChannel(gate, number, credit_count=1) for number in range(2))
-    gate.replay([batch_of(0)], 0)
+    gate, (left, right) = opened(2, 2)
+    left.send(batch_of(0))
     left.send(batch_of(1))
     assert left.send(batch_of(2))
     assert left.overtake(OVERTAKES) == (batch_of(2),)
     assert gate.take(0) == Announced(0, OVERTAKES)
     gate.record(CheckpointId(1), ())
     right.send(batch_of(3))
-    assert gate.take(0) == Received(REPLAYED, batch_of(0)), "the stream goes on meanwhile"
+    taken = [gate.take(0) for _ in range(2)]
+    assert {item.channel for item in taken if isinstance(item, Received)} == {0, 1}
+    assert Received(0, batch_of(0)) in taken, "the stream goes on meanwhile"
     right.overtake(OVERTAKES)
     assert gate.take(0) == Announced(1, OVERTAKES)
     assert gate.recorded(CheckpointId(1)) == {0: tuple(map(batch_of, (0, 1, 3)))}
-    left.flush()
-    taken = [gate.take(0) for _ in range(3)]
-    assert {item.channel for item in taken if isinstance(item, Received)} == {0, 1}
-    left.flush()
-    assert gate.waiting() == 0 or gate.take(0) == Received(0, batch_of(2))
+    assert not left.flush()
+    assert [gate.take(0) for _ in range(3)] == [
+        Received(0, batch_of(1)),
+        Received(0, batch_of(2)),
+        None,
+    ]
+
+
+def test_senders_make_nothing_before_the_reader_has_taken_all_that_it_replays() -> None:
+    gate = InputGate([ChannelEnd()] * 2, 1)
+    sender, channel = InputGate((), 0), LocalChannel(gate, 0)
+    channel.attach(sender.wake)
+    gate.replay([batch_of(0)], 0)
+    gate.open()
+    assert channel.flush(), "rows that it made now would be in flight besides those replayed"
+    assert channel.overtake(OVERTAKES) == ()
+    assert gate.take(0) == Announced(0, OVERTAKES)
+    assert gate.take(0) == Received(REPLAYED, batch_of(0))
+    gate.open()
+    late = LocalChannel(gate, 1)
+    assert sender.take(60) is None, "the credits have woken it"
+    for one in (channel, late):
+        assert not one.flush()
+        assert [one.send(batch_of(1)), one.send(batch_of(2))] == [False, True]
 
 
 def test_rows_in_flight_are_read_back_as_they_were_written() -> None:
     with_metadata = Batch(ROWS.replace_schema_metadata({"from": "elsewhere"}))
     read = decode_batches(encode_batches([Batch(ROWS), with_metadata]).to_pybytes())
     assert read == [ROWS, ROWS]
+
+
+def numbered_hashes(batches: Sequence[Batch]) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for batch in batches:
+        assert batch.hashes is not None
+        found += zip(batch.rows["n"].to_pylist(), batch.hashes.tolist(), strict=True)
+    return found
+
+
+def test_parts_of_batches_are_joined_in_order_to_none_larger_than_there_were() -> None:
+    rows = pa.record_batch([[f"k{number % 7}" for number in range(60)], range(60)], ["key", "n"])
+    channels = [CollectedChannel() for _ in range(3)]
+    edge = KeyGroupPartitioner(("key",), 128, channels, rows.schema)
+    for first in range(0, 60, 6):
+        edge.receive(Batch(rows.slice(first, 6)))
+    parts = max((channel.batches for channel in channels), key=len)
+    whole = joined(parts, rows_max=6)
+    assert len(parts) == 10
+    assert len(whole) < 10
+    assert all(batch.rows.num_rows <= 6 for batch in whole)
+    for one, other in itertools.pairwise(whole):
+        assert one.rows.num_rows + other.rows.num_rows > 6
+    assert numbered_hashes(whole) == numbered_hashes(parts)
+    assert joined([], 6) == []
 
 
 def test_a_record_whose_key_is_null_is_told_by_column_and_record() -> None:
@@ -132,9 +185,9 @@ def test_a_record_whose_key_is_null_is_told_by_column_and_record() -> None:
 
 
 def test_a_watermark_keeps_its_place_among_the_rows() -> None:
-    gate = InputGate([ChannelEnd()] * 1)
+    gate, channels = opened(1, 9)
     schema = pa.schema([("account", pa.string())])
-    edge = KeyGroupPartitioner(("account",), 128, [LocalChannel(gate, 0, 9)], schema)
+    edge = KeyGroupPartitioner(("account",), 128, channels, schema)
     rows = pa.record_batch([["a"]], schema=schema)
     edge.receive(Batch(rows))
     edge.tell(7)

@@ -33,16 +33,18 @@ def batch(first: int, count: int) -> Batch:
 
 
 class Receiver:
-    def __init__(self, network: Callable[[int], int] = lambda port: port) -> None:
+    def __init__(
+        self, network: Callable[[int], int] = lambda port: port, credit_count: int = 4
+    ) -> None:
         self.losses: list[str] = []
-        self.gate = InputGate([ChannelEnd()] * 2)
+        self.gate = InputGate([ChannelEnd()] * 2, credit_count)
+        self.gate.open()
         self.server = DataServer("127.0.0.1", Credentials("secret"), 7, self.losses.append, 5.0)
         self.client = flight.FlightClient(f"grpc://127.0.0.1:{network(self.server.port)}")
 
-    def channel(
-        self, *, token: str = "secret", attempt: int = 7, credit_count: int = 4
-    ) -> FlightChannel:
-        return FlightChannel(
+    def channel(self, *, token: str = "secret", attempt: int = 7) -> FlightChannel:
+        """Return a channel that has its credits."""
+        channel = FlightChannel(
             self.client,
             Credentials(token),
             chain="balance",
@@ -51,8 +53,12 @@ class Receiver:
             target=0,
             channel=1,
             schema=SCHEMA,
-            credit_count=credit_count,
         )
+        deadline = time.monotonic() + 90
+        while channel.flush():
+            assert time.monotonic() < deadline, "no credits have come"
+            time.sleep(0.001)
+        return channel
 
     def take(self) -> Element:
         item = self.gate.take(5.0)
@@ -90,16 +96,16 @@ def test_batches_barriers_and_the_end_arrive_whole_and_in_order(receiver: Receiv
 
 
 def test_no_more_batches_are_under_way_than_there_are_credits(receiver: Receiver) -> None:
-    channel = receiver.channel(credit_count=2)
+    channel = receiver.channel()
     credit = threading.Event()
     channel.attach(credit.set)
-    assert [channel.send(batch(number, 1)) for number in range(6)] == [False] * 2 + [True] * 4
+    assert [channel.send(batch(number, 1)) for number in range(8)] == [False] * 4 + [True] * 4
     deadline = time.monotonic() + 90
-    while receiver.gate.waiting() < 2 and time.monotonic() < deadline:
+    while receiver.gate.waiting() < 4 and time.monotonic() < deadline:
         time.sleep(0.005)
     time.sleep(0.05)
-    assert receiver.gate.waiting() == 2
-    for number in range(6):
+    assert receiver.gate.waiting() == 4
+    for number in range(8):
         got = receiver.take()
         assert isinstance(got, Batch)
         assert got.rows.column("id").to_pylist() == [number]
@@ -156,10 +162,7 @@ def test_a_call_without_the_token_or_of_another_attempt_is_refused(
     receiver: Receiver, token: str, attempt: int
 ) -> None:
     with pytest.raises(SlotLost):
-        channel = receiver.channel(token=token, attempt=attempt)
-        for _ in range(100):
-            channel.send(batch(0, 1))
-            time.sleep(0.005)
+        receiver.channel(token=token, attempt=attempt)
     assert receiver.gate.waiting() == 0
 
 
@@ -172,7 +175,7 @@ def network() -> Generator[tuple[Receiver, TcpProxy], None, None]:
         proxies.append(TcpProxy("127.0.0.1", port))
         return proxies[0].port
 
-    receiver = Receiver(through)
+    receiver = Receiver(through, credit_count=1000)
     receiver.server.serve_gates({"balance": receiver.gate})
     try:
         yield receiver, proxies[0]
@@ -215,8 +218,9 @@ def test_a_peer_that_is_cut_off_is_lost_by_name_although_its_connection_stands()
 def test_a_slow_reader_is_no_lost_peer(receiver: Receiver) -> None:
     """Its operators take nothing, and no credit comes back; its transport answers."""
     lost: list[str] = []
-    channel = receiver.channel(credit_count=1)
-    channel.send(batch(0, 1))
+    channel = receiver.channel()
+    for number in range(4):
+        channel.send(batch(number, 1))
     waits = threading.Thread(target=lambda: channel.send(batch(1, 1)))
     waits.start()
     with kept_alive(channel, lost) as keep_alive:
@@ -229,7 +233,7 @@ def test_a_slow_reader_is_no_lost_peer(receiver: Receiver) -> None:
 
 def test_a_peer_that_takes_nothing_does_not_hold_up_the_close() -> None:
     with network() as (receiver, proxy):
-        channel = receiver.channel(credit_count=1000)
+        channel = receiver.channel()
         proxy.pause()
         ended = threading.Event()
 

@@ -144,7 +144,6 @@ def test_channels_between_slots_are_as_closed(identities: tuple[TlsIdentity, Tls
                 target=0,
                 channel=1,
                 schema=SCHEMA,
-                credit_count=4,
             )
     assert losses == []
     server.close(5.0)
