@@ -43,6 +43,10 @@ def value_type(kind: pa.DataType) -> Any:
         inner: Any = _mapping({field.name: value_type(field.type) for field in kind})
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
         inner = GenericAlias(list, (value_type(kind.value_type),))
+    elif pa.types.is_map(kind):
+        # As Arrow's arrays give them.
+        pair = GenericAlias(tuple, (value_type(kind.key_type), value_type(kind.item_type)))
+        inner = GenericAlias(list, (pair,))
     elif pa.types.is_dictionary(kind):
         return value_type(kind.value_type)
     elif pa.types.is_null(kind):

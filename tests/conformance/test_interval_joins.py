@@ -42,7 +42,10 @@ from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.join_operators import JoinOperator
 from onceflow.core.state import key_group_of
+from onceflow.core.state.canonical import read_canonical
 from onceflow.core.state.clock import StateClock
+from onceflow.core.state.serializers import serializer_of
+from onceflow.core.state.state_columns import columns_of
 
 ORDERS = pa.schema([("account", pa.string()), ("at", pa.int64()), ("order", pa.int64())])
 PAID = pa.schema([("account", pa.string()), ("at", pa.int64()), ("paid", pa.int64())])
@@ -444,6 +447,16 @@ class Numbered(ProcessJoinFunction):
         return [made, made]
 
 
+class Timed(Numbered):
+    def open(self, state: StateAccess) -> None:
+        state.timers()
+
+
+def test_a_function_of_pairs_has_no_timers(job: Job) -> None:
+    with pytest.raises(ConfigError, match="Timed of join 'op' asks for timers"):
+        Running(job, joining(0, 1, function=Timed()))
+
+
 def test_a_function_of_pairs_has_the_state_of_their_key_and_makes_any_number_of_records(
     job: Job,
 ) -> None:
@@ -471,6 +484,8 @@ RICH = pa.schema(
         pa.field("kind", pa.dictionary(pa.int32(), pa.string())),
         pa.field("rate", pa.float64()),
         pa.field("nothing", pa.date32()),
+        pa.field("marks", pa.map_(pa.string(), pa.int64())),
+        pa.field("big", pa.uint64()),
     ]
 )
 
@@ -480,7 +495,14 @@ def test_kept_records_come_back_with_the_types_of_their_columns(job: Job) -> Non
     left = (
         *("a", at, Decimal("12.50"), date(2024, 2, 29), datetime(2024, 2, 29, 1, 2, 3, 4_000)),
         *(time(23, 59, 1, 7), timedelta(days=1, microseconds=5), b"\x00\xff", ["x", None]),
-        *({"city": "Kyiv", "fee": Decimal("1.5")}, "card", float("inf"), None),
+        *(
+            {"city": "Kyiv", "fee": Decimal("1.5")},
+            "card",
+            float("inf"),
+            None,
+            [("x", 1)],
+            2**64 - 1,
+        ),
     )
     schemas = (RICH, PAID)
     function = joining(0, 1_000, schemas=schemas, late=False)
@@ -492,6 +514,30 @@ def test_kept_records_come_back_with_the_types_of_their_columns(job: Job) -> Non
     expected = dict(zip(RICH.names, left, strict=True))
     expected["at_left"] = expected.pop("at")
     assert made == {**expected, "at_right": at_ms + 900, "paid": 5}
+
+
+def test_kept_records_are_read_from_savepoints_as_rows(job: Job) -> None:
+    named = (pa.schema([*ORDERS, ("note", pa.string()), ("a(b)=c", pa.decimal128(9, 2))]), PAID)
+    join = joining(0, 1_000, schemas=named, late=False, how="left")
+    running = Running(job, join, schemas=named)
+    running.take(0, ("a", 10_001, 1, "é", Decimal("1.50")), ("a", 10_002, 2, None, None))
+    running.take(1, ("a", 10_001, 3))
+    ((_, operator),) = running.operators
+    handles = operator.savepoint(job.next_checkpoint()).upload(job.storage).keyed
+    found = [
+        row
+        for meta, rows in read_canonical(job.storage, handles, job.context())
+        if meta.name == "onceflow.left-rows"
+        for row in columns_of(meta, None, "typed").batch(rows).to_pylist()
+    ]
+    first, second = sorted((row["value"] for row in found), key=itemgetter("order"))
+    assert {row["key"]["_2"] for row in found} == {"a"}
+    assert [one["onceflow.time"] for one in (first, second)] == [10_001, 10_002]
+    assert [one["onceflow.count"] for one in (first, second)] == [2, None]
+    assert [one["onceflow.alone"] for one in (first, second)] == [False, True]
+    assert [one["note"] for one in (first, second)] == ["é", None]
+    (price,) = (name for name in first if name.startswith("a%28b%29%3Dc: decimal128"))
+    assert serializer_of(Decimal).decode(first[price]) == Decimal("1.50")
 
 
 def test_a_column_may_be_new_and_its_type_may_not_change(job: Job) -> None:
