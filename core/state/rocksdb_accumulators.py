@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import numpy.typing as npt
@@ -120,11 +120,13 @@ class RocksAccumulators(AccumulatorTable):
     def _bring(self, namespaces: range) -> None:
         """Take the rows of these namespaces, all of one sign, into memory."""
         bounds = [n.to_bytes(8, "big", signed=True) for n in (namespaces.start, namespaces[-1])]
-        for group in self._groups:
-            prefix = group_prefix(group) + state_prefix(self.shape.name)
-            rows = self._database.scan(prefix + bounds[0], after(prefix + bounds[1]))
-            while batch := list(islice(rows, PRELOAD_BATCH)):
-                self._bring_rows(batch)
+        prefixes = [group_prefix(group) + state_prefix(self.shape.name) for group in self._groups]
+        rows = chain.from_iterable(
+            self._database.scan(prefix + bounds[0], after(prefix + bounds[1]))
+            for prefix in prefixes
+        )
+        while batch := list(islice(rows, PRELOAD_BATCH)):
+            self._bring_rows(batch)
 
     def _bring_rows(self, batch: list[tuple[bytes, bytes]]) -> Ints:
         """Take rows of the database into memory; return the slots of those that were not there."""

@@ -249,7 +249,7 @@ def test_interval_joins_equal_the_model_through_snapshots_and_rescaling(
     join, model = joining(lower, upper, how=how), Model(lower, upper, how)
     running = Running(job, join)
     now, late, alone = 10_000, list[Row](), Counter[tuple[Any, ...]]()
-    for step in range(80):
+    for step in range(64):
         now += rng.choice([0, 100, 200, 400])
         side, count = rng.randrange(2), rng.choice([1, 1, 4, 25])
         rows = [
