@@ -13,6 +13,7 @@ restored is refused at once, not by the restore.
 
 from __future__ import annotations
 
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ import pyarrow as pa
 from onceflow.core.decoders import msgpack_decoder
 from onceflow.core.errors import (
     BadStateValue,
+    InvariantViolation,
     OnceflowError,
     StateCorrupt,
     StateIncompatible,
@@ -332,6 +334,8 @@ class EntryTable(ABC):
         self.cells = cells
         self.fresh: dict[Any, Any] = {}
         """Changes since the last snapshot: key to what is stored, or DELETED."""
+        self.fresh_max = sys.maxsize
+        """With more of them, `spill` is called."""
 
     @abstractmethod
     def older(self, key: Any) -> Any:
@@ -346,7 +350,14 @@ class EntryTable(ABC):
 
     def put(self, key: Any, entry: Any) -> None:
         """Make `entry` the entry at `key`."""
-        self.fresh[key] = entry
+        fresh = self.fresh
+        fresh[key] = entry
+        if len(fresh) > self.fresh_max:
+            self.spill()
+
+    def spill(self) -> None:
+        """Let go of `fresh`, which has more than `fresh_max` entries."""
+        raise InvariantViolation("entries without a bound are never too many")
 
     def delete(self, key: Any) -> None:
         """Leave no entry at `key`."""
@@ -381,7 +392,11 @@ class EntryValueState(ValueState[T]):
         """Make `value` the value."""
         table = self._table
         if value.__class__ is self._direct:
-            table.put(self._current.key, value)
+            # What `put` does, for every record: a call takes as long as all of it.
+            fresh = table.fresh
+            fresh[self._current.key] = value
+            if len(fresh) > table.fresh_max:
+                table.spill()
         elif value is None:
             table.delete(self._current.key)
         else:

@@ -169,6 +169,7 @@ class RocksEntries(EntryTable):
         self._writes = writes
         self._database = database
         self._capacity = capacity
+        self.fresh_max = capacity >> 1
         self._max_parallelism = max_parallelism
         self._complete = complete
         """Whether every entry is in memory, so that one that is not there is nowhere."""
@@ -232,13 +233,6 @@ class RocksEntries(EntryTable):
         found = self._database.get_many([row_key for row_key, _ in pairs])
         for (_, key), data in zip(pairs, found, strict=True):
             clean[key] = DELETED if data is None else self._format.unpack(data)
-
-    def put(self, key: Any, entry: Any) -> None:
-        """Make `entry` the entry at `key`."""
-        fresh = self.fresh
-        fresh[key] = entry
-        if len(fresh) > self._capacity >> 1:
-            self._spill()
 
     def delete(self, key: Any) -> None:
         """Leave no entry at `key`."""
@@ -332,7 +326,8 @@ class RocksEntries(EntryTable):
         elif alive is not entry:
             self.put(key, alive)
 
-    def _spill(self) -> None:
+    def spill(self) -> None:
+        """Write the fresh entries to the database."""
         pairs = self.freeze()
         self._writes.write(pairs())
         self.spilled()

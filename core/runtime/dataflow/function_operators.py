@@ -37,11 +37,12 @@ from onceflow.core.runtime.dataflow.function_context import (
 from onceflow.core.runtime.dataflow.keyed_operators import KeyedOperator
 from onceflow.core.runtime.dataflow.operators import Emit, PendingSnapshot, RunningOperator
 from onceflow.core.runtime.dataflow.user_functions import (
+    BatchRecords,
     as_schema,
     batch_of,
+    batch_of_pieces,
     call_user,
     call_user_on_records,
-    keys_of,
 )
 from onceflow.core.state import KeyedBatchStates, KeyedStateStore, StateWriter, Timer
 from onceflow.core.state.api import PendingSnapshot as FrozenState
@@ -170,10 +171,12 @@ class KeyedFunctionOperator(SnapshottedOperator):
 
     def _run(self, rows: pa.RecordBatch, key: Sequence[str], process: RecordFunction) -> None:
         """Emit what `process` makes of each record."""
-        keys = keys_of(rows, key)
+        records = BatchRecords(rows)
+        keys = records.keys(key)
         self.store.prefetch(keys)
-        step = partial(_apply_keyed, self.store.set_current_key, process, keys)
-        self.emit(batch_of(call_user_on_records(self.uid, step, rows), self._schema, self.uid))
+        step = partial(_apply_keyed, self.store.set_current_key, process, iter(keys))
+        made = call_user_on_records(self.uid, step, records)
+        self.emit(batch_of_pieces(made, self._schema, self.uid))
         self._side_outputs.flush()
         if self._cleaned_a_record:
             self.store.clean(self._cleaned_a_record * rows.num_rows)
@@ -300,7 +303,7 @@ class KeyedBroadcastProcessor(KeyedFunctionOperator):
         self.records_in += batch.rows.num_rows
         self.store.set_current_key(NO_KEY_OF_BROADCAST)
         results = _broadcast_results(self.uid, self._work, self._broadcast, batch)
-        self.emit(batch_of(results, self._schema, self.uid))
+        self.emit(batch_of_pieces(results, self._schema, self.uid))
         self._side_outputs.flush()
 
 
@@ -330,10 +333,10 @@ class FunctionOperator(RunningOperator):
     def process(self, batch: Batch) -> None:
         """Emit what the function makes of each record."""
         step = partial(_apply, self._function.process)
-        self._emit_results(call_user_on_records(self.uid, step, batch.rows))
+        self._emit_results(call_user_on_records(self.uid, step, BatchRecords(batch.rows)))
 
-    def _emit_results(self, results: list[Record]) -> None:
-        self.emit(batch_of(results, self._schema, self.uid))
+    def _emit_results(self, results: Iterable[list[Record]]) -> None:
+        self.emit(batch_of_pieces(results, self._schema, self.uid))
         self._side_outputs.flush()
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
@@ -400,27 +403,30 @@ def _with_operator_state(pending: PendingSnapshot, states: OperatorStateStore) -
 
 def _broadcast_results(
     uid: str, work: ProcessBroadcast, states: BroadcastStates, batch: Batch
-) -> list[Record]:
+) -> Iterator[list[Record]]:
     states.may_change(True)
     try:
         step = partial(_apply, work.function.process_broadcast)
-        return call_user_on_records(uid, step, batch.rows)
+        yield from call_user_on_records(uid, step, BatchRecords(batch.rows))
     finally:
         states.may_change(False)
 
 
 def _apply_keyed(
     set_key: Callable[[Any], None],
-    process: RecordFunction,
-    keys: Sequence[Any],
+    process: Callable[[Record], Any],
+    keys: Iterator[Any],
     records: Iterator[Record],
 ) -> list[Record]:
     results: list[Record] = []
     append, extend = results.append, results.extend
-    for key, record in zip(keys, records, strict=True):
+    # Records first, for they are a part of the batch: at their end no key must be taken.
+    for record, key in zip(records, keys, strict=False):
         set_key(key)
         result = process(record)
-        if isinstance(result, dict):
+        if result.__class__ is dict:
+            append(result)
+        elif isinstance(result, dict):
             append(cast("Record", result))
         elif result is not None:
             extend(result)

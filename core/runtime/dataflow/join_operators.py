@@ -15,6 +15,7 @@ right are their mirror:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,11 +33,10 @@ from onceflow.core.runtime.dataflow.function_context import KeyedContext
 from onceflow.core.runtime.dataflow.function_operators import SnapshottedOperator
 from onceflow.core.runtime.dataflow.operators import Emit
 from onceflow.core.runtime.dataflow.user_functions import (
-    batch_of,
+    BatchRecords,
+    batch_of_pieces,
     call_user,
     call_user_on_records,
-    keys_of,
-    records_of,
     user_error,
 )
 from onceflow.core.state import KeyedStateStore, hash_keys
@@ -270,24 +270,29 @@ class _FunctionOfPairs:
         side, rows = (1, right) if left is None else (0, left)
         assert rows is not None
         function = self._function
-        keys = keys_of(rows, self._keys[side])
-        self._store.prefetch(keys)
+        batch = BatchRecords(rows)
+        of_batch = batch.keys(self._keys[side])
+        self._store.prefetch(of_batch)
+        keys = iter(of_batch)
+        others: Iterator[Record] = iter(())
+        if left is not None and right is not None:
+            others = chain.from_iterable(BatchRecords(right).pieces())
 
         def results(records: Iterator[Record]) -> Iterator[Any]:
             if left is None or right is None:
                 process = (function.process_left, function.process_right)[side]
                 calls = (process(record) for record in self._with_key(keys, records))
             else:
-                others = records_of(right)
-                pairs = zip(self._with_key(keys, records), others, strict=True)
+                pairs = zip(self._with_key(keys, records), others, strict=False)
                 calls = (function.process(one, other) for one, other in pairs)
             yield from calls
 
-        made = call_user_on_records(self._uid, lambda records: all_of(results(records)), rows)
-        return batch_of(made, self._schema, self._uid)
+        made = call_user_on_records(self._uid, lambda records: all_of(results(records)), batch)
+        return batch_of_pieces(made, self._schema, self._uid)
 
-    def _with_key(self, keys: Sequence[Any], records: Iterator[Record]) -> Iterator[Record]:
-        for key, record in zip(keys, records, strict=True):
+    def _with_key(self, keys: Iterator[Any], records: Iterator[Record]) -> Iterator[Record]:
+        # Records first, for they are a part of the batch: at their end no key must be taken.
+        for record, key in zip(records, keys, strict=False):
             self._store.set_current_key(key)
             yield record
 

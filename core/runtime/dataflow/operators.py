@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import msgspec
@@ -51,8 +51,9 @@ from onceflow.core.runtime.dataflow.batch_iterators import (
 )
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.user_functions import (
+    BatchRecords,
     as_schema,
-    batch_of,
+    batch_of_pieces,
     call_user,
     call_user_on_records,
 )
@@ -266,11 +267,12 @@ class RecordMapper(RunningOperator):
 
     def process(self, batch: Batch) -> None:
         """Emit what the function makes of the batch's records."""
-        made = call_user_on_records(self.uid, self._step, batch.rows)
+        made = call_user_on_records(self.uid, self._step, BatchRecords(batch.rows))
         if isinstance(self._work, FilterRecords):
-            self.emit(batch.rows.filter(pa.array(made, pa.bool_())))
+            kept = list(chain.from_iterable(made))
+            self.emit(batch.rows.filter(pa.array(kept, pa.bool_())))
         else:
-            self.emit(batch_of(made, self._schema, self.uid))
+            self.emit(batch_of_pieces(made, self._schema, self.uid))
 
 
 def _step_of(

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from benchmarks.keyed_balance import KeyedBalance
+from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow.core.errors import BadRecord, BadStateValue, UserFunctionError
 from onceflow.core.functions import Record
-from onceflow.core.runtime.dataflow.user_functions import batch_of, call_user, call_user_on_records
+from onceflow.core.graph import ProcessKeyed
+from onceflow.core.runtime.dataflow import user_functions
+from onceflow.core.runtime.dataflow.channels import Batch
+from onceflow.core.runtime.dataflow.function_operators import KeyedProcessor
+from onceflow.core.runtime.dataflow.user_functions import (
+    BatchRecords,
+    batch_of,
+    batch_of_pieces,
+    call_user,
+    call_user_on_records,
+)
 from onceflow.core.runtime.driver.slot_pool import slot_error
 from onceflow.core.runtime.messages import Failed
+from onceflow.core.state import HeapBackend, StateContext
+from onceflow.core.state.operator_state import OperatorStateStore
 
+PAYMENT = pa.schema([("account", pa.string()), ("amount", pa.int64())])
 SCHEMA = pa.schema([("id", pa.int64()), ("note", pa.string())])
 
 
@@ -30,7 +46,7 @@ def failure(batch: pa.RecordBatch, error: BaseException, *, at: int = 7) -> User
         return []
 
     with pytest.raises(UserFunctionError) as raised:
-        call_user_on_records("step", step, batch)
+        list(call_user_on_records("step", step, BatchRecords(batch)))
     return raised.value
 
 
@@ -38,6 +54,66 @@ def test_the_record_that_failed_is_named_with_its_place_in_the_batch() -> None:
     text = str(failure(rows(5, 6, 7, 8), ValueError("seven")))
     assert "operator 'step' failed: ValueError: seven; at record {'id': 7, 'note': 'n'}" in text
     assert "row 2 of a batch of 4" in text
+
+
+def test_a_record_of_a_later_piece_is_named_with_its_place_in_the_whole_batch() -> None:
+    batch = rows(*range(5 * user_functions.RECORDS_AT_ONCE))
+    at = 3 * user_functions.RECORDS_AT_ONCE + 17
+    text = str(failure(batch, ValueError("late"), at=at))
+    assert f"record {{'id': {at}, 'note': 'n'}}" in text
+    assert f"row {at} of a batch of {batch.num_rows}" in text
+
+
+NAMES = ["id", "class", "a 'quoted' \"name\"", "back\\slash\n", "{x}", "__import__('os')", "", "ü"]
+
+
+@pytest.mark.parametrize("columns", [1, 2, len(NAMES)])
+def test_records_hold_what_the_columns_hold_under_any_name(columns: int) -> None:
+    names = NAMES[:columns]
+    values = [[1, None, 3], ["x", None, ""], [1.5, float("inf"), None], [[1], [], None]]
+    arrays = [pa.array(values[place % len(values)]) for place in range(columns)]
+    batch = pa.record_batch(arrays, names=names)
+    assert list(BatchRecords(batch).pieces()) == [batch.to_pylist()]
+
+
+@pytest.mark.parametrize("count", [0, 1, 1_023, 1_024, 1_025, 3_000])
+def test_results_of_all_pieces_are_one_batch_with_the_state_of_each_records_key(
+    count: int, tmp_path: Path
+) -> None:
+    function = KeyedBalance()
+    schema = function.output_schema(PAYMENT)
+    work = ProcessKeyed(("account",), function)
+    groups = range(128)
+    context = StateContext("op", 0, groups, 128, tmp_path)
+    store = HeapBackend().open(context, (), MemoryStorage())
+    unkeyed = OperatorStateStore(
+        "op", subtask=0, parallelism=1, key_groups=groups, max_parallelism=128, is_restored=False
+    )
+    emitted: list[pa.RecordBatch] = []
+
+    class Kept(KeyedProcessor):
+        def emit(self, rows: pa.RecordBatch) -> None:
+            emitted.append(rows)
+
+    operator = Kept("op", work, store, unkeyed, schema)
+    accounts = [f"account-{number % 7}" for number in range(count)]
+    batch = pa.record_batch([accounts, list(range(count))], schema=PAYMENT)
+    expected: list[Record] = []
+    totals: dict[str, tuple[int, int]] = {}
+    for _ in range(2):
+        operator.process(Batch(batch))
+        for record in batch.to_pylist():
+            balance, n = totals.get(record["account"], (0, 0))
+            totals[record["account"]] = balance + record["amount"], n + 1
+            expected.append({**record, "balance": balance + record["amount"], "n": n + 1})
+    assert [made.num_rows for made in emitted] == [count, count]
+    assert [record for made in emitted for record in made.to_pylist()] == expected
+
+
+def test_a_result_that_lacks_a_column_in_a_later_piece_is_told_with_it() -> None:
+    pieces: list[list[Record]] = [[{"id": 1, "note": "a"}], [{"id": 2}]]
+    with pytest.raises(UserFunctionError, match=r"record without column 'note'.*\{'id': 2\}"):
+        batch_of_pieces(pieces, SCHEMA, "step")
 
 
 def test_the_record_is_named_by_topic_partition_and_offset_where_the_batch_has_them() -> None:
