@@ -25,7 +25,7 @@ from benchmarks.beside_flink.works import (
     WINDOW_MS,
 )
 from benchmarks.discarding_sink import DiscardingSink
-from benchmarks.keyed_balance import KeyedBalance
+from benchmarks.keyed_balance import BatchBalance, KeyedBalance
 from onceflow import (
     Checkpointing,
     HeapBackend,
@@ -110,6 +110,8 @@ def _worked(pipeline: Pipeline, work: str, directory: str) -> Stream:
         return (
             keyed.interval_join(others).between(-JOIN_MS / 1000, JOIN_MS / 1000).merge(uid="work")
         )
+    if work == "function-batches":
+        return keyed.process_batches(BatchBalance(), uid="work")
     if work in ("function", "timers"):
         return keyed.process(
             KeyedBalance() if work == "function" else BalanceWithTimers(), uid="work"

@@ -114,6 +114,8 @@ def _turns(
             directory = Path(tempfile.mkdtemp(dir=scratch))
             is_fresh = engine is engines[1] and turn == 0 and not work.is_paced
             warm_cpu_s = seconds.fresh_jvm_cpu_s if is_fresh else 0.0
+            name = work.flinks_name if engine is engines[1] and work.flinks_name else work.name
+            engine.begin(name, backend, directory)
             run = _run(engine, work, backend, directory, seconds, warm_cpu_s)
             done[engine.name].append(run)
             figures = f"{run.rows_per_second:,.0f} rows/s, {run.cpu_us_per_row:.2f} CPU us a row"
@@ -131,14 +133,13 @@ def _run(
     seconds: Seconds,
     warm_cpu_s: float,
 ) -> Run:
-    """Return what one run measured, once what came out of it is right.
+    """Return what a run that has begun measured, once what came out of it is right.
 
     Raises:
         BenchmarkError: The job failed, or too few or too many rows came out.
     """
     subtasks = PARALLELISM * (2 if work.name == "join" else 1)
     measured_s = seconds.paced_s if work.is_paced else seconds.measured_s
-    engine.begin(work.name, backend, directory)
     began_cpu_s = engine.cpu_s()
     deadline = time.monotonic() + _TIMEOUT_S
     # When measuring began and ended, with the processor time that was used by then.
