@@ -58,7 +58,7 @@ def _cluster(master: str) -> AnyCluster:
     if not master:
         return LocalProcesses()
     from pyspark.sql import SparkSession
-    from tests.support.standalone import SHORT_LIVED_JVM
+    from tests.support.standalone import SPARK_JVM
 
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -71,7 +71,7 @@ def _cluster(master: str) -> AnyCluster:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.executorEnv.PYTHONPATH", os.environ["PYTHONPATH"])
-        .config("spark.executor.extraJavaOptions", SHORT_LIVED_JVM)
+        .config("spark.executor.extraJavaOptions", SPARK_JVM)
         .getOrCreate()
     )
 

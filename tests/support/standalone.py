@@ -16,6 +16,8 @@ REPOSITORY = Path(__file__).parents[2]
 SPARK_HOME = Path(pyspark.__file__).parent
 SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Neither optimizing compiler nor collector threads: there are more JVMs here than cores."""
+SPARK_JVM = os.environ.get("SPARK_SUBMIT_OPTS", SHORT_LIVED_JVM)
+"""The same, and Spark's classes from an archive where there is one."""
 
 
 def spawn(
@@ -34,7 +36,7 @@ def standalone_cluster(directory: Path) -> Generator[str, None, None]:
     environment = os.environ | {
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_NO_DAEMONIZE": "1",
-        "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED_JVM,
+        "SPARK_DAEMON_JAVA_OPTS": SPARK_JVM,
         "SPARK_LAUNCHER_OPTS": SHORT_LIVED_JVM,
     }
     processes: list[subprocess.Popen[bytes]] = []
