@@ -109,12 +109,11 @@ class Processes:
     """Starts processes. One thread; ends all of them when it is closed."""
 
     def __init__(self) -> None:
-        """Start what forks them; it imports everything while the first clauses run."""
+        """Start nothing yet: what forks them is started with the first one."""
         self._directory = tempfile.TemporaryDirectory(prefix="onceflow-conformance-")
         self.crash_points = Path(self._directory.name)
         """A file of a crash point's name here kills the first process that reaches the point."""
         self._host = ProcessHost()
-        self._host.begin()
 
     def start(self, function: Callable[..., object], *arguments: object) -> Child:
         """Return a new process that runs `function(link, *arguments)`; all pickle by reference.

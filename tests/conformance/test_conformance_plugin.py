@@ -44,13 +44,15 @@ def make_locked():
 def make_description():
     return ReferenceSink("nowhere")
 """
+ADDOPTS = "-p no:cacheprovider -p no:hypothesispytest -p no:xdist -p no:anyio -p no:timeout"
+"""Without the plugins of others, which take longer to import than pytest itself."""
 _QUICK = "hidden-after-write or commit-again or abort-again or server-killed or S14"
 
 
 def _pytest(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run pytest as a user does, in a project of its own."""
     (directory / "my_targets.py").write_text(_TARGETS)
-    (directory / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider\n")
+    (directory / "pytest.ini").write_text(f"[pytest]\naddopts = {ADDOPTS}\n")
     return subprocess.run(
         [sys.executable, "-c", "import pytest; raise SystemExit(pytest.main())", *arguments],
         cwd=directory,

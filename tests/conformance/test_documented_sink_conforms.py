@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.conformance.test_conformance_plugin import ADDOPTS
+
 ROOT = Path(__file__).parents[2]
 
 _TARGET = """
@@ -44,7 +46,7 @@ def test_documented_sink_keeps_every_clause_of_a_sink_without_a_server(tmp_path:
     code = re.findall(r"```python\n(.*?)```", step, re.DOTALL)
     (tmp_path / "arrow_sink.py").write_text("\n\n".join(code))
     (tmp_path / "my_targets.py").write_text(_TARGET)
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider\n")
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\naddopts = {ADDOPTS}\n")
     arguments = ["--onceflow-sink=my_targets:ArrowTarget", "--onceflow-rounds=2", "-q"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *arguments, "-k", "not job-killed"],
