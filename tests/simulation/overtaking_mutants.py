@@ -68,16 +68,6 @@ class _RecordsAligned(Inputs):
         self._recording.open.difference_update(passed)
 
 
-class _ReplaysLast(Inputs):
-    """What was in flight is taken when nothing else waits."""
-
-    def take(self, *, elements: bool = True) -> Announced | Received[Row] | None:
-        replayed, self._replayed = self._replayed, type(self._replayed)()
-        taken = super().take(elements=elements)
-        self._replayed = replayed
-        return super().take(elements=elements) if taken is None else taken
-
-
 class _ForgetsWhatIsReplayed(Inputs):
     """A snapshot leaves out what is still to be replayed."""
 
@@ -175,7 +165,6 @@ OVERTAKING_MUTANTS: tuple[Variant, ...] = (
     Variant("records rows behind an aligned barrier", inputs=_RecordsAligned),
     Variant("waits again for barriers that were read", alignment=_ReadsOnWhileSnapshotIsDue),
     Variant("acks before all barriers have come", acks_before_in_flight=True),
-    Variant("replays after what is new", inputs=_ReplaysLast),
     Variant("replays in another order", replayed=_backwards),
     Variant("replays all rows in every subtask", replayed=_everybody),
     Variant("forgets what it has not replayed", inputs=_ForgetsWhatIsReplayed),
