@@ -1,0 +1,47 @@
+"""What `ssl_mode` says of a login to MySQL is done, whatever the machine's certificates are."""
+
+from __future__ import annotations
+
+import pytest
+
+from onceflow.core.errors import ConfigError
+from onceflow.sinks.mysql.connection import MySQLSession
+from onceflow.sinks.mysql.endpoint import endpoint_of
+
+
+def _login(url: str) -> MySQLSession:
+    endpoint = endpoint_of(
+        url,
+        user=None,
+        password=None,
+        connect_timeout_s=60.0,
+        reply_timeout_s=60.0,
+        lock_timeout_s=60.0,
+    )
+    return endpoint.connect("test")
+
+
+@pytest.mark.parametrize(
+    ("settings", "encrypted"),
+    [
+        ("", True),
+        ("?ssl_mode=preferred", True),
+        ("?ssl_mode=required", True),
+        ("?ssl_mode=disabled", False),
+    ],
+)
+def test_login_is_encrypted_unless_that_is_turned_off(
+    mysql_database: str, settings: str, encrypted: bool
+) -> None:
+    session = _login(f"{mysql_database}{settings}")
+    ((_, cipher),) = session.query("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
+    session.close()
+    assert bool(cipher) == encrypted
+
+
+@pytest.mark.parametrize("mode", ["verify_ca", "verify_identity"])
+def test_server_that_nobody_vouches_for_is_refused_where_it_is_verified(
+    mysql_database: str, mode: str
+) -> None:
+    with pytest.raises(ConfigError, match="CERTIFICATE_VERIFY_FAILED"):
+        _login(f"{mysql_database}?ssl_mode={mode}")
