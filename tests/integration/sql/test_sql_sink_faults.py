@@ -121,21 +121,26 @@ def test_everything_waits_for_a_server_that_is_down_and_nothing_is_called_lost(
 def test_commit_is_answered_while_the_server_dies_again_and_again(
     database: Database, server: SqlServer, job: SqlJob
 ) -> None:
-    """Kills the server at any moment of fifteen commits; asks until each is settled."""
+    """Kills the server at some moments of fifteen commits; asks until each is settled."""
     todo = [job.prepare(checkpoint, [checkpoint]) for checkpoint in range(1, 16)]
     committer = job.committer()
     stop = threading.Event()
     kills: list[float] = []
 
     def kill_and_start() -> None:
-        while not stop.wait(0.1):
+        while len(kills) < 3 and not stop.wait(0.1):
             server.restart()
             kills.append(time.monotonic())
+
+    def struck(times: int) -> bool:
+        return len(kills) >= times
 
     killer = threading.Thread(target=kill_and_start)
     killer.start()
     try:
-        for committable in todo:
+        for number, committable in enumerate(todo):
+            # A killer that is slow must not come when all is done.
+            eventually(partial(struck, number // 6))
             outcome = until_settled(partial(committer.commit, committable))
             assert outcome in (Committed(), AlreadyCommitted()), outcome
             time.sleep(0.02)
