@@ -33,6 +33,8 @@ DEFAULT_OPTIONS: Mapping[str, str] = MappingProxyType(
         # Fewer checkpoints of the server's own: they would be noise in every measurement.
         "max_wal_size": "4GB",
         "checkpoint_timeout": "15min",
+        # Of a server that is killed and not started again nothing stays in the machine's memory.
+        "dynamic_shared_memory_type": "mmap",
     }
 )
 """What differs from a server as installed. fsync, synchronous_commit, full_page_writes stay on."""
