@@ -376,7 +376,7 @@ class Attempt:
                 self._carry_out(self.coordinator.append_failed(checkpoint, str(error), now_s))
             case _:
                 self._failure = error
-        while self._deferred and not self._appending and self._failure is None:
+        while self._deferred and not self._appending and self.coordinates and self.driver.alive:
             self._tell(self._deferred.popleft()[1])
 
     def _write_savepoint(self, decision: WriteSavepoint) -> Steps[None]:
