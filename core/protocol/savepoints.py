@@ -133,7 +133,7 @@ def check_savepoint(
             f" {view.completed[-1].checkpoint}, or from another one"
         )
     last = view.completed[-1]
-    is_older = last.checkpoint > savepoint.completed.checkpoint
+    is_older = _is_after(last, savepoint.completed)
     if is_older and not (allow_rewind or _is_same_cut(savepoint.completed, last)):
         raise SavepointRefused(_since(name, savepoint, view))
 
@@ -207,6 +207,14 @@ def _rolled_back(savepoint: Savepoint, view: LogView, last_attempt: AttemptId) -
     return [c for c in committables_of(savepoint.completed) if not _is_decided(c, view)]
 
 
+def _is_after(decided: CompletedCheckpoint, taken: CompletedCheckpoint) -> bool:
+    """Return whether a checkpoint was decided after a savepoint was taken.
+
+    What an attempt has taken and nobody decided, the next one numbers anew: attempts come first.
+    """
+    return (decided.attempt, decided.checkpoint) > (taken.attempt, taken.checkpoint)
+
+
 def _is_same_cut(one: CompletedCheckpoint, other: CompletedCheckpoint) -> bool:
     """Return whether every source stands at the same place in both."""
     return _positions(one) == _positions(other)
@@ -223,17 +231,18 @@ def _positions(completed: CompletedCheckpoint) -> Counter[tuple[str, str, bytes]
 
 
 def _since(name: str, savepoint: Savepoint, view: LogView) -> str:
-    number = savepoint.completed.checkpoint
-    later = [done for done in view.completed if done.checkpoint > number]
+    later = [done for done in view.completed if _is_after(done, savepoint.completed)]
+    last = later[-1]
     own = {c.transaction for c in committables_of(savepoint.completed)}
     seen = {c.transaction: c for done in later for c in committables_of(done)}
     since = [c for transaction, c in seen.items() if transaction not in own]
     sinks = sorted({c.transaction.sink_id for c in since} or view.sinks)
     rows = f", with at least {sum(c.rows for c in since)} rows" if since else ""
     return (
-        f"{name} is older than the last decision of the log, checkpoint {later[-1].checkpoint}:"
-        f" checkpoints {number + 1}-{later[-1].checkpoint} were committed since{rows} under sink"
-        f" id {', '.join(map(repr, sinks)) or 'none'}, and would be written again. Start without"
+        f"{name}, taken in attempt {savepoint.completed.attempt}, is older than the last decision"
+        f" of the log, checkpoint {last.checkpoint} of attempt {last.attempt}: checkpoints"
+        f" {later[0].checkpoint}-{last.checkpoint} were committed since{rows} under sink id"
+        f" {', '.join(map(repr, sinks)) or 'none'}, and would be written again. Start without"
         " the savepoint to go on from there; or, once the targets are put back or the doubling is"
         " wanted, start with allow_rewind=True"
     )

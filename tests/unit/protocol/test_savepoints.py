@@ -115,6 +115,17 @@ def test_a_savepoint_before_the_last_decision_is_refused_unless_told_otherwise()
     assert begun.operator("sum")[0][1].keyed == (STATE,)
 
 
+@pytest.mark.parametrize("number", [3, 4])
+def test_what_a_later_attempt_decided_under_an_earlier_or_the_same_number_counts_as_later(
+    number: int,
+) -> None:
+    """The attempt that took the savepoint ended undecided, and the next one numbered anew."""
+    nothing_written = cut(1, 4, 20, transaction(1, 1))
+    view = decided(claimed(RAN), cut(2, number, 50, transaction(2, number)))
+    with pytest.raises(SavepointRefused, match=rf"checkpoint {number} of attempt 2.* 5 rows"):
+        check(replace(TAKEN, completed=nothing_written), view, last=2)
+
+
 def test_a_decision_after_which_nothing_was_read_is_no_later_one() -> None:
     """That of the job which stopped with the savepoint."""
     check(TAKEN, decided(RAN, cut(1, 3, 20, transaction(1, 2))))
