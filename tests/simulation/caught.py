@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 CAUGHT_BY: Mapping[str, int] = MappingProxyType(
     {
+        "tells by numbers what came after a savepoint": 2612,
         "waits for a barrier that was skipped": 1432,
         "deletes shared files unconfirmed": 1341,
         "forgets retired sinks before the sweep": 1322,
@@ -24,6 +25,7 @@ CAUGHT_BY: Mapping[str, int] = MappingProxyType(
         "takes acks of older attempts": 219,
         "prunes proofs without a floor": 218,
         "recovery takes a failed listing for an empty one": 154,
+        "begins from any savepoint": 146,
         "lets an older checkpoint be decided after a newer": 125,
         "confirms what its state has not heard of": 122,
         "recovery sees no older copy of a table": 112,

@@ -164,8 +164,9 @@ class Attempt:
         yield from self._recovery.recover(restored)
         self._deploy(restored)
         running(world.clock.now_s)  # type: ignore[operator]
-        while requests:
-            self.request(requests.pop())
+        for kind in sorted(requests, key=lambda one: one.value):
+            requests.remove(kind)
+            self.request(kind)
         while self._finished is None:
             self._fail_if_told()
             assert self.coordinator is not None

@@ -32,8 +32,10 @@ from onceflow.core.protocol.decisions import (
     WriteSavepoint,
 )
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
+from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.log_memory import LogMemory
 from onceflow.core.protocol.recovery import RecoveryPlan, plan_recovery, retain_ledger_from
+from onceflow.core.protocol.savepoints import Savepoint, check_savepoint
 from onceflow.core.protocol.snapshots import (
     CompletedCheckpoint,
     StateFiles,
@@ -172,6 +174,19 @@ class _SavepointKeepsFiles(CheckpointCoordinator):
     ) -> tuple[Decision, ...]:
         decisions = super().savepoint_ended(checkpoint, now_s, error=error)
         return tuple(d for d in decisions if not isinstance(d, DiscardState))
+
+
+def _any_savepoint(savepoint: Savepoint, view: LogView, **told: Any) -> None:
+    """Lets a job begin from a savepoint whatever was decided since."""
+    told["allow_rewind"] = True
+    check_savepoint(savepoint, view, **told)
+
+
+def _newer_by_number(savepoint: Savepoint, view: LogView, **told: Any) -> None:
+    """Forgets that a later attempt numbers anew what an earlier one has not decided."""
+    number = savepoint.completed.checkpoint
+    told["allow_rewind"] = view.decided and view.completed[-1].checkpoint <= number
+    check_savepoint(savepoint, view, **told)
 
 
 class _SubsumesNothing(CheckpointCoordinator):
@@ -541,6 +556,8 @@ MUTANTS: tuple[Variant, ...] = (
     Variant("tells sinks to commit at a savepoint", coordinator=_SavepointIsTold),
     Variant("deletes a savepoint's files before it is written", coordinator=_SavepointLosesFiles),
     Variant("never deletes what was uploaded for a savepoint", coordinator=_SavepointKeepsFiles),
+    Variant("begins from any savepoint", check_savepoint=_any_savepoint),
+    Variant("tells by numbers what came after a savepoint", check_savepoint=_newer_by_number),
     Variant("never deletes files of failed checkpoints", coordinator=_KeepsAbortedFiles),
     Variant("never deletes files of late acks", coordinator=_KeepsLateFiles),
     Variant("never deletes shared files", coordinator=_with_files(_LastedFiles)),

@@ -14,7 +14,6 @@ from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.savepoints import (
     Savepoint,
-    check_savepoint,
     is_restored,
     restored_from,
 )
@@ -56,7 +55,7 @@ def begin_from(world: World, log: LogOwner) -> Steps[None]:
     if is_restored(log.view, PLACE, kept.savepoint):
         return
     try:
-        check_savepoint(
+        world.variant.check_savepoint(
             kept.savepoint,
             log.view,
             job=JOB,
@@ -69,7 +68,7 @@ def begin_from(world: World, log: LogOwner) -> Steps[None]:
         return
     now_ms = world.clock.wall_ms()
     decision = restored_from(kept.savepoint, log.view, attempt=log.attempt, now_ms=now_ms)
-    for path in {handle.path for handle in handles_in(decision)}:
+    for path in sorted({handle.path for handle in handles_in(decision)}):
         world.files.write(_copy(decision, path), kept.content[path])
     log.begins_from(f"{kept.savepoint.id} {PLACE}")
     yield from log.append(_renamed(decision))

@@ -110,7 +110,7 @@ class Files(Server):
 
     def delete(self, paths: Iterable[str]) -> None:
         """Delete some or all of `paths`: storage may fail in between."""
-        for path in paths:
+        for path in sorted(paths):
             if self.clock.rng.random() < self.fault_rate:
                 self.faults += 1
                 raise Gone

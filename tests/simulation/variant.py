@@ -24,6 +24,7 @@ from onceflow.core.protocol.global_commits import (
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.in_flight import OutputQueue
 from onceflow.core.protocol.recovery import RecoveryPlan, plan_recovery, retain_ledger_from
+from onceflow.core.protocol.savepoints import check_savepoint
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.splits import broadcast_copy
 
@@ -51,6 +52,7 @@ class Variant:
     global_queue: type[GlobalCommitQueue] = GlobalCommitQueue
     global_plan: Callable[..., GlobalRecoveryPlan] = plan_global_recovery
     plan: Callable[..., RecoveryPlan] = plan_recovery
+    check_savepoint: Callable[..., None] = check_savepoint
     alignment: type[BarrierAlignment] = BarrierAlignment
     retain_ledger_from: Callable[
         [Sequence[CompletedCheckpoint], Sequence[Committable]], CheckpointId
