@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.simulation.global_mutants import GLOBAL_MUTANTS
 from tests.simulation.overtaking_mutants import OVERTAKING_MUTANTS
+from tests.simulation.savepoint_mutants import SAVEPOINT_MUTANTS
 from tests.simulation.targets import Staged
 from tests.simulation.variant import Variant
 from tests.simulation.world import World
@@ -29,13 +30,10 @@ from onceflow.core.protocol.decisions import (
     DiscardState,
     NotifyAbort,
     NotifyComplete,
-    WriteSavepoint,
 )
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
-from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.log_memory import LogMemory
 from onceflow.core.protocol.recovery import RecoveryPlan, plan_recovery, retain_ledger_from
-from onceflow.core.protocol.savepoints import Savepoint, check_savepoint
 from onceflow.core.protocol.snapshots import (
     CompletedCheckpoint,
     StateFiles,
@@ -139,54 +137,6 @@ class _RetainsOneLess(CheckpointCoordinator):
         oldest = handles_of(self._retained[0].snapshots)
         newer = {h.path for kept in self._retained[1:] for h in handles_of(kept.snapshots)}
         return (*decisions, DiscardState(tuple(h for h in oldest if h.path not in newer)))
-
-
-class _SavepointIsTold(CheckpointCoordinator):
-    """Tells the sinks that a savepoint is complete, as if it had been decided."""
-
-    def savepoint_ended(
-        self, checkpoint: CheckpointId, now_s: float, *, error: str = ""
-    ) -> tuple[Decision, ...]:
-        decisions = super().savepoint_ended(checkpoint, now_s, error=error)
-        return (NotifyComplete(checkpoint, checkpoint), *decisions)
-
-
-class _SavepointLosesFiles(CheckpointCoordinator):
-    """Deletes the state of a savepoint before it is written."""
-
-    def acked(
-        self, attempt: AttemptId, checkpoint: CheckpointId, snapshot: SubtaskSnapshot, now_s: float
-    ) -> tuple[Decision, ...]:
-        decisions = super().acked(attempt, checkpoint, snapshot, now_s)
-        lost = [
-            DiscardState(handles_of(decision.completed.snapshots))
-            for decision in decisions
-            if isinstance(decision, WriteSavepoint)
-        ]
-        return (*decisions, *lost)
-
-
-class _SavepointKeepsFiles(CheckpointCoordinator):
-    """Never deletes what was uploaded for a savepoint."""
-
-    def savepoint_ended(
-        self, checkpoint: CheckpointId, now_s: float, *, error: str = ""
-    ) -> tuple[Decision, ...]:
-        decisions = super().savepoint_ended(checkpoint, now_s, error=error)
-        return tuple(d for d in decisions if not isinstance(d, DiscardState))
-
-
-def _any_savepoint(savepoint: Savepoint, view: LogView, **told: Any) -> None:
-    """Lets a job begin from a savepoint whatever was decided since."""
-    told["allow_rewind"] = True
-    check_savepoint(savepoint, view, **told)
-
-
-def _newer_by_number(savepoint: Savepoint, view: LogView, **told: Any) -> None:
-    """Forgets that a later attempt numbers anew what an earlier one has not decided."""
-    number = savepoint.completed.checkpoint
-    told["allow_rewind"] = view.decided and view.completed[-1].checkpoint <= number
-    check_savepoint(savepoint, view, **told)
 
 
 class _SubsumesNothing(CheckpointCoordinator):
@@ -553,11 +503,6 @@ MUTANTS: tuple[Variant, ...] = (
     Variant("deletes shared files of subsumed checkpoints", coordinator=_DeletesShared),
     Variant("deletes files of a retained checkpoint", coordinator=_RetainsOneLess),
     Variant("never deletes files of subsumed checkpoints", coordinator=_KeepsSubsumed),
-    Variant("tells sinks to commit at a savepoint", coordinator=_SavepointIsTold),
-    Variant("deletes a savepoint's files before it is written", coordinator=_SavepointLosesFiles),
-    Variant("never deletes what was uploaded for a savepoint", coordinator=_SavepointKeepsFiles),
-    Variant("begins from any savepoint", check_savepoint=_any_savepoint),
-    Variant("tells by numbers what came after a savepoint", check_savepoint=_newer_by_number),
     Variant("never deletes files of failed checkpoints", coordinator=_KeepsAbortedFiles),
     Variant("never deletes files of late acks", coordinator=_KeepsLateFiles),
     Variant("never deletes shared files", coordinator=_with_files(_LastedFiles)),
@@ -604,6 +549,7 @@ MUTANTS: tuple[Variant, ...] = (
     Variant("rolls back what retired sinks hold", retired_plan=_aborts_all),
     *GLOBAL_MUTANTS,
     *OVERTAKING_MUTANTS,
+    *SAVEPOINT_MUTANTS,
     Variant("names transactions without the attempt", attempt_in_name=False),
     Variant("records the position one too early", position_shift=-1),
     Variant("records the position one too late", position_shift=1),
