@@ -252,10 +252,14 @@ class _MySQLProcess(ServerProcess):
         """Create system tables and superuser in the empty directory `data`."""
 
     def _base_command(self, data: Path) -> list[str]:
+        # MariaDB deletes at its start what servers left there, and what others use just now.
+        temporary = self.directory / "tmp"
+        temporary.mkdir(exist_ok=True)
         return [
             *self._program.command,
             *(["--user=root"] if os.geteuid() == 0 else []),
             f"--datadir={data}",
+            f"--tmpdir={temporary}",
             *(f"--{key}={value}" for key, value in self._options.items()),
         ]
 

@@ -145,6 +145,15 @@ def test_two_servers_are_two_even_as_copies_of_one_template() -> None:
         assert _rows(one.url, "SELECT @@server_uuid") != _rows(other.url, "SELECT @@server_uuid")
 
 
+def test_a_server_that_starts_leaves_alone_what_another_has_for_the_moment() -> None:
+    with EmbeddedMariaDB() as one, MySQLAdmin.session(one.url, timeout_s=30) as session:
+        session.rows("CREATE TEMPORARY TABLE kept (n int) ENGINE=Aria")
+        with EmbeddedMariaDB():
+            session.rows("INSERT INTO kept VALUES (1)")
+            assert session.rows("SELECT n FROM kept") == [(1,)]
+            session.rows("DROP TABLE kept")
+
+
 def test_options_that_shape_the_data_files_are_there_from_their_creation() -> None:
     with EmbeddedMySQL({"innodb-page-size": "4096"}) as server:
         assert _rows(server.url, "SELECT @@innodb_page_size") == [(4096,)]

@@ -26,8 +26,10 @@ print(*sys.modules)
 
 
 def test_slot_begins_with_all_that_the_daemon_has_imported_and_imports_nothing_of_ours_itself(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Spark gives a worker that has served a test before to none with other variables.
+    monkeypatch.setitem(spark.sparkContext.environment, "ONCEFLOW_TEST_DAEMON", "its own")
     told, origin = tmp_path / "modules", tmp_path / "origin"
 
     def tell(batch: pa.RecordBatch) -> pa.RecordBatch:
