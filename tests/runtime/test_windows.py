@@ -188,6 +188,8 @@ def test_a_savepoint_shows_open_sessions_and_moves_them_from_rocksdb_to_the_heap
     job = sessions(RocksDBBackend(), 2).start()
     await_checkpoints(job, 1, 60)
     await_rows(sink, 300, 60)  # of three bursts; nothing comes after the fourth
+    with pytest.raises(ConfigError, match=r"'onceflow.sessions-200' .* several rows a key"):
+        job.look_up("sums", "7", state="onceflow.sessions-200")
     status = job.stop(60, savepoint=True)
     assert status.state is JobState.STOPPED
     place = status.savepoints[-1].place

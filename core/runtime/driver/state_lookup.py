@@ -79,8 +79,8 @@ def look_up(storage: JobStorage, uid: str, state: str | None, keys: Sequence[Any
     """Return what the last completed checkpoint holds under the first of `keys` that is there.
 
     Raises:
-        ConfigError: There is no checkpoint yet, no such operator or state; names the nearest. Or so
-            much would be read that this is no look-up.
+        ConfigError: There is no checkpoint yet, no such operator or state; names the nearest. Or a
+            key has several rows there, or so much would be read that this is no look-up.
         CheckpointCorrupt: A state file is damaged or missing.
     """
     stored = checkpoint_at(storage, None)
@@ -99,6 +99,7 @@ def _looked_up(
     stored: StoredCheckpoint, uid: str, state: str | None, keys: Sequence[Any]
 ) -> StateAnswer:
     pieces, meta = _state_of(stored, uid, state)
+    _check_key(meta, uid)
     groups = stored.completed.max_parallelism
     for key in keys:
         place = _place_of(meta, key, groups)
@@ -134,6 +135,14 @@ def _state_of(
         there = nearest(state or "", metas)
         raise ConfigError(f"operator {uid!r} in {stored} holds {what}: {there}")
     return pieces, metas[state]
+
+
+def _check_key(meta: StateMeta, uid: str) -> None:
+    if meta.kind == "accumulators" and shape_of_meta(meta).namespaced:
+        raise ConfigError(
+            f"state {meta.name!r} of operator {uid!r} holds several rows a key, by windows,"
+            " sessions or times: read it by spark.read.format('onceflow-state')"
+        )
 
 
 def _place_of(meta: StateMeta, key: Any, groups: int) -> tuple[bytes, int] | None:
