@@ -17,18 +17,16 @@ Source: JEP 350, Dynamic CDS Archives.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
+
+from onceflow.core.cache import cache_directory, exclusive, publish
 
 _FILE = "classes.jsa"
 _TIMEOUT_S = 900.0
@@ -63,10 +61,12 @@ def archive_classes() -> str:
     """
     place = _place()
     if not place.is_dir():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(place.with_name(f"{place.name}.lock")):
-            if not place.is_dir():
-                _make(place)
+        try:
+            with exclusive(place.with_name(f"{place.name}.lock"), 2 * _TIMEOUT_S):
+                if not place.is_dir():
+                    _make(place)
+        except TimeoutError as error:
+            raise NoArchive(str(error)) from error
     if option := _option(place / _FILE):
         return option
     raise NoArchive(f"it could not be made; delete the empty {place} to try again")
@@ -93,7 +93,7 @@ def _place() -> Path:
     except OSError as error:
         raise NoArchive(f"{jars} cannot be read: {error}") from error
     key = hashlib.sha256("\n".join(stamps).encode()).hexdigest()[:12]
-    return _cache_directory() / f"spark-classes-{key}"
+    return cache_directory() / f"spark-classes-{key}"
 
 
 def _spark_home() -> Path:
@@ -103,37 +103,24 @@ def _spark_home() -> Path:
     return Path(cast("Any", find_spark_home)._find_spark_home()).resolve()
 
 
-def _cache_directory() -> Path:
-    if chosen := os.environ.get("ONCEFLOW_CACHE"):
-        return Path(chosen).expanduser().absolute()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "onceflow"
-
-
-@contextmanager
-def _locked(path: Path) -> Generator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # until this process ends, however it does
-        yield
-
-
 def _make(place: Path) -> None:
     """Leave `place` with a whole archive in it, or empty.
 
-    A JVM that maps half an archive dies: it appears under its name only once it is proven.
+    A JVM that maps half an archive dies: it appears under its name only once it is proven. The
+    directory is of this user alone: whoever writes there decides what later JVMs run.
     """
-    # Of this user alone: whoever writes it decides what later JVMs run.
-    fresh = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
-    written = fresh / "written.jsa"
-    try:
+    with publish(place) as fresh:
+        written = fresh / "written.jsa"
         try:
             _record_and_check(written)
-            written.rename(fresh / _FILE)
-        finally:
+        except NoArchive as error:
             written.unlink(missing_ok=True)
-            fresh.rename(place)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+            failed: NoArchive | None = error
+        else:
+            written.rename(fresh / _FILE)
+            failed = None
+    if failed is not None:
+        raise failed
 
 
 def _record_and_check(written: Path) -> None:

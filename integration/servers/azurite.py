@@ -20,7 +20,8 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from onceflow.integration.servers.cache import cache_directory, exclusive, publish, run_installer
+from onceflow.core.cache import cache_directory, publish
+from onceflow.integration.servers.cache import exclusive, run_installer
 from onceflow.integration.servers.process import LOOPBACK, ServerProcess
 from onceflow.integration.servers.server import ServerError
 

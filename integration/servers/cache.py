@@ -1,77 +1,30 @@
-"""Where downloads are kept, and how they appear there whole or not at all."""
+"""How servers' programs get into the cache."""
 
 from __future__ import annotations
 
-import fcntl
-import os
-import shutil
 import subprocess
-import tempfile
-import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from onceflow.core import cache
 from onceflow.integration.servers.process import ServerError
 
 _LAST_LINES = 15
 
 
-def cache_directory() -> Path:
-    """Return ONCEFLOW_CACHE, else $XDG_CACHE_HOME/onceflow, else ~/.cache/onceflow; made if new."""
-    chosen = os.environ.get("ONCEFLOW_CACHE")
-    if chosen:
-        directory = Path(chosen).expanduser()
-    else:
-        base = os.environ.get("XDG_CACHE_HOME")
-        directory = (Path(base) if base else Path.home() / ".cache") / "onceflow"
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory
-
-
-@contextmanager
-def publish(target: Path) -> Generator[Path, None, None]:
-    """Yield an empty directory beside `target` that becomes `target` when the block ends well.
-
-    `target` is therefore never seen half filled, whatever is killed. Of two processes that publish
-    the same target, the first wins and the other's copy is dropped. An error in the block leaves
-    nothing.
-    """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        yield fresh
-        try:
-            fresh.rename(target)
-        except OSError:
-            if not target.is_dir():
-                raise
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-
-
 @contextmanager
 def exclusive(path: Path, timeout_s: float) -> Generator[None, None, None]:
-    """Hold the lock file `path`, against threads of other processes too, for the block.
-
-    The lock ends with the process that holds it, however that dies; the file stays.
+    """Hold the lock file `path` for the block, as `core.cache` does.
 
     Raises:
         ServerError: Another process held it for `timeout_s`.
     """
-    deadline = time.monotonic() + timeout_s
-    with path.open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise ServerError(
-                        f"another process holds {path} for {timeout_s:g} s; "
-                        "end it, or delete the file if it hangs"
-                    ) from None
-                time.sleep(0.2)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(cache.exclusive(path, timeout_s))
+        except TimeoutError as error:
+            raise ServerError(str(error)) from error
         yield
 
 

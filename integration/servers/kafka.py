@@ -25,7 +25,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
-from onceflow.integration.servers.cache import cache_directory, exclusive, publish
+from onceflow.core.cache import cache_directory, publish
+from onceflow.integration.servers.cache import exclusive
 from onceflow.integration.servers.kafka_jars import (
     KAFKA_VERSION,
     Progress,

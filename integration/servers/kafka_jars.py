@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from importlib import util
 from pathlib import Path
 
-from onceflow.integration.servers.cache import cache_directory, exclusive, publish
+from onceflow.core.cache import cache_directory, publish
+from onceflow.integration.servers.cache import exclusive
 from onceflow.integration.servers.process import ServerError
 
 # Not 4.3.0 to 4.4.0: killed in a commit, they may never end the transaction (KAFKA-20734).

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from onceflow.integration.servers.cache import cache_directory, exclusive, publish
+from onceflow.core.cache import cache_directory, publish
+from onceflow.integration.servers.cache import exclusive
 from onceflow.integration.servers.debian import PackageArchive, is_debian, own_loader
 from onceflow.integration.servers.process import ServerError
 

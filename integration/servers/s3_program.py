@@ -11,7 +11,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from onceflow.integration.servers.cache import cache_directory, exclusive, publish, run_installer
+from onceflow.core.cache import cache_directory, publish
+from onceflow.integration.servers.cache import exclusive, run_installer
 from onceflow.integration.servers.server import ServerError
 
 VERSION = "v1.8.0"

@@ -19,7 +19,8 @@ import docker
 from docker.errors import ImageNotFound
 from script.images.recipes import RECIPES, Recipe
 
-from onceflow.integration.servers.cache import cache_directory, exclusive
+from onceflow.core.cache import cache_directory
+from onceflow.integration.servers.cache import exclusive
 from onceflow.integration.servers.container import docker_client
 from onceflow.integration.servers.debian import PackageArchive
 from onceflow.integration.servers.kafka_jars import Progress

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from onceflow.integration.servers.cache import cache_directory, exclusive, publish
+from onceflow.core.cache import cache_directory, publish
+from onceflow.integration.servers.cache import exclusive
 from onceflow.integration.servers.kafka_jars import java_command
 from onceflow.integration.servers.process import LOOPBACK, free_port
 

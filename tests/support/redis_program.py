@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 from contextlib import closing
 
-from onceflow.integration.servers.cache import cache_directory, exclusive, publish
+from onceflow.core.cache import cache_directory, publish
+from onceflow.integration.servers.cache import exclusive
 from onceflow.integration.servers.debian import PackageArchive, is_debian, own_loader
 
 _FETCH_TIMEOUT_S = 600.0

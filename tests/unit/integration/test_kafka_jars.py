@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from onceflow.core.cache import cache_directory, publish
 from onceflow.integration.servers import ServerError
-from onceflow.integration.servers.cache import cache_directory, publish
 from onceflow.integration.servers.kafka_jars import java_command, kafka_jars
 
 # Stands for Maven: puts what it is told to fetch where it is told, and notes that it was called.
@@ -36,7 +36,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("ONCEFLOW_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("ONCEFLOW_IVY_SETTINGS", str(tmp_path / "no-such-settings.xml"))
-    return cache_directory()
+    directory = cache_directory()
+    directory.mkdir()
+    return directory
 
 
 def _jars(directory: Path) -> set[str]:

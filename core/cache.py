@@ -1,0 +1,71 @@
+"""What this machine keeps from run to run, and how it appears there whole or not at all."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def cache_directory() -> Path:
+    """Return ONCEFLOW_CACHE, else $XDG_CACHE_HOME/onceflow, else ~/.cache/onceflow.
+
+    It need not be there: `publish` and `exclusive` make it.
+    """
+    chosen = os.environ.get("ONCEFLOW_CACHE")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "onceflow"
+
+
+@contextmanager
+def publish(target: Path) -> Generator[Path, None, None]:
+    """Yield an empty directory beside `target` that becomes `target` when the block ends well.
+
+    `target` is therefore never seen half filled, whatever is killed. Of two processes that publish
+    the same target, the first wins and the other's copy is dropped. An error in the block leaves
+    nothing.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        yield fresh
+        try:
+            fresh.rename(target)
+        except OSError:
+            if not target.is_dir():
+                raise
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+@contextmanager
+def exclusive(path: Path, timeout_s: float) -> Generator[None, None, None]:
+    """Hold the lock file `path`, against threads of other processes too, for the block.
+
+    The lock ends with the process that holds it, however that dies; the file stays.
+
+    Raises:
+        TimeoutError: Another process held it for `timeout_s`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + timeout_s
+    with path.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"another process holds {path} for {timeout_s:g} s; "
+                        "end it, or delete the file if it hangs"
+                    ) from None
+                time.sleep(0.2)
+        yield
