@@ -7,10 +7,8 @@ a mistake stops the program before anything runs, with the nearest name there is
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -19,8 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from onceflow.core.config import Checkpointing, Endpoint, RuntimeSettings, TlsFiles
+from onceflow.core.configuration_file import WrittenSetting, is_flink_file, read_settings
 from onceflow.core.errors import ConfigError
-from onceflow.core.options import OPTIONS, RESTART, Option, Value
+from onceflow.core.options import OPTIONS, RESTART, Kind, Option, Value
 from onceflow.core.protocol.restart import (
     FailureRate,
     FixedDelay,
@@ -58,6 +57,15 @@ _BY_VARIABLE: Mapping[str, str] = {
     **{variable_of(option.name): option.name for option in OPTIONS},
 }
 _SECTIONS = tuple(variable_of(f"{one.name.partition('.')[0]}.") for one in OPTIONS)
+_OWN_SECTIONS = (
+    "checkpointing.",
+    "endpoint.",
+    "restore.",
+    "runtime.",
+    "state_backend.",
+    "storage.",
+)
+"""What only our own names begin with: in a Flink file, an unknown one of them is a mistake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +95,11 @@ class Configuration:
     `Checkpointing` and `RuntimeSettings`, and object by object for everything else.
     """
 
-    def __init__(self, settings: Mapping[str, Setting]) -> None:
+    def __init__(
+        self, settings: Mapping[str, Setting], left: Mapping[str, str] | None = None
+    ) -> None:
         self._settings = settings
+        self._left = left or {}
 
     @classmethod
     def load(
@@ -99,6 +110,9 @@ class Configuration:
     ) -> Configuration:
         """Return what `file` and the environment say; without `file`, that of ONCEFLOW_CONFIG.
 
+        A file is TOML. One that ends in `.yaml` or `.yml` is Flink's own: settings of Flink that
+        have no meaning here are left out, and `hints()` lists them.
+
         Raises:
             ConfigError: The file cannot be read; a name is unknown, which names the nearest; a
                 value is none of its option; or one option is said twice in one place.
@@ -106,11 +120,12 @@ class Configuration:
         environment = os.environ if environment is None else environment
         file = file or environment.get(FILE_VARIABLE) or None
         found = _layer(_from_environment(environment))
+        left: Mapping[str, str] = {}
         if file is not None:
-            path = Path(file)
-            found |= _layer((name, f"file {path}", value) for name, value in _from_file(path))
+            settings, left = _from_file(Path(file))
+            found |= settings
         configuration = cls(
-            {one.name: found.get(one.name, Setting(one, one.default)) for one in OPTIONS}
+            {one.name: found.get(one.name, Setting(one, one.default)) for one in OPTIONS}, left
         )
         for hint in configuration.hints():
             _log.warning("%s", hint)
@@ -131,6 +146,9 @@ class Configuration:
                 unused = self._value("state_backend.type") != "rocksdb"
             if one.is_set and unused:
                 told.append(f"{one} is not used: {self._chosen(section)}")
+        if self._left:
+            names = ", ".join(_left_name(name, place) for name, place in self._left.items())
+            told.append(f"settings of Flink that have no meaning here were left out: {names}")
         return tuple(told)
 
     def check(self) -> None:
@@ -360,27 +378,33 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str
                 raise ConfigError(f"environment: {variable} is no setting{meant}")
 
 
-def _from_file(path: Path) -> Iterator[tuple[str, object]]:
-    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    try:
-        read: dict[str, object] = toml.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"configuration file {path}: {error.strerror}") from None
-    except ValueError as error:  # of TOML, or of UTF-8
-        raise ConfigError(f"configuration file {path} is not TOML: {error}") from None
-    return _flattened(read, "")
+def _from_file(path: Path) -> tuple[dict[str, Setting], dict[str, str]]:
+    """Read `path`: the settings, and the names of a Flink file that are none of ours."""
+    written = read_settings(path)
+    if not is_flink_file(path):
+        return _layer((one.name, one.location, one.value) for one in written), {}
+    known = [one for one in written if one.name in _BY_NAME or one.name.startswith(_OWN_SECTIONS)]
+    settings = _layer((one.name, one.location, _in_milliseconds(one)) for one in known)
+    left = {one.name: one.location for one in written if one not in known}
+    return settings, left
 
 
-def _flattened(table: Mapping[str, object], above: str) -> Iterator[tuple[str, object]]:
-    """Yield what `table` holds by dotted names, which may stand in tables or be quoted."""
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _flattened(cast("dict[str, object]", value), f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value
+def _in_milliseconds(written: WrittenSetting) -> object:
+    """Return the value; a duration without unit is in milliseconds in Flink's own files."""
+    option = _BY_NAME.get(written.name)
+    if option is None or option.name == written.name or option.kind is not Kind.DURATION:
+        return written.value
+    is_plain_number = str(written.value).strip().isdecimal()
+    return f"{written.value} ms" if is_plain_number else written.value
 
 
 def _unknown(name: str) -> str:
     near = get_close_matches(name, _BY_NAME, n=1)
     meant = f"did you mean {near[0]!r}?" if near else "`onceflow config` prints all there are"
     return f"{name!r} is no setting; {meant}"
+
+
+def _left_name(name: str, location: str) -> str:
+    near = get_close_matches(name, _BY_NAME, n=1, cutoff=_NEAR)
+    meant = f"; {near[0]} is known" if near else ""
+    return f"{name} ({location.removeprefix('file ')}{meant})"

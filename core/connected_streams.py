@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Generic, TypeAlias, TypeVar
 
 from onceflow.core.errors import ConfigError
+from onceflow.core.function_checks import require_function_object
 from onceflow.core.functions import OutputTag
 from onceflow.core.graph import Feed, GraphBuilder, JoinConnected, ProcessConnected, Work
 from onceflow.core.join_functions import (
@@ -74,6 +75,7 @@ class KeyedConnectedStreams(Generic[StreamT]):
 
         `uid` names the state in checkpoints: keep it, and the state is found again.
         """
+        require_function_object(function, CoProcessFunction, "connect(…).process")
         return self.add(function, uid=uid)
 
     def add(self, function: CoProcessFunction | TimedJoin, *, uid: str) -> StreamT:
@@ -143,6 +145,7 @@ class WindowedConnectedStreams(Generic[StreamT]):
 
         `uid` names the state in checkpoints: keep it, and the state is found again.
         """
+        require_function_object(function, CoGroupFunction, "co_group")
         return self._process(self._windowed(function), uid=uid)
 
     def join(self, how: JoinKind = "inner") -> JoinedStreams[StreamT]:

@@ -259,6 +259,8 @@ class DataFrameReader(SourceReader):
         self._schema = schema
         self._left = {split.id: _Position.of(split) for split in splits}
         self._open: tuple[str, Iterator[pa.RecordBatch]] | None = None
+        self._ended: list[str] = []
+        self._last: list[tuple[str, int]] = []
 
     @override
     def poll(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
@@ -268,6 +270,7 @@ class DataFrameReader(SourceReader):
             position = self._left[split_id]
             if position.is_read:
                 del self._left[split_id]
+                self._ended.append(split_id)
                 continue
             if self._open is None or self._open[0] != split_id:
                 self._open = split_id, self._batches(position)
@@ -278,8 +281,17 @@ class DataFrameReader(SourceReader):
             else:
                 read = position.row + rows.num_rows
                 self._left[split_id] = _at(position, position.group, read)
+                self._last = [(split_id, rows.num_rows)]
                 return rows
         return EndOfInput()
+
+    @override
+    def rows_by_split(self) -> Sequence[tuple[str, int]]:
+        return self._last
+
+    @override
+    def ended_splits(self) -> Sequence[str]:
+        return self._ended
 
     @override
     def snapshot(self) -> Sequence[Split]:

@@ -11,6 +11,7 @@ import threading
 from typing import Any, TypeVar, overload
 
 import msgspec
+import msgspec.inspect
 
 _T = TypeVar("_T")
 
@@ -44,3 +45,9 @@ def msgpack_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
     """Return what decodes `kind` from MessagePack. Any thread; what it returns, too."""
     with _making:
         return msgspec.msgpack.Decoder(kind)
+
+
+def type_info(kind: Any) -> msgspec.inspect.Type:
+    """Return what msgspec makes of a type, for which it makes a decoder. Any thread."""
+    with _making:
+        return msgspec.inspect.type_info(kind)

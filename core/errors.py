@@ -2,7 +2,8 @@
 
     OnceflowError                       .domain user|external|internal   .retry never|checkpoint|job
     ├── ConfigError                     user, never
-    │   └── SavepointRefused            user, never: the job cannot begin from it
+    │   ├── SavepointRefused            user, never: the job cannot begin from it
+    │   └── StorageBehind               user, never: a target has more than the decision log knows
     ├── CheckpointError
     │   ├── CheckpointAborted           external, checkpoint
     │   ├── CheckpointCorrupt           external, never: a file is not what was written
@@ -68,6 +69,10 @@ class ConfigError(OnceflowError):
 
 class SavepointRefused(ConfigError):
     """Raised when a job cannot begin from a savepoint without losing or doubling rows."""
+
+
+class StorageBehind(ConfigError):
+    """Raised when a target has committed what the decision log does not know: it is an old copy."""
 
 
 class CheckpointError(OnceflowError):
@@ -266,6 +271,7 @@ __all__ = [
     "StateCorrupt",
     "StateError",
     "StateIncompatible",
+    "StorageBehind",
     "StorageError",
     "UserFunctionError",
 ]

@@ -15,6 +15,7 @@ import pyarrow as pa
 from onceflow.core.errors import ConfigError
 from onceflow.core.schema_text import SchemaLike, schema_of
 from onceflow.core.state import (
+    AccumulatorColumn,
     AggregatingState,
     AggregatingStateDescriptor,
     BatchValueState,
@@ -33,6 +34,7 @@ from onceflow.core.state import (
     ValueState,
     ValueStateDescriptor,
 )
+from onceflow.core.state.descriptors import DIGITS_MAX
 
 Record: TypeAlias = dict[str, Any]
 """One row: column name to Python value, as `pyarrow.RecordBatch.to_pylist` gives it."""
@@ -63,7 +65,7 @@ def takes_iterator(function: Callable[..., Any]) -> bool:
     return any(_ITERATES.match(hint if isinstance(hint, str) else repr(hint)) for hint in hints)
 
 
-AggregateOp: TypeAlias = Literal["sum", "count", "min", "max"]
+AggregateOp: TypeAlias = Literal["sum", "count", "min", "max", "avg"]
 
 
 @dataclass(frozen=True)
@@ -230,6 +232,16 @@ class KeyedFunction(ABC):
             f"{type(self).__name__} registers timers and has no on_timer() to take them"
         )
 
+    def on_end(self) -> Record | Iterable[Record] | None:
+        """Return the last record or records, now that all input of this subtask has ended.
+
+        Called once, with all rows of bounded input decided or by a stop that drains, before the
+        last snapshot; not when a job stops otherwise. There is no key here: what is kept by key
+        comes out by timers. What it returns is committed once, whatever
+        is killed: an attempt that fails before is repeated with the state of the last checkpoint.
+        """
+        return None
+
     def snapshot_state(self, checkpoint: int) -> None:  # noqa: B027 - optional hook
         """Bring states up to date that are not kept by key; `checkpoint` takes them as they are.
 
@@ -261,6 +273,15 @@ class KeyedBatchFunction(ABC):
         Raising ends the attempt; the records are processed again after the restart.
         """
 
+    def on_end(self) -> pa.RecordBatch | None:
+        """Return the last batch, now that all input of this subtask has ended.
+
+        Called once, with all rows of bounded input decided or by a stop that drains, before the
+        last snapshot; not when a job stops otherwise. What it returns is committed once, whatever
+        is killed: an attempt that fails before is repeated with the state of the last checkpoint.
+        """
+        return None
+
     def snapshot_state(self, checkpoint: int) -> None:  # noqa: B027 - optional hook
         """Bring states up to date that are not kept by key; `checkpoint` takes them as they are.
 
@@ -279,11 +300,22 @@ class Aggregate:
     column: str | None
 
     def result_type(self, schema: pa.Schema) -> pa.DataType:
-        """Return the type of the aggregate over `schema`: 64 bits wide for integers and floats.
+        """Return the type of what the aggregate over `schema` comes to.
 
         Raises:
             ConfigError: The column is not there or cannot be aggregated.
         """
+        return self.total("", schema).result_type
+
+    def total(self, name: str, schema: pa.Schema) -> AccumulatorColumn:
+        """Return what is kept of the aggregate called `name` over `schema`.
+
+        Raises:
+            ConfigError: The column is not there or cannot be aggregated.
+        """
+        return AccumulatorColumn(name, self.op, self._total_type(schema))
+
+    def _total_type(self, schema: pa.Schema) -> pa.DataType:
         if self.column is None:
             return pa.int64()
         if self.column not in schema.names:
@@ -295,14 +327,28 @@ class Aggregate:
             return pa.int64()
         if pa.types.is_floating(column_type):
             return pa.float64()
+        if pa.types.is_decimal(column_type) and column_type.precision <= DIGITS_MAX:
+            digits = DIGITS_MAX if self.op == "sum" else column_type.precision
+            return pa.decimal128(digits, column_type.scale)
+        if self.op in ("min", "max") and _is_time(column_type):
+            return column_type
+        times = "" if self.op in ("sum", "avg") else ", a date, a time or a timestamp"
         raise ConfigError(
-            f"{self.op}({self.column!r}): cannot aggregate {column_type}; cast the column to an"
-            " integer or floating type, or use process() with a function of your own"
+            f"{self.op}({self.column!r}): cannot aggregate {column_type}; it takes integers, floats"
+            f" and decimals of up to {DIGITS_MAX} digits{times}; for others use process() with a"
+            " function of your own"
         )
 
 
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind))
+
+
 def sum_(column: str) -> Aggregate:
-    """Return the running sum of `column`; nulls are skipped; integer overflow is an error."""
+    """Return the running sum of `column`; nulls are skipped; overflow is an error.
+
+    Of integers 64 bits, of decimals 38 digits and the column's scale, of floats a float64.
+    """
     return Aggregate("sum", column)
 
 
@@ -319,6 +365,15 @@ def min_(column: str) -> Aggregate:
 def max_(column: str) -> Aggregate:
     """Return the largest value of `column` so far; nulls are skipped."""
     return Aggregate("max", column)
+
+
+def avg(column: str) -> Aggregate:
+    """Return the average of `column` so far; nulls are skipped, null until there is a value.
+
+    Of decimals it has four more digits, up to 38 in all, the last of them rounded half away from
+    zero; of integers and floats it is a float64.
+    """
+    return Aggregate("avg", column)
 
 
 def running_schema(schema: pa.Schema, aggregates: Mapping[str, Aggregate]) -> pa.Schema:

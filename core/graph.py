@@ -20,6 +20,7 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 import pyarrow as pa
+from typing_extensions import assert_never
 
 from onceflow.core.dead_letters import DEAD_LETTERS, DEAD_LETTERS_TAG
 from onceflow.core.errors import ConfigError
@@ -350,6 +351,10 @@ class Graph:
             if isinstance(operator.work, ReadFrom)
         )
 
+    def makes_last_rows(self) -> bool:
+        """Return whether a function makes rows at the end of its input."""
+        return any(_has_on_end(operator.work) for operator in self.operators)
+
     def sinks(self) -> tuple[tuple[Operator, WriteTo], ...]:
         """Return every sink with its operator."""
         return tuple(
@@ -418,8 +423,21 @@ class Graph:
                 pass
             case WriteTo() as work:
                 key = () if self._have_met(operator, work) else work.key
-            case _:
+            case (
+                ReadFrom()
+                | MapBatches()
+                | MapInArrow()
+                | MapInPandas()
+                | JoinTable()
+                | SelectSql()
+                | MapRecords()
+                | FlatMapRecords()
+                | FilterRecords()
+                | ProcessRecords()
+            ):
                 pass
+            case _:
+                assert_never(operator.work)
         return (Exchange.BY_KEY if key else Exchange.FORWARD), key
 
     def _have_met(self, operator: Operator, work: WriteTo) -> bool:
@@ -529,3 +547,40 @@ class GraphBuilder:
         work = WriteTo(sink, self.sink_id(uid), takes_dead_letters=True)
         letters = (Feed(refusing.uid, DEAD_LETTERS, DEAD_LETTERS_TAG),)
         self.add(work, letters, verb="write", uid=uid, schema=DEAD_LETTERS)
+
+
+def _has_on_end(work: Work) -> bool:
+    match work:
+        case (
+            ProcessKeyed(function=function)
+            | ProcessConnected(function=function)
+            | ProcessBroadcast(function=function)
+            | ProcessRecords(function=function)
+            | ProcessBatches(function=function)
+        ):
+            known = (
+                KeyedFunction,
+                KeyedBatchFunction,
+                ProcessFunction,
+                CoProcessFunction,
+                BroadcastProcessFunction,
+            )
+            return all(type(function).on_end is not one.on_end for one in known)
+        case (
+            ReadFrom()
+            | MapBatches()
+            | MapInArrow()
+            | MapInPandas()
+            | JoinTable()
+            | SelectSql()
+            | MapRecords()
+            | FlatMapRecords()
+            | FilterRecords()
+            | JoinConnected()
+            | RunAggregates()
+            | AggregateWindows()
+            | WriteTo()
+        ):
+            return False
+        case _:
+            assert_never(work)

@@ -7,9 +7,9 @@ when the record comes, and the interval is how long each side is kept.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -17,7 +17,8 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.functions import OutputTag, Record, StateAccess
 from onceflow.core.late_records import check_late
 from onceflow.core.process_functions import FunctionOfKeys
-from onceflow.core.state.record_types import record_type
+from onceflow.core.record_copies import copy_records
+from onceflow.core.state.kept_rows import check_rows_can_be_kept
 from onceflow.core.window_functions import CoGroupFunction, TimeWindow
 
 STEP_MS = 1_000
@@ -137,7 +138,7 @@ class JoinSide:
     """Whether a record that finds no partner comes out without one."""
 
     def __post_init__(self) -> None:
-        record_type(self.schema, f"the {self.name} side of a join")
+        check_rows_can_be_kept(self.schema, f"the {self.name} side of a join")
         check_late(self.late, self.schema, f"late_{self.name}")
 
 
@@ -213,11 +214,5 @@ class WindowPairs(CoGroupFunction):
 
 
 def all_of(results: Iterable[Results]) -> list[Record]:
-    """Return the records of several results."""
-    made: list[Record] = []
-    for result in results:
-        if isinstance(result, Mapping):
-            made.append(cast("Record", result))
-        elif result is not None:
-            made.extend(result)
-    return made
+    """Return copies of the records of several results."""
+    return [record for result in results for record in copy_records(result)]

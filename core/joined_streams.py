@@ -12,6 +12,7 @@ import pyarrow as pa
 from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
 from onceflow.core.event_time import event_time_column
+from onceflow.core.function_checks import require_function_object
 from onceflow.core.functions import OutputTag
 from onceflow.core.join_functions import (
     FOREVER_MS,
@@ -147,6 +148,7 @@ class JoinedStreams(Generic[StreamT]):
         Raises:
             ConfigError: The join is outer, and `function` takes no records without a partner.
         """
+        require_function_object(function, ProcessJoinFunction, "join(…).process")
         for side in self._sides:
             method = f"process_{side.name}"
             if side.outer and getattr(type(function), method) is getattr(

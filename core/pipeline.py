@@ -321,7 +321,8 @@ class Pipeline:
     ) -> Job:
         """Start the job, from its last completed checkpoint if it has one; return its handle.
 
-        `from_savepoint` is the directory of a savepoint to begin from instead. Its state is copied;
+        `from_savepoint` is the directory of a savepoint to begin from instead, or a retained
+        checkpoint: its number, or `<storage>/<job>/chk-<number>`. Its state is copied;
         with `claim` the savepoint is deleted once the job has begun from it. A job that has begun
         from it before goes on from its last checkpoint, so a start may be repeated as it is. One
         that has committed more since is refused, and says what, unless `allow_rewind` says that

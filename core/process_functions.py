@@ -24,6 +24,16 @@ class _OfTwoStreams:
             f"{type(self).__name__} registers timers and has no on_timer() to take them"
         )
 
+    def on_end(self) -> Record | Iterable[Record] | None:
+        """Return the last record or records, now that all input of this subtask has ended.
+
+        Called once, with all rows of bounded input decided or by a stop that drains, before the
+        last snapshot; not when a job stops otherwise. There is no key here: what is kept by key
+        comes out by timers. What it returns is committed once, whatever
+        is killed: an attempt that fails before is repeated with the state of the last checkpoint.
+        """
+        return None
+
     def snapshot_state(self, checkpoint: int) -> None:
         """Bring states up to date that are not kept by key; `checkpoint` takes them as they are.
 
@@ -130,6 +140,15 @@ class ProcessFunction(ABC):
     @abstractmethod
     def process(self, record: Record) -> Record | Iterable[Record] | None:
         """Return the record or records that follow from `record`, or None for none of them."""
+
+    def on_end(self) -> Record | Iterable[Record] | None:
+        """Return the last record or records, now that all input of this subtask has ended.
+
+        Called once, with all rows of bounded input decided or by a stop that drains, before the
+        last snapshot; not when a job stops otherwise. What it returns is committed once, whatever
+        is killed: an attempt that fails before is repeated with the state of the last checkpoint.
+        """
+        return None
 
     def snapshot_state(self, checkpoint: int) -> None:  # noqa: B027 - optional hook
         """Bring the states up to date: `checkpoint` takes them as they are when this returns.

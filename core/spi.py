@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -29,6 +30,9 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 from onceflow.core.protocol.splits import Split as Split  # noqa: PLC0414 - part of the contract
 from onceflow.core.staging import StagingArea
+
+if TYPE_CHECKING:  # a slot does not pay for it
+    from onceflow.core.protocol.target_records import TargetRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,8 @@ class ReaderContext:
     subtask: int
     parallelism: int
     attempt: AttemptId
+    by_split: bool = False
+    """Whether `SourceReader.rows_by_split` is asked for: the stream has watermarks."""
 
 
 class SourceReader(ABC):
@@ -70,10 +76,17 @@ class SourceReader(ABC):
     def rows_by_split(self) -> Sequence[tuple[str, int]] | None:
         """Return whose rows the last `poll` returned: (split id, how many), in the order of rows.
 
-        For watermarks, which are kept for each split. None: not known, and all splits of the reader
-        are taken for one.
+        For watermarks, which are kept for each split: asked for where `ReaderContext.by_split` says
+        so. None: all are of the reader's one split; a reader with several has to tell.
         """
         return None
+
+    def ended_splits(self) -> Sequence[str]:
+        """Return the ids of splits of which all rows have been returned, and no others come.
+
+        For watermarks: such a split holds up none of the others.
+        """
+        return ()
 
     def rejected(self) -> Sequence[DeadLetter]:
         """Return the bad records left out since the last call. Called after each `poll`.
@@ -466,6 +479,19 @@ class Sink(ABC):
             ConfigError: They cannot; the message has the exact statement that mends it.
             Fenced: A newer attempt, or another job, owns the sink id.
         """
+
+    def target_record(self, context: CommitterContext) -> TargetRecord | None:
+        """Return what the target records of the sink id; None: it does not tell. Changes nothing.
+
+        Runs on the driver, before anything is decided and again once the sink is open. A start from
+        an older copy of checkpoint storage is noticed by it alone, if proofs are pruned or numbers
+        of attempts have caught up. An empty record where nothing was ever written.
+
+        Raises:
+            ConfigError: Another job owns the sink id.
+            SinkError: The target cannot be asked now.
+        """
+        return None
 
     @abstractmethod
     def writer(self, context: WriterContext) -> SinkWriter:

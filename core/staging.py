@@ -87,6 +87,17 @@ class StagingArea(ABC):
         """Return when `transaction` was sealed; None when it is not staged, or that is unknown."""
         return None
 
+    def is_imported(self, transaction: TransactionId) -> bool:
+        """Return whether `transaction` came with a savepoint out of another storage.
+
+        The job that took the savepoint may have committed it since, from that other storage.
+
+        Raises:
+            StorageError: Storage cannot be read.
+        """
+        del transaction
+        return False
+
     @abstractmethod
     def discard(self, transaction: TransactionId) -> None:
         """Delete what is staged under `transaction`. Idempotent.

@@ -11,6 +11,11 @@ from onceflow.core.bad_rows import bad_row_policy
 from onceflow.core.broadcast_stream import BroadcastStream
 from onceflow.core.connected_streams import KeyedConnectedStreams, check_pipeline
 from onceflow.core.errors import ConfigError
+from onceflow.core.function_checks import (
+    require_aggregates,
+    require_function,
+    require_function_object,
+)
 from onceflow.core.functions import (
     Aggregate,
     ArrowIteratorFunction,
@@ -63,7 +68,7 @@ from onceflow.core.process_functions import (
 from onceflow.core.schema_text import SchemaLike, columns_difference, schema_of
 from onceflow.core.spi import OnBadRow, Sink
 from onceflow.core.state import MapStateDescriptor, StateTtlConfig
-from onceflow.core.state.key_columns import check_key_type
+from onceflow.core.state.key_columns import check_key_type, check_rows_can_be_divided
 from onceflow.core.stream_sql import StreamSql
 from onceflow.core.windowed_stream import WindowedStream, lateness_ms_of, window_input
 from onceflow.core.windows import WindowAssigner
@@ -150,6 +155,7 @@ class Stream:
         function of an iterator is called anew after each barrier, and its iterator ends before the
         next one.
         """
+        require_function(function, "map_batches")
         if takes_iterator(function):
             work: Work = MapInArrow(cast("ArrowIteratorFunction", function))
         else:
@@ -168,6 +174,7 @@ class Stream:
         `schema` is that of the result (default: unchanged). The function is called anew after each
         barrier, and its iterator ends before the next one. Needs pandas where the slots run.
         """
+        require_function(function, "map_pandas")
         return self._then(MapInPandas(function), "map_pandas", uid, schema)
 
     def map(
@@ -178,6 +185,7 @@ class Stream:
         uid: str | None = None,
     ) -> Stream:
         """Apply `function` to each record, a dict; `schema` is that of the result."""
+        require_function(function, "map")
         return self._then(MapRecords(function), "map", uid, schema)
 
     def flat_map(
@@ -188,6 +196,7 @@ class Stream:
         uid: str | None = None,
     ) -> Stream:
         """Replace each record by those that `function` returns, in that order."""
+        require_function(function, "flat_map")
         return self._then(FlatMapRecords(function), "flat_map", uid, schema)
 
     def join(
@@ -233,6 +242,7 @@ class Stream:
 
     def filter(self, function: Callable[[Record], Any], *, uid: str | None = None) -> Stream:
         """Keep the records for which `function` returns something true."""
+        require_function(function, "filter")
         return self._then(FilterRecords(function), "filter", uid, None)
 
     def key_by(self, *columns: str) -> KeyedStream:
@@ -249,6 +259,7 @@ class Stream:
 
         `uid` names the state in checkpoints: keep it, and the state is found again.
         """
+        require_function_object(function, ProcessFunction, "process")
         work = ProcessRecords(function)
         return self._then(work, "process", uid, function.output_schema(self.schema))
 
@@ -341,6 +352,7 @@ class KeyedStream:
 
         `uid` names the state in checkpoints: keep it, and the state is found again.
         """
+        require_function_object(function, KeyedFunction, "key_by(…).process")
         work = ProcessKeyed(self._key, function)
         return self._then(work, uid, function.output_schema(self.schema))
 
@@ -421,6 +433,7 @@ class KeyedStream:
 
         Vectorised: as fast as what it does with columns. `uid` names the state in checkpoints.
         """
+        require_function_object(function, KeyedBatchFunction, "process_batches")
         work = ProcessBatches(self._key, function)
         return self._then(work, uid, function.output_schema(self.schema))
 
@@ -436,6 +449,7 @@ class KeyedStream:
             ConfigError: There is no aggregate, a name is taken, a column cannot be aggregated, or
                 `ttl` asks for what has expired to be handed out.
         """
+        require_aggregates(aggregates, "running")
         check_running_ttl(ttl)
         schema = running_schema(self.schema, aggregates)
         return self._then(RunAggregates(self._key, dict(aggregates), ttl), uid, schema)
@@ -518,6 +532,7 @@ class BroadcastConnectedStream:
 
         `uid` names the state in checkpoints: keep it, and the state is found again.
         """
+        require_function_object(function, BroadcastProcessFunction, "connect(broadcast).process")
         schema = function.output_schema(self._feeds[0].schema, self._broadcast.feeds[0].schema)
         work = ProcessBroadcast(self._key, function, self._broadcast.states)
         operator = self._graph.add(
@@ -533,5 +548,21 @@ def _check_key(columns: Sequence[str], schema: pa.Schema) -> None:
         if column not in schema.names:
             raise ConfigError(
                 f"key_by({column!r}): no such column; there are {', '.join(schema.names)}"
+                f"{_nested_key_advice(column, schema)}"
             )
         check_key_type(schema.field(column).type, column)
+    check_rows_can_be_divided(schema)
+
+
+def _nested_key_advice(column: str, schema: pa.Schema) -> str:
+    """Return how to key by a field of a struct, if `column` names one as "column.field"."""
+    outer, dot, field = column.partition(".")
+    if not dot or outer not in schema.names or not pa.types.is_struct(schema.field(outer).type):
+        return ""
+    path = "".join(f"[{part!r}]" for part in field.split("."))
+    name = column.replace(".", "_")
+    select = f"SELECT *, {outer}{path} AS {name} FROM stream"  # noqa: S608 - only shown
+    return (
+        f". A key is a column, and {field!r} is a field of column {outer!r}: make it a column"
+        f' before, such as .sql("{select}").key_by({name!r})'
+    )

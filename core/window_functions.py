@@ -5,6 +5,10 @@ survives what they do. Of each key it keeps its open windows, and for each of th
 came to: the records, or an accumulator. What two sessions have kept stays in two parts when they
 become one. A window's parts of the first stream have numbers from 1, those of the second from -1
 down.
+
+Invariants, for a window that is kept, and event time w of its key, which never goes back:
+    a timer is set for end - 1, and for end - 1 + lateness, where that is after w;  so a record that
+    is added to a known window needs no other
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from onceflow.core.functions import (
 from onceflow.core.late_records import LateRecords
 from onceflow.core.process_functions import CoProcessFunction, FunctionOfKeys
 from onceflow.core.protocol.windows import PaneWindows
+from onceflow.core.record_copies import copy_records
 from onceflow.core.state import (
     AggregateFunction,
     MapState,
@@ -254,7 +259,7 @@ class WindowInput:
     late: OutputTag | None = None
 
 
-class _Windows:
+class WindowsOfRecords:
     """Assigns records of one stream or two to windows, and emits a window when it is due."""
 
     def __init__(
@@ -264,8 +269,8 @@ class _Windows:
         content: WindowContent,
         *inputs: WindowInput,
     ) -> None:
-        self._windows = windows
-        self._lateness_ms = lateness_ms
+        self.windows: WindowAssigner = windows
+        self.lateness_ms = lateness_ms
         self._content = content
         self._inputs = inputs
         whose, why = type(windows).__name__, "all their windows are over"
@@ -274,10 +279,10 @@ class _Windows:
     def open(self, state: StateAccess) -> None:
         """Take hold of the states."""
         self._panes: PaneWindows | None = None
-        if isinstance(self._windows, EventTimeSessionWindows):
-            self._gap_ms = self._windows.gap_ms
+        if isinstance(self.windows, EventTimeSessionWindows):
+            self._gap_ms = self.windows.gap_ms
         else:
-            self._panes = pane_windows(self._windows, self._lateness_ms)
+            self._panes = pane_windows(self.windows, self.lateness_ms)
         descriptor = ValueStateDescriptor[Any]("onceflow.windows", list[OpenWindow])
         self._open: ValueState[list[OpenWindow] | None] = state.value_state(descriptor)
         self._timers: Timers = state.timers()
@@ -313,7 +318,7 @@ class _Windows:
             due_ms = window[1] - 1
             if due_ms == timer.at_ms:
                 self._emit(timer.key, window, made)
-            if due_ms + self._lateness_ms <= timer.at_ms:
+            if due_ms + self.lateness_ms <= timer.at_ms:
                 self._content.forget(window[2])
             else:
                 left.append(window)
@@ -337,7 +342,7 @@ class _Windows:
         mine: list[OpenWindow] = []
         placed = list(windows)
         for end in self._panes.ends_of((at - self._panes.offset_ms) // self._panes.pane_ms):
-            if end - 1 + self._lateness_ms <= now:
+            if end - 1 + self.lateness_ms <= now:
                 continue
             known = next((window for window in windows if window[1] == end), None)
             if known is None:
@@ -355,7 +360,7 @@ class _Windows:
         others = [one for one in windows if one not in joined]
         first = min([start, *(one[0] for one in joined)])
         last = max([end, *(one[1] for one in joined)])
-        if last - 1 + self._lateness_ms <= now:
+        if last - 1 + self.lateness_ms <= now:
             return windows, []
         parts = {part: count for one in joined for part, count in one[2].items()}
         session = (first, last, parts or {_new_part(windows): 0})
@@ -363,32 +368,33 @@ class _Windows:
             self._register(last, now)
         for one in joined:
             if one[1] != last:
-                self._unregister(one[1], others)
+                self._unregister(one[1], [*others, session])
         return [*others, session], [session]
 
     def _register(self, end: int, now: int) -> None:
-        for moment in {end - 1, end - 1 + self._lateness_ms}:
+        for moment in {end - 1, end - 1 + self.lateness_ms}:
             if moment > now:
                 self._register_at(moment)
 
     @property
-    def _by_clock(self) -> bool:
-        return isinstance(self._windows, TumblingProcessingTimeWindows)
+    def by_clock(self) -> bool:
+        """Whether the windows are in processing time."""
+        return isinstance(self.windows, TumblingProcessingTimeWindows)
 
     def _register_at(self, moment: int) -> None:
-        if self._by_clock:
+        if self.by_clock:
             self._timers.register_processing_time_timer(moment)
         else:
             self._timers.register_event_time_timer(moment)
 
     def _unregister(self, end: int, others: Sequence[OpenWindow]) -> None:
         """Forget the timers of a session that has become longer, unless another needs them."""
-        needed = {one[1] - 1 + more for one in others for more in (0, self._lateness_ms)}
-        for moment in {end - 1, end - 1 + self._lateness_ms} - needed:
+        needed = {one[1] - 1 + more for one in others for more in (0, self.lateness_ms)}
+        for moment in {end - 1, end - 1 + self.lateness_ms} - needed:
             self._timers.delete_event_time_timer(moment)
 
     def _now(self) -> int:
-        if self._by_clock:
+        if self.by_clock:
             return self._timers.current_processing_time()
         return self._timers.current_watermark()
 
@@ -400,13 +406,10 @@ class _Windows:
     def _emit(self, key: Any, window: OpenWindow, made: list[Record]) -> None:
         start, end, parts = window
         result = self._content.result(key, TimeWindow(start, end), parts)
-        if isinstance(result, dict):
-            made.append(cast("Record", result))
-        elif result is not None:
-            made.extend(result)
+        made.extend(copy_records(result))
 
 
-class WindowedFunction(_Windows, KeyedFunction):
+class WindowedFunction(WindowsOfRecords, KeyedFunction):
     """The windows of one stream."""
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
@@ -418,7 +421,7 @@ class WindowedFunction(_Windows, KeyedFunction):
         return self._take(record)
 
 
-class CoWindowedFunction(_Windows, CoProcessFunction):
+class CoWindowedFunction(WindowsOfRecords, CoProcessFunction):
     """The windows of two streams with one key."""
 
     def output_schema(self, first: pa.Schema, second: pa.Schema) -> pa.Schema:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
 from onceflow.core.event_time import event_time_column
+from onceflow.core.function_checks import require_aggregates, require_function_object
 from onceflow.core.functions import Aggregate, OutputTag, Record
 from onceflow.core.graph import AggregateWindows, Feed, GraphBuilder, ProcessKeyed, Work
 from onceflow.core.late_records import check_late
@@ -103,6 +104,7 @@ class WindowedStream(Generic[StreamT]):
         schema = self._schema
         if not aggregates:
             raise ConfigError("aggregate() needs at least one, such as total=sum_('amount')")
+        require_aggregates(aggregates, "aggregate")
         results = {name: one.result_type(schema) for name, one in aggregates.items()}
         made = window_schema(schema, self._key, self._input.time, results)
         work = AggregateWindows(
@@ -129,6 +131,7 @@ class WindowedStream(Generic[StreamT]):
         a window its accumulator alone is kept, as `accumulator_type`: without one, decimals and
         times may come back as text. Sessions need its `merge`.
         """
+        require_function_object(function, AggregateFunction, "aggregate_by")
         results = {field.name: field.type for field in schema_of(schema)}
         made = window_schema(self._schema, self._key, self._input.time, results)
         content = KeptAccumulators(function, self._key, made, accumulator_type)
@@ -136,6 +139,7 @@ class WindowedStream(Generic[StreamT]):
 
     def process(self, function: ProcessWindowFunction, *, uid: str) -> StreamT:
         """Return what `function` makes of all records of each key and window, which are kept."""
+        require_function_object(function, ProcessWindowFunction, "window(…).process")
         return self._each_record(KeptRecords(function, self._schema), uid)
 
     def _each_record(self, content: WindowContent, uid: str) -> StreamT:

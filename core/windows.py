@@ -17,6 +17,16 @@ def _ms(duration: float | str, setting: str) -> int:
     return round(seconds_of(duration, setting=setting) * 1000)
 
 
+def _offset_ms(offset: float | str) -> int:
+    """Return an offset, which may be negative: that of a zone east of Greenwich, such as -8 h."""
+    if isinstance(offset, str):
+        if offset.lstrip().startswith("-"):
+            return -_ms(offset.strip()[1:], "offset")
+    elif offset < 0:
+        return -_ms(-offset, "offset")
+    return _ms(offset, "offset")
+
+
 def _length_ms(duration: float | str, setting: str) -> int:
     length_ms = _ms(duration, setting)
     if length_ms < 1:
@@ -28,7 +38,8 @@ def _length_ms(duration: float | str, setting: str) -> int:
 class TumblingEventTimeWindows:
     """Windows of one size, side by side: `TumblingEventTimeWindows("1 min")`.
 
-    They begin at whole multiples of `size` since 1970 (UTC), shifted by `offset`.
+    They begin at whole multiples of `size` since 1970 (UTC), shifted by `offset`, which may be
+    negative: days of China begin at `offset="-8 h"`.
     """
 
     size: float | str
@@ -36,7 +47,7 @@ class TumblingEventTimeWindows:
 
     def __post_init__(self) -> None:
         _length_ms(self.size, "size")
-        _ms(self.offset, "offset")
+        _offset_ms(self.offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +60,7 @@ class SlidingEventTimeWindows:
 
     def __post_init__(self) -> None:
         size_ms, slide_ms = _length_ms(self.size, "size"), _length_ms(self.slide, "slide")
-        _ms(self.offset, "offset")
+        _offset_ms(self.offset)
         if slide_ms > size_ms:
             raise ConfigError(
                 f"slide={self.slide!r} is more than size={self.size!r}: records between two windows"
@@ -66,7 +77,7 @@ class TumblingProcessingTimeWindows:
 
     def __post_init__(self) -> None:
         _length_ms(self.size, "size")
-        _ms(self.offset, "offset")
+        _offset_ms(self.offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +104,7 @@ WindowAssigner: TypeAlias = PaneAssigner | EventTimeSessionWindows
 
 def pane_windows(windows: PaneAssigner, lateness_ms: int) -> PaneWindows:
     """Return the windows by panes."""
-    size_ms, offset_ms = _ms(windows.size, "size"), _ms(windows.offset, "offset")
+    size_ms, offset_ms = _ms(windows.size, "size"), _offset_ms(windows.offset)
     slide_ms = size_ms
     if isinstance(windows, SlidingEventTimeWindows):
         slide_ms = _ms(windows.slide, "slide")

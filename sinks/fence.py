@@ -14,14 +14,16 @@ class FenceOwner:
 
     log_id: str
     attempt: int
+    job: str = ""
+    """The job's name; empty where the target does not tell."""
 
 
 def check_fence(
     sink_id: str, recorded: FenceOwner | None, claimant: FenceOwner, *, take_over: str
 ) -> None:
-    """Return when `claimant` may write under `sink_id`, which `recorded` claimed last.
+    """Raise an error unless `claimant` may write under `sink_id`, which `recorded` claimed last.
 
-    `take_over` is the statement by which an operator hands the sink id to another job.
+    `take_over` is what an operator does so that the target forgets who claimed the sink id.
 
     Raises:
         ConfigError: Another decision log owns the sink id.
@@ -29,19 +31,43 @@ def check_fence(
     """
     if recorded is None:
         return
-    if recorded.log_id != claimant.log_id:
-        raise ConfigError(
-            f"sink id {sink_id!r} belongs to a job with another decision log: recorded "
-            f"{recorded.log_id!r} (attempt {recorded.attempt}), here {claimant.log_id!r}. Two jobs "
-            "under one sink id would commit and abort each other's rows. Give this one its own "
-            "(write(…, sink_id=…)), or, when the other job is stopped for good and nothing of "
-            f"it is in doubt, hand its sink id over: {take_over}"
-        )
+    check_owner(sink_id, recorded, claimant, take_over=take_over)
     if recorded.attempt >= claimant.attempt:
         raise Fenced(
             f"attempt {claimant.attempt} may not write under sink id {sink_id!r}: attempt "
             f"{recorded.attempt} of the same job has claimed it; this one is out of date and stops"
         )
+
+
+def check_owner(
+    sink_id: str, recorded: FenceOwner | None, claimant: FenceOwner, *, take_over: str
+) -> None:
+    """Raise ConfigError unless the decision log of `claimant` owns `sink_id`, or nobody does."""
+    if recorded is None or recorded.log_id == claimant.log_id:
+        return
+    facts = (
+        f"sink id {sink_id!r} belongs to decision log {recorded.log_id!r} of job"
+        f" {recorded.job!r} (attempt {recorded.attempt}), and this is decision log"
+        f" {claimant.log_id!r} of job {claimant.job!r}"
+    )
+    gone = (
+        "If that storage is gone for good, see 'The checkpoint storage is gone' in"
+        " docs/operations.md: it says what must be true of the target and the sources before the"
+        f" target may forget the old log by: {take_over}"
+    )
+    if recorded.job == claimant.job:
+        raise ConfigError(
+            f"{facts}: the same job, in another checkpoint storage. This one would begin its"
+            " sources anew and write again what the target has, under this sink id or any other."
+            f" Nothing was written. Start the job with the storage that it had. {gone}"
+        )
+    raise ConfigError(
+        f"{facts}. Two jobs under one sink id would commit and abort each other's rows. Nothing was"
+        " written. If this is the same job under a new name, start it under the old one:"
+        f" Pipeline(name={recorded.job!r}), with the storage that it had. If it is another job that"
+        f" has written none of that one's rows, give it a sink id of its own: write(…, sink_id=…)."
+        f" {gone}"
+    )
 
 
 def check_sink_id(sink_id: str) -> None:

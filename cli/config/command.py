@@ -22,7 +22,11 @@ EXIT_USAGE = 2
 def config(
     file: Annotated[
         Path | None,
-        typer.Option(help="Configuration file (TOML).", envvar=FILE_VARIABLE, show_envvar=True),
+        typer.Option(
+            help="Configuration file: TOML, or Flink's own YAML.",
+            envvar=FILE_VARIABLE,
+            show_envvar=True,
+        ),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:

@@ -9,24 +9,39 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import socket
 import ssl
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
 from onceflow.core.errors import CheckpointError, ConfigError, StateIncompatible, StorageError
-from onceflow.core.runtime.driver.job_api import INSTANCE_HEADER
+from onceflow.core.runtime.driver.job_api import DEADLINE_HEADER, INSTANCE_HEADER
 from onceflow.core.storage import CheckpointStorage, JobStorage, checkpoint_storage
 from onceflow.core.storage.driver_address import DriverAddress
+from onceflow.core.storage.last_run import LastRun
 
 Answer = dict[str, Any]
+LOG_TIMEOUT_S = 10.0
+"""How long the decision log may take to say how far a job is whose driver does not answer."""
+_T = TypeVar("_T")
+_DYING_S = 5.0
+_CLOCKS_DIFFER_S = 5.0
+"""A process begins before it leaves its address; both times are rounded, and clocks are set."""
 
 
 class DriverGone(Exception):
     """Nobody answers for the job: no address, nobody at it, or somebody else."""
+
+
+class DriverSilent(Exception):
+    """The driver does not answer, and it is not known to be dead."""
 
 
 class DriverRefused(Exception):
@@ -71,13 +86,13 @@ class Driver:
 
     def __init__(self, place: Place, storage: JobStorage) -> None:
         self._place = place
-        self._storage = storage
+        self.storage = storage
         address = storage.driver_address.read()
         if address is None:
             raise DriverGone(
                 f"no driver of job {place.name!r} can be asked: none has left its address in"
                 f" {storage}, so it has ended, or was started with endpoint=None."
-                f" {last_decision_of(storage)}"
+                f" {how_it_ended(storage)} {last_decision_of(storage)}"
             )
         self.address: DriverAddress = address
         self._token = self._read_token()
@@ -87,12 +102,16 @@ class Driver:
 
         Raises:
             DriverGone: Nobody answers for the job.
+            DriverSilent: The driver does not answer, and may live.
             DriverRefused: The driver does not do it.
         """
         return self._ask("GET", path)
 
     def post(self, what: str, **body: Any) -> Answer:
-        """Ask the driver to do something; return the operation. Raises as `get`."""
+        """Ask the driver to do something; return the operation. Raises as `get`.
+
+        The driver does nothing when it reads this after we have given up.
+        """
         return self._ask("POST", what, {name: value for name, value in body.items() if value})
 
     def outcome(self, operation: Answer, timeout_s: float) -> Answer:
@@ -123,12 +142,15 @@ class Driver:
             "Authorization": f"Bearer {self._token}",
         }
         data = None if body is None else json.dumps(body).encode()
+        deadline_ms = int((time.time() + self._place.timeout_s) * 1000)
+        if data is not None:
+            headers[DEADLINE_HEADER] = str(deadline_ms)
         try:
             connection.request(method, f"/v1/{path}", data, headers)
             response = connection.getresponse()
             content = response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise self._gone(f"{self.address.url} does not answer ({error})") from error
+            raise self._unanswered(error, deadline_ms if data is not None else None) from error
         finally:
             connection.close()
         answers = response.getheader(INSTANCE_HEADER, "")
@@ -163,10 +185,42 @@ class Driver:
         host = url.hostname or ""
         return http.client.HTTPSConnection(host, url.port, timeout=timeout_s, context=context)
 
-    def _gone(self, why: str) -> DriverGone:
+    def _unanswered(
+        self, error: OSError | http.client.HTTPException, deadline_ms: int | None
+    ) -> DriverGone | DriverSilent:
+        """Say what is known of a driver that has not answered; `deadline_ms` of what it may do."""
         address = self.address
-        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(address.since_ms / 1000))
-        who = f"process {address.pid} on {address.host}, since {since}"
+        why = f"{address.url} does not answer ({error or type(error).__name__})"
+        is_here = address.host == socket.gethostname()
+        # A process that is being killed closes its connections before it is gone.
+        patience_s = 0.0 if isinstance(error, TimeoutError) else _DYING_S
+        if is_here and (state := _state_after(patience_s, address.pid, address.since_ms)):
+            known = f"its process lives on this machine ({state}), and does not answer"
+            advice = f"`kill -CONT {address.pid}` wakes a stopped one"
+        elif not is_here and isinstance(error, TimeoutError) and not address.loopback:
+            known = f"whether its process lives cannot be told from {socket.gethostname()}"
+            advice = f"look on {address.host}"
+        else:
+            return self._gone(why)
+        may_be_done = ""
+        if deadline_ms is not None:
+            until = _utc(deadline_ms)
+            may_be_done = (
+                " The request may have been carried out. If the driver reads it after"
+                f" {until}, it is not."
+            )
+        return DriverSilent(
+            f"the driver of job {address.job!r} ({self._who()}) is silent: {why}; {known}."
+            f"{may_be_done} Do not start the job again while it may live: {advice}; or kill it"
+            " first"
+        )
+
+    def _who(self) -> str:
+        address = self.address
+        return f"process {address.pid} on {address.host}, since {_utc(address.since_ms)}"
+
+    def _gone(self, why: str) -> DriverGone:
+        address, who = self.address, self._who()
         if address.loopback and address.host != socket.gethostname():
             return DriverGone(
                 f"the driver of job {address.job!r} ({who}) listens at {address.url}, on its own"
@@ -174,16 +228,16 @@ class Driver:
             )
         return DriverGone(
             f"the driver of job {address.job!r} ({who}) is not there any more: {why}."
-            f" {last_decision_of(self._storage)}"
+            f" {how_it_ended(self.storage)} {last_decision_of(self.storage)}"
         )
 
     def _token_place(self) -> str:
-        return str(self._place.token_file or self.address.token_file or f"{self._storage}")
+        return str(self._place.token_file or self.address.token_file or f"{self.storage}")
 
     def _read_token(self) -> str:
         path = self._place.token_file or self.address.token_file
         if not path:
-            token = self._storage.driver_address.read_token()
+            token = self.storage.driver_address.read_token()
             if token is None:
                 raise self._gone("its token is gone")
             return token
@@ -196,10 +250,108 @@ class Driver:
             ) from error
 
 
+def within(timeout_s: float, what: str, work: Callable[[], _T]) -> _T:
+    """Return what `work` returns; it goes on alone when that takes longer.
+
+    A storage that is down is asked again and again by its client, for longer than a user waits.
+
+    Raises:
+        TimeoutError: It took longer than `timeout_s`; says `what` did.
+    """
+    ended: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            ended.set_result(work())
+        except BaseException as error:
+            ended.set_exception(error)
+
+    threading.Thread(target=run, name=what, daemon=True).start()
+    done, _ = wait([ended], timeout_s)
+    if not done:
+        raise TimeoutError(f"{what} has not answered within {timeout_s:g} s")
+    return ended.result()
+
+
+def process_state(pid: int, since_ms: int) -> str:
+    """Return how process `pid` of this machine is, in a word; empty when it is dead.
+
+    A process of that number that began after `since_ms` is another one.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        fields = text.rpartition(")")[2].split()
+        uptime_s = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        return _state_without_proc(pid)
+    began_s = time.time() - uptime_s + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    if fields[0] in "ZXx" or began_s > since_ms / 1000 + _CLOCKS_DIFFER_S:
+        return ""
+    return "stopped" if fields[0] in "Tt" else "running"
+
+
+def _state_after(patience_s: float, pid: int, since_ms: int) -> str:
+    """Return how a process is; empty when it is dead, or dies within `patience_s`."""
+    until = time.monotonic() + patience_s
+    while (state := process_state(pid, since_ms)) and time.monotonic() < until:
+        time.sleep(0.02)
+    return state
+
+
+def _state_without_proc(pid: int) -> str:
+    if Path("/proc/self").exists():
+        return ""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return ""
+    except PermissionError:
+        return "another user's"
+    return "running"
+
+
+def _utc(at_ms: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at_ms / 1000))
+
+
+def last_run_of(storage: JobStorage) -> LastRun | None:
+    """Return what the job's last driver has written of itself; None: nothing that can be read."""
+    with contextlib.suppress(CheckpointError, StorageError, TimeoutError):
+        return within(LOG_TIMEOUT_S, "checkpoint storage", storage.last_run.read)
+    return None
+
+
+def state_without_driver(run: LastRun | None) -> str:
+    """Return the state of a job whose driver cannot be asked, in words."""
+    if run is None:
+        return "not running"
+    if run.ended_ms:
+        return run.state
+    if run.host != socket.gethostname():
+        return f"unknown: it ran on {run.host}"
+    if process_state(run.pid, run.began_ms):
+        return "running, without an endpoint"
+    return "its driver is gone"
+
+
+def how_it_ended(storage: JobStorage) -> str:
+    """Return sentences on how the job's last driver ended, as far as it has written it."""
+    run = last_run_of(storage)
+    if run is None:
+        return "Nothing is written of how it ended."
+    if not run.ended_ms:
+        return (
+            f"Its last driver, process {run.pid} on {run.host}, did not write how it ended: it was"
+            " killed, or runs still."
+        )
+    error = f": {run.error}" if run.error else ""
+    return f"It has {run.state} at {_utc(run.ended_ms)}{error}."
+
+
 def last_decision_of(storage: JobStorage) -> str:
     """Return a sentence on how far the job is, by its log."""
-    with contextlib.suppress(CheckpointError, StorageError, StateIncompatible):
-        view = storage.log.read()
+    with contextlib.suppress(CheckpointError, StorageError, StateIncompatible, TimeoutError):
+        view = within(LOG_TIMEOUT_S, "the decision log", storage.log.read)
         if view.decided:
             last = view.completed[-1]
             how = "the job ended with it" if last.final else "a start goes on from there"

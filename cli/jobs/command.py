@@ -13,12 +13,22 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 from urllib.parse import urlencode
 
 import typer
 
-from onceflow.cli.jobs.client import Answer, Driver, DriverGone, DriverRefused, Place
+from onceflow.cli.jobs.client import (
+    Answer,
+    Driver,
+    DriverGone,
+    DriverRefused,
+    DriverSilent,
+    Place,
+    last_run_of,
+    state_without_driver,
+    within,
+)
 from onceflow.cli.terminal import console, print_listing, say
 from onceflow.core.errors import ConfigError, OnceflowError, SavepointRefused
 from onceflow.core.runtime.driver.job_events import JobState
@@ -66,7 +76,7 @@ def list_jobs(storage: Storage, json_: Json = False) -> None:
             print(json.dumps({"jobs": found}))
             return
         headings = ("JOB", "STATE", "ATTEMPT", "CHECKPOINT", "DRIVER")
-        rows = [[(str(one[key]), "") for key in map(str.lower, headings)] for one in found]
+        rows = [[(_cell_of(one, key), "") for key in map(str.lower, headings)] for one in found]
         print_listing(console(), headings, rows)
 
 
@@ -84,9 +94,16 @@ def status(
     """Tell how a running job is: state, checkpoints, sinks."""
     with _exit_status(json_):
         driver = _driver(name, storage, token_file, authority)
+        watched = False
         while True:
-            found = driver.get("status")
-            print(json.dumps(found) if json_ else _line_of(found), flush=True)
+            try:
+                found = driver.get("status")
+            except DriverGone:
+                if watched and (run := last_run_of(driver.storage)) and run.ended_ms:
+                    raise typer.Exit(EXIT_REFUSED if run.state == "failed" else 0) from None
+                raise
+            watched = True
+            print(json.dumps(found) if json_ else found["summary"], flush=True)
             if not watch:
                 return
             if (state := JobState(found["state"])).ended:
@@ -104,8 +121,9 @@ def checkpoint(
 ) -> None:
     """Take a checkpoint of a running job now."""
     with _exit_status(json_):
-        driver = _driver(name, storage, token_file, authority)
-        done = driver.outcome(driver.post("checkpoint"), timeout)
+        deadline = time.monotonic() + timeout
+        driver = _driver_within(timeout, name, storage, token_file, authority)
+        done = driver.outcome(driver.post("checkpoint"), deadline - time.monotonic())
         _tell(done, f"checkpoint {done.get('result')} of job {name} is completed", json_)
 
 
@@ -121,9 +139,10 @@ def savepoint(
 ) -> None:
     """Take a savepoint of a running job, which goes on; print its directory."""
     with _exit_status(json_):
-        driver = _driver(name, storage, token_file, authority)
+        deadline = time.monotonic() + timeout
+        driver = _driver_within(timeout, name, storage, token_file, authority)
         begun = driver.post("savepoint", path=path, native=native)
-        done = _outcome(driver, begun, timeout, Place(storage, name, ANSWER_TIMEOUT_S))
+        done = _outcome(driver, begun, deadline, Place(storage, name, ANSWER_TIMEOUT_S))
         _tell(done, str(done.get("result")), json_)
 
 
@@ -145,9 +164,10 @@ def stop(
 ) -> None:
     """Stop a running job with a last checkpoint: everything that it has read is committed."""
     with _exit_status(json_):
-        driver = _driver(name, storage, token_file, authority)
+        deadline = time.monotonic() + timeout
+        driver = _driver_within(timeout, name, storage, token_file, authority)
         begun = driver.post("stop", savepoint=with_savepoint, drain=drain, path=path, native=native)
-        done = _outcome(driver, begun, timeout, Place(storage, name, ANSWER_TIMEOUT_S))
+        done = _outcome(driver, begun, deadline, Place(storage, name, ANSWER_TIMEOUT_S))
         _tell(done, done["place"] or f"job {name} has {done.get('result')}", json_)
 
 
@@ -161,8 +181,9 @@ def cancel(
 ) -> None:
     """End a running job at once; its next start goes on from the last checkpoint."""
     with _exit_status(json_):
-        driver = _driver(name, storage, token_file, authority)
-        done = driver.outcome(driver.post("cancel"), timeout)
+        deadline = time.monotonic() + timeout
+        driver = _driver_within(timeout, name, storage, token_file, authority)
+        done = driver.outcome(driver.post("cancel"), deadline - time.monotonic())
         _tell(done, f"job {name} has {done.get('result')}", json_)
 
 
@@ -220,9 +241,9 @@ def _exit_status(json_: bool) -> Generator[None, None, None]:
     """End with the exit status of whatever goes wrong, and with its words."""
     try:
         yield
-    except (OnceflowError, DriverGone, DriverRefused, TimeoutError) as error:
+    except (OnceflowError, DriverGone, DriverSilent, DriverRefused, TimeoutError) as error:
         match error:
-            case DriverGone():
+            case DriverGone() | DriverSilent():
                 exit_status = EXIT_GONE
             case ConfigError() if not isinstance(error, SavepointRefused):
                 exit_status = EXIT_USAGE
@@ -238,6 +259,17 @@ def _exit_status(json_: bool) -> Generator[None, None, None]:
 def _driver(name: str, storage: str, token_file: Path | None, authority: Path | None) -> Driver:
     place = Place(storage, name, ANSWER_TIMEOUT_S, token_file, authority)
     return Driver(place, place.open())
+
+
+def _driver_within(
+    timeout_s: float, name: str, storage: str, token_file: Path | None, authority: Path | None
+) -> Driver:
+    """As `_driver`; raises TimeoutError when the storage does not say in time where the driver is.
+
+    Then nothing was asked of the job.
+    """
+    what = f"checkpoint storage {storage}, which says where the driver is,"
+    return within(timeout_s, what, lambda: _driver(name, storage, token_file, authority))
 
 
 def _jobs_of(place: Place) -> tuple[str, ...]:
@@ -258,16 +290,24 @@ def _summary(place: Place) -> Answer:
         driver = Driver(place, storage)
         found = driver.get("status")
     except DriverGone:
-        return known
-    except (DriverRefused, ConfigError) as error:
+        run = last_run_of(storage)
+        known |= {"state": state_without_driver(run)}
+        return known | {"error": run.error} if run is not None and run.error else known
+    except (DriverRefused, DriverSilent, ConfigError) as error:
         return known | {"state": f"unknown: {error}"}
     return known | {"state": found["state"], "driver": driver.address.url}
 
 
-def _outcome(driver: Driver, begun: Answer, timeout_s: float, place: Place) -> Answer:
+def _cell_of(summary: Answer, key: str) -> str:
+    text = str(summary[key])
+    error = str(summary.get("error", "")).partition("\n")[0]
+    return f"{text}: {error[:200]}" if key == "state" and error else text
+
+
+def _outcome(driver: Driver, begun: Answer, deadline: float, place: Place) -> Answer:
     """As `Driver.outcome`; when the driver dies, say what became of it as far as storage tells."""
     try:
-        return driver.outcome(begun, timeout_s)
+        return driver.outcome(begun, deadline - time.monotonic())
     except DriverGone as gone:
         what = _left_behind(begun, place.open(), place)
         raise DriverGone(f"{gone} {what}") from gone
@@ -293,18 +333,3 @@ def _tell(done: Answer, text: str, json_: bool) -> None:
         say(f"onceflow: {done['error']}", style="red")
     if done["state"] != "done":
         raise typer.Exit(EXIT_REFUSED)
-
-
-def _line_of(found: dict[str, Any]) -> str:
-    last = found["history"][-1] if found["history"] else None
-    checkpoint_ = (
-        f"checkpoint {last['checkpoint']} in {last['duration_ms']:.0f} ms" if last else "none yet"
-    )
-    committed = sum(sink["rows_committed"] for sink in found["sinks"])
-    in_doubt = sum(sink["prepared"] for sink in found["sinks"])
-    error = f"; last error: {found['last_error']}" if found["last_error"] else ""
-    return (
-        f"{found['job']}: {found['state']}, attempt {found['attempt']},"
-        f" {found['records_in']} records read, {committed} rows committed,"
-        f" {in_doubt} transactions in doubt, {checkpoint_}{error}"
-    )

@@ -62,7 +62,12 @@ class Where:
         str | None, typer.Option(help="The sink id of --sink; transaction ids begin with it.")
     ] = None
     storage: Annotated[
-        str | None, typer.Option(help="Checkpoint storage of the job: its decision log decides.")
+        str | None,
+        typer.Option(
+            help="Checkpoint storage of the job: its decision log decides.",
+            envvar=["ONCEFLOW_STORAGE", "ONCEFLOW_CHECKPOINTING_STORAGE"],
+            show_envvar=True,
+        ),
     ] = None
     job: Annotated[
         str | None, typer.Option("--job", help="The job's name; needed when storage holds several.")

@@ -3,6 +3,9 @@
 a query       its checkpoint names it: the location gives the sink id, the query's id the owner
 a named job   txnAppId and txnVersion, both or neither: what was written is not written again
 other writes  the table names them; the next write settles what a killed one has left
+
+A token counts for one table, topic or directory: sink id, owner and source of a write all name it.
+So one token writes to several, and what it wrote to one says nothing of the others.
 """
 
 from __future__ import annotations
@@ -10,11 +13,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from onceflow.connectors.spark.batch_commits import BatchTarget
 from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
+from onceflow.connectors.spark.noted_target import NotedTarget, own_option_digests
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX
 from onceflow.core.spi import OnBadRow, Sink
@@ -29,9 +33,10 @@ from onceflow.sinks.sql.sink import SqlSink
 MakeSink: TypeAlias = Callable[[Mapping[str, str]], Sink]
 """Makes a sink of a format's options; their names are in lower case."""
 
-SOURCE_LENGTH_MAX = 128
-VERSION_MAX = 2**63 - 1
 _DIGEST_LENGTH = 10
+SOURCE_LENGTH_MAX = 128
+APP_LENGTH_MAX = SOURCE_LENGTH_MAX - _DIGEST_LENGTH - 1
+VERSION_MAX = 2**63 - 1
 _BATCH_OWNER = "batch writes"
 
 
@@ -41,6 +46,8 @@ class NamedTarget:
 
     target: BatchTarget
     directory: str | None
+    noted: NotedTarget | None = None
+    """What its files must say of it before a batch is planned; None where a database does."""
 
 
 def stream_target(
@@ -79,12 +86,24 @@ def write_target(make_sink: MakeSink, options: Mapping[str, str]) -> tuple[Named
         )
     if app is not None and version is not None:
         number = _version(version)
-        if not 0 < len(app) <= SOURCE_LENGTH_MAX:
-            raise ConfigError(f"option txnAppId has {len(app)} characters: 1-{SOURCE_LENGTH_MAX}")
+        if not 0 < len(app) <= APP_LENGTH_MAX:
+            raise ConfigError(f"option txnAppId has {len(app)} characters: 1-{APP_LENGTH_MAX}")
     directory = options.get("staginglocation") or options.get("checkpointlocation")
-    sink_id = options.get("sinkid") or _sink_id_of_write(sink, app)
-    owner = f"{_BATCH_OWNER} of {app}" if app else _BATCH_OWNER
-    return _named(sink, options, sink_id, owner, app or "", directory), number
+    where = _write_location(sink)
+    sink_id = options.get("sinkid") or _sink_id_of_write(sink, where, app)
+    if app:
+        owner = f"{_BATCH_OWNER} of {app} to {where.name}"
+    elif options.get("sinkid"):
+        owner = f"{_BATCH_OWNER} under {sink_id} to {where.name}"
+    else:
+        owner = f"{_BATCH_OWNER} to {where.name}"
+    source = f"{app}@{_digest(where.name)}" if app else ""
+    named = _named(sink, options, sink_id, owner, source, directory)
+    if directory is not None and not isinstance(sink, SqlSink):
+        facts = where.facts if where.is_known else own_option_digests(options)
+        note = NotedTarget(directory, sink_id, {"target": where.name, **facts})
+        named = replace(named, noted=note)
+    return named, number
 
 
 def staging_area(directory: str, sink_id: str) -> StagingArea:
@@ -134,17 +153,53 @@ def _version(text: str) -> int:
     return number
 
 
-def _sink_id_of_write(sink: Sink, app: str | None) -> str:
-    """Return a sink id that all writes to one table have, and each job has of its own."""
+@dataclass(frozen=True, slots=True)
+class _WriteLocation:
+    """What `write` writes to. Holds no secret."""
+
+    server: str
+    """Where it is; may be spelled in several ways."""
+    name: str
+    """The table, topics or directory; of a sink of one's own its type."""
+    facts: Mapping[str, str]
+    """What besides the name tells one target from another."""
+    is_known: bool = True
+    """Whether the sink says where it writes."""
+
+
+def _write_location(sink: Sink) -> _WriteLocation:
     if isinstance(sink, SqlSink):
-        place, name = str(sink.endpoint).partition(" as user")[0], sink.table
-    elif app is None:
+        server = str(sink.endpoint).partition(" as user")[0]
+        column = f" and tables of column {sink.table_column}" if sink.table_column else ""
+        return _WriteLocation(server, f"{sink.table}{column}", {})
+    # A sink's module imports its client: only that of the sink at hand is imported already.
+    if type(sink).__module__ == "onceflow.sinks.kafka.sink":
+        from onceflow.sinks.kafka.sink import KafkaSink
+
+        assert isinstance(sink, KafkaSink)
+        topics = [sink.topic] if isinstance(sink.topic, str) else sorted(sink.topic)
+        servers = sorted(one.strip().lower() for one in sink.bootstrap_servers.split(","))
+        facts = {"kafka.bootstrap.servers": ",".join(servers)}
+        return _WriteLocation("KafkaSink", ",".join(topics), facts)
+    if type(sink).__module__ == "onceflow.sinks.files.sink":
+        from onceflow.sinks.files.sink import FileSink
+
+        assert isinstance(sink, FileSink)
+        return _WriteLocation("FileSink", str(sink.settings.location), {})
+    return _WriteLocation("", type(sink).__name__, {}, is_known=False)
+
+
+def _sink_id_of_write(sink: Sink, where: _WriteLocation, app: str | None) -> str:
+    """Return a sink id that all writes to one table have, and each job has of its own."""
+    if app is None and not isinstance(sink, SqlSink):
         raise ConfigError(
             f"a write to {type(sink).__name__} needs a name, under which the next one settles what"
             " a killed one has left: option sinkId, or txnAppId with txnVersion"
         )
-    else:
-        place, name = type(sink).__name__, app
-    digest = hashlib.sha256(f"{place}/{name}/{app or ''}".encode()).hexdigest()[:_DIGEST_LENGTH]
-    readable = re.sub(r"[^A-Za-z0-9_.-]", "_", app or name)
+    digest = _digest(f"{where.server}/{where.name}/{app or ''}")
+    readable = re.sub(r"[^A-Za-z0-9_.-]", "_", app or where.name)
     return f"{readable[: SINK_ID_LENGTH_MAX - _DIGEST_LENGTH - 1]}-{digest}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_LENGTH]

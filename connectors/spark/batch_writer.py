@@ -74,6 +74,8 @@ def batch_writer(
 
     named, number = write_target(make_sink, options)
     rows = arrow_schema(schema)
+    if named.noted is not None:
+        named.noted.require()
     commits = _commits(named)
     try:
         return BatchWriter(named, rows, commits.plan(rows, number))

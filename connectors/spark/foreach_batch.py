@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 Rows: TypeAlias = "Callable[[DataFrame, int], DataFrame | Mapping[str, DataFrame]]"
 
+_QUERY_ID = "sql.streaming.queryId"
 _ROWS = "rows"
 _LETTERS = "dead_letters"
 
@@ -104,6 +105,15 @@ def foreach_batch(
     )
 
 
+def _query_id(batch: DataFrame) -> str | None:
+    """Return the id of the query that runs `batch`; None where Spark does not tell, as Connect."""
+    session: Any = batch.sparkSession
+    if not hasattr(session, "_jsparkSession"):
+        return None
+    query_id: str | None = session.sparkContext.getLocalProperty(_QUERY_ID)
+    return query_id or None
+
+
 def _under_one_name(rows: Rows | None) -> Rows:
     def named(batch: DataFrame, batch_id: int) -> Mapping[str, DataFrame]:
         made = batch if rows is None else rows(batch, batch_id)
@@ -139,6 +149,13 @@ class _ForeachBatch:
             raise ConfigError(
                 f"batch {batch_id} is written, and {self.location} is planning batch"
                 f" {planned.number}: checkpoint_location= is that of another query"
+            )
+        query_id = _query_id(batch)
+        if query_id is not None and query_id != planned.query_id:
+            raise ConfigError(
+                f"batch {batch_id} is of query {query_id}, and {self.location} is the checkpoint of"
+                f" query {planned.query_id}: give checkpoint_location= what the query that runs has"
+                " as option checkpointLocation. Nothing was written"
             )
         several = len(self.sinks) > 1
         if several:

@@ -243,12 +243,25 @@ def register(spark: SparkSession) -> None:
 
     require(SparkInterface.FORMATS, "connectors.register")
     for one in FORMATS:
+        if _is_registered(spark, one.name()):
+            continue
         try:
             spark.dataSource.register(one)
         except PySparkException as error:
             # Discovered by its installation, and it is the same one.
             if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
                 raise
+
+
+def _is_registered(spark: SparkSession, name: str) -> bool:
+    """Return whether the session knows a format of that name; a client of Connect cannot tell.
+
+    Spark warns of each format that is registered twice.
+    """
+    session: Any = getattr(spark, "_jsparkSession", None)
+    if session is None:
+        return False
+    return bool(session.sessionState().dataSourceManager().dataSourceExists(name))
 
 
 def data_source(name: str, make_sink: Callable[[Mapping[str, str]], Sink]) -> type[DataSource]:

@@ -204,7 +204,8 @@ _READ = (
     Option(
         "startingOffsets",
         "starting_offsets",
-        "`earliest`, `latest`, or Spark's JSON of offsets; a query that has a checkpoint goes on",
+        "`earliest`, `latest`, or Spark's JSON of offsets; a query that has a checkpoint goes on."
+        " The default is Spark's; `KafkaSource` begins at `earliest`",
     ),
     Option(
         "startingTimestamp",

@@ -237,17 +237,17 @@ PROTOCOL_OPTIONS: tuple[ProtocolOption, ...] = (
     ProtocolOption("queryName", "Spark's own"),
     ProtocolOption(
         "sinkId",
-        "The name under which rows are prepared, instead of one made from checkpointLocation"
-        " or txnAppId",
+        "The name under which rows are prepared, instead of one made from checkpointLocation, or"
+        " from table and txnAppId; one for each table",
     ),
     ProtocolOption(
         "txnAppId",
-        "`write` only, with txnVersion: the name of the job that writes",
+        "`write` only, with txnVersion: the name of the job that writes, to one table or several",
     ),
     ProtocolOption(
         "txnVersion",
         "`write` only, with txnAppId: a number that rises from write to write; one that was"
-        " written is not written again",
+        " written to a table is not written to it again",
     ),
     ProtocolOption(
         "onBadRow",
@@ -257,7 +257,8 @@ PROTOCOL_OPTIONS: tuple[ProtocolOption, ...] = (
     ProtocolOption(
         "stagingLocation",
         "Where rows wait for their commit if the target cannot prepare them: a path or URL that"
-        " driver and executors see; below checkpointLocation unless given",
+        " driver and executors see; below checkpointLocation unless given. Jobs and queries may"
+        " share one",
     ),
 )
 """What the protocol reads; no table has an option of these names."""

@@ -19,6 +19,8 @@ Invariants:
     overtaking:       no channel is blocked; the checkpoint is the floor from its snapshot on;
                       every channel that keeps order had brought the barrier
     at least once:    no channel is ever blocked; the snapshot may hold effects of later records
+    stopping:         after the snapshot of a savepoint with which the job stops nothing is emitted:
+                      what is committed after it is what it holds
 """
 
 from __future__ import annotations
@@ -211,6 +213,15 @@ class BarrierAlignment:
         """The newest, while it is neither read on all channels nor has overtaken."""
         self._overtaking: _Announced | None = None
         """Its snapshot is taken, and it has not come on all channels."""
+        self._emission_ended = False
+
+    @property
+    def may_emit(self) -> bool:
+        """Whether rows may be made that no element brings, as timers and windows make them.
+
+        They may not once all input has ended, nor after a savepoint with which the job stops.
+        """
+        return not (self.all_ended or self._emission_ended)
 
     @property
     def aligning(self) -> tuple[CheckpointId, ...]:
@@ -379,6 +390,7 @@ class BarrierAlignment:
             self._announced = None
             left_s = max(0.0, known.overtakes_at_s - now_s)
             barrier = replace(barrier, overtakes_after_s=left_s)
+        self._emission_ended |= barrier.kind.ends_emission
         snapshot = TakeSnapshot(barrier, alignment_ms=(now_s - alignment.first_at_s) * 1000)
         # The last channel brought its barrier just now and was never blocked.
         return [snapshot, *self._unblock(alignment.arrived - {channel})]

@@ -21,6 +21,11 @@ for the sources have stopped.
 A checkpoint that is to end the job ends it unless its barrier has overtaken rows, as it does when
 they take long. Then it is one as any other, and is followed by another that is to end the job.
 
+Where functions make last rows, the FINAL checkpoint decides all rows before those, and is followed
+by END. Its barrier goes through channels that are empty, so nothing is overtaken, and what
+functions have made before it is decided with it or not at all. A job that is started again at its
+end, and reads nothing more, ends with FINAL: the last rows are there.
+
 Invariants:
     while a checkpoint is appending, nothing is told but how that ended: other facts wait with
     whoever tells
@@ -33,7 +38,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from onceflow.core.protocol.decisions import (
     AbortSavepoint,
@@ -99,7 +104,9 @@ class CheckpointCoordinator:
         now_s: float,
         wall_ms: Callable[[], int],
         committers: frozenset[SubtaskRef] = frozenset(),
+        makes_last_rows: bool = False,
     ) -> None:
+        """`makes_last_rows`: whether functions make rows at the end of the input."""
         if not subtasks or not sources <= subtasks:
             raise ValueError("subtasks must not be empty and must include the sources")
         self._settings = settings
@@ -122,6 +129,13 @@ class CheckpointCoordinator:
         """Decided, and not known to be committed by all of `committers`."""
         self._consecutive = 0
         self._schedule = TriggerSchedule(settings, sources, now_s)
+        self._makes_last_rows = makes_last_rows
+        restored = self._retained[-1] if self._retained else None
+        self._ended_at = (
+            _positions(restored, sources) if restored and restored.input_ended else None
+        )
+        """Where the sources stood when functions had made their last rows; None: they have not."""
+        self._sources = sources
         self._last: CheckpointId | None = None
         """The decided checkpoint after which the job finishes."""
         self._over = False
@@ -275,7 +289,9 @@ class CheckpointCoordinator:
         if self._over:
             return ()
         decided = self._end_append(checkpoint)
-        del self._pending[checkpoint]
+        kind = self._pending.pop(checkpoint).trigger.kind
+        if kind is CheckpointKind.FINAL and not _has_in_flight(decided) and not decided.final:
+            self._schedule.input_decided()
         require(checkpoint > self._decided_last, f"{checkpoint} after {self._decided_last}")
         self._decided_last = checkpoint
         self._undelivered += [checkpoint] if self._committers else []
@@ -414,8 +430,7 @@ class CheckpointCoordinator:
 
     def _completed_of(self, pending: _Pending) -> CompletedCheckpoint:
         trigger, snapshots = pending.trigger, pending.snapshots
-        in_flight = any(snapshot.in_flight for snapshot in snapshots.values())
-        return CompletedCheckpoint(
+        completed = CompletedCheckpoint(
             checkpoint=trigger.checkpoint,
             attempt=self._attempt,
             parallelism=self._parallelism,
@@ -423,10 +438,18 @@ class CheckpointCoordinator:
             snapshots=tuple(snapshots[subtask] for subtask in sorted(snapshots)),
             triggered_at_ms=trigger.triggered_at_ms,
             completed_at_ms=self._wall_ms(),
-            final=trigger.kind.ends_job and not in_flight,
             delivered_through=self._delivered_through(),
             undelivered=tuple(self._undelivered),
         )
+        at_end = self._ended_at is not None and self._ended_at == _positions(
+            completed, self._sources
+        )
+        input_ended = trigger.kind.ends_input or at_end
+        last_rows_follow = (
+            trigger.kind is CheckpointKind.FINAL and self._makes_last_rows and not input_ended
+        )
+        ends = trigger.kind.ends_job and not _has_in_flight(completed) and not last_rows_follow
+        return replace(completed, final=ends, input_ended=input_ended)
 
     def _delivered_through(self) -> CheckpointId:
         confirmed = (self._confirmed[committer] for committer in self._committers)
@@ -453,6 +476,25 @@ class CheckpointCoordinator:
             among=among,
         )
         return [DiscardState(private + shared)] if private or shared else []
+
+
+def _has_in_flight(completed: CompletedCheckpoint) -> bool:
+    return any(snapshot.in_flight for snapshot in completed.snapshots)
+
+
+def _positions(
+    completed: CompletedCheckpoint, sources: frozenset[SubtaskRef]
+) -> Counter[tuple[str, bytes]]:
+    """Return where every split stands, whichever subtask reads it."""
+    chains = {source.chain for source in sources}
+    return Counter(
+        (snapshot.subtask.chain, element)
+        for snapshot in completed.snapshots
+        if snapshot.subtask.chain in chains
+        for operator in snapshot.operators
+        for elements in operator.lists.values()
+        for element in elements
+    )
 
 
 class Confirmed:

@@ -20,6 +20,9 @@ class CheckpointKind(Enum):
     follows; once it is committed, the job finishes."""
     FINAL = "final"
     """All sources had reached their end before this barrier; once it is committed, the job ends."""
+    END = "end"
+    """All rows before the end of the input are decided; before this barrier functions make their
+    last ones. Once it is committed, the job ends. Taken only where functions do so."""
     SAVEPOINT = "savepoint"
     """For the user to keep: written elsewhere, never decided. The job goes on."""
     SAVEPOINT_STOP = "savepoint_stop"
@@ -49,9 +52,22 @@ class CheckpointKind(Enum):
         }
 
     @property
+    def ends_emission(self) -> bool:
+        """Whether nothing is emitted after the barrier.
+
+        What follows commits what the savepoint holds, and no row that it does not know of.
+        """
+        return self in {CheckpointKind.SAVEPOINT_STOP, CheckpointKind.SAVEPOINT_DRAIN}
+
+    @property
     def ends_job(self) -> bool:
         """Whether only its commits are left to do once it is decided, if no row is in flight."""
-        return self in {CheckpointKind.STOP, CheckpointKind.FINAL}
+        return self in {CheckpointKind.STOP, CheckpointKind.FINAL, CheckpointKind.END}
+
+    @property
+    def ends_input(self) -> bool:
+        """Whether functions make their last rows before the barrier, which overtakes none."""
+        return self in {CheckpointKind.END, CheckpointKind.SAVEPOINT_DRAIN}
 
 
 class StateForm(Enum):

@@ -193,7 +193,9 @@ class InputQueues(Generic[B]):
             elif element.overtakes_after_s is not None:
                 self._in_order.append(channel)
             if recording is not None and channel in recording.open:
-                recording.open.discard(channel)
+                # An older checkpoint that was given up may still have its barrier under way.
+                if element.checkpoint >= recording.checkpoint:
+                    recording.open.discard(channel)
                 if element.checkpoint == recording.checkpoint:
                     return True
             self._queues[channel].append(element)

@@ -7,7 +7,7 @@ before it. So the log is a chain, and of two drivers that append after the same 
 
 Invariants of a chain:
     record[s + 1].previous == digest(record[s])
-    AttemptClaimed.attempt == attempt before + 1;  CheckpointDecided.attempt == attempt before
+    AttemptClaimed.attempt > attempt before;  CheckpointDecided.attempt == attempt before
     CheckpointDecided.completed.checkpoint rises strictly, over all attempts
 
 Old records are pruned, lowest first, so a late appender may find its number free again and create a
@@ -85,6 +85,8 @@ class LogView:
     """Sequence numbers of records that are not in the chain: leftovers to delete."""
     memory: LogMemory = NOTHING_REMEMBERED
     """What the chain says of more than its records."""
+    starts_over: bool = field(default=False, compare=False)
+    """Whether the next decision forgets what the last one lists: nobody asks for it any more."""
 
     @property
     def completed(self) -> tuple[CompletedCheckpoint, ...]:
@@ -160,7 +162,8 @@ def apply(view: LogView, entry: LogEntry) -> LogView:
         )
     decided, owner = view.decided, view.owner
     if isinstance(record, AttemptClaimed):
-        attempt_expected, owner = view.attempt + 1, record.owner
+        # Higher than the next where a target has seen attempts of which this log knows nothing.
+        attempt_expected, owner = max(view.attempt + 1, record.attempt), record.owner
         memory = view.memory.claimed(record.sinks)
     else:
         attempt_expected = view.attempt
@@ -186,25 +189,30 @@ def apply(view: LogView, entry: LogEntry) -> LogView:
         owner=owner,
         decided=decided,
         memory=memory,
+        starts_over=view.starts_over and isinstance(record, AttemptClaimed),
     )
 
 
-def next_claim(view: LogView, owner: str, sinks: Iterable[str] = ()) -> AttemptClaimed:
+def next_claim(
+    view: LogView, owner: str, sinks: Iterable[str] = (), *, above: AttemptId = NO_ATTEMPT
+) -> AttemptClaimed:
     """Return the record that makes `owner` the next attempt, if it can be created.
 
     It takes the job over from any other driver: for a driver's first claim. From then on it may
-    write under `sinks`.
+    write under `sinks`. Its number is over `above`, an attempt that a target has seen.
     """
     return AttemptClaimed(
         sequence=view.last_sequence + 1,
-        attempt=AttemptId(view.attempt + 1),
+        attempt=AttemptId(max(view.attempt, above) + 1),
         owner=owner,
         previous=view.last_digest,
         sinks=tuple(sorted(sinks)),
     )
 
 
-def claim_again(view: LogView, *, owner: str, attempt: AttemptId) -> AttemptClaimed:
+def claim_again(
+    view: LogView, *, owner: str, attempt: AttemptId, above: AttemptId = NO_ATTEMPT
+) -> AttemptClaimed:
     """Return the record that makes `owner`, which claimed `attempt`, the next attempt as well.
 
     A driver whose attempt has failed may claim again only while nobody else has claimed since: of
@@ -215,7 +223,7 @@ def claim_again(view: LogView, *, owner: str, attempt: AttemptId) -> AttemptClai
         Fenced: Somebody else has claimed the job since.
     """
     if view.attempt == attempt or view.owner == owner:
-        return next_claim(view, owner)
+        return next_claim(view, owner, above=above)
     raise Fenced(
         f"attempt {attempt} is fenced: attempt {view.attempt} ({owner_of(view)}) has claimed the"
         " job since"
@@ -323,9 +331,10 @@ def _before(first: LogRecord) -> LogView:
 
 
 def _memory_after(view: LogView, completed: CompletedCheckpoint) -> LogMemory:
+    last = view.decided[-1].completed if view.decided and not view.starts_over else None
     return view.memory.advanced(
         completed.attempt,
         completed.checkpoint,
-        listed_before=committables_of(view.decided[-1].completed) if view.decided else (),
+        listed_before=committables_of(last) if last else (),
         listed=committables_of(completed),
     )

@@ -6,6 +6,8 @@ sinks       under which sink ids something may be in doubt; one leaves when it h
 committed   the last transactions of each sink that are known to be committed: a target that
             cannot prove them has lost them, also when the last checkpoint lists nothing
 savepoint   from which savepoint the job has begun last: told so again, it goes on from its log
+rewound     what targets had committed when the user let the job go back behind it: known, and
+            nothing that this log has decided
 """
 
 from __future__ import annotations
@@ -51,6 +53,8 @@ class LogMemory:
     """Of each of `sinks`, those of the last checkpoint in which it had rows."""
     savepoint: str = ""
     """Its id, a space, and where it was; empty when the job has begun from none."""
+    rewound: tuple[Decided, ...] = ()
+    """By attempt, rising: the last checkpoint that a target had committed at the last rewind."""
 
     def coverage(self, transaction: TransactionId) -> Coverage:
         """Return what the log knows of a transaction that no retained checkpoint lists."""
@@ -59,6 +63,24 @@ class LogMemory:
         through = {one.attempt: one.checkpoint for one in self.decided}.get(transaction.attempt, -1)
         return Coverage.DECIDED if transaction.checkpoint <= through else Coverage.UNDECIDED
 
+    def knows(self, mark: Decided) -> bool:
+        """Return whether a target may hold commits of an attempt up to a checkpoint, by this log.
+
+        They are decided, too old to be remembered, or were accepted at a rewind.
+        """
+        known = (*self.decided, *self.rewound)
+        through = max((one.checkpoint for one in known if one.attempt == mark.attempt), default=-1)
+        return mark.attempt < self.since or mark.checkpoint <= through
+
+    def with_decided(self, committables: Iterable[Committable]) -> LogMemory:
+        """Return the memory once `committables`, of whatever attempts, are decided."""
+        marks = {one.attempt: one.checkpoint for one in self.decided}
+        for transaction in (committable.transaction for committable in committables):
+            if transaction.attempt >= self.since:
+                through = marks.get(transaction.attempt, -1)
+                marks[transaction.attempt] = max(through, transaction.checkpoint)
+        return replace(self, decided=tuple(Decided(*one) for one in sorted(marks.items())))
+
     def of_sink(self, sink_id: str) -> tuple[Committable, ...]:
         """Return the last transactions of `sink_id` that are known to be committed."""
         return tuple(one for one in self.committed if one.transaction.sink_id == sink_id)
@@ -66,6 +88,23 @@ class LogMemory:
     def claimed(self, sinks: Iterable[str]) -> LogMemory:
         """Return the memory once an attempt may write under `sinks`, too."""
         return replace(self, sinks=tuple(sorted({*self.sinks, *sinks})))
+
+    def until(self, attempt: AttemptId, checkpoint: CheckpointId) -> LogMemory:
+        """Return the memory without what `attempt` has decided above `checkpoint`.
+
+        For a savepoint, whose job may decide more before it is written: what is committed of that
+        lies behind its barrier, and a start from the savepoint must not take it for known.
+        """
+        marks = (
+            Decided(one.attempt, min(one.checkpoint, checkpoint)) if one.attempt == attempt else one
+            for one in self.decided
+        )
+        before = (
+            one
+            for one in self.committed
+            if one.transaction.attempt != attempt or one.transaction.checkpoint <= checkpoint
+        )
+        return replace(self, decided=tuple(marks), committed=tuple(before))
 
     def settled(self, sinks: Iterable[str]) -> LogMemory:
         """Return the memory once nothing is, or ever will be, in doubt under `sinks`."""
@@ -85,9 +124,11 @@ class LogMemory:
         What the decision before listed and this one does not is committed: its own attempt knew it,
         or a later one's recovery did it before anything else.
         """
+        listed = tuple(listed)
         still = {committable.transaction for committable in listed}
         done = (one for one in listed_before if one.transaction not in still)
-        decided = self.decided
+        # What an attempt prepared, a later one decides where it begins from a savepoint.
+        decided = self.with_decided(listed).decided
         if checkpoint > GENESIS:
             earlier = (one for one in decided if one.attempt != attempt)
             decided = (*earlier, Decided(attempt, checkpoint))

@@ -9,29 +9,48 @@ transaction that the savepoint lists must be
     prepared     by the attempt that nobody has followed: the restored decision decides it
     rolled back  by an attempt that has begun since: its rows are nowhere, and restoring is refused
 
-What was read after the savepoint and is committed comes twice. So a savepoint before the last
-decision is refused, unless the user allows it, or nothing was read in between.
+Rows that wait in checkpoint storage for their commit are copied into the savepoint, with what sinks
+keep there as proof of commits: in other storage they are nowhere else.
+
+What was made after the savepoint and is committed comes twice. So a savepoint before the last
+decision is refused, unless the user allows it, or both are the same cut: the sources stand where
+they stood, and nothing was committed that was prepared after the savepoint. Positions alone do not
+say so: timers and windows by the clock make rows while nothing is read.
+
+The same where a target has committed something of which the savepoint does not know, whatever the
+log says: it was committed from other storage.
+
+A rewind forgets what was decided after the savepoint. Of each target it asks:
+
+    it has commits of later     they come twice; nothing of before is asked for any more
+    it has none                 it was put back: the savepoint's own transactions must be there
+    it does not tell            what the last decision lists is committed, as at every start
+
+A log that lacks decisions which the savepoint's log had made is behind it: the job has gone on in
+other storage, and comes back. It begins then as in new storage.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from onceflow.core.errors import SavepointRefused
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.decisions import CheckpointKind
-from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
-from onceflow.core.protocol.log import LogView
-from onceflow.core.protocol.log_memory import Coverage, LogMemory
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
+from onceflow.core.protocol.log import NO_ATTEMPT, LogView
+from onceflow.core.protocol.log_memory import Coverage, Decided, LogMemory
 from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.protocol.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
     SubtaskSnapshot,
 )
+from onceflow.core.protocol.target_records import TargetRecord, to_record, unknown_commits
 
+_TAKEN_WHILE_RUNNING = {CheckpointKind.SAVEPOINT, CheckpointKind.PERIODIC}
 UNSEEN_CHECKPOINTS = 100
 """How far above a savepoint the numbers go on in a log that does not hold what followed it: more
 than the tries of the last checkpoint that a stopping job takes."""
@@ -47,24 +66,44 @@ class Savepoint:
     log_id: str
     """Of the job that took it, which a job in new storage takes over; empty for a bootstrap."""
     kind: CheckpointKind
+    """Of a checkpoint that is begun from: STOP for the last decision of its log, else PERIODIC."""
     completed: CompletedCheckpoint
     """Its state handles name files of the savepoint."""
     memory: LogMemory
     """What the job's decision log remembered by then."""
     backend: str = ""
     """Whose form the state is in, as `StateBackend.native_form` says; empty: the canonical one."""
+    staged: tuple[TransactionId, ...] = ()
+    """What sinks had staged by its barrier, rows and proofs of commits: it holds copies of them."""
 
 
 def seeded(view: LogView, savepoint: Savepoint) -> LogView:
-    """Return `view`, of a log without any decision, as what follows the savepoint's own log.
+    """Return `view`, unless it follows the savepoint's own log, with numbers that do.
 
     Attempts and transactions get numbers that its job has not used by then.
     """
-    if view.decided:
+    if follows_savepoint(view, savepoint):
         return view
     attempt = max(view.attempt, savepoint.completed.attempt)
-    memory = savepoint.memory.claimed(view.memory.sinks)
+    if view.decided:
+        memory = view.memory.claimed(savepoint.memory.sinks)
+    else:
+        memory = savepoint.memory.claimed(view.memory.sinks)
     return replace(view, attempt=AttemptId(attempt), memory=memory)
+
+
+def is_staged_for(transaction: TransactionId, taken: CompletedCheckpoint) -> bool:
+    """Return whether a savepoint needs what is staged as `transaction`.
+
+    It needs all that was staged before its barrier: the rows that it lists, and what sinks keep
+    there as proof of earlier commits. What follows the barrier is sent again.
+    """
+    return transaction.checkpoint <= taken.checkpoint
+
+
+def follows_savepoint(view: LogView, savepoint: Savepoint) -> bool:
+    """Return whether the log has decided all that the savepoint's log had by then."""
+    return bool(view.decided) and all(map(view.memory.knows, savepoint.memory.decided))
 
 
 def is_restored(view: LogView, place: str, savepoint: Savepoint | None = None) -> bool:
@@ -95,7 +134,8 @@ def check_savepoint(
     Raises:
         SavepointRefused: It may not; says what was committed since, or what is missing.
     """
-    name = f"savepoint {savepoint.completed.checkpoint} of job {savepoint.job!r}"
+    kind = "savepoint" if savepoint.kind.is_savepoint else "checkpoint"
+    name = f"{kind} {savepoint.completed.checkpoint} of job {savepoint.job!r}"
     if savepoint.job != job:
         raise SavepointRefused(
             f"{name} is of another job than {job!r}: transactions go by the job's name; start the"
@@ -115,8 +155,8 @@ def check_savepoint(
             f" holds another job of that name, with decision log {log_id}: use the storage that the"
             " savepoint's job has, or an empty one"
         )
-    if not view.decided:
-        if savepoint.kind is CheckpointKind.SAVEPOINT and not allow_rewind:
+    if not follows_savepoint(view, savepoint):
+        if savepoint.kind in _TAKEN_WHILE_RUNNING and not allow_rewind:
             raise SavepointRefused(
                 f"{name} was taken while the job went on, and this storage does not hold its log:"
                 " nobody can tell what was committed since, and comes twice. Start it in the"
@@ -132,10 +172,71 @@ def check_savepoint(
             " their rows would be missing. Start without the savepoint, from checkpoint"
             f" {view.completed[-1].checkpoint}, or from another one"
         )
-    last = view.completed[-1]
-    is_older = _is_after(last, savepoint.completed)
-    if is_older and not (allow_rewind or _is_same_cut(savepoint.completed, last)):
+    if goes_back(savepoint, view) and not allow_rewind:
         raise SavepointRefused(_since(name, savepoint, view))
+
+
+def sinks_to_import(
+    savepoint: Savepoint, view: LogView, records: Iterable[TargetRecord]
+) -> frozenset[str]:
+    """Return the sink ids whose staged rows the job needs out of the savepoint.
+
+    None of a sink whose target has gone on: they are committed there, and must not be in doubt.
+    """
+    records = tuple(records)
+    if follows_savepoint(view, savepoint):
+        known = {one.sink_id for one in records} if goes_back(savepoint, view) else set[str]()
+    else:
+        known = set(savepoint.memory.sinks)
+    return frozenset(known) - _passed_by(savepoint, records)
+
+
+def goes_back(savepoint: Savepoint, view: LogView) -> bool:
+    """Return whether the log has decided something since the savepoint that would come again."""
+    if not follows_savepoint(view, savepoint):
+        return False
+    last = view.completed[-1]
+    return _is_after(last, savepoint.completed) and not _is_same_cut(savepoint, view)
+
+
+def check_targets(
+    savepoint: Savepoint,
+    view: LogView,
+    records: Iterable[TargetRecord],
+    *,
+    all_tell: bool,
+    allow_rewind: bool,
+) -> None:
+    """Raise SavepointRefused unless no target has committed anything since the savepoint.
+
+    For one that `check_savepoint` has let pass. `all_tell`: every sink's target has a record.
+    """
+    name = f"savepoint {savepoint.completed.checkpoint} of job {savepoint.job!r}"
+    follows = follows_savepoint(view, savepoint)
+    if view.decided and not follows and not all_tell:
+        raise SavepointRefused(
+            f"{name} knows of later decisions than the log in this storage, which ends at"
+            f" checkpoint {view.completed[-1].checkpoint}, and not every sink's target tells what"
+            " it has committed since: start it in empty storage"
+        )
+    if allow_rewind:
+        return
+    for record in records:
+        unknown = _unknown_commits(savepoint, record)
+        seen_last = savepoint.completed.checkpoint + UNSEEN_CHECKPOINTS
+        if follows:
+            unknown = tuple(one for one in unknown if not view.memory.knows(one))
+            seen_last = view.completed[-1].checkpoint
+        if unknown or record.through > seen_last:
+            last = unknown[-1].checkpoint if unknown else record.through
+            raise SavepointRefused(
+                f"{name}, taken in attempt {savepoint.completed.attempt}: the target of sink id"
+                f" {record.sink_id!r} has committed since, last checkpoint {last}, and those rows"
+                " would be written again. Start the job without the savepoint in the storage in"
+                " which it ran last, or from one taken there by `onceflow stop --savepoint`. Only"
+                " once every target is put back to what it was when this savepoint was taken, rows"
+                " and onceflow's own tables together, start from it with allow_rewind=True"
+            )
 
 
 def check_form(savepoint: Savepoint, native_form: str) -> None:
@@ -155,15 +256,22 @@ def check_form(savepoint: Savepoint, native_form: str) -> None:
 
 
 def restored_from(
-    savepoint: Savepoint, view: LogView, *, attempt: AttemptId, now_ms: int
+    savepoint: Savepoint,
+    view: LogView,
+    *,
+    attempt: AttemptId,
+    now_ms: int,
+    records: Iterable[TargetRecord] = (),
 ) -> CompletedCheckpoint:
     """Return the decision with which `attempt` begins from `savepoint`, once that was checked.
 
     Its state handles are still those of the savepoint. It lists what is decided and may not be
     committed: what the last decision lists, or what the savepoint does and no decision knows of.
+    `records` are of the targets that tell.
     """
     taken = savepoint.completed
-    last = view.completed[-1] if view.decided else None
+    follows, rewinds = follows_savepoint(view, savepoint), goes_back(savepoint, view)
+    last = view.completed[-1] if follows and not rewinds else None
     listed = [(s.subtask, o) for s in last.snapshots for o in s.operators] if last else []
     decided = [(ref, o) for ref, o in listed if o.committables]
     known = {c.transaction for _, o in decided for c in o.committables}
@@ -180,8 +288,13 @@ def restored_from(
         replace(s, operators=tuple(replace(o, committables=()) for o in s.operators))
         for s in taken.snapshots
     )
-    newest = max(taken.checkpoint, last.checkpoint if last else 0)
-    number = newest + (1 if last else UNSEEN_CHECKPOINTS)
+    records = tuple(records)
+    if last is None:
+        decided = _listed_at_rewind(savepoint, view if rewinds else None, decided, records)
+    seen = [record.checkpoint_last for record in records]
+    decisions = [one.checkpoint for one in view.completed]
+    newest = max(taken.checkpoint, *seen, *decisions, 0)
+    number = newest + (1 if follows else UNSEEN_CHECKPOINTS)
     undelivered = (*last.undelivered, last.checkpoint) if last else taken.undelivered
     return replace(
         taken,
@@ -194,6 +307,83 @@ def restored_from(
         delivered_through=(last or taken).delivered_through,
         undelivered=undelivered if decided else (),
     )
+
+
+def view_before(
+    savepoint: Savepoint, view: LogView, records: Iterable[TargetRecord] = ()
+) -> LogView:
+    """Return the log as it is to be when it decides `restored_from`, of the same arguments."""
+    rewinds = goes_back(savepoint, view)
+    if follows_savepoint(view, savepoint) and not rewinds:
+        return view
+    records = tuple(records)
+    taken = savepoint.memory
+    known = taken.with_decided(committables_of(savepoint.completed))
+    tell = {record.sink_id for record in records}
+    passed = _passed_by(savepoint, records)
+    # Asked for at the start: what each target has committed last, where it may still prove it.
+    asked = [c for c in taken.committed if c.transaction.sink_id not in passed]
+    if rewinds:
+        asked = [c for c in asked if c.transaction.sink_id in tell]
+        asked += [c for c in view.memory.committed if c.transaction.sink_id not in tell]
+    marks = (*view.memory.rewound, *taken.rewound, *(m for r in records for m in r.committed))
+    rewound = to_record("", NO_ATTEMPT, (one for one in marks if not known.knows(one))).committed
+    memory = replace(taken.claimed(view.sinks), committed=tuple(asked), rewound=rewound)
+    return replace(view, memory=memory, starts_over=True)
+
+
+def _unknown_commits(savepoint: Savepoint, record: TargetRecord) -> tuple[Decided, ...]:
+    """Return what the target has committed of which the savepoint does not know."""
+    taken = savepoint.completed
+    memory = savepoint.memory.with_decided(committables_of(taken))
+    return tuple(
+        mark
+        for mark in unknown_commits(record, memory)
+        # A writer may prepare what is empty: the savepoint's own attempt emitted nothing more.
+        if not (savepoint.kind.ends_emission and mark.attempt == taken.attempt)
+    )
+
+
+def _passed_by(savepoint: Savepoint, records: Iterable[TargetRecord]) -> frozenset[str]:
+    """Return the sink ids whose target has committed more than the savepoint knows of."""
+    return frozenset(one.sink_id for one in records if _unknown_commits(savepoint, one))
+
+
+def _listed_at_rewind(
+    savepoint: Savepoint,
+    view: LogView | None,
+    decided: Sequence[tuple[SubtaskRef, OperatorSnapshot]],
+    records: Sequence[TargetRecord],
+) -> list[tuple[SubtaskRef, OperatorSnapshot]]:
+    """Return what is listed where the log has not gone on from the savepoint, or forgets that.
+
+    `view` is of a log that forgets, `decided` what the savepoint lists.
+    """
+    passed = _passed_by(savepoint, records)
+    listed = [(ref, _without(operator, passed)) for ref, operator in decided]
+    if view is not None:
+        # What no target tells of stays as the log says it is.
+        tell = frozenset(record.sink_id for record in records)
+        last = [(s.subtask, o) for s in view.completed[-1].snapshots for o in s.operators]
+        listed = [(ref, _only_undecided(o, view, tell)) for ref, o in listed]
+        listed += [(ref, _without(operator, tell)) for ref, operator in last]
+    return [(ref, operator) for ref, operator in listed if operator.committables]
+
+
+def _without(operator: OperatorSnapshot, sinks: frozenset[str]) -> OperatorSnapshot:
+    left = (c for c in operator.committables if c.transaction.sink_id not in sinks)
+    return replace(operator, committables=tuple(left))
+
+
+def _only_undecided(
+    operator: OperatorSnapshot, view: LogView, besides: frozenset[str]
+) -> OperatorSnapshot:
+    left = (
+        c
+        for c in operator.committables
+        if c.transaction.sink_id in besides or not _is_decided(c, view)
+    )
+    return replace(operator, committables=tuple(left))
 
 
 def _is_decided(committable: Committable, view: LogView) -> bool:
@@ -215,9 +405,31 @@ def _is_after(decided: CompletedCheckpoint, taken: CompletedCheckpoint) -> bool:
     return (decided.attempt, decided.checkpoint) > (taken.attempt, taken.checkpoint)
 
 
-def _is_same_cut(one: CompletedCheckpoint, other: CompletedCheckpoint) -> bool:
-    """Return whether every source stands at the same place in both."""
-    return _positions(one) == _positions(other)
+def _is_same_cut(savepoint: Savepoint, view: LogView) -> bool:
+    """Return whether the last decision commits what the savepoint holds, and nothing more."""
+    last = view.completed[-1]
+    return _positions(savepoint.completed) == _positions(last) and not _decided_since(
+        savepoint, view
+    )
+
+
+def _decided_since(savepoint: Savepoint, view: LogView) -> list[Committable]:
+    """Return what was prepared after the savepoint's barrier and is decided, as far as is known.
+
+    Of each sink the last transactions are known, also when the log has pruned their decision.
+    """
+    taken = savepoint.completed
+    known = {c.transaction: c for c in view.memory.committed}
+    for completed in view.completed:
+        known |= {c.transaction: c for c in committables_of(completed)}
+    emission_ended = savepoint.kind.ends_emission
+    return [
+        committable
+        for transaction, committable in known.items()
+        if (transaction.attempt, transaction.checkpoint) > (taken.attempt, taken.checkpoint)
+        # A writer may prepare what is empty: the savepoint's own attempt emitted nothing more.
+        and not (emission_ended and transaction.attempt == taken.attempt)
+    ]
 
 
 def _positions(completed: CompletedCheckpoint) -> Counter[tuple[str, str, bytes]]:
@@ -233,9 +445,7 @@ def _positions(completed: CompletedCheckpoint) -> Counter[tuple[str, str, bytes]
 def _since(name: str, savepoint: Savepoint, view: LogView) -> str:
     later = [done for done in view.completed if _is_after(done, savepoint.completed)]
     last = later[-1]
-    own = {c.transaction for c in committables_of(savepoint.completed)}
-    seen = {c.transaction: c for done in later for c in committables_of(done)}
-    since = [c for transaction, c in seen.items() if transaction not in own]
+    since = _decided_since(savepoint, view)
     sinks = sorted({c.transaction.sink_id for c in since} or view.sinks)
     rows = f", with at least {sum(c.rows for c in since)} rows" if since else ""
     return (
@@ -260,4 +470,8 @@ def _with_committables(
         known = of_subtask.get(operator.uid, OperatorSnapshot(operator.uid))
         both = (*known.committables, *operator.committables)
         of_subtask[operator.uid] = replace(known, committables=both)
-    return tuple(SubtaskSnapshot(ref, tuple(operators[ref].values())) for ref in sorted(operators))
+    in_flight = {snapshot.subtask: snapshot.in_flight for snapshot in stated}
+    return tuple(
+        SubtaskSnapshot(ref, tuple(operators[ref].values()), in_flight=in_flight.get(ref, ()))
+        for ref in sorted(operators)
+    )

@@ -56,10 +56,11 @@ class CheckpointSettings:
         """Return how long the barrier of a checkpoint of `kind` waits behind rows.
 
         In a savepoint, from which another pipeline may begin, nothing is to be in flight: it waits
-        for all rows. One that ends the job waits for them, too, and no longer than from one
+        for all rows; so does END, before which nothing is left but functions' last rows. Another
+        that ends the job waits for them, too, and no longer than from one
         checkpoint to the next: a restart must not begin with all of them again.
         """
-        if kind.is_savepoint or self.overtakes_after_s is None:
+        if kind.is_savepoint or kind.ends_input or self.overtakes_after_s is None:
             return None
         if not kind.ends_job:
             return self.overtakes_after_s
@@ -70,12 +71,12 @@ class CheckpointSettings:
 class TriggerSchedule:
     """Remembers what was asked for and when the last checkpoint began and ended.
 
-    Precedence: savepoints as they were asked for, FINAL (all sources at their end), STOP, MANUAL,
-    PERIODIC. The interval binds PERIODIC alone; savepoints wait for nothing, the others for a pause
-    after a failed checkpoint. A savepoint is tried once, and fulfills nothing else. What else was
-    asked for stays asked until a checkpoint triggered after it is decided: any for MANUAL, and for
-    a stop a STOP or FINAL one that leaves no rows in flight. Times are of a clock that is never
-    set.
+    Precedence: END (all rows of all sources are decided), savepoints as they were asked for, FINAL
+    (all sources at their end), STOP, MANUAL, PERIODIC. The interval binds PERIODIC alone;
+    savepoints wait for nothing, the others for a pause after a failed checkpoint. A savepoint is
+    tried once, and fulfills nothing else. What else was asked for stays asked until a checkpoint
+    triggered after it is decided: any for MANUAL, and for a stop a STOP or FINAL one that leaves
+    no rows in flight. Times are of a clock that is never set.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class TriggerSchedule:
         self._began_s = now_s
         self._reading = set(sources)
         self._bounded = bool(sources)
+        self._input_decided = False
         self._manual_from: CheckpointId | None = None
         """The lowest checkpoint that fulfills every MANUAL request; None: nobody waits."""
         self._wants_stop = False
@@ -103,6 +105,10 @@ class TriggerSchedule:
             CheckpointKind.STOP: self._wants_stop,
         }
         return frozenset(kind for kind, wanted in kinds.items() if wanted)
+
+    def input_decided(self) -> None:
+        """Have END checkpoints triggered until the job has ended."""
+        self._input_decided = True
 
     def request_manual(self, next_checkpoint: CheckpointId) -> None:
         """Have a MANUAL checkpoint triggered next, which is `next_checkpoint` at the lowest."""
@@ -133,17 +139,28 @@ class TriggerSchedule:
 
         `newest_pending` is the newest checkpoint under way that is no savepoint, or GENESIS.
         """
+        if self._input_decided:
+            # Before savepoints: one that holds what functions make at their end would have it
+            # made again by a start from it.
+            return CheckpointKind.END, self._others_not_before_s
         if self._savepoints:
             return self._savepoints[0].kind, self._began_s
-        if self._bounded and not self._reading:
-            return CheckpointKind.FINAL, self._others_not_before_s
-        if self._wants_stop or self._stop_follows:
-            return CheckpointKind.STOP, self._others_not_before_s
-        if self._manual_from is not None and newest_pending < self._manual_from:
-            return CheckpointKind.MANUAL, self._others_not_before_s
+        at_once = self._kind_at_once(newest_pending)
+        if at_once is not None:
+            return at_once, self._others_not_before_s
         if self._due_at_s is None:
             return None
         return CheckpointKind.PERIODIC, max(self._due_at_s, self._periodic_not_before_s)
+
+    def _kind_at_once(self, newest_pending: CheckpointId) -> CheckpointKind | None:
+        """Return what has been asked for, or follows from the end of the input."""
+        if self._bounded and not self._reading:
+            return CheckpointKind.FINAL
+        if self._wants_stop or self._stop_follows:
+            return CheckpointKind.STOP
+        if self._manual_from is not None and newest_pending < self._manual_from:
+            return CheckpointKind.MANUAL
+        return None
 
     def triggered(self, now_s: float) -> None:
         """Take in that a checkpoint began."""

@@ -51,7 +51,9 @@ class OperatorSnapshot:
     `keyed` and `raw` handles hold keyed state and an operator's own bytes; `lists` holds operator
     list state by name, one bytes element an item, redistributed on rescale (Kafka splits live here
     under the name "splits"). `committables` are all that this subtask has pre-committed, up to and
-    with this barrier, and does not know to be committed.
+    with this barrier, and does not know to be committed. `described` says by name how the operator
+    is set up where its state means something else under another setting: the types of its keys, the
+    sizes of its windows. One subtask says it for all.
     """
 
     uid: str
@@ -59,6 +61,7 @@ class OperatorSnapshot:
     raw: tuple[StateHandle, ...] = ()
     lists: dict[str, tuple[bytes, ...]] = field(default_factory=dict[str, tuple[bytes, ...]])
     committables: tuple[Committable, ...] = ()
+    described: dict[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,8 @@ class CompletedCheckpoint:
     final: bool = False
     """Whether all sources had reached their end, or the job was told to stop, before it, and no
     rows are in flight: nothing but its commits is left to do."""
+    input_ended: bool = False
+    """Whether functions have made their last rows before it, and nothing was read since."""
     delivered_through: CheckpointId = GENESIS
     """Up to this decision all global committers were known to have committed."""
     undelivered: tuple[CheckpointId, ...] = ()

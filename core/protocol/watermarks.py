@@ -87,6 +87,11 @@ class SplitWatermarks:
         self._see(split_id, max(latest_ms, self._latest_ms.get(split_id, latest_ms)))
         self._seen_at_s[split_id] = now_s
 
+    def on_ended(self, split_id: str) -> None:
+        """Take in that no more rows of a split come: nobody waits for it."""
+        self._seen_at_s.pop(split_id, None)
+        self._merge.on_watermark(split_id, IDLE)
+
     def next(self, now_s: float) -> int | None:
         """Return what is to be told below now, once."""
         if self._idle_after_s is not None:

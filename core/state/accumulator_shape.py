@@ -17,6 +17,7 @@ from onceflow.core.state.descriptors import (
     AccumulatorColumn,
     AggregateOp,
     check_state_name,
+    words_of_total,
 )
 from onceflow.core.state.encoded_totals import decode_totals, encode_totals
 from onceflow.core.state.key_columns import (
@@ -61,7 +62,7 @@ class AccumulatorShape:
     def meta(self) -> StateMeta:
         """How a snapshot describes the table."""
         aggregates = ",".join(f"{c.name}={c.op}({c.type})" for c in self.columns)
-        keys = [_key_kind(key_type) for key_type in self.key_types]
+        keys = [key_kind(key_type) for key_type in self.key_types]
         kinds = ",".join([NAMESPACE, *keys] if self.namespaced else keys)
         return StateMeta(self.name, "accumulators", f"accumulators/1:[{kinds}]{aggregates}")
 
@@ -78,8 +79,7 @@ class AccumulatorShape:
     @property
     def totals_type(self) -> np.dtype[Any]:
         """The layout of a key's encoded totals, without text and bytes."""
-        totals = [(f"t{i}", dtype_of(c).newbyteorder("<")) for i, c in enumerate(self.columns)]
-        return np.dtype([*totals, *((f"s{i}", np.uint8) for i in range(len(totals)))])
+        return _layout([(dtype_of(one).str, one.words_of_total) for one in self.columns])
 
     def carried(self, found: StateMeta, values: pa.Array) -> pa.Array:
         """Return encoded totals for this shape from `values`, which are those of `found`.
@@ -88,8 +88,7 @@ class AccumulatorShape:
         Where keys begin to expire, they are as used just now.
         """
         said = list(aggregates_of(found)[1].items())
-        flags = [(f"s{i}", np.uint8) for i in range(len(said))]
-        layout = np.dtype([*((f"t{i}", "<i8") for i in range(len(said))), *flags])
+        layout = _layout([("<i8", _words_of(what)) for _, what in said])
         of_bytes = [i for i, (_, what) in enumerate(said) if what in _SAID_OF_BYTES]
         before, texts = decode_totals(values, layout, of_bytes)
         after = np.zeros(len(before), self.totals_type)
@@ -114,7 +113,7 @@ class AccumulatorShape:
 
     def empty_keys(self) -> tuple[KeyColumn, ...]:
         """Return key columns of these types, without a row."""
-        return read_key_columns([pa.array([], key_type) for key_type in self.all_key_types])
+        return read_key_columns([pa.nulls(0, key_type) for key_type in self.all_key_types])
 
     def keys_alone(self, columns: tuple[KeyColumn, ...]) -> tuple[KeyColumn, ...]:
         """Return the key columns without the namespace."""
@@ -132,20 +131,37 @@ class AccumulatorShape:
         return mixed
 
 
+def _layout(totals: list[tuple[str, int]]) -> np.dtype[Any]:
+    """Return that of a key's totals; each is so many words of a type."""
+    fields: list[Any] = []
+    for place, (kind, words) in enumerate(totals):
+        word = np.dtype(kind).newbyteorder("<")
+        fields.append((f"t{place}", word) if words == 1 else (f"t{place}", word, (words,)))
+    return np.dtype([*fields, *((f"s{place}", np.uint8) for place in range(len(totals)))])
+
+
+def _words_of(what: str) -> int:
+    """Return how many words a total has; `what` as `aggregates_of` returns it."""
+    op, _, type_name = what.partition("(")
+    return words_of_total(op, type_name)
+
+
 def _check_column(column: AccumulatorColumn, table: str) -> None:
     kind, types = column.type, pa.types
     fine = kind in (pa.int64(), pa.float64())
     if column.op in ("min", "max", "last"):
-        fine = fine or types.is_timestamp(kind) or types.is_date32(kind)
+        fine = fine or types.is_timestamp(kind) or types.is_date(kind) or types.is_time(kind)
+    if column.op in ("sum", "min", "max", "avg"):
+        fine = fine or types.is_decimal128(kind)
     if column.op == "last":
         fine = fine or types.is_boolean(kind) or kind in BYTES_TYPES
     if column.op == "count":
         fine = kind == pa.int64()
     if column.op not in get_args(AggregateOp) or not fine:
         raise ConfigError(
-            f"aggregate {column.name!r} of {table!r} cannot be {column.op}({kind}): sum takes int64"
-            " and float64, count gives int64, min, max and last also take timestamps and date32,"
-            " last booleans, text and bytes"
+            f"aggregate {column.name!r} of {table!r} cannot be {column.op}({kind}): sum and avg"
+            " take int64, float64 and decimal128, count gives int64, min and max also take"
+            " timestamps, dates and times, last these, booleans, text and bytes, and no decimals"
         )
 
 
@@ -153,18 +169,20 @@ _SAID_OF_BYTES = frozenset(f"last({kind}" for kind in BYTES_TYPES)
 """As `aggregates_of` returns it."""
 
 
-def _key_kind(key_type: pa.DataType) -> str:
+def key_kind(key_type: pa.DataType) -> str:
+    """Return what kind of values a key column holds, as snapshots name it."""
     types = pa.types
     if types.is_dictionary(key_type):
-        return _key_kind(key_type.value_type)
+        return key_kind(key_type.value_type)
     if types.is_integer(key_type):
         return "integer"
     if types.is_decimal(key_type):
         return f"decimal({key_type.scale})"
+    if types.is_timestamp(key_type):
+        return f"timestamp({key_type.unit})"
     for kind, matches in (
         ("boolean", types.is_boolean),
         ("date", types.is_date),
-        ("timestamp", types.is_timestamp),
     ):
         if matches(key_type):
             return kind

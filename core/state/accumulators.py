@@ -26,9 +26,7 @@ from onceflow.core.protocol.invariant import require
 from onceflow.core.state.accumulator_shape import AccumulatorShape
 from onceflow.core.state.byte_values import BytesTotals, totals_of
 from onceflow.core.state.canonical import Groups, StateRows
-from onceflow.core.state.descriptors import (
-    StateTtlConfig,
-)
+from onceflow.core.state.descriptors import DIGITS_MAX, StateTtlConfig
 from onceflow.core.state.encoded_totals import decode_totals, encode_totals
 from onceflow.core.state.expiring_totals import Expiry
 from onceflow.core.state.key_arrays import key_array
@@ -46,7 +44,7 @@ from onceflow.core.state.key_groups import (
 )
 from onceflow.core.state.running import Grouping, SumOverflow
 from onceflow.core.state.slot_index import SlotIndex, decode_keys, encode_keys, grown
-from onceflow.core.state.totals import Totals
+from onceflow.core.state.totals import Results, Totals
 
 CHUNK_SLOTS = 65_536
 REMOVED_MIN = 4096
@@ -91,7 +89,7 @@ class AccumulatorTable:
         keys: Sequence[pa.Array],
         hashes: Hashes | None,
         values: Mapping[str, pa.Array | npt.NDArray[Any]],
-    ) -> dict[str, npt.NDArray[Any]]:
+    ) -> dict[str, Results]:
         """Return, by aggregate, the running value after each row, and keep the new totals.
 
         `keys` are the key columns, `hashes` what `hash_keys` gives for them if known already, and
@@ -99,8 +97,8 @@ class AccumulatorTable:
         Results are in row order; a minimum or maximum that has seen no value yet is masked.
 
         Raises:
-            BadStateValue: A sum left 64 bits (names table, aggregate and key), a key is null, or
-                values cannot be cast to the aggregate's type. No total has changed.
+            BadStateValue: A sum left 64 bits, or 38 digits (names table, aggregate and key), a key
+                is null, or values cannot be cast to the aggregate's type. No total has changed.
         """
         columns = self._read(keys)
         hashes = self.shape.slot_hashes(columns, hashes)
@@ -110,7 +108,7 @@ class AccumulatorTable:
         group = Grouping.of(slots)
         if self.expiry is not None:
             self._begin_anew(group.slots, self.expiry)
-        results: dict[str, npt.NDArray[Any]] = {}
+        results: dict[str, Results] = {}
         changes: list[tuple[Totals, npt.NDArray[Any], npt.NDArray[Any]]] = []
         for column in self._aggregates:
             name = column.column.name
@@ -122,7 +120,7 @@ class AccumulatorTable:
             try:
                 results[name], totals, seen = column.run(group, given)
             except SumOverflow as overflow:
-                raise self._overflow(name, keys, overflow.row) from overflow
+                raise self._overflow(column, keys, overflow.row) from overflow
             changes.append((column, totals, seen))
         for column, totals, seen in changes:
             column.totals[group.slots] = totals
@@ -160,7 +158,7 @@ class AccumulatorTable:
             try:
                 column.fold(slots, values.get(column.column.name))
             except SumOverflow as overflow:
-                raise self._overflow(column.column.name, keys, overflow.row) from overflow
+                raise self._overflow(column, keys, overflow.row) from overflow
         self._mark(slots)
         return slots
 
@@ -188,12 +186,12 @@ class AccumulatorTable:
             try:
                 one = column.merged(old, old_into + 1, len(new))
             except SumOverflow as overflow:
-                raise self._merge_overflow() from overflow
+                raise self._merge_overflow(column, old, overflow.row) from overflow
             try:
                 if len(rows_into):
                     one.fold(rows_into + 1, values.get(name))
             except SumOverflow as overflow:
-                raise self._overflow(name, keys, overflow.row) from overflow
+                raise self._overflow(column, keys, overflow.row) from overflow
             made.append(one)
         for column, one in zip(self._columns, made, strict=True):
             column.totals[new] = one.totals[1 : len(new) + 1]
@@ -269,10 +267,12 @@ class AccumulatorTable:
         columns = tuple(_part(column, slots) for column in keys)
         places, leaders = SlotIndex(columns).resolve(columns, hash_key_columns(columns))
         every = np.arange(1, len(leaders) + 1)
-        try:
-            made = [one.merged(slots, places, len(leaders)) for one in self._columns]
-        except SumOverflow as overflow:
-            raise self._merge_overflow() from overflow
+        made: list[Totals] = []
+        for column in self._columns:
+            try:
+                made.append(column.merged(slots, places, len(leaders)))
+            except SumOverflow as overflow:
+                raise self._merge_overflow(column, slots, overflow.row) from overflow
         return slots[leaders], places - 1, [one.values(every) for one in made]
 
     def _namespaces(self) -> Ints:
@@ -435,18 +435,22 @@ class AccumulatorTable:
     def _touch(self, slots: Ints) -> None:
         """Hear which slots were used, once nobody needs their numbers."""
 
-    def _merge_overflow(self) -> BadStateValue:
-        return BadStateValue(
-            f"a sum in state {self.shape.name!r} of {self._label} leaves 64 bits where windows are"
-            " merged; sum as float64 or in larger units"
-        )
+    def _merge_overflow(self, column: Totals, slots: Ints, row: int) -> BadStateValue:
+        keys = self.keys_of(slots[row : row + 1])
+        return BadStateValue(f"{self._overflow_text(column, keys, 0)}, where windows are merged")
 
-    def _overflow(self, column: str, keys: Sequence[pa.Array], row: int) -> BadStateValue:
-        key = tuple(array[row].as_py() for array in keys)
-        return BadStateValue(
-            f"the running sum {column!r} in state {self.shape.name!r} of {self._label} leaves 64"
-            f" bits at key {key[0] if len(key) == 1 else key!r}; sum as float64 or in larger units",
-            row=row,
+    def _overflow(self, column: Totals, keys: Sequence[pa.Array], row: int) -> BadStateValue:
+        return BadStateValue(self._overflow_text(column, keys, row), row=row)
+
+    def _overflow_text(self, column: Totals, keys: Sequence[pa.Array], row: int) -> str:
+        one, key = column.column, tuple(array[row].as_py() for array in keys)
+        limit, remedy = "64 bits", "the sum of a column of DECIMAL(20, 0) has 38 digits"
+        if one.words_of_total > 1:
+            limit, remedy = f"{DIGITS_MAX} digits", "sum in larger units"
+        what = "sum" if one.op in ("sum", "count") else f"sum of the {one.op}"
+        return (
+            f"the running {what} {one.name!r} in state {self.shape.name!r} of {self._label}, of"
+            f" {one.type}, leaves {limit} at key {key[0] if len(key) == 1 else key!r} ({remedy})"
         )
 
 
@@ -488,5 +492,5 @@ class AccumulatorView:
 
 def _part(column: KeyColumn, slots: slice | Ints) -> KeyColumn:
     if isinstance(column, FixedKeys):
-        return FixedKeys(tuple(plane[slots] for plane in column.words))
+        return FixedKeys(tuple(plane[slots] for plane in column.words), column.hash_factor)
     return BytesKeys(column.data, column.starts[slots], column.lengths[slots])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from onceflow.core.errors import ConfigError
+from onceflow.core.scratch import directory_of_process
 from onceflow.core.state.api import KeyedStateStore, StateBackend
 from onceflow.core.state.context import StateContext, StateHandle, StateReader
 
@@ -57,11 +58,14 @@ class RocksDBBackend(StateBackend):
         from onceflow.core.state.rocksdb import RocksDBStore
         from onceflow.core.state.rocksdb_database import DatabaseOptions
 
+        home = context.scratch_dir
+        if self.directory:
+            home = directory_of_process(Path(self.directory))
         return RocksDBStore.open(
             context,
             restored,
             reader,
-            home=Path(self.directory) if self.directory else context.scratch_dir,
+            home=home,
             sizes=DatabaseOptions(self.block_cache_bytes, self.write_buffer_bytes),
             cache_entries=self.cache_entries,
             incremental=self.incremental,

@@ -25,6 +25,7 @@ from onceflow.core.state.descriptors import AccumulatorColumn, ValueStateDescrip
 from onceflow.core.state.key_columns import Ints, read_key_columns
 from onceflow.core.state.key_groups import Hashes, hash_key_columns
 from onceflow.core.state.keyed_states import KeyedStates
+from onceflow.core.state.python_keys import python_row_keys
 from onceflow.core.state.running import Grouping
 from onceflow.core.state.slot_index import SlotIndex
 
@@ -200,8 +201,8 @@ class KeyedBatchStates:
 
     def python_keys(self) -> list[Any]:
         """Return the keys as Python values, in their order."""
-        columns = [column.to_pylist() for column in self.batch().keys.columns]
-        return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+        keys = self.batch().keys
+        return python_row_keys(keys.columns, keys.schema.names)
 
     def set_current_key(self, key: Any) -> None:
         """Make `key` the one that the states by key read and write."""

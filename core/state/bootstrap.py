@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -19,15 +19,27 @@ import pyarrow.compute as pc
 
 from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.state.accumulator_shape import AccumulatorShape
+from onceflow.core.state.byte_values import totals_of
 from onceflow.core.state.canonical import StateKind, StateMeta, StateRows
-from onceflow.core.state.descriptors import AccumulatorColumn, AggregateOp, check_state_name
-from onceflow.core.state.key_codec import decode_key, encode_key, encode_python_keys, prefixed
+from onceflow.core.state.descriptors import (
+    DIGITS_MAX,
+    AccumulatorColumn,
+    AggregateOp,
+    check_state_name,
+)
+from onceflow.core.state.key_codec import (
+    decode_key,
+    encode_key,
+    encode_map_key,
+    encode_python_keys,
+    prefixed,
+)
 from onceflow.core.state.key_columns import check_key_type, read_key_columns
 from onceflow.core.state.key_groups import check_max_parallelism, hash_keys, key_groups
 from onceflow.core.state.operator_state import Mode, Saved
+from onceflow.core.state.python_keys import python_row_keys
 from onceflow.core.state.serializers import Serializer, serializer_of
 from onceflow.core.state.slot_index import encode_keys
-from onceflow.core.state.totals import start_of
 from onceflow.core.state.type_names import PYTHON_FORMAT, python_type_of
 
 BUCKETS = 16
@@ -106,7 +118,7 @@ def unkeyed_encoder_of(table: UnkeyedStateOfTable, schema: pa.Schema) -> Unkeyed
     map_key = _typed(schema.field(table.map_key), table.map_key_type)
 
     def entries(rows: pa.RecordBatch) -> list[bytes]:
-        keys = map(encode_key, _not_null(rows, table.map_key))
+        keys = map(encode_map_key, _not_null(rows, table.map_key))
         pairs = zip(keys, value.encoded(rows, table.value), strict=True)
         return [part for pair in pairs for part in pair]
 
@@ -168,7 +180,7 @@ def encoder_of(table: StateOfTable, schema: pa.Schema, max_parallelism: int) -> 
             inner = _not_null(batch, table.map_key)
             pairs = zip(_keys(batch, table.key), inner, strict=True)
             return pa.array(
-                [prefixed(encode_key(k)) + encode_key(m) for k, m in pairs], pa.large_binary()
+                [prefixed(encode_key(k)) + encode_map_key(m) for k, m in pairs], pa.large_binary()
             )
     else:
 
@@ -197,8 +209,7 @@ def _not_null(batch: pa.RecordBatch, name: str) -> list[Any]:
 
 
 def _keys(batch: pa.RecordBatch, names: Sequence[str]) -> list[Any]:
-    columns = [batch.column(name).to_pylist() for name in names]
-    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+    return python_row_keys([batch.column(name) for name in names], names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,9 +302,13 @@ def _of_aggregates(table: StateOfTable, schema: pa.Schema, max_parallelism: int)
     def row_values(batch: pa.RecordBatch) -> pa.Array:
         records = np.zeros(batch.num_rows, shape.totals_type)
         for place, one in enumerate(columns):
-            numbers = _numbers(batch.column(one.name), one.type)
-            records[f"t{place}"] = numbers.fill_null(start_of(one)).to_numpy()
-            records[f"s{place}"] = numbers.is_valid().to_numpy(zero_copy_only=False)
+            rows = batch.num_rows
+            # A sum or a count is put as it is, as a last value would be.
+            totals = totals_of(replace(one, op="last") if one.op in ("sum", "count") else one)
+            totals.reserve(1, rows + 1)
+            totals.put(np.arange(1, rows + 1), batch.column(one.name))
+            records[f"t{place}"] = totals.totals[1 : rows + 1]
+            records[f"s{place}"] = totals.seen[1 : rows + 1]
         kind = pa.binary(records.dtype.itemsize)
         data = pa.py_buffer(records.tobytes())
         return pa.Array.from_buffers(kind, len(records), [None, data]).cast(pa.large_binary())
@@ -304,16 +319,9 @@ def _of_aggregates(table: StateOfTable, schema: pa.Schema, max_parallelism: int)
 def _total_type(kind: pa.DataType, op: AggregateOp) -> pa.DataType:
     if op == "count" or pa.types.is_integer(kind):
         return pa.int64()
+    if op == "sum" and pa.types.is_decimal(kind):
+        return pa.decimal128(DIGITS_MAX, kind.scale)
     return pa.float64() if pa.types.is_floating(kind) else kind
-
-
-def _numbers(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    typed = column.cast(kind)
-    if pa.types.is_date32(kind):
-        return typed.view(pa.int32()).cast(pa.int64())
-    if pa.types.is_boolean(kind):
-        return typed.cast(pa.int64())
-    return typed if pa.types.is_floating(kind) else typed.view(pa.int64())
 
 
 # --- buckets -------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from onceflow.core.state.descriptors import AccumulatorColumn
 from onceflow.core.state.key_columns import Ints
 from onceflow.core.state.slot_index import grown
 from onceflow.core.state.totals import Totals
+from onceflow.core.state.wide_totals import wide_totals_of
 
 BYTES_TYPES = (pa.string(), pa.binary())
 SPARE_VALUES = 4096
@@ -33,7 +34,9 @@ def is_of_bytes(column: AccumulatorColumn) -> bool:
 
 def totals_of(column: AccumulatorColumn) -> Totals:
     """Return the totals of a column, without a slot."""
-    return BytesTotals(column) if is_of_bytes(column) else Totals(column)
+    if is_of_bytes(column):
+        return BytesTotals(column)
+    return wide_totals_of(column) or Totals(column)
 
 
 class ValueArena:

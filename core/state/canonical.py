@@ -30,7 +30,7 @@ from onceflow.core.errors import StateCorrupt, StateError, StateIncompatible
 from onceflow.core.state.context import StateContext, StateHandle, StateReader, StateWriter
 from onceflow.core.state.descriptors import USED
 from onceflow.core.state.serializers import TTL_PREFIX
-from onceflow.core.state.widening import reads_as
+from onceflow.core.state.widening import misfit, reads_as
 
 StateKind: TypeAlias = Literal["value", "list", "map", "accumulators"]
 Groups: TypeAlias = npt.NDArray[np.uint16]
@@ -237,14 +237,15 @@ def _metas_of(schema: pa.Schema, handle: StateHandle, context: StateContext) -> 
 
 
 def check_format(found: int, known: int, name: str, context: StateContext) -> None:
-    """Return when a file of format `found` can be read.
-
-    Raises:
-        StateIncompatible: It was written by a newer onceflow.
-    """
-    if found != known:
+    """Raise StateIncompatible unless this version reads files of format `found`."""
+    if found > known:
         raise StateIncompatible(
             f"{name} of {context} has format {found}, this onceflow reads {known}: upgrade it"
+        )
+    if found < known:
+        raise StateIncompatible(
+            f"{name} of {context} has format {found}, this onceflow reads {known}: take a canonical"
+            " savepoint with the version that wrote it, and start from that"
         )
 
 
@@ -280,10 +281,13 @@ def _no_rows() -> StateRows:
     return StateRows(np.zeros(0, np.uint16), none, none)
 
 
-_WAY_OUT = (
-    "start with Pipeline(…, allow_non_restored_state=True), which drops it and keeps offsets, sink"
-    " ids and all other state"
-)
+def _way_out(gone: Sequence[str]) -> str:
+    """Return what a user may do besides, and what that deletes."""
+    deleted = ", ".join(gone) if gone else "nothing"
+    return (
+        "start with Pipeline(…, allow_non_restored_state=True), which deletes"
+        f" {deleted} and keeps offsets, sink ids and all other state"
+    )
 
 
 class RestoredStates:
@@ -333,11 +337,12 @@ class RestoredStates:
         left = self.left()
         if left and not self._allowed:
             names = ", ".join(f"{meta.name!r} ({meta.kind} {meta.signature})" for meta in left)
+            names_left = [f"state {meta.name!r}" for meta in left]
             asked = ", ".join(map(repr, sorted(self._asked))) or "none"
             raise StateIncompatible(
                 f"the checkpoint holds state {names} of {self._label}, and the operator does not"
                 f" ask for it when it opens (it asks for {asked}): a renamed state would start"
-                f" empty. Take the old name or function back; or {_WAY_OUT}"
+                f" empty. Take the old name or function back; or {_way_out(names_left)}"
             )
         self._left.clear()
         uid = self._label.partition("[")[0]
@@ -351,18 +356,20 @@ class RestoredStates:
     def _partly(self, found: StateMeta, asked: StateMeta) -> StateMeta | None:
         kept, gone, new = _compared(found, asked)
         if (gone or new) and not self._allowed:
-            started = f" {', '.join(new)} would start empty." if new else ""
+            started = f" {', '.join(new)} would know only records from now on." if new else ""
             if begins_to_expire(asked, found) or _ceases_to_expire(found, asked):
                 started += (
                     " Its time to live cannot be taken away: what has expired and is still in the"
                     " checkpoint would come back. Choose a longer one."
                 )
             elif found.kind == asked.kind != "accumulators":
+                if why := misfit(found.signature, asked.signature):
+                    started += f" {why[0].upper()}{why[1:]}."
                 started += " A class that was only renamed is found by New.__qualname__ = 'Old'."
             raise StateIncompatible(
                 f"state {asked.name!r} of {self._label} was written as {found.kind}"
                 f" {found.signature} and is now asked for as {asked.kind} {asked.signature}."
-                f"{started} Take it back as it was; or {_WAY_OUT}"
+                f"{started} Take it back as it was; or {_way_out(gone)}"
             )
         self._taken(asked)
         self.dropped += [f"{one} of {self._label.partition('[')[0]}" for one in gone]

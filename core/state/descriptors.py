@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
-from onceflow.core.state.serializers import Serializer, serializer_of
+from onceflow.core.state.key_codec import check_map_key_type
+from onceflow.core.state.serializers import Serializer, python_type_of, serializer_of
 
 # Descriptors have no slots: typing assigns to what `ValueStateDescriptor[int](…)` makes, and a
 # frozen dataclass with slots refuses with a TypeError that typing does not expect (CPython 3.11).
@@ -26,6 +27,10 @@ TypeSpec: TypeAlias = "type[Any] | pa.DataType | Serializer[Any] | Any"
 """A Python type (`int`, `list[str]`, a dataclass or Struct), an Arrow type or a serializer."""
 
 STATE_NAME_BYTES_MAX = 200
+DIGITS_MAX = 38
+"""Of a decimal128."""
+AVERAGE_DIGITS = 4
+"""Of an average, so many more digits after the point than its values have: as in Spark."""
 
 
 TtlUpdate: TypeAlias = Literal["on_create_and_write", "on_read_and_write"]
@@ -117,6 +122,10 @@ class MapStateDescriptor(Generic[K, V]):
     def __post_init__(self) -> None:
         check_state_name(self.name)
         serializer_of(self.type)
+        key_type: Any = self.key_type
+        if isinstance(key_type, pa.DataType):
+            key_type = python_type_of(key_type)
+        check_map_key_type(key_type, f"map state {self.name!r}")
 
 
 @dataclass(frozen=True)
@@ -175,20 +184,44 @@ class AggregatingStateDescriptor(Generic[IN, ACC, OUT]):
         serializer_of(self.type)
 
 
-AggregateOp: TypeAlias = Literal["sum", "count", "min", "max", "last"]
+AggregateOp: TypeAlias = Literal["sum", "count", "min", "max", "avg", "last"]
 
 
 @dataclass(frozen=True, slots=True)
 class AccumulatorColumn:
     """One running aggregate: `AccumulatorColumn("balance", "sum", pa.int64())`.
 
-    `name` is also the name under which `AccumulatorTable.update` takes the column's values. `type`
-    is `int64` or `float64`, for min, max and last also a timestamp or a date, for last a boolean.
+    `name` is also the name under which `AccumulatorTable.update` takes the column's values, as
+    `type`: `int64`, `float64` or `decimal128`, for min, max and last also a time, for last a
+    boolean, text or bytes, but no decimal.
     """
 
     name: str
     op: AggregateOp
     type: pa.DataType
+
+    @property
+    def result_type(self) -> pa.DataType:
+        """The type of its results; of an average of decimals no digit before the point is lost."""
+        if self.op != "avg":
+            return self.type
+        if not pa.types.is_decimal(self.type):
+            return pa.float64()
+        more = min(AVERAGE_DIGITS, DIGITS_MAX - self.type.precision)
+        return pa.decimal128(self.type.precision + more, self.type.scale + more)
+
+    @property
+    def words_of_total(self) -> int:
+        """How many words of 64 bits a total has."""
+        return words_of_total(self.op, str(self.type))
+
+
+def words_of_total(op: str, type_name: str) -> int:
+    """Return how many words of 64 bits a total has, by what a snapshot says of it."""
+    words = 2 if type_name.startswith("decimal") else 1
+    if op == "avg":
+        return 2 if type_name == str(pa.float64()) else 3
+    return words
 
 
 USED = AccumulatorColumn("onceflow.used", "last", pa.int64())

@@ -1,6 +1,7 @@
 """The totals of a key as the bytes of one row, as snapshots and databases hold them.
 
-8 bytes little-endian a column, in order: its total, or the size of its text or bytes;
+8 bytes little-endian a column, in order: its total, or the size of its text or bytes; of a decimal
+    16, of an average 16 or 24, in words as `wide_totals` says;
 a byte a column: 1 when it has seen a value;
 the text or bytes of such columns, in order
 """

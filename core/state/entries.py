@@ -13,6 +13,7 @@ restored is refused at once, not by the restore.
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -33,15 +34,17 @@ from onceflow.core.errors import (
     StateIncompatible,
 )
 from onceflow.core.state.api import ListState, ValueState
-from onceflow.core.state.canonical import StateRows
+from onceflow.core.state.canonical import StateMeta, StateRows
 from onceflow.core.state.descriptors import ValueStateDescriptor
 from onceflow.core.state.key_codec import (
+    bytes_of_stored,
     decode_key,
     encode_key,
     encode_python_keys,
     hash_python_keys,
     prefixed,
     split_prefixed,
+    stored_map_key,
 )
 from onceflow.core.state.key_groups import key_groups
 from onceflow.core.state.serializers import Serializer, serializer_of
@@ -86,6 +89,10 @@ class Cells:
         single = len(self._direct) == 1
         self.direct: type[Any] = next(iter(self._direct)) if single else NoDirectType
         """The class whose values are stored as they are; `NoDirectType` unless there is one."""
+
+    def checking(self) -> Cells:
+        """Return cells that store the same, and refuse what would be rounded; see `Serializer`."""
+        return Cells(self.serializer.checking(), self._name)
 
     def freeze(self, value: Any) -> Stored:
         """Return what to store for `value`.
@@ -162,28 +169,27 @@ class Cells:
 
 
 class MapKeys:
-    """Checks the keys of one map state."""
+    """The keys of one map state: which there may be, and what stands for them in memory."""
 
     def __init__(self, key_type: Any, name: str) -> None:
         self._name = name
         self._cells = Cells(serializer_of(key_type), name)
         self.signature = serializer_of(key_type).signature
 
-    def check(self, key: Any) -> None:
-        """Return when `key` can be a key of the map.
+    def to_put(self, key: Any) -> Any:
+        """Return what stands in memory for a key that is put; see `stored_map_key`.
 
         Raises:
             BadStateValue: It is None, cannot be hashed for ever, or is not of the declared type.
         """
-        if key.__class__ is self._cells.direct:
-            return
-        frozen = self._cells.freeze(key)
-        if frozen.__class__ is not key.__class__ and not isinstance(key, tuple):
-            raise BadStateValue(
-                f"map state {self._name!r} has keys of {self.signature}, not"
-                f" {type(key).__name__}: {key!r:.80}"
-            )
-        encode_key(key)
+        if key.__class__ is not self._cells.direct:
+            frozen = self._cells.freeze(key)
+            if frozen.__class__ is not key.__class__ and not isinstance(key, tuple):
+                raise BadStateValue(
+                    f"map state {self._name!r} has keys of {self.signature}, not"
+                    f" {type(key).__name__}: {key!r:.80}"
+                )
+        return stored_map_key(key)
 
 
 KEYS_A_SLICE = 2048
@@ -217,9 +223,9 @@ def alive_elements(elements: list[Any], expired: Callable[[Any], bool]) -> Any:
     return elements if len(alive) == len(elements) else alive or ABSENT
 
 
-def map_row_key(key: Any, map_key: Any) -> bytes:
-    """Return the row key of one entry of a map state."""
-    return prefixed(encode_key(key)) + encode_key(map_key)
+def map_row_key(key: Any, stored: Any) -> bytes:
+    """Return the row key of one entry of a map state, whose map key is as `stored_map_key`."""
+    return prefixed(encode_key(key)) + bytes_of_stored(stored)
 
 
 def split_map_row_key(data: bytes) -> tuple[Any, Any]:
@@ -233,6 +239,21 @@ def split_map_row_key(data: bytes) -> tuple[Any, Any]:
     except ValueError as error:
         raise StateCorrupt(f"{data!r:.80} is no key of a map state: {error}") from error
     return decode_key(key), decode_key(data[end:])
+
+
+def with_map_keys_of_today(meta: StateMeta, rows: StateRows) -> StateRows:
+    """Return rows of a state with a map's keys as `map_row_key` writes them.
+
+    An older version kept the zeros behind a decimal's last digit.
+    """
+    if meta.kind != "map" or not _MAY_HOLD_DECIMALS.search(meta.signature.partition(" -> ")[0]):
+        return rows
+    pairs = map(split_map_row_key, rows.keys.to_pylist())
+    keys = [map_row_key(key, stored_map_key(map_key)) for key, map_key in pairs]
+    return StateRows(rows.groups, pa.array(keys, pa.large_binary()), rows.values)
+
+
+_MAY_HOLD_DECIMALS = re.compile(r"\b(Decimal|any)\b")
 
 
 class EntryRows:
@@ -288,7 +309,7 @@ class ListRows(EntryRows):
 
 
 class MapRows(EntryRows):
-    """Entries that are dicts: one row for each item of the dict."""
+    """Entries that are dicts, by what `stored_map_key` returns: one row for each item."""
 
     def encode(
         self, keys: Sequence[Any], entries: Sequence[Any]
@@ -298,7 +319,7 @@ class MapRows(EntryRows):
         values: list[bytes] = []
         for key, entry in zip(keys, entries, strict=True):
             prefix = prefixed(encode_key(key))
-            row_keys.extend(prefix + encode_key(map_key) for map_key in entry)
+            row_keys.extend(prefix + bytes_of_stored(stored) for stored in entry)
             values.extend(self.cells.to_bytes_all(list(entry.values())))
         return list(map(len, entries)), pa.array(row_keys, pa.large_binary()), values
 
@@ -311,7 +332,7 @@ class MapRows(EntryRows):
         """Put the entries of `rows` into a dict of entries."""
         for key, value in zip(rows.keys.to_pylist(), rows.values.to_pylist(), strict=True):
             outer, inner = split_map_row_key(key)
-            into.setdefault(outer, {})[inner] = self.cells.from_bytes(value)
+            into.setdefault(outer, {})[stored_map_key(inner)] = self.cells.from_bytes(value)
 
 
 T = TypeVar("T")

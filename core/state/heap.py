@@ -60,8 +60,10 @@ from onceflow.core.state.entries import (
     MapRows,
 )
 from onceflow.core.state.expired_rows import rows_of_snapshot, stamped_value
+from onceflow.core.state.key_codec import map_key_of, stored_map_key
 from onceflow.core.state.registry import Registry, list_meta, map_meta, shape_of, value_meta
 from onceflow.core.state.serializers import ExpiringSerializer, serializer_of
+from onceflow.core.state.widening import depends_on_values
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -118,9 +120,9 @@ class HeapEntries(EntryTable):
         for key, entry in _merged([*self._frozen, self.fresh]).items():
             yield key, thaw(entry)
 
-    def load(self, rows: StateRows) -> None:
-        """Take rows of a snapshot."""
-        self._codec.load(rows, self.fresh)
+    def load(self, rows: StateRows, reader: EntryRows) -> None:
+        """Take rows of a snapshot, as `reader` reads them."""
+        reader.load(rows, self.fresh)
 
     def freeze(self, max_parallelism: int) -> Iterable[StateRows]:
         """Return the entries as of now; they are turned into rows when they are iterated."""
@@ -179,7 +181,10 @@ def _merged(layers: Sequence[dict[Any, Any]]) -> dict[Any, Any]:
 
 
 class HeapMapState(MapState[K, V]):
-    """A map state whose entries are dicts: one in `fresh` is the owner's, others are frozen."""
+    """A map state whose entries are dicts: one in `fresh` is the owner's, others are frozen.
+
+    Their keys are what `stored_map_key` returns.
+    """
 
     def __init__(self, table: HeapEntries, keys: MapKeys) -> None:
         self._table = table
@@ -188,45 +193,47 @@ class HeapMapState(MapState[K, V]):
     def get(self, key: K) -> V | None:
         """Return the value under `key`, or None."""
         entry = self._table.find(self._table.current.key)
-        if entry is ABSENT or key not in entry:
+        stored_key = stored_map_key(key)
+        if entry is ABSENT or stored_key not in entry:
             return None
-        return self._table.cells.thaw(entry[key])  # type: ignore[no-any-return]
+        return self._table.cells.thaw(entry[stored_key])  # type: ignore[no-any-return]
 
     def put(self, key: K, value: V) -> None:
         """Put `value` under `key`."""
-        self._keys.check(key)
+        stored_key = self._keys.to_put(key)
         stored = self._table.cells.freeze(value)
-        self._own()[key] = stored
+        self._own()[stored_key] = stored
 
     def remove(self, key: K) -> None:
         """Forget `key`."""
         if self.contains(key):
             own = self._own()
-            del own[key]
+            del own[stored_map_key(key)]
             if not own:
                 self.clear()
 
     def contains(self, key: K) -> bool:
         """Tell whether `key` is there."""
         entry = self._table.find(self._table.current.key)
-        return entry is not ABSENT and key in entry
+        return stored_map_key(key) in entry if entry is not ABSENT else False
 
     def keys(self) -> Iterator[K]:
         """Return the keys as of now."""
         entry = self._table.find(self._table.current.key)
-        return iter([] if entry is ABSENT else list(entry))
+        return iter([] if entry is ABSENT else list(map(map_key_of, entry)))
 
     def items(self) -> Iterator[tuple[K, V]]:
         """Return the entries as of now."""
         entry = self._table.find(self._table.current.key)
         thaw = self._table.cells.thaw
-        return iter([] if entry is ABSENT else [(key, thaw(entry[key])) for key in entry])
+        stored_keys: list[Any] = [] if entry is ABSENT else list(entry)
+        return iter([(map_key_of(one), thaw(entry[one])) for one in stored_keys])
 
     def clear(self) -> None:
         """Forget every entry."""
         self._table.delete(self._table.current.key)
 
-    def _own(self) -> dict[K, Any]:
+    def _own(self) -> dict[Any, Any]:
         table, key = self._table, self._table.current.key
         own: Any = table.fresh.get(key, ABSENT)
         if own.__class__ is not dict:
@@ -343,8 +350,11 @@ class HeapStore(KeyedStateStore):
             found, chunks = self._claim(meta)
             if found is not None and begins_to_expire(found, meta):
                 chunks = [_stamped(rows, meta, codec) for rows in chunks]
+            reader = codec
+            if found is not None and depends_on_values(found.signature, meta.signature):
+                reader = type(codec)(codec.cells.checking())
             for rows in chunks:
-                table.load(rows)
+                table.load(rows, reader)
             self._entries[meta] = table
             state = make(table)
             self._registry.add(meta, state)

@@ -24,13 +24,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from onceflow.core.errors import BadStateValue
+from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.protocol.invariant import require
 from onceflow.core.state.api import KeyedStateStore
 from onceflow.core.state.descriptors import AccumulatorColumn
 from onceflow.core.state.key_columns import Ints, KeyColumn
 from onceflow.core.state.key_groups import Hashes
-from onceflow.core.state.record_types import value_type
+from onceflow.core.state.record_types import not_kept, value_type
 from onceflow.core.state.running import Grouping
 from onceflow.core.state.serializers import serializer_of
 
@@ -62,7 +62,8 @@ def kept_column(field: pa.Field) -> KeptColumn:
     """Return how the column of `field` is kept.
 
     Numbers, booleans, dates, instants, text and bytes are what they are in the table; any other
-    type is in the column's name there, for its values are kept as bytes: MessagePack.
+    type is in the column's name there. Durations and times of day are kept as numbers, values of
+    all other types as bytes: MessagePack.
     """
     kind, types = field.type, pa.types
     name = _escaped(field.name)
@@ -75,6 +76,8 @@ def kept_column(field: pa.Field) -> KeptColumn:
             lambda array: inner.to_table(array.cast(kind.value_type)),
             lambda array: inner.from_table(array).dictionary_encode().cast(kind),
         )
+    if types.is_duration(kind) or types.is_time(kind) or types.is_date64(kind):
+        return _counted_column(field.name, kind)
     stored = _stored_type(kind)
     if stored is not None:
         column = AccumulatorColumn(name, "last", stored)
@@ -99,6 +102,28 @@ def kept_column(field: pa.Field) -> KeptColumn:
         return pa.array(values, kind)
 
     return KeptColumn(field.name, kind, column, to_table, from_table)
+
+
+def check_rows_can_be_kept(schema: pa.Schema, whose: str) -> None:
+    """Raise ConfigError unless rows of `schema` can be kept; `whose` they are is for the error."""
+    for field in schema:
+        try:
+            kept_column(field)
+        except ConfigError as error:
+            raise not_kept(field, whose, error) from error
+
+
+def _counted_column(name: str, kind: pa.DataType) -> KeptColumn:
+    """Return how values that are a count of a unit are kept: as the count."""
+    count = pa.int32() if pa.types.is_time32(kind) else pa.int64()
+    column = AccumulatorColumn(f"{_escaped(name)}: {_escaped(str(kind))}", "last", pa.int64())
+    return KeptColumn(
+        name,
+        kind,
+        column,
+        lambda array: array.view(count).cast(pa.int64()),
+        lambda array: array.cast(count).view(kind),
+    )
 
 
 def _stored_type(kind: pa.DataType) -> pa.DataType | None:

@@ -8,12 +8,11 @@ import pyarrow as pa
 from onceflow.core.state.key_columns import BytesKeys, FixedKeys, KeyColumn
 from onceflow.core.state.slot_index import binary_of
 
-_A_UNIT = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
-"""Nanoseconds in a timestamp's unit."""
+_MS_A_DAY = 86_400_000
 
 
 def key_array(column: KeyColumn, kind: pa.DataType) -> pa.Array:
-    """Return the keys as an array of type `kind`; instants beyond 64-bit nanoseconds are lost."""
+    """Return the keys as an array of type `kind`, that of the columns that they were read from."""
     if pa.types.is_dictionary(kind):
         return key_array(column, kind.value_type).dictionary_encode().cast(kind)
     if isinstance(column, BytesKeys):
@@ -29,9 +28,9 @@ def _fixed_array(column: FixedKeys, kind: pa.DataType) -> pa.Array:
         return pa.array(column.words[0])
     numbers = column.words[0].view(np.int64)
     if pa.types.is_timestamp(kind):
-        return pa.array(numbers // _A_UNIT[kind.unit]).cast(kind)
+        return pa.array(numbers).view(kind)
     if pa.types.is_date32(kind):
-        return pa.array(numbers).cast(pa.int32()).cast(kind)
+        return pa.array(numbers).cast(pa.int32()).view(kind)
     if pa.types.is_date64(kind):
-        return pa.array(numbers).cast(pa.int32()).cast(pa.date32()).cast(kind)
+        return pa.array(numbers * _MS_A_DAY).view(kind)
     return pa.array(numbers).cast(kind)

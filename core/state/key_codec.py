@@ -6,14 +6,21 @@
     datetime "n" (without zone) or "z" (with one, kept in UTC) and 8 bytes: microseconds since 1970
     tuple "(" and for each element a 4-byte length and its bytes
 
-Numbers are big-endian with the sign bit flipped, so that their bytes sort as they do. Equal keys
-have equal bytes, except that True and 1 are one key in memory and two here; no key column holds
-both.
+Numbers are big-endian with the sign bit flipped, so that their bytes sort as they do.
+
+Keys of a stream are of one type, so equal ones have equal bytes: of a decimal the scale counts, for
+the key's hash is made of its digits.
+
+Keys of maps may be any of these, side by side. `encode_map_key` leaves out a decimal's zeros behind
+the last digit, so 1.0 and 1.00 are one key; True, 1 and Decimal(1) are three. Python has more keys
+that are equal: `stored_map_key` says what stands for one in memory.
 """
 
 from __future__ import annotations
 
 import struct
+import types
+import typing
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal, InvalidOperation
@@ -23,7 +30,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from onceflow.core.errors import BadStateValue, StateCorrupt
+from onceflow.core.errors import BadStateValue, ConfigError, StateCorrupt
 from onceflow.core.state.key_groups import (
     Hashes,
     combine_hashes,
@@ -54,6 +61,73 @@ def encode_key(key: Any) -> bytes:
     return encode(key)
 
 
+def encode_map_key(key: Any) -> bytes:
+    """Return the bytes of a key of a map state: equal for equal keys of one type.
+
+    Raises:
+        BadStateValue: It is None or of a type that cannot be a key.
+    """
+    if isinstance(key, Decimal):
+        return b"D" + str(_without_zeros(key)).encode()
+    if issubclass(type(key), tuple):
+        return b"(" + b"".join(prefixed(encode_map_key(part)) for part in key)
+    return encode_key(key)
+
+
+def _without_zeros(number: Decimal) -> Decimal:
+    """Return an equal decimal of as few digits as there can be, with any precision."""
+    digits = unscaled_of(number)
+    if digits == 0:
+        return Decimal(0)
+    exponent = number.as_tuple().exponent
+    assert isinstance(exponent, int)
+    while digits % 10 == 0:
+        digits, exponent = digits // 10, exponent + 1
+    return Decimal((digits < 0, tuple(map(int, str(abs(digits)))), exponent))
+
+
+class EncodedMapKey(tuple[bytes, None]):
+    """A map key whose Python equality is not that of its bytes; hashed and compared as bytes.
+
+    The second element is there so that no tuple that is a key itself is equal.
+    """
+
+    __slots__ = ()
+
+
+_PLAIN_CLASSES: frozenset[type[Any]] = frozenset({str, int, bytes, date})
+"""Of values that are equal if and only if their bytes are."""
+
+
+def _is_plain(key: Any) -> bool:
+    if key.__class__ is tuple:
+        return bool(key) and _PLAIN_CLASSES.issuperset(map(type, key))
+    return key.__class__ in _PLAIN_CLASSES
+
+
+def stored_map_key(key: Any) -> Any:
+    """Return what stands for a map's key in dicts in memory: equal if and only if the bytes are.
+
+    Raises:
+        BadStateValue: It is None or of a type that cannot be a key.
+    """
+    if key.__class__ in _PLAIN_CLASSES or _is_plain(key):
+        return key
+    data = encode_map_key(key)
+    value = decode_key(data)
+    return value if _is_plain(value) else EncodedMapKey((data, None))
+
+
+def map_key_of(stored: Any) -> Any:
+    """Return the map key that `stored_map_key` returned `stored` for."""
+    return decode_key(stored[0]) if stored.__class__ is EncodedMapKey else stored
+
+
+def bytes_of_stored(stored: Any) -> bytes:
+    """Return `encode_map_key` of the map key that `stored` stands for."""
+    return stored[0] if stored.__class__ is EncodedMapKey else encode_key(stored)
+
+
 def _encode_int(key: int) -> bytes:
     if -_SIGN <= key < _SIGN:
         return b"i" + _pack_u64(key + _SIGN)
@@ -67,6 +141,24 @@ def _encode_tuple(key: tuple[Any, ...]) -> bytes:
 def _encode_decimal(key: Decimal) -> bytes:
     unscaled_of(key)
     return b"D" + str(key).encode()
+
+
+def check_map_key_type(python_type: Any, label: str) -> None:
+    """Raise ConfigError unless values of `python_type` can be keys of a map.
+
+    What is no class (`Any`, a union) is checked value by value.
+    """
+    kind = typing.get_origin(python_type) or python_type
+    if kind is tuple:
+        for part in typing.get_args(python_type):
+            check_map_key_type(part, label)
+        return
+    is_class = isinstance(kind, type) and kind not in (Any, types.EllipsisType, types.UnionType)
+    if is_class and not issubclass(kind, tuple(_ENCODERS)):
+        raise ConfigError(
+            f"{label} has keys of type {kind.__name__}, which cannot be a key; key it by str,"
+            " bytes, int, bool, date, datetime, Decimal or a tuple of them"
+        )
 
 
 def _refuse(key: Any) -> bytes:

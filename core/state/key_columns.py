@@ -1,8 +1,8 @@
 """Key columns of a batch as 8-byte words, read from their Arrow buffers and not row by row.
 
-A key column becomes one of two things. `FixedKeys`: one or two words a row (integers, dates,
-instants, decimals). `BytesKeys`: a run of bytes a row (strings, binary), of which word w is bytes
-8w..8w+7, little-endian, the last one padded with zero bytes.
+A key column becomes one of two things. `FixedKeys`: one or two words a row (integers, dates as
+days, instants in the column's unit, decimals). `BytesKeys`: a run of bytes a row (strings, binary),
+of which word w is bytes 8w..8w+7, little-endian, the last one padded with zero bytes.
 
 Invariants:
     two keys of one column are equal  <=>  all their words (and, for bytes, their lengths) are equal
@@ -35,13 +35,16 @@ class FixedKeys:
     """Keys of a fixed width: `words[w][row]`."""
 
     words: tuple[Words, ...]
+    hash_factor: int = 1
+    """What a word is multiplied by, modulo 2**64, before it is hashed: it is hashed as nanoseconds,
+    and kept in the column's own unit, of which every instant has a word of its own."""
 
     def __len__(self) -> int:
         return len(self.words[0])
 
     def take(self, rows: Ints) -> FixedKeys:
         """Return the keys of `rows`."""
-        return FixedKeys(tuple(plane[rows] for plane in self.words))
+        return FixedKeys(tuple(plane[rows] for plane in self.words), self.hash_factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +100,38 @@ def read_key_columns(
 
 
 def check_key_type(key_type: pa.DataType, label: str) -> None:
-    """Return when a column of `key_type` can be (part of) a key.
+    """Raise ConfigError unless a column of `key_type` can be (part of) a key.
 
-    Raises:
-        ConfigError: It cannot; floats, for one, have two zeros and a NaN that equals nothing.
+    Floats cannot, for one: they have two zeros, and a NaN that equals nothing.
     """
-    _read(pa.array([], type=key_type), label)
+    try:
+        _read(pa.nulls(0, key_type), label)
+    except pa.ArrowNotImplementedError as error:
+        raise _no_key(key_type, label) from error
+
+
+def check_rows_can_be_divided(schema: pa.Schema) -> None:
+    """Raise ConfigError unless Arrow can choose rows of every column, as an exchange by key does.
+
+    It cannot with views of strings, for one.
+    """
+    none = pa.array([], pa.int64())
+    for field in schema:
+        try:
+            pa.nulls(0, field.type).take(none)
+        except pa.ArrowNotImplementedError as error:
+            raise ConfigError(
+                f"column {field.name!r} has type {field.type}, of which Arrow cannot choose rows,"
+                f" and key_by() sends each row to the subtask of its key: cast the column before"
+                f" ({error})"
+            ) from error
+
+
+def _no_key(kind: pa.DataType, label: str) -> ConfigError:
+    return ConfigError(
+        f"key column {label!r} has type {kind}, which cannot be a key; cast it to a string, an"
+        " integer, a boolean, a date, a timestamp or a decimal128"
+    )
 
 
 def _read(array: pa.Array, label: str) -> KeyColumn:
@@ -122,7 +151,8 @@ def _read(array: pa.Array, label: str) -> KeyColumn:
         start, stop = 2 * array.offset, 2 * (array.offset + len(array))
         flat = _buffer(array.buffers()[1], np.dtype("<u8"))[start:stop]
         return FixedKeys((flat[0::2], flat[1::2]))
-    return FixedKeys((_integers(array, label),))
+    factor = _NANOSECONDS[kind.unit] if types.is_timestamp(kind) else 1
+    return FixedKeys((_integers(array, label),), factor)
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
@@ -142,7 +172,10 @@ def plain_keys(array: pa.Array, label: str) -> pa.Array:
     kind = _plain_type(array.type)
     if kind == array.type:
         return array
-    decoded = array.cast(kind)
+    # Not every value type has a cast from its dictionary; all can be decoded.
+    decoded = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+    if decoded.type != kind:
+        decoded = decoded.cast(kind)
     if decoded.null_count:
         raise BadStateValue(
             f"key column {label!r} holds a null in its dictionary; drop such records"
@@ -162,13 +195,8 @@ def _integers(array: pa.Array, label: str) -> Words:
         days: Ints = array.view(pa.int64()).to_numpy() // _MS_A_DAY
         return days.view(np.uint64)
     if types.is_timestamp(kind):
-        # Nanoseconds modulo 2**64, so that one instant has one hash whatever the column's unit.
-        instants = _words(array.view(pa.int64()))
-        return instants * np.uint64(_NANOSECONDS[kind.unit])
-    raise ConfigError(
-        f"key column {label!r} has type {kind}, which cannot be a key; cast it to a string, an"
-        " integer, a boolean, a date, a timestamp or a decimal"
-    )
+        return _words(array.view(pa.int64()))
+    raise _no_key(kind, label)
 
 
 def _words(array: pa.Array) -> Words:

@@ -208,7 +208,8 @@ def _hash_column(column: KeyColumn) -> Hashes:
         return _hash_bytes(column)
     hashes = np.full(len(column), ((8 * len(column.words) + 1) * _GOLDEN) & _2_64, np.uint64)
     for plane in column.words:
-        hashes ^= plane
+        # One instant has one hash, whatever the unit.
+        hashes ^= plane if column.hash_factor == 1 else plane * np.uint64(column.hash_factor)
         _mix(hashes)
     return hashes
 

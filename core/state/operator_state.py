@@ -37,9 +37,10 @@ from onceflow.core.state.descriptors import (
     check_state_name,
 )
 from onceflow.core.state.entries import Cells, MapKeys, Stored
-from onceflow.core.state.key_codec import decode_key, encode_key
+from onceflow.core.state.key_codec import bytes_of_stored, decode_key, encode_map_key
 from onceflow.core.state.key_groups import key_group_of
 from onceflow.core.state.serializers import serializer_of
+from onceflow.core.state.widening import depends_on_values, misfit, reads_as
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -111,6 +112,9 @@ class _State(ABC):
     @abstractmethod
     def restore(self, elements: Sequence[bytes]) -> None: ...
 
+    @abstractmethod
+    def check_values(self, elements: Sequence[bytes]) -> None: ...
+
 
 class OperatorList(_State, ListState[T]):
     """A list that belongs to the subtask, until it is dealt out anew."""
@@ -160,6 +164,12 @@ class OperatorList(_State, ListState[T]):
         """Begin with `elements`."""
         self._elements = [self.cells.from_bytes(one) for one in elements]
 
+    def check_values(self, elements: Sequence[bytes]) -> None:
+        """Raise StateIncompatible unless all elements read without being rounded."""
+        checking = self.cells.checking()
+        for one in elements:
+            checking.from_bytes(one)
+
     def _frozen_value(self, value: T) -> Stored:
         if value is None:
             raise BadStateValue(f"list state {self.name!r} cannot hold None")
@@ -190,7 +200,7 @@ class BroadcastMap(_State, MapState[K, V]):
 
     def get(self, key: K) -> V | None:
         """Return the value under `key`, or None."""
-        stored = self._entries.get(encode_key(key))
+        stored = self._entries.get(encode_map_key(key))
         return None if stored is None else self.cells.thaw(stored)
 
     def put(self, key: K, value: V) -> None:
@@ -198,17 +208,17 @@ class BroadcastMap(_State, MapState[K, V]):
         self._check()
         if value is None:
             raise BadStateValue(f"broadcast state {self.name!r} cannot hold None; remove the key")
-        self._keys.check(key)
-        self._entries[encode_key(key)] = self.cells.freeze(value)
+        data = bytes_of_stored(self._keys.to_put(key))
+        self._entries[data] = self.cells.freeze(value)
 
     def remove(self, key: K) -> None:
         """Forget `key`."""
         self._check()
-        self._entries.pop(encode_key(key), None)
+        self._entries.pop(encode_map_key(key), None)
 
     def contains(self, key: K) -> bool:
         """Tell whether `key` is there."""
-        return encode_key(key) in self._entries
+        return encode_map_key(key) in self._entries
 
     def keys(self) -> Iterator[K]:
         """Return the keys as of now."""
@@ -243,7 +253,15 @@ class BroadcastMap(_State, MapState[K, V]):
     def restore(self, elements: Sequence[bytes]) -> None:
         """Begin with `elements`."""
         pairs = zip(elements[::2], elements[1::2], strict=True)
-        self._entries = {key: self.cells.from_bytes(one) for key, one in pairs}
+        self._entries = {
+            encode_map_key(decode_key(key)): self.cells.from_bytes(one) for key, one in pairs
+        }
+
+    def check_values(self, elements: Sequence[bytes]) -> None:
+        """Raise StateIncompatible unless all values read without being rounded."""
+        checking = self.cells.checking()
+        for one in elements[1::2]:
+            checking.from_bytes(one)
 
     def _check(self) -> None:
         if not self.may_change:
@@ -319,6 +337,9 @@ class RawKeyedState(_State):
         self._bytes = {
             group: data for group, data in groups_of(elements) if group in self.key_groups
         }
+
+    def check_values(self, elements: Sequence[bytes]) -> None:
+        """Take any bytes."""
 
 
 RAW = "raw"
@@ -439,12 +460,16 @@ class OperatorStateStore:
         parts = self._restored.get((mode, state.name), [])
         for saved in parts:
             held, wanted = (saved.key_signature, saved.signature), _signatures(state)
-            if held != wanted:
+            if held[0] != wanted[0] or not reads_as(held[1], wanted[1]):
+                why = misfit(held[1], wanted[1])
                 raise StateIncompatible(
                     f"{mode} state {state.name!r} of operator {self._uid!r} was written as"
                     f" {' to '.join(filter(None, held))}, and is asked for as"
-                    f" {' to '.join(filter(None, wanted))}: give it its old type, or another name"
+                    f" {' to '.join(filter(None, wanted))}{f' ({why})' if why else ''}: give it"
+                    " its old type, or another name"
                 )
+            if depends_on_values(held[1], wanted[1]):
+                state.check_values(saved.elements)
         lists = [saved.elements for saved in parts]
         if mode == "split":
             state.restore(redistribute_list(lists, self.parallelism)[self.subtask])

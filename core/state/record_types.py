@@ -26,11 +26,16 @@ def record_type(schema: pa.Schema, whose: str) -> Any:
         try:
             types[field.name] = value_type(field.type)
         except ConfigError as error:
-            raise ConfigError(
-                f"{whose} keeps its records, and values of column {field.name!r}, {field.type},"
-                f" cannot be kept ({error}); cast or leave out the column before"
-            ) from error
+            raise not_kept(field, whose, error) from error
     return _mapping(types)
+
+
+def not_kept(field: pa.Field, whose: str, error: ConfigError) -> ConfigError:
+    """Return the error of a column whose values cannot be kept, which `error` explains."""
+    return ConfigError(
+        f"{whose} keeps its records, and values of column {field.name!r}, {field.type}, cannot be"
+        f" kept ({error}); cast or leave out the column before"
+    )
 
 
 def value_type(kind: pa.DataType) -> Any:
@@ -51,7 +56,7 @@ def value_type(kind: pa.DataType) -> Any:
         return value_type(kind.value_type)
     elif pa.types.is_null(kind):
         return type(None)
-    elif pa.types.is_timestamp(kind) and kind.unit == "ns":
+    elif pa.types.is_temporal(kind) and getattr(kind, "unit", "") == "ns":
         raise ConfigError("Python has no nanoseconds: use microseconds")
     else:
         inner = python_type_of(kind)

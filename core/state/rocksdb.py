@@ -70,6 +70,7 @@ from onceflow.core.state.rocksdb_snapshots import (
     upload_copy,
 )
 from onceflow.core.state.serializers import serializer_of
+from onceflow.core.state.widening import depends_on_values
 
 CHECKED_ROWS = 64
 CHECKED_GROUPS = 1_024
@@ -250,18 +251,26 @@ class RocksDBStore(KeyedStateStore):
         if found is not None and begins_to_expire(found, meta):
             self._stamp(meta, row_format.cells.serializer)
         if found is not None:
-            self._check_readable(meta.name, row_format)
+            self._check_readable(found, meta, row_format)
         return table
 
-    def _check_readable(self, name: str, row_format: RowFormat) -> None:
-        """Refuse a state whose rows its type no longer takes, by a few of them.
+    def _check_readable(self, found: StateMeta, asked: StateMeta, row_format: RowFormat) -> None:
+        """Refuse a state whose rows its type no longer takes.
 
-        The others are read when their keys come.
+        All are read where the type takes some values of the old one alone; else a few of them, and
+        the others when their keys come.
 
         Raises:
-            StateIncompatible: The type has lost or changed a field.
+            StateIncompatible: A row does not read as the type.
         """
-        starts = (group_prefix(group) + state_prefix(name) for group in self._context.key_groups)
+        prefix = state_prefix(asked.name)
+        starts = (group_prefix(group) + prefix for group in self._context.key_groups)
+        if depends_on_values(found.signature, asked.signature):
+            checking = type(row_format)(row_format.cells.checking())
+            for start in starts:
+                for _, value in self._database.scan(start, after(start)):
+                    checking.unpack(value)
+            return
         ranges = islice(starts, CHECKED_GROUPS)
         rows = chain.from_iterable(self._database.scan(start, after(start)) for start in ranges)
         for _, value in islice(rows, CHECKED_ROWS):

@@ -41,7 +41,9 @@ from onceflow.core.state.key_codec import (
     encode_key,
     encode_python_keys,
     hash_python_keys,
+    map_key_of,
     prefixed,
+    stored_map_key,
 )
 from onceflow.core.state.key_groups import hash_key, key_groups
 from onceflow.core.state.rocksdb_database import (
@@ -125,7 +127,7 @@ class ListFormat(RowFormat):
 
 
 class MapFormat(RowFormat):
-    """For map states: an entry's key is a pair of key and map key."""
+    """For map states: an entry's key is a pair of key and map key, the latter as it is stored."""
 
     def group_key(self, key: Any) -> Any:
         """Return the key of the pair."""
@@ -141,7 +143,8 @@ class MapFormat(RowFormat):
 
     def key_of(self, data: bytes) -> Any:
         """Return the pair."""
-        return split_map_row_key(data)
+        key, map_key = split_map_row_key(data)
+        return key, stored_map_key(map_key)
 
     def row_keys(self, keys: Sequence[Any]) -> pa.Array:
         """Return the row's key of each pair."""
@@ -362,37 +365,40 @@ class RocksMapState(MapState[K, V]):
         self._keys = keys
         self._touched: dict[Any, dict[Any, None]] = {}
         self._touched_before: dict[Any, dict[Any, None]] = {}
-        """By key, map keys changed since and in the last snapshot: the database may lack them."""
+        """By key, map keys changed since and in the last snapshot: the database may lack them.
+
+        They are as `stored_map_key` returns them.
+        """
         table.spilled = self._forget_touched
         table.forget = self._forget_pair
 
     def get(self, key: K) -> V | None:
         """Return the value under `key`, or None."""
-        stored = self._table.find((self._table.current.key, key))
+        stored = self._table.find((self._table.current.key, stored_map_key(key)))
         return None if stored is ABSENT else self._table.cells.thaw(stored)
 
     def put(self, key: K, value: V) -> None:
         """Put `value` under `key`."""
-        self._keys.check(key)
-        self._change(key, self._table.cells.freeze(value))
+        self._change(self._keys.to_put(key), self._table.cells.freeze(value))
 
     def remove(self, key: K) -> None:
         """Forget `key`."""
         if self.contains(key):
-            self._change(key, DELETED)
+            self._change(stored_map_key(key), DELETED)
 
     def contains(self, key: K) -> bool:
         """Tell whether `key` is there."""
-        return self._table.find((self._table.current.key, key)) is not ABSENT
+        stored_key = stored_map_key(key)
+        return self._table.find((self._table.current.key, stored_key)) is not ABSENT
 
     def keys(self) -> Iterator[K]:
         """Return the keys as of now."""
-        return iter(list(self._stored()))
+        return iter(list(map(map_key_of, self._stored())))
 
     def items(self) -> Iterator[tuple[K, V]]:
         """Return the entries as of now."""
         thaw = self._table.cells.thaw
-        return iter([(key, thaw(stored)) for key, stored in self._stored().items()])
+        return iter([(map_key_of(key), thaw(stored)) for key, stored in self._stored().items()])
 
     def clear(self) -> None:
         """Forget every entry."""
@@ -403,7 +409,7 @@ class RocksMapState(MapState[K, V]):
         """Hear that the fresh entries have been taken away."""
         self._touched_before, self._touched = self._touched, {}
 
-    def _forget_pair(self, pair: tuple[Any, K]) -> None:
+    def _forget_pair(self, pair: tuple[Any, Any]) -> None:
         outer, key = pair
         self._touched.setdefault(outer, {})[key] = None
         self._table.delete(pair)
@@ -411,15 +417,18 @@ class RocksMapState(MapState[K, V]):
     def _forget_touched(self) -> None:
         self._touched, self._touched_before = {}, {}
 
-    def _change(self, key: K, entry: Any) -> None:
+    def _change(self, key: Any, entry: Any) -> None:
+        """Make `entry` that of a map key as it is stored."""
         table = self._table
         self._touched.setdefault(table.current.key, {})[key] = None
         table.put((table.current.key, key), entry)
 
-    def _stored(self) -> dict[K, Any]:
+    def _stored(self) -> dict[Any, Any]:
+        """Return every entry by its map key as it is stored."""
         table, outer = self._table, self._table.current.key
         found = {
-            decode_key(data): table.cells.from_bytes(value) for data, value in table.scan_key(outer)
+            stored_map_key(decode_key(data)): table.cells.from_bytes(value)
+            for data, value in table.scan_key(outer)
         }
         for touched in (self._touched_before, self._touched):
             for key in touched.get(outer, ()):

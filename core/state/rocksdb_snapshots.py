@@ -40,6 +40,7 @@ from onceflow.core.state.canonical import (
     read_canonical,
 )
 from onceflow.core.state.context import StateContext, StateHandle, StateReader, StateWriter
+from onceflow.core.state.entries import with_map_keys_of_today
 from onceflow.core.state.rocksdb_database import (
     Database,
     Pair,
@@ -53,7 +54,8 @@ from onceflow.core.state.rocksdb_database import (
     state_prefix,
 )
 
-FORMAT = 1
+FORMAT = 2
+"""2: a map's decimal keys are without zeros behind their last digit, instants in their own unit."""
 MANIFEST_PREFIX = "rocksdb-manifest"
 _LARGE = ".sst"
 FILES_AT_ONCE = 4
@@ -340,7 +342,7 @@ def restore(
         canonical = [handle for handle in handles if is_canonical(handle)]
         for meta, rows in read_canonical(reader, canonical, context):
             restored.add([meta], context)
-            restored.database.write(pairs_of(rows, meta.name))
+            restored.database.write(pairs_of(with_map_keys_of_today(meta, rows), meta.name))
     except BaseException:
         restored.database.close()
         raise

@@ -10,13 +10,12 @@ ever shares an object with user code.
 from __future__ import annotations
 
 import types
-import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 from uuid import UUID
 
 import msgspec
@@ -24,6 +23,8 @@ import pyarrow as pa
 
 from onceflow.core.decoders import msgpack_decoder
 from onceflow.core.errors import ConfigError
+from onceflow.core.state.exact_numbers import exact_float, integers_check
+from onceflow.core.state.signatures import type_name
 
 T = TypeVar("T")
 
@@ -31,6 +32,8 @@ DIRECT_TYPES: tuple[type[Any], ...] = (
     int, float, str, bytes, bool, date, datetime, time, timedelta, Decimal, UUID,
 )  # fmt: skip
 _PLAIN_TYPES: tuple[type[Any], ...] = (int, float, str, bytes, bool)
+_EXACT_FLOAT_MAX = 2.0**53
+"""Integers up to here are floats; from here on some are not."""
 _BIG_INTEGER = 1
 """msgpack extension code of an integer beyond 64 bits: two's complement, little-endian."""
 
@@ -64,9 +67,15 @@ class Serializer(ABC, Generic[T]):
             TypeError, ValueError: The bytes hold no value of this type.
         """
 
+    def checking(self) -> Serializer[T]:
+        """Return one that decodes what was written under another type, and rounds nothing."""
+        return self
+
 
 TTL_PREFIX = "ttl/1:"
 """What the signature of values that expire has before that of the values."""
+LIST_PREFIX = "list/1:"
+"""What the signature of a list has before that of its elements."""
 
 
 class ExpiringSerializer(Serializer[Any]):
@@ -95,18 +104,18 @@ class MsgpackSerializer(Serializer[Any]):
 
     def __init__(self, python_type: Any) -> None:
         self._type = python_type
-        self._signature = f"msgpack/1:{type_name(python_type)}"
         self._encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder(
             enc_hook=_encode_other
         ).encode
         self._decode: Callable[[bytes], Any] = msgpack_decoder(python_type).decode
+        self._signature = f"msgpack/1:{type_name(python_type)}"
 
     def __reduce__(self) -> tuple[type[MsgpackSerializer], tuple[Any]]:
         return MsgpackSerializer, (self._type,)
 
     @property
     def signature(self) -> str:
-        """The type's name; fields may be added to a dataclass or Struct if they have defaults."""
+        """The type's name, that of a class with its fields."""
         return self._signature
 
     @property
@@ -115,6 +124,10 @@ class MsgpackSerializer(Serializer[Any]):
         if self._type is Any:
             return _PLAIN_TYPES
         return (self._type,) if self._type in DIRECT_TYPES else ()
+
+    def checking(self) -> Serializer[Any]:
+        """Return one that refuses integers that would be rounded, also inside of a value."""
+        return _CheckingSerializer(self._type)
 
     def encode(self, value: Any) -> bytes:
         """Return `value` as MessagePack."""
@@ -139,8 +152,25 @@ class MsgpackSerializer(Serializer[Any]):
                 raise
         if isinstance(value, msgspec.msgpack.Ext) and value.code == _BIG_INTEGER:
             number = int.from_bytes(value.data, "little", signed=True)
-            return float(number) if self._type is float else number
+            return exact_float(number) if self._type is float else number
+        if self._type is float and abs(cast("float", value)) >= _EXACT_FLOAT_MAX:
+            # It may have been written as an integer, which has more digits.
+            number = msgspec.msgpack.decode(data)
+            return exact_float(number) if isinstance(number, int) else value
         return value
+
+
+class _CheckingSerializer(MsgpackSerializer):
+    """Reads what was written under another type, and rounds no integer inside of it."""
+
+    def __init__(self, python_type: Any) -> None:
+        super().__init__(python_type)
+        self._check = integers_check(python_type)
+
+    def decode(self, data: bytes) -> Any:
+        """Return the value that `data` holds."""
+        self._check(data)
+        return super().decode(data)
 
 
 class ListSerializer(Serializer[list[Any]]):
@@ -152,7 +182,11 @@ class ListSerializer(Serializer[list[Any]]):
     @property
     def signature(self) -> str:
         """That of an element, said to be a list's."""
-        return f"list/1:{self._element.signature}"
+        return f"{LIST_PREFIX}{self._element.signature}"
+
+    def checking(self) -> Serializer[list[Any]]:
+        """Return one that checks each element."""
+        return ListSerializer(self._element.checking())
 
     def encode(self, value: list[Any]) -> bytes:
         """Return a MessagePack array of the elements' bytes."""
@@ -226,24 +260,3 @@ def python_type_of(kind: pa.DataType) -> Any:
         pair = (python_type_of(kind.key_type), python_type_of(kind.item_type) | None)
         return types.GenericAlias(dict, pair)
     raise ConfigError(f"state of Arrow type {kind} is not supported; give a Python type instead")
-
-
-def type_name(python_type: Any) -> str:
-    """Return a name of `python_type` that is the same in every process and for every import path.
-
-    A class goes by its own name: that of its module is `__main__` in one run and not in another.
-    """
-    if python_type in _NAMES:
-        return _NAMES[python_type]
-    origin, arguments = typing.get_origin(python_type), typing.get_args(python_type)
-    if origin is typing.Annotated:
-        return type_name(arguments[0])
-    if origin is typing.Union or origin is types.UnionType:
-        return "|".join(sorted(map(type_name, arguments)))
-    if origin is typing.Literal:
-        return f"literal[{','.join(sorted(map(repr, arguments)))}]"
-    name = str(getattr(origin or python_type, "__qualname__", python_type))
-    return f"{name}[{','.join(map(type_name, arguments))}]" if arguments else name
-
-
-_NAMES: dict[Any, str] = {Any: "any", None: "none", type(None): "none", Ellipsis: "..."}

@@ -50,7 +50,7 @@ def grown(array: npt.NDArray[Any], used: int, needed: int) -> npt.NDArray[Any]:
     """Return an array that holds `needed` items and begins with the first `used` of `array`."""
     if needed <= len(array):
         return array
-    larger = np.zeros(max(needed, 2 * len(array)), array.dtype)
+    larger = np.zeros((max(needed, 2 * len(array)), *array.shape[1:]), array.dtype)
     larger[:used] = array[:used]
     return larger
 
@@ -58,8 +58,9 @@ def grown(array: npt.NDArray[Any], used: int, needed: int) -> npt.NDArray[Any]:
 class FixedArena:
     """Slots of a column of one or two words."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, hash_factor: int = 1) -> None:
         self._planes = [np.zeros(1024, np.uint64) for _ in range(width)]
+        self._hash_factor = hash_factor
         self.count = 1
 
     def append(self, keys: FixedKeys) -> None:
@@ -80,7 +81,7 @@ class FixedArena:
 
     def view(self) -> FixedKeys:
         """Return every slot's key, slot 0's included, as of now and for ever."""
-        return FixedKeys(tuple(plane[: self.count] for plane in self._planes))
+        return FixedKeys(tuple(plane[: self.count] for plane in self._planes), self._hash_factor)
 
 
 class BytesArena:
@@ -141,7 +142,9 @@ KeyArena: TypeAlias = FixedArena | BytesArena
 
 def arena_for(column: KeyColumn) -> KeyArena:
     """Return an empty arena for keys such as those of `column`."""
-    return BytesArena() if isinstance(column, BytesKeys) else FixedArena(len(column.words))
+    if isinstance(column, BytesKeys):
+        return BytesArena()
+    return FixedArena(len(column.words), column.hash_factor)
 
 
 def encode_keys(columns: Sequence[KeyColumn]) -> pa.Array:
@@ -177,7 +180,7 @@ def decode_keys(encoded: pa.Array, shape: Sequence[KeyColumn]) -> tuple[KeyColum
             for _ in column.words:
                 planes.append(_load(whole.data, ">u8", position, ends).astype(np.uint64))
                 position = position + 8
-            columns.append(FixedKeys(tuple(planes)))
+            columns.append(FixedKeys(tuple(planes), column.hash_factor))
         else:
             lengths = _load(whole.data, ">u4", position, ends).astype(np.int64)
             columns.append(BytesKeys(whole.data, position + 4, lengths))

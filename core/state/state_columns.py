@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 from onceflow.core.decoders import msgpack_decoder
 from onceflow.core.errors import StateIncompatible
 from onceflow.core.state.accumulator_shape import NAMESPACE, AccumulatorShape
-from onceflow.core.state.byte_values import is_of_bytes
+from onceflow.core.state.byte_values import is_of_bytes, totals_of
 from onceflow.core.state.canonical import StateMeta, StateRows, aggregates_of
 from onceflow.core.state.descriptors import AccumulatorColumn
 from onceflow.core.state.encoded_totals import decode_totals
@@ -211,7 +211,8 @@ def json_of(data: bytes) -> str:
 
 # --- running aggregates --------------------------------------------------------------------------
 
-_AGGREGATE = re.compile(r"(sum|count|min|max|last)\((.*)")
+_AGGREGATE = re.compile(r"(sum|count|min|max|avg|last)\((.*)")
+_DECIMAL = re.compile(r"decimal128\((\d+), (-?\d+)\)")
 _ZONED = re.compile(r"timestamp\[(\w+), tz=(.*)\]")
 
 
@@ -233,6 +234,8 @@ def shape_of_meta(meta: StateMeta) -> AccumulatorShape:
 def _arrow_type(said: str) -> pa.DataType:
     if zoned := _ZONED.fullmatch(said):
         return pa.timestamp(zoned[1], zoned[2])
+    if decimal := _DECIMAL.fullmatch(said):
+        return pa.decimal128(int(decimal[1]), int(decimal[2]))
     found: pa.DataType = pa.type_for_alias(said)
     return found
 
@@ -240,28 +243,43 @@ def _arrow_type(said: str) -> pa.DataType:
 def _key_type(kind: str) -> pa.DataType:
     if kind.startswith("decimal("):
         return pa.decimal128(38, int(kind[8:-1]))
+    if kind.startswith("timestamp("):
+        return pa.timestamp(kind[10:-1], "UTC")
     kinds: dict[str, pa.DataType] = {
         "integer": pa.int64(),
         "boolean": pa.bool_(),
         "date": pa.date32(),
-        "timestamp": pa.timestamp("us", "UTC"),
         "string": pa.string(),
         "binary": pa.binary(),
     }
+    if kind not in kinds:
+        raise StateIncompatible(
+            f"a checkpoint of another version has keys of type {kind!r}, which this one does not"
+            " know: read it with the version that wrote it"
+        )
     return kinds[kind]
+
+
+def _read_key_type(kept: pa.DataType) -> pa.DataType:
+    """Return the column's type for keys kept as `kept`: instants in Spark's unit."""
+    return pa.timestamp("us", kept.tz) if pa.types.is_timestamp(kept) else kept
 
 
 def _of_accumulators(meta: StateMeta) -> tuple[Column, ...]:
     shape = shape_of_meta(meta)
-    kinds = shape.all_key_types
+    kinds = [_read_key_type(kept) for kept in shape.all_key_types]
     many = len(kinds) > 1
     fields = [(f"_{n}", one) for n, one in enumerate(kinds, 1)]
     key_type = pa.struct(fields) if many else next(iter(kinds))
-    value_type = pa.struct([(one.name, one.type) for one in shape.columns])
+    value_type = pa.struct([(one.name, one.result_type) for one in shape.columns])
 
     def keys(rows: StateRows) -> pa.Array:
         read = decode_keys(rows.keys.cast(pa.large_binary()), shape.empty_keys())
-        arrays = [key_array(*one) for one in zip(read, kinds, strict=True)]
+        exact = [key_array(*one) for one in zip(read, shape.all_key_types, strict=True)]
+        arrays = [
+            array if array.type == kind else array.cast(kind, safe=array.type.unit != "ns")
+            for array, kind in zip(exact, kinds, strict=True)
+        ]
         return pa.StructArray.from_arrays(arrays, fields=list(key_type)) if many else arrays[0]
 
     def values(rows: StateRows) -> pa.Array:
@@ -283,9 +301,8 @@ def _texts(records: Any, place: int, column: AccumulatorColumn, texts: pa.Array)
 
 
 def _totals(records: Any, place: int, column: AccumulatorColumn) -> pa.Array:
-    totals, seen = np.ascontiguousarray(records[f"t{place}"]), records[f"s{place}"]
-    unseen = (seen == 0) if column.op in ("min", "max", "last") else None
-    numbers = pa.array(totals, mask=unseen)
-    if pa.types.is_date(column.type):
-        return numbers.cast(pa.int32()).cast(column.type)
-    return numbers.cast(column.type)
+    totals, rows = totals_of(column), len(records)
+    totals.reserve(1, rows + 1)
+    totals.totals[1 : rows + 1] = records[f"t{place}"]
+    totals.seen[1 : rows + 1] = records[f"s{place}"]
+    return totals.values(np.arange(1, rows + 1))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -44,6 +44,11 @@ class TimerQueue:
         """The earliest time."""
         return self._times[0] if self._times else None
 
+    @property
+    def last_ms(self) -> int | None:
+        """The latest time."""
+        return max(self._times, default=None)
+
     def add(self, at_ms: int, key: Any) -> None:
         """Have `key` looked at when `at_ms` has come."""
         keys = self._keys.get(at_ms)
@@ -71,6 +76,8 @@ class DomainTimers:
         self._domain: TimeDomain = domain
         self._times: ValueState[bytes | None] = store.value_state(descriptor)
         self.queue = TimerQueue()
+        self.fired_ms = NO_WATERMARK
+        """The time of the timer that fired last."""
         for key, packed in store.entries(descriptor):
             for at_ms in _unpacked(packed):
                 self.queue.add(at_ms, key)
@@ -119,6 +126,7 @@ class DomainTimers:
                 for at_ms, key in now:
                     self._store.set_current_key(key)
                     if self.delete(at_ms):
+                        self.fired_ms = at_ms
                         yield Timer(key, at_ms, self._domain)
             if last_round:
                 return
@@ -140,8 +148,11 @@ class Timers:
     """
 
     def __init__(self, store: KeyedStateStore, clock: StateClock) -> None:
+        self._store = store
         self._clock = clock
-        self._watermark = NO_WATERMARK
+        self.watermark = NO_WATERMARK
+        """Up to which event time all has come, of every key."""
+        self._restored_most = NO_WATERMARK
         self.event = DomainTimers(store, "event")
         self.processing = DomainTimers(store, "processing")
 
@@ -174,9 +185,18 @@ class Timers:
         return self._clock.now_ms()
 
     def current_watermark(self) -> int:
-        """Return up to which event time all has come; -2**63 before the first watermark."""
-        return self._watermark
+        """Return up to which event time all has come; -2**63 before a job's first watermark.
+
+        It is in checkpoints: after a restore it is what it was for the current key, or more.
+        """
+        if self.watermark >= self._restored_most:
+            return self.watermark
+        return max(self.watermark, self._restored_of(self._store.current_key()))
+
+    def restore(self, least: int, most: int, of_key: Callable[[Any], int]) -> None:
+        """Go on from a snapshot's event time, that `of_key`. Called by the engine alone."""
+        self.watermark, self._restored_most, self._restored_of = least, most, of_key
 
     def advance(self, watermark: int) -> None:
-        """Take in the watermark. Called by the engine alone."""
-        self._watermark = watermark
+        """Take in the watermark, which may be behind a restored one. Called by the engine alone."""
+        self.watermark = max(self.watermark, watermark)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from onceflow.core.errors import BadStateValue
+from onceflow.core.state.decimal_words import greatest_start, least_start
 from onceflow.core.state.descriptors import AccumulatorColumn
 from onceflow.core.state.key_columns import Ints
 from onceflow.core.state.running import (
@@ -20,14 +21,22 @@ from onceflow.core.state.running import (
 )
 from onceflow.core.state.slot_index import grown
 
+Results: TypeAlias = Any
+"""What an aggregate comes to after each row: a numpy array; of decimals and averages Arrow's."""
+
 
 def dtype_of(column: AccumulatorColumn) -> np.dtype[Any]:
-    """Return the type of an aggregate's total."""
+    """Return the type of a word of an aggregate's total."""
     return np.dtype(np.float64 if pa.types.is_floating(column.type) else np.int64)
 
 
-def start_of(column: AccumulatorColumn) -> float | int:
-    """Return the total of an aggregate that has seen no value."""
+def start_of(column: AccumulatorColumn) -> float | int | npt.NDArray[Any]:
+    """Return the total of an aggregate that has seen no value: a number, or its words."""
+    if (words := column.words_of_total) > 1:
+        start = np.zeros(words, dtype_of(column))
+        if column.op in ("min", "max"):
+            start[:] = least_start() if column.op == "min" else greatest_start()
+        return start
     floating = pa.types.is_floating(column.type)
     limits = np.iinfo(np.int64)
     starts: dict[str, float | int] = {
@@ -46,8 +55,10 @@ class Totals:
     def __init__(self, column: AccumulatorColumn) -> None:
         self.column = column
         self._floating = pa.types.is_floating(column.type)
-        self._start = start_of(column)
-        self.totals = np.full(1024, self._start, dtype_of(column))
+        self._start: Any = start_of(column)
+        words = column.words_of_total
+        shape = 1024 if words == 1 else (1024, words)
+        self.totals = np.full(shape, self._start, dtype_of(column))
         self.seen = np.zeros(1024, np.uint8)
 
     def reserve(self, used: int, needed: int) -> None:
@@ -70,7 +81,7 @@ class Totals:
 
     def run(
         self, group: Grouping, values: pa.Array | npt.NDArray[Any] | None
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+    ) -> tuple[Results, npt.NDArray[Any], npt.NDArray[Any]]:
         """Return each row's result, and each segment's new total and flag; changes nothing.
 
         Raises:
@@ -101,7 +112,7 @@ class Totals:
         seen = self.seen[slots]
         never_null = self.column.op in ("sum", "count") or seen.all()
         array = pa.array(numbers, mask=None if never_null else seen == 0)
-        return array if array.type == kind else _as_type(array, kind)
+        return array if array.type == kind else typed_array(array, kind)
 
     def put(self, slots: Ints, values: pa.Array | npt.NDArray[Any]) -> None:
         """Make `values` the totals of distinct slots; a null is no value.
@@ -135,7 +146,7 @@ class Totals:
         Raises:
             SumOverflow: A sum does not fit.
         """
-        made = Totals(self.column)
+        made = type(self)(self.column)
         made.reserve(1, count + 1)
         made._fold(into, self.totals[slots])
         np.maximum.at(made.seen, into, self.seen[slots])
@@ -161,19 +172,13 @@ class Totals:
         self, values: pa.Array | npt.NDArray[Any]
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
         """Return the values as this column's numbers, with a neutral one for each null."""
-        try:
+        if self.column.op == "count":
             array = values if isinstance(values, pa.Array) else pa.array(values)
             valid = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
-            if self.column.op == "count":
-                return np.zeros(0, np.int64), valid
-            if array.type != self.column.type:
-                array = array.cast(self.column.type)
-        except pa.ArrowException as error:
-            raise BadStateValue(
-                f"aggregate {self.column.name!r} cannot take its values as {self.column.type}:"
-                f" {error}; cast the column first"
-            ) from error
-        if pa.types.is_date32(self.column.type):
+            return np.zeros(0, np.int64), valid
+        array = self._cast(values)
+        valid = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
+        if self.column.type.bit_width == 32:
             array = array.view(pa.int32()).cast(pa.int64())
         elif pa.types.is_boolean(self.column.type):
             array = array.cast(pa.int64())
@@ -184,7 +189,22 @@ class Totals:
             array = array.fill_null(pa.scalar(neutral, array.type))
         return array.to_numpy(zero_copy_only=False), valid
 
-    def no_results(self) -> npt.NDArray[Any]:
+    def _cast(self, values: pa.Array | npt.NDArray[Any] | None) -> pa.Array:
+        """Return the values as an array of this column's type.
+
+        Raises:
+            BadStateValue: They cannot be cast to it.
+        """
+        try:
+            array = values if isinstance(values, pa.Array) else pa.array(values)
+            return array if array.type == self.column.type else array.cast(self.column.type)
+        except pa.ArrowException as error:
+            raise BadStateValue(
+                f"aggregate {self.column.name!r} cannot take its values as {self.column.type}:"
+                f" {error}; cast the column first"
+            ) from error
+
+    def no_results(self) -> Results:
         """Return the results of a batch without rows."""
         return self._logical(self.totals[:0].copy())
 
@@ -196,7 +216,13 @@ class Totals:
         return numbers
 
 
-def _as_type(numbers: pa.Array, kind: pa.DataType) -> pa.Array:
-    if pa.types.is_date32(kind):
-        return numbers.cast(pa.int32()).cast(kind)
-    return numbers.cast(kind)
+def typed_array(found: Results, kind: pa.DataType) -> pa.Array:
+    """Return results of an aggregate as an array of its type."""
+    array = found if isinstance(found, pa.Array) else pa.array(found)
+    if array.type == kind:
+        return array
+    if pa.types.is_timestamp(array.type):
+        array = array.view(pa.int64())
+    if pa.types.is_date32(kind) or pa.types.is_time32(kind):
+        return array.cast(pa.int32()).cast(kind)
+    return array.cast(kind)

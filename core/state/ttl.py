@@ -41,6 +41,7 @@ class TimedSerializer(ExpiringSerializer):
         self, serializer: Serializer[Any], name: str, ttl: StateTtlConfig, clock: StateClock
     ) -> None:
         self._signature = TTL_PREFIX + serializer.signature
+        self._name = name
         self.cells = Cells(serializer, name)
         self.ttl = ttl
         self._ttl_ms = ttl.ttl_ms
@@ -60,6 +61,11 @@ class TimedSerializer(ExpiringSerializer):
     def cleans_snapshots(self) -> bool:
         """Whether the user wants what has expired left out of full snapshots."""
         return self.ttl.cleanup_full_snapshot
+
+    def checking(self) -> TimedSerializer:
+        """Return one that checks the values."""
+        values = self.cells.serializer.checking()
+        return TimedSerializer(values, self._name, self.ttl, self.clock)
 
     def encode(self, value: Timed) -> bytes:
         """Return time and value as bytes."""

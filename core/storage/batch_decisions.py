@@ -1,6 +1,8 @@
 """Decisions of batches in a decision log, for targets that have no tables.
 
-    <directory>/batches/log/<sequence>.json      claims and decisions, as those of a job
+    <directory>/batches-<sink id>/log/<sequence>.json      claims and decisions, as those of a job
+
+Every sink id has its own log, so any number of queries and jobs may share one directory.
 
 A batch is a checkpoint of one operator: its number, source, fingerprint and run are that one's
 state. `protocol.log` puts claims and decisions in one order: of two records after the same one,
@@ -19,11 +21,18 @@ from typing_extensions import override
 
 from onceflow.core.batch_decisions import BatchDecisions
 from onceflow.core.decoders import json_decoder
-from onceflow.core.errors import CheckpointError, CommitOutcomeUnknown, Fenced, StorageError
+from onceflow.core.errors import (
+    CheckpointError,
+    CommitOutcomeUnknown,
+    ConfigError,
+    Fenced,
+    StorageError,
+)
 from onceflow.core.protocol.batches import (
     BatchClaim,
     BatchDecision,
     BatchId,
+    Decide,
     Overtaken,
     Stands,
     batch_checkpoint,
@@ -38,12 +47,13 @@ from onceflow.core.protocol.snapshots import (
 )
 from onceflow.core.storage.decision_log import ClaimedLog, DecisionLog, DecisionUnknown
 from onceflow.core.storage.filesystem import CreatesAtomically
-from onceflow.core.storage.layout import JobPaths
+from onceflow.core.storage.layout import JobPaths, safe_name
 
 RETAINED = 16
 """Decisions; every claim reads all that are retained."""
 _UID = "batch"
-_JOB = "batches"
+_SHARED = "batches"
+"""Of versions that kept one log for all sink ids of a directory."""
 
 
 class _State(msgspec.Struct, frozen=True):
@@ -53,16 +63,24 @@ class _State(msgspec.Struct, frozen=True):
     run: str
 
 
+def decision_directory(sink_id: str) -> str:
+    """Return the name of the directory in which the decisions of `sink_id` stand."""
+    return f"batches-{safe_name(sink_id).replace('+', '-')}"
+
+
 class LoggedBatchDecisions(BatchDecisions):
     """In one directory, for one sink id. Opens nothing that stays open."""
 
     def __init__(self, files: CreatesAtomically, sink_id: str) -> None:
         """Touch nothing yet."""
-        self._log = DecisionLog.open(files, JobPaths(_JOB))
+        self._files = files
+        self._log = DecisionLog.open(files, JobPaths(decision_directory(sink_id)))
         self._sink_id = sink_id
 
     @override
     def claim(self, open_sink: Callable[[AttemptId], None]) -> BatchClaim:
+        if not self._log.sequences():
+            self._require_no_shared_log()
         try:
             claimed = self._log.claim(f"{socket.gethostname()} pid {os.getpid()}", [self._sink_id])
         except DecisionUnknown as error:
@@ -73,6 +91,8 @@ class LoggedBatchDecisions(BatchDecisions):
     @override
     def seen(self) -> BatchClaim:
         view = self._log.read()
+        if not view.attempt:
+            self._require_no_shared_log()
         return BatchClaim(view.attempt, _decisions(view))
 
     @override
@@ -88,7 +108,7 @@ class LoggedBatchDecisions(BatchDecisions):
                 return standing
             case Overtaken(reason):
                 raise Fenced(f"sink id {self._sink_id!r}: {reason}")
-            case _:
+            case Decide():
                 pass
         try:
             ClaimedLog(self._log, view).append(_completed(decision))
@@ -111,6 +131,17 @@ class LoggedBatchDecisions(BatchDecisions):
     @override
     def close(self) -> None:
         """Release nothing."""
+
+    def _require_no_shared_log(self) -> None:
+        """Raise ConfigError if an earlier version has decided in the directory."""
+        shared = JobPaths(_SHARED).log
+        if self._files.list(shared):
+            raise ConfigError(
+                f"sink id {self._sink_id!r}: {self._files.location(shared)} holds decisions of an"
+                " earlier version of onceflow, which this one does not read. Nothing was written."
+                " Let that version finish every batch that it has begun there; then delete that"
+                " directory, and repeat no batch that it has written"
+            )
 
 
 def _decisions(view: LogView) -> tuple[BatchDecision, ...]:

@@ -52,6 +52,8 @@ _DELETE_MAX = 1000
 
 _REFUSALS = {
     "NoSuchBucket": "create the bucket first, or correct its name",
+    "InvalidBucketName": "a bucket cannot have this name: correct it",
+    "InvalidResourceName": "a container cannot have this name: correct it",
     "ContainerNotFound": "create the container first, or correct its name",
     "AccessDenied": "give the credentials the right to list, read, write and delete there",
     "InvalidAccessKeyId": "the store does not know this access key: correct the credentials",

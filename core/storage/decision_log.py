@@ -27,6 +27,7 @@ from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import CheckpointCorrupt, CheckpointError, Fenced, StorageError
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.protocol.log import (
+    NO_ATTEMPT,
     AppendFenced,
     AppendStands,
     AppendVerdict,
@@ -44,8 +45,9 @@ from onceflow.core.protocol.log import (
     prunable,
     replay,
 )
-from onceflow.core.protocol.savepoints import Savepoint, seeded
+from onceflow.core.protocol.savepoints import Savepoint, seeded, view_before
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
+from onceflow.core.protocol.target_records import TargetRecord
 from onceflow.core.storage.filesystem import (
     AlreadyExists,
     Created,
@@ -359,6 +361,18 @@ class ClaimedLog:
         """
         return self._log.claim_by(self._next_claim)
 
+    def claim_above(self, attempt: AttemptId) -> ClaimedLog:
+        """Return the log claimed anew by the same driver, under a number over `attempt`.
+
+        For an attempt that a target has seen and this log has not: it was another storage's.
+
+        Raises:
+            Fenced: Another driver has claimed the job since, and goes on.
+            StorageError: The log cannot be read or written.
+            DecisionUnknown: The claim may or may not be in the log; claiming again is safe.
+        """
+        return self._log.claim_by(partial(self._next_claim, above=attempt))
+
     def check_owned(self) -> None:
         """Return while no other driver has claimed the job since; changes nothing.
 
@@ -397,12 +411,17 @@ class ClaimedLog:
                     self._view = apply(self._view, LogEntry(record, digest))
                     self._forget_settled()  # the record may have been made before
 
-    def begins_from(self, savepoint: Savepoint, place: str) -> None:
-        """Remember from the next decision on that the job has begun from `savepoint` at `place`."""
+    def begins_from(
+        self, savepoint: Savepoint, place: str, records: Iterable[TargetRecord] = ()
+    ) -> None:
+        """Remember from the next decision on that the job has begun from `savepoint` at `place`.
+
+        `records` are of the targets that tell what they have committed.
+        """
         with self._lock:
-            view = seeded(self._view, savepoint)
+            view = view_before(savepoint, self._view, records)
             memory = replace(view.memory, savepoint=f"{savepoint.id} {place}")
-            self._view = replace(self._view, memory=memory)
+            self._view = replace(view, memory=memory)
 
     def settle(self, sinks: Iterable[str]) -> None:
         """Forget `sinks`, which hold nothing in doubt, from the next decision on. Any thread."""
@@ -437,10 +456,10 @@ class ClaimedLog:
                 orphans=(),
             )
 
-    def _next_claim(self, view: LogView) -> AttemptClaimed:
+    def _next_claim(self, view: LogView, above: AttemptId = NO_ATTEMPT) -> AttemptClaimed:
         mine = self.view
         try:
-            return claim_again(view, owner=mine.owner, attempt=mine.attempt)
+            return claim_again(view, owner=mine.owner, attempt=mine.attempt, above=above)
         except Fenced as error:
             raise Fenced(f"job {self._log.job}: {error}. {_TWO_DRIVERS}") from None
 

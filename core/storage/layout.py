@@ -10,6 +10,7 @@
     <root>/<job>/probe/a<attempt>@<token>                           see `JobStorage.probe_write`
     <root>/<job>/savepoints/savepoint-<id>/                         see `savepoints`
     <root>/<job>/driver.json, driver.token                          see `driver_address`
+    <root>/<job>/last_run.json                                      see `last_run`
 
 A uid and a name keep their letters when those are safe everywhere, also where case is ignored;
 else they get a digest, so two different ones never share a file. "@" is in neither.
@@ -147,6 +148,11 @@ class JobPaths:
         return f"{self.job}/driver.token"
 
     @property
+    def last_run(self) -> str:
+        """The file that says how the job's last driver runs, or has ended."""
+        return f"{self.job}/last_run.json"
+
+    @property
     def savepoints(self) -> str:
         """The directory of savepoints for which the user has named no other."""
         return f"{self.job}/savepoints"
@@ -177,12 +183,17 @@ class SavepointPaths:
     metadata: str = "_metadata"
     lock: str = "_changing"
     state_directory: str = "state"
+    staged_sinks: str = "staged"
     owner: str = "savepoint"
     records: str = "the metadata of the savepoint"
 
     def state(self, name: str) -> str:
         """The file of one piece of state."""
         return f"{self.state_directory}/{name}"
+
+    def staged(self, sink_id: str) -> str:
+        """The directory of what one sink had staged."""
+        return f"{self.staged_sinks}/{safe_name(sink_id)}"
 
     def in_job(self, path: str) -> str:
         """Return the path of what a state handle calls `path`.

@@ -101,7 +101,7 @@ def _format_of(record: LogRecord) -> int:
             if any(one.input for one in rows):
                 return FORMAT_WITH_INPUTS
             return FORMAT_WITH_ROWS if rows else FORMAT
-        case _:
+        case AttemptClaimed():
             return FORMAT
 
 

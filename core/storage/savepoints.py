@@ -1,6 +1,7 @@
 """Savepoints in a file system: a directory each, which stands alone and may be moved.
 
     <directory>/state/<number>-<uid>@<subtask>@<name>   a state file, in the canonical form
+    <directory>/staged/<sink id>/<transaction>.arrow    rows and proofs, see `staging`
     <directory>/_metadata                               two sealed lines of JSON, written last
     <directory>/_changing                               while state is added that DataFrames hold
 
@@ -30,13 +31,21 @@ from onceflow.core.errors import (
     StorageError,
 )
 from onceflow.core.protocol.savepoints import Savepoint
-from onceflow.core.protocol.snapshots import CompletedCheckpoint, OperatorSnapshot, StateHandle
+from onceflow.core.protocol.snapshots import (
+    CompletedCheckpoint,
+    OperatorSnapshot,
+    StateHandle,
+    SubtaskSnapshot,
+)
 from onceflow.core.storage.filesystem import AlreadyExists, FileSystem
 from onceflow.core.storage.layout import SavepointPaths, StateNames, StatePaths, safe_name
 from onceflow.core.storage.record_codec import seal, unseal
+from onceflow.core.storage.staging import FileStagingArea
 from onceflow.core.storage.state_files import FileStateReader
 
-FORMAT = 1
+FORMAT = 2
+_FORMATS_READ = (1, FORMAT)
+"""The first one holds nothing that is staged."""
 COPIES_AT_ONCE = 4
 
 _REMEDY = "restore the savepoint's directory from a copy, or take another savepoint"
@@ -112,10 +121,11 @@ class SavepointDirectory:
         line, _ = unseal(data, location, _REMEDY)
         try:
             metadata = json_decoder(_Metadata).decode(line)
-            if metadata.format != FORMAT:
+            if metadata.format not in _FORMATS_READ:
                 raise StateIncompatible(
                     f"{location} has format {metadata.format}, and this version of onceflow reads"
-                    f" format {FORMAT}: restore with the version that wrote it, or a later one"
+                    f" formats {_FORMATS_READ[0]}-{FORMAT}: restore with the version that wrote it,"
+                    " or a later one"
                 )
             return json_decoder(Savepoint).decode(metadata.savepoint)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -126,6 +136,10 @@ class SavepointDirectory:
     def reader(self) -> FileStateReader:
         """Return what reads the state files."""
         return FileStateReader(self._fs, self._paths)
+
+    def staging(self, sink_id: str) -> FileStagingArea:
+        """Return the copies of what `sink_id` had staged when the savepoint was taken."""
+        return FileStagingArea(self._fs, self._paths.staged(sink_id), sink_id)
 
     def state_writer(self, unique: str, uid: str) -> SavepointStateWriter:
         """Return what makes state durable that no metadata names yet; `unique` is in every name."""
@@ -168,6 +182,7 @@ class SavepointDirectory:
         """
         self._fs.delete(self._paths.metadata)
         self._fs.delete_tree(self._paths.state_directory)
+        self._fs.delete_tree(self._paths.staged_sinks)
         self._fs.delete_directory_if_empty("")
 
 
@@ -267,11 +282,13 @@ def with_copied_files(
         keyed = renewed(old.keyed)
         return replace(old, keyed=keyed, raw=renewed(old.raw))
 
-    snapshots = tuple(
-        replace(snapshot, operators=tuple(operator(old) for old in snapshot.operators))
-        for snapshot in completed.snapshots
-    )
-    return replace(completed, snapshots=snapshots)
+    def of_subtask(old: SubtaskSnapshot) -> SubtaskSnapshot:
+        operators = tuple(operator(one) for one in old.operators)
+        handles = renewed(one.handle for one in old.in_flight)
+        in_flight = (replace(o, handle=h) for o, h in zip(old.in_flight, handles, strict=True))
+        return replace(old, operators=operators, in_flight=tuple(in_flight))
+
+    return replace(completed, snapshots=tuple(of_subtask(old) for old in completed.snapshots))
 
 
 def _handles(completed: CompletedCheckpoint) -> Iterator[tuple[int, str, StateHandle]]:
@@ -280,6 +297,9 @@ def _handles(completed: CompletedCheckpoint) -> Iterator[tuple[int, str, StateHa
             for handle in (*operator.keyed, *operator.raw):
                 if handle.path:
                     yield snapshot.subtask.index, operator.uid, handle
+        for rows in snapshot.in_flight:
+            if rows.handle.path:
+                yield snapshot.subtask.index, rows.chain, rows.handle
 
 
 def _at_once(work: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:

@@ -6,6 +6,9 @@ One file a transaction, `<job>/staged/<sink id>/<attempt>-<checkpoint>-<subtask>
     trailer     length of all frames (8 bytes), their XXH3-64 (8)
 
 All numbers are little endian. Nothing is listed before it is whole: see `FileSystem`.
+
+A savepoint holds copies of these files, under the same names. A job that begins from it in empty
+storage copies them there, and `<job>/staged/<sink id>/imported` names them, one a line.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import re
 import struct
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import IO
@@ -37,6 +40,7 @@ _HEADER = struct.Struct("<HQ")
 _TRAILER = struct.Struct("<QQ")
 _CHUNK_BYTES = 1 << 20
 _NAME = re.compile(r"(\d+)-(\d+)-(\d+)-(\d+)\.arrow")
+_IMPORTED = "imported"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +93,55 @@ class FileStagingArea(StagingArea):
         return self.fs.modified_at(self.path(transaction))
 
     @override
+    def is_imported(self, transaction: TransactionId) -> bool:
+        names = self.fs.read(f"{self.directory}/{_IMPORTED}") or b""
+        return self._name(transaction).encode() in names.splitlines()
+
+    @override
     def discard(self, transaction: TransactionId) -> None:
         self.fs.delete(self.path(transaction))
+
+    def copy_to(
+        self, target: FileStagingArea, is_wanted: Callable[[TransactionId], bool]
+    ) -> tuple[TransactionId, ...]:
+        """Copy what is staged and wanted; return its names. Runs while others stage and commit.
+
+        What a sink commits meanwhile disappears, and a proof may appear in its place. So the area
+        is listed again until it shows nothing new: then each wanted transaction was copied, or
+        its proof was, or the target has the proof.
+
+        Raises:
+            StateCorrupt: A file is not what was sealed.
+            StorageError: Not all of it is durable in `target`.
+        """
+        seen: set[TransactionId] = set()
+        copied: list[TransactionId] = []
+        while True:
+            listed = [one for one in self.transactions() if one not in seen and is_wanted(one)]
+            if not listed:
+                return tuple(copied)
+            seen.update(listed)
+            copied += [one for one in listed if self._copy(one, target)]
+
+    def import_from(self, source: FileStagingArea) -> tuple[TransactionId, ...]:
+        """Copy all that is staged in `source`, a savepoint's area; return its names. Idempotent.
+
+        Raises:
+            StateCorrupt: A file is not what was sealed.
+            StorageError: Not all of it is durable here.
+        """
+        names = [self._name(transaction) for transaction in source.transactions()]
+        # Before the rows: they are never here without a sign of where they came from.
+        self.fs.write(f"{self.directory}/{_IMPORTED}", ("\n".join(names).encode(),))
+        return source.copy_to(self, lambda _: True)
+
+    def _copy(self, transaction: TransactionId, target: FileStagingArea) -> bool:
+        path = self.path(transaction)
+        chunks = self.fs.read_chunks(path)
+        if chunks is None:
+            return False
+        target.fs.write(target.path(transaction), _verified(chunks, self.fs.location(path)))
+        return True
 
     def path(self, transaction: TransactionId) -> str:
         """Return the file of `transaction`, relative to the file system's root."""
@@ -178,9 +229,28 @@ def _verified_size(file: IO[bytes], location: str) -> int:
                 left -= len(chunk)
             if actual.intdigest() == digest:
                 return found_bytes
-    raise StateCorrupt(
+    raise _damaged(location)
+
+
+def _verified(chunks: Iterator[bytes], location: str) -> Iterator[bytes]:
+    """Yield `chunks`; the last one only once all bytes are known to be those that were sealed."""
+    frames, size_bytes, held_back = xxhash.xxh3_64(), 0, b""
+    for chunk in chunks:
+        data = held_back + chunk
+        held_back = data[-_TRAILER.size :]
+        ready = data[: -_TRAILER.size]
+        frames.update(ready)
+        size_bytes += len(ready)
+        yield ready
+    if held_back != _TRAILER.pack(size_bytes, frames.intdigest()):
+        raise _damaged(location)
+    yield held_back
+
+
+def _damaged(location: str) -> StateCorrupt:
+    return StateCorrupt(
         f"staged rows {location} are damaged: length or checksum is not what was sealed. Restore"
-        " the file from a copy of checkpoint storage; the job cannot commit without it"
+        " the file from a copy of its storage; the job cannot commit without it"
     )
 
 

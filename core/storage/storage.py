@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import unquote
 
 from onceflow.core.errors import (
+    CheckpointCorrupt,
     CheckpointError,
     ConfigError,
     StateIncompatible,
     StorageError,
 )
-from onceflow.core.protocol.ids import AttemptId, CheckpointId
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 from onceflow.core.protocol.log import LogView
+from onceflow.core.protocol.savepoints import Savepoint
 from onceflow.core.protocol.snapshots import CompletedCheckpoint, StateHandle
 from onceflow.core.staging import StagingArea
 from onceflow.core.storage.decision_log import DecisionLog, log_id
@@ -29,6 +32,7 @@ from onceflow.core.storage.filesystem import (
     StorageRefused,
 )
 from onceflow.core.storage.inputs import InputFiles
+from onceflow.core.storage.last_run import LastRunFile
 from onceflow.core.storage.layout import JobPaths, StateNames, safe_name
 from onceflow.core.storage.local import CHECKPOINT_STORAGE, LocalFileSystem, Modes
 from onceflow.core.storage.savepoints import SavepointDirectory, copied_into
@@ -38,6 +42,14 @@ from onceflow.core.storage.state_files import FileStateReader, FileStateWriter, 
 INLINE_THRESHOLD_BYTES = 20_000
 INLINE_THRESHOLD_BYTES_MAX = 1_000_000
 """Every subtask's inline state is in each record of the log: far more would make appends slow."""
+
+
+class HoldsStaged(Protocol):
+    """Something that a job can begin from, with copies of what sinks have staged."""
+
+    def staging(self, sink_id: str) -> FileStagingArea:
+        """Return what `sink_id` had staged."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +129,11 @@ class JobStorage:
         return AddressFiles(self._fs, self._private, self._paths)
 
     @property
+    def last_run(self) -> LastRunFile:
+        """How the job's last driver runs, or has ended."""
+        return LastRunFile(self._private, self._paths)
+
+    @property
     def savepoints(self) -> str:
         """Where savepoints go for which the user has named no other place."""
         return self._fs.location(self._paths.savepoints)
@@ -127,7 +144,55 @@ class JobStorage:
 
     def staging(self, sink_id: str) -> StagingArea:
         """Return where the sink `sink_id` stages rows."""
+        return self.staged_files(sink_id)
+
+    def staged_files(self, sink_id: str) -> FileStagingArea:
+        """Return the files of what `sink_id` has staged, to be copied from storage to storage."""
         return FileStagingArea(self._fs, self._paths.staged(sink_id), sink_id)
+
+    def copy_staged(
+        self,
+        directory: SavepointDirectory,
+        sinks: Iterable[str],
+        is_wanted: Callable[[TransactionId], bool],
+    ) -> tuple[TransactionId, ...]:
+        """Copy what `sinks` have staged into a savepoint; return the names of what it holds.
+
+        Raises:
+            StateCorrupt: A file is not what was sealed.
+            StorageError: Not all of it is durable there.
+        """
+        return tuple(
+            transaction
+            for sink_id in sinks
+            for transaction in self.staged_files(sink_id).copy_to(
+                directory.staging(sink_id), is_wanted
+            )
+        )
+
+    def import_staged(
+        self, directory: HoldsStaged, savepoint: Savepoint, sinks: Collection[str]
+    ) -> None:
+        """Copy what a savepoint holds of staged rows and proofs of `sinks` into this job's storage.
+
+        Idempotent; what a crash leaves here is not decided.
+
+        Raises:
+            CheckpointCorrupt: Something that the savepoint names is gone.
+            StateCorrupt: A file is not what was sealed.
+            StorageError: Not all of it is durable here.
+        """
+        for sink_id in sorted(sinks):
+            source = directory.staging(sink_id)
+            named = {one for one in savepoint.staged if one.sink_id == sink_id}
+            if missing := sorted(named - set(source.transactions())):
+                raise CheckpointCorrupt(
+                    f"the savepoint {directory} names {len(missing)} staged transactions whose"
+                    f" files are gone, the first {missing[0]}: restore the savepoint's directory"
+                    " from a copy"
+                )
+            if source.transactions():
+                self.staged_files(sink_id).import_from(source)
 
     def inputs(self, uid: str) -> InputFiles:
         """Return where Spark writes what source `uid` reads."""

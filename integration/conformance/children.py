@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -32,6 +32,8 @@ class HeldCommit:
     lines: int
     own: tuple[int, ...]
     """Those in the module of the sink's class."""
+    location: str
+    """The line before which it was held up: file, line, function; empty if it was not."""
 
 
 def write_and_wait(link: Link, sink: Sink, context: WriterContext, batch: pa.RecordBatch) -> None:
@@ -83,8 +85,8 @@ def abort(
 def commit_until_line(
     link: Link, sink: Sink, context: CommitterContext, committable: Committable, line: int
 ) -> int:
-    """Commit, and be killed at the sink's `line`-th line; return how many there were."""
-    with_kill = LineTracer(sink, line, _kill_self)
+    """Commit, and be killed at the sink's `line`-th line, which is sent; return the line count."""
+    with_kill = LineTracer(sink, line, _killer(link))
     with_kill.run(lambda: sink.committer(context).commit(committable))
     return with_kill.lines
 
@@ -92,8 +94,8 @@ def commit_until_line(
 def abort_until_line(
     link: Link, sink: Sink, context: CommitterContext, committable: Committable, line: int
 ) -> int:
-    """Abort, and be killed at the sink's `line`-th line; return how many there were."""
-    with_kill = LineTracer(sink, line, _kill_self)
+    """Abort, and be killed at the sink's `line`-th line, which is sent; return the line count."""
+    with_kill = LineTracer(sink, line, _killer(link))
     with_kill.run(lambda: sink.committer(context).abort(committable))
     return with_kill.lines
 
@@ -109,7 +111,7 @@ def pre_commit_until_line(
     """Write and pre-commit, and be killed at the sink's `line`-th line of the latter."""
     writer = sink.writer(context)
     writer.write(batch)
-    with_kill = LineTracer(sink, line, _kill_self, writer)
+    with_kill = LineTracer(sink, line, _killer(link), writer)
     with_kill.run(lambda: writer.pre_commit(CheckpointId(checkpoint)))
     return with_kill.lines
 
@@ -119,7 +121,7 @@ def commit_held_at_line(
 ) -> HeldCommit:
     """Commit, say so at the sink's `line`-th line and wait there to be told to go on."""
 
-    def hold() -> None:
+    def hold(location: str) -> None:
         link.send(HELD)
         link.recv()
 
@@ -141,8 +143,14 @@ def held_commit(
             outcomes.append(told(error))
 
     tracer.run(commit)
-    return HeldCommit(outcomes[0], tracer.lines, tuple(tracer.own))
+    return HeldCommit(outcomes[0], tracer.lines, tuple(tracer.own), tracer.location)
 
 
-def _kill_self() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def _killer(link: Link) -> Callable[[str], None]:
+    """Return what sends the location of a line over `link`, and then kills this process."""
+
+    def kill_self(location: str) -> None:
+        link.send(location)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return kill_self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 from abc import ABC
 from collections.abc import Callable
@@ -17,15 +18,20 @@ _Trace: TypeAlias = Callable[[FrameType, str, Any], Any]
 class LineTracer:
     """Counts the lines that run in the sink's own code, on one thread; acts before one of them."""
 
-    def __init__(self, sink: Sink, line: int, reached: Callable[[], None], *parts: object) -> None:
+    def __init__(
+        self, sink: Sink, line: int, reached: Callable[[str], None], *parts: object
+    ) -> None:
         """Call `reached` right before the `line`-th line runs, counted from 1; 0 is never.
 
+        It gets the location: file, line, function and text of the line that did not run yet.
         `parts` are what the sink has made, whose code is its own too.
         """
         written = sink.sink if isinstance(sink, OneByOne) else sink
         self.lines = 0
         self.own: list[int] = []
         """Which of them are in the module of the sink's class, where its author wrote."""
+        self.location = ""
+        """Where the `line`-th line is; empty until it is reached."""
         self._line = line
         self._reached = reached
         self._module = type(written).__module__
@@ -55,5 +61,13 @@ class LineTracer:
             if frame.f_globals.get("__name__") == self._module:
                 self.own.append(self.lines)
             if self.lines == self._line:
-                self._reached()
+                self.location = _location_of(frame)
+                self._reached(self.location)
         return self._at
+
+
+def _location_of(frame: FrameType) -> str:
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    text = linecache.getline(file, line).strip()
+    shown = f" `{text}`" if text else ""
+    return f"{file}:{line} in {frame.f_code.co_name}{shown}"

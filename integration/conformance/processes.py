@@ -53,18 +53,15 @@ class Child:
             ProcessKilled: The process was killed before it was done.
             TimeoutError: It is not done yet.
         """
-        while True:
-            match self._next(timeout_s):
-                case Returned(value):
-                    self._link.close()
-                    return value
-                case Raised() as raised:
-                    self._link.close()
-                    if raised.kind == Violation.__name__:
-                        raise Violation(raised.text)
-                    raise ChildFailed(raised)
-                case _:
-                    continue
+        word = self._next(timeout_s)
+        while not isinstance(word, (Returned, Raised)):
+            word = self._next(timeout_s)  # the function has sent a value, which nobody asks for
+        self._link.close()
+        if isinstance(word, Returned):
+            return word.value
+        if word.kind == Violation.__name__:
+            raise Violation(word.text)
+        raise ChildFailed(word)
 
     def said(self, timeout_s: float = TIMEOUT_S) -> Any:
         """Return the next value that the function sent over its link.

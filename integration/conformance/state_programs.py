@@ -17,7 +17,9 @@ import copy
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
+
+from typing_extensions import assert_never
 
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.protocol.splits import key_group_range
@@ -57,7 +59,12 @@ MACHINES_BEHIND_S = (0.0, 0.0, 0.7, 5.0)
 JUMPS_S = (0.1, 0.1, 0.3, 0.3, 0.6, 0.9, -0.5, -0.5, -100.0, 100.0)
 AHEAD_MS = (-50, 0, 1, 9, 10, 11, 101, 250)
 """Of event time: where a timer is registered."""
-TIMER_ACTIONS = ("nothing", "register", "delete", "set")
+TIMER_ACTIONS: tuple[Literal["nothing", "register", "delete", "set"], ...] = (
+    "nothing",
+    "register",
+    "delete",
+    "set",
+)
 
 
 class KeyStates:
@@ -340,7 +347,8 @@ class StateProgram:
 
     def _on_timer(self, subtask: Subtask, timer: Timer, model: KeyModel) -> None:
         """Do what a function may when a timer fires; its key is the current one."""
-        match self._rng.choice(TIMER_ACTIONS):
+        action = self._rng.choice(TIMER_ACTIONS)
+        match action:
             case "register":
                 at_ms = timer.at_ms + self._rng.choice([-5, 0, 10, 100])
                 if timer.domain == "event":
@@ -354,8 +362,10 @@ class StateProgram:
                 number = self._rng.randrange(1000)
                 model.use("value", number, None)
                 subtask.states.value.set(number)
-            case _:
+            case "nothing":
                 pass
+            case _:
+                assert_never(action)
 
     def _end_all_time(self) -> None:
         """Have every timer fire: nothing is left, and nothing was lost."""

@@ -31,9 +31,11 @@ import msgspec
 from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import ConfigError, Fenced
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
+from onceflow.core.protocol.log import NO_ATTEMPT
 from onceflow.core.spi import CommitterContext
 from onceflow.core.storage.filesystem import Created, FileSystem
 from onceflow.core.storage.layout import safe_name
+from onceflow.sinks.fence import FenceOwner, check_owner
 
 HIDDEN = "_onceflow"
 
@@ -190,23 +192,32 @@ def owners(fs: FileSystem) -> dict[str, str]:
     return found
 
 
+def read_claim(fs: FileSystem, paths: SinkPaths, context: CommitterContext) -> AttemptId:
+    """Return the newest attempt that has claimed the sink id; 0: none has.
+
+    Raises:
+        ConfigError: Another job owns the sink id.
+    """
+    if fs.read(paths.owner) is None:
+        return NO_ATTEMPT
+    _require_owner(fs, paths, context)
+    claimed = [int(name) for name in fs.list(paths.attempts) if name.isdigit()]
+    return AttemptId(max(claimed, default=NO_ATTEMPT))
+
+
 def _require_owner(fs: FileSystem, paths: SinkPaths, context: CommitterContext) -> None:
     place = fs.location(paths.owner)
-    take_over = (
-        "Give this one its own (write(…, sink_id=…)), or, when the other job is stopped for good "
-        f"and nothing of it is in doubt, hand its sink id over: delete {place} and "
-        f"{fs.location(paths.attempts)}"
-    )
     try:
         found = json_decoder(Owner).decode(fs.read(paths.owner) or b"")
     except msgspec.DecodeError as error:
         raise ConfigError(f"{place} does not say which job owns the sink id: {error}") from error
-    if found.log_id != context.log_id:
-        raise ConfigError(
-            f"sink id {context.sink_id!r} belongs to a job with another decision log: recorded "
-            f"{found.log_id!r} (job {found.job}), here {context.log_id!r} (job {context.job}). Two "
-            f"jobs under one sink id would commit and abort each other's files. {take_over}"
-        )
+    newest = max((int(name) for name in fs.list(paths.attempts) if name.isdigit()), default=0)
+    check_owner(
+        context.sink_id,
+        FenceOwner(found.log_id, newest, found.job),
+        FenceOwner(context.log_id, context.attempt, context.job),
+        take_over=f"deleting {fs.location(paths.directory)}",
+    )
 
 
 def _require_newest(

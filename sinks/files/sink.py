@@ -26,12 +26,13 @@ from onceflow.core.protocol.committables import (
     Unknown,
 )
 from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.protocol.target_records import TargetRecord, to_record
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from onceflow.core.storage.file_location import FileLocation, Publish
 from onceflow.core.storage.filesystem import StreamedFiles
 from onceflow.sinks.fence import check_sink_id
 from onceflow.sinks.files.formats import Compression, file_format
-from onceflow.sinks.files.layout import SinkPaths, claim
+from onceflow.sinks.files.layout import SinkPaths, claim, read_claim
 from onceflow.sinks.files.partitions import Partitions
 from onceflow.sinks.files.publication import (
     FAILURES,
@@ -234,6 +235,14 @@ class FileSink(Sink):
             _probe(fs, paths)
             claim(fs, paths, context)
             _sweep(fs, paths, context)
+
+    @override
+    def target_record(self, context: CommitterContext) -> TargetRecord:
+        """Return what the proofs below the url say."""
+        fs, paths = open_files(self.settings.location), SinkPaths(context.sink_id)
+        with sink_errors():
+            attempt = read_claim(fs, paths, context)
+            return to_record(context.sink_id, attempt, publication(fs, paths).proven())
 
     @override
     def writer(self, context: WriterContext) -> SinkWriter:

@@ -53,6 +53,7 @@ from onceflow.sinks.kafka.settings import STAGED, KafkaSinkSettings
 from onceflow.sinks.kafka.transactional_lane import (
     CommitRecords,
     LaneFailed,
+    TransactionalLane,
     TransactionalLanes,
     decided_commit_offsets,
     lane_name,
@@ -186,12 +187,28 @@ class KafkaCommitter(Committer):
             return Committed() if sent else AlreadyCommitted()
         if rows is None or first is None:
             return self._gone(transaction, deadline)
+        if self._was_committed_elsewhere(transaction, lane):
+            self._lanes.settle(transaction)
+            return AlreadyCommitted()
         if is_proof_expired(self._settings, facts_of(first).staged_at_s):
             return self._stale(transaction)
         batches = chain([first], (batch for _, batch in rows))
         lane.commit(proof, transaction.checkpoint, batches)
         self._lanes.settle(transaction)
         return Committed()
+
+    def _was_committed_elsewhere(self, transaction: TransactionId, lane: TransactionalLane) -> bool:
+        """Return whether rows out of a savepoint were committed by the job that took it.
+
+        That job wrote its commit record into its own storage. Within one attempt a subtask's
+        transactions are committed in order, so a later one's commit offset proves the earlier ones.
+        """
+        later = [
+            one
+            for one in proven(lane.commit_offsets.values(), self._context.log_id)
+            if one.attempt == transaction.attempt and _order(one) > _order(transaction)
+        ]
+        return bool(later) and self._area.is_imported(transaction)
 
     def _is_settled(self, transaction: TransactionId) -> bool:
         """Return whether there is a commit record; spares a lane, and fences nobody."""
@@ -285,6 +302,10 @@ class KafkaCommitter(Committer):
 
     def _proof(self, transaction: TransactionId) -> str:
         return proof_of(transaction, self._context.log_id)
+
+
+def _order(transaction: TransactionId) -> tuple[int, int]:
+    return transaction.checkpoint, transaction.sequence
 
 
 class IdleCommitter(Committer):

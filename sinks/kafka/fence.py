@@ -95,7 +95,7 @@ class Fence:
 
     @property
     def _owner(self) -> FenceOwner:
-        return FenceOwner(self._context.log_id, self._context.attempt)
+        return FenceOwner(self._context.log_id, self._context.attempt, self._context.job)
 
     def _write_if(self, wanted: Callable[[FenceOwner | None], bool]) -> None:
         deadline = time.monotonic() + self._settings.deadline_s
@@ -119,7 +119,7 @@ class Fence:
 
     def _write(self, producer: Producer, group: Any, deadline: float) -> None:
         text = json.dumps(
-            {"log": self._owner.log_id, "attempt": self._owner.attempt, "job": self._context.job}
+            {"log": self._owner.log_id, "attempt": self._owner.attempt, "job": self._owner.job}
         )
         offsets = [
             TopicPartition(topic, 0, self._owner.attempt, text) for topic in self._settings.topics
@@ -145,7 +145,7 @@ class Fence:
 
 def _parsed(text: str) -> FenceOwner:
     found = json.loads(text)
-    return FenceOwner(str(found["log"]), int(found["attempt"]))
+    return FenceOwner(str(found["log"]), int(found["attempt"]), str(found["job"]))
 
 
 def _attempt_of(owner: FenceOwner) -> int:

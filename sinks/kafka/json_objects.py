@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyarrow import types as arrow
 
 from onceflow.core.errors import ConfigError
+from onceflow.core.instants import BEYOND_PYTHON
 
 _ENCODER = msgspec.json.Encoder(decimal_format="string")
 
@@ -135,7 +136,10 @@ def json_values(column: pa.Array, kind: pa.DataType, *, floats: bool) -> list[An
     """
     if column.type != kind:
         column = column.cast(kind, safe=True)
-    values: list[Any] = column.to_pylist()
+    try:
+        values: list[Any] = column.to_pylist()
+    except OverflowError as error:
+        raise ValueError(f"{BEYOND_PYTHON} ({error})") from error
     if _has_maps(kind):
         values = [_with_objects(value, kind) for value in values]
     if floats and not all(map(_is_finite, values)):

@@ -35,6 +35,7 @@ from onceflow.sinks.sql.session import (
     LockTimeout,
     NameTaken,
     NameUnknown,
+    ReadOnly,
     RowRefused,
     Session,
     SqlError,
@@ -84,6 +85,8 @@ _KINDS: Mapping[int, type[SqlError]] = MappingProxyType(
         1062: DuplicateKey,
         1146: TableMissing,
         1205: LockTimeout,
+        # By an option of the server, by the transaction's own mode, by its engine.
+        **dict.fromkeys((1290, 1792, 1836), ReadOnly),
         # A session, a transaction.
         **dict.fromkeys((1094, 1397), NameUnknown),
         # An index, a transaction.
@@ -396,7 +399,8 @@ class MySQLSession(Session):
 
     @override
     def begin(self) -> None:
-        self.execute("START TRANSACTION READ WRITE")
+        # READ WRITE would write through a transaction_read_only that is to stop all writers.
+        self.execute("START TRANSACTION")
 
     @override
     def commit(self) -> None:

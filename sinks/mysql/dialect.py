@@ -12,7 +12,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from onceflow.core.errors import ConfigError, SinkError
-from onceflow.core.spi import CommitterContext
+from onceflow.core.spi import CommitterContext, WriterContext
 from onceflow.sinks.mysql import catalog
 from onceflow.sinks.mysql.connection import own
 from onceflow.sinks.mysql.dml import MySQLDmlExecutor
@@ -34,6 +34,14 @@ _HELD_LOCKS = """
         SELECT a.n + 10 * b.n + 100 * c.n + 1000 * d.n AS subtask
         FROM {ten} AS a, {ten} AS b, {ten} AS c, {ten} AS d
     ) AS every_subtask HAVING session IS NOT NULL
+"""
+# What is prepared has no connection. Needs PROCESS; performance_schema may be switched off.
+_LOCKING_TRANSACTIONS = """
+    SELECT p.id, p.user, p.host, p.command, t.trx_started
+    FROM information_schema.innodb_trx AS t
+    JOIN information_schema.processlist AS p ON p.id = t.trx_mysql_thread_id
+    WHERE t.trx_rows_locked > 0 AND p.id <> CONNECTION_ID()
+    ORDER BY t.trx_started LIMIT {most}
 """
 _TEN = "(SELECT 0 AS n" + "".join(f" UNION ALL SELECT {n}" for n in range(1, 10)) + ")"
 
@@ -128,6 +136,19 @@ class MySQLDialect(Dialect):
     @override
     def executor(self, session: Session, mode: WriteMode, key: Sequence[str]) -> MySQLDmlExecutor:
         return MySQLDmlExecutor(mode, key, local_infile=own(session).loads)
+
+    @override
+    def lock_holders(
+        self, session: Session, table: TableName, context: WriterContext, most: int
+    ) -> Sequence[str]:
+        """Describe who has an open transaction with locks on rows, whatever table they are of."""
+        return [
+            f"connection {number} of user {user!r} from {host!r} (command {command}), whose"
+            f" transaction has been open since {since} and locks rows"
+            for number, user, host, command, since in session.query(
+                _LOCKING_TRANSACTIONS.format(most=most)
+            )
+        ]
 
     @override
     def two_phase(self, schema: str) -> XaTwoPhase:

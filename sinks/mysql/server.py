@@ -28,6 +28,8 @@ _DETACH_VERSION = (8, 0, 29)
 _VARIABLES = (
     "read_only",
     "super_read_only",
+    "transaction_read_only",
+    "tx_read_only",
     "xa_detach_on_prepare",
     "log_bin",
     "binlog_format",
@@ -46,6 +48,8 @@ class ServerFacts:
     mariadb: bool
     version: tuple[int, int, int]
     read_only: bool
+    transactions_read_only: bool
+    """Whether transactions only read unless they say otherwise."""
     detaches: bool
     """Whether a session may go on after XA PREPARE, and others commit what it prepared."""
     binlog_format: str
@@ -81,6 +85,8 @@ def server_facts(session: Session) -> ServerFacts:
         mariadb=mine.is_mariadb,
         version=(major, minor, patch),
         read_only="ON" in (values.get("read_only"), values.get("super_read_only")),
+        transactions_read_only="ON"
+        in (values.get("transaction_read_only"), values.get("tx_read_only")),
         detaches=mine.is_mariadb or values.get("xa_detach_on_prepare") == "ON",
         binlog_format=values.get("binlog_format", "") if values.get("log_bin") == "ON" else "",
         galera=values.get("wsrep_on") == "ON",
@@ -160,6 +166,15 @@ class MySQLServer(Server):
                     f"{facts.shown} is read-only, as replicas are",
                     "the primary: a replica takes no writes",
                     "name the primary in the url, or run: SET GLOBAL read_only = OFF",
+                )
+            )
+        if facts.transactions_read_only:
+            found.append(
+                DATABASE.problem(
+                    "transactions are read-only",
+                    "transactions that write",
+                    # MariaDB knows it by this name alone before 11.1.
+                    f"SET GLOBAL {'tx' if facts.mariadb else 'transaction'}_read_only = OFF",
                 )
             )
         found = found or [DATABASE.ok(f"{facts.shown}, {where}")]

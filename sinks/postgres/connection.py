@@ -33,6 +33,7 @@ from onceflow.sinks.sql.session import (
     LockTimeout,
     NameTaken,
     NameUnknown,
+    ReadOnly,
     RowRefused,
     Session,
     SqlError,
@@ -53,6 +54,7 @@ _KINDS: tuple[tuple[str, type[SqlError]], ...] = (
     ("23", RowRefused),
     ("P0001", RowRefused),
     ("54000", RowRefused),
+    ("25006", ReadOnly),
     ("55P03", LockTimeout),
     ("42501", AccessDenied),
     ("42P01", TableMissing),
@@ -63,8 +65,9 @@ _KINDS: tuple[tuple[str, type[SqlError]], ...] = (
 # for each reply has its deadline in the client. Keepalives: should this machine vanish without a
 # word, the server rolls back within a minute, and a new attempt finds no lock of ours in its way.
 # A commit after which nobody has the rows any more must not be in the server's memory alone.
+# READ WRITE would write through a default_transaction_read_only that is to stop all writers.
 _BEGIN = """
-    BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+    BEGIN ISOLATION LEVEL READ COMMITTED;
     SET LOCAL lock_timeout = {lock_timeout_ms};
     SET LOCAL statement_timeout = 0;
     SET LOCAL idle_in_transaction_session_timeout = 0;

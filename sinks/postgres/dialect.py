@@ -15,6 +15,7 @@ from onceflow.core.spi import CommitterContext, WriterContext
 from onceflow.sinks.postgres import catalog
 from onceflow.sinks.postgres.connection import attempt_of_writer, writer_name
 from onceflow.sinks.postgres.dml import PostgresDmlExecutor
+from onceflow.sinks.postgres.locks import lock_holders
 from onceflow.sinks.postgres.server import PostgresServer, is_pooled
 from onceflow.sinks.postgres.two_phase import PostgresTwoPhase
 from onceflow.sinks.postgres.types import PostgresFit, wire_of
@@ -99,6 +100,12 @@ class PostgresDialect(Dialect):
     @override
     def writer_name(self, context: WriterContext) -> str:
         return writer_name(context.sink_id, context.attempt, context.subtask)
+
+    @override
+    def lock_holders(
+        self, session: Session, table: TableName, context: WriterContext, most: int
+    ) -> Sequence[str]:
+        return lock_holders(session, table, self.writer_name(context), most)
 
     @override
     def guard_of_record(self, transaction: TransactionId) -> str:

@@ -41,6 +41,7 @@ from onceflow.sinks.sql.session import (
     AccessDenied,
     ConnectionLost,
     NameUnknown,
+    ReadOnly,
     Session,
     SqlError,
     session_name,
@@ -341,6 +342,9 @@ class SqlCommitter(Committer):
         except ConnectionLost:
             raise
         except SqlError as error:
+            if isinstance(error, ReadOnly):
+                # The next try opens a session that may write, if any may by then.
+                self.close()
             return RetryLater(f"the server cannot be asked: {error}")
 
     def _connected(self) -> Session:

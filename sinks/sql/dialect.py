@@ -205,6 +205,17 @@ class Dialect(ABC):
         """Return the name of a writer's session, by which its attempt is known."""
         return session_name(context.sink_id, context.attempt, f"subtask {context.subtask} writer")
 
+    def lock_holders(
+        self, session: Session, table: TableName, context: WriterContext, most: int
+    ) -> Sequence[str]:
+        """Describe who may hold what a writer on `table` waited for, at most `most`.
+
+        Never has a value of theirs: of a statement at most its first word. Empty where the server
+        does not tell.
+        """
+        del session, table, context, most
+        return ()
+
     # -- before a job writes -----------------------------------------------------------------------
 
     def guard_of_record(self, transaction: TransactionId) -> str:

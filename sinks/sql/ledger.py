@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.core.protocol.log_memory import Decided
 from onceflow.sinks.fence import FenceOwner
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.session import DuplicateKey, Session
@@ -49,8 +50,12 @@ class Ledger:
         return self.dialect.identifier(TableName(self.schema, SINKS))
 
     def take_over(self, sink_id: str) -> str:
-        """Return the statement by which an operator hands `sink_id` to another job."""
-        return f"DELETE FROM {self.sinks} WHERE sink_id = {self._literal(sink_id)}"
+        """Return the statements by which the database forgets who owns `sink_id`, in their order.
+
+        Proofs go first: another log counts from 1 again, and would take them for its own.
+        """
+        own = f"WHERE sink_id = {self._literal(sink_id)}"
+        return f"DELETE FROM {self.ledger} {own}; DELETE FROM {self.sinks} {own}"
 
     def record(self, session: Session, transaction: TransactionId, rows: int) -> bool:
         """Return whether the ledger row is written; not when a newer attempt has the sink.
@@ -88,8 +93,19 @@ class Ledger:
 
     def owner(self, session: Session, sink_id: str) -> FenceOwner | None:
         """Return who claimed `sink_id` last."""
-        found = self._of_sink(session, "log_id, attempt", sink_id)
-        return FenceOwner(str(found[0][0]), int(found[0][1])) if found else None
+        found = self._of_sink(session, "log_id, attempt, job", sink_id)
+        if not found:
+            return None
+        log_id, attempt, job = found[0]
+        return FenceOwner(str(log_id), int(attempt), str(job))
+
+    def committed(self, session: Session, sink_id: str) -> list[Decided]:
+        """Return, by attempt, the highest checkpoint of which there is a proof."""
+        found = session.query(
+            f"SELECT attempt, MAX(checkpoint) FROM {self.ledger}"
+            f" WHERE sink_id = {self._literal(sink_id)} GROUP BY attempt"
+        )
+        return [Decided(int(attempt), int(checkpoint)) for attempt, checkpoint in found]
 
     def commit_mode(self, session: Session, sink_id: str) -> str | None:
         """Return the commit mode that the last claim chose; None when it recorded none."""

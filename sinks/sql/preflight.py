@@ -11,8 +11,9 @@ import pyarrow as pa
 from onceflow.core.connector import require
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import TransactionId
+from onceflow.core.protocol.target_records import TargetRecord, to_record
 from onceflow.core.spi import CommitterContext
-from onceflow.sinks.fence import FenceOwner, check_fence, check_sink_id
+from onceflow.sinks.fence import FenceOwner, check_fence, check_owner, check_sink_id
 from onceflow.sinks.sql.dialect import DATABASE, Server, TwoPhaseSupport
 from onceflow.sinks.sql.ledger import COMMIT_MODE_LENGTH_MAX, LEDGER, SINKS
 from onceflow.sinks.sql.session import (
@@ -25,7 +26,14 @@ from onceflow.sinks.sql.session import (
     session_name,
 )
 from onceflow.sinks.sql.settings import CommitMode, SqlSettings, chosen_mode
-from onceflow.sinks.sql.table_resolver import created, evolved, matched, missing, require_writable
+from onceflow.sinks.sql.table_resolver import (
+    check_additions,
+    created,
+    evolved,
+    matched,
+    missing,
+    require_writable,
+)
 from onceflow.sinks.sql.tables import Table, TableName
 from onceflow.sinks.sql.write_mode import ChangeRules
 
@@ -62,6 +70,17 @@ def validate_rows(settings: SqlSettings, context: CommitterContext, schema: pa.S
         preflight.validate(schema)
 
 
+def read_record(settings: SqlSettings, context: CommitterContext) -> TargetRecord | None:
+    """Return what the database records of the sink id; None where the user may not ask.
+
+    Raises:
+        ConfigError: Another job owns the sink id.
+        SinkError: The server cannot be reached or asked now.
+    """
+    with _preflight(settings, context) as preflight:
+        return preflight.read_record()
+
+
 @contextmanager
 def _preflight(settings: SqlSettings, context: CommitterContext) -> Generator[_Preflight]:
     check_sink_id(context.sink_id)
@@ -94,9 +113,7 @@ class _Preflight:
             self._ensure_bookkeeping(server)
             self._claim(mode)
             self._dialect.end_older_writers(self._session, settings.ledger_schema, context)
-        table = self._required_table(schema)
-        if settings.rules.tombstones or settings.rules.operation_column:
-            self._dialect.require_delete(self._session, table)
+        self._ensure_table(schema)
 
     def validate(self, schema: pa.Schema) -> None:
         settings, session = self._settings, self._session
@@ -106,10 +123,37 @@ class _Preflight:
             if not settings.create:
                 raise missing(settings, settings.table, schema)
             return
+        self._check_known_columns(table, schema)
+
+    def _check_known_columns(self, table: Table, schema: pa.Schema) -> None:
+        """Raise ConfigError unless `table` takes what it can of the rows before it is altered."""
+        settings = self._settings
         require_writable(table)
         if settings.evolve:
+            check_additions(settings.dialect, table, schema, settings.rules)
             schema = _known_columns(table, schema, settings.rules)
         matched(self._dialect, table, schema, settings.rules)
+        if settings.rules.tombstones or settings.rules.operation_column:
+            self._dialect.require_delete(self._session, table)
+
+    def read_record(self) -> TargetRecord | None:
+        ledger, session, context = self._settings.ledger, self._session, self._context
+        try:
+            for name in (LEDGER, SINKS):
+                if self._dialect.found(session, TableName(ledger.schema, name)) is None:
+                    return TargetRecord(context.sink_id)
+            # The claim first: who claims and commits in between has a higher attempt.
+            owner = ledger.owner(session, context.sink_id)
+            committed = ledger.committed(session, context.sink_id)
+        except AccessDenied:
+            return None
+        check_owner(
+            context.sink_id,
+            owner,
+            FenceOwner(context.log_id, context.attempt, context.job),
+            take_over=ledger.take_over(context.sink_id),
+        )
+        return to_record(context.sink_id, owner.attempt if owner else 0, committed)
 
     def _fit_server(self) -> Server:
         """Return the server, which can be written to and forgets nothing when it is killed."""
@@ -186,7 +230,7 @@ class _Preflight:
             Fenced: This attempt or a newer one has claimed it.
         """
         context, ledger, session = self._context, self._settings.ledger, self._session
-        claimant = FenceOwner(context.log_id, context.attempt)
+        claimant = FenceOwner(context.log_id, context.attempt, context.job)
         while not ledger.claim(session, context.sink_id, context.job, claimant, mode.value):
             # Goes on only if the row that stood in the way is gone meanwhile, or older.
             check_fence(
@@ -196,11 +240,11 @@ class _Preflight:
                 take_over=ledger.take_over(context.sink_id),
             )
 
-    def _required_table(self, schema: pa.Schema) -> Table:
-        """Return the target table, which takes rows of `schema`; made or altered when asked for.
+    def _ensure_table(self, schema: pa.Schema) -> None:
+        """Make sure that the target table takes rows of `schema`; create or alter it if asked to.
 
-        Only while nothing is prepared: columns are added by the writers, after recovery, if need
-        be.
+        Every check comes before the first change. Only while nothing is prepared: otherwise columns
+        are added by the writers, after recovery.
 
         Raises:
             ConfigError: There is none, or it does not take the rows.
@@ -212,20 +256,18 @@ class _Preflight:
                 raise missing(settings, settings.table, schema)
             self._require_nothing_prepared()
             table = created(settings, session, settings.table, schema, settings.rules)
-        require_writable(table)
-        if settings.evolve:
-            waiting = self._prepared()
-            if waiting:
-                self._dialect.log.info(
-                    "sink %s: columns are added after recovery: %s transactions are prepared",
-                    self._context.sink_id,
-                    len(waiting),
-                )
-                schema = _known_columns(table, schema, settings.rules)
-            else:
-                table = evolved(settings, session, table, schema, settings.rules)
+        self._check_known_columns(table, schema)
+        if not settings.evolve:
+            return
+        if waiting := self._prepared():
+            self._dialect.log.info(
+                "sink %s: columns are added after recovery: %s transactions are prepared",
+                self._context.sink_id,
+                len(waiting),
+            )
+            return
+        table = evolved(settings, session, table, schema, settings.rules)
         matched(self._dialect, table, schema, settings.rules)
-        return table
 
     def _require_nothing_prepared(self) -> None:
         two_phase, prepared = self._settings.two_phase, self._prepared()

@@ -7,6 +7,7 @@ What a server or its driver refuses is translated by sessions into a closed set:
       RowRefused             a row is refused for what is in it: every new attempt would fail
         DuplicateKey         a row of the same unique key is there
       LockTimeout            a lock was waited for in vain
+      ReadOnly               somebody has made the server, the database or the user read-only
       AccessDenied           the user lacks a privilege
       TableMissing           there is no such table
       NameUnknown            there is nothing of the name: no prepared transaction, no session
@@ -56,6 +57,10 @@ class DuplicateKey(RowRefused):
 
 class LockTimeout(SqlError):
     """A lock was waited for in vain."""
+
+
+class ReadOnly(SqlError):
+    """The session's transactions only read; a session that is opened later may write again."""
 
 
 class AccessDenied(SqlError):

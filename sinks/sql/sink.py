@@ -13,10 +13,11 @@ from typing_extensions import override
 
 from onceflow.core.config import Delivery, choice_of
 from onceflow.core.errors import ConfigError
+from onceflow.core.protocol.target_records import TargetRecord
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from onceflow.sinks.sql.committer import SqlCommitter
 from onceflow.sinks.sql.dialect import Dialect
-from onceflow.sinks.sql.preflight import run_preflight, validate_rows
+from onceflow.sinks.sql.preflight import read_record, run_preflight, validate_rows
 from onceflow.sinks.sql.session import Endpoint
 from onceflow.sinks.sql.settings import CommitMode, SqlSettings, mode_of_writer
 from onceflow.sinks.sql.tables import TableName
@@ -149,6 +150,13 @@ class SqlSink(Sink):
         """
         exactly_once = self._delivery() is Delivery.EXACTLY_ONCE
         run_preflight(self.settings, context, schema, exactly_once=exactly_once)
+
+    @override
+    def target_record(self, context: CommitterContext) -> TargetRecord | None:
+        """Return what the ledger says; None at least once, which leaves no proofs."""
+        if self._delivery() is Delivery.AT_LEAST_ONCE:
+            return None
+        return read_record(self.settings, context)
 
     @override
     def writer(self, context: WriterContext) -> SinkWriter:

@@ -49,6 +49,9 @@ from onceflow.sinks.sql.transactions import (
     Transactions,
 )
 
+_HOLDERS_MAX = 4
+"""How many holders of locks an error names."""
+
 
 class SqlWriter(SinkWriter):
     """What all writers share: rows are validated and loaded, and any failure is the end."""
@@ -141,19 +144,35 @@ class SqlWriter(SinkWriter):
             raise
 
     def _advice(self, error: SqlError) -> str:
-        """Say who holds the rows that were waited for in vain."""
+        """Say who holds the rows, or the table, that were waited for in vain."""
         settings = self._settings
         if not isinstance(error, LockTimeout):
             return ""
-        waited = f". Rows were locked by another transaction for {settings.lock_timeout_s:g} s"
+        waited = (
+            f". Rows, or the table, were locked by another transaction for"
+            f" {settings.lock_timeout_s:g} s"
+        )
+        found: Sequence[TransactionId] = ()
+        holders: Sequence[str] = ()
         try:
             with settings.endpoint.connect("onceflow looks for locks") as session:
                 two_phase = settings.two_phase
                 found = two_phase.listed(session, self._context.sink_id) if two_phase else ()
+                holders = settings.dialect.lock_holders(
+                    session, settings.table, self._context, _HOLDERS_MAX
+                )
         except (SqlError, SinkError, ConfigError):
-            return waited
-        if not found:
+            pass
+        others = [one for one in holders if not any(str(own) in one for own in found)]
+        if not found and not others:
             return f"{waited}; see {settings.dialect.lists_locks} for whose"
+        if others:
+            waited += (
+                f". Locks are held by {'; '.join(others)}. A later attempt goes on when that"
+                " transaction ends"
+            )
+        if not found:
+            return waited
         return (
             f"{waited}: prepared and not yet committed by this sink are "
             f"{', '.join(map(str, found[:4]))}, whose commit lets the next checkpoint go on; is "

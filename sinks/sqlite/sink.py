@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from onceflow.core.connector import Questions, ServerAccess, SinkConnector
 from onceflow.core.errors import ConfigError
+from onceflow.core.protocol.target_records import TargetRecord
 from onceflow.core.spi import CommitterContext
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.sink import SqlSink
@@ -68,6 +69,13 @@ class SQLiteSink(SqlSink):
                 f"{self.endpoint} does not exist, so it has no table {self.table}; create it, or "
                 "say create=True"
             )
+
+    @override
+    def target_record(self, context: CommitterContext) -> TargetRecord | None:
+        """As `SqlSink` does; a file that is yet to be created records nothing."""
+        if Path(self.endpoint.path).exists():
+            return super().target_record(context)
+        return TargetRecord(context.sink_id)
 
     @property
     @override

@@ -14,13 +14,15 @@ import pyarrow.compute as pc
 from pyarrow import types as arrow
 from typing_extensions import override
 
+from onceflow.core.instants import rows_beyond_python
 from onceflow.sinks.sql.tables import ColumnFit
-from onceflow.sinks.sql.values import fitted, float_type, is_bytes, is_text
+from onceflow.sinks.sql.values import fitted, float_type, is_bytes, is_text, refused_at
 from onceflow.sinks.sqlite.catalog import Affinity, SQLiteType
 
 _MANTISSA_BITS = 53
 _UTC, _NOTHING = pa.scalar("+00:00", pa.large_string()), pa.scalar("", pa.large_string())
 # What a column of numbers would turn into a number.
+_OUTSIDE = "SQLite reads the years 1 to 9999"
 _NUMERAL = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 
 
@@ -37,6 +39,8 @@ class SQLiteFit(ColumnFit):
 
     @override
     def cast(self, given: pa.Array) -> pa.Array:
+        if arrow.is_date(given.type) or arrow.is_timestamp(given.type):
+            self._require_years(given)
         if arrow.is_large_string(self.wire) and not is_text(given.type):
             given = self._texts(given)
         return super(SQLiteFit, self).cast(given)
@@ -48,6 +52,12 @@ class SQLiteFit(ColumnFit):
         elif self.type.affinity is Affinity.TEMPORAL:
             numerals = pc.match_substring_regex(values, _NUMERAL)
             self.refuse(values, numerals, "SQLite makes a number of it")
+
+    def _require_years(self, given: pa.Array) -> None:
+        """Refuse what is outside of the years that SQLite's own functions read."""
+        rows = rows_beyond_python(given)
+        if rows:
+            raise refused_at(given, rows[0], name=self.name, target=self.shown, why=_OUTSIDE)
 
     def _texts(self, given: pa.Array) -> pa.Array:
         """Return dates, times and instants, exact to the microsecond, as text; others as given."""

@@ -204,6 +204,10 @@ class DatagenReader(SourceReader):
         """Return the split of the rows that `poll` returned last."""
         return self._last
 
+    def ended_splits(self) -> Sequence[str]:
+        """Return the splits that are read to their end."""
+        return [position.as_split().id for position in self._positions if position.left == 0]
+
     def snapshot(self) -> Sequence[Split]:
         """Return every split at the row after the last one returned."""
         return [position.as_split() for position in self._positions]

@@ -430,10 +430,12 @@ class Catalog:
         except KafkaException:
             known = ()
         close = difflib.get_close_matches(topic, known, n=3)
-        hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+        alike = f" (there: {', '.join(map(repr, close))})" if close else ""
         return ConfigError(
-            f"topic {topic!r} does not exist on Kafka at {self._settings.bootstrap_servers}.{hint}"
-            " Create it, or correct topic="
+            f"topic {topic!r} does not exist on Kafka at {self._settings.bootstrap_servers}. If the"
+            " job has read it before, it was deleted, and what was not read is gone: take it out of"
+            " topic=, or create it anew and read it from its first record by"
+            f" fail_on_data_loss=False. If not, correct topic={alike}, or create it"
         )
 
 

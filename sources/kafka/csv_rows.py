@@ -7,6 +7,7 @@ of a batch as one text, where each is surely one line; else value by value.
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -64,7 +65,8 @@ class CsvDecoder:
         places: list[int] = []
         lines: list[bytes] = []
         for at, value in enumerate(values):
-            line = None if value is None else value.rstrip(b"\r\n")
+            # Arrow takes a byte order mark off the first line of a text alone.
+            line = None if value is None else value.removeprefix(BOM_UTF8).rstrip(b"\r\n")
             if line:
                 places.append(at)
                 lines.append(line)

@@ -12,8 +12,11 @@ passed over. Truncates and messages are no change of one row, and bad records.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
+from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
@@ -31,7 +34,17 @@ NO_BEFORE = (
 )
 
 _UNAVAILABLE = "__debezium_unavailable_value"
-"""What Debezium writes for a large value of Postgres that an update has not touched."""
+"""What Debezium writes for a large value of Postgres that an update has not touched.
+
+For an array of texts or of bytes it writes one with this element; for one of numbers, the bytes of
+the word as numbers; for one of UUIDs, the UUID of these bytes; for an hstore, a map from the word
+to itself, or its JSON.
+"""
+_WORD_BYTES = _UNAVAILABLE.encode()
+_UNAVAILABLE_HSTORE = f'{{"{_UNAVAILABLE}":"{_UNAVAILABLE}"}}'
+_UNAVAILABLE_UUID = str(
+    UUID(bytes=hashlib.md5(_WORD_BYTES, usedforsecurity=False).digest(), version=3)
+)
 _OTHER_OPERATIONS: Mapping[object, str] = {
     "t": "the table was truncated, which is no change of one row",
     "m": "it is a message, and no change of a row",
@@ -62,15 +75,46 @@ def unavailable_values(
 ) -> None:
     """Tell `faults` of rows that hold Debezium's word for a value that it was not told."""
     for column, name in zip(columns, schema.names, strict=False):
-        if not (arrow.is_string(column.type) or arrow.is_binary(column.type)):
-            continue
-        found = pc.equal(column, pa.scalar(_UNAVAILABLE, pa.string()).cast(column.type))
-        if not pc.any(found).as_py():
-            continue
-        for at, unavailable in zip(kept, found.to_pylist(), strict=True):
-            if unavailable:
+        for at, is_unavailable in zip(kept, _unavailable_rows(column), strict=False):
+            if is_unavailable:
                 faults.setdefault(
                     at,
                     f"column {name!r} was not sent ({_UNAVAILABLE}): set the table's REPLICA"
                     " IDENTITY to FULL",
                 )
+
+
+def _unavailable_rows(column: pa.Array) -> list[bool]:
+    """Return for each row whether it is, or holds, that word; empty when none does."""
+    if not _holds_word(column):
+        return []
+    return [_holds_word(column.slice(row, 1)) for row in range(len(column))]
+
+
+def _holds_word(column: pa.Array) -> bool:
+    """Whether a value is the word, in one of its forms."""
+    kind = column.type
+    if arrow.is_string(kind) or arrow.is_large_string(kind):
+        words = pa.array([_UNAVAILABLE, _UNAVAILABLE_HSTORE, _UNAVAILABLE_UUID], kind)
+        return pc.any(pc.is_in(column, words)).as_py() is True
+    if arrow.is_binary(kind) or arrow.is_large_binary(kind):
+        return pc.any(pc.equal(column, pa.scalar(_WORD_BYTES, kind))).as_py() is True
+    return arrow.is_nested(kind) and _holds_nested_word(column)
+
+
+def _holds_nested_word(column: pa.Array) -> bool:
+    kind = column.type
+    if arrow.is_struct(kind):
+        return any(map(_holds_word, column.flatten()))
+    if arrow.is_map(kind):
+        return any(_UNAVAILABLE in dict(one) for one in column.to_pylist() if one is not None)
+    if not _is_number(kind.value_type):
+        return _holds_word(pc.list_flatten(column))
+    of_length = pc.fill_null(pc.equal(pc.list_value_length(column), len(_WORD_BYTES)), False)
+    values = pc.list_flatten(column.filter(of_length)).cast(pa.float64(), safe=False)
+    rows = values.to_numpy(zero_copy_only=False).reshape(-1, len(_WORD_BYTES))
+    return bool((rows == np.frombuffer(_WORD_BYTES, np.uint8)).all(axis=1).any())
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return arrow.is_integer(kind) or arrow.is_floating(kind) or arrow.is_decimal(kind)

@@ -27,6 +27,7 @@ from onceflow.sources.kafka.json_columns import (
     converter_of,
     record_type,
 )
+from onceflow.sources.kafka.json_instants import FINER, any_finer, holds_instants, make_exact
 from onceflow.sources.kafka.json_records import (
     DECODE_ERRORS,
     column_reader,
@@ -50,6 +51,7 @@ class DebeziumJsonDecoder:
         )
         self._decode_loose = _decoder_of(deleted)
         self._columns = columns
+        self._has_instants = any(holds_instants(column.type) for column in columns)
         self._loose = loose
         self._read_columns = column_reader(len(columns))
         self._converters: list[Convert] = [converter_of(column.type) for column in columns]
@@ -67,6 +69,7 @@ class DebeziumJsonDecoder:
         kept: list[int] = []
         records: list[Any] = []
         operations: list[str] = []
+        finer = self._has_instants and any_finer(values)
         for at, value in enumerate(values):
             if value is None:
                 continue
@@ -74,6 +77,8 @@ class DebeziumJsonDecoder:
                 outer = self._decode(value)
                 change = outer if outer.payload is None else outer.payload
                 record = self._changed(change, messages[at])
+                if finer and FINER.search(value):
+                    make_exact(record, _written_row(value, change.op), self._columns)
             except DECODE_ERRORS as error:
                 faults[at] = _envelope_fault(error, value, self._columns)
                 continue
@@ -147,6 +152,13 @@ def _with_payload(name: str, fields: list[tuple[str, Any]]) -> type[msgspec.Stru
 
 def _decoder_of(kind: Any) -> Callable[[Any], Any]:
     return cast("Callable[[Any], Any]", json_decoder(kind).decode)
+
+
+def _written_row(value: bytes, operation: str) -> Any:
+    """Return the row of a change as it is written; None where only the key has it."""
+    outer: Any = msgspec.json.decode(value)
+    change = outer if outer.get("payload") is None else outer["payload"]
+    return change.get("before" if operation == DELETE else "after")
 
 
 def _envelope_fault(error: Exception, value: bytes, columns: pa.Schema) -> str:

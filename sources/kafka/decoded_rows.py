@@ -9,7 +9,15 @@ from typing import Protocol
 import pyarrow as pa
 from confluent_kafka import Message
 
-from onceflow.sources.kafka.messages import VALUE, Refusals, metadata, size_bytes
+from onceflow.core.instants import BEYOND_PYTHON, rows_beyond_python
+from onceflow.sources.kafka.messages import (
+    VALUE,
+    Refusals,
+    SplitRuns,
+    metadata,
+    runs_of,
+    size_bytes,
+)
 from onceflow.sources.kafka.settings import KafkaSettings
 
 
@@ -23,6 +31,24 @@ class Decoded:
     """Places of the values that became rows, ascending."""
     faults: Mapping[int, str]
     """Why a value became none, by its place. Values in neither of the two are passed over."""
+
+
+def _without_beyond_python(decoded: Decoded, schema: pa.Schema) -> Decoded:
+    """Return `decoded` without rows that hold dates or times that Python does not have."""
+    faults: dict[int, str] = {}
+    for name, column in zip(schema.names, decoded.columns, strict=False):
+        for row in rows_beyond_python(column):
+            why = f"column {name!r} ({column.type}) holds {BEYOND_PYTHON}"
+            faults.setdefault(decoded.kept[row], why)
+    if not faults:
+        return decoded
+    good = [row for row, place in enumerate(decoded.kept) if place not in faults]
+    taken = pa.array(good, pa.int64())
+    return Decoded(
+        [column.take(taken) for column in decoded.columns],
+        [decoded.kept[row] for row in good],
+        {**decoded.faults, **faults},
+    )
 
 
 class BatchDecoder(Protocol):
@@ -51,6 +77,8 @@ class Rows(Protocol):
 
     refusals: Refusals
     """Bad records, over all batches."""
+    runs: SplitRuns
+    """Whose the rows are that were taken last; empty unless `by_split` was asked for."""
 
     @property
     def size_bytes(self) -> int:
@@ -81,12 +109,24 @@ class Rows(Protocol):
 class DecodedRows:
     """Collects messages and decodes them when the batch is taken."""
 
-    def __init__(self, settings: KafkaSettings, schema: pa.Schema, decoder: BatchDecoder) -> None:
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        schema: pa.Schema,
+        decoder: BatchDecoder,
+        *,
+        by_split: bool = False,
+    ) -> None:
         self.size_bytes = 0
+        self.runs: SplitRuns = []
+        self._by_split = by_split
+        self._topics = settings.topics
         self.refusals = Refusals(settings.on_bad_record)
         self._schema = schema
         self._include_metadata = settings.include_metadata
-        self._keep_messages = settings.include_metadata or settings.key_format is not None
+        self._keep_messages = (
+            settings.include_metadata or settings.key_format is not None or by_split
+        )
         self.kept: list[Message] = []
         self._decoder = decoder
         self._messages: list[Message] = []
@@ -120,7 +160,7 @@ class DecodedRows:
         """
         messages, self._messages, self.size_bytes = self._messages, [], 0
         values, self._values = self._values, []
-        decoded = self._decoder.decode(values, messages)
+        decoded = _without_beyond_python(self._decoder.decode(values, messages), self._schema)
         for place in sorted(decoded.faults):
             self.refusals.refuse(messages[place], decoded.faults[place])
         columns = list(decoded.columns)
@@ -128,4 +168,6 @@ class DecodedRows:
             self.kept = [messages[place] for place in decoded.kept]
         if self._include_metadata:
             columns += metadata(self.kept)
+        if self._by_split:
+            self.runs = runs_of(self.kept, self._topics)
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)

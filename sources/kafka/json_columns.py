@@ -23,6 +23,7 @@ from pyarrow import types
 from typing_extensions import NotRequired
 
 from onceflow.core.errors import ConfigError
+from onceflow.core.instants import BEYOND_PYTHON, rows_beyond_python
 
 _FLOAT32_MAX = 3.4028235677973366e38
 """The largest double that rounds to a finite float32."""
@@ -63,6 +64,7 @@ def _is_checked_late(kind: pa.DataType) -> bool:
     return bool(
         types.is_decimal(kind)
         or types.is_timestamp(kind)
+        or types.is_date(kind)
         or types.is_nested(kind)
         or types.is_uint64(kind)
         or types.is_dictionary(kind)
@@ -151,7 +153,7 @@ _PER_MICROSECOND = {"s": (1, 1_000_000), "ms": (1, 1000), "us": (1, 1), "ns": (1
 def converter_of(kind: pa.DataType) -> Convert:
     """Return what turns values into an array of `kind`, and raises for one that will not."""
     if types.is_timestamp(kind):
-        return _timestamp_converter(kind)
+        return _within_python(_timestamp_converter(kind))
     code = _pack_code(kind)
     if code is not None:
         return _packing_converter(kind, code)
@@ -159,7 +161,19 @@ def converter_of(kind: pa.DataType) -> Convert:
     def convert(values: Sequence[Any]) -> pa.Array:
         return pa.array(values, type=kind)
 
-    return convert
+    return _within_python(convert) if types.is_nested(kind) or types.is_date(kind) else convert
+
+
+def _within_python(convert: Convert) -> Convert:
+    """Return `convert`, which raises for instants that Python has no value for, too."""
+
+    def convert_within(values: Sequence[Any]) -> pa.Array:
+        made = convert(values)
+        if rows_beyond_python(made):
+            raise ValueError(BEYOND_PYTHON)
+        return made
+
+    return convert_within
 
 
 def _pack_code(kind: pa.DataType) -> str | None:

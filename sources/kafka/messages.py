@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
+import numpy as np
 import pyarrow as pa
 from confluent_kafka import Message
 
@@ -47,6 +49,27 @@ def places(messages: Sequence[Message]) -> list[pa.Array]:
     ]
 
 
+SplitRuns: TypeAlias = list[tuple[str, int]]
+"""(split id, rows) of each run of rows of one partition."""
+
+
+def runs_of(messages: Sequence[Message], topics: Sequence[str]) -> SplitRuns:
+    """Return whose `messages` are, in their order; one of `topics` alone is the topic of all."""
+    if not messages:
+        return []
+    partitions = np.fromiter(map(PARTITION, messages), np.int64, len(messages))
+    new = partitions[1:] != partitions[:-1]
+    if len(topics) != 1:
+        of_topics = list(map(TOPIC, messages))
+        pairs = zip(of_topics[1:], of_topics[:-1], strict=True)
+        new |= np.fromiter((topic != before for topic, before in pairs), np.bool_, len(new))
+    starts = [0, *(np.flatnonzero(new) + 1).tolist()]
+    return [
+        (f"{messages[at].topic()}-{partitions[at]}", end - at)
+        for at, end in zip(starts, [*starts[1:], len(messages)], strict=True)
+    ]
+
+
 def timestamps(stamps: Sequence[tuple[int, int]]) -> pa.Array:
     """Return the times of `stamps`, null where a record has none."""
     return pa.array(
@@ -68,7 +91,9 @@ def bad_record(message: Message, fault: str) -> BadRecord:
     """Return the error that names where `message` lies and its `fault`."""
     return BadRecord(
         f"{place_of(message)}: {fault}. The value starts {_excerpt(message.value())}. Correct the"
-        " schema or the producer, or leave such records out with on_bad_record='drop'"
+        " schema or the producer; or keep such records in a table or topic of their own with"
+        " on_bad_record='dead_letter' and read(…, dead_letters=…), or leave them out, counted and"
+        " logged, with on_bad_record='drop'"
     )
 
 

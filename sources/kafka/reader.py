@@ -32,7 +32,7 @@ from onceflow.sources.kafka.client import (
 )
 from onceflow.sources.kafka.events import Event, Gaps, judged
 from onceflow.sources.kafka.position import PartitionPosition
-from onceflow.sources.kafka.rows import CHUNK, rows_by_partition, rows_of
+from onceflow.sources.kafka.rows import CHUNK, rows_of
 from onceflow.sources.kafka.settings import KafkaSettings
 
 
@@ -83,12 +83,11 @@ class KafkaReader(SourceReader):
         self, settings: KafkaSettings, splits: Sequence[Split], context: ReaderContext
     ) -> None:
         self._settings = settings
-        self._rows = rows_of(settings)
+        self._rows = rows_of(settings, by_split=context.by_split)
         self._bounded = settings.ending is not None
         self._began: dict[_Partition, PartitionPosition] = {}
         self._next: dict[_Partition, int] = {}
         self._stop: dict[_Partition, int] = {}
-        self._returned: pa.RecordBatch | None = None
         self._unreturned: dict[_Partition, int] = {}
         """Positions before rows that are collected and wait for a schema; empty when none do."""
         self._open = self._taken_in(splits)
@@ -134,9 +133,16 @@ class KafkaReader(SourceReader):
             self._published.send(self._consumer)
             return self._read(timeout_s)
 
-    def rows_by_split(self) -> Sequence[tuple[str, int]] | None:
-        """Return the partitions of the rows that `poll` returned last; None: they do not tell."""
-        return None if self._returned is None else rows_by_partition(self._returned)
+    def rows_by_split(self) -> Sequence[tuple[str, int]]:
+        """Return the partitions of the rows that `poll` returned last."""
+        return self._rows.runs
+
+    def ended_splits(self) -> Sequence[str]:
+        """Return the partitions that are read to where they are to end."""
+        if not self._bounded:
+            return ()
+        ended = [one for one, stop in self._stop.items() if self._next[one] >= stop]
+        return [self._began[one].split().id for one in ended]
 
     def rejected(self) -> Sequence[DeadLetter]:
         """Return the records that could not be decoded, for the sink of dead letters."""
@@ -258,9 +264,9 @@ class KafkaReader(SourceReader):
             return None
         self._unreturned = {}
         self._advance()
-        self._returned = self._rows.take()
+        returned = self._rows.take()
         # Left out as bad, one by one, they may all be gone.
-        return self._returned if self._returned.num_rows else None
+        return returned if returned.num_rows else None
 
     def _drain(self) -> bool:
         """Take what the client has fetched, up to a full batch; return whether that is anything."""

@@ -28,7 +28,7 @@ from onceflow.sources.kafka.json_records import (
     fault_of,
     late_fault_of,
 )
-from onceflow.sources.kafka.messages import KEY
+from onceflow.sources.kafka.messages import KEY, SplitRuns, runs_of
 from onceflow.sources.kafka.protobuf_rows import ProtobufDecoder
 from onceflow.sources.kafka.schema_cache import SchemaCache
 from onceflow.sources.kafka.settings import KafkaSettings
@@ -45,9 +45,19 @@ class KeyedRows:
     """Rows with their records' keys."""
 
     def __init__(
-        self, rows: RowsOfValues, decoder: BatchDecoder, schema: pa.Schema, place: int
+        self,
+        rows: RowsOfValues,
+        decoder: BatchDecoder,
+        schema: pa.Schema,
+        place: int,
+        topics: Sequence[str] = (),
+        *,
+        by_split: bool = False,
     ) -> None:
         """Put what `decoder` makes of keys at `place` of `schema`."""
+        self.runs: SplitRuns = []
+        self._by_split = by_split
+        self._topics = topics
         self._rows = rows
         self._decoder = decoder
         self._schema = schema
@@ -99,6 +109,9 @@ class KeyedRows:
             # A record without a key has no place among those decoded, and so null.
             column = column.take(pa.array([found.get(place) for place in good], pa.int64()))
             batch = batch.take(pa.array(good, pa.int64()))
+            messages = [messages[place] for place in good]
+        if self._by_split:
+            self.runs = runs_of(messages, self._topics)
         arrays = [*batch.columns[: self._place], column, *batch.columns[self._place :]]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 

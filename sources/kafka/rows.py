@@ -13,11 +13,10 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, cast
 
-import numpy as np
+import msgspec
 import pyarrow as pa
 from confluent_kafka import Message
 
-from onceflow.core.dead_letters import origin_columns
 from onceflow.core.decoders import json_decoder
 from onceflow.core.formats.wire import HEADER_BYTES, TOMBSTONE, UNFRAMED, schema_id_of
 from onceflow.core.protocol.invariant import InvariantViolation
@@ -34,6 +33,12 @@ from onceflow.sources.kafka.json_columns import (
     converter_of,
     record_type,
 )
+from onceflow.sources.kafka.json_instants import (
+    FINER,
+    any_finer,
+    holds_instants,
+    make_exact,
+)
 from onceflow.sources.kafka.json_records import (
     DECODE_ERRORS,
     column_reader,
@@ -46,8 +51,10 @@ from onceflow.sources.kafka.messages import (
     TIMESTAMP,
     VALUE,
     Refusals,
+    SplitRuns,
     metadata,
     places,
+    runs_of,
     size_bytes,
     timestamps,
 )
@@ -76,22 +83,6 @@ HEADERS_FIELD = pa.field(
     pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])),
 )
 """Spark's column of a record's headers: null where it has none."""
-
-
-def rows_by_partition(rows: pa.RecordBatch) -> list[tuple[str, int]] | None:
-    """Return (split id, rows) of each run of rows of one partition; None: they do not tell."""
-    origin = origin_columns(rows.schema)
-    if not origin or not rows.num_rows:
-        return None
-    topics = rows.column(origin[0]).dictionary_encode()
-    partitions = rows.column(origin[1]).to_numpy(zero_copy_only=False)
-    codes = topics.indices.to_numpy(zero_copy_only=False)
-    new = (partitions[1:] != partitions[:-1]) | (codes[1:] != codes[:-1])
-    starts = [0, *(np.flatnonzero(new) + 1).tolist()]
-    return [
-        (f"{topics[at].as_py()}-{partitions[at]}", end - at)
-        for at, end in zip(starts, [*starts[1:], rows.num_rows], strict=True)
-    ]
 
 
 def schema_of_rows(settings: KafkaSettings) -> pa.Schema:
@@ -131,22 +122,24 @@ def require_columns(value_format: ValueFormat, columns: pa.Schema) -> None:
             pass
 
 
-def rows_of(settings: KafkaSettings) -> Rows:
-    """Return the collector that `settings` ask for.
+def rows_of(settings: KafkaSettings, *, by_split: bool = False) -> Rows:
+    """Return the collector that `settings` ask for; `by_split`: it tells `runs`.
 
     Raises:
         ConfigError: It needs a schema registry, whose client is not installed or refuses an option.
     """
     if settings.format is ValueFormat.RAW:
-        return RawRows(settings)
+        return RawRows(settings, by_split=by_split)
     rows: JsonRows | DecodedRows
     if settings.format in {ValueFormat.JSON, ValueFormat.JSON_SCHEMA}:
-        rows = JsonRows(settings)
+        rows = JsonRows(settings, by_split=by_split)
     else:
-        rows = DecodedRows(settings, schema_of_values(settings), _decoder(settings))
+        schema, decoder = schema_of_values(settings), _decoder(settings)
+        rows = DecodedRows(settings, schema, decoder, by_split=by_split)
     if settings.key_format is None:
         return rows
-    return KeyedRows(rows, key_decoder(settings), schema_of_rows(settings), key_place(settings))
+    schema, place = schema_of_rows(settings), key_place(settings)
+    return KeyedRows(rows, key_decoder(settings), schema, place, settings.topics, by_split=by_split)
 
 
 def _decoder(settings: KafkaSettings) -> BatchDecoder:
@@ -170,7 +163,10 @@ def _decoder(settings: KafkaSettings) -> BatchDecoder:
 class RawRows:
     """Keys and values as they are."""
 
-    def __init__(self, settings: KafkaSettings) -> None:
+    def __init__(self, settings: KafkaSettings, *, by_split: bool = False) -> None:
+        self.runs: SplitRuns = []
+        self._by_split = by_split
+        self._topics = settings.topics
         self._schema = schema_of_rows(settings)
         self._include_headers = settings.include_headers
         self.size_bytes = 0
@@ -202,13 +198,20 @@ class RawRows:
         ]
         if self._include_headers:
             arrays.append(_headers(messages))
+        if self._by_split:
+            self.runs = runs_of(messages, self._topics)
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
 class JsonRows:
     """One JSON object a record."""
 
-    def __init__(self, settings: KafkaSettings) -> None:
+    def __init__(self, settings: KafkaSettings, *, by_split: bool = False) -> None:
+        self.runs: SplitRuns = []
+        self._by_split = by_split
+        self._topics = settings.topics
+        self._runs: SplitRuns = []
+        """Of what is collected; where messages are kept, only what is taken is looked at."""
         self.size_bytes = 0
         self.refusals = Refusals(settings.on_bad_record)
         self._columns = settings.columns
@@ -223,6 +226,7 @@ class JsonRows:
         self.kept: list[Message] = []
         kind = record_type(settings.columns)
         self._decode = cast("Callable[[Any], Any]", json_decoder(kind).decode)
+        self._has_instants = any(holds_instants(column.type) for column in self._columns)
         self._header_bytes = 0
         if settings.format is ValueFormat.JSON_SCHEMA:
             self._header_bytes = HEADER_BYTES
@@ -241,14 +245,19 @@ class JsonRows:
         Raises:
             BadRecord: One cannot be decoded, and such are not to be dropped.
         """
+        values = list(map(VALUE, messages))
         try:
-            records = list(map(self._decode, map(VALUE, messages)))
+            records = list(map(self._decode, values))
         except DECODE_ERRORS:
             records, messages = self._add_one_by_one(messages)
+        if self._has_instants and any_finer(values):
+            records, messages = self._with_exact_instants(records, messages)
         self._records += records
         self.size_bytes += size_bytes(messages)
         if self._keep_messages:
             self._messages.append(messages)
+        elif self._by_split:
+            self._runs += runs_of(messages, self._topics)
 
     def ready(self) -> bool:
         """Return True: nothing else is needed."""
@@ -273,11 +282,29 @@ class JsonRows:
         if self._include_metadata:
             arrays += metadata(messages)
         self.kept = messages
+        if self._by_split:
+            self.runs = runs_of(messages, self._topics) if self._keep_messages else self._runs
+            self._runs = []
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _arrays(self, records: list[Any]) -> list[pa.Array]:
         columns = self._read_columns(records)
         return [convert(column) for convert, column in zip(self._converters, columns, strict=True)]
+
+    def _with_exact_instants(
+        self, records: list[Any], messages: list[Message]
+    ) -> tuple[list[Any], list[Message]]:
+        good: list[tuple[Any, Message]] = []
+        for record, message in zip(records, messages, strict=True):
+            text = (message.value() or b"")[self._header_bytes :]
+            try:
+                if FINER.search(text):
+                    make_exact(record, msgspec.json.decode(text), self._columns)
+            except ValueError as error:
+                self.refusals.refuse(message, str(error))
+            else:
+                good.append((record, message))
+        return [record for record, _ in good], [message for _, message in good]
 
     def _add_one_by_one(self, messages: list[Message]) -> tuple[list[Any], list[Message]]:
         records: list[Any] = []

@@ -80,7 +80,8 @@ class KafkaSource(Source):
                 microseconds is rounded) or integers in the column's unit; binary is base64;
                 decimals are numbers or text, taken exactly.
             starting_offsets: "earliest", "latest", a datetime, {"topic": {partition: offset}} with
-                -2 for earliest and -1 for latest, or Spark's JSON text of that. Used once in a
+                -2 for earliest and -1 for latest, or Spark's JSON text of that. The default is
+                "earliest"; that of Spark's formats is latest where a query streams. Used once in a
                 job's life: afterwards its checkpoints say where it goes on, and partitions that are
                 added are read from their first record.
             ending_offsets: The same for the end, exclusive, which makes the source bounded; None

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         Record,
         SideOutput,
         StateAccess,
+        avg,
         count,
         max_,
         min_,
@@ -140,7 +141,7 @@ else:
             "onceflow.core.event_time": "WatermarkStrategy",
             "onceflow.core.functions": (
                 "Aggregate BatchStates KeyedBatchFunction KeyedFunction OperatorAccess OutputTag"
-                " Record SideOutput StateAccess count max_ min_ sum_"
+                " Record SideOutput StateAccess avg count max_ min_ sum_"
             ),
             "onceflow.core.join_functions": "ProcessJoinFunction",
             "onceflow.core.joined_streams": "IntervalJoin JoinedStreams",
@@ -298,6 +299,7 @@ __all__ = [
     "WindowedConnectedStreams",
     "WindowedStream",
     "__version__",
+    "avg",
     "count",
     "max_",
     "min_",

@@ -29,8 +29,9 @@ from onceflow.core.graph import AggregateWindows, Feed
 from onceflow.core.protocol.snapshots import OperatorSnapshot
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
+from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME
 from onceflow.core.runtime.dataflow.session_operators import SessionAggregator, Sessions
-from onceflow.core.runtime.dataflow.window_operators import EVENT_TIME, WindowAggregator
+from onceflow.core.runtime.dataflow.window_operators import WindowAggregator
 from onceflow.core.state import StateBackend, hash_keys, key_group_of
 from onceflow.core.windows import PaneAssigner, WindowAssigner, window_schema
 
@@ -266,6 +267,9 @@ def test_windows_equal_those_that_keep_every_record_through_snapshots_and_rescal
     for groups, operator in zip(running.groups, running.operators, strict=True):
         operator.on_watermark(MAX_WATERMARK)
         assert Counter(running.emitted()) == Counter(model.advance(groups, MAX_WATERMARK))
+        # Windows stay for the allowed lateness, in case the job goes on, and come out once.
+        operator.on_watermark(now + 1_000)
+        assert not running.emitted()
     assert model.late
     # What is over is gone.
     assert running.snapshot(savepoint=True)[0].keyed[0].size_bytes < 1_200
@@ -302,6 +306,9 @@ def test_sessions_equal_those_of_one_record_after_the_other_through_snapshots_an
     for groups, operator in zip(running.groups, running.operators, strict=True):
         operator.on_watermark(MAX_WATERMARK)
         assert Counter(running.emitted()) == Counter(model.advance(groups, MAX_WATERMARK))
+        # Windows stay for the allowed lateness, in case the job goes on, and come out once.
+        operator.on_watermark(now + 1_000)
+        assert not running.emitted()
     assert model.late
     assert most > 8, "no key had several sessions at once"
     # What is over is gone.

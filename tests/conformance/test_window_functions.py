@@ -43,6 +43,7 @@ from onceflow.core.runtime.dataflow.function_operators import (
     KeyedFunctionOperator,
     KeyedProcessor,
 )
+from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME, RestoredEventTime
 from onceflow.core.runtime.dataflow.session_operators import SessionAggregator
 from onceflow.core.state import key_group_of
 from onceflow.core.window_functions import (
@@ -196,8 +197,11 @@ class Running:
         content: WindowContent,
         parallelism: int = 1,
         handles: Sequence[StateHandle] = (),
+        event_time: Sequence[bytes] = (),
     ) -> None:
         self._job = job
+        self.event_time: list[bytes] = []
+        """How far event time had come in the last snapshot."""
         self._made: list[pa.RecordBatch] = []
         self.late: list[Row] = []
         self.operators: list[tuple[range, KeyedFunctionOperator]] = []
@@ -206,20 +210,23 @@ class Running:
             mine = copy.deepcopy(content)
             store = job.open(handles, index=index, parallelism=parallelism)
             states = job.without_keys(index, parallelism)
+            groups = job.context(index, parallelism).key_groups
+            restored = RestoredEventTime(event_time, groups, MAX_PARALLELISM)
             operator: KeyedFunctionOperator
             if content is CONTENTS["records of two streams"]:
                 both = CoWindowedFunction(windows, lateness, mine, *INPUTS)
                 connected = ProcessConnected((INPUTS[0].key, INPUTS[1].key), both)
-                operator = CoProcessor("op", connected, store, states, OUT)
+                operator = CoProcessor("op", connected, store, states, OUT, restored)
             else:
                 one = WindowedFunction(windows, lateness, mine, INPUTS[0])
                 keyed = ProcessKeyed(INPUTS[0].key, one)
-                operator = KeyedProcessor("op", keyed, store, states, content.output_schema(SCHEMA))
+                schema = content.output_schema(SCHEMA)
+                operator = KeyedProcessor("op", keyed, store, states, schema, restored)
             operator.outputs.append(lambda batch: self._made.append(batch.rows))
             for side in range(len(operator.inputs)):
                 outlet = operator.outlet(Feed("op", SCHEMA, LATE[side].name))
                 outlet.append(partial(self._take_late, len(operator.inputs) > 1, side))
-            self.operators.append((job.context(index, parallelism).key_groups, operator))
+            self.operators.append((groups, operator))
 
     def take(self, row: Row) -> list[Record]:
         batch = pa.record_batch([pa.array([v], f.type) for v, f in zip(row, SCHEMA, strict=True)],
@@ -251,8 +258,9 @@ class Running:
         handles: list[StateHandle] = []
         checkpoint = self._job.next_checkpoint()
         for _, operator in self.operators:
-            pending = operator.snapshot(checkpoint)
-            handles += pending.upload(self._job.storage).keyed
+            done = operator.snapshot(checkpoint).upload(self._job.storage)
+            handles += done.keyed
+            self.event_time += done.lists[EVENT_TIME]
             operator.completed(checkpoint)
         return handles
 
@@ -293,15 +301,53 @@ def test_windows_of_records_equal_the_model_through_snapshots_and_rescaling(
             assert counted(running.advance(now - 5)) == counted(model.advance(now - 5))
         if step % 30 == 29:
             handles = running.snapshot()
-            parallelism = rng.choice([1, 2])
-            late = running.late
-            running = Running(job, windows, lateness, CONTENTS[content], parallelism, handles)
+            parallelism, late = rng.choice([1, 2]), running.late
+            running = Running(
+                job, windows, lateness, CONTENTS[content], parallelism, handles, running.event_time
+            )
             running.late += late
-            # A restored subtask learns of event time from its inputs, before their records.
-            told = model.now
-            assert running.advance(told) == []
     assert counted(running.advance(MAX_WATERMARK)) == counted(model.advance(MAX_WATERMARK))
     assert running.late == model.late
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+def test_a_record_within_the_lateness_comes_out_at_once_after_a_restore_at_any_parallelism(
+    job: Job, content: str
+) -> None:
+    windows = TumblingEventTimeWindows(0.010)
+    keys = [f"k{number}" for number in range(8)]
+    ahead = Running(job, windows, 20, CONTENTS[content], 2)
+    for key in keys:
+        ahead.take((key, 3, 2))
+    # Of two subtasks only one has heard that event time has come to 15.
+    groups, first = ahead.operators[0]
+    first.on_watermark(15)
+    fired = [key for key in keys if key_group_of(key, MAX_PARALLELISM) in groups]
+    assert 0 < len(fired) < len(keys)
+    assert {record["account"] for record in ahead.emitted()} == set(fired)
+    handles = ahead.snapshot()
+    again = Running(job, windows, 20, CONTENTS[content], 1, handles, ahead.event_time)
+    for key in keys:
+        made = [(record["account"], record["n"]) for record in again.take((key, 4, 4))]
+        assert made == ([(key, 2)] if key in fired else [])
+    made = [(record["account"], record["n"]) for record in again.advance(15)]
+    assert sorted(made) == [(key, 2) for key in keys if key not in fired]
+    # What was over stays over: it is late, and begins no window anew.
+    again.advance(29)
+    last = Running(job, windows, 20, CONTENTS[content], 3, again.snapshot(), again.event_time)
+    assert [last.take((key, 5, 2)) for key in keys] == [[]] * len(keys)
+    assert last.late == [(key, 5, 2) for key in keys]
+
+
+def test_a_session_that_grows_by_the_lateness_comes_out_at_its_new_end(job: Job) -> None:
+    running = Running(job, EventTimeSessionWindows(0.010), 5, CONTENTS["records"])
+    running.take(("a", 0, 2))
+    # The old end and the lateness are together the new end.
+    running.take(("a", 5, 2))
+    made = running.advance(14)
+    assert [(record["window_start"], record["window_end"], record["n"]) for record in made] == [
+        (0, 15, 2)
+    ]
 
 
 @pytest.mark.parametrize("how", [(False, False), (True, False), (False, True), (True, True)])

@@ -124,16 +124,24 @@ def _ends_of(
 
         def blocked() -> bool:
             # The end of what is committed first: it only follows the other.
-            return any(
-                committed.get_watermark_offsets(one, timeout=10)[1]
-                < everything.get_watermark_offsets(one, timeout=10)[1]
-                for one in places
-            )
+            return any(_end_of(committed, one) < _end_of(everything, one) for one in places)
 
         yield blocked
     finally:
         committed.close()
         everything.close()
+
+
+def _end_of(consumer: Consumer, partition: TopicPartition, *, timeout_s: float = 60) -> int:
+    """Return the end of `partition`; asks again while a broker that was killed comes back."""
+    until = time.monotonic() + timeout_s
+    while True:
+        try:
+            return int(consumer.get_watermark_offsets(partition, timeout=10)[1])
+        except KafkaException:  # NOT_LEADER_FOR_PARTITION and the like
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
 
 
 def commit_offset(servers: str, group: str, topic: str) -> tuple[int, str] | None:

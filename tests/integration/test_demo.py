@@ -88,6 +88,17 @@ def test_same_kills_at_least_once_show_duplicates_and_lose_nothing() -> None:
     assert code == 1
 
 
+@pytest.mark.slow
+def test_a_job_into_kafka_is_moved_after_many_checkpoints_and_has_every_payment_once() -> None:
+    """Kafka proves the last commit of each subtask alone: what was before must move along."""
+    flags = ("--sink", "kafka", "--move", "--kill", "slot", "--seed", "1")
+    code, found = _demo("--records", "400000", "--interval", "0.2", *flags)
+    assert (found["rows"], found["duplicates"], found["missing"]) == (400_000, 0, 0)
+    assert (found["wrong_balances"], found["altered"], found["in_doubt"]) == (0, False, 0)
+    assert found["ok"] is True
+    assert code == 0
+
+
 @pytest.mark.parametrize(
     "kills", [("slot",), pytest.param(("driver", "slot"), marks=pytest.mark.slow)]
 )

@@ -254,7 +254,7 @@ def test_any_sink_id_is_kept_apart_and_its_files_are_seen(directory: Path, sink_
 def test_second_job_under_one_sink_id_is_refused(job: FileJob) -> None:
     with (
         FileJob(job.sink, log_id="log-2") as other,
-        pytest.raises(ConfigError, match=r"belongs to a job with another decision log.*'log-1'"),
+        pytest.raises(ConfigError, match=r"belongs to decision log 'log-1' of job"),
     ):
         other.check(attempt=7)
 

@@ -144,7 +144,7 @@ def test_of_many_who_claim_one_attempt_on_s3_one_wins(job: FileJob) -> None:
 def test_second_job_under_one_sink_id_is_refused_on_s3(job: FileJob) -> None:
     with (
         FileJob(job.sink, log_id="log-2") as other,
-        pytest.raises(ConfigError, match="another decision log"),
+        pytest.raises(ConfigError, match="in another checkpoint storage"),
     ):
         other.check(attempt=9)
 

@@ -217,7 +217,8 @@ def test_topic_that_is_replaced_under_a_running_job_ends_it_by_name(
         copy.await_rows(job, 10)
         recreate_topic(copy.server, topic, 1)
         copy.produce(topic, range(1000, 1050))
-        with pytest.raises(OffsetOutOfRange, match=f"{topic}-0: offset 10 .*created again"):
+        # The reader may go on behind offset 10 of the new topic before the discovery meets its id.
+        with pytest.raises(OffsetOutOfRange, match=rf"{topic}-0: offset \d+ .*created again"):
             job.wait(60)
 
 

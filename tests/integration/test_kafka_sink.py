@@ -31,6 +31,7 @@ from onceflow.core.protocol.committables import (
     RetryLater,
 )
 from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.storage import FileStagingArea
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kinds import KafkaServer
 from onceflow.sinks import KafkaSink
@@ -305,3 +306,48 @@ def test_a_kafka_source_reads_back_what_the_sink_has_written(
         found = read_to_end(reader)
     expected = batch.to_pylist()
     assert sorted(map(repr, found)) == sorted(map(repr, expected))
+
+
+def test_rows_of_a_savepoint_that_its_job_committed_meanwhile_are_not_produced_again(
+    job: KafkaJob, servers: str, topic: str, tmp_path: Path
+) -> None:
+    """The topic proves the last commit alone, and the first job's records are in its storage."""
+    moved = KafkaJob(job.sink, directory=tmp_path / "elsewhere", sink_id=job.sink_id)
+    with job, moved:
+        first, second, third = (
+            job.prepare(number, range(10 * number, 10 * number + 10)) for number in (0, 1, 2)
+        )
+        _move_staged(job, moved, through=1)
+        committer = job.committer()
+        assert [committer.commit(one) for one in (first, second, third)] == [Committed()] * 3
+        committer = moved.committer(attempt=2)
+        assert committer.commit(first) == AlreadyCommitted()
+        assert committer.commit(second) == AlreadyCommitted()
+        assert committer.in_doubt() == ()
+        assert ids_in(servers, topic) == list(range(30))
+
+
+def test_rows_of_a_savepoint_that_nobody_committed_are_produced(
+    job: KafkaJob, servers: str, topic: str, tmp_path: Path
+) -> None:
+    moved = KafkaJob(job.sink, directory=tmp_path / "elsewhere", sink_id=job.sink_id)
+    with job, moved:
+        first, second = (
+            job.prepare(number, range(10 * number, 10 * number + 10)) for number in (0, 1)
+        )
+        assert job.committer().commit(first) == Committed()
+        _move_staged(job, moved, through=1)
+        committer = moved.committer(attempt=2)
+        assert committer.commit(first) == AlreadyCommitted()
+        assert committer.commit(second) == Committed()
+        assert ids_in(servers, topic) == list(range(20))
+
+
+def _move_staged(job: KafkaJob, moved: KafkaJob, *, through: int) -> None:
+    """Copy what `job` has staged through a checkpoint to `moved`, as a savepoint does."""
+    kept = FileStagingArea.in_directory(str(job.directory / "savepoint"), job.sink_id)
+    source, target = job.area, moved.area
+    assert isinstance(source, FileStagingArea)
+    assert isinstance(target, FileStagingArea)
+    assert source.copy_to(kept, lambda one: one.checkpoint <= through)
+    target.import_from(kept)

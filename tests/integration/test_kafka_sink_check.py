@@ -66,12 +66,14 @@ def test_another_job_with_the_same_sink_id_is_refused_and_may_take_it_over(
     job = job_of(servers, topic, tmp_path)
     job.check()
     other = KafkaJob(job.sink, directory=tmp_path, sink_id=job.sink_id, log_id="log-2")
-    with pytest.raises(ConfigError, match=r"another decision log.*--delete --group") as refused:
+    with pytest.raises(
+        ConfigError, match=r"in another checkpoint storage.*--delete --group"
+    ) as refused:
         other.check()
     assert job.log_id in str(refused.value)
     delete_group(servers, f"onceflow/{job.sink_id}/owner")
     other.check()
-    with pytest.raises(ConfigError, match="another decision log"):
+    with pytest.raises(ConfigError, match="in another checkpoint storage"):
         job.check(attempt=2)
 
 

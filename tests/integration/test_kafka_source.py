@@ -323,7 +323,7 @@ def test_missing_topic_is_named_together_with_the_nearest_one(
     with pytest.raises(ConfigError) as caught:
         source(servers, f"{topic}s").validate()
     assert f"topic '{topic}s' does not exist" in str(caught.value)
-    assert f"Did you mean '{topic}'" in str(caught.value)
+    assert f"(there: '{topic}'" in str(caught.value)
     source(servers, topic).validate()
 
 

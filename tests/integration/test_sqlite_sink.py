@@ -388,3 +388,26 @@ def test_staging_is_required(tmp_path: Path) -> None:
     context = CommitterContext("job", "rows", "job.rows", AttemptId(1), "log-1", None)
     with pytest.raises((ConfigError, SinkError), match="checkpoint storage"):
         job.sink.open(context, _SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        pa.array([0, 2**58, 0]).view(pa.timestamp("us")),
+        pa.array([0, -(2**58), 0]).view(pa.timestamp("us", "UTC")),
+        pa.array([0, 2**30, 0], pa.int32()).view(pa.date32()),
+    ],
+    ids=str,
+)
+def test_an_instant_that_python_has_no_value_for_is_a_bad_row_and_never_another_text(
+    tmp_path: Path, at: pa.Array
+) -> None:
+    schema = pa.schema([pa.field("id", pa.int64()), pa.field("at", at.type)])
+    job = _Job(tmp_path, schema).open()
+    rows = pa.record_batch([pa.array([0, 1, 2]), at], schema=schema)
+    with pytest.raises(BadRow, match=r"column 'at'.*years 1 to 9999"):
+        job.writer().write(rows)
+    writer = job.writer(OnBadRow.DROP, subtask=1)
+    writer.write(rows)
+    (rejected,) = writer.rejected()
+    assert rejected.rows.column("id").to_pylist() == [1]

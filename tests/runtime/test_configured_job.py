@@ -13,20 +13,28 @@ from tests.support.ledger import assert_exactly_once
 from onceflow import Checkpointing, JobState, Pipeline, RuntimeSettings, count, sum_
 
 
+@pytest.mark.parametrize(
+    ("name", "separator"), [("flow.toml", " = "), ("config.yaml", ": "), ("flink-conf.yaml", ": ")]
+)
 def test_a_job_runs_as_its_file_says_under_flinks_names_and_keeps_what_its_program_says(
-    cluster: AnyCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: AnyCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    separator: str,
 ) -> None:
     """Storage, backend, parallelism and the place of savepoints come from the file alone."""
-    file = tmp_path / "flow.toml"
+    file = tmp_path / name
+    quote = '"' if separator == " = " else ""
     file.write_text(
         f"""
 parallelism.default = 2
-state.backend.type = "EmbeddedRocksDB"
-state.checkpoints.dir = "{tmp_path / "checkpoints"}"
-state.savepoints.dir = "{tmp_path / "kept"}"
-execution.checkpointing.interval = "1 h"
+state.backend.type = {quote}EmbeddedRocksDB{quote}
+state.checkpoints.dir = {quote}{tmp_path / "checkpoints"}{quote}
+state.savepoints.dir = {quote}{tmp_path / "kept"}{quote}
+execution.checkpointing.interval = {quote}1 h{quote}
 execution.checkpointing.num-retained = 2
-"""
+""".replace(" = ", separator)
     )
     monkeypatch.setenv("ONCEFLOW_CONFIG", str(file))
     source = CountingSource(6_000, pause_s=0.002, ends_with=str(tmp_path / "read all"))

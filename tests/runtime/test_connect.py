@@ -66,7 +66,7 @@ def enriching(
     )
     payments = pipeline.read(PAYMENTS, uid="payments")
     tiers = pipeline.read(ACCOUNTS, uid="accounts").map(
-        lambda record: record | {"tier": tier_of(record["account"])},
+        lambda record: {"account": record["account"], "tier": tier_of(record["account"])},
         schema="account STRING, tier STRING",
     )
     limits = pipeline.read(LIMIT_SOURCE, uid="limits-in").map(

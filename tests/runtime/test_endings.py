@@ -15,10 +15,21 @@ from tests.support.counting_source import SCHEMA, CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import assert_exactly_once, ledger
 
-from onceflow import Checkpointing, JobState, NoRestart, Pipeline, RuntimeSettings
-from onceflow.core.errors import CommitFailed, OnceflowError
+from onceflow import (
+    Checkpointing,
+    FileSystemStorage,
+    FixedDelay,
+    JobState,
+    LocalProcesses,
+    NoRestart,
+    ObjectStorage,
+    Pipeline,
+    RuntimeSettings,
+)
+from onceflow.core.errors import CommitFailed, ConfigError, OnceflowError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.spi import Committer, CommitterContext
+from onceflow.core.storage.filesystem import StorageRefused
 
 
 class Unspeakable(Exception):
@@ -122,3 +133,36 @@ def test_a_recovery_that_hangs_ends_the_job_and_says_what_it_waits_for(
     )
     with pytest.raises(CommitFailed, match="waited . s for what sink ledger holds in doubt"):
         pipeline.run(20)
+
+
+def test_a_first_start_whose_storage_is_refused_ends_at_once_and_says_what_to_do(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a file").touch()
+    storage = FileSystemStorage(str(tmp_path / "a file" / "checkpoints"))
+    source = CountingSource(100)
+    for_ever = FixedDelay(attempts=1_000_000, delay_s=0.01)
+    pipeline, _ = ledger(LocalProcesses(), tmp_path, source, storage=storage, restart=for_ever)
+    with pytest.raises(StorageRefused, match="a file stands where a directory must be"):
+        pipeline.run(60)
+
+
+def test_a_first_start_in_a_bucket_that_cannot_be_used_ends_at_once_and_says_what_to_do(
+    tmp_path: Path, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = CountingSource(100)
+    for_ever = FixedDelay(attempts=1_000_000, delay_s=0.01)
+
+    def run(url: str) -> None:
+        pipeline, _ = ledger(
+            LocalProcesses(), tmp_path, source, storage=ObjectStorage(url), restart=for_ever
+        )
+        pipeline.run(60)
+
+    with pytest.raises(StorageRefused, match="create the bucket"):
+        run("s3://there-is-no-such-bucket/checkpoints")
+    with pytest.raises((StorageRefused, ConfigError), match="Not_A_Name"):
+        run("s3://Not_A_Name/checkpoints")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-secret-of-this-store")
+    with pytest.raises(StorageRefused, match="the secret key is not that of the access key"):
+        run(f"{s3_bucket}/checkpoints")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,17 +14,25 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
+from urllib.parse import urlsplit
 
+import pyarrow as pa
+import pytest
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
-from tests.support.ledger import assert_exactly_once
+from tests.support.ledger import assert_exactly_once, ledger
 from typer.testing import CliRunner
 
+from onceflow import LocalProcesses, NoRestart
+from onceflow.cli.jobs import client, command
 from onceflow.cli.main import app
+from onceflow.core.errors import SinkError
+from onceflow.core.spi import CommitterContext
 
 SOURCE = CountingSource(20_000)
 ROOT = Path(__file__).parents[2]
@@ -67,12 +76,12 @@ def asked(directory: Path, command: str, *more: str) -> dict[str, Any]:
     return found
 
 
-def await_running(directory: Path, timeout_s: float = 90.0) -> dict[str, Any]:
+def await_running(directory: Path, timeout_s: float = 90.0, *, records: int = 1) -> dict[str, Any]:
     deadline = time.monotonic() + timeout_s
     while True:
         if (directory / "checkpoints" / "ledger" / "driver.json").exists():
             status, out, _ = run(directory, "status", "--json")
-            if status == 0 and json.loads(out)["records_in"] > 0:
+            if status == 0 and json.loads(out)["records_in"] >= records:
                 found: dict[str, Any] = json.loads(out)
                 return found
         assert time.monotonic() < deadline
@@ -126,11 +135,32 @@ def test_a_drained_and_a_cancelled_job_say_how_they_ended(tmp_path: Path) -> Non
         assert (status, out.strip()) == (0, "job ledger has cancelled")
         process.wait(30)
     with a_job(tmp_path) as process:
-        await_running(tmp_path)
+        await_running(tmp_path, records=0)  # The job before may have read them all.
         done = asked(tmp_path, "stop", "--savepoint", "--drain")
         assert (done["state"], done["result"]) == ("done", "finished")
         assert process.wait(90) == 0
     assert sink_of(tmp_path).prepared() == []
+
+
+def test_clients_without_a_token_keep_no_job_from_being_asked_or_from_ending(
+    tmp_path: Path,
+) -> None:
+    with a_job(tmp_path) as process:
+        await_running(tmp_path)
+        address = tmp_path / "checkpoints" / "ledger" / "driver.json"
+        url: str = json.loads(address.read_text())["url"]
+        port = urlsplit(url).port
+        slow = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(40)]
+        try:
+            for connection in slow:
+                connection.sendall(b"POST /v1/stop HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+            assert run(tmp_path, "status", "--json")[0] == 0
+            assert asked(tmp_path, "stop")["state"] == "done"
+            assert process.wait(90) == 0
+        finally:
+            for connection in slow:
+                connection.close()
+    finish(tmp_path)
 
 
 def test_a_driver_that_was_killed_is_not_taken_for_a_running_one(tmp_path: Path) -> None:
@@ -159,8 +189,96 @@ def test_a_driver_that_was_killed_is_not_taken_for_a_running_one(tmp_path: Path)
         assert f"process {process.pid} on {socket.gethostname()}" in error
         assert "Its last decision is checkpoint" in error
     (listed,) = asked(tmp_path, "list")["jobs"]
-    assert listed["state"] == "not running"
+    assert listed["state"] == "its driver is gone"
     finish(tmp_path)
+
+
+def test_how_a_job_ended_is_told_for_ever_after(tmp_path: Path) -> None:
+    """Stopped, cancelled, finished, failed with the error, and no record of one that is killed."""
+    failing = Failing(str(tmp_path / "out"))
+    source = CountingSource(1_000)
+
+    def run_and_list(how: str) -> tuple[str, str]:
+        sink = failing if how == "failed" else None
+        endless = replace(source, endless=how in {"stopped", "cancelled"}, pause_s=0.005)
+        pipeline, _ = ledger(LocalProcesses(), tmp_path, endless, sink=sink, restart=NoRestart())
+        job = pipeline.start()
+        if how == "stopped":
+            job.stop(60)
+        elif how == "cancelled":
+            job.cancel(60)
+        else:
+            with contextlib.suppress(SinkError):
+                job.wait(60)
+        (listed,) = asked(tmp_path, "list")["jobs"]
+        exit_status, _, error = run(tmp_path, "status")
+        assert exit_status == 3
+        assert f"It has {how} at 20" in error
+        return listed["state"], listed.get("error", "")
+
+    for how in ("stopped", "cancelled", "finished"):
+        assert run_and_list(how) == (how, "")
+    state, error = run_and_list("failed")
+    assert state == "failed"
+    assert "the directory is full" in error
+
+
+@dataclass(frozen=True)
+class Failing(DirectorySink):
+    """A sink whose target is never there."""
+
+    def open(self, context: CommitterContext, schema: pa.Schema) -> None:
+        raise SinkError("the directory is full")
+
+
+def test_a_frozen_driver_is_told_from_a_dead_one_and_does_nothing_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cancel that was not answered is not carried out when the driver wakes."""
+    monkeypatch.setattr(command, "ANSWER_TIMEOUT_S", 1.0)
+    with a_job(tmp_path) as process:
+        await_running(tmp_path)
+        os.kill(process.pid, signal.SIGSTOP)
+        try:
+            exit_status, _, error = run(tmp_path, "cancel")
+        finally:
+            os.kill(process.pid, signal.SIGCONT)
+        assert exit_status == 3
+        assert f"process {process.pid} on {socket.gethostname()}" in error
+        assert "its process lives on this machine (stopped), and does not answer" in error
+        assert "The request may have been carried out. If the driver reads it after" in error
+        assert "not there any more" not in error
+        assert "a start goes on from there" not in error
+        monkeypatch.setattr(command, "ANSWER_TIMEOUT_S", 60.0)
+        before = asked(tmp_path, "status")["checkpoints_completed"]
+        deadline = time.monotonic() + 90
+        while (status := asked(tmp_path, "status"))["checkpoints_completed"] <= before:
+            assert status["state"] in {"running", "restarting", "starting"}, status
+            assert time.monotonic() < deadline
+        assert asked(tmp_path, "stop")["state"] == "done"
+        assert process.wait(90) == 0
+    finish(tmp_path)
+
+
+def test_a_storage_that_does_not_answer_keeps_no_command_longer_than_its_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    released = threading.Event()
+
+    def hang(place: client.Place) -> None:
+        del place
+        released.wait(60)
+
+    monkeypatch.setattr(client.Place, "open", hang)
+    try:
+        for one in ("checkpoint", "savepoint", "stop", "cancel"):
+            began = time.monotonic()
+            exit_status, _, error = run(tmp_path, one, "--timeout", "0.2")
+            assert (exit_status, time.monotonic() - began < 30) == (1, True)
+            assert "which says where the driver is, has not answered within 0.2 s" in error
+    finally:
+        released.set()
 
 
 def test_whoever_else_answers_at_the_address_is_told_from_the_driver(tmp_path: Path) -> None:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectoryCommitter, DirectorySink
-from tests.support.ledger import assert_exactly_once
+from tests.support.ledger import SETTINGS, assert_exactly_once, ledger
 
-from onceflow import Checkpointing, HeapBackend, JobState, NoRestart, Pipeline, count, sum_
+from onceflow import (
+    Checkpointing,
+    HeapBackend,
+    JobState,
+    LocalProcesses,
+    NoRestart,
+    Pipeline,
+    count,
+    sum_,
+)
 from onceflow.core.errors import SinkError
 from onceflow.core.pipeline import Job
 from onceflow.core.protocol.committables import Committable
@@ -84,3 +95,29 @@ def test_sweep_of_a_sink_that_fails_is_tried_again_at_the_next_checkpoint(
     assert job.wait(30).state is JobState.FINISHED
     assert [name for name in prepared if "~99~" in name] == []
     assert_exactly_once(sink, source)
+
+
+def test_local_files_of_a_slot_that_was_killed_are_deleted_by_the_next_one(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    settings = replace(SETTINGS, scratch_dir=str(scratch))
+    pipeline, _ = ledger(
+        LocalProcesses(),
+        tmp_path,
+        CountingSource(0, endless=True, pause_s=0.005),
+        settings=settings,
+    )
+    job = pipeline.start()
+    for restores in (1, 2, 3):
+        await_checkpoints(job, 1)
+        os.kill(job.status().slots[0].pid, signal.SIGKILL)
+        deadline = time.monotonic() + 90
+        while job.status().restores < restores:
+            assert time.monotonic() < deadline, job.status()
+            time.sleep(0.01)
+    await_checkpoints(job, 1)
+    directories = [path for path in scratch.iterdir() if path.is_dir()]
+    # The last one may have been dying still when its successor looked.
+    assert len(directories) <= 3
+    assert job.stop(60).state is JobState.STOPPED
+    assert len(list(scratch.glob("*/"))) <= 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,7 @@ def test_the_log_of_a_process_that_died_has_its_last_words(
         pipeline.run(90)
     (log,) = (tmp_path / "logs").glob("dies-attempt-*-slot-0.log")
     assert "about to die" in log.read_text()
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600, "what it quotes is the user's alone"
 
 
 def test_a_frozen_process_is_lost_and_killed(cluster: LocalProcesses, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections import Counter, defaultdict
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ from onceflow import (
     sum_,
 )
 from onceflow.core.errors import ConfigError
-from onceflow.core.windows import PaneAssigner, WindowAssigner
+from onceflow.core.windows import PaneAssigner, WindowAssigner, pane_windows
 
 
 def windowed(
@@ -68,30 +69,59 @@ def windowed(
 
 
 def expected(
-    source: CountingSource, size: int, slide: int
+    source: CountingSource, size: int, slide: int, offset: int = 0
 ) -> dict[tuple[str, int], tuple[int, int]]:
     """By account and start, total and count; a record's time is its id, in milliseconds."""
     found: dict[tuple[str, int], tuple[int, int]] = defaultdict(lambda: (0, 0))
     for record in range(source.records):
-        for start in range(record - record % slide, record - size, -slide):
+        for start in range(record - (record - offset) % slide, record - size, -slide):
             key = str(record % source.accounts), start
             total, n = found[key]
             found[key] = total + amount_of(record), n + 1
     return dict(found)
 
 
-def assert_windows(sink: DirectorySink, source: CountingSource, size: int, slide: int) -> None:
+def assert_windows(
+    sink: DirectorySink, source: CountingSource, size: int, slide: int, offset: int = 0
+) -> None:
     rows = sink.rows()
     keys = [(row["account"], round(row["window_start"].timestamp() * 1000)) for row in rows]
     assert [key for key, times in Counter(keys).items() if times > 1] == []
     found = {key: (row["total"], row["n"]) for key, row in zip(keys, rows, strict=True)}
-    assert found == expected(source, size, slide)
+    assert found == expected(source, size, slide, offset)
     lengths = {(row["window_end"] - row["window_start"]).total_seconds() for row in rows}
     assert lengths == {size / 1000}
     assert sink.prepared() == []
 
 
 STRATEGY = WatermarkStrategy("id", max_out_of_orderness=0.002)
+
+
+@pytest.mark.parametrize(
+    ("windows", "size", "slide"),
+    [
+        (TumblingEventTimeWindows("500 ms", offset="-200 ms"), 500, 500),
+        (SlidingEventTimeWindows(0.6, 0.3, offset=-0.2), 600, 300),
+    ],
+)
+def test_windows_with_a_negative_offset_begin_before_whole_multiples_of_their_size(
+    cluster: AnyCluster, tmp_path: Path, windows: PaneAssigner, size: int, slide: int
+) -> None:
+    source = CountingSource(3_000, accounts=4)
+    pipeline, sink = windowed(cluster, tmp_path, source, windows, watermarks=STRATEGY)
+    assert pipeline.run(60).state is JobState.FINISHED
+    assert_windows(sink, source, size, slide, -200)
+
+
+def test_days_of_china_begin_at_flinks_offset_of_eight_hours_less() -> None:
+    """`TumblingEventTimeWindows.of(Time.days(1), Time.hours(-8))` is Flink's own example."""
+    panes = pane_windows(TumblingEventTimeWindows("1 d", "-8 h"), 0)
+    midnight_in_shanghai = datetime(2026, 5, 4, tzinfo=timezone(timedelta(hours=8)))
+    start_ms = round(midnight_in_shanghai.timestamp() * 1000)
+    assert (start_ms - panes.offset_ms) % panes.slide_ms == 0
+    assert panes == pane_windows(TumblingEventTimeWindows("1 d", -8 * 3600), 0)
+    with pytest.raises(ConfigError, match="offset='8 ours' is no duration"):
+        TumblingEventTimeWindows("1 d", "-8 ours")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

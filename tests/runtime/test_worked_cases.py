@@ -102,6 +102,13 @@ def test_two_accumulators_of_one_stream_agree_after_a_crash(
     ] == wanted
 
 
+def await_file(path: Path) -> None:
+    deadline = time.monotonic() + 90
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.01)
+
+
 @dataclass(frozen=True)
 class LateBarrierSource(Source):
     """Ids 0 to 199 in split 0, of which some come after its barrier; split 1 holds its own back.
@@ -143,6 +150,7 @@ class _LateBarrierReader(SourceReader):
     def poll(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
         source = self._source
         if self._split.id == "1":
+            (source.directory / "holding").touch()
             deadline = time.monotonic() + 100
             while not source.passed.exists() and time.monotonic() < deadline:
                 time.sleep(0.01)
@@ -201,7 +209,8 @@ def test_records_that_overtake_a_barrier_count_twice_at_least_once_and_once_exac
     second = first.key_by("account").process(Accumulate("first", "second"), uid="second")
     second.write(sink, uid="out")
     job = pipeline.start()
-    await_checkpoints(job, 0)
+    # A barrier that came before its first poll would not be held back.
+    await_file(tmp_path / "holding")
     job.checkpoint()
     await_checkpoints(job, 1)
     os.kill(job.status().slots[0].pid, signal.SIGKILL)

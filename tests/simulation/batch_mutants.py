@@ -6,9 +6,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tests.simulation.batches import Rules
+from tests.simulation.batch_world import Rules
 
 from onceflow.core.protocol.batches import (
+    TRIES,
     BatchClaim,
     BatchDecision,
     BatchId,
@@ -24,7 +25,7 @@ from onceflow.core.protocol.batches import (
     sweep_decided,
 )
 from onceflow.core.protocol.committables import Committable
-from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.protocol.ids import AttemptId, CheckpointId
 
 
 def _writes_again(claim: BatchClaim, batch: BatchId, fingerprint: str) -> object:
@@ -87,6 +88,35 @@ def _sweeps_newer(
     return sweep_decided(forever, in_doubt, sink_ids=sink_ids)
 
 
+def _commits_what_is_listed(
+    claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
+) -> Settling:
+    """What is decided and not in doubt counts as committed: nobody asks for the proof."""
+    plan = settle_claimed(claim, in_doubt, sink_ids=sink_ids)
+    listed = {one.transaction for one in in_doubt}
+    return replace(plan, commit=tuple(c for c in plan.commit if c.transaction in listed))
+
+
+def _sweeps_its_own(
+    decision: BatchDecision, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
+) -> Sequence[Committable]:
+    swept = sweep_decided(decision, in_doubt, sink_ids=sink_ids)
+    return tuple(one for one in swept if one.transaction.attempt == decision.attempt)
+
+
+def _proofs_of_its_own(decision: BatchDecision) -> CheckpointId:
+    return CheckpointId(decision.attempt * TRIES)
+
+
+def _forgets_its_own(decision: BatchDecision) -> AttemptId:
+    return AttemptId(decision.attempt + 1)
+
+
+def _one_name_a_partition(attempt: AttemptId, task_attempt: int, task_id: int) -> CheckpointId:
+    del task_attempt, task_id
+    return CheckpointId(attempt * TRIES)
+
+
 def _all_at_once(decided: Sequence[Committable], **_: object) -> Any:
     return sorted(decided, key=lambda one: not one.payload), ()
 
@@ -108,5 +138,10 @@ BATCH_MUTANTS: tuple[Rules, ...] = (
     ),
     Rules("the sweep takes newer attempts' rows", sweep=_sweeps_newer),
     Rules("a task that is tried again rolls its twin back", takes_twin_away=True),
+    Rules("planning commits only what the target lists", settle=_commits_what_is_listed),
+    Rules("the sweep leaves what older attempts prepare", sweep=_sweeps_its_own),
+    Rules("prunes the proofs of all older decisions", oldest_proof=_proofs_of_its_own),
+    Rules("forgets a decision once it is committed", forgotten_before=_forgets_its_own),
+    Rules("the tries of a task have one name", checkpoint=_one_name_a_partition),
     Rules("staged rows are applied before their twins are rolled back", around=_all_at_once),
 )

@@ -7,201 +7,39 @@ who goes on, who is killed, and whose reply is lost. Only `protocol.batches` dec
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from dataclasses import replace
 
-from onceflow.core.protocol import batches
+from tests.simulation.batch_world import (
+    QUERY,
+    SINK,
+    STAGED,
+    Batch,
+    Failed,
+    Outcome,
+    Process,
+    Refused,
+    RowsLost,
+    Rules,
+    Steps,
+    Task,
+    Violated,
+    World,
+    is_staged,
+)
+
 from onceflow.core.protocol.batches import (
     BatchClaim,
-    BatchDecision,
     BatchId,
-    Overtaken,
     RefuseBatch,
-    Settling,
     SkipBatch,
-    Stands,
-    task_checkpoint,
 )
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, TransactionId
 
-SINK, QUERY = "sink", "query"
-STAGED = b"staged"
 STEPS_MAX = 4_000
 TASK_TRIES_MAX = 3
-Steps: TypeAlias = Generator[str, None, None]
-
-
-def is_staged(one: Committable) -> bool:
-    return one.payload == STAGED
-
-
-class Violated(Exception):
-    """An invariant does not hold."""
-
-
-class _Failed(Exception):
-    """The query ends; it is started again."""
-
-
-class _Refused(Exception):
-    """The batch must not be written."""
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What a mutant replaces."""
-
-    name: str = "as it is"
-    judge: Callable[..., object] = batches.judge_batch
-    settle: Callable[..., Settling] = batches.settle_claimed
-    sweep: Callable[..., Sequence[Committable]] = batches.sweep_decided
-    check: Callable[..., object] = batches.check_decision
-    decision: Callable[..., BatchDecision] = batches.decision_of
-    abort_claims: bool = True
-    claim_first: bool = True
-    settled_first: bool = False
-    twin: Callable[..., Committable | None] = batches.prepared_twin
-    around: Callable[..., tuple[Sequence[Committable], Sequence[Committable]]] = (
-        batches.around_roll_backs
-    )
-    takes_twin_away: bool = False
-    """Whether a task that is tried again rolls back what its twin has prepared."""
-
-
-@dataclass
-class Batch:
-    """What Spark's log of offsets says."""
-
-    rows: range
-    fingerprint: str
-
-
-@dataclass
-class Outcome:
-    """How a schedule ended."""
-
-    seed: int
-    violation: str = ""
-    trace: tuple[str, ...] = ()
-    attempts: int = 0
-    decisions: int = 0
-    kills: int = 0
-    refused: bool = False
-
-
-@dataclass
-class _Task:
-    """One try at a partition."""
-
-    report: tuple[int, tuple[Committable, ...]] | None = None
-    failed: bool = False
-
-
-@dataclass
-class World:
-    """All that outlives processes."""
-
-    chance: random.Random
-    rules: Rules
-    source: int = 0
-    attempt: int = 0
-    decisions: dict[BatchId, BatchDecision] = field(default_factory=dict[BatchId, BatchDecision])
-    prepared: dict[TransactionId, list[int]] = field(default_factory=dict[TransactionId, list[int]])
-    staged: dict[TransactionId, list[int]] = field(default_factory=dict[TransactionId, list[int]])
-    committed: dict[TransactionId, list[int]] = field(
-        default_factory=dict[TransactionId, list[int]]
-    )
-    keyed: bool = False
-    """Whether rows have a unique key: one that is prepared locks it."""
-    offsets: dict[int, Batch] = field(default_factory=dict[int, Batch])
-    done: set[int] = field(default_factory=set[int])
-    copy: tuple[dict[int, Batch], set[int]] | None = None
-    processes: list[Process] = field(default_factory=list["Process"])
-    task_ids: int = 0
-    written_offsets: int = 0
-    faults: bool = True
-    trace: list[str] = field(default_factory=list[str])
-
-    def note(self, text: str) -> None:
-        self.trace.append(text)
-
-    def visible(self) -> list[int]:
-        return sorted(row for rows in self.committed.values() for row in rows)
-
-    # --- the keeper ---------------------------------------------------------------------------
-
-    def claim(self) -> BatchClaim:
-        self.attempt += 1
-        self.note(f"attempt {self.attempt} claims")
-        return self.seen()
-
-    def seen(self) -> BatchClaim:
-        return BatchClaim(AttemptId(self.attempt), tuple(self.decisions.values()))
-
-    def decide(self, proposed: BatchDecision) -> BatchDecision:
-        existing = self.decisions.get(proposed.batch)
-        verdict = self.rules.check(proposed, owner=AttemptId(self.attempt), existing=existing)
-        if isinstance(verdict, Overtaken):
-            raise _Failed(verdict.reason)
-        if isinstance(verdict, Stands):
-            return verdict.decision
-        for one in proposed.committables:
-            if one.transaction not in self.prepared | self.staged:
-                raise Violated(f"{proposed.batch} decides {one}, which is rolled back or gone")
-        self.decisions[proposed.batch] = proposed
-        self.note(f"attempt {proposed.attempt} decides {proposed.batch.number}")
-        return proposed
-
-    # --- the target ---------------------------------------------------------------------------
-
-    def in_doubt(self) -> list[Committable]:
-        prepared = [Committable(one, len(rows)) for one, rows in self.prepared.items()]
-        return prepared + [Committable(one, len(rows), STAGED) for one, rows in self.staged.items()]
-
-    def locked(self, rows: Sequence[int]) -> bool:
-        """Return whether one of `rows` cannot be written now."""
-        others = self.prepared.values() if self.keyed else ()
-        return any(row in other for other in others for row in rows)
-
-    def listed(self, transaction: TransactionId) -> bool:
-        return any(
-            one.transaction == transaction
-            for decision in self.decisions.values()
-            for one in decision.committables
-        )
-
-    def commit(self, one: Committable) -> None:
-        if not self.listed(one.transaction):
-            raise Violated(f"{one} is committed and no decision names it")
-        if is_staged(one) and self.locked(self.staged.get(one.transaction, [])):
-            raise _Failed(f"{one} waits for a lock")
-        where = self.staged if is_staged(one) else self.prepared
-        rows = where.pop(one.transaction, None)
-        if rows is not None:
-            self.committed[one.transaction] = rows
-            self.note(f"commits {one.transaction}")
-        elif one.transaction not in self.committed:
-            raise Violated(f"{one} is decided, and lost")
-
-    def abort(self, one: Committable) -> None:
-        if self.listed(one.transaction):
-            raise Violated(f"{one} is decided, and rolled back")
-        self.note(f"rolls back {one.transaction}")
-        (self.staged if is_staged(one) else self.prepared).pop(one.transaction, None)
-
-
-@dataclass
-class Process:
-    """Something that can be killed."""
-
-    name: str
-    steps: Steps
-    task: _Task | None = None
-    alive: bool = True
-    stands_until: int = 0
-    """The step of the schedule up to which it stands still."""
+LONG = 40
+"""How many batches, at the least, follow each other where more attempts than are remembered do."""
 
 
 class Driver:
@@ -224,34 +62,40 @@ class Driver:
                     world.written_offsets += 1
                     # Some have no rows, and so no decision: a watermark moved, say.
                     empty = world.faults and world.chance.random() < 0.2
-                    last = first if empty else world.chance.randint(first + 1, world.source)
+                    most = min(world.source, first + world.rows_max)
+                    last = first if empty else world.chance.randint(first + 1, most)
                     world.offsets[number] = Batch(
                         range(first, last), f"file {world.written_offsets}"
                     )
                 yield f"{self.name} plans {number}"
                 yield from self.batch(number, world.offsets[number])
-        except _Failed as error:
+        except Failed as error:
             world.note(f"{self.name} fails: {error}")
-        except _Refused as error:
+        except Refused as error:
             world.note(f"{self.name} is refused: {error}")
             self.refused = True
+        except RowsLost as error:
+            world.note(f"{self.name} reports rows as lost: {error}")
+            world.lost = True
 
     def batch(self, number: int, batch: Batch) -> Steps:
         world = self.world
-        identity = BatchId(QUERY, number)
         if not world.rules.claim_first:
             yield from self.settle(replace(world.seen(), attempt=AttemptId(world.attempt + 1)))
         claim = world.claim()
+        identity = BatchId("", claim.attempt) if world.writes else BatchId(QUERY, number)
+        world.numbers[identity] = number
         yield "claimed"
         verdict = world.rules.judge(claim, identity, batch.fingerprint)
         if isinstance(verdict, RefuseBatch):
-            raise _Refused(verdict.reason)
+            raise Refused(verdict.reason)
         if world.rules.claim_first:
             yield from self.settle(claim)
-        if not isinstance(verdict, SkipBatch):
+        # What an older attempt has decided shows once this one has claimed.
+        if not isinstance(verdict, SkipBatch) and not (world.writes and number in world.written):
             try:
                 yield from self.write(claim.attempt, identity, batch)
-            except _Failed:
+            except Failed:
                 yield "aborts"
                 yield from self.abort()
                 raise
@@ -262,6 +106,7 @@ class Driver:
     def settle(self, claim: BatchClaim) -> Steps:
         world = self.world
         plan = world.rules.settle(claim, world.in_doubt(), sink_ids=(SINK,))
+        world.looked_at = world.steps
         yield "listed"
         prepared, staged = world.rules.around(plan.commit, staged=is_staged)
         for one in prepared:
@@ -274,7 +119,8 @@ class Driver:
             world.commit(one)
             yield "applied"
         for decision in claim.decisions:
-            self.settled(decision)
+            if not decision.settled:
+                world.settle(decision)
 
     def abort(self) -> Steps:
         world = self.world
@@ -284,12 +130,6 @@ class Driver:
         yield "claimed"
         yield from self.settle(claim)
 
-    def settled(self, decision: BatchDecision) -> None:
-        if decision.batch in self.world.decisions:
-            self.world.decisions[decision.batch] = replace(
-                self.world.decisions[decision.batch], settled=True
-            )
-
     def write(self, attempt: AttemptId, identity: BatchId, batch: Batch) -> Steps:
         world, chance = self.world, self.world.chance
         partitions = chance.randint(1, 3)
@@ -298,13 +138,13 @@ class Driver:
             rows[chance.randrange(partitions)].append(row)
         reports: list[tuple[int, tuple[Committable, ...]]] = []
         for partition in range(partitions):
-            tasks: list[_Task] = []
+            tasks: list[Task] = []
             while not any(task.report for task in tasks):
                 running = [task for task in tasks if not task.failed]
                 twin = len(running) == 1 and chance.random() < 0.1 and len(tasks) < 9
                 if not running or twin:
                     if sum(task.failed for task in tasks) >= TASK_TRIES_MAX:
-                        raise _Failed("a task failed too often")
+                        raise Failed("a task failed too often")
                     tasks.append(self.start(attempt, partition, len(tasks), rows[partition]))
                 yield "waits for tasks"
             reports.append(next(task.report for task in tasks if task.report))
@@ -315,24 +155,28 @@ class Driver:
             return
         decision = world.decide(proposed)
         if world.faults and chance.random() < 0.05:
-            raise _Failed("the reply to the decision was lost")
+            raise Failed("the reply to the decision was lost")
         yield "decided"
         if world.rules.settled_first:
-            self.settled(decision)
+            world.settle(decision)
         prepared, staged = world.rules.around(decision.committables, staged=is_staged)
         for one in prepared:
             world.commit(one)
             yield "committed"
+        world.looked_at = world.steps
         for one in world.rules.sweep(decision, world.in_doubt(), sink_ids=(SINK,)):
             world.abort(one)
             yield "swept"
         for one in staged:
             world.commit(one)
             yield "applied"
-        self.settled(decision)
+        world.settle(decision)
+        if chance.random() < 0.3:
+            yield "committed all"
+            world.prune(world.rules.oldest_proof(decision))
 
-    def start(self, attempt: AttemptId, partition: int, tried: int, rows: list[int]) -> _Task:
-        task, world = _Task(), self.world
+    def start(self, attempt: AttemptId, partition: int, tried: int, rows: list[int]) -> Task:
+        task, world = Task(), self.world
         world.task_ids += 1
         steps = self.task(task, attempt, partition, tried, world.task_ids, rows)
         world.processes.append(Process(f"task {partition}.{tried}", steps, task))
@@ -340,7 +184,7 @@ class Driver:
 
     def task(
         self,
-        task: _Task,
+        task: Task,
         attempt: AttemptId,
         partition: int,
         tried: int,
@@ -352,7 +196,7 @@ class Driver:
         if not rows:
             task.report = (partition, ())
             return
-        checkpoint = task_checkpoint(attempt, tried, task_id)
+        checkpoint = world.rules.checkpoint(attempt, tried, task_id)
         transaction = TransactionId(SINK, attempt, checkpoint, partition)
         if world.attempt > attempt:
             world.note(f"{transaction} is fenced")
@@ -364,14 +208,14 @@ class Driver:
             world.abort(twin)
         yield "wrote its ledger row"
         if twin and not world.rules.takes_twin_away:
-            world.staged[transaction] = rows
+            world.stage(transaction, rows)
             world.note(f"stages {transaction} beside {twin}")
             yield "staged"
             task.report = (partition, (Committable(transaction, len(rows), STAGED),))
             return
         if transaction in world.prepared or transaction in world.committed or world.locked(rows):
             return
-        world.prepared[transaction] = rows
+        world.prepare(transaction, rows)
         world.note(f"prepares {transaction}")
         yield "prepared"
         task.report = (partition, (Committable(transaction, len(rows)),))
@@ -380,36 +224,55 @@ class Driver:
 def run_batches(seed: int, rules: Rules | None = None) -> Outcome:
     """Return how the schedule of `seed` ends: the input in batches, with all that goes wrong."""
     chance = random.Random(seed)
-    world = World(chance, rules or Rules(), source=chance.randint(3, 12))
-    world.keyed = seed % 2 == 0
+    world = _drawn(seed, World(chance, rules or Rules(), source=chance.randint(3, 12)))
     outcome = Outcome(seed)
     try:
         outcome.kills, outcome.refused = _with_faults(world)
-        if not outcome.refused:
+        if not outcome.refused and not world.lost:
             _without_faults(world)
-        _check_rows(world, all_there=not outcome.refused)
+        if world.lost and not world.taken_away:
+            raise Violated("rows are reported as lost, and nobody has taken any away")
+        _check_rows(world, all_there=not (outcome.refused or world.lost))
     except Violated as error:
         outcome.violation = str(error)
     outcome.trace = tuple(world.trace)
-    outcome.attempts, outcome.decisions = world.attempt, len(world.decisions)
+    outcome.attempts, outcome.decisions = world.attempt, world.decided
+    outcome.lost = world.lost
     return outcome
+
+
+def _drawn(seed: int, world: World) -> World:
+    """Return `world` with what is drawn apart, so that it changes nothing in other schedules."""
+    rng = random.Random(f"batches {seed}")
+    world.keyed = seed % 2 == 0
+    world.writes = rng.random() < 0.3
+    world.forgetful = rng.choice([0.0, 0.0, 0.2])
+    world.taken_rate = rng.choice([0.0] * 9 + [0.01])
+    if rng.random() < 0.01:
+        world.source, world.rows_max = LONG, 1
+    return world
 
 
 def _with_faults(world: World) -> tuple[int, bool]:
     """Run until the input is read; return how much was killed, and whether a batch was refused."""
     chance, kills, drivers = world.chance, 0, list[tuple[Driver, Process]]()
-    for step in range(STEPS_MAX):
+    steps_max = STEPS_MAX * (10 if world.rows_max == 1 else 1)
+    for step in range(steps_max):
+        world.steps += 1
         if any(driver.refused for driver, _ in drivers):
             return kills, True
+        if world.lost:
+            return kills, False
         running = [process for _, process in drivers if process.alive]
         if not running or (len(running) == 1 and chance.random() < 0.03):
-            unread = max((b.rows.stop for b in world.offsets.values()), default=0) < world.source
-            if not running and not unread and max(world.offsets) in world.done:
+            if not running and world.all_written:
                 return kills, False
             driver = Driver(world, f"driver {step}")
             process = Process(driver.name, driver.run())
             drivers.append((driver, process))
             world.processes.append(process)
+        if world.taken_rate and chance.random() < world.taken_rate:
+            world.take_away()
         process = chance.choice(world.processes)
         if process.stands_until > step:
             continue
@@ -418,29 +281,39 @@ def _with_faults(world: World) -> tuple[int, bool]:
         elif chance.random() < 0.04:
             kills += 1
             _kill(world, process)
-        elif chance.random() < 0.006 and len(running) == 1:
+        elif chance.random() < 0.006 and len(running) == 1 and not world.writes:
             _restore_or_copy(world, running[0])
         else:
             _step(world, process)
-    raise Violated(f"the input is not read after {STEPS_MAX} steps")
+    raise Violated(f"the input is not read after {steps_max} steps")
 
 
 def _without_faults(world: World) -> None:
-    """Let what is left of tasks end, then one more batch: nothing is in doubt after it."""
+    """Write one more batch, the last; then nothing is in doubt that was prepared before it ended.
+
+    What is left of tasks has ended before, or goes on beside it.
+    """
     world.faults = False
-    for process in [one for one in world.processes if one.task]:
-        while process.alive:
-            _step(world, process)
+    world.processes = [one for one in world.processes if one.task]
+    if world.chance.random() < 0.5:
+        _run_to_end(world)
     world.source += 2
-    process = Process("last driver", Driver(world, "last driver").run())
-    world.processes = [process]
-    for _ in range(STEPS_MAX):
-        if not process.alive:
-            break
-        _step(world, world.chance.choice(world.processes))
-    for left in list(world.processes):
-        while left.alive:
-            _step(world, left)
+    while not world.all_written:
+        # A task of an older attempt may lock what this one writes: then it is started again.
+        process = Process("last driver", Driver(world, "last driver").run())
+        world.processes.append(process)
+        for _ in range(STEPS_MAX):
+            if not process.alive:
+                break
+            _step(world, world.chance.choice(world.processes))
+        if world.lost:
+            return
+        if world.steps > 20 * STEPS_MAX:
+            raise Violated("the last batch is not written")
+    _run_to_end(world)
+    left = [*world.prepared, *world.staged]
+    if early := [str(one) for one in left if world.prepared_at[one] < world.looked_at]:
+        raise Violated(f"in doubt after the last batch, and for ever: {sorted(early)}")
     closing = Driver(world, "closing")
     for _ in closing.settle(world.claim()):
         pass
@@ -448,6 +321,12 @@ def _without_faults(world: World) -> None:
         raise Violated(
             f"in doubt after the next batch: {sorted(map(str, world.prepared | world.staged))}"
         )
+
+
+def _run_to_end(world: World) -> None:
+    for process in list(world.processes):
+        while process.alive:
+            _step(world, process)
 
 
 def _check_rows(world: World, *, all_there: bool) -> None:
@@ -459,6 +338,7 @@ def _check_rows(world: World, *, all_there: bool) -> None:
 
 
 def _step(world: World, process: Process) -> None:
+    world.steps += 1
     try:
         next(process.steps)
     except StopIteration:

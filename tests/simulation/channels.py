@@ -57,10 +57,12 @@ class Outputs:
         receivers: Callable[[], Sequence[Receiver]],
         channel: int,
         *,
+        sender: int,
         keeps_order: bool = False,
     ) -> None:
+        """`sender` is the slot that sends, and `channel` the one of each receiver."""
         self._world, self._receivers, self._channel = world, receivers, channel
-        self._keeps_order = keeps_order
+        self._sender, self._keeps_order = sender, keeps_order
         self._bell = bell
         self._queues: list[OutputQueue[Row]] = []
         self._wires: list[deque[Element]] = []
@@ -115,13 +117,17 @@ class Outputs:
 
     def _put(self, target: int, element: Element) -> None:
         """FIFO within a channel: the order of sending is the order of the queue."""
-        receiver, wire = self._receivers()[target], self._wires[target]
-        if not self._world.shape.wires:
+        receiver, wire, world = self._receivers()[target], self._wires[target], self._world
+        if not world.shape.wires:
             receiver.inputs.put(self._channel, element)
             return
         wire.append(element)
 
         def arrive() -> None:
+            if (until_s := world.stands_until_s(self._sender, target)) > world.now_s:
+                way_s = world.rng.expovariate(1 / 0.01)
+                world.clock.after(until_s - world.now_s + way_s, arrive)
+                return
             receiver.inputs.put(self._channel, wire.popleft())
 
-        self._world.clock.after(self._world.rng.expovariate(1 / 0.01), arrive)
+        world.clock.after(world.rng.expovariate(1 / 0.01), arrive)

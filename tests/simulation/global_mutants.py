@@ -9,6 +9,10 @@ from tests.simulation.targets import Versioned
 from tests.simulation.variant import Variant
 
 from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.coordinator import (
+    CheckpointCoordinator,
+    _Pending,  # pyright: ignore[reportPrivateUsage]
+)
 from onceflow.core.protocol.global_commits import (
     GlobalCommit,
     GlobalCommitQueue,
@@ -19,6 +23,7 @@ from onceflow.core.protocol.global_commits import (
 from onceflow.core.protocol.ids import GENESIS, CheckpointId
 from onceflow.core.protocol.log_memory import LogMemory
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
+from onceflow.core.protocol.splits import with_lists
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -82,6 +87,26 @@ def _sees_no_older_copy(
     return plan_global_recovery(unknown, *arguments, **dict(named, memory=LogMemory()))
 
 
+class _FurthestCommitter(CheckpointCoordinator):
+    """Takes for delivered what one committer has committed, and another may not."""
+
+    def _delivered_through(self) -> CheckpointId:
+        return max((self._confirmed[one] for one in self._committers), default=GENESIS)
+
+
+class _NamesNoneUndelivered(CheckpointCoordinator):
+    """A decision names none before it."""
+
+    def _completed_of(self, pending: _Pending) -> CompletedCheckpoint:
+        return replace(super()._completed_of(pending), undelivered=())
+
+
+def _regrown_from_last(*arguments: Any, **named: Any) -> CompletedCheckpoint:
+    """A decision that takes in what is new names the one before it, and none before that."""
+    grown = with_lists(*arguments, **named)
+    return replace(grown, undelivered=grown.undelivered[-1:])
+
+
 def _keeps_no_order(world: World) -> None:
     for target in world.targets.values():
         if isinstance(target, Versioned):
@@ -100,5 +125,8 @@ GLOBAL_MUTANTS: tuple[Variant, ...] = (
     Variant("recovery commits no whole checkpoint", global_plan=_whole_of_none),
     Variant("recovery does not ask for the ordered proof", global_plan=_without_proof),
     Variant("recovery sees no older copy of a table", global_plan=_sees_no_older_copy),
+    Variant("takes the furthest committer for all", coordinator=_FurthestCommitter),
+    Variant("a decision names none undelivered", coordinator=_NamesNoneUndelivered),
+    Variant("a source that is added hides what is undelivered", with_lists=_regrown_from_last),
     Variant("the target keeps no ordered proof", prepare=_keeps_no_order),
 )

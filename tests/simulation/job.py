@@ -52,7 +52,7 @@ from onceflow.core.protocol.decisions import (
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.restart import GiveUp, RestartAfter
 from onceflow.core.protocol.snapshots import CompletedCheckpoint, OperatorSnapshot, SubtaskSnapshot
-from onceflow.core.protocol.splits import Split, SplitOffers, assign_splits, with_lists
+from onceflow.core.protocol.splits import Split, SplitOffers, assign_splits
 
 
 class Driver(Process):
@@ -142,7 +142,7 @@ class Attempt:
         self._finished: CheckpointId | None = None
         self._stopping: set[CheckpointId] = set()
         self._drains = False
-        self._told: CheckpointId | None = None
+        self._told: tuple[CheckpointId, dict[str, CheckpointId]] | None = None
         self._appending = False
         self._deferred: deque[tuple[CheckpointKind | None, Fact]] = deque()
         """What the coordinator is told when the append has ended; with what is asked for."""
@@ -174,7 +174,7 @@ class Attempt:
                 self._carry_out(self.coordinator.tick(world.clock.now_s))
             self._discover()
             if self._told is not None and world.shape.loss:
-                self._tell_complete(self._told)  # again: the first word may be lost
+                self._tell_complete(*self._told)  # again: the first word may be lost
             wake_s = self.coordinator.next_wake_s()
             yield 0.1 if wake_s is None else max(0.01, min(0.1, wake_s - world.now_s))
         yield from self._end()
@@ -209,9 +209,9 @@ class Attempt:
 
     def _restore_point(self) -> Steps[CompletedCheckpoint]:
         """Decide checkpoint 0 if need be, or one that takes in what is new since the last."""
+        yield from begin_from(self.world, self.log)
         if not self.log.view.completed:
             yield from self.log.append(genesis_of(self.world, self.log))
-        yield from begin_from(self.world, self.log)
         restored = self.log.view.completed[-1]
         lists: dict[str, tuple[bytes, ...]] = {}
         for uid, partitions in self.world.sources.items():
@@ -221,7 +221,9 @@ class Attempt:
                 lists[uid] = tuple(encode_split(p, at) for p, at in now.items())
         if lists:
             now_ms = self.world.clock.wall_ms()
-            grown = with_lists(restored, SPLITS, lists, attempt=self.number, now_ms=now_ms)
+            grown = self.world.variant.with_lists(
+                restored, SPLITS, lists, attempt=self.number, now_ms=now_ms
+            )
             yield from self.log.append(grown)
         return self.log.view.completed[-1]
 
@@ -303,7 +305,9 @@ class Attempt:
             current._tell(said)
 
     def _tell(self, fact: Fact, asks: CheckpointKind | None = None) -> None:
-        """Tell the coordinator, or as soon as it listens."""
+        """Tell the coordinator, or as soon as it listens; nothing once the attempt has failed."""
+        if self._failure is not None:
+            return
         if self._appending:
             self._deferred.append((asks, fact))
         else:
@@ -328,10 +332,10 @@ class Attempt:
                 case WriteSavepoint():
                     self.driver.begin(self._write_savepoint(decision))
                 case NotifyComplete(checkpoint, oldest):
-                    self._told = checkpoint
+                    self._told = checkpoint, self._proofs_needed()
                     if not world.variant.whole_before_decision:
                         self._commit_whole(self._last())
-                    self._tell_complete(checkpoint)
+                    self._tell_complete(*self._told)
                     self._cleaner.completed(checkpoint, oldest, self._last())
                 case NotifyAbort(checkpoint):
                     for slot in self.slots:
@@ -394,13 +398,16 @@ class Attempt:
         for committer in self._global.values():
             committer.decided(completed)
 
-    def _tell_complete(self, checkpoint: CheckpointId) -> None:
+    def _proofs_needed(self) -> dict[str, CheckpointId]:
+        """Return the oldest checkpoint, by sink, whose proofs a start may ask for."""
         assert self.coordinator is not None
         retained, log = self.coordinator.completed, self.log.view
-        needed = {
+        return {
             sink_id: self.world.variant.retain_ledger_from(retained, log.committed_last(sink_id))
             for sink_id in self.driver.pipeline.sinks
         }
+
+    def _tell_complete(self, checkpoint: CheckpointId, needed: dict[str, CheckpointId]) -> None:
         for slot in self.slots:
             slot.told.send(
                 lambda s=slot: s.complete(checkpoint, needed)  # type: ignore[misc]
@@ -445,7 +452,7 @@ class Attempt:
         self.world.oracle.finished(
             self.number, self.log.view, slot_died=slot_died, swept=self._cleaner.swept
         )
-        self.world.finished = True
+        self.world.finished, self.world.finished_by = True, self.number
         self.world.stopped = self._drains or self._finished in self._stopping
         self.world.clock.say(f"attempt {self.number} has finished the job")
 

@@ -20,10 +20,10 @@ from onceflow.core.protocol.log import (
     check_append,
     claim_again,
     next_claim,
-    next_decision,
     prunable,
     replay,
 )
+from onceflow.core.protocol.savepoints import Savepoint, seeded
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.storage.decision_log import DecisionUnknown
 
@@ -57,6 +57,8 @@ class LogOwner:
             except Gone:
                 raise StorageError("the log cannot be read") from None
             view = replay(entries)
+            if world.begins_from_savepoint and world.kept is not None:
+                view = seeded(view, world.kept.savepoint)
             if before is None:
                 left = view.sinks.difference(pipeline.sinks, pipeline.retired)
                 if left and world.variant.checks_sinks:
@@ -76,7 +78,7 @@ class LogOwner:
     def append(self, completed: CompletedCheckpoint) -> Steps[None]:
         """Decide `completed`; raises Fenced, StorageError when it is not in the log, or Unknown."""
         try:
-            record = next_decision(self.view, completed)
+            record = self._world.variant.next_decision(self.view, completed)
         except CheckpointCorrupt as error:
             # The log's rules refuse it, so nothing is lost; but nobody may ever ask for it.
             raise Violation(f"I5 a decision that cannot stand: {error}") from None
@@ -88,8 +90,10 @@ class LogOwner:
         self.view = replace(view, memory=view.memory.settled(self._settled))
         self._world.clock.say(f"attempt {completed.attempt} decides {completed.checkpoint}")
 
-    def begins_from(self, savepoint: str) -> None:
-        self.view = replace(self.view, memory=replace(self.view.memory, savepoint=savepoint))
+    def begins_from(self, savepoint: Savepoint, location: str) -> None:
+        memory = seeded(self.view, savepoint).memory
+        memory = replace(memory, savepoint=f"{savepoint.id} {location}")
+        self.view = replace(self.view, memory=memory)
 
     def settle(self, sinks: Iterable[str]) -> None:
         self._settled.update(sinks)
@@ -129,9 +133,10 @@ def _put(world: World, record: LogRecord) -> Steps[tuple[bool, str]]:
 
 def _created(world: World, record: LogRecord, digest: str) -> Steps[str | None]:
     """Return the digest of what stands at the record's number after trying to create it."""
+    log = world.log
     for number in range(CREATE_TRIES_MAX):
         try:
-            standing: str = yield world.log.ask(lambda: world.log.create(record, digest))
+            standing: str = yield log.ask(lambda: log.create(record, digest))
         except Gone:
             if world.variant.lost_reply_is_refusal:
                 raise StorageError("the reply never came") from None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tests.simulation.global_mutants import GLOBAL_MUTANTS
+from tests.simulation.log_mutants import LOG_MUTANTS
+from tests.simulation.older_copy_mutants import OLDER_COPY_MUTANTS
 from tests.simulation.overtaking_mutants import OVERTAKING_MUTANTS
 from tests.simulation.savepoint_mutants import SAVEPOINT_MUTANTS
 from tests.simulation.targets import Staged
@@ -40,6 +42,7 @@ from onceflow.core.protocol.snapshots import (
     StateHandle,
     SubtaskSnapshot,
     handles_of,
+    paths_of,
 )
 from onceflow.core.storage.decision_log import DecisionUnknown
 
@@ -257,6 +260,13 @@ class _UnconfirmedFiles(StateFiles):
 
     def release(self, **named: Any) -> tuple[StateHandle, ...]:
         return super().release(**dict(named, confirmed=named["next_checkpoint"]))
+
+
+class _CountsOnceACall(StateFiles):
+    """Counts a file once that several subtasks of a checkpoint name, and drops it for each."""
+
+    def name(self, snapshots: Iterable[SubtaskSnapshot]) -> None:
+        self._named.update(paths_of(snapshots))
 
 
 class _UnawaitedFiles(StateFiles):
@@ -506,6 +516,7 @@ MUTANTS: tuple[Variant, ...] = (
     Variant("never deletes files of failed checkpoints", coordinator=_KeepsAbortedFiles),
     Variant("never deletes files of late acks", coordinator=_KeepsLateFiles),
     Variant("never deletes shared files", coordinator=_with_files(_LastedFiles)),
+    Variant("counts once what two subtasks name", coordinator=_with_files(_CountsOnceACall)),
     Variant("deletes shared files unconfirmed", coordinator=_with_files(_UnconfirmedFiles)),
     Variant("deletes shared files under pending", coordinator=_with_files(_UnawaitedFiles)),
     Variant("deletes shared files that are named again", coordinator=_with_files(_NamedFiles)),
@@ -548,7 +559,9 @@ MUTANTS: tuple[Variant, ...] = (
     Variant("forgets retired sinks before the sweep", settles_early=True),
     Variant("rolls back what retired sinks hold", retired_plan=_aborts_all),
     *GLOBAL_MUTANTS,
+    *LOG_MUTANTS,
     *OVERTAKING_MUTANTS,
+    *OLDER_COPY_MUTANTS,
     *SAVEPOINT_MUTANTS,
     Variant("names transactions without the attempt", attempt_in_name=False),
     Variant("records the position one too early", position_shift=-1),

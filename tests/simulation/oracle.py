@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from tests.simulation.channels import KEY_GROUPS
 from tests.simulation.clock import Violation
 from tests.simulation.slots import RULE, SPLITS, Deployment, parse_splits
-from tests.simulation.stages import KEYED, RULES_SEEN
+from tests.simulation.stages import CLOCK, CLOCK_KEY, KEYED, RULES_SEEN, holds_group
 from tests.simulation.storage import handles_in
 from tests.simulation.targets import Target, names
 
@@ -138,7 +139,8 @@ class Oracle:
         for _, operator in completed.operator(KEYED):
             merged: dict[int, int] = {}
             for handle in operator.keyed:
-                merged |= world.files.read(handle.path)
+                content = world.files.read(handle.path).items()
+                merged |= {k: n for k, n in content if holds_group(handle, k % KEY_GROUPS)}
             if overlap := merged.keys() & state.keys():
                 raise Violation(f"I6 keys {overlap} are in two subtasks' state")
             state |= merged
@@ -154,6 +156,7 @@ class Oracle:
             for one in snapshot.in_flight
             for row in world.files.read(one.handle.path)
         ]
+        state.pop(CLOCK_KEY, None)
         found = Counter({key: count for key, count in state.items() if count})
         found.update(key for _, _, key, _ in flying)
         exact = world.alignment_mode is AlignmentMode.ALIGNED or world.variant.mode is not None
@@ -262,7 +265,7 @@ class Oracle:
 
     def _check_rows(self, target: Target, last: CompletedCheckpoint) -> None:
         passed = {(p, o) for p, at in positions_in(last).items() for o in range(at)}
-        wanted = self._wanted(target, passed)
+        wanted = self._wanted(target, passed | self._made_by_clock(last))
         seen = Counter((partition, offset) for partition, offset, _, _ in target.rows)
         if doubled := sorted(row for row, times in seen.items() if times > 1):
             raise Violation(f"I2 {target.sink_id}: rows {doubled} are there twice")
@@ -283,7 +286,7 @@ class Oracle:
             for partition in partitions
             if partition != RULE
             for offset in range(world.records)
-        }
+        } | self._made_by_clock(self.decided[-1].completed)
         for target in world.targets.values():
             wanted = self._wanted(target, everything)
             seen = Counter((partition, offset) for partition, offset, _, _ in target.rows)
@@ -324,7 +327,16 @@ class Oracle:
             for one in snapshot.in_flight
             for partition, offset, _, _ in self._world.files.read(one.handle.path)
         }
-        return read - flying
+        return read - flying | self._made_by_clock(completed)
+
+    def _made_by_clock(self, completed: CompletedCheckpoint) -> set[Record]:
+        """Return the rows that its state says have been made without any record."""
+        if not self._world.works_by_clock:
+            return set()
+        handles = [h for _, operator in completed.operator(KEYED) for h in operator.keyed]
+        states = [self._world.files.read(handle.path) for handle in handles]
+        made = max((state.get(CLOCK_KEY, 0) for state in states), default=0)
+        return {(CLOCK, number) for number in range(made)}
 
     def _wanted(self, target: Target, passed: set[Record]) -> set[Record]:
         """Return which of `passed` went by while the pipeline wrote to `target`."""

@@ -59,6 +59,17 @@ class _RecordsOn(Inputs):
         return result
 
 
+class _OldBarrierEndsRecording(Inputs):
+    """What comes behind a barrier of a checkpoint that was given up is not recorded."""
+
+    def put(self, channel: int, element: Row | Barrier | EndOfStream) -> bool:
+        recording = self._recording
+        result = super().put(channel, element)
+        if recording is not None and isinstance(element, Barrier):
+            recording.open.discard(channel)
+        return result
+
+
 class _RecordsAligned(Inputs):
     """What waits behind a barrier that was read is taken for what waits before one."""
 
@@ -162,6 +173,7 @@ OVERTAKING_MUTANTS: tuple[Variant, ...] = (
     Variant("persists rows on both sides of a channel", barrier_waits_its_turn=True),
     Variant("records nothing after the snapshot", inputs=_StopsRecordingAtOnce),
     Variant("records rows after the barrier", inputs=_RecordsOn),
+    Variant("an old barrier ends the recording of the next", inputs=_OldBarrierEndsRecording),
     Variant("records rows behind an aligned barrier", inputs=_RecordsAligned),
     Variant("waits again for barriers that were read", alignment=_ReadsOnWhileSnapshotIsDue),
     Variant("acks before all barriers have come", acks_before_in_flight=True),

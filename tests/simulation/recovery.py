@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.clock import Gone, Process, Steps, Violation
 from tests.simulation.log_owner import LogOwner
+from tests.simulation.older_copies import records_of
 from tests.simulation.storage import handles_in
 from tests.simulation.targets import Target, Versioned
 
@@ -48,6 +49,10 @@ class SinkRecovery:
 
     def recover(self, restored: CompletedCheckpoint) -> Steps[None]:
         """Commit what `restored` lists, abort what older attempts left; raises OnceflowError."""
+        # Its own log knows all that it has committed, however often it was stopped and moved.
+        self.world.variant.require_not_behind(
+            self.log.view, records_of(self.world), "the job's own log"
+        )
         for target in self._targets:
             if isinstance(target, Versioned):
                 yield from self._recover_whole(target, restored)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from tests.simulation.slots import SPLITS
 from tests.simulation.variant import Variant
 
+from onceflow.core.protocol.alignment import BarrierAlignment
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.decisions import (
     Decision,
@@ -15,8 +19,19 @@ from onceflow.core.protocol.decisions import (
 )
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.protocol.log import LogView
-from onceflow.core.protocol.savepoints import Savepoint, check_savepoint
-from onceflow.core.protocol.snapshots import SubtaskSnapshot, handles_of
+from onceflow.core.protocol.savepoints import (
+    Savepoint,
+    check_savepoint,
+    restored_from,
+)
+from onceflow.core.protocol.savepoints import (
+    _positions as _read_by,  # pyright: ignore[reportPrivateUsage]
+)
+from onceflow.core.protocol.snapshots import (
+    CompletedCheckpoint,
+    SubtaskSnapshot,
+    handles_of,
+)
 
 
 class _SavepointIsTold(CheckpointCoordinator):
@@ -67,10 +82,87 @@ def _newer_by_number(savepoint: Savepoint, view: LogView, **told: Any) -> None:
     check_savepoint(savepoint, view, **told)
 
 
+def _same_cut_by_positions(savepoint: Savepoint, view: LogView, **told: Any) -> None:
+    """Takes a savepoint for the last decision where the sources stand as they stood."""
+    last = view.completed[-1] if view.decided else savepoint.completed
+    told["allow_rewind"] = told["allow_rewind"] or _positions(last) == _positions(
+        savepoint.completed
+    )
+    check_savepoint(savepoint, view, **told)
+
+
+def _positions(completed: CompletedCheckpoint) -> list[bytes]:
+    operators = [operator for snapshot in completed.snapshots for operator in snapshot.operators]
+    return sorted(e for operator in operators for e in operator.lists.get(SPLITS, ()))
+
+
+class _EmitsAfterStopSavepoint(BarrierAlignment):
+    """Goes on firing timers between a savepoint with which the job stops and its end."""
+
+    @property
+    def may_emit(self) -> bool:
+        return not self.all_ended
+
+
+def _same_if_less_was_read(savepoint: Savepoint, view: LogView, **told: Any) -> None:
+    """Takes a decision that holds more for the same cut, if it holds all that a savepoint does."""
+    if view.decided and _read_by(savepoint.completed) <= _read_by(view.completed[-1]):
+        told["allow_rewind"] = True
+    check_savepoint(savepoint, view, **told)
+
+
+def _counts_on_what_is_gone(savepoint: Savepoint, view: LogView, **told: Any) -> None:
+    """Forgets that an attempt after the savepoint's has rolled back what it lists."""
+    told["last_attempt"] = savepoint.completed.attempt
+    check_savepoint(savepoint, view, **told)
+
+
+def _begins_with(**changes: Any) -> Callable[..., CompletedCheckpoint]:
+    def begin(*arguments: Any, **named: Any) -> CompletedCheckpoint:
+        return replace(restored_from(*arguments, **named), **changes)
+
+    return begin
+
+
+def _begins_without_prepared(
+    savepoint: Savepoint, view: LogView, **named: Any
+) -> CompletedCheckpoint:
+    """Lists what the last decision lists, and not what the savepoint's attempt has prepared."""
+    stated = tuple(
+        replace(s, operators=tuple(replace(o, committables=()) for o in s.operators))
+        for s in savepoint.completed.snapshots
+    )
+    without = replace(savepoint, completed=replace(savepoint.completed, snapshots=stated))
+    return restored_from(without, view, **named)
+
+
+def _numbers_go_on(savepoint: Savepoint, view: LogView, **named: Any) -> CompletedCheckpoint:
+    """In new storage, numbers go on right after the savepoint's: its last checkpoint has them."""
+    decision = restored_from(savepoint, view, **named)
+    number = savepoint.completed.checkpoint + 1
+    return decision if view.decided else replace(decision, checkpoint=CheckpointId(number))
+
+
 SAVEPOINT_MUTANTS: tuple[Variant, ...] = (
     Variant("tells sinks to commit at a savepoint", coordinator=_SavepointIsTold),
     Variant("deletes a savepoint's files before it is written", coordinator=_SavepointLosesFiles),
     Variant("never deletes what was uploaded for a savepoint", coordinator=_SavepointKeepsFiles),
     Variant("begins from any savepoint", check_savepoint=_any_savepoint),
+    Variant(
+        "takes a part of what was read for the same cut", check_savepoint=_same_if_less_was_read
+    ),
+    Variant(
+        "counts on what a later attempt has rolled back", check_savepoint=_counts_on_what_is_gone
+    ),
+    Variant(
+        "a restored decision names none undelivered", restored_from=_begins_with(undelivered=())
+    ),
+    Variant(
+        "a restored decision forgets what a savepoint has prepared",
+        restored_from=_begins_without_prepared,
+    ),
+    Variant("numbers go on at once in new storage", restored_from=_numbers_go_on),
     Variant("tells by numbers what came after a savepoint", check_savepoint=_newer_by_number),
+    Variant("tells by positions what came after", check_savepoint=_same_cut_by_positions),
+    Variant("emits after a stop savepoint", alignment=_EmitsAfterStopSavepoint),
 )

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from tests.simulation.clock import Steps
+from tests.simulation.clock import Steps, Violation
+from tests.simulation.older_copies import committed_in
 from tests.simulation.storage import handles_in
 
 from onceflow.core.errors import SavepointRefused
 from onceflow.core.protocol.decisions import WriteSavepoint
-from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.protocol.ids import AttemptId, TransactionId
 from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.savepoints import (
     Savepoint,
     is_restored,
-    restored_from,
 )
 from onceflow.core.protocol.snapshots import CompletedCheckpoint, OperatorSnapshot, StateHandle
 
@@ -32,6 +32,8 @@ class Kept:
 
     savepoint: Savepoint
     content: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
+    committed: frozenset[TransactionId] = frozenset()
+    """What targets had committed when it was written."""
 
 
 def write(world: World, decision: WriteSavepoint, view: LogView) -> None:
@@ -39,10 +41,12 @@ def write(world: World, decision: WriteSavepoint, view: LogView) -> None:
     completed, request = decision.completed, decision.request
     if completed.attempt < world.claimed:
         return  # a newer attempt has swept its files: it fails, and its user is told
-    kept = Kept(Savepoint(request.id, JOB, LOG_ID, request.kind, completed, view.memory))
+    memory = view.memory.until(completed.attempt, completed.checkpoint)
+    kept = Kept(Savepoint(request.id, JOB, LOG_ID, request.kind, completed, memory))
     for handle in handles_in(completed):
         kept.content[handle.path] = world.files.read(handle.path)
     world.oracle.check_state(completed)
+    kept.committed = committed_in(world)
     world.kept = kept
     world.clock.say(f"savepoint {completed.checkpoint} is written")
 
@@ -64,13 +68,17 @@ def begin_from(world: World, log: LogOwner) -> Steps[None]:
             allow_rewind=False,
         )
     except SavepointRefused as error:
+        if not log.view.decided:
+            raise Violation(f"I6 a job that has moved is refused: {error}") from None
         world.clock.say(f"refused: {error}")
         return
     now_ms = world.clock.wall_ms()
-    decision = restored_from(kept.savepoint, log.view, attempt=log.attempt, now_ms=now_ms)
+    decision = world.variant.restored_from(
+        kept.savepoint, log.view, attempt=log.attempt, now_ms=now_ms
+    )
     for path in sorted({handle.path for handle in handles_in(decision)}):
         world.files.write(_copy(decision, path), kept.content[path])
-    log.begins_from(f"{kept.savepoint.id} {PLACE}")
+    log.begins_from(kept.savepoint, PLACE)
     yield from log.append(_renamed(decision))
 
 

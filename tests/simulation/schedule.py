@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from tests.simulation.clock import Violation
 from tests.simulation.job import Driver
+from tests.simulation.older_copies import OlderCopy, check_kept_savepoint, check_older_copy
 from tests.simulation.variant import Variant
 from tests.simulation.world import World
 
@@ -15,9 +16,11 @@ from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.core.protocol.log import replay
 
 CALM_AFTER_S = 4.0
+DECIDED_BY_COPY = 3
+"""How many decisions there are when somebody copies the storage."""
 LIMIT_S = 60.0
-IMPATIENT_LIMIT_S = 240.0
-"""Where attempts die all the time."""
+SLOW_LIMIT_S = 240.0
+"""Where attempts die all the time, or the first one lives long."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ def run_schedule(seed: int, variant: Variant) -> Outcome:
             supervisor.run_once_more()
         if not world.lost:
             world.oracle.ended()
+            supervisor.start_from_older_storage()
         elif not (world.rolled_back or world.went_back):
             raise Violation("I2 rows are reported lost, and nobody has taken any away")
     except Violation as error:
@@ -75,8 +79,15 @@ class _Supervisor:
         self._grow_at = now_s + rng.uniform(0.1, 2.5) if shape.grows else None
         self._retire_at = now_s + world.retirement.at_s if world.retirement else None
         self._save_at = now_s + 0.4 if world.saves else None
+        self._begin_at: float | None = None
+        """When the user starts from the last savepoint, while the job runs."""
+        restoring = world.restoring
+        self._begins = restoring.begins_after_s is not None
+        self._back_at: float | None = None
+        """When an older copy of a target takes its place while the job is not done."""
         self._asked: set[tuple[Driver, CheckpointKind]] = set()
         self._manual_after: int | None = None
+        self._older_copy: OlderCopy | None = None
 
     def run_job(self) -> None:
         """Run until the job is finished; what was stopped is started again."""
@@ -88,6 +99,18 @@ class _Supervisor:
             self._stop_at = self._save_at = None
             self._world.begins_from_savepoint = self._world.kept is not None
             self._start_again()
+            if self._world.restoring.moves and self._stands_alone():
+                self._world.move()
+
+    def _stands_alone(self) -> bool:
+        """Return whether the job has ended with its last savepoint: then it needs no log."""
+        kept = self._world.kept
+        ends = (CheckpointKind.SAVEPOINT_STOP, CheckpointKind.SAVEPOINT_DRAIN)
+        return (
+            kept is not None
+            and kept.savepoint.kind in ends
+            and kept.savepoint.completed.attempt == self._world.finished_by
+        )
 
     def run_once_more(self) -> None:
         """Whatever the first run left behind, the next attempt puts right (I3, I9)."""
@@ -96,27 +119,43 @@ class _Supervisor:
         # What the log has settled it asks for no more: the user can drop it.
         self._world.pipeline = replace(self._world.pipeline, retired=frozenset())
         self._start_again()
-        known = replay(self._world.log.entries()).sinks
-        for target in self._world.targets.values():
-            if target.sink_id in known and target.go_back():
-                self._world.clock.say(f"{target.sink_id} goes back to an older copy of itself")
-                self._world.oracle.went_back(target.sink_id)
-                self._world.went_back = True
+        self._put_back()
         self._run()
         self._world.clock.run(lambda: False, 3.0)
 
+    def start_from_older_storage(self) -> None:
+        """Somebody starts the job from what is behind its targets; they say so."""
+        if self._older_copy is not None:
+            check_older_copy(self._world, self._older_copy)
+        if self._world.kept is not None:
+            check_kept_savepoint(self._world, self._world.kept)
+
+    def _put_back(self) -> None:
+        """Restore the targets of which the log knows from the copies that there are of them."""
+        world = self._world
+        known = replay(world.log.entries()).sinks
+        for target in world.targets.values():
+            if target.sink_id in known and target.go_back():
+                world.clock.say(f"{target.sink_id} goes back to an older copy of itself")
+                world.oracle.went_back(target.sink_id)
+                world.went_back = True
+
     def _run(self) -> None:
         world = self._world
-        limit_s = LIMIT_S if world.lifetime_s is None else IMPATIENT_LIMIT_S
+        hurried = world.lifetime_s is None and not world.waits
+        limit_s = LIMIT_S if hurried else SLOW_LIMIT_S
         if not world.clock.run(lambda: world.finished or world.lost, limit_s):
             raise Violation(f"I2 the job is not done after {limit_s:.0f} s")
 
+    def _kill_all(self, why: str) -> None:
+        for slot in self._world.slots:
+            slot.kill(why)
+        for driver in self._drivers:
+            driver.kill(why)
+
     def _start_again(self) -> None:
         world = self._world
-        for slot in world.slots:
-            slot.kill("the job is done")
-        for driver in self._drivers:
-            driver.kill("the job is done")
+        self._kill_all("the job is done")
         self._extra = False
         if world.shape.grows:
             world.sources.setdefault("added", ["a0", "a1"])
@@ -126,14 +165,18 @@ class _Supervisor:
 
     def _watch(self) -> None:
         world = self._world
+        world.look()
         if world.calm:
             world.calm_down()
         if self._retire_at is not None and world.now_s >= self._retire_at:
             self._retire()
         if not world.finished:
+            self._begin_from_savepoint()
             self._start_drivers()
         self._ask()
         self._harm()
+        if self._older_copy is None and len(world.oracle.decided) >= DECIDED_BY_COPY:
+            self._older_copy = OlderCopy.take(world)
         world.clock.after(0.1, self._watch)
 
     def _start_drivers(self) -> None:
@@ -142,6 +185,21 @@ class _Supervisor:
         if not alive or (self._extra and not world.calm and world.rng.random() < 0.05):
             self._extra = self._extra and not alive
             self._start_driver()
+
+    def _begin_from_savepoint(self) -> None:
+        """Start the job from its last savepoint, after the running driver has died or over it."""
+        world = self._world
+        if self._begins and world.kept is not None and self._begin_at is None:
+            self._begin_at = world.now_s + (world.restoring.begins_after_s or 0.0)
+        if not self._begins or self._begin_at is None or world.now_s < self._begin_at:
+            return
+        self._begins = False
+        world.begins_from_savepoint = True
+        world.clock.say("the user starts from the savepoint")
+        if not world.restoring.takes_over:
+            for driver in self._drivers:
+                driver.kill("its machine is gone")
+        self._start_driver()
 
     def _retire(self) -> None:
         """Start the job without a sink, after the running one or over it."""
@@ -172,7 +230,8 @@ class _Supervisor:
                 self._manual_at = None
         if world.saves and self._save_at is not None and world.now_s >= self._save_at:
             self._request(world.saves)
-        world.input_ends = self._stop_at is None and self._manual_at is None
+        asks = self._stop_at is not None or self._manual_at is not None
+        world.input_ends = not asks and not world.waits
 
     def _request(self, kind: CheckpointKind) -> None:
         for driver in self._drivers:
@@ -190,10 +249,26 @@ class _Supervisor:
             world.clock.say("a partition appears")
             self._grow_at = None
         if self._copy_at is not None and world.now_s >= self._copy_at:
-            world.rng.choice(list(world.targets.values())).back_up()
-            self._copy_at = None
+            self._copy()
+        if self._back_at is not None and world.now_s >= self._back_at and not world.finished:
+            self._kill_all("the targets are restored")
+            self._put_back()
+            self._back_at = None
         if self._dba_at is not None and world.now_s >= self._dba_at:
             self._roll_back_one()
+
+    def _copy(self) -> None:
+        """Copy a target; where much is to be in doubt then, wait for it for a while."""
+        world = self._world
+        target = world.rng.choice(list(world.targets.values()))
+        waited_s = world.now_s - (self._copy_at or 0.0)
+        if len(target.in_doubt) < world.restoring.copied_in_doubt and waited_s < 2.0:
+            return
+        target.back_up()
+        world.clock.say(f"{target.sink_id} is copied")
+        self._copy_at = None
+        if world.restoring.goes_back_after_s is not None:
+            self._back_at = world.now_s + world.restoring.goes_back_after_s
 
     def _roll_back_one(self) -> None:
         """Somebody else rolls a prepared transaction back, behind everybody's back."""

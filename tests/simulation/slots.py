@@ -195,6 +195,7 @@ class SourceTask:
                 peer.keyed if self._is_broadcast else peer.first for peer in slot.deploy.peers
             ],
             number * slot.deploy.parallelism + slot.index,
+            sender=slot.index,
             keeps_order=self._is_broadcast,
         )
         self._confirmed = Confirmations(
@@ -220,7 +221,7 @@ class SourceTask:
             if not clear:
                 pause = Sleep(self.bell, 0.02)
                 continue
-            open_ones = [p for p, at in self.positions.items() if at < self.world.records]
+            open_ones = [p for p, at in self.positions.items() if at < self.world.records_open]
             if open_ones:
                 # One poll gives several rows.
                 for _ in range(self.world.rng.randint(1, 2)):
@@ -239,7 +240,7 @@ class SourceTask:
 
     def _snapshot(self, barrier: Barrier) -> None:
         checkpoint = barrier.checkpoint
-        if barrier.kind is CheckpointKind.SAVEPOINT_DRAIN and self._reading:
+        if barrier.kind is CheckpointKind.SAVEPOINT_DRAIN and not self._ended:
             self._reading, self._ended = False, True
             self.outputs.end()
         elif barrier.kind.stops_sources:

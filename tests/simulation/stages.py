@@ -48,6 +48,10 @@ if TYPE_CHECKING:
 KEYED = "keyed"
 RULES_SEEN = -1
 """Under what the file of state without a key has the number of rules."""
+CLOCK, CLOCK_KEY = "clock", -KEY_GROUPS
+"""Rows that the clock makes, one after the other: their partition, and the key that counts them."""
+CLOCK_ROWS, CLOCK_S = 12, 0.1
+"""How many come in all, and how long after each other."""
 RELAY = "relay"
 Mail = Callable[[], None]
 
@@ -114,10 +118,13 @@ class StageTask(ABC):
             if clear and self.inputs.open():
                 for release in self.release:
                     release(self.world.shape.credits)
+            if clear and self._alignment.may_emit:
+                self.on_time()
             taken = self.inputs.take(elements=clear)
             if taken is None and not self.mail:
                 # The time of a barrier may come, and mail while it is aligned.
-                yield Sleep(self.bell, None if self._alignment.overtakes_at_s is None else 0.01)
+                waits = self._alignment.overtakes_at_s is None and not self.waits_for_clock
+                yield Sleep(self.bell, None if waits else 0.01)
             elif taken is None:
                 continue
             elif isinstance(taken, Announced):
@@ -243,6 +250,14 @@ class StageTask(ABC):
     def on_end(self) -> None:  # noqa: B027 - optional hook
         """There is nobody to tell."""
 
+    @property
+    def waits_for_clock(self) -> bool:
+        """Whether `on_time` has something to do by and by."""
+        return False
+
+    def on_time(self) -> None:  # noqa: B027 - optional hook
+        """Nothing happens by the clock."""
+
 
 class RelayTask(StageTask):
     """Passes rows on by another key."""
@@ -250,7 +265,11 @@ class RelayTask(StageTask):
     def __init__(self, slot: Slot, channels: int) -> None:
         super().__init__(slot, RELAY, channels)
         self.outputs = Outputs(
-            slot.world, self.bell, lambda: [peer.keyed for peer in slot.deploy.peers], slot.index
+            slot.world,
+            self.bell,
+            lambda: [peer.keyed for peer in slot.deploy.peers],
+            slot.index,
+            sender=slot.index,
         )
         self._confirmed = Confirmations(
             0, lambda n: slot.report(lambda c, now_s: c.committed(self.ref, n, now_s))
@@ -291,16 +310,37 @@ class KeyedTask(StageTask):
         self._state = _restored(slot, self.groups)
         self._rules = _restored_rules(slot)
         """How many have been broadcast: the same in every subtask."""
-        self._base: tuple[tuple[StateHandle, ...], dict[int, int]] = ((), {})
+        self._base = self._restored_base()
+        self._restored_paths = {handle.path for handle in self._base[0]}
+        self._left_out = False
+        """Whether a checkpoint was taken without the files that were restored."""
         """Files of the last checkpoint known to be completed, and what they hold."""
         self._taken: dict[int, tuple[tuple[StateHandle, ...], dict[int, int]]] = {}
         self._rows: list[Row] = []
+        self._fires_at_s = self.world.now_s + CLOCK_S
         sinks = slot.deploy.sinks
         self.confirmed = Confirmations(
             len(sinks),
             lambda n: slot.report(lambda c, now_s: c.committed(self.ref, n, now_s)),
         )
         self.committers = [self._committer(target, who) for who, target in enumerate(sinks)]
+
+    def _restored_base(self) -> tuple[tuple[StateHandle, ...], dict[int, int]]:
+        """Return files of the restored checkpoint to name again: another subtask may, too."""
+        first, last = self.groups.start, self.groups.stop - 1
+        own = [
+            handle
+            for handle in self.slot.deploy.handles
+            if handle.key_group_first <= last and first <= handle.key_group_last
+        ]
+        whole = all(
+            handle.shared and handle.key_group_first <= first and last <= handle.key_group_last
+            for handle in own
+        )
+        if not self.world.restoring.reuses_restored or not whole:
+            return (), {}
+        clipped = [replace(one, key_group_first=first, key_group_last=last) for one in own]
+        return tuple(clipped), dict(self._state)
 
     def _committer(self, target: Target, who: int) -> Committer | PreCommitter:
         def come(through: CheckpointId) -> None:
@@ -314,6 +354,17 @@ class KeyedTask(StageTask):
         partition, offset, key, _ = row
         self._state[key] = self._state.get(key, 0) + 1
         self._rows.append((partition, offset, key, self._state[key]))
+
+    @property
+    def waits_for_clock(self) -> bool:
+        fired = self._state.get(CLOCK_KEY, 0)
+        return self.world.works_by_clock and 0 in self.groups and fired < CLOCK_ROWS
+
+    def on_time(self) -> None:
+        """As timers and windows by the clock do: rows come of state, and nothing is read."""
+        if self.waits_for_clock and self.world.now_s >= self._fires_at_s:
+            self._fires_at_s = self.world.now_s + CLOCK_S
+            self.on_row((CLOCK, self._state.get(CLOCK_KEY, 0), CLOCK_KEY, 0))
 
     def on_rule(self, row: Row) -> None:
         if self.world.alignment_mode is AlignmentMode.ALIGNED:
@@ -378,7 +429,11 @@ class KeyedTask(StageTask):
         state, rules = dict(self._state), {RULES_SEEN: self._rules}
         stands_alone = barrier.kind.is_savepoint
         incremental = not stands_alone and world.rng.random() < 0.6
-        base, held = self._base if incremental else ((), {})
+        base, held = self._base
+        # As a file of RocksDB: what one checkpoint has without it, no later one has with it.
+        self._left_out |= not incremental and not stands_alone
+        if not incremental or (self._left_out and self._restored_paths & {h.path for h in base}):
+            base, held = (), {}
         changed = {key: n for key, n in state.items() if held.get(key) != n}
         path = f"a{slot.deploy.attempt}/{checkpoint}/{slot.index}"
         shared = self._handle(f"{path}/shared", not stands_alone)
@@ -442,11 +497,16 @@ class KeyedTask(StageTask):
                         self.slot.begin(_dropping(committer, one))
 
 
+def holds_group(handle: StateHandle, group: int) -> bool:
+    """Return whether `handle` stands for keys of `group`: its file may hold others, too."""
+    return handle.key_group_first <= group <= handle.key_group_last
+
+
 def _restored(slot: Slot, groups: range) -> dict[int, int]:
     state: dict[int, int] = {}
     for handle in slot.deploy.handles:
         for key, count in slot.world.files.read_restored(handle.path, slot).items():
-            if key % KEY_GROUPS in groups:
+            if key % KEY_GROUPS in groups and holds_group(handle, key % KEY_GROUPS):
                 state[key] = max(count, state.get(key, 0))
     return state
 

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.simulation.clock import Clock, Gone, Server, Steps, Violation
+from tests.simulation.clock import Clock, Gone, Request, Server, Steps, Violation
 
 from onceflow.core.protocol.committables import (
     Aborted,
@@ -93,9 +93,24 @@ class Target(Server, ABC):
         if self._backup is None:
             return False
         self._copies += 1
-        rows_before = len(self.rows)
-        self._set(self._backup)
-        return len(self.rows) < rows_before
+        rows_before, known_before, backup = len(self.rows), self._known(), self._backup
+        self._backup = None
+        self._set(backup)
+        return len(self.rows) < rows_before or not known_before <= self._known()
+
+    def _known(self) -> set[TransactionId]:
+        return {*self.in_doubt, *self.proofs, *self.pruned}
+
+    def ask(self, effect: Callable[[], Any]) -> Request:
+        """Return the request: what is under way to one copy does not reach another."""
+        copy = self._copies
+
+        def arrive() -> Any:
+            if copy != self._copies:
+                raise Gone
+            return effect()
+
+        return super().ask(arrive)
 
     def knows(self, transaction: TransactionId) -> bool:
         return transaction in self.proofs or transaction in self.in_doubt

@@ -23,10 +23,12 @@ from onceflow.core.protocol.global_commits import (
 )
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.in_flight import OutputQueue
+from onceflow.core.protocol.log import CheckpointDecided, LogView, next_decision
 from onceflow.core.protocol.recovery import RecoveryPlan, plan_recovery, retain_ledger_from
-from onceflow.core.protocol.savepoints import check_savepoint
+from onceflow.core.protocol.savepoints import check_savepoint, check_targets, restored_from
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
-from onceflow.core.protocol.splits import broadcast_copy
+from onceflow.core.protocol.splits import broadcast_copy, with_lists
+from onceflow.core.protocol.target_records import require_not_behind
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -53,6 +55,11 @@ class Variant:
     global_plan: Callable[..., GlobalRecoveryPlan] = plan_global_recovery
     plan: Callable[..., RecoveryPlan] = plan_recovery
     check_savepoint: Callable[..., None] = check_savepoint
+    check_targets: Callable[..., None] = check_targets
+    require_not_behind: Callable[..., None] = require_not_behind
+    restored_from: Callable[..., CompletedCheckpoint] = restored_from
+    with_lists: Callable[..., CompletedCheckpoint] = with_lists
+    next_decision: Callable[[LogView, CompletedCheckpoint], CheckpointDecided] = next_decision
     alignment: type[BarrierAlignment] = BarrierAlignment
     retain_ledger_from: Callable[
         [Sequence[CompletedCheckpoint], Sequence[Committable]], CheckpointId

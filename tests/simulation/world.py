@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tests.simulation.clock import Clock, Network
+from tests.simulation.clock import START_S, Clock, Network
 from tests.simulation.oracle import Oracle
 from tests.simulation.savepoints import Kept
 from tests.simulation.slots import RULE, RULES
@@ -19,6 +19,7 @@ from onceflow.core.protocol.alignment import AlignmentMode
 from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.log import AttemptClaimed, LogRecord
+from onceflow.core.protocol.log_memory import ATTEMPTS_MAX
 from onceflow.core.protocol.restart import (
     ExponentialDelay,
     FailureRate,
@@ -152,6 +153,11 @@ def _drawn_saves(seed: int) -> CheckpointKind | None:
     return rng.choice(kinds) if rng.random() < 0.2 else None
 
 
+def _drawn_clock_work(seed: int) -> bool:
+    """Drawn apart, as savepoints are, and only where there is one that it could contradict."""
+    return bool(_drawn_saves(seed)) and random.Random(f"clock work {seed}").random() < 0.5
+
+
 def _impatient(seed: int, shape: Shape) -> Shape | None:
     """Where attempts die too soon to work off what waits in channels; drawn apart, as savepoints.
 
@@ -167,6 +173,98 @@ def _impatient(seed: int, shape: Shape) -> Shape | None:
     settings = replace(settings, timeout_s=1e6)
     records = min(shape.records, 10)
     return replace(shape, checkpoints=settings, records=records, credits=4, row_s=0.2)
+
+
+@dataclass(frozen=True)
+class StandStill:
+    """For how long nothing arrives that one slot sends another."""
+
+    sender: int
+    receiver: int
+    begins_s: float
+    ends_s: float
+
+
+def _drawn_stand_stills(seed: int, now_s: float) -> tuple[StandStill, ...]:
+    """Drawn apart, as savepoints are."""
+    rng = random.Random(f"stand-stills {seed}")
+    if rng.random() >= 0.15:
+        return ()
+    drawn: list[StandStill] = []
+    for _ in range(rng.randint(1, 4)):
+        begins_s = now_s + rng.uniform(0.1, 3.0)
+        ends_s = begins_s + rng.choice([0.3, 1.2, 2.5])
+        drawn.append(StandStill(rng.randrange(2), rng.randrange(2), begins_s, ends_s))
+    return tuple(drawn)
+
+
+def _standing(seed: int, shape: Shape) -> Shape:
+    """Where wires stand still: checkpoints are given up while their barriers are under way."""
+    rng = random.Random(f"shape of stand-stills {seed}")
+    settings = replace(
+        shape.checkpoints,
+        timeout_s=1.0,
+        tolerable_failures=rng.choice([1, 4]),
+        overtakes_after_s=rng.choice([None, 0.0, 0.0, 0.05]),
+    )
+    if shape.mode is AlignmentMode.AT_LEAST_ONCE:
+        settings = replace(settings, overtakes_after_s=None)
+    parallelism = [max(2, number) for number in shape.parallelism]
+    return replace(shape, checkpoints=settings, parallelism=parallelism, wires=True)
+
+
+DECISIONS_MANY = ATTEMPTS_MAX + 2
+"""More decisions of one attempt than the log remembers attempts."""
+
+
+def _patient(seed: int, shape: Shape) -> Shape | None:
+    """Where the first attempt decides that many before anything goes wrong; drawn apart, too."""
+    drawn = random.Random(f"patience {seed}").random() < 0.008
+    if not drawn or _drawn_saves(seed) or _impatient(seed, shape):
+        return None
+    return replace(
+        shape,
+        checkpoints=replace(shape.checkpoints, interval_s=0.1, timeout_s=1e6, min_pause_s=0.0),
+        restart=FixedDelay(attempts=10, delay_s=0.1),
+        records=max(shape.records, 20),
+        crash_rate=max(shape.crash_rate, 0.02),
+        loss=0.0,
+        slowness=1.0,
+        stops=False,
+        manual=False,
+        two_drivers=False,
+    )
+
+
+@dataclass(frozen=True)
+class Restoring:
+    """What the user puts back, and where a job begins from a savepoint; drawn apart as well."""
+
+    begins_after_s: float | None
+    """How soon after a savepoint the user starts from it, while the job runs; None: never."""
+    takes_over: bool
+    """Whether that start overtakes the running driver; else the driver has died before it."""
+    moves: bool
+    """Whether a job that was stopped with a savepoint begins from it in new storage."""
+    goes_back_after_s: float | None
+    """How long after a target was copied the job is killed and the copy put back; None: at the
+    end of the job."""
+    copied_in_doubt: int
+    """How much is in doubt, at the least, when a target is copied, if that ever is so."""
+    reuses_restored: bool
+    """Whether subtasks name the files that they have restored again: two may name one file."""
+
+    @classmethod
+    def draw(cls, seed: int) -> Restoring:
+        rng = random.Random(f"restoring {seed}")
+        return cls(
+            begins_after_s=rng.choice([0.0, 0.1, 0.3]) if rng.random() < 0.4 else None,
+            takes_over=rng.random() < 0.3,
+            moves=rng.random() < 0.5,
+            goes_back_after_s=rng.choice([0.1, 0.5, 2.0]) if rng.random() < 0.6 else None,
+            copied_in_doubt=rng.choice([0, 0, 2, 4]),
+            reuses_restored=rng.random() < 0.3,
+        )
 
 
 def _drawn_rules(seed: int) -> bool:
@@ -208,9 +306,19 @@ class World:
             self.shape = shape = replace(shape, checkpoints=aligned)
         self.lifetime_s: float | None = None
         """After which each attempt loses a slot, also when faults have stopped."""
+        self.stand_stills: tuple[StandStill, ...] = ()
         if impatient := _impatient(seed, shape):
             self.shape, self.lifetime_s = impatient, LIFETIME_S
             shape = impatient
+        elif stand_stills := _drawn_stand_stills(seed, START_S):
+            self.shape = shape = _standing(seed, shape)
+            self.stand_stills = stand_stills
+        self.waits = False
+        """Whether sources stand still, and nothing goes wrong, until many decisions are made."""
+        if not self.stand_stills and (patient := _patient(seed, shape)):
+            self.shape, self.waits = patient, True
+            shape = patient
+        self.restoring = Restoring.draw(seed)
         self.records = shape.records
         self.alignment_mode = variant.mode or shape.mode
         self.clock = Clock(self.rng)
@@ -233,15 +341,17 @@ class World:
         """By sink id, of every sink that the job ever writes to."""
         for sink_id, kind in kinds.items():
             target = kind(self.clock, sink_id, self.oracle.committed)
-            target.fault_rate, target.slow_rate = shape.database_faults, shape.slow_commits
             target.overtaken_rate = shape.overtaken_commits
             if isinstance(target, Versioned):
                 target.on_version = self.oracle.version
             self.targets[sink_id] = target
         variant.prepare(self)
-        self.files.fault_rate = self.log.fault_rate = shape.storage_faults
+        if not self.waits:
+            self._let_servers_fail()
         self.slots: list[Slot] = []
         self.finished = self.stopped = self.lost = False
+        self.finished_by = 0
+        """The attempt that has finished the job."""
         self.input_ends = not (shape.stops or shape.manual)
         """Whether sources may come to their end: not before the user has got what was asked for."""
         self.claimed = 0
@@ -250,9 +360,12 @@ class World:
         """The last savepoint."""
         self.saves = _drawn_saves(seed)
         """What kind of savepoint the user asks for, if any."""
+        self.works_by_clock = _drawn_clock_work(seed)
+        """Whether rows are made by the clock, too."""
         self.begins_from_savepoint = False
         self.rolled_back: set[TransactionId] = set()
         """What somebody else has rolled back."""
+        self._calm_after_s = calm_after_s
         self._calm_at = self.clock.now_s + calm_after_s
 
     def retire(self) -> None:
@@ -277,7 +390,13 @@ class World:
     @property
     def calm(self) -> bool:
         """Faults have stopped: from now on everything must come right."""
-        return self.clock.now_s >= self._calm_at
+        return not self.waits and self.clock.now_s >= self._calm_at
+
+    def _let_servers_fail(self) -> None:
+        self.files.fault_rate = self.log.fault_rate = self.shape.storage_faults
+        for target in self.targets.values():
+            target.fault_rate = self.shape.database_faults
+            target.slow_rate = self.shape.slow_commits
 
     def calm_down(self) -> None:
         self.network.loss = self.network.doubling = 0.0
@@ -291,11 +410,46 @@ class World:
             self.claimed = max(self.claimed, record.attempt)
         self.oracle.appended(record)
 
+    def stands_until_s(self, sender: int, receiver: int) -> float:
+        """Return when what slot `sender` sends slot `receiver` moves on; now unless it stands."""
+        return max(
+            (
+                one.ends_s
+                for one in self.stand_stills
+                if (one.sender, one.receiver) == (sender, receiver)
+                and one.begins_s <= self.now_s < one.ends_s
+            ),
+            default=self.now_s,
+        )
+
+    @property
+    def records_open(self) -> int:
+        """How many records of each partition can be read now."""
+        return self.records // 2 if self.waits else self.records
+
+    def look(self) -> None:
+        """Let faults begin where they have waited for many decisions."""
+        if self.waits and len(self.oracle.decided) >= DECISIONS_MANY:
+            self.clock.say(f"{DECISIONS_MANY} decisions are made")
+            self.waits = False
+            self._calm_at = self.clock.now_s + self._calm_after_s
+            self._let_servers_fail()
+
+    def move(self) -> None:
+        """The user gives the job new storage: without its log, and without its files."""
+        files, log = Files(self.clock), SharedLog(self.clock, self._logged)
+        files.fault_rate, log.fault_rate = self.files.fault_rate, self.log.fault_rate
+        log.overwrites = self.variant.overwrites
+        self.files, self.log = files, log
+        self.clock.say("the job is given new storage")
+
     def draws_crash(self) -> bool:
+        if self.waits:
+            return False
         return not self.calm and self.rng.random() < self.shape.crash_rate
 
     def log_fails(self) -> bool:
-        return not self.calm and self.rng.random() < self.shape.storage_faults
+        return not self.calm and not self.waits and self.rng.random() < self.shape.storage_faults
 
     def key_of(self, partition: str, offset: int) -> int:
         return (sum(map(ord, partition)) * 7 + offset * 3) % self.shape.keys

@@ -145,6 +145,24 @@ def test_a_location_that_is_another_querys_is_refused_before_a_row_is_written(
         run(rows_of(spark, tmp_path / "in"), function, tmp_path / "checkpoint", "append")
 
 
+def test_the_checkpoint_of_another_query_that_has_run_is_refused_and_skips_no_batch(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    feed(spark, tmp_path / "in", 0, 10)
+    sink = SQLiteSink(str(tmp_path / "a.db"), table="rows", create=True)
+    first = foreach_batch(sink, checkpoint_location=str(tmp_path / "first"))
+    run(rows_of(spark, tmp_path / "in"), first, tmp_path / "first", "append")
+    feed(spark, tmp_path / "other", 10, 20)
+    with pytest.raises(StreamingQueryException, match="is the checkpoint of query"):
+        run(rows_of(spark, tmp_path / "other"), first, tmp_path / "second", "append")
+    # With its own checkpoint the query writes the batch, which is no other's.
+    second = foreach_batch(sink, checkpoint_location=str(tmp_path / "second"))
+    run(rows_of(spark, tmp_path / "other"), second, tmp_path / "second", "append")
+    with sqlite3.connect(tmp_path / "a.db") as database:
+        ids = [row[0] for row in database.execute("SELECT id FROM rows ORDER BY id")]
+    assert ids == list(range(20))
+
+
 def test_sinks_without_a_function_that_tells_them_apart_are_refused(tmp_path: Path) -> None:
     sinks = {name: SQLiteSink(f"{tmp_path}/{name}.db", table=name) for name in ("a", "b")}
     with pytest.raises(ConfigError, match="for each of a, b"):

@@ -83,11 +83,11 @@ class _Committer(Committer):
 
     def commit(self, committable: Committable) -> CommitOutcome:
         transaction = committable.transaction
-        staged = self._staging.read(transaction)
         with closing(sqlite3.connect(self._path)) as database, database:
             if _is_in(database, transaction):
                 self._staging.discard(transaction)
                 return AlreadyCommitted()
+            staged = self._staging.read(transaction)
             if staged is None:
                 return Lost(f"nothing is staged under {transaction} and the ledger has no row")
             for _, batch in staged:

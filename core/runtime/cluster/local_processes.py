@@ -19,6 +19,7 @@ from onceflow.core.runtime.cluster.process_host import (
     ProcessHost,
     ProcessKilled,
     Raised,
+    Returned,
 )
 from onceflow.core.runtime.slot.context import AttemptPlan
 from onceflow.core.runtime.slot.slot import run_slot
@@ -38,8 +39,8 @@ class LocalProcesses:
     started. All else is as on Spark: a slot is a process with a subtask of every chain, it ends
     when its driver does, and one that is killed is followed by another attempt.
 
-    `log_directory` gets what slots write to stdout and stderr, a file for each slot and attempt;
-    without it that goes where this process writes its errors.
+    `log_directory` gets what slots write to stdout and stderr, a file for each slot and attempt,
+    which only its owner may read; without it that goes where this process writes its errors.
     """
 
     log_directory: str | Path | None = None
@@ -124,7 +125,7 @@ class LocalSlots:
         log = 2
         if self._log_directory is not None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-            log = os.open(self._log_path(self._log_directory, slot), flags, 0o644)
+            log = os.open(self._log_path(self._log_directory, slot), flags, 0o600)
         try:
             pid, link = _host().start(_run_slot, self._plan, slot, imports=imports, log=log)
         finally:
@@ -147,8 +148,10 @@ class LocalSlots:
                     self._tell(ConfigError(text))
                 case Raised(kind, text):
                     self._tell(SlotLost(f"slot {slot} is lost: {kind}: {text}"))
-                case _:
-                    pass  # it has returned
+                case Returned():
+                    pass
+                case other:
+                    self._tell(SlotLost(f"slot {slot} is lost: its process says {other!r:.200}"))
         del self._links[link]
         link.close()
 

@@ -25,6 +25,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from onceflow.core.errors import ConfigError
+from onceflow.core.exact_arrays import InexactValue, exact_array_of_pandas
 from onceflow.core.runtime.dataflow.user_functions import as_schema, call_user, mistake
 
 _LEAVE_S = 10.0
@@ -96,9 +97,20 @@ class PandasFunction(BatchIteratorFunction):
 
     def call(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield what comes out, by column name, or by position where columns have no names."""
-        frames = (batch.to_pandas() for batch in batches)
+        frames = map(self._frame_of, batches)
         for made in _results(self._uid, self._function, frames):
             yield self._batch_of(made)
+
+    def _frame_of(self, batch: pa.RecordBatch) -> Any:
+        """Return `batch` as a DataFrame; integers with nulls in pandas' types that hold both."""
+        # Without this they would be floats, and above 2^53 other numbers.
+        frame = batch.to_pandas(integer_object_nulls=True)
+        for field, column in zip(batch.schema, batch.columns, strict=True):
+            if column.null_count and pa.types.is_integer(field.type):
+                name = str(field.type)  # int64 is Int64 in pandas, uint8 is UInt8
+                dtype = name.replace("int", "Int").replace("uI", "UI")
+                frame[field.name] = frame[field.name].astype(dtype)
+        return frame
 
     def _batch_of(self, made: Any) -> pa.RecordBatch:
         names = self._schema.names
@@ -124,8 +136,8 @@ class PandasFunction(BatchIteratorFunction):
         arrays: list[pa.Array] = []
         for field in self._schema:
             try:
-                arrays.append(pa.Array.from_pandas(frame[field.name], type=field.type))
-            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                arrays.append(exact_array_of_pandas(frame[field.name], field.type))
+            except InexactValue as error:
                 raise mistake(
                     self._uid,
                     f"map_pandas of operator {self._uid!r} yielded values for column"

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, NoReturn, TypeVar
 
+import pyarrow as pa
+
 from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.functions import OutputTag, Record
 from onceflow.core.runtime.dataflow.operators import RunningOperator
-from onceflow.core.runtime.dataflow.user_functions import batch_of
+from onceflow.core.runtime.dataflow.result_rows import ResultRows
 from onceflow.core.state import (
     KeyedBatchStates,
     KeyedStates,
@@ -28,13 +30,21 @@ V = TypeVar("V")
 class SideBuffer:
     """Keeps what a function emits to one side output until the batch at hand is done."""
 
-    def __init__(self, tag: OutputTag) -> None:
+    def __init__(self, uid: str, tag: OutputTag) -> None:
         self.tag = tag
-        self.records: list[Record] = []
+        self._results = ResultRows(uid, tag.schema)
 
     def emit(self, record: Record) -> None:
-        """Take one more record."""
-        self.records.append(record)
+        """Take one more record, as it is now.
+
+        Raises:
+            UserFunctionError: It has other columns than the tag.
+        """
+        self._results.take_record(record)
+
+    def take_batch(self) -> pa.RecordBatch | None:
+        """Return what is kept, and keep nothing of it; None: nothing is."""
+        return self._results.batch() if self._results.count else None
 
 
 class SideOutputs:
@@ -50,7 +60,7 @@ class SideOutputs:
         Raises:
             ConfigError: There is one of that name with other columns.
         """
-        buffer = self._buffers.setdefault(tag.name, SideBuffer(tag))
+        buffer = self._buffers.setdefault(tag.name, SideBuffer(self._operator.uid, tag))
         if buffer.tag != tag:
             raise ConfigError(
                 f"operator {self._operator.uid!r} has two side outputs named {tag.name!r}, with"
@@ -66,10 +76,9 @@ class SideOutputs:
     def flush(self) -> None:
         """Emit what is kept."""
         for name, buffer in self._buffers.items():
-            if buffer.records:
-                uid = self._operator.uid
-                self._operator.emit_to(name, batch_of(buffer.records, buffer.tag.schema, uid))
-                buffer.records.clear()
+            batch = buffer.take_batch()
+            if batch is not None:
+                self._operator.emit_to(name, batch)
 
 
 class BroadcastStates:
@@ -250,4 +259,5 @@ class NoKey:
 
 
 NO_KEY_OF_BROADCAST = NoKey("process_broadcast")
+NO_KEY_OF_END = NoKey("on_end")
 NO_KEY_OF_SNAPSHOT = NoKey("snapshot_state")

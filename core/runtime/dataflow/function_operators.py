@@ -7,11 +7,13 @@ operator state store.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias, cast
 
 import pyarrow as pa
 
+from onceflow.core.errors import BadStateValue
 from onceflow.core.functions import Record
 from onceflow.core.graph import (
     ProcessBatches,
@@ -23,33 +25,40 @@ from onceflow.core.graph import (
 from onceflow.core.process_functions import BroadcastProcessFunction, ProcessFunction
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.snapshots import OperatorSnapshot
-from onceflow.core.protocol.watermarks import MAX_WATERMARK
+from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.function_context import (
     NO_KEY_OF_BROADCAST,
+    NO_KEY_OF_END,
     NO_KEY_OF_SNAPSHOT,
     BatchContext,
     BroadcastStates,
     KeyedContext,
+    NoKey,
     SideOutputs,
     UnkeyedContext,
 )
-from onceflow.core.runtime.dataflow.keyed_operators import KeyedOperator
+from onceflow.core.runtime.dataflow.keyed_operators import KeyedOperator, with_event_time
 from onceflow.core.runtime.dataflow.operators import Emit, PendingSnapshot, RunningOperator
+from onceflow.core.runtime.dataflow.restored_event_time import (
+    NOTHING_RESTORED,
+    RestoredEventTime,
+)
+from onceflow.core.runtime.dataflow.result_rows import ResultRows, Results
 from onceflow.core.runtime.dataflow.user_functions import (
     BatchRecords,
     as_schema,
-    batch_of,
-    batch_of_pieces,
     call_user,
     call_user_on_records,
+    keys_of_records,
+    user_error,
 )
 from onceflow.core.state import KeyedBatchStates, KeyedStateStore, StateWriter, Timer
 from onceflow.core.state.api import PendingSnapshot as FrozenState
 from onceflow.core.state.operator_state import OperatorStateStore
-from onceflow.core.state.timers import DomainTimers
+from onceflow.core.state.timers import DomainTimers, Timers
+from onceflow.core.window_functions import WindowsOfRecords
 
-Results: TypeAlias = Record | Iterable[Record] | None
 RecordFunction: TypeAlias = Callable[[Record], Results]
 
 RESULTS_A_BATCH = 8192
@@ -75,6 +84,10 @@ class TimedFunction(Snapshotted, Protocol):
         """Return what follows now that `timer` has fired."""
         ...
 
+    def on_end(self) -> Results:
+        """Return what follows now that all input has ended."""
+        ...
+
 
 class SnapshottedOperator(KeyedOperator):
     """Applies a function that has keyed state, and state of its subtask besides."""
@@ -90,12 +103,14 @@ class SnapshottedOperator(KeyedOperator):
         super().__init__(uid, store)
         self._function = function
         self._states = states
-        self._schema = schema
+        self._results = ResultRows(uid, schema)
         self._side_outputs = SideOutputs(self)
         self._operator = UnkeyedContext(uid, states, self._side_outputs)
 
     def _before_snapshot(self, checkpoint: CheckpointId) -> None:
-        """Have the function bring its state up to date."""
+        """Have the function bring its state up to date, which it is since a stop savepoint."""
+        if self.emission_ended:
+            return
         self.store.set_current_key(NO_KEY_OF_SNAPSHOT)
         call_user(self.uid, self._function.snapshot_state, int(checkpoint))
         self._side_outputs.flush()
@@ -125,6 +140,7 @@ class KeyedBatchProcessor(SnapshottedOperator):
     ) -> None:
         super().__init__(uid, work.function, store, states, schema)
         self._process = work.function.process
+        self._on_end = work.function.on_end
         self._of_keys = KeyedBatchStates(store, work.key, input_schema)
         context = BatchContext(self._of_keys, states, self._operator)
         call_user(uid, work.function.open, context)
@@ -136,13 +152,25 @@ class KeyedBatchProcessor(SnapshottedOperator):
         rows = batch.rows
         if not rows.num_rows:
             return
-        made = call_user(self.uid, self._process, self._of_keys.begin(rows, batch.hashes))
+        try:
+            keyed = self._of_keys.begin(rows, batch.hashes)
+        except BadStateValue as error:
+            raise user_error(self.uid, error) from error
+        made = call_user(self.uid, self._process, keyed)
         self._of_keys.end()
         if made is not None:
-            self.emit(as_schema(made, self._schema, self.uid))
+            self.emit(as_schema(made, self._results.schema, self.uid))
         self._side_outputs.flush()
         if self._of_keys.cleaned_a_record:
             self.store.clean(self._of_keys.cleaned_a_record * rows.num_rows)
+
+    def end_input(self) -> None:
+        """Emit the function's last batch."""
+        self.store.set_current_key(NO_KEY_OF_END)
+        made = call_user(self.uid, self._on_end)
+        if made is not None:
+            self.emit(as_schema(made, self._results.schema, self.uid))
+        self._side_outputs.flush()
 
 
 class KeyedFunctionOperator(SnapshottedOperator):
@@ -155,9 +183,14 @@ class KeyedFunctionOperator(SnapshottedOperator):
         store: KeyedStateStore,
         states: OperatorStateStore,
         schema: pa.Schema,
+        event_time: RestoredEventTime = NOTHING_RESTORED,
     ) -> None:
         super().__init__(uid, function, store, states, schema)
         self._on_timer = function.on_timer
+        self._on_end = function.on_end
+        self._event_time = event_time
+        self._ended_at_ms: int | None = None
+        """How far event time had come where the input ended."""
 
     def _open(
         self, open_function: Callable[[Any], None], broadcast: BroadcastStates | None = None
@@ -167,21 +200,23 @@ class KeyedFunctionOperator(SnapshottedOperator):
         call_user(self.uid, open_function, context)
         self._cleaned_a_record = context.cleaned_a_record
         self._timers = context.registered
+        if self._timers is not None:
+            least, most = self._event_time.least, self._event_time.most
+            self._timers.restore(least, most, self._event_time_of)
         self.dropped = self.store.opened() + states.opened()
 
     def _run(self, rows: pa.RecordBatch, key: Sequence[str], process: RecordFunction) -> None:
         """Emit what `process` makes of each record."""
         records = BatchRecords(rows)
-        keys = records.keys(key)
+        keys = keys_of_records(self.uid, records, key)
         self.store.prefetch(keys)
-        step = partial(_apply_keyed, self.store.set_current_key, process, iter(keys))
-        made = call_user_on_records(self.uid, step, records)
-        self.emit(batch_of_pieces(made, self._schema, self.uid))
+        step = partial(_apply_keyed, self.store.set_current_key, process, self._results, iter(keys))
+        self.emit(self._results.batch_of_pieces(call_user_on_records(self.uid, step, records)))
         self._side_outputs.flush()
         if self._cleaned_a_record:
             self.store.clean(self._cleaned_a_record * rows.num_rows)
         if self._timers is not None:
-            self._fire(self._timers.event, self._timers.current_watermark())
+            self._fire(self._timers.event, self._timers.watermark)
 
     @property
     def due_in_s(self) -> float | None:
@@ -198,23 +233,62 @@ class KeyedFunctionOperator(SnapshottedOperator):
 
     def on_watermark(self, watermark: int) -> None:
         """Fire the timers in event time that are due."""
-        if self._timers is not None:
-            self._timers.advance(watermark)
-            self._fire(self._timers.event, watermark)
+        if self._timers is None:
+            return
+        if watermark == MAX_WATERMARK:
+            self._end_event_time(self._timers)
+            return
+        self._timers.advance(watermark)
+        self._fire(self._timers.event, self._timers.watermark)
+
+    def _end_event_time(self, timers: Timers) -> None:
+        """Fire all timers in event time; a job that goes on is where the last of them was.
+
+        Of windows those that are due, but not those by which they are over: they stay for the
+        allowed lateness.
+        """
+        if isinstance(self._function, WindowsOfRecords):
+            last_ms = timers.event.queue.last_ms
+            if last_ms is not None:
+                timers.advance(last_ms - self._function.lateness_ms)
+            self._fire(timers.event, timers.watermark)
+            return
+        before = timers.watermark
+        timers.advance(MAX_WATERMARK)
+        self._fire(timers.event, MAX_WATERMARK)
+        self._ended_at_ms = max(before, timers.event.fired_ms)
+
+    def _pending(self, pending: FrozenState) -> PendingSnapshot:
+        taken = super()._pending(pending)
+        if self._timers is None:
+            return taken
+        now = self._timers.watermark if self._ended_at_ms is None else self._ended_at_ms
+        return with_event_time(taken, self._event_time.elements(now))
+
+    def _event_time_of(self, key: Any) -> int:
+        """Return up to when event time had come for `key` in the snapshot."""
+        is_key = key is not None and not isinstance(key, NoKey)
+        return self._event_time.told_of_key(key) if is_key else NO_WATERMARK
+
+    def end_input(self) -> None:
+        """Emit the function's last records."""
+        self.store.set_current_key(NO_KEY_OF_END)
+        call_user(self.uid, _take_last, self._on_end, self._results)
+        self.emit(self._results.batch())
+        self._side_outputs.flush()
 
     def _fire(self, timers: DomainTimers, until_ms: int) -> None:
         """Emit what the function makes of the timers up to `until_ms`."""
         next_ms = timers.queue.next_ms
         if next_ms is None or next_ms > until_ms:
             return
-        results: list[Record] = []
+        results = self._results
         for timer in timers.due(until_ms):
-            _take_results(call_user(self.uid, self._on_timer, timer), results)
-            if len(results) >= RESULTS_A_BATCH:
-                self.emit(batch_of(results, self._schema, self.uid))
+            call_user(self.uid, _take_results_of, self._on_timer, timer, results)
+            if results.count >= RESULTS_A_BATCH:
+                self.emit(results.batch())
                 self._side_outputs.flush()
-                results = []
-        self.emit(batch_of(results, self._schema, self.uid))
+        self.emit(results.batch())
         self._side_outputs.flush()
 
 
@@ -228,8 +302,9 @@ class KeyedProcessor(KeyedFunctionOperator):
         store: KeyedStateStore,
         states: OperatorStateStore,
         schema: pa.Schema,
+        event_time: RestoredEventTime = NOTHING_RESTORED,
     ) -> None:
-        super().__init__(uid, work.function, store, states, schema)
+        super().__init__(uid, work.function, store, states, schema, event_time)
         self._key = work.key
         self._process = work.function.process
         self._open(work.function.open)
@@ -249,8 +324,9 @@ class CoProcessor(KeyedFunctionOperator):
         store: KeyedStateStore,
         states: OperatorStateStore,
         schema: pa.Schema,
+        event_time: RestoredEventTime = NOTHING_RESTORED,
     ) -> None:
-        super().__init__(uid, work.function, store, states, schema)
+        super().__init__(uid, work.function, store, states, schema, event_time)
         self._keys = work.keys
         self._co_function = work.function
         self._open(work.function.open)
@@ -284,8 +360,9 @@ class KeyedBroadcastProcessor(KeyedFunctionOperator):
         store: KeyedStateStore,
         states: OperatorStateStore,
         schema: pa.Schema,
+        event_time: RestoredEventTime = NOTHING_RESTORED,
     ) -> None:
-        super().__init__(uid, work.function, store, states, schema)
+        super().__init__(uid, work.function, store, states, schema, event_time)
         self._work = work
         self._broadcast = BroadcastStates(uid, states, work.states)
         self._open(work.function.open, self._broadcast)
@@ -302,8 +379,8 @@ class KeyedBroadcastProcessor(KeyedFunctionOperator):
     def _receive_broadcast(self, batch: Batch) -> None:
         self.records_in += batch.rows.num_rows
         self.store.set_current_key(NO_KEY_OF_BROADCAST)
-        results = _broadcast_results(self.uid, self._work, self._broadcast, batch)
-        self.emit(batch_of_pieces(results, self._schema, self.uid))
+        pieces = _broadcast_rows(self.uid, self._work, self._broadcast, self._results, batch)
+        self.emit(self._results.batch_of_pieces(pieces))
         self._side_outputs.flush()
 
 
@@ -322,7 +399,7 @@ class FunctionOperator(RunningOperator):
         """What the restored snapshot held and this operator does not take, for people."""
         self._function = function
         self._states = states
-        self._schema = schema
+        self._results = ResultRows(uid, schema)
         self._side_outputs = SideOutputs(self)
 
     def _open(self, broadcast: BroadcastStates | None = None) -> None:
@@ -332,17 +409,27 @@ class FunctionOperator(RunningOperator):
 
     def process(self, batch: Batch) -> None:
         """Emit what the function makes of each record."""
-        step = partial(_apply, self._function.process)
+        step = partial(_apply, self._function.process, self._results)
         self._emit_results(call_user_on_records(self.uid, step, BatchRecords(batch.rows)))
 
-    def _emit_results(self, results: Iterable[list[Record]]) -> None:
-        self.emit(batch_of_pieces(results, self._schema, self.uid))
+    def end_input(self) -> None:
+        """Emit the function's last records."""
+        call_user(self.uid, _take_last, self._function.on_end, self._results)
+        self.emit(self._results.batch())
+        self._side_outputs.flush()
+
+    def _emit_results(self, pieces: Iterable[object]) -> None:
+        self.emit(self._results.batch_of_pieces(pieces))
         self._side_outputs.flush()
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
-        """Have the function bring its state up to date, and freeze that."""
-        call_user(self.uid, self._function.snapshot_state, int(checkpoint))
-        self._side_outputs.flush()
+        """Have the function bring its state up to date, and freeze that.
+
+        Since a savepoint with which the job stops it is up to date.
+        """
+        if not self.emission_ended:
+            call_user(self.uid, self._function.snapshot_state, int(checkpoint))
+            self._side_outputs.flush()
         nothing = PendingSnapshot(self.uid, lambda _: OperatorSnapshot(self.uid))
         return _with_operator_state(nothing, self._states)
 
@@ -373,7 +460,9 @@ class BroadcastProcessor(FunctionOperator):
 
     def _receive_broadcast(self, batch: Batch) -> None:
         self.records_in += batch.rows.num_rows
-        self._emit_results(_broadcast_results(self.uid, self._work, self._broadcast, batch))
+        self._emit_results(
+            _broadcast_rows(self.uid, self._work, self._broadcast, self._results, batch)
+        )
 
 
 class RecordProcessor(FunctionOperator):
@@ -396,17 +485,17 @@ def _with_operator_state(pending: PendingSnapshot, states: OperatorStateStore) -
 
     def upload(writer: StateWriter) -> OperatorSnapshot:
         done = pending.upload(writer)
-        return OperatorSnapshot(done.uid, keyed=done.keyed, raw=frozen.upload(writer))
+        return replace(done, raw=frozen.upload(writer))
 
     return PendingSnapshot(pending.uid, upload, pending.discard)
 
 
-def _broadcast_results(
-    uid: str, work: ProcessBroadcast, states: BroadcastStates, batch: Batch
-) -> Iterator[list[Record]]:
+def _broadcast_rows(
+    uid: str, work: ProcessBroadcast, states: BroadcastStates, results: ResultRows, batch: Batch
+) -> Iterator[None]:
     states.may_change(True)
     try:
-        step = partial(_apply, work.function.process_broadcast)
+        step = partial(_apply, work.function.process_broadcast, results)
         yield from call_user_on_records(uid, step, BatchRecords(batch.rows))
     finally:
         states.may_change(False)
@@ -415,33 +504,31 @@ def _broadcast_results(
 def _apply_keyed(
     set_key: Callable[[Any], None],
     process: Callable[[Record], Any],
+    results: ResultRows,
     keys: Iterator[Any],
     records: Iterator[Record],
-) -> list[Record]:
-    results: list[Record] = []
-    append, extend = results.append, results.extend
+) -> None:
+    take, take_record = results.take, results.take_record
     # Records first, for they are a part of the batch: at their end no key must be taken.
     for record, key in zip(records, keys, strict=False):
         set_key(key)
         result = process(record)
         if result.__class__ is dict:
-            append(result)
-        elif isinstance(result, dict):
-            append(cast("Record", result))
-        elif result is not None:
-            extend(result)
-    return results
+            take_record(result)
+        else:
+            take(result)
 
 
-def _apply(process: RecordFunction, records: Iterator[Record]) -> list[Record]:
-    results: list[Record] = []
+def _apply(process: RecordFunction, results: ResultRows, records: Iterator[Record]) -> None:
     for record in records:
-        _take_results(process(record), results)
-    return results
+        results.take(process(record))
 
 
-def _take_results(result: Results, results: list[Record]) -> None:
-    if isinstance(result, dict):
-        results.append(cast("Record", result))
-    elif result is not None:
-        results.extend(result)
+def _take_results_of(
+    on_timer: Callable[[Timer], Results], timer: Timer, results: ResultRows
+) -> None:
+    results.take(on_timer(timer))
+
+
+def _take_last(on_end: Callable[[], Results], results: ResultRows) -> None:
+    results.take(on_end())

@@ -10,6 +10,7 @@ right are their mirror:
     late  <=>  event time <= w;  a late record is joined with nothing
     kept as long as  time + upper > w, and no more than a step longer: moments are whole steps
     alone  <=>  kept, on an outer side, and in no pair so far;  emitted alone when it is let go
+    at the end of the input the rows of outer sides are let go, and no others
 """
 
 from __future__ import annotations
@@ -25,21 +26,28 @@ from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.event_time import times_ms
 from onceflow.core.functions import Record
 from onceflow.core.graph import JoinConnected
-from onceflow.core.join_functions import MergedColumns, ProcessJoinFunction, all_of
+from onceflow.core.join_functions import MergedColumns, ProcessJoinFunction
 from onceflow.core.late_records import LateRecords
-from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
+from onceflow.core.protocol.watermarks import MAX_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.function_context import KeyedContext
 from onceflow.core.runtime.dataflow.function_operators import SnapshottedOperator
-from onceflow.core.runtime.dataflow.operators import Emit
+from onceflow.core.runtime.dataflow.keyed_operators import with_event_time
+from onceflow.core.runtime.dataflow.operators import Emit, PendingSnapshot
+from onceflow.core.runtime.dataflow.restored_event_time import (
+    NOTHING_RESTORED,
+    RestoredEventTime,
+)
+from onceflow.core.runtime.dataflow.result_rows import ResultRows
 from onceflow.core.runtime.dataflow.user_functions import (
     BatchRecords,
-    batch_of_pieces,
     call_user,
     call_user_on_records,
+    keys_of_records,
     user_error,
 )
 from onceflow.core.state import KeyedStateStore, hash_keys
+from onceflow.core.state.api import PendingSnapshot as FrozenState
 from onceflow.core.state.clock import StateClock
 from onceflow.core.state.kept_rows import ROWS_A_CHUNK, KeptRows, check_moments, moments_of
 from onceflow.core.state.key_columns import Ints, read_key_columns
@@ -61,6 +69,7 @@ class JoinOperator(SnapshottedOperator):
         states: OperatorStateStore,
         schema: pa.Schema,
         clock: StateClock | None = None,
+        event_time: RestoredEventTime = NOTHING_RESTORED,
     ) -> None:
         join = work.join
         super().__init__(uid, join.function, store, states, schema)
@@ -69,7 +78,8 @@ class JoinOperator(SnapshottedOperator):
         self._reach_ms = join.reach_ms
         self._steps_ms = join.steps_ms
         self._clock = (clock or StateClock()) if join.by_clock else None
-        self._watermark = NO_WATERMARK
+        self._event_time = event_time
+        self._watermark = event_time.least
         self.kept = [
             KeptRows(store, f"onceflow.{side.name}-rows", side.schema, key, outer=side.outer)
             for side, key in zip(join.sides, work.keys, strict=True)
@@ -125,22 +135,44 @@ class JoinOperator(SnapshottedOperator):
 
     def on_watermark(self, watermark: int) -> None:
         """Let go what nothing can come for any more."""
-        if self._clock is None and watermark > self._watermark:
+        if self._clock is not None:
+            return
+        if watermark == MAX_WATERMARK:
+            self._end_outer_sides()
+        elif watermark > self._watermark:
             self._watermark = watermark
             self._let_go(watermark)
 
     def flush(self) -> None:
         """Let go what would wait for the clock: the input has ended."""
         if self._clock is not None:
-            self._let_go(MAX_WATERMARK)
+            self._end_outer_sides()
+
+    def _pending(self, pending: FrozenState) -> PendingSnapshot:
+        taken = super()._pending(pending)
+        if self._clock is not None:
+            return taken
+        return with_event_time(taken, self._event_time.elements(self._watermark))
 
     def _join(self, side: int, batch: Batch) -> None:
         """Emit the pairs of a stream's rows, and keep these."""
-        rows, hashes = batch.rows, batch.hashes
-        if not rows.num_rows:
+        if not batch.rows.num_rows:
             return
         try:
-            now, times = self._now_and_times(side, rows)
+            for part in self._event_time.parts_of(batch, self._keys[side], self._watermark):
+                self._join_part(side, *part)
+        except BadStateValue as error:
+            raise user_error(self.uid, error, batch.rows, error.row) from error
+        self._side_outputs.flush()
+        if self._cleaned_a_record:
+            self.store.clean(self._cleaned_a_record * batch.rows.num_rows)
+
+    def _join_part(
+        self, side: int, rows: pa.RecordBatch, hashes: Hashes | None, watermark: int
+    ) -> None:
+        """Do so with rows up to whose event time all has come as `watermark` says."""
+        try:
+            now, times = self._now_and_times(side, rows, watermark)
             if self._clock is None and int(times.min()) <= now:
                 in_time = times > now
                 self._late[side].take_rows(rows.filter(pa.array(~in_time)), now)
@@ -152,18 +184,15 @@ class JoinOperator(SnapshottedOperator):
                 self._match_and_keep(side, rows, known, times, now)
         except BadStateValue as error:
             raise user_error(self.uid, error, rows, error.row) from error
-        self._side_outputs.flush()
-        if self._cleaned_a_record:
-            self.store.clean(self._cleaned_a_record * rows.num_rows)
 
-    def _now_and_times(self, side: int, rows: pa.RecordBatch) -> tuple[int, Ints]:
+    def _now_and_times(self, side: int, rows: pa.RecordBatch, watermark: int) -> tuple[int, Ints]:
         """Return up to when time has come, and the rows' times."""
         column = self._sides[side].time
         if self._clock is not None or column is None:
             assert self._clock is not None
             now = self._clock.now_ms()
             return now, np.full(rows.num_rows, now)
-        return self._watermark, times_ms(rows.column(column), column, "is joined with nothing")
+        return watermark, times_ms(rows.column(column), column, "is joined with nothing")
 
     def _match_and_keep(
         self, side: int, rows: pa.RecordBatch, hashes: Hashes, times: Ints, now: int
@@ -220,16 +249,29 @@ class JoinOperator(SnapshottedOperator):
 
     def _let_go(self, now: int) -> None:
         """Keep no rows any more whose moment has come; emit those that are alone."""
-        for side, (kept, step_ms) in enumerate(zip(self.kept, self._steps_ms, strict=True)):
-            until = now // step_ms
-            if kept.next_moment is None or kept.next_moment > until:
-                continue
-            slots = kept.over(until)
-            alone = kept.alone(slots)
-            for start in range(0, len(alone), ROWS_A_CHUNK):
-                self._emit_alone(side, kept.rows(alone[start : start + ROWS_A_CHUNK]))
-            kept.let_go(slots, until)
+        for side in range(len(self.kept)):
+            self._let_go_of(side, now)
         self._side_outputs.flush()
+
+    def _end_outer_sides(self) -> None:
+        """Emit what is alone and keep no more of that side, now that the input has ended.
+
+        Rows of other sides stay, and so does the time: a job that goes on may bring them partners.
+        """
+        for side, kept in enumerate(self.kept):
+            if kept.outer:
+                self._let_go_of(side, MAX_WATERMARK)
+        self._side_outputs.flush()
+
+    def _let_go_of(self, side: int, now: int) -> None:
+        kept, until = self.kept[side], now // self._steps_ms[side]
+        if kept.next_moment is None or kept.next_moment > until:
+            return
+        slots = kept.over(until)
+        alone = kept.alone(slots)
+        for start in range(0, len(alone), ROWS_A_CHUNK):
+            self._emit_alone(side, kept.rows(alone[start : start + ROWS_A_CHUNK]))
+        kept.let_go(slots, until)
 
 
 MakesPairs: TypeAlias = Callable[[Side, Side, int], pa.RecordBatch]
@@ -261,7 +303,7 @@ class _FunctionOfPairs:
     ) -> None:
         self._uid = uid
         self._function = function
-        self._schema = schema
+        self._results = ResultRows(uid, schema)
         self._store = store
         self._keys = keys
 
@@ -271,7 +313,7 @@ class _FunctionOfPairs:
         assert rows is not None
         function = self._function
         batch = BatchRecords(rows)
-        of_batch = batch.keys(self._keys[side])
+        of_batch = keys_of_records(self._uid, batch, self._keys[side])
         self._store.prefetch(of_batch)
         keys = iter(of_batch)
         others: Iterator[Record] = iter(())
@@ -287,8 +329,11 @@ class _FunctionOfPairs:
                 calls = (function.process(one, other) for one, other in pairs)
             yield from calls
 
-        made = call_user_on_records(self._uid, lambda records: all_of(results(records)), batch)
-        return batch_of_pieces(made, self._schema, self._uid)
+        def take_results(records: Iterator[Record]) -> None:
+            for result in results(records):
+                self._results.take(result)
+
+        return self._results.batch_of_pieces(call_user_on_records(self._uid, take_results, batch))
 
     def _with_key(self, keys: Iterator[Any], records: Iterator[Record]) -> Iterator[Record]:
         # Records first, for they are a part of the batch: at their end no key must be taken.

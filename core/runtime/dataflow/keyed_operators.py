@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 
 from onceflow.core.errors import BadStateValue
@@ -10,9 +12,11 @@ from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.snapshots import OperatorSnapshot
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.operators import PendingSnapshot, RunningOperator
+from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME
 from onceflow.core.runtime.dataflow.user_functions import user_error
-from onceflow.core.state import AccumulatorColumn, KeyedStateStore, StateWriter
+from onceflow.core.state import KeyedStateStore, StateWriter
 from onceflow.core.state.api import PendingSnapshot as FrozenState
+from onceflow.core.state.totals import typed_array
 
 
 class KeyedOperator(RunningOperator):
@@ -23,6 +27,8 @@ class KeyedOperator(RunningOperator):
         self.store = store
         self.dropped: tuple[str, ...] = ()
         """What the restored snapshot held and this operator does not take, for people."""
+        self.described: dict[str, str] = {}
+        """What its snapshots say of its settings; see `operator_descriptions`."""
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
         """Freeze the keyed state as of now."""
@@ -43,10 +49,10 @@ class KeyedOperator(RunningOperator):
         """Do what belongs to `checkpoint` still."""
 
     def _pending(self, pending: FrozenState) -> PendingSnapshot:
-        uid = self.uid
+        uid, described = self.uid, self.described
 
         def upload(writer: StateWriter) -> OperatorSnapshot:
-            return OperatorSnapshot(uid, keyed=pending.upload(writer))
+            return OperatorSnapshot(uid, keyed=pending.upload(writer), described=described)
 
         return PendingSnapshot(uid, upload, pending.discard)
 
@@ -63,6 +69,16 @@ class KeyedOperator(RunningOperator):
         self.store.close()
 
 
+def with_event_time(pending: PendingSnapshot, elements: tuple[bytes, ...]) -> PendingSnapshot:
+    """Return `pending` with how far event time has come, by `RestoredEventTime.elements`."""
+
+    def upload(writer: StateWriter) -> OperatorSnapshot:
+        done = pending.upload(writer)
+        return replace(done, lists={**done.lists, EVENT_TIME: elements})
+
+    return PendingSnapshot(pending.uid, upload, pending.discard)
+
+
 class AggregateRunner(KeyedOperator):
     """Adds running aggregates as columns, a batch at a time."""
 
@@ -77,10 +93,7 @@ class AggregateRunner(KeyedOperator):
         self._table = store.accumulators(
             "running",
             [input_schema.field(name).type for name in work.key],
-            [
-                AccumulatorColumn(name, aggregate.op, aggregate.result_type(input_schema))
-                for name, aggregate in work.aggregates.items()
-            ],
+            [aggregate.total(name, input_schema) for name, aggregate in work.aggregates.items()],
             ttl=work.ttl,
         )
         self._cleaned_a_record = work.ttl.cleanup_incrementally if work.ttl is not None else 0
@@ -99,7 +112,8 @@ class AggregateRunner(KeyedOperator):
             running = self._table.update(keys, batch.hashes, values)
         except BadStateValue as error:
             raise user_error(self.uid, error, rows, error.row) from error
-        arrays = [*rows.columns, *(pa.array(running[name]) for name in self._columns)]
+        results = [typed_array(running[name], self._schema.field(name).type) for name in running]
+        arrays = [*rows.columns, *results]
         self.emit(pa.record_batch(arrays, schema=self._schema))
         if self._cleaned_a_record:
             self.store.clean(self._cleaned_a_record * rows.num_rows)

@@ -11,10 +11,10 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
-from typing import Any
+from functools import partial
+from itertools import chain
 
 import msgspec
 import pyarrow as pa
@@ -50,10 +50,10 @@ from onceflow.core.runtime.dataflow.batch_iterators import (
     BatchIteratorFunction,
 )
 from onceflow.core.runtime.dataflow.channels import Batch
+from onceflow.core.runtime.dataflow.result_rows import ResultRows
 from onceflow.core.runtime.dataflow.user_functions import (
     BatchRecords,
     as_schema,
-    batch_of_pieces,
     call_user,
     call_user_on_records,
 )
@@ -87,6 +87,8 @@ class RunningOperator(ABC):
         self.rejected = 0
         """Bad records left out so far."""
         self.takes_dead_letters = False
+        self.emission_ended = False
+        """Whether the job stops with a savepoint that is taken: what follows may emit no row."""
 
     @property
     def inputs(self) -> tuple[Emit, ...]:
@@ -168,6 +170,12 @@ class RunningOperator(ABC):
 
     def flush(self) -> None:  # noqa: B027 - optional hook
         """Emit what is held back: the end of the input comes next."""
+
+    def end_input(self) -> None:  # noqa: B027 - optional hook
+        """Emit what the function makes of the end of its input. Called once, with a barrier next.
+
+        All rows of the input are decided, or in the savepoint whose barrier comes next.
+        """
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot | None:
         """Take the synchronous part of this operator's snapshot; None when it has no state.
@@ -255,36 +263,56 @@ class BatchIteratorMapper(RunningOperator):
 
 
 class RecordMapper(RunningOperator):
-    """Applies a per-record function, whichever of the three kinds."""
+    """Applies a function from a record to one, or to several."""
 
-    def __init__(
-        self, uid: str, work: MapRecords | FlatMapRecords | FilterRecords, schema: pa.Schema
-    ) -> None:
+    def __init__(self, uid: str, work: MapRecords | FlatMapRecords, schema: pa.Schema) -> None:
         super().__init__(uid)
-        self._work = work
-        self._step = _step_of(work)
-        self._schema = schema
+        self._results = ResultRows(uid, schema)
+        self._step = _step_of(work, self._results.take_record)
 
     def process(self, batch: Batch) -> None:
         """Emit what the function makes of the batch's records."""
-        made = call_user_on_records(self.uid, self._step, BatchRecords(batch.rows))
-        if isinstance(self._work, FilterRecords):
-            kept = list(chain.from_iterable(made))
-            self.emit(batch.rows.filter(pa.array(kept, pa.bool_())))
-        else:
-            self.emit(batch_of_pieces(made, self._schema, self.uid))
+        pieces = call_user_on_records(self.uid, self._step, BatchRecords(batch.rows))
+        self.emit(self._results.batch_of_pieces(pieces))
 
 
 def _step_of(
-    work: MapRecords | FlatMapRecords | FilterRecords,
-) -> Callable[[Iterator[Record]], list[Any]]:
+    work: MapRecords | FlatMapRecords, take_record: Callable[[Record], None]
+) -> Callable[[Iterator[Record]], None]:
+    def map_records(function: Callable[[Record], Record], records: Iterator[Record]) -> None:
+        for record in records:
+            take_record(function(record))
+
+    def flat_map_records(
+        expand: Callable[[Record], Iterable[Record]], records: Iterator[Record]
+    ) -> None:
+        for record in records:
+            for result in expand(record):
+                take_record(result)
+
     match work:
-        case FilterRecords(keeps):
-            return lambda records: [bool(keeps(record)) for record in records]
         case MapRecords(function):
-            return lambda records: [function(record) for record in records]
+            return partial(map_records, function)
         case FlatMapRecords(expand):
-            return lambda records: [result for record in records for result in expand(record)]
+            return partial(flat_map_records, expand)
+
+
+class RecordFilter(RunningOperator):
+    """Keeps the records for which a function returns something true."""
+
+    def __init__(self, uid: str, work: FilterRecords) -> None:
+        super().__init__(uid)
+        self._keeps = work.function
+
+    def process(self, batch: Batch) -> None:
+        """Emit the rows that are kept."""
+        pieces = call_user_on_records(self.uid, self._kept, BatchRecords(batch.rows))
+        kept = list(chain.from_iterable(pieces))
+        self.emit(batch.rows.filter(pa.array(kept, pa.bool_())))
+
+    def _kept(self, records: Iterator[Record]) -> list[bool]:
+        keeps = self._keeps
+        return [bool(keeps(record)) for record in records]
 
 
 SPLITS = "splits"
@@ -339,22 +367,39 @@ class SourceOperator(RunningOperator):
 
     def next_watermark(self) -> int | None:
         """Return what is to be told below now, once."""
-        return None if self._watermarks is None else self._watermarks.next(time.monotonic())
+        if self._watermarks is None:
+            return None
+        for split_id in self.reader.ended_splits():
+            self._watermarks.on_ended(split_id)
+        return self._watermarks.next(time.monotonic())
 
     def _see(self, strategy: WatermarkStrategy, rows: pa.RecordBatch) -> None:
         """Take in the event times of rows that were just read."""
         assert self._watermarks is not None
         runs = self.reader.rows_by_split()
         if runs is None:
-            runs = [(split.id, rows.num_rows) for split in self.reader.snapshot()]
-            parts = [(split_id, rows) for split_id, _ in runs]
-        else:
-            starts = accumulate((count for _, count in runs), initial=0)
-            parts = [(one, rows.slice(at, n)) for (one, n), at in zip(runs, starts, strict=False)]
-        for split_id, part in parts:
-            latest_ms = strategy.latest_ms(part)
+            runs = [(self._only_split(), rows.num_rows)]
+        start = 0
+        for split_id, count in runs:
+            latest_ms = strategy.latest_ms(rows.slice(start, count))
+            start += count
             if latest_ms is not None:
                 self._watermarks.on_rows(split_id, latest_ms, time.monotonic())
+
+    def _only_split(self) -> str:
+        """Return the split of a reader that does not tell whose its rows are.
+
+        Raises:
+            ConfigError: It has several: one of them would make records of the others late.
+        """
+        splits = self.reader.snapshot()
+        if len(splits) != 1:
+            raise ConfigError(
+                f"source {self.uid!r} has watermarks, which are kept for each split, and a"
+                f" {type(self.reader).__name__} with {len(splits)} splits does not tell whose its"
+                " rows are: implement SourceReader.rows_by_split, or read it without watermarks="
+            )
+        return splits[0].id
 
     def offered(self, splits: Sequence[Split]) -> None:
         """Take in splits that are read once a checkpoint that holds them is decided."""

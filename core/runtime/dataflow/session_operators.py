@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from onceflow.core.errors import BadStateValue
 from onceflow.core.graph import AggregateWindows
+from onceflow.core.protocol.watermarks import MAX_WATERMARK
 from onceflow.core.runtime.dataflow.user_functions import user_error
 from onceflow.core.runtime.dataflow.window_operators import WindowOperator
 from onceflow.core.state import AccumulatorColumn, KeyedStateStore, hash_keys
@@ -196,8 +197,7 @@ class SessionAggregator(WindowOperator):
         self._lateness_ms = work.lateness_ms
         self._key_types = [input_schema.field(name).type for name in work.key]
         columns = [
-            AccumulatorColumn(name, aggregate.op, aggregate.result_type(input_schema))
-            for name, aggregate in work.aggregates.items()
+            aggregate.total(name, input_schema) for name, aggregate in work.aggregates.items()
         ]
         self._start, self._end, self._count = range(len(columns), len(columns) + 3)
         columns.append(AccumulatorColumn(START, "min", pa.int64()))
@@ -216,9 +216,10 @@ class SessionAggregator(WindowOperator):
         """Emit the sessions that are due, and remove those that are over."""
         if watermark <= self._watermark:
             return
-        before, self._watermark = self._watermark, watermark
         if self._wakes.next_ms is not None and self._wakes.next_ms <= watermark:
-            self._end_sessions(self._wakes.take(watermark), before)
+            self._end_sessions(self._wakes.take(watermark), watermark)
+        elif watermark != MAX_WATERMARK:
+            self._watermark = watermark
 
     def _group_of_hashes(self, hashes: Hashes) -> Groups:
         return self._table.group_of_hashes(hashes)
@@ -264,10 +265,16 @@ class SessionAggregator(WindowOperator):
         self._wake_at(sessions.ends[fresh], _taken(held.keys, sessions.places[fresh]), now)
         self._keep(held, slots, sessions.places)
 
-    def _end_sessions(self, keys: list[pa.Array], before: int) -> None:
-        """Emit the sessions of these keys that have become due, and remove those that are over."""
-        now = self._watermark
+    def _end_sessions(self, keys: list[pa.Array], watermark: int) -> None:
+        """Emit the sessions of these keys that have become due, and remove those that are over.
+
+        At the end of the input they are all keys, and event time comes to where the last is due.
+        """
         held, _ = self._held(keys, hash_keys(keys))
+        before = self._watermark
+        if watermark == MAX_WATERMARK:
+            watermark = max(before, int(held.ends.max(initial=before)) - 1)
+        self._watermark = now = watermark
         due = (held.ends - 1 <= now) & (held.ends - 1 > before)
         if before < self._restored.most:
             told = self._restored.told_of(self._table.groups_of(held.slots))

@@ -131,6 +131,8 @@ class Subtask(ABC):
         self._backpressured_s = 0.0
         self._cpu_s = 0.0
         self._leaving = False
+        self._input_ended = False
+        """Whether functions have made their last rows."""
         self._thread = threading.Thread(target=self._main, name=str(ref), daemon=True)
 
     def start(self) -> None:
@@ -218,8 +220,16 @@ class Subtask(ABC):
         # Of two machines' clocks, for metrics alone.
         start_delay_ms = max(0.0, time.time() * 1000 - alignment_ms - barrier.triggered_at_ms)
         began = time.perf_counter()
+        if barrier.kind.ends_input and not self._input_ended:
+            self._input_ended = True
+            for operator in self._operators:
+                operator.flush()
+                operator.end_input()
         taken = [_frozen(operator, barrier) for operator in self._operators]
         sync_ms = (time.perf_counter() - began) * 1000
+        if barrier.kind.ends_emission:
+            for operator in self._operators:
+                operator.emission_ended = True
         overtaken = [
             Overtaken(edge.chain, edge.input, sent=False, batches=batches)
             for edge in self._edges
@@ -276,6 +286,8 @@ class SourceSubtask(Subtask):
         self._source = source
         self._poll_timeout_s = poll_timeout_s
         self._reading = True
+        self._ended = False
+        """Whether everybody below has been told that the input is at its end."""
         self._barriers = SourceBarriers()
         self._tells_at_s = 0.0
 
@@ -323,12 +335,12 @@ class SourceSubtask(Subtask):
 
     def _end(self) -> None:
         """Read nothing more, and tell everybody so."""
-        self._reading = False
+        self._reading, self._ended = False, True
         self._end_of_stream()
         self._report(SourceExhausted(self.ref))
 
     def _emit(self, barrier: Barrier) -> None:
-        if barrier.kind is CheckpointKind.SAVEPOINT_DRAIN and self._reading:
+        if barrier.kind is CheckpointKind.SAVEPOINT_DRAIN and not self._ended:
             self._end()
         elif barrier.kind.stops_sources:
             self._reading = False
@@ -380,10 +392,14 @@ class ReceivingSubtask(Subtask):
                 self._handle(mail)
 
     def _fire_timers(self, *, clear: bool) -> float:
-        """Fire what is due, if rows may be made; return for how long to wait for the next."""
+        """Fire what is due, if rows may be made; return for how long to wait for the next.
+
+        Rows that are made after a savepoint with which the job stops would be committed by the last
+        checkpoint, and be made again by a start from the savepoint.
+        """
         head = self._operators[0]
         due_in_s = head.due_in_s
-        if due_in_s is None or not clear or self._alignment.all_ended:
+        if due_in_s is None or not clear or not self._alignment.may_emit:
             return WAIT_S
         if due_in_s > 0:
             return due_in_s

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import hashlib
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from operator import itemgetter, length_hint
+from operator import length_hint
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import pyarrow as pa
 
 from onceflow.core.dead_letters import origin_columns, printable_rows
 from onceflow.core.errors import BadStateValue, OnceflowError, UserFunctionError
+from onceflow.core.exact_arrays import InexactValue, cast_exactly
 from onceflow.core.functions import Record
+from onceflow.core.instants import ERRORS as VALUE_ERRORS
+from onceflow.core.state.python_keys import has_own_python_keys, python_keys
+
+T = TypeVar("T")
 
 
 def values_of(column: pa.Array) -> list[Any]:
@@ -66,12 +71,22 @@ class BatchRecords:
     def __init__(self, rows: pa.RecordBatch) -> None:
         self.rows = rows
         self._names = tuple(rows.schema.names)
-        self._columns = [values_of(column) for column in rows.columns]
+        self._columns = _columns_of(rows)
 
     def keys(self, key: Sequence[str]) -> list[Any]:
-        """Return each row's key: the value of one key column, or a tuple of several."""
-        columns = [self._columns[self._names.index(name)] for name in key]
+        """Return each row's key: the value of one key column, or a tuple of several.
+
+        Raises:
+            BadStateValue: See `python_keys`.
+        """
+        columns = [self._keys_of(self._names.index(name)) for name in key]
         return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+    def _keys_of(self, place: int) -> list[Any]:
+        column = self.rows.column(place)
+        if has_own_python_keys(column.type):
+            return python_keys(column, self._names[place])
+        return self._columns[place]
 
     def pieces(self) -> Iterator[list[Record]]:
         """Yield one dict a row, in row order, some of them at a time."""
@@ -79,6 +94,46 @@ class BatchRecords:
         for start in range(0, self.rows.num_rows, RECORDS_AT_ONCE):
             stop = start + RECORDS_AT_ONCE
             yield make([column[start:stop] for column in self._columns])
+
+
+def _columns_of(rows: pa.RecordBatch) -> list[list[Any]]:
+    """Return the Python values of each column.
+
+    Raises:
+        UserFunctionError: Python has no value for one; names column and record.
+    """
+    columns: list[list[Any]] = []
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        try:
+            columns.append(values_of(column))
+        except VALUE_ERRORS as error:
+            row = next(row for row in range(len(column)) if not _has_value(column, row))
+            raise UserFunctionError(
+                f"Python has no value for column {name!r} ({column.type}) of"
+                f" {_shortened(record_text(rows, row))}: {error}",
+                fingerprint=_digest(name, record_text(rows, row)),
+            ) from error
+    return columns
+
+
+def _has_value(column: pa.Array, row: int) -> bool:
+    try:
+        column[row].as_py()
+    except VALUE_ERRORS:
+        return False
+    return True
+
+
+def keys_of_records(uid: str, records: BatchRecords, key: Sequence[str]) -> list[Any]:
+    """Return each record's key, naming operator and record where one has no Python value.
+
+    Raises:
+        UserFunctionError: See `python_keys`.
+    """
+    try:
+        return records.keys(key)
+    except BadStateValue as error:
+        raise user_error(uid, error, records.rows, error.row) from error
 
 
 RECORD_LENGTH_MAX = 300
@@ -111,8 +166,8 @@ def call_user(uid: str, function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def call_user_on_records(
-    uid: str, step: Callable[[Iterator[Record]], list[Any]], batch: BatchRecords
-) -> Iterator[list[Any]]:
+    uid: str, step: Callable[[Iterator[Record]], T], batch: BatchRecords
+) -> Iterator[T]:
     """Yield `step` of some records of `batch` after the other; it takes them one by one.
 
     Raises:
@@ -129,38 +184,6 @@ def call_user_on_records(
             raise user_error(uid, error, batch.rows, row) from error
         before += len(records)
         yield made
-
-
-def batch_of_pieces(
-    pieces: Iterable[Sequence[Record]], schema: pa.Schema, uid: str
-) -> pa.RecordBatch:
-    """Return all of `pieces` as one batch; each is turned into columns before the next is made.
-
-    Raises:
-        UserFunctionError: See `batch_of`.
-    """
-    made = [batch_of(records, schema, uid) for records in pieces]
-    if len(made) == 1:
-        return made[0]
-    if not made:
-        return batch_of([], schema, uid)
-    columns = zip(*(piece.columns for piece in made), strict=True)
-    return pa.record_batch([pa.concat_arrays(parts) for parts in columns], schema=schema)
-
-
-def batch_of(records: Sequence[Record], schema: pa.Schema, uid: str) -> pa.RecordBatch:
-    """Return `records`, which the function of `uid` has returned, as a batch of `schema`.
-
-    Raises:
-        UserFunctionError: A record lacks a column or holds a value of another type; names both.
-    """
-    arrays: list[pa.Array] = []
-    for field in schema:
-        try:
-            arrays.append(pa.array(list(map(itemgetter(field.name), records)), field.type))
-        except (KeyError, TypeError, ValueError, OverflowError, pa.ArrowException) as error:
-            raise _result_error(records, field, uid) from error
-    return pa.record_batch(arrays, schema=schema)
 
 
 def mistake(uid: str, text: str) -> UserFunctionError:
@@ -193,14 +216,18 @@ def as_schema(made: object, schema: pa.Schema, uid: str) -> pa.RecordBatch:
         made = made.select(schema.names)
     if made.schema == schema:
         return made
-    try:
-        return made.cast(schema)
-    except (pa.ArrowException, ValueError) as error:
-        raise mistake(
-            uid,
-            f"the function of operator {uid!r} returned {made.schema}, which does not cast to its"
-            f" schema {schema}: {error}",
-        ) from error
+    columns: list[pa.Array] = []
+    for field, column in zip(schema, made.columns, strict=True):
+        try:
+            columns.append(cast_exactly(column, field.type))
+        except InexactValue as error:
+            at = f", in {_shortened(record_text(made, error.row))}" if error.row >= 0 else ""
+            raise mistake(
+                uid,
+                f"the function of operator {uid!r} returned column {field.name!r} as"
+                f" {column.type}, which does not cast to {field.type} without loss: {error}{at}",
+            ) from error
+    return pa.record_batch(columns, schema=schema)
 
 
 def user_error(
@@ -229,29 +256,16 @@ def record_text(rows: pa.RecordBatch, row: int) -> str:
     return ascii(printable_rows(rows.slice(row, 1))[0])
 
 
-def _result_error(records: Sequence[Record], field: pa.Field, uid: str) -> UserFunctionError:
-    """Return what is wrong with the first record that has no value of `field`."""
-    for record in records:
-        text = ascii(record)
-        if not isinstance(cast("object", record), dict):
-            problem = f"a {type(record).__name__} and no record (a dict)"
-        elif field.name not in record:
-            problem = (
-                f"a record without column {field.name!r}; return every column of the schema or"
-                " declare another schema"
-            )
-        else:
-            try:
-                pa.array([record[field.name]], field.type)
-            except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
-                problem = f"a value for column {field.name!r} that is no {field.type}: {error}"
-            else:
-                continue
-        return UserFunctionError(
-            f"operator {uid!r} returned {problem}; it is {_shortened(text)}",
-            fingerprint=_digest(uid, field.name, text),
-        )
-    return UserFunctionError(f"operator {uid!r} returned values that are no {field.type} together")
+def result_error(uid: str, problem: str, what: str, record: object) -> UserFunctionError:
+    """Return the error of a function of `uid` that has returned `record`, which is `problem`.
+
+    `what` is the column, or what else tells this mistake from others.
+    """
+    text = ascii(record)
+    return UserFunctionError(
+        f"operator {uid!r} returned {problem}; it is {_shortened(text)}",
+        fingerprint=_digest(uid, what, text),
+    )
 
 
 def _pass_on(error: BaseException) -> None:

@@ -3,36 +3,34 @@
 Totals are kept for each pane and key (see `protocol.windows`). A window that is due is emitted, one
 row a key; a pane whose windows are all over is removed. How far event time had come is in each
 snapshot, with the key groups that it was true of: so a window fires once, and what was late stays
-late, through a restore at any parallelism.
+late, through a restore at any parallelism. At the end of the input it comes to where the last
+window is due: a job that goes on takes its windows for fired, and keeps them for the lateness.
 """
 
 from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from onceflow.core.decoders import msgpack_decoder
 from onceflow.core.errors import BadStateValue
 from onceflow.core.event_time import times_ms
 from onceflow.core.graph import AggregateWindows
-from onceflow.core.protocol.snapshots import OperatorSnapshot
-from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
+from onceflow.core.protocol.watermarks import MAX_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
-from onceflow.core.runtime.dataflow.keyed_operators import KeyedOperator
+from onceflow.core.runtime.dataflow.keyed_operators import KeyedOperator, with_event_time
 from onceflow.core.runtime.dataflow.operators import PendingSnapshot
+from onceflow.core.runtime.dataflow.restored_event_time import RestoredEventTime
 from onceflow.core.runtime.dataflow.user_functions import (
     RECORD_LENGTH_MAX,
     record_text,
     user_error,
 )
-from onceflow.core.state import AccumulatorColumn, KeyedStateStore, StateWriter, hash_keys
+from onceflow.core.state import KeyedStateStore, hash_keys
 from onceflow.core.state.api import PendingSnapshot as FrozenState
 from onceflow.core.state.canonical import Groups
 from onceflow.core.state.clock import StateClock
@@ -44,44 +42,9 @@ from onceflow.core.windows import (
     pane_windows,
 )
 
-EVENT_TIME = "event-time"
-"""The name of the list state that says how far event time had come, by key groups."""
 ROWS_A_BATCH = 32_768
 _log = logging.getLogger("onceflow.runtime")
 _INT64 = np.iinfo(np.int64)
-_PROGRESS = msgpack_decoder(tuple[int, int, int])
-
-
-class RestoredEventTime:
-    """Up to which watermark windows have fired already, by key group."""
-
-    def __init__(self, elements: Iterable[bytes], key_groups: range) -> None:
-        self._first = key_groups.start
-        self._told = np.full(len(key_groups), NO_WATERMARK, np.int64)
-        for element in elements:
-            first, last, watermark = _PROGRESS.decode(element)
-            start, stop = max(first, key_groups.start), min(last + 1, key_groups.stop)
-            if start < stop:
-                self._told[start - self._first : stop - self._first] = watermark
-        self.least = int(self._told.min()) if len(self._told) else NO_WATERMARK
-        """What is true of all groups."""
-        self.most = int(self._told.max()) if len(self._told) else NO_WATERMARK
-
-    def elements(self, watermark: int) -> tuple[bytes, ...]:
-        """Return the list state that says so, event time having come to `watermark` since."""
-        told = np.maximum(self._told, watermark)
-        if not len(told):
-            return ()
-        edges: list[int] = np.flatnonzero(told[1:] != told[:-1]).tolist()
-        starts = [0, *(edge + 1 for edge in edges)]
-        return tuple(
-            msgspec.msgpack.encode((self._first + start, self._first + stop - 1, int(told[start])))
-            for start, stop in zip(starts, [*starts[1:], len(told)], strict=True)
-        )
-
-    def told_of(self, groups: Groups) -> Ints:
-        """Return the watermark of each group."""
-        return self._told[groups.astype(np.int64) - self._first]
 
 
 class WindowOperator(KeyedOperator):
@@ -134,14 +97,7 @@ class WindowOperator(KeyedOperator):
 
     def _pending(self, pending: FrozenState) -> PendingSnapshot:
         taken = super()._pending(pending)
-        # The end of the input says nothing of records that a later start reads.
-        ended = self._watermark == MAX_WATERMARK
-        elements = self._restored.elements(NO_WATERMARK if ended else self._watermark)
-
-        def upload(writer: StateWriter) -> OperatorSnapshot:
-            return replace(taken.upload(writer), lists={EVENT_TIME: elements})
-
-        return PendingSnapshot(taken.uid, upload, taken.discard)
+        return with_event_time(taken, self._restored.elements(self._watermark))
 
     def _now(self) -> int:
         return self._watermark
@@ -200,10 +156,7 @@ class WindowAggregator(WindowOperator):
         self._table = store.accumulators(
             f"onceflow.panes-{windows.pane_ms}-{windows.offset_ms}",
             [input_schema.field(name).type for name in work.key],
-            [
-                AccumulatorColumn(name, aggregate.op, aggregate.result_type(input_schema))
-                for name, aggregate in work.aggregates.items()
-            ],
+            [aggregate.total(name, input_schema) for name, aggregate in work.aggregates.items()],
             namespaced=True,
         )
         self.dropped = store.opened()
@@ -256,8 +209,17 @@ class WindowAggregator(WindowOperator):
 
     def on_watermark(self, watermark: int) -> None:
         """Emit the windows in event time that are due."""
-        if self._clock is None and watermark > self._watermark:
-            self._advance(watermark)
+        if self._clock is not None:
+            return
+        now = self._last_due() if watermark == MAX_WATERMARK else watermark
+        if now > self._watermark:
+            self._advance(now)
+
+    def _last_due(self) -> int:
+        """Return when the last open window is due, or how far event time is where none is."""
+        if not self._panes:
+            return self._watermark
+        return min(self._windows.ends_of(max(self._panes))[-1] - 1, MAX_WATERMARK)
 
     def _pending(self, pending: FrozenState) -> PendingSnapshot:
         if self._clock is not None:

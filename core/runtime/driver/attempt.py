@@ -16,9 +16,11 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import TypeAlias
 
+from typing_extensions import assert_never
+
 from onceflow.core import errors
 from onceflow.core.crash_points import reach
-from onceflow.core.errors import CommitFailed, SlotLost, StorageError
+from onceflow.core.errors import CommitFailed, MessageCorrupt, SlotLost, StorageError
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.decisions import (
     AbortSavepoint,
@@ -85,6 +87,7 @@ from onceflow.core.runtime.messages import (
     Failed,
     GloballyCommitted,
     Heartbeat,
+    Hello,
     Running,
     Shutdown,
     SlotClosed,
@@ -280,29 +283,38 @@ class Attempt:
         match event:
             case SlotConnected(link):
                 self._admit(link)
-            case SlotSaid(attempt, slot, message) if attempt == self._plan.attempt:  # I7
+            case SlotSaid() | SlotGone() | SlotsEnded():
+                if event.attempt == self._plan.attempt:  # I7
+                    self._on_slot(event)
+            case CheckpointRequested() | SavepointRequested() | CancelRequested():
+                self._on_request(event)
+            case DiscoveryAnswered():
+                self._on_discovered(event)
+            case AppendEnded() | GlobalCommitEnded() | SavepointWritten():
+                if event.attempt == self._plan.attempt:
+                    self._on_ended(event)
+            case RecoveryEnded():
+                pass  # it has woken who waits for it
+            case _:
+                assert_never(event)
+
+    def _on_slot(self, event: SlotSaid | SlotGone | SlotsEnded) -> None:
+        match event:
+            case SlotSaid(_, slot, message):
                 self._slots.heard(slot, time.monotonic())
                 self._on_message(slot, message)
-            case SlotGone(slot, attempt, reason) if attempt == self._plan.attempt:
+            case SlotGone(slot, _, reason):
                 if slot in self._slots:
                     self._publish(SlotLeft(slot, reason))
                     raise SlotLost(f"slot {slot} is lost: {reason}")
-            case SlotsEnded(attempt, error) if attempt == self._plan.attempt:
+            case SlotsEnded(_, error):
                 raise error
-            case CheckpointRequested() | SavepointRequested() | CancelRequested():
-                self._on_request(event)
-            case SavepointWritten() if event.attempt == self._plan.attempt:
-                self._on_savepoint(event)
-            case DiscoveryAnswered():
-                self._on_discovered(event)
-            case AppendEnded() | GlobalCommitEnded() if event.attempt == self._plan.attempt:
-                self._on_ended(event)
-            case _:
-                pass  # of an older attempt; or `RecoveryEnded`, which has woken who waits for it
 
-    def _on_ended(self, end: AppendEnded | GlobalCommitEnded) -> None:
+    def _on_ended(self, end: AppendEnded | GlobalCommitEnded | SavepointWritten) -> None:
         if isinstance(end, AppendEnded):
             self._on_appended(end)
+        elif isinstance(end, SavepointWritten):
+            self._on_savepoint(end)
         elif end.error is not None:
             raise end.error
         elif coordinator := self._listening():
@@ -322,8 +334,7 @@ class Attempt:
             self._deferred.append(request)
         elif isinstance(request, CheckpointRequested):
             self._carry_out(coordinator.request(request.kind, time.monotonic()))
-        else:
-            self._context.savepoints.begun(request.request)
+        elif self._context.savepoints.begin(request.request):
             self._carry_out(coordinator.request_savepoint(request.request, time.monotonic()))
 
     def _on_savepoint_decision(self, decision: WriteSavepoint | AbortSavepoint) -> None:
@@ -378,8 +389,6 @@ class Attempt:
             self._publish(SlotJoined(hello.slot, hello.pid, hello.parent_pid, hello.host))
 
     def _on_message(self, slot: int, message: SlotMessage) -> None:
-        now_s = time.monotonic()
-        coordinator = self._listening()
         match message:
             case Running():
                 self._on_running(slot, message.dropped)
@@ -390,8 +399,23 @@ class Attempt:
                 self._publish(_report_of(message))
             case SlotClosed():
                 self._remove(slot)
-            case _ if coordinator is None:
-                self._deferred.append(SlotSaid(self._plan.attempt, slot, message))
+            case Acked() | Declined() | CommittedThrough() | SourceExhausted():
+                if coordinator := self._listening():
+                    self._tell_coordinator(coordinator, message)
+                else:
+                    self._deferred.append(SlotSaid(self._plan.attempt, slot, message))
+            case Hello():
+                raise MessageCorrupt(f"slot {slot} says Hello on a stream that it has opened")
+            case _:
+                assert_never(message)
+
+    def _tell_coordinator(
+        self,
+        coordinator: CheckpointCoordinator,
+        message: Acked | Declined | CommittedThrough | SourceExhausted,
+    ) -> None:
+        now_s = time.monotonic()
+        match message:
             case Acked(checkpoint, snapshot):
                 self._publish(CheckpointAcked(checkpoint, snapshot.subtask, snapshot.timings))
                 self._carry_out(coordinator.acked(self._plan.attempt, checkpoint, snapshot, now_s))
@@ -404,8 +428,6 @@ class Attempt:
                 self._carry_out(coordinator.committed(subtask, checkpoint, now_s))
             case SourceExhausted(subtask):
                 self._carry_out(coordinator.source_exhausted(subtask, now_s))
-            case _:
-                pass
 
     def _on_running(self, slot: int, dropped: tuple[str, ...]) -> None:
         self._running.add(slot)
@@ -524,17 +546,42 @@ class Attempt:
             except queue.Empty:
                 continue
             match event:
-                case SlotSaid(slot=slot, message=SlotClosed()) | SlotGone(slot):
+                case SlotSaid(slot=slot, message=message):
+                    self._on_last_word(slot, message)
+                case SlotGone(slot):
                     self._remove(slot)
-                case SlotSaid(message=Heartbeat() as last):
-                    self._publish(_report_of(last))
-                case SlotSaid(message=Acked() as late):
-                    self._on_message(event.slot, late)
                 case SlotsEnded():
                     self._events.put(event)
                     return
+                case CheckpointRequested() | SavepointRequested() | CancelRequested():
+                    pass  # whoever asks hears that the job has ended
+                case (
+                    SlotConnected()
+                    | SavepointWritten()
+                    | RecoveryEnded()
+                    | DiscoveryAnswered()
+                    | AppendEnded()
+                    | GlobalCommitEnded()
+                ):
+                    pass  # the job is done without it
                 case _:
-                    pass
+                    assert_never(event)
+
+    def _on_last_word(self, slot: int, message: SlotMessage) -> None:
+        """Take in what a slot says when the job is done."""
+        match message:
+            case SlotClosed():
+                self._remove(slot)
+            case Heartbeat():
+                self._publish(_report_of(message))
+            case Acked():
+                self._on_message(slot, message)
+            case Hello() | Running() | Declined() | CommittedThrough() | SourceExhausted():
+                pass
+            case Failed():
+                pass  # all of its commits are confirmed
+            case _:
+                assert_never(message)
 
 
 def _report_of(beat: Heartbeat) -> SlotReported:

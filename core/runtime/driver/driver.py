@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from typing_extensions import assert_never
+
 from onceflow.core.config import Checkpointing, Endpoint, RuntimeSettings, TlsFiles
 from onceflow.core.errors import Fenced, OnceflowError, StorageError
 from onceflow.core.graph import Graph
@@ -32,15 +34,21 @@ from onceflow.core.protocol.restart import (
 from onceflow.core.protocol.savepoints import seeded
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.splits import default_max_parallelism
+from onceflow.core.protocol.target_records import newest_attempt, require_not_behind
 from onceflow.core.runtime.cluster.cluster import Cluster, RunningSlots
 from onceflow.core.runtime.driver.attempt import Attempt
 from onceflow.core.runtime.driver.attempt_context import (
+    AppendEnded,
     AttemptContext,
     AttemptEvent,
     CancelRequested,
     CheckpointRequested,
+    DiscoveryAnswered,
+    GlobalCommitEnded,
     JobCancelled,
+    RecoveryEnded,
     SavepointRequested,
+    SavepointWritten,
     SlotsEnded,
 )
 from onceflow.core.runtime.driver.checkpoint_deletion import delete_checkpoints
@@ -61,10 +69,13 @@ from onceflow.core.runtime.driver.restore import (
     check_max_parallelism,
     check_operators,
     check_others,
+    check_settings,
     check_sinks,
+    find_changed_operators,
     operators_left,
     without_in_flight,
 )
+from onceflow.core.runtime.driver.run_recorder import RunRecorder
 from onceflow.core.runtime.driver.savepoint_restore import RestoreFrom, SavepointRestore
 from onceflow.core.runtime.driver.savepoints import AskedSavepoint, Savepoints
 from onceflow.core.runtime.driver.sink_recovery import SinkRecovery
@@ -75,7 +86,12 @@ from onceflow.core.runtime.driver.stop_signals import STOP_SIGNALS
 from onceflow.core.runtime.messages import fingerprint_of
 from onceflow.core.runtime.slot.context import AttemptPlan
 from onceflow.core.runtime.slot.program import Program, pickled_program
-from onceflow.core.runtime.transport.control_plane import ControlServer
+from onceflow.core.runtime.transport.control_plane import (
+    ControlServer,
+    SlotConnected,
+    SlotGone,
+    SlotSaid,
+)
 from onceflow.core.runtime.transport.credentials import (
     Credentials,
     TlsIdentity,
@@ -86,6 +102,7 @@ from onceflow.core.runtime.transport.credentials import (
 from onceflow.core.spi import GlobalSink, Sink
 from onceflow.core.state import StateBackend
 from onceflow.core.storage import ClaimedLog, JobStorage
+from onceflow.core.storage.filesystem import StorageRefused
 
 _log = logging.getLogger("onceflow.runtime.driver")
 
@@ -133,6 +150,7 @@ class JobDriver:
             self._storage,
             plan.checkpointing.savepoints,
             plan.backend.native_form,
+            plan.checkpointing.settings().timeout_s,
         )
         self._restore = (
             None
@@ -141,6 +159,7 @@ class JobDriver:
                 plan.restore, self._described, self._storage, plan.backend.native_form
             )
         )
+        self._recorder = RunRecorder(self._storage)
         self._tracker = StatusTracker(plan.name, plan.listeners)
         self._endpoint = (
             None
@@ -153,6 +172,8 @@ class JobDriver:
         """When the attempt failed whose slots were then waited for."""
         self._cancelled_by_request = False
         self._log: ClaimedLog | None = None
+        self._targets_agree = False
+        """Whether the targets were asked, by the first attempt that could."""
         self._restarts: RestartTracker = plan.restart.tracker(random.Random())  # noqa: S311 - jitter
         self._error: BaseException | None = None
         self._ended = threading.Event()
@@ -248,6 +269,7 @@ class JobDriver:
     def _main(self) -> None:
         try:
             finished = self._attempts()
+            self._savepoints.add_proofs()
             if finished:
                 self._tell_sources()
             end = JobEnded(JobState.FINISHED if finished else JobState.STOPPED)
@@ -265,6 +287,7 @@ class JobDriver:
             ended = self._tracker.status
             why = f": {ended.last_error}" if ended.state is JobState.FAILED else ""
             self._savepoints.job_ended(f"the job has {ended.state.value}{why}")
+            self._recorder.end(ended.state, ended.attempt, ended.last_error)
             if self._endpoint is not None:
                 self._endpoint.close()
             self._ended.set()
@@ -310,7 +333,7 @@ class JobDriver:
                 raise
             except OnceflowError as error:
                 self._check_owned()
-                if error.retry == "never":
+                if error.retry == "never" or self._is_refused_at_start(error):
                     raise
                 self._cluster.check_alive()
                 now = time.monotonic()
@@ -335,15 +358,18 @@ class JobDriver:
         self._cluster.check_alive()
         plan, storage = self._plan, self._storage
         log = self._log = self._claim()
+        self._recorder.begin()
         if self._endpoint is not None:
             self._endpoint.serve()
         for _, source in plan.graph.sources():
             source.validate()
+        log = self._log = self._agree_with_targets(log)
         view, max_parallelism = self._restore_point(log)
         restored = view.completed[-1]
         storage.sweep(view, log.attempt)
         self._tracker.publish(AttemptBegan(log.attempt, restored.checkpoint))
-        if left := operators_left(plan.graph, restored):
+        changed = find_changed_operators(plan.graph, restored)
+        if left := (*operators_left(plan.graph, restored), *changed):
             state = tuple(f"the state of operator {uid!r}" for uid in left)
             self._tracker.publish(StateDropped(state))
         token, (own_tls, slot_tls) = new_token(), self._tls()
@@ -409,6 +435,40 @@ class JobDriver:
         owner = f"{socket.gethostname()}:{os.getpid()}"
         return storage.log.claim(owner, sinks, savepoint, check_left)
 
+    def _is_refused_at_start(self, error: OnceflowError) -> bool:
+        """Whether storage has refused the first claim: nothing runs yet, and no restart helps.
+
+        Later it may be a right or a key that is being changed, which a restart outlives.
+        """
+        return self._log is None and isinstance(error, StorageRefused)
+
+    def _agree_with_targets(self, log: ClaimedLog) -> ClaimedLog:
+        """Return the log, which knows all that the targets have; before anything is decided.
+
+        Claimed anew where a target has seen an attempt of that number, from other storage.
+
+        Raises:
+            StorageBehind: A target has committed what the log does not know.
+            SavepointRefused: ... or the savepoint does not.
+        """
+        if self._targets_agree:
+            return log
+        recovery = self._sink_recovery(log)
+        try:
+            records = recovery.ask_targets()
+        finally:
+            recovery.close()
+        if self._restore is not None:
+            all_tell = len(records) == recovery.target_count
+            self._restore.check_targets(log.view, records, all_tell=all_tell)
+        else:
+            require_not_behind(log.view, records, str(self._storage.log))
+        newest = newest_attempt(records)
+        if newest >= log.attempt:
+            log = log.claim_above(newest)
+        self._targets_agree = True
+        return log
+
     def _check_owned(self) -> None:
         """Raise Fenced when another driver owns the job: what fails an attempt follows from that.
 
@@ -463,6 +523,7 @@ class JobDriver:
             check_max_parallelism(restored, max_parallelism)
             if not plan.allow_non_restored_state:
                 check_operators(plan.graph, restored)
+                check_settings(plan.graph, restored)
             restored = self._without_ignored(restored, log)
             check_in_flight(plan.graph, restored)
             grown = with_discovered_splits(plan.graph, restored, log.attempt, now_ms)
@@ -500,6 +561,7 @@ class JobDriver:
             next_checkpoint=view.next_checkpoint,
             now_s=now_s,
             wall_ms=_wall_ms,
+            makes_last_rows=self._plan.graph.makes_last_rows(),
             committers=frozenset(
                 committer_ref(operator.uid)
                 for operator, work in self._plan.graph.sinks()
@@ -526,22 +588,40 @@ class JobDriver:
                 event = self._events.get_nowait()
             except queue.Empty:
                 break
-            if isinstance(event, (CheckpointRequested, SavepointRequested, CancelRequested)):
-                kept.append(event)
+            match event:
+                case CheckpointRequested() | SavepointRequested() | CancelRequested():
+                    kept.append(event)
+                case (
+                    SlotConnected()
+                    | SlotSaid()
+                    | SlotGone()
+                    | SlotsEnded()
+                    | SavepointWritten()
+                    | RecoveryEnded()
+                    | DiscoveryAnswered()
+                    | AppendEnded()
+                    | GlobalCommitEnded()
+                ):
+                    pass  # of the attempt that has ended
+                case _:
+                    assert_never(event)
         for event in kept:
             self._events.put(event)
 
     def _tls(self) -> tuple[TlsIdentity | None, TlsIdentity | TlsFiles | None]:
         """Return what the driver shows, and what its slots are to show."""
-        match self._plan.settings.tls:
+        setting = self._plan.settings.tls
+        match setting:
             case TlsFiles() as files:
                 return identity_in(files), files
             case "on":
                 return drawn_identities()
-            case "auto" if not self._cluster.is_local:
-                return drawn_identities()
-            case _:
+            case "auto":
+                return (None, None) if self._cluster.is_local else drawn_identities()
+            case "off":
                 return None, None
+            case _:
+                assert_never(setting)
 
 
 def _text_of(error: BaseException) -> str:

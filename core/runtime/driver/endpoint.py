@@ -12,22 +12,22 @@ import logging
 import os
 import secrets
 import socket
+import ssl
 import stat
 import threading
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from onceflow.core.config import Endpoint
 from onceflow.core.errors import ConfigError
-from onceflow.core.runtime.driver.job_api import BODY_BYTES_MAX, ControlledJob, JobApi
+from onceflow.core.runtime.driver.http_server import HttpServer
+from onceflow.core.runtime.driver.job_api import ControlledJob, JobApi
 from onceflow.core.runtime.driver.listeners import JobListener
 from onceflow.core.storage.driver_address import AddressFiles, DriverAddress
 
 TOLD_TIMEOUT_S = 2.0
 """How long an ended job waits for those who asked for something to hear how that ended."""
-THREADS, THREADS_MAX = 2, 16
-IDLE_TIMEOUT_S = 10
 
 _log = logging.getLogger("onceflow.runtime.endpoint")
 
@@ -54,7 +54,7 @@ class EndpointServer:
         self._files = files
         self._instance = secrets.token_hex(8)
         self._api: JobApi | None = None
-        self._server: Any = None
+        self._server: HttpServer | None = None
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closing = threading.Lock()
@@ -80,8 +80,7 @@ class EndpointServer:
             if self._api is not None and server is not None:
                 self._api.await_told(TOLD_TIMEOUT_S)
                 self._files.remove(self._instance)
-                with contextlib.suppress(Exception):
-                    server.stop()
+                server.close()
         atexit.unregister(self.close)
 
     def _run(self) -> None:
@@ -89,14 +88,14 @@ class EndpointServer:
             token, kept_elsewhere = self._token()
             self._api = api = JobApi(self._job, self._instance, token)
             self._job.add_listener(api.on_event)
-            server = self._prepared(api)
+            server = HttpServer(self._settings.host, self._settings.port, api, self._tls())
             with self._lock:
                 if self._closed:
-                    server.stop()
+                    server.close()
                     return
                 self._server = server
+                server.start(f"endpoint of job {self._job.name}")
                 self._files.write(self._address(server), None if kept_elsewhere else token)
-            server.serve()
         except Exception as error:
             if not self._closed:
                 _log.warning(
@@ -107,29 +106,15 @@ class EndpointServer:
                     error,
                 )
 
-    def _prepared(self, api: JobApi) -> Any:
-        """Return the server, listening; its threads are daemons as this one is."""
-        from cheroot.ssl.builtin import BuiltinSSLAdapter
-        from cheroot.wsgi import Server
+    def _tls(self) -> ssl.SSLContext | None:
+        if (files := self._settings.tls) is None:
+            return None
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(files.certificate, files.key)
+        return context
 
-        settings = self._settings
-        server: Any = Server(
-            (settings.host, settings.port),
-            api,
-            numthreads=THREADS,
-            max=THREADS_MAX,
-            timeout=IDLE_TIMEOUT_S,
-            shutdown_timeout=1,
-        )
-        server.max_request_body_size = BODY_BYTES_MAX
-        server.error_log = lambda msg="", level=20, traceback=False: _log.debug("%s", msg)
-        if settings.tls is not None:
-            server.ssl_adapter = BuiltinSSLAdapter(settings.tls.certificate, settings.tls.key)
-        server.prepare()
-        return server
-
-    def _address(self, server: Any) -> DriverAddress:
-        settings, port = self._settings, server.bind_addr[1]
+    def _address(self, server: HttpServer) -> DriverAddress:
+        settings, port = self._settings, server.port
         scheme = "http" if settings.tls is None else "https"
         host = settings.host
         if host in {"0.0.0.0", "::"}:  # noqa: S104 - compared, not bound

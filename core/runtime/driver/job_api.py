@@ -1,4 +1,4 @@
-"""What the driver answers over HTTP, as a WSGI application: JSON in, JSON out.
+"""What the driver answers over HTTP: JSON in, JSON out.
 
     GET  /v1/status  /v1/checkpoints  /v1/subtasks  /v1/events?after=N
     GET  /v1/state?uid=U&state=S&key=K   of the last completed checkpoint; key= once a key column
@@ -8,9 +8,11 @@
 What is asked for by POST goes on when nobody waits for it: the answer names an operation, whose
 state is `pending`, `done` or `failed`. Every request shows the token, and names the driver's
 instance if it knows it: after a crash another driver, or another job, may listen at the address.
+A POST may carry a deadline.
 Answers are 200 and 202, or `{"error": …}` with 400 (a bad request), 401 (no token, or an old one),
-404, 405, 409 (the job cannot do that now), 413 and 421 (another instance). Runs on the server's
-threads; nothing here waits for the job.
+404, 405, 409 (the job cannot do that now), 410 (read after its deadline), 421 (another instance),
+and the server's own: 408, 413 and 431. Runs on the server's threads; nothing here waits for the
+job.
 """
 
 from __future__ import annotations
@@ -20,28 +22,32 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, fields
+from functools import partial
+from http import HTTPStatus
 from typing import Any, Protocol, TypeVar
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
 
 from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.protocol.decisions import CheckpointKind, StateForm
+from onceflow.core.runtime.driver.http_server import Request, Response
 from onceflow.core.runtime.driver.job_events import JobEvent, JobState
 from onceflow.core.runtime.driver.savepoints import AskedSavepoint
 from onceflow.core.runtime.driver.state_lookup import StateAnswer, keys_meant
 from onceflow.core.runtime.driver.status import JobStatus
 
 INSTANCE_HEADER = "Onceflow-Instance"
-BODY_BYTES_MAX = 64 * 1024
+DEADLINE_HEADER = "Onceflow-Deadline"
+"""Unix time in milliseconds. What a POST asks for is not done when it is read after that: a driver
+that was frozen does not carry out what its client has given up."""
 EVENTS_KEPT = 1_000
 OPERATIONS_KEPT = 1_000
 
-StartResponse = Callable[[str, list[tuple[str, str]]], object]
 _Body = TypeVar("_Body")
 
 
@@ -72,7 +78,7 @@ class ControlledJob(Protocol):
 
 
 class _Refused(Exception):
-    def __init__(self, status: str, text: str) -> None:
+    def __init__(self, status: HTTPStatus, text: str) -> None:
         super().__init__(text)
         self.status = status
 
@@ -104,18 +110,6 @@ class _Operation:
     """Set once somebody has been sent how it ended."""
 
 
-class _Sent(list[bytes]):
-    """A body; the server closes it when it is sent."""
-
-    def __init__(self, body: bytes, told: list[_Operation]) -> None:
-        super().__init__([body])
-        self._told = told
-
-    def close(self) -> None:
-        for operation in self._told:
-            operation.told.set()
-
-
 class JobApi:
     """One driver's application. Any number of threads."""
 
@@ -143,42 +137,57 @@ class JobApi:
         for operation in operations:
             operation.told.wait(max(0.0, deadline - time.monotonic()))
 
-    def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        """Answer one request."""
-        told: list[_Operation] = []
-        try:
-            status, answer = self._answer(environ, told)
-        except _Refused as refused:
-            status, answer = refused.status, {"error": str(refused)}
-        except ConfigError as error:
-            status, answer = "400 Bad Request", {"error": str(error)}
-        except OnceflowError as error:
-            status, answer = "409 Conflict", {"error": str(error)}
-        body = msgspec.json.encode(answer, enc_hook=str)
-        headers = [
-            ("Content-Type", "application/json"),
-            ("Content-Length", str(len(body))),
-            ("Cache-Control", "no-store"),
-            (INSTANCE_HEADER, self._instance),
-        ]
-        if status.startswith("401"):
-            headers.append(("WWW-Authenticate", "Bearer"))
-        start_response(status, headers)
-        return _Sent(body, told)
+    def refuse(self, head: Request) -> Response | None:
+        """Return the answer to whoever does not mean this driver, or may not ask it."""
+        meant = head.headers.get(INSTANCE_HEADER.lower(), self._instance)
+        if meant != self._instance:
+            another = "another driver answers here now"
+            return self.explain(HTTPStatus.MISDIRECTED_REQUEST, another)
+        given = head.headers.get("authorization", "").encode("utf-8", "replace")
+        if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+            what_is_missing = "show the token: Authorization: Bearer …"
+            return self.explain(HTTPStatus.UNAUTHORIZED, what_is_missing)
+        return None
 
-    def _answer(self, environ: dict[str, Any], told: list[_Operation]) -> tuple[str, object]:
-        """Return status and answer; add to `told` what has ended, if the answer says so."""
-        self._check(environ)
-        method, path = str(environ["REQUEST_METHOD"]), str(environ["PATH_INFO"]).rstrip("/")
+    def answer(self, request: Request) -> Response:
+        """Answer one request that was not refused."""
+        try:
+            return self._answer(request)
+        except _Refused as refused:
+            return self.explain(refused.status, str(refused))
+        except ConfigError as error:
+            return self.explain(HTTPStatus.BAD_REQUEST, str(error))
+        except OnceflowError as error:
+            return self.explain(HTTPStatus.CONFLICT, str(error))
+
+    def explain(self, status: HTTPStatus, reason: str) -> Response:
+        """Return an answer that says what is wrong with a request."""
+        return self._respond(status, {"error": reason})
+
+    def _respond(
+        self, status: HTTPStatus, answer: object, sent: Callable[[], None] = lambda: None
+    ) -> Response:
+        headers = {
+            "Content-Type": "application/json",
+            "Cache-Control": "no-store",
+            INSTANCE_HEADER: self._instance,
+        }
+        if status is HTTPStatus.UNAUTHORIZED:
+            headers["WWW-Authenticate"] = "Bearer"
+        return Response(status, msgspec.json.encode(answer, enc_hook=str), headers, sent)
+
+    def _answer(self, request: Request) -> Response:
+        target = urlsplit(request.target)
+        path, query = unquote(target.path).rstrip("/"), target.query
         name = path.removeprefix("/v1/")
         if name.startswith("operations/"):
-            return "200 OK", self._operation(name.removeprefix("operations/"), told)
+            return self._operation(name.removeprefix("operations/"))
         reads: dict[str, Callable[[], object]] = {
             "status": self._status,
             "checkpoints": self._checkpoints,
             "subtasks": lambda: {"slots": self._job.status().slots},
-            "events": lambda: self._events_after(str(environ.get("QUERY_STRING", ""))),
-            "state": lambda: self._state(str(environ.get("QUERY_STRING", ""))),
+            "events": partial(self._events_after, query),
+            "state": partial(self._state, query),
         }
         asks: dict[str, Callable[[bytes], object]] = {
             "checkpoint": self._checkpoint,
@@ -187,23 +196,17 @@ class JobApi:
             "cancel": self._cancel,
         }
         if not path.startswith("/v1/") or name not in {*reads, *asks}:
-            raise _Refused("404 Not Found", f"there is no {path}; see {', '.join((*reads, *asks))}")
-        if method != ("GET" if name in reads else "POST"):
-            raise _Refused("405 Method Not Allowed", f"{path} does not take {method}")
+            known = ", ".join((*reads, *asks))
+            raise _Refused(HTTPStatus.NOT_FOUND, f"there is no {path}; see {known}")
+        if request.method != ("GET" if name in reads else "POST"):
+            not_taken = f"{path} does not take {request.method}"
+            raise _Refused(HTTPStatus.METHOD_NOT_ALLOWED, not_taken)
         if read := reads.get(name):
-            return "200 OK", read()
-        if self._job.status().state.ended:
-            raise _Refused("409 Conflict", f"the job has {self._job.status().state.value}")
-        return "202 Accepted", asks[name](_body_of(environ))
-
-    def _check(self, environ: dict[str, Any]) -> None:
-        """Refuse whoever does not mean this driver, or may not ask it."""
-        meant = environ.get("HTTP_" + INSTANCE_HEADER.upper().replace("-", "_"), self._instance)
-        if meant != self._instance:
-            raise _Refused("421 Misdirected Request", "another driver answers here now")
-        given = str(environ.get("HTTP_AUTHORIZATION", "")).encode("utf-8", "replace")
-        if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
-            raise _Refused("401 Unauthorized", "show the token: Authorization: Bearer …")
+            return self._respond(HTTPStatus.OK, read())
+        _check_deadline(request)
+        if (state := self._job.status().state).ended:
+            raise _Refused(HTTPStatus.CONFLICT, f"the job has {state.value}")
+        return self._respond(HTTPStatus.ACCEPTED, asks[name](request.body or b"{}"))
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -211,6 +214,7 @@ class JobApi:
         status = self._job.status()
         told = (field.name for field in fields(status) if field.name != "tally")
         return {name: getattr(status, name) for name in told} | {
+            "summary": str(status),
             "records_in": status.records_in,
             "rejected": status.rejected,
             "sinks": status.sinks,
@@ -231,7 +235,7 @@ class JobApi:
         try:
             after = int(parse_qs(query).get("after", ["0"])[0])
         except ValueError:
-            raise _Refused("400 Bad Request", "after=N: N is the number of an event") from None
+            raise _Refused(HTTPStatus.BAD_REQUEST, "after=N: N is the number of an event") from None
         with self._lock:
             found = [(number, event) for number, event in self._events if number > after]
             last = self._events_seen
@@ -246,27 +250,28 @@ class JobApi:
     def _state(self, query: str) -> object:
         asked = parse_qs(query, keep_blank_values=True)
         if unknown := sorted(set(asked) - {"uid", "state", "key"}):
-            raise _Refused("400 Bad Request", f"there is no {unknown[0]}=: uid=, state=, key=")
+            raise _Refused(HTTPStatus.BAD_REQUEST, f"there is no {unknown[0]}=: uid=, state=, key=")
         if len(asked.get("uid", ())) != 1 or not asked.get("key"):
-            raise _Refused("400 Bad Request", "say uid= and key=, the key once a column")
+            raise _Refused(HTTPStatus.BAD_REQUEST, "say uid= and key=, the key once a column")
         state = asked["state"][0] if "state" in asked else None
         return self._job.look_up(asked["uid"][0], state, keys_meant(asked["key"]))
 
-    def _operation(self, name: str, told: list[_Operation]) -> object:
+    def _operation(self, name: str) -> Response:
         operation = self._operations.get(name)
         if operation is None:
-            raise _Refused("404 Not Found", f"there is no operation {name}")
-        answer = operation.answer(self._job.status())
-        state, text = answer or ("pending", "")
-        if answer is not None:
-            told.append(operation)
-        return {
+            raise _Refused(HTTPStatus.NOT_FOUND, f"there is no operation {name}")
+        outcome = operation.answer(self._job.status())
+        state, text = outcome or ("pending", "")
+        answer = {
             "operation": name,
             "what": operation.what,
             "state": state,
             "place": operation.place,
             "error" if state == "failed" else "result": text,
         }
+        if outcome is None:
+            return self._respond(HTTPStatus.OK, answer)
+        return self._respond(HTTPStatus.OK, answer, operation.told.set)
 
     # --- asking ----------------------------------------------------------------------------------
 
@@ -337,6 +342,23 @@ def _outcome(done: Future[str]) -> tuple[str, str] | None:
     return ("failed", str(error)) if error is not None else ("done", done.result())
 
 
+def _check_deadline(request: Request) -> None:
+    """Raise _Refused unless the request carries no deadline, or one that has not passed."""
+    text = request.headers.get(DEADLINE_HEADER.lower())
+    if text is None:
+        return
+    if not text.isdecimal():
+        reason = f"{DEADLINE_HEADER}: {text[:40]!r} is not a Unix time in milliseconds"
+        raise _Refused(HTTPStatus.BAD_REQUEST, reason)
+    late_s = time.time() - int(text) / 1000
+    if late_s > 0:
+        raise _Refused(
+            HTTPStatus.GONE,
+            f"nothing was done: the driver read the request {late_s:.1f} s after its deadline. It"
+            " did not run for that long, or its clock is not the client's. Ask again",
+        )
+
+
 def _has_stopped(status: JobStatus) -> tuple[str, str] | None:
     if status.state is JobState.FAILED:
         return "failed", f"the job has failed: {status.last_error}"
@@ -347,16 +369,6 @@ def _unless_running(status: JobStatus) -> tuple[str, str] | None:
     if not status.state.ended:
         return None
     return "failed", f"the job has {status.state.value}: {status.last_error}".rstrip(": ")
-
-
-def _body_of(environ: dict[str, Any]) -> bytes:
-    try:
-        length = int(environ.get("CONTENT_LENGTH") or 0)
-    except ValueError:
-        raise _Refused("400 Bad Request", "Content-Length is no number") from None
-    if length > BODY_BYTES_MAX:
-        raise _Refused("413 Content Too Large", f"{length} bytes are more than {BODY_BYTES_MAX}")
-    return environ["wsgi.input"].read(length) if length else b"{}"
 
 
 def _parsed(body: bytes, kind: type[_Body]) -> _Body:

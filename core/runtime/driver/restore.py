@@ -36,8 +36,9 @@ from onceflow.core.protocol.snapshots import (
     StateHandle,
 )
 from onceflow.core.protocol.splits import assign_splits, broadcast_copy, owner_of, with_lists
+from onceflow.core.runtime.dataflow.operator_descriptions import describe_operator, find_changes
 from onceflow.core.runtime.dataflow.operators import SPLITS, decode_split
-from onceflow.core.runtime.dataflow.window_operators import EVENT_TIME
+from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME
 from onceflow.core.runtime.messages import RestoredOperator
 from onceflow.core.state.operator_state import mode_of
 
@@ -82,7 +83,7 @@ def _takes(work: Work | None, snapshot: OperatorSnapshot) -> bool:
             | JoinConnected()
             | ProcessBroadcast(key=(_, *_))
         ):
-            return not snapshot.lists
+            return snapshot.lists.keys() <= {EVENT_TIME}
         case ProcessBroadcast() | ProcessRecords():
             return not (snapshot.lists or snapshot.keyed)
         case RunAggregates():
@@ -144,7 +145,34 @@ def check_operators(graph: Graph, restored: CompletedCheckpoint) -> None:
             f"checkpoint {restored.checkpoint} holds state of {', '.join(left)}, and the pipeline"
             f" has no operator that takes it (it has {known}): give it its old uid; or, when its"
             " state is not wanted any more, start with Pipeline(…, allow_non_restored_state=True),"
-            " which drops it and keeps the rest"
+            f" which deletes the state of {', '.join(left)} and keeps the rest"
+        )
+
+
+def find_changed_operators(graph: Graph, restored: CompletedCheckpoint) -> dict[str, list[str]]:
+    """Return what differs of operators whose state in `restored` would be misread, by uid.
+
+    See `operator_descriptions`. One without state has nothing to misread.
+    """
+    changed: dict[str, list[str]] = {}
+    for operator in graph.operators:
+        now = describe_operator(operator)
+        for _, snapshot in restored.operator(operator.uid) if now else ():
+            if changes := find_changes(snapshot.described, now):
+                changed[operator.uid] = changes
+    return changed
+
+
+def check_settings(graph: Graph, restored: CompletedCheckpoint) -> None:
+    """Raise StateIncompatible unless `graph` reads each operator's state as it was written."""
+    changed = find_changed_operators(graph, restored)
+    if changed:
+        what = "; ".join(f"{uid!r}: {', '.join(changes)}" for uid, changes in changed.items())
+        raise StateIncompatible(
+            f"checkpoint {restored.checkpoint} holds state that the pipeline would misread:"
+            f" operator {what}. Start the pipeline with the old settings; or, when this state is"
+            " not wanted any more, start with Pipeline(…, allow_non_restored_state=True), which"
+            " drops it and keeps the rest"
         )
 
 
@@ -231,8 +259,10 @@ def restored_slots(
     """
     operators: list[list[RestoredOperator]] = [[] for _ in range(parallelism)]
     groups = restored.max_parallelism
+    # A start that may drop no state was refused before.
+    dropped = find_changed_operators(graph, restored)
     for operator in graph.operators:
-        old = restored.operator(operator.uid)
+        old = () if operator.uid in dropped else restored.operator(operator.uid)
         match operator.work:
             case ReadFrom():
                 elements = [e for _, o in old for e in o.lists.get(SPLITS, ())]

@@ -7,6 +7,7 @@ copies. From then on nothing reads the savepoint, and every later attempt goes o
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onceflow.core.errors import SavepointRefused, StorageError
@@ -16,15 +17,25 @@ from onceflow.core.protocol.savepoints import (
     Savepoint,
     check_form,
     check_savepoint,
+    check_targets,
     is_restored,
     restored_from,
+    sinks_to_import,
 )
+from onceflow.core.protocol.target_records import TargetRecord, is_set_back, require_not_behind
 from onceflow.core.runtime.driver.job_events import SavepointRestored
 from onceflow.core.runtime.driver.restore import check_max_parallelism
 from onceflow.core.storage import CheckpointStorage, ClaimedLog, JobStorage
-from onceflow.core.storage.descriptions import savepoint_directory
+from onceflow.core.storage.retained_checkpoints import check_not_claimed, restore_point
 
 _log = logging.getLogger("onceflow.runtime.driver")
+
+_GOES_ON = (
+    "job %s has begun from %s before, and goes on from its log, whose last checkpoint is %d; it"
+    " does not go back to the savepoint. Leave from_savepoint out. To begin from it once more, stop"
+    " the job, put every target back to what it was when the savepoint was taken, rows and"
+    " onceflow's own tables together, and start with from_savepoint and allow_rewind=True"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +60,16 @@ class SavepointRestore:
         native_form: str,
     ) -> None:
         self._wanted = wanted
-        self._directory = savepoint_directory(storage, wanted.place)
+        self._directory = restore_point(storage, job_storage, wanted.place)
+        if wanted.claim:
+            check_not_claimed(self._directory)
         self._storage = job_storage
         self._native_form = native_form
         self._savepoint: Savepoint | None = None
+        self._begun_before: Savepoint | None = None
+        """That from which the job has begun already, and gone on."""
         self._last_attempt = AttemptId(0)
+        self._records: Sequence[TargetRecord] = ()
 
     def checked(self, view: LogView) -> Savepoint | None:
         """Return the savepoint that may be restored; None: the job has begun from it already.
@@ -70,13 +86,45 @@ class SavepointRestore:
             if is_restored(view, str(self._directory)):
                 return None
             raise
-        if is_restored(view, str(self._directory), savepoint):
-            _log.info("job %s has begun from %s and goes on", savepoint.job, self._directory)
-            return None
         self._last_attempt = view.attempt
+        if is_restored(view, str(self._directory), savepoint):
+            self._begun_before = savepoint
+            return None
         self._check(savepoint, view)
         self._savepoint = savepoint
         return savepoint
+
+    def check_targets(
+        self, view: LogView, records: Sequence[TargetRecord], *, all_tell: bool
+    ) -> None:
+        """Raise an error unless the job may begin, or go on, with targets that have `records`.
+
+        Runs after the claim, before anything is decided. A job that has begun from the savepoint
+        already goes on from its log; it begins again if it may, and a target was put back.
+
+        Raises:
+            SavepointRefused: A target has committed something since the savepoint.
+            StorageBehind: The job would go on, and a target has more than its log knows.
+        """
+        again = self._begun_before
+        if self._savepoint is None and again is not None:
+            put_back = any(is_set_back(one, view.memory.committed) for one in records)
+            if self._wanted.allow_rewind and put_back:
+                self._check(again, view)
+                self._savepoint = again
+            else:
+                _log.warning(_GOES_ON, again.job, self._directory, view.completed[-1].checkpoint)
+        if self._savepoint is None:
+            require_not_behind(view, records, str(self._storage.log))
+            return
+        check_targets(
+            self._savepoint,
+            view,
+            records,
+            all_tell=all_tell,
+            allow_rewind=self._wanted.allow_rewind,
+        )
+        self._records = records
 
     def begin(
         self, log: ClaimedLog, max_parallelism: int | None, now_ms: int
@@ -97,10 +145,14 @@ class SavepointRestore:
             savepoint.completed, max_parallelism or savepoint.completed.max_parallelism
         )
         self._check(savepoint, log.view)
-        decision = restored_from(savepoint, log.view, attempt=log.attempt, now_ms=now_ms)
+        sinks = sinks_to_import(savepoint, log.view, self._records)
+        self._storage.import_staged(self._directory, savepoint, sinks)
+        decision = restored_from(
+            savepoint, log.view, attempt=log.attempt, now_ms=now_ms, records=self._records
+        )
         decision = self._storage.with_state_of(decision, self._directory.reader())
         place = str(self._directory)
-        log.begins_from(savepoint, place)
+        log.begins_from(savepoint, place, self._records)
         log.append(decision)
         self._savepoint = None
         if self._wanted.claim:

@@ -3,8 +3,9 @@
     asked --given to the coordinator--> under way --written--> done
       +---------------the job ends------------+--aborted, or the attempt ends--> failed
 
-One that is asked for while no attempt runs waits for the next one. One that is under way when an
-attempt ends has failed: its number and its barrier were the attempt's.
+One that is asked for while no attempt runs waits for the next one, and no longer than a checkpoint
+may take: it has failed then, so each request is answered. One that is under way when an attempt
+ends has failed: its number and its barrier were the attempt's.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from onceflow.core.protocol.decisions import (
     StateForm,
     WriteSavepoint,
 )
-from onceflow.core.protocol.savepoints import Savepoint
-from onceflow.core.protocol.snapshots import handles_of
+from onceflow.core.protocol.ids import TransactionId
+from onceflow.core.protocol.log_memory import LogMemory
+from onceflow.core.protocol.savepoints import Savepoint, is_staged_for
+from onceflow.core.protocol.snapshots import CompletedCheckpoint, handles_of
 from onceflow.core.storage import CheckpointStorage, ClaimedLog, JobStorage
 from onceflow.core.storage.descriptions import savepoint_directory
 from onceflow.core.storage.savepoints import SavepointDirectory
@@ -47,7 +50,7 @@ class _Asked:
     directory: SavepointDirectory
     done: Future[str] = field(default_factory=Future[str])
     under_way: bool = False
-    written: bool = False
+    written: Savepoint | None = None
 
 
 class Savepoints:
@@ -60,12 +63,15 @@ class Savepoints:
         storage: JobStorage,
         directory: str | None,
         native_form: str,
+        wait_s: float,
     ) -> None:
+        """`wait_s` is how long a request may wait for an attempt that takes it up."""
         self._job = job
         self._place = place
         self._storage = storage
         self._directory = directory or storage.savepoints
         self._native_form = native_form
+        self._wait_s = wait_s
         self._lock = threading.Lock()
         self._asked: dict[str, _Asked] = {}
 
@@ -83,11 +89,27 @@ class Savepoints:
         asked = _Asked(request, place)
         with self._lock:
             self._asked[request.id] = asked
+        deadline = threading.Timer(self._wait_s, self._give_up, (request,))
+        deadline.daemon = True
+        deadline.start()
+        asked.done.add_done_callback(lambda _: deadline.cancel())
         return AskedSavepoint(request, str(place), asked.done)
 
-    def begun(self, request: SavepointRequest) -> None:
-        """Take in that an attempt has been told."""
-        self._asked[request.id].under_way = True
+    def begin(self, request: SavepointRequest) -> bool:
+        """Return whether an attempt is to take the savepoint: not once it has been given up."""
+        with self._lock:
+            asked = self._asked[request.id]
+            asked.under_way = not asked.done.done()
+            return asked.under_way
+
+    def _give_up(self, request: SavepointRequest) -> None:
+        """Fail the request unless an attempt has taken it up."""
+        with self._lock:
+            asked = self._asked[request.id]
+            if asked.under_way or asked.done.done():
+                return
+            self._fail(asked, f"no attempt has begun it within {self._wait_s:g} s; ask again")
+        _dispose(asked)
 
     def write(self, decision: WriteSavepoint, log: ClaimedLog) -> int:
         """Return the size of the state of the savepoint, all of it durable. Own thread.
@@ -97,16 +119,22 @@ class Savepoints:
             CheckpointCorrupt: A state file is not what was written.
         """
         request, completed = decision.request, decision.completed
+        asked = self._asked[request.id]
+        memory = log.view.memory.until(completed.attempt, completed.checkpoint)
+        # First: proofs of what is committed meanwhile are pruned as checkpoints go on.
+        staged = self._copy_staged(asked, completed, memory)
         savepoint = Savepoint(
             request.id,
             self._job,
             self._storage.log_id,
             request.kind,
             completed,
-            log.view.memory,
+            memory,
             self._native_form if request.form is StateForm.NATIVE else "",
+            staged,
         )
-        self._asked[request.id].directory.write(savepoint, self._storage.reader())
+        asked.directory.write(savepoint, self._storage.reader())
+        asked.written = savepoint
         return sum(handle.size_bytes for handle in handles_of(completed.snapshots))
 
     def place_of(self, request: SavepointRequest) -> str:
@@ -116,7 +144,6 @@ class Savepoints:
     def succeeded(self, request: SavepointRequest) -> None:
         """Take in that the savepoint is whole, and no part of the attempt any more."""
         asked = self._asked[request.id]
-        asked.written = True
         asked.done.set_result(str(asked.directory))
 
     def failed(self, request: SavepointRequest, reason: str) -> None:
@@ -125,12 +152,35 @@ class Savepoints:
             asked = self._asked[request.id]
             if asked.done.done():
                 return
-            what = f"{request.kind.value.replace('_', ' with ')} of job {self._job!r} failed: "
-            asked.done.set_exception(SavepointFailed(f"{what}{reason}"))
-        try:
-            asked.directory.dispose()
-        except StorageError as error:
-            _log.warning("parts of a savepoint that failed stay: %s", error)
+            self._fail(asked, reason)
+        _dispose(asked)
+
+    def _fail(self, asked: _Asked, reason: str) -> None:
+        what = f"{asked.request.kind.value.replace('_', ' with ')} of job {self._job!r}"
+        asked.done.set_exception(SavepointFailed(f"{what} failed: {reason}"))
+
+    def add_proofs(self) -> None:
+        """Add to the savepoint with which the job has stopped what its last commits left as proof.
+
+        Runs once all is committed. Without these proofs the savepoint needs those of the target,
+        and a target may forget them: Kafka does after a week without commits.
+        """
+        for asked in self._asked.values():
+            if asked.written is None or not asked.request.kind.stops_sources:
+                continue
+            try:
+                self._copy_staged(asked, asked.written.completed, asked.written.memory)
+            except OnceflowError as error:
+                place = asked.directory
+                _log.warning("savepoint %s lacks proofs of its last commits: %s", place, error)
+
+    def _copy_staged(
+        self, asked: _Asked, taken: CompletedCheckpoint, memory: LogMemory
+    ) -> tuple[TransactionId, ...]:
+        def is_wanted(transaction: TransactionId) -> bool:
+            return is_staged_for(transaction, taken)
+
+        return self._storage.copy_staged(asked.directory, memory.sinks, is_wanted)
 
     def attempt_ended(self, why: str) -> None:
         """Fail those that are under way."""
@@ -146,6 +196,14 @@ class Savepoints:
     def _open(self) -> Sequence[_Asked]:
         with self._lock:
             return [asked for asked in self._asked.values() if not asked.done.done()]
+
+
+def _dispose(asked: _Asked) -> None:
+    """Delete what there is of a savepoint that has failed."""
+    try:
+        asked.directory.dispose()
+    except StorageError as error:
+        _log.warning("parts of a savepoint that failed stay: %s", error)
 
 
 def text_of(error: BaseException) -> str:

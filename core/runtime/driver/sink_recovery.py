@@ -18,9 +18,10 @@ import pyarrow as pa
 from onceflow.core.errors import (
     CommitFailed,
     CommitOutcomeUnknown,
-    ConfigError,
     DecisionForgotten,
     PreparedTransactionLost,
+    SinkError,
+    StorageBehind,
 )
 from onceflow.core.graph import Graph
 from onceflow.core.protocol.committables import (
@@ -41,6 +42,7 @@ from onceflow.core.protocol.global_commits import (
 )
 from onceflow.core.protocol.recovery import RecoveryPlan, committables_of, plan_recovery
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
+from onceflow.core.protocol.target_records import TargetRecord, require_not_behind
 from onceflow.core.retries import Retries
 from onceflow.core.runtime.driver.job_events import RecoveredSink
 from onceflow.core.spi import (
@@ -92,6 +94,7 @@ class SinkRecovery:
         deadline_s: float,
     ) -> None:
         self._log = log
+        self._log_location = str(storage.log)
         self._deadline_s = deadline_s
         self.step = RecoveryStep("its turn", time.monotonic())
         self._retired = log.view.sinks & retired.keys()
@@ -117,6 +120,37 @@ class SinkRecovery:
                 self._targets.append(target(sink, sink_id, sink_id, None))
         self._committers: dict[str, Committer] = {}
         self._global: dict[str, GlobalCommitter] = {}
+
+    def ask_targets(self) -> tuple[TargetRecord, ...]:
+        """Return what each target records of its sink id; none of one that does not tell.
+
+        Raises:
+            ConfigError: Another job owns a sink id.
+            SinkError: A target cannot be asked now.
+        """
+        records: list[TargetRecord] = []
+        for target in self._targets:
+            self._begin(f"what the target of sink {target.context.uid} has committed")
+            record = self._record_of(target)
+            if record is not None:
+                records.append(record)
+        return tuple(records)
+
+    @property
+    def target_count(self) -> int:
+        """How many sinks there are, retired ones among them."""
+        return len(self._targets)
+
+    def _record_of(self, target: _Target) -> TargetRecord | None:
+        sink_id, view = target.context.sink_id, self._log.view
+        if not isinstance(target.sink, GlobalSink):
+            return target.sink.target_record(target.context)
+        if not (view.decided and sink_id in view.sinks):
+            return None  # it may not have been opened yet: `recover` asks
+        try:
+            return TargetRecord(sink_id, through=self._global_committer(target).committed_through())
+        except SinkError:
+            return None
 
     def open(self) -> None:
         """Return when every sink can be written; creates tables and fences older attempts.
@@ -145,7 +179,10 @@ class SinkRecovery:
             PreparedTransactionLost: A decided transaction is gone without having been committed.
             CommitFailed: A sink did not answer in time; the next attempt tries again.
             DecisionForgotten: Something is in doubt of which the log knows nothing any more.
+            StorageBehind: A target has committed what the log does not know.
         """
+        # Once more: until the sinks were opened, a driver in other storage could commit.
+        require_not_behind(self._log.view, self.ask_targets(), self._log_location)
         counts: list[RecoveredSink] = []
         for target in self._targets:
             if isinstance(target.sink, GlobalSink):
@@ -221,9 +258,11 @@ class SinkRecovery:
             memory=self._log.view.memory,
         )
         if plan.ahead:
-            raise ConfigError(
-                f"{plan.ahead}: a newer attempt, or another job, has committed under this sink id,"
-                " or the log is an older copy. Give the sink another id, or the job its own log"
+            raise StorageBehind(
+                f"{plan.ahead}: the log in {self._log_location} is an older copy, the job has gone"
+                " on in other storage, or another job writes under this sink id. Nothing was"
+                " written. Start the job in the storage in which it ran last. If that is gone for"
+                " good, see 'Storage that is behind its target' in docs/operations.md"
             )
         if plan.behind:
             raise PreparedTransactionLost(f"{plan.behind}. docs/operations.md says what to do")

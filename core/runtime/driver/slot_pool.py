@@ -9,11 +9,7 @@ from collections.abc import Iterator
 from onceflow.core import errors
 from onceflow.core.errors import ConfigError, OnceflowError, SlotFailed, SlotLost
 from onceflow.core.protocol.ids import AttemptId
-from onceflow.core.runtime.driver.attempt_context import (
-    AttemptEvent,
-    CancelRequested,
-    CheckpointRequested,
-)
+from onceflow.core.runtime.driver.attempt_context import AttemptEvent
 from onceflow.core.runtime.messages import DriverMessage, Failed, Heartbeat, Shutdown
 from onceflow.core.runtime.slot.context import AttemptPlan, versions
 from onceflow.core.runtime.transport.control_plane import SlotGone, SlotLink
@@ -126,24 +122,21 @@ def cause_of(
     """Return why an attempt fails in which a slot reports `failed`; takes from `events`.
 
     A slot that loses a channel may say so before the end of the slot at its other side is noticed,
-    which is what happened: a short wait for that. What the user asks for meanwhile stays asked.
+    which is what happened: a short wait for that. All else that comes meanwhile is put back, in its
+    order, for the end of the attempt to decide about: what the user asks for stays asked.
     """
     error = slot_error(failed)
     deadline = time.monotonic() + (_CAUSE_S if isinstance(error, SlotLost) else 0.0)
-    asked: list[AttemptEvent] = []
+    others: list[AttemptEvent] = []
     while (left_s := deadline - time.monotonic()) > 0:
         try:
             event = events.get(timeout=left_s)
         except queue.Empty:
             break
-        match event:
-            case SlotGone(slot, of, reason) if of == attempt and slot != failed.slot:
-                error = SlotLost(f"slot {slot} is lost: {reason}. Of it, {error}")
-                break
-            case CheckpointRequested() | CancelRequested():
-                asked.append(event)
-            case _:
-                pass
-    for event in asked:
+        others.append(event)
+        if isinstance(event, SlotGone) and event.attempt == attempt and event.slot != failed.slot:
+            error = SlotLost(f"slot {event.slot} is lost: {event.reason}. Of it, {error}")
+            break
+    for event in others:
         events.put(event)
     return error

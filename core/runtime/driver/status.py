@@ -264,6 +264,19 @@ class JobStatus:
     """By source, how far its splits are read at the last checkpoint, and how far they go."""
     tally: _Tally = field(default=_Tally(), repr=False)
 
+    def __str__(self) -> str:
+        """Return one line for people; `repr` has every field."""
+        committed = sum(sink.rows_committed for sink in self.sinks)
+        in_doubt = sum(sink.prepared for sink in self.sinks)
+        last = self.last_checkpoint
+        newest = f"{last.checkpoint} in {last.duration_ms:.0f} ms" if last else "none yet"
+        error = f"; last error: {self.last_error}" if self.last_error else ""
+        return (
+            f"{self.job}: {self.state.value}, attempt {self.attempt}, {self.records_in} records"
+            f" read, {committed} rows committed, {in_doubt} transactions in doubt, checkpoint"
+            f" {newest}{error}"
+        )
+
     @property
     def checkpoints_pending(self) -> tuple[int, ...]:
         """The numbers of the checkpoints under way."""
@@ -418,7 +431,9 @@ def _slots_after(
     match event:
         case SlotJoined(number, pid, parent_pid, host):
             now = SlotStatus(number, pid, parent_pid, host)
-        case SlotReported(_, subtasks, sinks, rss_bytes) if known:
+        case SlotReported(_, subtasks, sinks, rss_bytes):
+            if known is None:
+                return slots
             now = replace(
                 known,
                 subtasks=subtasks,
@@ -426,8 +441,6 @@ def _slots_after(
                 rss_bytes=rss_bytes,
                 heard_at_s=event.at.wall_s,
             )
-        case _:
-            return slots
     return (*slots[:place], now, *slots[place + bool(known) :])
 
 
@@ -441,7 +454,9 @@ def _apply_to_rest(
         case StateDropped(state):
             new = sorted(set(state) - set(status.dropped_state))
             return replace(status, dropped_state=(*status.dropped_state, *new))
-        case LeftoversAborted(attempt, sinks) if attempt == status.attempt:
+        case LeftoversAborted(attempt, sinks):
+            if attempt != status.attempt:
+                return status
             known = {sink.uid: sink for sink in status.tally.recovered}
             for sink in sinks:
                 before = known.get(sink.uid)
@@ -449,8 +464,6 @@ def _apply_to_rest(
                 known[sink.uid] = replace(before or sink, aborted=aborted)
             tally = replace(status.tally, recovered=tuple(known.values()))
             return replace(status, tally=tally)
-        case _:
-            return status
 
 
 def _apply_to_savepoints(

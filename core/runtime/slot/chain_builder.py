@@ -61,10 +61,12 @@ from onceflow.core.runtime.dataflow.function_operators import (
 from onceflow.core.runtime.dataflow.join_operators import JoinOperator
 from onceflow.core.runtime.dataflow.keyed_operators import AggregateRunner, KeyedOperator
 from onceflow.core.runtime.dataflow.lookup_join import LookupJoiner
+from onceflow.core.runtime.dataflow.operator_descriptions import describe_operator
 from onceflow.core.runtime.dataflow.operators import (
     SPLITS,
     BatchIteratorMapper,
     BatchMapper,
+    RecordFilter,
     RecordMapper,
     RunningOperator,
     SinkOperator,
@@ -79,6 +81,7 @@ from onceflow.core.runtime.dataflow.partitioners import (
     Partitioner,
     SinkPartitioner,
 )
+from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME, RestoredEventTime
 from onceflow.core.runtime.dataflow.session_operators import SessionAggregator
 from onceflow.core.runtime.dataflow.subtask import (
     LeavingEdge,
@@ -86,7 +89,7 @@ from onceflow.core.runtime.dataflow.subtask import (
     SourceSubtask,
     Subtask,
 )
-from onceflow.core.runtime.dataflow.window_operators import EVENT_TIME, WindowAggregator
+from onceflow.core.runtime.dataflow.window_operators import WindowAggregator
 from onceflow.core.runtime.messages import Deploy, RestoredOperator
 from onceflow.core.runtime.slot.commits import SlotCommits
 from onceflow.core.runtime.slot.context import SlotContext
@@ -231,7 +234,7 @@ class ChainBuilder:
         for operator in chain.operators:
             if self._context.closing.is_set():
                 raise SlotLost("the slot shuts down while its state is restored")
-            running[operator.uid] = built = self._operator(operator, ref)
+            running[operator.uid] = built = self._described_operator(operator, ref)
             if isinstance(built, (KeyedOperator, FunctionOperator)):
                 self._dropped += built.dropped
             if operator is not chain.head:
@@ -258,6 +261,13 @@ class ChainBuilder:
         timed = _timed(chain, self._plan.parallelism)
         return ReceivingSubtask(ref, gate, operators, leaving, self._context.post, mode, timed)
 
+    def _described_operator(self, operator: Operator, ref: SubtaskRef) -> RunningOperator:
+        built = self._operator(operator, ref)
+        if isinstance(built, KeyedOperator) and ref.index == 0:
+            # One says it for all: a checkpoint of many subtasks is not to be longer than needed.
+            built.described = describe_operator(operator)
+        return built
+
     def _operator(self, operator: Operator, ref: SubtaskRef) -> RunningOperator:
         uid = operator.uid
         match operator.work:
@@ -266,7 +276,7 @@ class ChainBuilder:
             case (MapBatches() | MapInArrow() | MapInPandas() | JoinTable() | SelectSql()) as work:
                 return _batch_mapper(uid, work, operator.schema)
             case (MapRecords() | FlatMapRecords() | FilterRecords()) as work:
-                return RecordMapper(uid, work, operator.schema)
+                return _record_mapper(uid, work, operator.schema)
             case (
                 ProcessKeyed() | ProcessConnected() | ProcessBroadcast() | ProcessRecords()
             ) as work:
@@ -286,6 +296,7 @@ class ChainBuilder:
             subtask=self._context.slot,
             parallelism=self._plan.parallelism,
             attempt=self._plan.attempt,
+            by_split=work.watermarks is not None,
         )
         splits = [decode_split(element) for element in elements]
         reader = work.source.reader(splits, context)
@@ -300,7 +311,8 @@ class ChainBuilder:
         store = self._store(uid)
         match work:
             case JoinConnected():
-                return JoinOperator(uid, work, store, self._operator_state(uid), schema)
+                states, event_time = self._operator_state(uid), self._event_time(uid)
+                return JoinOperator(uid, work, store, states, schema, event_time=event_time)
             case ProcessBatches():
                 states = self._operator_state(uid)
                 return KeyedBatchProcessor(uid, work, store, states, input_schema, schema)
@@ -312,6 +324,10 @@ class ChainBuilder:
                 if isinstance(work.windows, EventTimeSessionWindows):
                     return SessionAggregator(uid, work, store, input_schema, schema, groups, told)
                 return WindowAggregator(uid, work, store, input_schema, schema, groups, told)
+
+    def _event_time(self, uid: str) -> RestoredEventTime:
+        elements = self._restored(uid).lists.get(EVENT_TIME, ())
+        return RestoredEventTime(elements, self._key_groups(), self._plan.max_parallelism)
 
     def _key_groups(self) -> range:
         plan = self._plan
@@ -325,7 +341,7 @@ class ChainBuilder:
             subtask=self._context.slot,
             key_groups=groups,
             max_parallelism=plan.max_parallelism,
-            scratch_dir=self._context.scratch_dir,
+            scratch_dir=self._context.scratch.path,
             allow_non_restored_state=plan.allow_non_restored_state,
         )
         return self._backend.open(
@@ -341,11 +357,14 @@ class ChainBuilder:
         states = self._operator_state(uid)
         match work:
             case ProcessKeyed():
-                return KeyedProcessor(uid, work, self._store(uid), states, schema)
+                event_time = self._event_time(uid)
+                return KeyedProcessor(uid, work, self._store(uid), states, schema, event_time)
             case ProcessConnected():
-                return CoProcessor(uid, work, self._store(uid), states, schema)
+                event_time = self._event_time(uid)
+                return CoProcessor(uid, work, self._store(uid), states, schema, event_time)
             case ProcessBroadcast() if work.key:
-                return KeyedBroadcastProcessor(uid, work, self._store(uid), states, schema)
+                event_time, store = self._event_time(uid), self._store(uid)
+                return KeyedBroadcastProcessor(uid, work, store, states, schema, event_time)
             case ProcessBroadcast():
                 return BroadcastProcessor(uid, work, states, schema)
             case ProcessRecords():
@@ -383,6 +402,14 @@ class ChainBuilder:
 
     def _restored(self, uid: str) -> RestoredOperator:
         return self._deploy.operator(uid) or RestoredOperator(uid)
+
+
+def _record_mapper(
+    uid: str, work: MapRecords | FlatMapRecords | FilterRecords, schema: pa.Schema
+) -> RunningOperator:
+    if isinstance(work, FilterRecords):
+        return RecordFilter(uid, work)
+    return RecordMapper(uid, work, schema)
 
 
 def _batch_mapper(

@@ -8,7 +8,6 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeAlias
 
 import cloudpickle
@@ -21,6 +20,7 @@ from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.runtime.dataflow.subtask import SubtaskReport
 from onceflow.core.runtime.messages import Acked, PartFailed, SinkCommitted
 from onceflow.core.runtime.transport.credentials import Credentials, TlsIdentity
+from onceflow.core.scratch import ScratchDirectory
 from onceflow.core.storage import CheckpointStorage, JobStorage
 from onceflow.core.version import VERSION
 
@@ -60,7 +60,7 @@ class SlotContext:
     slot: int
     credentials: Credentials
     storage: JobStorage
-    scratch_dir: Path
+    scratch: ScratchDirectory
     post: Callable[[SlotMail], None]
     """Tells the slot's control something, without waiting. Any thread."""
     beside: Callable[[Callable[[], None]], object]

@@ -14,7 +14,6 @@ import contextlib
 import logging
 import os
 import queue
-import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -273,7 +272,7 @@ class SlotControl:
         ended = self._uploads.close(left()) and ended
         ended = self._data_server.close(left()) and ended
         self._take_reports()
-        shutil.rmtree(self._context.scratch_dir, ignore_errors=True)
+        self._context.scratch.delete()
         # The counters of a short job must not end with whatever the last beat happened to see.
         self._send(self._heartbeat(), SlotClosed())
         self._stream.close(max(1.0, left()))
@@ -302,7 +301,7 @@ class SlotControl:
 
     def _exit_hard(self, reason: str) -> None:
         """End this process now: its connections close, and servers roll back what was open."""
-        shutil.rmtree(self._context.scratch_dir, ignore_errors=True)
+        self._context.scratch.delete()
         job, slot = self._context.plan.job, self._context.slot
         _log.warning("slot %d of job %s exits: %s", slot, job, reason)
         logging.shutdown()

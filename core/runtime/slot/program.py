@@ -17,6 +17,7 @@ import cloudpickle
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.graph import Graph
+from onceflow.core.runtime.slot.pickling import pickle_by_value
 from onceflow.core.state import StateBackend
 
 MODULES_ON_EXECUTORS = (
@@ -41,7 +42,7 @@ def pickled_program(program: Program) -> bytes:
             function where that is to blame.
     """
     try:
-        return cloudpickle.dumps(program)
+        return pickle_by_value(program)
     except Exception as error:
         raise ConfigError(
             f"{_culprit(program)} cannot be sent to the slots: {type(error).__name__}: {error};"
@@ -96,7 +97,7 @@ def _unpicklable_names(value: object) -> Iterator[str]:
 
 def _pickles(value: object) -> bool:
     try:
-        cloudpickle.dumps(value)
+        pickle_by_value(value)
     except Exception:
         return False
     return True

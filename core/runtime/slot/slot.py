@@ -29,6 +29,7 @@ from onceflow.core.runtime.slot.control import ControlMail, Restored, RestoreFai
 from onceflow.core.runtime.slot.program import unpickled_program
 from onceflow.core.runtime.transport.credentials import Credentials, identity_in
 from onceflow.core.runtime.transport.data_plane import DataServer
+from onceflow.core.scratch import ScratchDirectory
 
 
 def run_slot(plan: AttemptPlan, slot: int) -> str:
@@ -51,7 +52,7 @@ class Slot:
             slot=slot,
             credentials=Credentials(plan.token, tls),
             storage=storage,
-            scratch_dir=Path(tempfile.mkdtemp(prefix=f"onceflow-{plan.job}-{slot}-", dir=base)),
+            scratch=ScratchDirectory.create(Path(base), f"{plan.job}-{slot}"),
             post=mailbox.put,
             beside=self._beside.submit,
             closing=threading.Event(),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import cast
 
 from onceflow.core.protocol.committables import (
     Aborted,
@@ -12,7 +15,7 @@ from onceflow.core.protocol.committables import (
     CommitOutcome,
     Committed,
 )
-from onceflow.core.runtime.cluster.process_host import ProcessKilled
+from onceflow.core.runtime.cluster.process_host import ProcessKilled, Returned
 from onceflow.integration.conformance import children
 from onceflow.integration.conformance.clause import clause
 from onceflow.integration.conformance.clauses.deciding import abort_again, commit_elsewhere
@@ -31,7 +34,7 @@ def killed_in_commit(harness: Harness) -> None:
     def attempt(line: int) -> int | None:
         prepared = harness.prepare(next(checkpoints))
         seen.append(prepared.ids)
-        lines = _lines(
+        run = _run_until_killed(
             harness,
             children.commit_until_line,
             harness.sink,
@@ -40,10 +43,17 @@ def killed_in_commit(harness: Harness) -> None:
             line,
         )
         outcome = harness.commit(prepared)
-        when = f"after commit was killed at line {line} of its run, and the next said {outcome}"
-        expect(isinstance(outcome, (Committed, AlreadyCommitted)), when)
+        when = (
+            f"commit was {run.describe()}; then another process committed the same transaction,"
+            f" and answered {outcome}. Rule: whatever line a commit dies at, the next commit of the"
+            " transaction ends it, and each of its rows is there once"
+        )
+        expect(
+            isinstance(outcome, (Committed, AlreadyCommitted)),
+            f"{when}: it has to answer Committed() or AlreadyCommitted()",
+        )
         harness.expect_seen(*seen, when=when)
-        return lines
+        return run.lines
 
     _each_line(harness, attempt)
     harness.expect_in_doubt(when="after commits that were killed, and others that ended them")
@@ -56,7 +66,7 @@ def killed_in_abort(harness: Harness) -> None:
 
     def attempt(line: int) -> int | None:
         prepared = harness.prepare(next(checkpoints))
-        lines = _lines(
+        run = _run_until_killed(
             harness,
             children.abort_until_line,
             harness.sink,
@@ -65,10 +75,14 @@ def killed_in_abort(harness: Harness) -> None:
             line,
         )
         outcome = harness.abort(prepared)
-        when = f"after abort was killed at line {line} of its run, and the next said {outcome}"
-        expect(outcome == Aborted(), when)
+        when = (
+            f"abort was {run.describe()}; then another process aborted the same transaction, and"
+            f" answered {outcome}. Rule: whatever line an abort dies at, the next abort of the"
+            " transaction ends it, and none of its rows is there"
+        )
+        expect(outcome == Aborted(), f"{when}: it has to answer Aborted()")
         harness.expect_seen(when=when)
-        return lines
+        return run.lines
 
     _each_line(harness, attempt)
     harness.expect_in_doubt(when="after aborts that were killed, and others that ended them")
@@ -87,7 +101,7 @@ def killed_in_pre_commit(harness: Harness) -> None:
         number = next(attempts)
         harness.job.begin(number)
         ids = harness.ids()
-        lines = _lines(
+        run = _run_until_killed(
             harness,
             children.pre_commit_until_line,
             harness.sink,
@@ -96,7 +110,11 @@ def killed_in_pre_commit(harness: Harness) -> None:
             number,
             line,
         )
-        when = f"after pre_commit was killed at line {line} of its run"
+        when = (
+            f"pre_commit was {run.describe()}. Rule: whatever line a pre_commit dies at, its rows"
+            " are in doubt as one transaction, all of them, or nothing is left of them; a reader"
+            " sees them only after a commit, once each"
+        )
         harness.job.begin(number + 1)
         committer = harness.job.committer(number + 1)
         left = list(committer.in_doubt())
@@ -106,8 +124,8 @@ def killed_in_pre_commit(harness: Harness) -> None:
         replayed = None if left else harness.prepare(number, attempt=number + 1, ids=ids)
         harness.commit_all(replayed or Prepared(left[0], ids))
         seen.append(ids)
-        harness.expect_seen(*seen, when=when)
-        return lines
+        harness.expect_seen(*seen, when=f"{when}. What was in doubt was committed since")
+        return run.lines
 
     _each_line(harness, attempt)
     harness.expect_in_doubt(when="after pre_commits that were killed")
@@ -149,13 +167,32 @@ def _raced(harness: Harness, prepared: Prepared) -> list[CommitOutcome | str]:
     return outcomes
 
 
-def _lines(harness: Harness, function: Callable[..., object], *arguments: object) -> int | None:
-    """Return how many lines ran to the end; None when the process was killed at one of them."""
-    try:
-        lines: int = harness.processes.run(function, *arguments)
-    except ProcessKilled:
-        return None
-    return lines
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A process that ran some of the sink's own code, to its end or until it was killed."""
+
+    lines: int | None
+    """How many lines it ran to its end; None when it was killed."""
+    location: str = ""
+    """The line before which it was killed: file, line, function and text."""
+
+    def describe(self) -> str:
+        """Say what became of it, behind "commit was"."""
+        return f"killed right before {self.location}" if self.location else "not killed"
+
+
+def _run_until_killed(
+    harness: Harness, function: Callable[..., object], *arguments: object
+) -> _Run:
+    """Run `function` in a process, which may send the location of a line and be killed there."""
+    child = harness.processes.start(function, *arguments)
+    match child.said():
+        case Returned(lines):
+            return _Run(cast("int", lines))
+        case location:
+            with suppress(ProcessKilled):
+                child.result()
+            return _Run(None, str(location))
 
 
 def _each_line(harness: Harness, attempt: Callable[[int], int | None]) -> None:

@@ -59,7 +59,7 @@ def overtaken_in_a_thread(harness: Harness) -> None:
         held, released = threading.Event(), threading.Event()
         context = harness.job.committer_context()
 
-        def hold() -> None:
+        def hold(location: str) -> None:
             held.set()
             released.wait(_ENDS_S)
 
@@ -69,7 +69,7 @@ def overtaken_in_a_thread(harness: Harness) -> None:
         )
         thread.wait_for(held)
         pair.overtake(released.set)
-        return thread.result(f"a commit that was held up at line {line} of its run does not end")
+        return thread.result(f"a {_held_commit(tracer.location)} does not end when it goes on")
 
     _at_each_line(harness, run, attempts=repeat(1))
 
@@ -174,9 +174,18 @@ class _Pair:
 
     def expect_harmless(self, outcome: CommitOutcome | str, what: str) -> None:
         """Return when both are there once, though another committer came late with `outcome`."""
-        when = f"after a {what}; it answered {outcome}, and the one before it {self._overtaking}"
+        when = (
+            f"after a {what}. Meanwhile another committer committed the same transaction, which"
+            f" answered {self._overtaking}, committed a later one, and pruned; then the first"
+            f" commit went on and answered {outcome}. Rule: a transaction is applied once, so a"
+            " commit that was overtaken writes nothing, whenever it goes on"
+        )
         self._series.harness.expect_seen(*self._series.seen, when=when)
-        expect([outcome, self._overtaking] != [Committed(), Committed()], when)
+        expect(
+            [outcome, self._overtaking] != [Committed(), Committed()],
+            f"{when}: Committed() means that this call has applied the rows, and both calls say so;"
+            " one has applied them again, or does not know and has to answer AlreadyCommitted()",
+        )
 
     def _go_on(self, attempt: int) -> None:
         harness, first = self._series.harness, self._first
@@ -248,7 +257,7 @@ def _at_each_line(
     def held(line: int) -> HeldCommit:
         pair = series.pair(next(attempts))
         ended = run(pair, line)
-        pair.expect_harmless(ended.outcome, f"commit that was held up at line {line} of its run")
+        pair.expect_harmless(ended.outcome, _held_commit(ended.location))
         return ended
 
     whole = held(0)
@@ -258,6 +267,10 @@ def _at_each_line(
     for line in sorted(lines.union(spread(harness, whole.lines, rounds))):
         held(line)
     harness.expect_in_doubt(when="after commits that were held up, and others that overtook them")
+
+
+def _held_commit(location: str) -> str:
+    return f"commit that was held up right before {location}" if location else "commit"
 
 
 CLAUSES = (

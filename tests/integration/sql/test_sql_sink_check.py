@@ -18,7 +18,7 @@ from tests.integration.sink_kit import eventually
 from tests.integration.sql.databases import PASSWORD, SECRETS, Database, SqlJob, SqlSink
 
 from onceflow.core.errors import ConfigError, Fenced, OnceflowError, SinkError
-from onceflow.core.protocol.committables import Committed
+from onceflow.core.protocol.committables import Committed, RetryLater, Unknown
 from onceflow.core.storage import FileStagingArea
 
 
@@ -42,6 +42,10 @@ class _Dialect:
     read_only: tuple[str, str]
     """A statement that lets nobody write any more to `{database}`, and one that takes it back."""
     said_of_read_only: str
+    read_only_default: tuple[str, str]
+    """The same for transactions that do not say that they write."""
+    writes_again: tuple[str, ...]
+    """What lets a session write that was opened meanwhile."""
     grants: dict[str, int]
     """How often a user is refused who does all that is said, by write mode."""
     all_of_schema: str
@@ -68,6 +72,11 @@ _POSTGRES = _Dialect(
     said_of_loose='ALTER TABLE "public"."ledger" SET LOGGED',
     read_only=("ALTER DATABASE {database} SET default_transaction_read_only = on", "SELECT 1"),
     said_of_read_only="default_transaction_read_only",
+    read_only_default=(
+        "ALTER DATABASE {database} SET default_transaction_read_only = on",
+        "ALTER DATABASE {database} RESET default_transaction_read_only",
+    ),
+    writes_again=("SET default_transaction_read_only = off",),
     grants={"insert": 2, "upsert": 3},
     all_of_schema="ALL ON SCHEMA {schema}",
     modes_that_update=("upsert", "update"),
@@ -91,14 +100,31 @@ _MYSQL: dict[str, Any] = {
     "said_of_loose": "ENGINE = InnoDB",
     "read_only": ("SET GLOBAL read_only = ON", "SET GLOBAL read_only = OFF"),
     "said_of_read_only": "is read-only, as replicas are",
+    "writes_again": (),
     "all_of_schema": "ALL ON {schema}.*",
     "modes_that_update": ("upsert", "ignore", "update"),
     "rounds": 5,
 }
+
+
+def _switch(variable: str) -> tuple[str, str]:
+    return f"SET GLOBAL {variable} = ON", f"SET GLOBAL {variable} = OFF"
+
+
 _DIALECTS = {
     "postgres": _POSTGRES,
-    "mysql": _Dialect(**_MYSQL, grants={"insert": 2, "upsert": 5}, lists_for_all=False),
-    "mariadb": _Dialect(**_MYSQL, grants={"insert": 1, "upsert": 4}, lists_for_all=True),
+    "mysql": _Dialect(
+        **_MYSQL,
+        grants={"insert": 2, "upsert": 5},
+        lists_for_all=False,
+        read_only_default=_switch("transaction_read_only"),
+    ),
+    "mariadb": _Dialect(
+        **_MYSQL,
+        grants={"insert": 1, "upsert": 4},
+        lists_for_all=True,
+        read_only_default=_switch("tx_read_only"),
+    ),
 }
 
 
@@ -272,6 +298,31 @@ def test_read_only_server_is_refused(database: Database, dialect: _Dialect) -> N
     assert database.tables() == []
 
 
+@pytest.mark.parametrize("commit_mode", ["two_phase", "ledger"])
+def test_a_running_job_does_not_write_to_a_server_that_is_made_read_only(
+    database: Database, dialect: _Dialect, staging: FileStagingArea, commit_mode: str
+) -> None:
+    begin, end = (one.format(database=database.database_name) for one in dialect.read_only_default)
+    sink = database.sink(table="ledger", create=True, commit_mode=commit_mode)
+    with SqlJob(sink, staging=staging) as job:
+        job.check()
+        before = job.prepare(1, [1])
+        database.query(begin)
+        try:
+            writes = job.committer()
+            with contextlib.suppress(SinkError):
+                job.prepare(2, [2])
+                assert commit_mode == "ledger", "its rows wait in checkpoint storage"
+            if commit_mode == "ledger":
+                assert isinstance(writes.commit(before), RetryLater | Unknown)
+            assert 2 not in database.ids_in()
+            assert "transactions are read-only" in _refused(database.sink(table="ledger"))
+        finally:
+            database.query(*dialect.writes_again, end)
+        assert writes.commit(before) == Committed()
+        assert database.ids_in() == [1]
+
+
 def test_check_leaves_no_session_behind(database: Database) -> None:
     with database.job(table="ledger", create=True) as job:
         job.check()
@@ -405,7 +456,9 @@ def test_other_job_is_refused_and_told_how_to_take_over(database: Database) -> N
         job.check(attempt=5)
         with pytest.raises(ConfigError, match=r"'log-1'.*'log-2'") as failure:
             other.check(attempt=9)
-        database.query(str(failure.value).rpartition(": ")[2])
+        statements = str(failure.value).rpartition(": ")[2].split("; ")
+        assert len(statements) == 2, "the proofs, and then the claim"
+        database.query(*statements)
         other.check(attempt=1)
         with pytest.raises(ConfigError):
             job.check(attempt=6)

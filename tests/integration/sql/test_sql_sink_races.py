@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pytest
 from tests.integration.sink_kit import eventually, rows
-from tests.integration.sql.databases import Database, SqlJob
+from tests.integration.sql.databases import Database, Postgres, SqlJob
 from typing_extensions import override
 
 from onceflow.core.errors import BadRow, Fenced, PreCommitFailed, SinkError
@@ -46,6 +46,8 @@ class _Dialect:
     no_column: str
     duplicate: str
     lock_timeout: str
+    names_holder: tuple[str, ...]
+    """What an error says of the session that holds a lock."""
     no_room: str
     """A trigger that raises at row 13 what the server does when it cannot extend a file."""
     said_without_room: str
@@ -58,6 +60,7 @@ _MYSQL = _Dialect(
     no_column="Unknown column 'amount'",
     duplicate="Duplicate entry '{}' for key '.*PRIMARY'",
     lock_timeout="Lock wait timeout exceeded",
+    names_holder=(r"connection \d+ of user '\w+' from '", "open since .* and locks rows"),
     no_room=(
         "CREATE TRIGGER no_room BEFORE INSERT ON ledger FOR EACH ROW IF NEW.id = 13 THEN "
         "SIGNAL SQLSTATE 'HY000' SET MESSAGE_TEXT = 'table is full', MYSQL_ERRNO = 1114; END IF"
@@ -72,6 +75,10 @@ _DIALECTS = {
         no_column='column "amount".*does not exist',
         duplicate=r"keyed_pkey; Key \(id\)=\({}\) already exists",
         lock_timeout="lock timeout",
+        names_holder=(
+            r"session \d+ of role '\w+' \(application 'monthly report', idle in transaction, ",
+            r"command UPDATE since 2\d{3}-.*, which has a RowExclusiveLock on the table",
+        ),
         no_room=(
             "CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN IF NEW.id = 13 "
             "THEN RAISE ''could not extend file: No space left on device'' "
@@ -289,6 +296,46 @@ def test_row_of_a_key_that_is_in_doubt_waits_no_longer_than_the_lock_timeout(
         with pytest.raises(SinkError, match=dialect.lock_timeout):
             writer.write(rows([1]))
             writer.pre_commit(CheckpointId(2))
+
+
+def test_writer_that_waits_in_vain_names_who_holds_the_rows_and_no_value_of_theirs(
+    database: Database, dialect: _Dialect
+) -> None:
+    settings = {"primary_key": ("id",), "lock_timeout_s": database.lock_timeout_s}
+    with database.job(table="keyed", create=True, **settings) as job:
+        job.check()
+        assert job.committer().commit(job.prepare(1, [1])) == Committed()
+        with job.sink.settings.endpoint.connect("monthly report") as other:
+            other.begin()
+            other.execute("UPDATE keyed SET id = id WHERE id + 12345678 > 0")
+            writer = job.writer()
+            with pytest.raises(SinkError, match=dialect.lock_timeout) as failure:
+                writer.write(rows([1]))
+                writer.pre_commit(CheckpointId(2))
+            other.roll_back()
+    text = str(failure.value)
+    assert "sink job.ledger subtask 0, table keyed" in text
+    for part in dialect.names_holder:
+        assert re.search(part, text), text
+    assert "12345678" not in text
+
+
+def test_writer_that_waits_for_a_locked_table_names_who_has_locked_it(
+    postgres_database: str,
+) -> None:
+    database = Postgres(postgres_database)
+    settings = {"table": "locked", "create": True, "commit_mode": "two_phase"}
+    with database.job(**settings, lock_timeout_s=0.3) as job:
+        job.check()
+        with job.sink.settings.endpoint.connect("nightly vacuum") as other:
+            other.begin()
+            other.execute("LOCK TABLE locked IN ACCESS EXCLUSIVE MODE")
+            writer = job.writer()
+            with pytest.raises(SinkError, match="lock timeout") as failure:
+                writer.write(rows([1]))
+                writer.pre_commit(CheckpointId(1))
+            other.roll_back()
+    assert "application 'nightly vacuum', idle in transaction, command LOCK" in str(failure.value)
 
 
 def test_table_dropped_under_a_writer_is_named(

@@ -299,6 +299,20 @@ def test_type_that_has_no_column_is_refused_by_name(database: Database) -> None:
         refused.check(2)
 
 
+def test_a_start_that_is_refused_has_altered_no_table(database: Database) -> None:
+    schema = SCHEMA.append(pa.field("note", pa.string()))
+    deep = schema.append(pa.field("deep", pa.struct([("x", pa.int64())])))
+    database.query("CREATE TABLE ledger (id bigint, account varchar(9), amount bigint)")
+    database.query("CREATE TABLE narrow (id date, account varchar(9), amount bigint)")
+    refusals = [("ledger", deep, "column 'deep'"), ("narrow", schema, "column 'id'")]
+    for attempt, (table, rows_schema, reason) in enumerate(refusals, start=1):
+        with SqlJob(database.sink(table=table, evolve=True), schema=rows_schema) as job:
+            for ask in (job.sink.validate, job.sink.open):
+                with pytest.raises(ConfigError, match=reason):
+                    ask(job.committer_context(attempt), rows_schema)
+        assert len(database.columns(table)) == 3
+
+
 @pytest.mark.parametrize("wish", ["create", "evolve"])
 def test_user_who_may_not_make_what_is_missing_is_told_the_statement(
     database: Database, wish: str

@@ -288,3 +288,119 @@ def test_the_command_prints_each_setting_with_its_origin_default_and_flinks_name
     refused = CliRunner().invoke(app, ["config"])
     assert refused.exit_code == 2
     assert "did you mean 'checkpointing.interval'" in refused.stderr
+
+
+FLINK_2 = """
+# As Flink 2 delivers it, and what an operator added.
+jobmanager:
+  bind-host: localhost
+  rpc:
+    address: localhost
+    port: 6123
+taskmanager.numberOfTaskSlots: 1
+parallelism:
+  default: 4
+execution:
+  checkpointing:
+    interval: 180000
+    timeout: 2min
+    mode: EXACTLY_ONCE
+    unaligned: true
+    intervall: 3min
+state:
+  backend:
+    type: rocksdb
+    incremental: false
+    rocksdb.block.cache-size: 128mb
+  checkpoints.dir: file:///mnt/checkpoints
+cluster.io-pool.size:
+blob.fetch.hosts: [a, b]
+restart-strategy:
+  type: exponential-delay
+  exponential-delay:
+    initial-backoff: 2 s
+rest:
+  address: localhost
+"""
+FLINK_1 = """
+jobmanager.rpc.address: localhost
+env.java.opts: -Da=b: c   # no YAML, and Flink takes it
+parallelism.default: 4
+execution.checkpointing.interval: 180000
+execution.checkpointing.timeout: 2min
+execution.checkpointing.unaligned: true
+state.backend: rocksdb
+state.backend.incremental: false
+state.backend.rocksdb.block.cache-size: 128mb  # of each slot
+state.checkpoints.dir: file:///mnt/checkpoints
+restart-strategy: exponential-delay
+restart-strategy.exponential-delay.initial-backoff: 2 s
+a line that Flink skips
+"""
+LEFT = {
+    "config.yaml": {
+        "jobmanager.bind-host": 4,
+        "jobmanager.rpc.address": 6,
+        "jobmanager.rpc.port": 7,
+        "taskmanager.numberOfTaskSlots": 8,
+        "execution.checkpointing.intervall": 17,
+        "blob.fetch.hosts": 25,
+        "rest.address": 31,
+    },
+    "flink-conf.yaml": {"jobmanager.rpc.address": 2, "env.java.opts": 3},
+}
+
+
+@pytest.mark.parametrize(("name", "text"), [("config.yaml", FLINK_2), ("flink-conf.yaml", FLINK_1)])
+def test_flinks_own_file_is_read_and_what_has_no_meaning_here_is_listed(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    """Told by `onceflow config`; a duration without unit is in Flink's milliseconds."""
+    file = tmp_path / name
+    file.write_text(text)
+    result = CliRunner().invoke(app, ["config", "--file", str(file), "--json"], env={})
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    values = {one["name"]: one["value"] for one in report["settings"]}
+    assert (values["pipeline.parallelism"], values["checkpointing.interval"]) == ("4", "3 min")
+    assert (values["checkpointing.timeout"], values["checkpointing.unaligned"]) == ("2 min", "true")
+    assert (values["state_backend.type"], values["state_backend.incremental"]) == (
+        "rocksdb",
+        "false",
+    )
+    assert values["state_backend.block_cache"] == "128 mb"
+    assert values["checkpointing.storage"] == "file:///mnt/checkpoints"
+    assert values["restart.exponential_delay.initial_delay"] == "2 s"
+    (hint,) = report["hints"]
+    places = [f"{left} ({file}:{line}" for left, line in LEFT[name].items()]
+    assert [place for place in places if place not in hint] == []
+    assert hint.count(f"({file}:") == len(places)
+
+
+def test_a_setting_of_flinks_file_that_resembles_one_is_listed_with_it(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("execution.checkpointing.intervall: 3min")
+    (hint,) = Configuration.load(file, environment={}).hints()
+    assert f"({file}:1; execution.checkpointing.interval is known)" in hint
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("execution:\n  checkpointing.interval: 5 sek", "config.yaml:2.*did you mean '5 sec'"),
+        ("checkpointing:\n  intervall: 5 s", "config.yaml:2.*mean 'checkpointing.interval'"),
+        ("parallelism.default: [1, 2]", "config.yaml:1.*is not a whole number"),
+        ("parallelism.default: 1\nparallelism.default: 2", "config.yaml:2.*are one setting"),
+        ("a: b: c", "config.yaml is not YAML: .*line 1"),
+        ("- a", "config.yaml:1: this is no table of settings"),
+        ("a: &a\n  b: *a", "config.yaml:1: this is no table of settings"),
+        ("[a]: b", "config.yaml:1: this is no name of a setting"),
+    ],
+)
+def test_a_mistake_in_flinks_file_is_named_with_its_line(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        Configuration.load(file, environment={})

@@ -61,6 +61,19 @@ def test_alignment_takes_from_the_first_barrier_to_the_last() -> None:
     assert snapshot.alignment_ms == 500.0
 
 
+@pytest.mark.parametrize("kind", CheckpointKind)
+def test_nothing_may_be_emitted_once_a_savepoint_with_which_the_job_stops_is_taken(
+    kind: CheckpointKind,
+) -> None:
+    gate = BarrierAlignment(2, ALIGNED)
+    last = Barrier(CheckpointId(1), kind, triggered_at_ms=0)
+    gate.on_barrier(0, last, 0.0)
+    assert gate.may_emit, "what is emitted before the snapshot is in it"
+    gate.on_barrier(1, last, 0.0)
+    stops = {CheckpointKind.SAVEPOINT_STOP, CheckpointKind.SAVEPOINT_DRAIN}
+    assert gate.may_emit == (kind not in stops)
+
+
 def test_abort_releases_the_waiting_channels_and_later_barriers_are_ignored() -> None:
     gate = BarrierAlignment(2, ALIGNED)
     gate.on_barrier(0, barrier(1), 0.0)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.protocol.coordination import (
     SINKS,
+    SOURCES,
     SUBTASKS,
     Coordination,
     completed,
     of_type,
     private,
     shared,
+    snapshot,
 )
 
 from onceflow.core.protocol.coordinator import CheckpointSettings
@@ -39,6 +43,23 @@ def test_restored_checkpoints_count_their_references() -> None:
     job = Coordination(ONE, [completed(4, shared("s"), shared("only 4"), private("p4"))])
     job.complete(job.trigger(), shared("s"))
     assert sorted(job.deleted) == ["only 4", "p4"]
+
+
+def test_a_file_that_two_subtasks_of_the_restored_checkpoint_name_goes_with_that_checkpoint() -> (
+    None
+):
+    """After a rescale, two subtasks may have gone on with one file, and a restart finds it so."""
+    named_twice = (snapshot(SINKS[0], shared("s")), snapshot(SINKS[1], shared("s"), private("p")))
+    job = Coordination(ONE, [replace(completed(4), snapshots=named_twice)])
+    kept = job.trigger()
+    job.ack(kept, SINKS[0], shared("s"))
+    for subtask in (*SOURCES, SINKS[1]):
+        job.ack(kept, subtask)
+    job.logged(kept)
+    job.committed(kept)
+    assert job.deleted == ["p"]
+    job.complete(job.trigger())
+    assert job.deleted == ["p", "s"]
 
 
 def test_more_checkpoints_than_retained_in_the_log_are_dropped_with_the_next() -> None:

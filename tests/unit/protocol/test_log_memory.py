@@ -19,7 +19,7 @@ from onceflow.core.protocol.log import (
     prunable,
     replay,
 )
-from onceflow.core.protocol.log_memory import ATTEMPTS_MAX, Coverage, LogMemory
+from onceflow.core.protocol.log_memory import ATTEMPTS_MAX, Coverage, Decided, LogMemory
 from onceflow.core.protocol.recovery import plan_recovery, retain_ledger_from
 from onceflow.core.protocol.snapshots import (
     CompletedCheckpoint,
@@ -200,3 +200,21 @@ def test_pruning_changes_nothing_that_is_remembered(steps: list[object], retaine
                 listed = [tx(log.view.attempt, checkpoint)] if step else []
                 log.decide(checkpoint, *listed)
     assert pruned.view.memory == whole.view.memory
+
+
+def test_a_savepoint_knows_nothing_of_what_was_decided_behind_its_barrier() -> None:
+    """Its job goes on while it is written: a target that has taken more is ahead of it."""
+    log = Log()
+    first = log.claim()
+    log.decide(1, tx(first, 1))
+    # The barrier of a savepoint has number 2; two checkpoints are decided before it is written.
+    log.decide(3, tx(first, 3))
+    log.decide(4)
+    memory = log.view.memory
+    assert memory.knows(Decided(first, 4))
+    taken = memory.until(first, CheckpointId(2))
+    assert taken.knows(Decided(first, 2))
+    assert not taken.knows(Decided(first, 3))
+    assert taken.of_sink(SINK) == ()
+    assert taken.coverage(tx(first, 3).transaction) is Coverage.UNDECIDED
+    assert memory.until(first, CheckpointId(4)) == memory

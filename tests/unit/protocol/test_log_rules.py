@@ -157,7 +157,6 @@ def test_log_that_only_ever_saw_claims_is_no_cut_log() -> None:
         {"previous": "another"},
         {"sequence": 9},
         {"attempt": AttemptId(1)},
-        {"attempt": AttemptId(3)},
     ],
 )
 def test_record_that_does_not_follow_is_refused(broken: dict[str, object]) -> None:
@@ -165,6 +164,14 @@ def test_record_that_does_not_follow_is_refused(broken: dict[str, object]) -> No
     record = replace(next_claim(view, "b"), **broken)  # type: ignore[arg-type]
     with pytest.raises(CheckpointCorrupt):
         apply(view, LogEntry(record, "d"))
+
+
+def test_claim_goes_above_an_attempt_that_a_target_has_seen() -> None:
+    view = replay(chain("a", 0))
+    assert next_claim(view, "b").attempt == 2
+    record = next_claim(view, "b", above=AttemptId(7))
+    after = apply(view, LogEntry(record, "d"))
+    assert (record.attempt, after.attempt, next_claim(after, "c").attempt) == (8, 8, 9)
 
 
 def test_decision_filed_under_another_attempt_is_refused() -> None:

@@ -359,7 +359,8 @@ def test_nothing_overtakes_into_a_savepoint_nor_for_a_while_before_the_job_ends(
 ) -> None:
     """The last one waits for all rows, and no longer than to the next checkpoint."""
     settings = CheckpointSettings(interval_s=3.0, overtakes_after_s=0.5)
-    expected = None if kind.is_savepoint else 3.0 if kind.ends_job else 0.5
+    waits_for_all = kind.is_savepoint or kind.ends_input
+    expected = None if waits_for_all else 3.0 if kind.ends_job else 0.5
     assert settings.overtakes_after(kind) == expected
     assert CheckpointSettings(interval_s=3.0).overtakes_after(kind) is None
 

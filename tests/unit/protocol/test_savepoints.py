@@ -18,11 +18,13 @@ from onceflow.core.protocol.savepoints import (
     Savepoint,
     check_savepoint,
     is_restored,
+    is_staged_for,
     restored_from,
     seeded,
 )
 from onceflow.core.protocol.snapshots import (
     CompletedCheckpoint,
+    InFlight,
     OperatorSnapshot,
     StateHandle,
     SubtaskSnapshot,
@@ -126,9 +128,33 @@ def test_what_a_later_attempt_decided_under_an_earlier_or_the_same_number_counts
         check(replace(TAKEN, completed=nothing_written), view, last=2)
 
 
-def test_a_decision_after_which_nothing_was_read_is_no_later_one() -> None:
+def test_a_decision_that_commits_no_more_than_the_savepoint_holds_is_no_later_one() -> None:
     """That of the job which stopped with the savepoint."""
     check(TAKEN, decided(RAN, cut(1, 3, 20, transaction(1, 2))))
+
+
+@pytest.mark.parametrize("kind", [CheckpointKind.SAVEPOINT, CheckpointKind.SAVEPOINT_STOP])
+def test_a_decision_that_commits_more_is_a_later_one_although_nothing_was_read(
+    kind: CheckpointKind,
+) -> None:
+    """Timers make rows while the sources are idle; the log need not hold that decision any more."""
+    taken = replace(TAKEN, kind=kind)
+    view = decided(RAN, cut(1, 3, 20, transaction(1, 2)))
+    view = decided(claimed(view), cut(2, 4, 20, transaction(2, 4)))
+    with pytest.raises(SavepointRefused, match="with at least 5 rows under sink id 'out'"):
+        check(taken, view, last=2)
+    view = decided(decided(view, cut(2, 5, 20)), cut(2, 6, 20))
+    pruned = replace(view, decided=view.decided[-1:])
+    with pytest.raises(SavepointRefused, match="with at least 5 rows under sink id 'out'"):
+        check(taken, pruned, last=2)
+
+
+def test_what_a_writer_prepares_after_a_stop_savepoint_is_empty_and_no_reason_to_refuse() -> None:
+    view = decided(RAN, cut(1, 3, 20, transaction(1, 2), transaction(1, 3)))
+    with pytest.raises(SavepointRefused, match="were committed since"):
+        check(TAKEN, view)
+    check(replace(TAKEN, kind=CheckpointKind.SAVEPOINT_STOP), view)
+    check(replace(TAKEN, kind=CheckpointKind.SAVEPOINT_DRAIN), view)
 
 
 def test_a_new_log_goes_on_where_the_savepoints_log_has_ended() -> None:
@@ -164,3 +190,27 @@ def test_a_job_that_has_begun_from_a_savepoint_knows_it_for_ever() -> None:
     assert is_restored(view, "/kept/here"), "claimed, and deleted"
     assert not is_restored(view, "/elsewhere")
     assert not is_restored(view, "/kept/here", replace(TAKEN, id="another"))
+
+
+def test_rows_in_flight_of_a_checkpoint_are_begun_with() -> None:
+    """A retained checkpoint may be an unaligned one: its rows in flight are nowhere else."""
+    rows = InFlight("sum", sent=False, handle=STATE)
+    first, second = cut(1, 1, 10, transaction(1, 1)).snapshots
+    unaligned = replace(
+        cut(1, 1, 10, transaction(1, 1)),
+        snapshots=(first, replace(second, in_flight=(rows,))),
+    )
+    view = decided(decided(claimed(LogView()), unaligned), cut(1, 2, 20, transaction(1, 2)))
+    checkpoint = Savepoint("id", "job", LOG_ID, CheckpointKind.PERIODIC, unaligned, view.memory)
+    with pytest.raises(SavepointRefused, match="^checkpoint 1 of job"):
+        check(checkpoint, view)
+    check(checkpoint, view, rewind=True)
+    begun = restored_from(checkpoint, claimed(view), attempt=AttemptId(2), now_ms=7)
+    assert begun.in_flight("sum") == (rows,)
+    assert listed(begun) == [transaction(1, 2)], "what the last decision lists"
+
+
+def test_staged_rows_behind_the_barrier_are_no_part_of_a_savepoint() -> None:
+    completed = cut(1, 2, 20)
+    staged = [transaction(1, number).transaction for number in (1, 2, 3)]
+    assert [one.checkpoint for one in staged if is_staged_for(one, completed)] == [1, 2]

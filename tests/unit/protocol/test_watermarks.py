@@ -92,3 +92,18 @@ def test_a_restored_source_goes_on_from_where_its_splits_were() -> None:
     more = SplitWatermarks([*held, *splits(c=None)], delay_ms=0, idle_after_s=None)
     assert more.next(0.0) is None
     assert NO_WATERMARK < IDLE < 0
+
+
+def test_a_split_that_has_ended_holds_up_none_of_the_others() -> None:
+    watermarks = SplitWatermarks([Split("a", b""), Split("b", b"")], 0, None)
+    watermarks.on_rows("a", 100, 1.0)
+    watermarks.on_rows("b", 10, 1.0)
+    assert watermarks.next(1.0) == 9
+    watermarks.on_ended("b")
+    assert watermarks.next(1.0) == 99
+    watermarks.on_ended("b")
+    watermarks.on_ended("a")
+    assert watermarks.next(99.0) == IDLE
+    # A restore goes on from what was seen.
+    held = watermarks.held([Split("a", b""), Split("b", b"")])
+    assert [split.event_time_ms for split in held] == [100, 10]

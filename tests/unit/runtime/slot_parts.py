@@ -11,6 +11,7 @@ from onceflow.core.config import Delivery
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.runtime.slot.context import AttemptPlan, SlotContext, SlotMail
 from onceflow.core.runtime.transport.credentials import Credentials
+from onceflow.core.scratch import ScratchDirectory
 from onceflow.core.storage import FileSystemStorage
 
 
@@ -42,7 +43,9 @@ def slot_context(directory: Path, post: Callable[[SlotMail], None]) -> SlotConte
         slot=0,
         credentials=Credentials(plan.token),
         storage=plan.storage.open(plan.job),
-        scratch_dir=directory / "scratch",
+        scratch=ScratchDirectory.create(
+            directory.with_name(f"{directory.name}-scratch"), "ledger-0"
+        ),
         post=post,
         beside=lambda work: work(),
         closing=threading.Event(),

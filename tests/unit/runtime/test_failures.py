@@ -8,7 +8,7 @@ import threading
 from onceflow.core.errors import BadRecord, ConfigError, SlotFailed, SlotLost
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.runtime.cluster.spark import stage_error
-from onceflow.core.runtime.driver.attempt_context import AttemptEvent, CancelRequested, SlotsEnded
+from onceflow.core.runtime.driver.attempt_context import AttemptEvent, CancelRequested
 from onceflow.core.runtime.driver.slot_pool import (
     cause_of,
     slot_error,
@@ -49,8 +49,7 @@ def test_an_error_of_its_own_is_told_at_once_and_nothing_is_taken() -> None:
 
 def test_what_the_user_asks_for_meanwhile_stays_asked() -> None:
     events: queue.SimpleQueue[AttemptEvent] = queue.SimpleQueue()
-    for event in (CancelRequested(), SlotsEnded(_ATTEMPT, SlotLost("over"))):
-        events.put(event)
+    events.put(CancelRequested())
     cause_of(Failed.of(1, _CHANNEL), _ATTEMPT, events)
     assert events.get_nowait() == CancelRequested()
     assert events.empty()

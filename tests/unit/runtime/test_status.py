@@ -272,3 +272,11 @@ def test_lag_is_a_sources_own_and_absent_while_it_cannot_tell() -> None:
     assert silent.lag == {"other": 2}
     restarted = apply(status, AttemptBegan(TWO, chk(4), at=at(4)))
     assert restarted.lag == {}, "the restored checkpoint is another one"
+
+
+def test_a_status_prints_one_line_however_much_has_happened() -> None:
+    status = JobStatus("ledger", last_error="the server is away", attempt=3)
+    assert str(status) == (
+        "ledger: starting, attempt 3, 0 records read, 0 rows committed, 0 transactions in doubt,"
+        " checkpoint none yet; last error: the server is away"
+    )

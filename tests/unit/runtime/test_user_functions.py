@@ -20,8 +20,6 @@ from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.function_operators import KeyedProcessor
 from onceflow.core.runtime.dataflow.user_functions import (
     BatchRecords,
-    batch_of,
-    batch_of_pieces,
     call_user,
     call_user_on_records,
 )
@@ -110,12 +108,6 @@ def test_results_of_all_pieces_are_one_batch_with_the_state_of_each_records_key(
     assert [record for made in emitted for record in made.to_pylist()] == expected
 
 
-def test_a_result_that_lacks_a_column_in_a_later_piece_is_told_with_it() -> None:
-    pieces: list[list[Record]] = [[{"id": 1, "note": "a"}], [{"id": 2}]]
-    with pytest.raises(UserFunctionError, match=r"record without column 'note'.*\{'id': 2\}"):
-        batch_of_pieces(pieces, SCHEMA, "step")
-
-
 def test_the_record_is_named_by_topic_partition_and_offset_where_the_batch_has_them() -> None:
     batch = pa.record_batch(
         {
@@ -176,21 +168,6 @@ def test_the_fingerprint_reaches_the_driver() -> None:
     assert isinstance(reported, UserFunctionError)
     assert reported.fingerprint == error.fingerprint
     assert pickle.loads(pickle.dumps(error)).fingerprint == error.fingerprint
-
-
-@pytest.mark.parametrize(
-    ("record", "problem"),
-    [
-        ({"id": 1}, r"a record without column 'note'.*it is record \{'id': 1\}"),
-        ({"id": "one", "note": ""}, r"a value for column 'id' that is no int64.*'id': 'one'"),
-        (None, r"a NoneType and no record"),
-    ],
-)
-def test_a_result_that_is_no_record_of_the_schema_is_shown(record: Any, problem: str) -> None:
-    good: Record = {"id": 1, "note": "n"}
-    with pytest.raises(UserFunctionError, match=problem) as raised:
-        batch_of([good, record], SCHEMA, "step")
-    assert raised.value.fingerprint
 
 
 def _raising(error: BaseException) -> Any:

@@ -36,9 +36,18 @@ def test_whoever_is_admitted_continues_the_same_log_with_a_newer_attempt(
             assert claimant.log_id != recorded.log_id or claimant.attempt <= recorded.attempt
 
 
-def test_other_log_is_named_with_what_hands_the_sink_over() -> None:
-    with pytest.raises(ConfigError, match=r"'app'.*'log-1' \(attempt 3\).*'log-2'.*DELETE …"):
-        check_fence("app", FenceOwner("log-1", 3), FenceOwner("log-2", 9), take_over="DELETE …")
+@pytest.mark.parametrize(
+    ("job", "remedy"),
+    [
+        ("ledger", r"the same job, in another checkpoint storage.*with the storage that it had"),
+        ("other", r"Two jobs.*If this is the same job under a new name.*name='ledger'"),
+    ],
+)
+def test_other_log_is_named_by_its_job_and_attempt(job: str, remedy: str) -> None:
+    recorded, claimant = FenceOwner("log-1", 3, "ledger"), FenceOwner("log-2", 9, job)
+    facts = r"'app'.*'log-1' of job 'ledger' \(attempt 3\).*'log-2'"
+    with pytest.raises(ConfigError, match=f"{facts}.*{remedy}.*DELETE …"):
+        check_fence("app", recorded, claimant, take_over="DELETE …")
 
 
 @pytest.mark.parametrize("attempt", [1, 2, 3])

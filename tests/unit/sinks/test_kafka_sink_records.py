@@ -239,3 +239,24 @@ def test_secrets_are_not_printed() -> None:
     assert "hunter2" not in repr(sink)
     assert "hunter2" not in repr(sink.settings)
     assert "***" in repr(sink)
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        pa.array([0, 2**58, 0]).view(pa.timestamp("us")),
+        pa.array([0, -(2**58), 0]).view(pa.timestamp("us", "UTC")),
+        pa.array([0, 2**30, 0], pa.int32()).view(pa.date32()),
+    ],
+    ids=str,
+)
+def test_an_instant_that_python_has_no_value_for_is_a_bad_row_and_no_restart(at: pa.Array) -> None:
+    inside = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), at)
+    for column in (at, inside):
+        rows = pa.record_batch([pa.array([0, 1, 2]), column], names=["id", "at"])
+        with pytest.raises(BadRow, match="years 1 to 9999"):
+            encode(rows)
+        records, rejected = encode(rows, on_bad_row=OnBadRow.DROP)
+        assert [json.loads(record["value"])["id"] for record in records] == [0, 2]
+        assert [one.rows.column("id").to_pylist() for one in rejected] == [[1]]
+        assert "years 1 to 9999" in rejected[0].reasons[0]

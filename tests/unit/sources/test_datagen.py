@@ -128,3 +128,13 @@ def test_wrong_setting_is_refused(settings: dict[str, Any]) -> None:
 def test_split_of_another_source_is_refused() -> None:
     with pytest.raises(StateIncompatible, match="another source"):
         DatagenSource().reader([Split("payments-0", b'{"topic":"payments"}')], CONTEXT)
+
+
+def test_a_reader_tells_which_of_its_splits_have_ended() -> None:
+    source = DatagenSource(rows=5, splits_count=2, batch_rows=3)
+    reader = source.reader(source.splits(), CONTEXT)
+    ended: list[list[str]] = []
+    while not isinstance(reader.poll(0.1), EndOfInput):
+        ended.append(list(reader.ended_splits()))
+    first, second = (split.id for split in source.splits())
+    assert ended == [[first], [first, second]]

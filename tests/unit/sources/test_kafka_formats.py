@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import json
+import uuid
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
+from hashlib import md5
 from typing import Any
 
 import pyarrow as pa
@@ -326,3 +329,163 @@ def test_changes_in_avro_are_rows_by_the_registered_envelope(
 def test_bad_record_names_its_place_in_each_format(value_format: str) -> None:
     with pytest.raises(BadRecord, match=r"rows-1 offset 1: "):
         read(source(value_format, "id BIGINT"), [None if value_format != "csv" else b"1", b"{"])
+
+
+WORD = "__debezium_unavailable_value"
+NOT_SENT: dict[str, tuple[str, Any]] = {
+    "text": ("STRING", WORD),
+    "texts": ("ARRAY<STRING>", [WORD]),
+    "bytes": ("ARRAY<BINARY>", [base64.b64encode(WORD.encode()).decode()]),
+    "integers": ("ARRAY<BIGINT>", [*WORD.encode()]),
+    "small integers": ("ARRAY<INT>", [*WORD.encode()]),
+    "numbers": ("ARRAY<DOUBLE>", [*WORD.encode()]),
+    "uuids": ("ARRAY<STRING>", [str(uuid.UUID(bytes=md5(WORD.encode()).digest(), version=3))]),
+    "hstore": ("MAP<STRING, STRING>", {WORD: WORD}),
+    "hstore as json": ("STRING", json.dumps({WORD: WORD}, separators=(",", ":"))),
+    "inside": ("STRUCT<a: ARRAY<STRING>>", {"a": ["x", WORD]}),
+}
+
+
+@pytest.mark.parametrize("form", NOT_SENT)
+def test_a_large_value_that_debezium_was_not_told_is_never_written_whatever_its_type(
+    form: str,
+) -> None:
+    kind, value = NOT_SENT[form]
+    described = source(
+        "debezium-json", f"id BIGINT NOT NULL, large {kind}", on_bad_record="dead_letter"
+    )
+    values = [
+        envelope("u", None, {"id": 1, "large": None}),
+        envelope("u", None, {"id": 2, "large": value}),
+        envelope("u", None, {"id": 3, "large": value[:-1] if isinstance(value, list) else None}),
+    ]
+    found, why = faults(described, values)
+    assert [row["id"] for row in found] == [1, 3]
+    assert "column 'large' was not sent" in why[1]
+
+
+BEYOND = 253_402_300_800_000_000
+"""Microseconds from 1970 to the year 10000."""
+
+
+@pytest.mark.parametrize(
+    ("value_format", "kind", "good", "bad"),
+    [
+        ("json", "TIMESTAMP", "2020-01-01T00:00:00Z", "9999-12-31T23:59:59-05:00"),
+        ("json", "TIMESTAMP", 0, BEYOND),
+        ("json", "TIMESTAMP", 0, -(2**62)),
+        ("json", "TIMESTAMP_NTZ", 0, BEYOND),
+        ("json", "DATE", 0, 2**31 - 1),
+        ("json", "ARRAY<TIMESTAMP>", [0], [0, BEYOND]),
+        ("json", "STRUCT<a: TIMESTAMP>", {"a": 0}, {"a": BEYOND}),
+        ("json", "MAP<STRING, TIMESTAMP>", {"a": 0}, {"a": BEYOND}),
+        ("debezium-json", "TIMESTAMP", 0, BEYOND),
+        ("debezium-json", "DATE", 0, -(2**31)),
+        ("csv", "TIMESTAMP_NTZ", "2020-01-01T00:00:00", "10000-01-01T00:00:00"),
+        ("csv", "TIMESTAMP", "2020-01-01T00:00:00Z", "9999-12-31T23:59:59-05:00"),
+    ],
+)
+def test_an_instant_that_python_has_no_value_for_is_a_bad_record(
+    value_format: str, kind: str, good: Any, bad: Any
+) -> None:
+    def message(number: int, value: Any) -> bytes:
+        row = {"id": number, "at": value}
+        if value_format == "csv":
+            return f"{number},{value}".encode()
+        return json.dumps(row).encode() if value_format == "json" else envelope("c", None, row)
+
+    described = source(value_format, f"id BIGINT, at {kind}", on_bad_record="dead_letter")
+    values = [message(0, good), message(1, bad), message(2, good)]
+    found, why = faults(described, values)
+    assert [row["id"] for row in found] == [0, 2]
+    assert list(why) == [1]
+    assert "years 1 to 9999" in why[1] or "invalid value" in why[1]
+    with pytest.raises(BadRecord, match="rows-1 offset 1"):
+        read(source(value_format, f"id BIGINT, at {kind}"), values)
+
+
+def test_an_instant_of_avro_that_python_has_no_value_for_is_a_bad_record(
+    registry: SchemaRegistryDouble,
+) -> None:
+    kind = {"type": "long", "logicalType": "timestamp-micros"}
+    schema = {"type": "record", "name": "R", "fields": [{"name": "at", "type": kind}]}
+    schema_id = registry.keep("rows-value", schema)
+    values = framed(schema_id, schema, [{"at": 0}])
+    values += [values[0][:5] + zigzag(BEYOND), values[0]]
+    described = source("avro", schema_registry=registry.url, on_bad_record="dead_letter")
+    found, why = faults(described, values)
+    assert len(found) == 2
+    assert list(why) == [1]
+    assert "years 1 to 9999" in why[1]
+
+
+def zigzag(number: int) -> bytes:
+    """Return a long of Avro."""
+    left, data = (number << 1) ^ (number >> 63), bytearray()
+    while left > 0x7F:
+        data.append(left & 0x7F | 0x80)
+        left >>= 7
+    return bytes([*data, left])
+
+
+def test_instants_of_nanoseconds_in_json_are_exact_or_bad_records() -> None:
+    nanoseconds = pa.schema(
+        [("at", pa.timestamp("ns", "UTC")), ("all", pa.list_(pa.timestamp("ns")))]
+    )
+    values = [
+        b'{"at": "2020-01-01T00:00:00.000000001Z", "all": ["2020-01-01T00:00:00.1234567"]}',
+        b'{"at": "2020-01-01T05:30:00.1234567895+05:30"}',
+        b'{"at": "2020-01-01T05:30:00.123456789+05:30", "all": null}',
+        b'{"at": "2020-01-01T00:00:00.999999999Z"}',
+    ]
+    described = source("json", nanoseconds, on_bad_record="dead_letter")
+    rows = collected(described, values)
+    batch = taken(rows)
+    first = 1_577_836_800_000_000_000
+    assert batch.column("at").cast(pa.int64()).to_pylist() == [
+        first + 1,
+        first + 123_456_789,
+        first + 999_999_999,
+    ]
+    assert batch.column("all").flatten().cast(pa.int64()).to_pylist() == [first + 123_456_700]
+    assert "finer than the column's unit, ns" in rows.refusals.taken()[0].reason
+    found, why = faults(
+        source("json", "at TIMESTAMP", on_bad_record="dead_letter"),
+        [b'{"at": "2020-01-01T00:00:00.123456000Z"}', b'{"at": "2020-01-01T00:00:00.1234567Z"}'],
+    )
+    assert [row["at"].microsecond for row in found] == [123_456]
+    assert "finer than the column's unit, us" in why[1]
+
+
+@pytest.mark.parametrize("schema", [False, True])
+def test_instants_of_debezium_that_are_finer_than_their_column_are_bad_records(
+    schema: bool,
+) -> None:
+    def change(operation: str, number: int, digits: str) -> bytes:
+        at = f"2020-01-01T00:00:00.{digits}Z"
+        row = {"id": number, "at": at, "all": [at]}
+        deletes = operation == "d"
+        before, after = (row, None) if deletes else (None, row)
+        return envelope(operation, before, after, schema=schema)
+
+    values = [
+        change("c", 0, "123456"),
+        change("u", 1, "1234567"),
+        change("c", 2, "1234560"),
+        change("d", 3, "1234567"),
+        change("d", 4, "000001"),
+    ]
+    columns = "id BIGINT, at TIMESTAMP, all ARRAY<TIMESTAMP>"
+    found, why = faults(source("debezium-json", columns, on_bad_record="dead_letter"), values)
+    kept = [(row["id"], row["at"].microsecond) for row in found]
+    assert kept == [(0, 123_456), (2, 123_456), (4, 1)]
+    for reason in (why[1], why[3]):
+        assert "column 'at'" in reason
+        assert "finer than the column's unit" in reason
+
+
+def test_a_byte_order_mark_is_no_part_of_a_line_wherever_it_stands_in_the_batch() -> None:
+    mark = "\ufeff".encode()
+    described = source("csv", "name STRING, n BIGINT")
+    values = [mark + b"a,1", b"b,2", mark + b"c,3", mark + b'"d\n",4']
+    assert [row["name"] for row in read(described, values)] == ["a", "b", "c", "d\n"]

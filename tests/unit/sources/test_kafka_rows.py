@@ -24,7 +24,7 @@ UTC = dt.timezone.utc
 I64 = 2**63
 
 
-def _settings(schema: SchemaLike, **given_settings: Any) -> KafkaSettings:
+def settings_of(schema: SchemaLike, **given_settings: Any) -> KafkaSettings:
     settings: dict[str, Any] = {
         "bootstrap_servers": "nowhere:1",
         "topics": ("payments",),
@@ -53,7 +53,7 @@ def _messages(*values: bytes | None, first: int = 0) -> list[Message]:
 
 
 def _decoded(schema: SchemaLike, *values: bytes | None, **given_settings: Any) -> list[Any]:
-    rows = JsonRows(_settings(schema, **given_settings))
+    rows = JsonRows(settings_of(schema, **given_settings))
     rows.add(_messages(*values))
     found: list[Any] = rows.take().to_pylist()
     return found
@@ -180,7 +180,7 @@ def test_mixed_timestamps_of_one_column_are_all_exact() -> None:
 def test_newline_or_second_object_inside_a_value_never_shifts_rows() -> None:
     # Each pair is one object too many or too few if values were joined and split again.
     for bad in (b'{"id": 1}\n{"id": 2}', b'{"id": 1', b"\n", b'{"id": 1}{"id": 2}', b""):
-        rows = JsonRows(_settings("id BIGINT NOT NULL", on_bad_record=OnBadRow.DROP))
+        rows = JsonRows(settings_of("id BIGINT NOT NULL", on_bad_record=OnBadRow.DROP))
         rows.add(_messages(b'{"id": 0}', bad, b'{\n"id"\n:\n3\n}'))
         assert rows.take().to_pylist() == [{"id": 0}, {"id": 3}]
         assert rows.refusals.dropped_count == 1
@@ -212,7 +212,7 @@ def test_any_mix_of_good_and_bad_records_keeps_each_row_beside_its_offset(
         st.lists(st.lists(st.one_of(good, bad), max_size=12), max_size=4)
     )
     rows = JsonRows(
-        _settings(
+        settings_of(
             "id BIGINT NOT NULL, price DECIMAL(5, 2)",
             on_bad_record=OnBadRow.DROP,
             include_metadata=True,
@@ -249,17 +249,17 @@ def test_decoded_batches_agree_with_an_independent_decoder() -> None:
 
 
 def test_taking_a_batch_leaves_nothing_behind() -> None:
-    rows = JsonRows(_settings("id BIGINT"))
+    rows = JsonRows(settings_of("id BIGINT"))
     rows.add(_messages(b'{"id": 1}'))
     assert (len(rows), rows.take().num_rows) == (1, 1)
     assert (len(rows), rows.size_bytes, rows.take().num_rows) == (0, 0, 0)
 
 
 def test_raw_rows_keep_bytes_and_place() -> None:
-    rows = RawRows(_settings("x INT", format=ValueFormat.RAW))
+    rows = RawRows(settings_of("x INT", format=ValueFormat.RAW))
     rows.add(_messages(b"\x00", None))
     batch = rows.take()
-    assert batch.schema.equals(schema_of_rows(_settings("x INT", format=ValueFormat.RAW)))
+    assert batch.schema.equals(schema_of_rows(settings_of("x INT", format=ValueFormat.RAW)))
     assert batch.column("value").to_pylist() == [b"\x00", None]
     assert batch.column("offset").to_pylist() == [0, 2]
 
@@ -267,4 +267,4 @@ def test_raw_rows_keep_bytes_and_place() -> None:
 def test_type_that_json_cannot_fill_is_refused_when_the_source_is_built() -> None:
     for kind in (pa.duration("s"), pa.time64("us"), pa.map_(pa.int32(), pa.int32()), pa.null()):
         with pytest.raises(ConfigError, match="column 'x'"):
-            JsonRows(_settings(pa.schema([pa.field("x", kind)])))
+            JsonRows(settings_of(pa.schema([pa.field("x", kind)])))

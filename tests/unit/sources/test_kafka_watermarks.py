@@ -2,21 +2,64 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
+import pytest
+from confluent_kafka import Message
+from tests.unit.sources.test_kafka_rows import settings_of
 
-from onceflow.sources.kafka.messages import METADATA_FIELDS
-from onceflow.sources.kafka.rows import rows_by_partition
+from onceflow.core.formats.keys import KeyFormat
+from onceflow.core.spi import OnBadRow
+from onceflow.sources.kafka.messages import runs_of
+from onceflow.sources.kafka.rows import rows_of
+from onceflow.sources.kafka.settings import ValueFormat
 
-SCHEMA = pa.schema(METADATA_FIELDS[:3])
-
-
-def test_runs_of_rows_are_told_by_partition() -> None:
-    rows = pa.record_batch(
-        [["a", "a", "a", "b", "b", "a"], [0, 0, 1, 1, 1, 1], [7, 8, 3, 0, 1, 4]], schema=SCHEMA
-    )
-    assert rows_by_partition(rows) == [("a-0", 2), ("a-1", 1), ("b-1", 2), ("a-1", 1)]
+COLUMNS = pa.schema([("amount", pa.int64())])
 
 
-def test_rows_that_do_not_say_where_they_are_from_tell_nothing() -> None:
-    rows = pa.record_batch([[1, 2]], names=["amount"])
-    assert rows_by_partition(rows) is None
+def message(topic: str, partition: int, value: bytes, offset: int = 0) -> Message:
+    return Message(topic=topic, partition=partition, offset=offset, key=b"k", value=value)
+
+
+def test_runs_of_messages_are_told_by_partition_and_topic() -> None:
+    where = [("a", 0), ("a", 0), ("a", 1), ("b", 1), ("b", 1), ("a", 1)]
+    messages = [message(topic, partition, b"") for topic, partition in where]
+    assert runs_of(messages, ("a", "b")) == [("a-0", 2), ("a-1", 1), ("b-1", 2), ("a-1", 1)]
+    # Of a pattern no topic is known beforehand.
+    assert runs_of(messages, ()) == runs_of(messages, ("a", "b"))
+    assert runs_of(messages[:3], ("a",)) == [("a-0", 2), ("a-1", 1)]
+    assert runs_of([], ()) == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"include_metadata": True},
+        {"key_format": KeyFormat.STRING},
+        {"format": ValueFormat.CSV},
+        {"format": ValueFormat.RAW},
+    ],
+    ids=str,
+)
+def test_rows_tell_their_partitions_whatever_the_format_and_columns(
+    settings: dict[str, Any],
+) -> None:
+    given = {"on_bad_record": OnBadRow.DROP, **settings}
+    rows = rows_of(settings_of(COLUMNS, **given), by_split=True)
+    csv = settings.get("format") is ValueFormat.CSV
+    good, bad = (b"7", b"x") if csv else (b'{"amount": 7}', b"{")
+    # Of a bad record there is no row; raw ones are never bad.
+    rows.add([message("payments", 0, good), message("payments", 1, bad)])
+    rows.add([message("payments", 1, good), message("payments", 2, good)])
+    taken = rows.take()
+    of_1 = 2 if settings.get("format") is ValueFormat.RAW else 1
+    counts: dict[str, int] = {}
+    for split, count in rows.runs:
+        counts[split] = counts.get(split, 0) + count
+    assert counts == {"payments-0": 1, "payments-1": of_1, "payments-2": 1}
+    assert sum(counts.values()) == taken.num_rows
+    rows.add([message("payments", 3, good)])
+    rows.take()
+    assert rows.runs == [("payments-3", 1)]

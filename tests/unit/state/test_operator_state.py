@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import cast
+from dataclasses import field, make_dataclass
+from typing import Any, cast
 
 import pytest
 from tests.unit.state.state_storage_doubles import MemoryStorage
@@ -11,7 +12,7 @@ from tests.unit.state.state_storage_doubles import MemoryStorage
 from onceflow.core.errors import BadStateValue, ConfigError, StateIncompatible
 from onceflow.core.protocol.snapshots import StateHandle
 from onceflow.core.protocol.splits import key_group_range
-from onceflow.core.state import ListStateDescriptor, StateTtlConfig
+from onceflow.core.state import ListStateDescriptor, MapStateDescriptor, StateTtlConfig
 from onceflow.core.state.operator_state import OperatorStateStore
 
 GROUPS = 16
@@ -92,3 +93,39 @@ def test_bytes_that_nobody_asks_for_are_refused_by_name_or_dropped_where_allowed
         again.opened()
     (dropping,) = stores(storage, handles, 1, drop=True)
     assert dropping.opened() == ("state 'index' of operator 'own'",)
+
+
+def test_elements_and_broadcast_entries_of_a_wider_type_are_kept_and_never_rounded() -> None:
+    def account(kind: Any, *others: Any) -> Any:
+        return make_dataclass("Account", [("sizes", kind), *others])
+
+    def states_of(store: OperatorStateStore, kind: Any) -> tuple[Any, Any]:
+        return (
+            store.list_state(ListStateDescriptor[Any]("elements", kind)),
+            store.broadcast_state(MapStateDescriptor[str, Any]("entries", str, kind)),
+        )
+
+    def kept(value: Any, kind: Any) -> tuple[MemoryStorage, Sequence[StateHandle]]:
+        storage = MemoryStorage()
+        (store,) = stores(storage, (), 1)
+        elements, entries = states_of(store, kind)
+        elements.add(value)
+        entries.may_change = True
+        entries.put("it", value)
+        return storage, store.frozen().upload(storage)
+
+    old = account(list[int])
+    storage, handles = kept(old([2**60]), old)
+    wider = account(list[float], ("name", str, field(default="new")))
+    (store,) = stores(storage, handles, 1)
+    elements, entries = states_of(store, wider)
+    assert elements.get() == [entries.get("it")] == [wider([2.0**60], "new")]
+    (store,) = stores(storage, handles, 1)
+    with pytest.raises(StateIncompatible, match=r"was list\[int\] and is set\[int\]"):
+        states_of(store, account(set[int]))
+    storage, handles = kept(old([2**53 + 1]), old)
+    (store,) = stores(storage, handles, 1)
+    with pytest.raises(StateIncompatible, match=f"'elements' .*{2**53 + 1} is no float"):
+        store.list_state(ListStateDescriptor[Any]("elements", wider))
+    with pytest.raises(StateIncompatible, match=f"'entries' .*{2**53 + 1} is no float"):
+        store.broadcast_state(MapStateDescriptor[str, Any]("entries", str, wider))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pickle
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
 
 import msgspec
 import pyarrow as pa
 import pytest
+from typing_extensions import NotRequired
 
 from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.state import (
@@ -20,7 +21,11 @@ from onceflow.core.state import (
     ValueStateDescriptor,
 )
 from onceflow.core.state.entries import Cells
+from onceflow.core.state.exact_numbers import integers_check
 from onceflow.core.state.serializers import serializer_of
+from onceflow.core.state.widening import reads_as
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -34,6 +39,25 @@ class Point(msgspec.Struct):
     y: int = 0
 
 
+class Box(msgspec.Struct, Generic[T]):
+    of: T
+
+
+@dataclass
+class Tree:
+    value: Box[int]
+    left: Tree | None = None
+    right: Tree | None = None
+
+
+class Row(NamedTuple):
+    at: int
+    name: str
+
+
+Columns = TypedDict("Columns", {"a -> b|{": int, "c": NotRequired[list[Any]]})
+
+
 @pytest.mark.parametrize(
     ("declared", "signature"),
     [
@@ -44,8 +68,13 @@ class Point(msgspec.Struct):
         (int | None, "msgpack/1:int|none"),
         (None | int, "msgpack/1:int|none"),
         (Literal["b", "a"], "msgpack/1:literal['a','b']"),
-        (Account, "msgpack/1:Account"),
-        (list[Point], "msgpack/1:list[Point]"),
+        (Account, "msgpack/1:Account{owner:str,cents?:int}"),
+        (list[Point], "msgpack/1:list[Point{x:int,y?:int}]"),
+        (tuple[Point, Point], "msgpack/1:tuple[Point{x:int,y?:int},Point{...1}]"),
+        (Tree, "msgpack/1:Tree{value:Box{of:int},left?:Tree{...1}|none,right?:Tree{...1}|none}"),
+        (Row, "msgpack/1:Row{*at:int,name:str}"),
+        (Columns, "msgpack/1:Columns{a%20->%20b%7c%7b:int,c?:list}"),
+        (Literal["a] | int"], "msgpack/1:literal['a%5d%20%7c%20int']"),
         (datetime, "msgpack/1:datetime"),
         (pa.int16(), "msgpack/1:int"),
         (pa.list_(pa.float32()), "msgpack/1:list[float|none]"),
@@ -73,7 +102,8 @@ def test_a_field_with_a_default_may_be_added_to_a_type_and_one_without_may_not()
     wider = msgspec.defstruct("Reading", [("at", int), ("unit", str, "C")])
     stricter = msgspec.defstruct("Reading", [("at", int), ("unit", str)])
     data = serializer_of(old).encode(old(at=5))
-    assert serializer_of(wider).signature == serializer_of(old).signature
+    assert reads_as(serializer_of(old).signature, serializer_of(wider).signature)
+    assert not reads_as(serializer_of(old).signature, serializer_of(stricter).signature)
     assert serializer_of(wider).decode(data) == wider(at=5, unit="C")
     with pytest.raises(StateIncompatible, match="'reading' does not read"):
         Cells(serializer_of(stricter), "reading").from_bytes(data)
@@ -115,3 +145,35 @@ def test_a_type_without_bytes_is_refused_when_the_state_is_described() -> None:
 def test_impossible_rocksdb_settings_are_refused(settings: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=next(iter(settings))):
         RocksDBBackend(**settings)  # type: ignore[arg-type]
+
+
+class Circle(msgspec.Struct, tag=True):
+    size: float
+
+
+class Pair(msgspec.Struct, tag=True, array_like=True):
+    size: float
+    number: int
+
+
+class Serial(msgspec.Struct, tag=True):
+    size: int
+
+
+def test_of_several_classes_the_one_that_a_value_names_says_which_integers_are_rounded() -> None:
+    large = 2**53 + 1
+    check = integers_check(list[Circle | Serial] | None)
+    check(msgspec.msgpack.encode([{"type": "Serial", "size": large}]))
+    with pytest.raises(ValueError, match="is no float"):
+        check(
+            msgspec.msgpack.encode(
+                [{"type": "Serial", "size": 1}, {"type": "Circle", "size": large}]
+            )
+        )
+    check = integers_check(Pair | int)
+    check(msgspec.msgpack.encode(["Pair", 1, large]))
+    check(msgspec.msgpack.encode(large))
+    with pytest.raises(ValueError, match="is no float"):
+        check(msgspec.msgpack.encode(["Pair", large, 1]))
+    with pytest.raises(ValueError, match="is no float"):
+        integers_check(float | str)(msgspec.msgpack.encode(large))

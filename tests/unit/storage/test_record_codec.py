@@ -123,22 +123,28 @@ def test_a_record_is_two_lines_of_json_that_people_can_read() -> None:
 def test_format_1_is_these_very_bytes() -> None:
     """Fails when a field of the protocol's values changes: then FORMAT must change with it."""
     data, digest = encode_record(DECIDED)
-    written = (
+    begins = (
         b'{"format":1,"kind":"checkpoint_decided","record":{"sequence":2,"attempt":1,"completed":'
         b'{"checkpoint":5,"attempt":1,"parallelism":1,"max_parallelism":128,"snapshots":['
         b'{"subtask":{"chain":"balance","index":0},"operators":[{"uid":"balance","keyed":[],'
         b'"raw":[],"lists":{"splits":["AP8=",""]},"committables":[{"transaction":{"sink_id":"sink",'
-        b'"attempt":1,"checkpoint":5,"subtask":0,"sequence":0},"rows":7,"payload":"AP4="}]}],'
+        b'"attempt":1,"checkpoint":5,"subtask":0,"sequence":0},"rows":7,"payload":"AP4="}]'
+    )
+    described = b',"described":{}'
+    written = (
+        b"}],"
         b'"timings":{"alignment_ms":0.1,"sync_ms":2.5,"async_ms":1e-9,"start_delay_ms":3.0,'
         b'"size_bytes":10'
     )
     adds = b',"uploaded_bytes":0,"in_flight_bytes":0,"overtaken":false},"in_flight":[]'
     times = b'}],"triggered_at_ms":1,"completed_at_ms":2,"final":false'
     ends = b',"delivered_through":0,"undelivered":[]},"previous":"previous"', b',"memory":null}}'
-    assert data.splitlines()[0] == written + adds + times + b"".join(ends)
-    # As versions wrote it that remembered nothing, and knew no commits of whole checkpoints and no
-    # rows in flight.
-    older = written + b"}" + times + b'},"previous":"previous"}}'
+    told = b',"input_ended":false'
+    whole = begins + described + written + adds + times + told + b"".join(ends)
+    assert data.splitlines()[0] == whole
+    # As versions wrote it that remembered nothing, and knew no settings of operators, no commits of
+    # whole checkpoints, no rows in flight and no end of the input.
+    older = begins + written + b"}" + times + b'},"previous":"previous"}}'
     assert decode_record(seal(older)[0], WHERE).record == DECIDED
     assert decode_record(data, WHERE).digest == digest
     handle = StateHandle("k", "p", 1, "c", 2, 3, True, b"i")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.staging import is_staged
 from onceflow.core.storage import FileStagingArea
 from onceflow.core.storage import staging as staging_module
+from onceflow.core.storage.local import LocalFileSystem
 
 SINK = "Job.ledger"
 
@@ -118,3 +120,50 @@ def test_damage_is_refused_before_the_first_row(tmp_path: Path, damage: str) -> 
     file.write_bytes(damaged[damage])
     with pytest.raises(StateCorrupt, match=r"1-1-0-0\.arrow"):
         area.read(transaction(1))
+
+
+def test_what_is_staged_is_copied_whole_and_known_as_imported(tmp_path: Path) -> None:
+    job, kept, moved = (area_in(tmp_path / name) for name in ("job", "kept", "moved"))
+    for number in (1, 2, 3):
+        sealed(job, transaction(number), number)
+    assert job.copy_to(kept, lambda one: one.checkpoint <= 2) == (transaction(1), transaction(2))
+    assert moved.import_from(kept) == (transaction(1), transaction(2))
+    assert moved.import_from(kept) == (transaction(1), transaction(2)), "again, after a crash"
+    sealed(moved, transaction(4), 4)
+    assert [moved.is_imported(transaction(number)) for number in (1, 2, 4)] == [True, True, False]
+    assert not job.is_imported(transaction(1))
+    assert moved.transactions() == [transaction(1), transaction(2), transaction(4)]
+    found = moved.read(transaction(2))
+    assert found is not None
+    assert [got["id"].to_pylist() for _, got in found] == [[2]]
+
+
+def test_a_proof_that_takes_the_place_of_rows_while_they_are_copied_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A committer writes its proof and deletes the rows, after the first look and before a copy."""
+    job, kept = area_in(tmp_path / "job"), area_in(tmp_path / "kept")
+    sealed(job, transaction(1), 1)
+    proof = transaction(1, subtask=9)
+    read_chunks = type(job.fs).read_chunks
+
+    def committed_before(fs: LocalFileSystem, path: str) -> Iterator[bytes] | None:
+        if job.contains(transaction(1)):
+            sealed(job, proof, 0)
+            job.discard(transaction(1))
+        return read_chunks(fs, path)
+
+    monkeypatch.setattr(type(job.fs), "read_chunks", committed_before)
+    assert job.copy_to(kept, lambda _: True) == (proof,)
+
+
+@pytest.mark.parametrize("damage", ["cut", "altered", "emptied"])
+def test_damaged_rows_are_not_copied(tmp_path: Path, damage: str) -> None:
+    job, kept = area_in(tmp_path / "job"), area_in(tmp_path / "kept")
+    sealed(job, transaction(1), *range(100))
+    path = Path(job.fs.location(job.path(transaction(1))))
+    data = path.read_bytes()
+    path.write_bytes({"cut": data[:-3], "altered": b"\xff" + data[1:], "emptied": b""}[damage])
+    with pytest.raises(StateCorrupt, match="damaged"):
+        job.copy_to(kept, lambda _: True)
+    assert kept.transactions() == []

@@ -1,0 +1,124 @@
+"""Configuration files: ours are TOML, and Flink's own are YAML, or lines `key: value`.
+
+The name tells which: `flink-conf.yaml` is Flink 1's file, read line by line as Flink reads it; any
+other name that ends in `.yaml` or `.yml` is a file as Flink 2's `config.yaml`; the rest is TOML.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from onceflow.core.errors import ConfigError
+
+_FLINK_1 = "flink-conf.yaml"
+_YAML_SUFFIXES = frozenset({".yaml", ".yml"})
+_NO_VALUE = frozenset({"", "~", "null", "Null", "NULL"})
+_DEPTH_MAX = 20
+"""Flink's deepest name has eight parts. Only a file that contains itself is deeper than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenSetting:
+    """A setting as a file has it: its dotted name, its value, and file with line where known."""
+
+    name: str
+    location: str
+    value: object
+
+
+def is_flink_file(path: Path) -> bool:
+    """Return whether `path` is named as Flink names its configuration."""
+    return path.suffix.lower() in _YAML_SUFFIXES
+
+
+def read_settings(path: Path) -> list[WrittenSetting]:
+    """Read all settings of a file, in the order of the file.
+
+    Raises:
+        ConfigError: The file cannot be read, or is not of the format that its name says.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.name == _FLINK_1:
+            return list(_read_lines(path, text))
+        if is_flink_file(path):
+            return list(_read_yaml(path, text))
+        return list(_read_toml(path, text))
+    except OSError as error:
+        raise ConfigError(f"configuration file {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"configuration file {path} is not UTF-8: {error}") from None
+
+
+# --- TOML ----------------------------------------------------------------------------------------
+
+
+def _read_toml(path: Path, text: str) -> Iterator[WrittenSetting]:
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        table: dict[str, object] = toml.loads(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"configuration file {path} is not TOML: {error}. Flink's own YAML is read too, from a"
+            " file whose name ends in .yaml or .yml"
+        ) from None
+    for name, value in _flatten(table, ""):
+        yield WrittenSetting(name, f"file {path}", value)
+
+
+def _flatten(table: Mapping[str, object], above: str) -> Iterator[tuple[str, object]]:
+    """Yield what `table` holds by dotted names, which may stand in tables or be quoted."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flatten(cast("dict[str, object]", value), f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+# --- Flink's -------------------------------------------------------------------------------------
+
+
+def _read_lines(path: Path, text: str) -> Iterator[WrittenSetting]:
+    """Read Flink 1's file: `key: value`, comments from `#` on; other lines are skipped.
+
+    Source: Flink 1.20, GlobalConfiguration.loadLegacyYAMLResource.
+    """
+    for number, line in enumerate(text.splitlines(), 1):
+        name, colon, value = line.partition("#")[0].strip().partition(": ")
+        if colon and name.strip() and value.strip():
+            yield WrittenSetting(name.strip(), f"file {path}:{number}", value.strip())
+
+
+def _read_yaml(path: Path, text: str) -> Iterator[WrittenSetting]:
+    yaml = importlib.import_module("yaml")
+    try:
+        # The base loader leaves scalars as they are written: each option knows its own type.
+        root: Any = yaml.compose(text, Loader=yaml.BaseLoader)
+    except yaml.YAMLError as error:
+        told = re.sub(r"\s+", " ", str(error))
+        raise ConfigError(f"configuration file {path} is not YAML: {told}") from None
+    if root is not None:
+        yield from _walk(path, root, "", 0)
+
+
+def _walk(path: Path, node: Any, above: str, depth: int) -> Iterator[WrittenSetting]:
+    location = f"file {path}:{node.start_mark.line + 1}"
+    if node.id != "mapping" or depth > _DEPTH_MAX:
+        raise ConfigError(f"{location}: this is no table of settings, `name: value`")
+    for key, value in node.value:
+        location = f"file {path}:{key.start_mark.line + 1}"
+        if key.id != "scalar":
+            raise ConfigError(f"{location}: this is no name of a setting")
+        name = f"{above}{key.value}"
+        if value.id == "mapping":
+            yield from _walk(path, value, f"{name}.", depth + 1)
+        elif value.id == "sequence":
+            yield WrittenSetting(name, location, [item.value for item in value.value])
+        elif value.value not in _NO_VALUE:
+            yield WrittenSetting(name, location, value.value)

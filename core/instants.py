@@ -1,0 +1,74 @@
+"""Dates and times that Python has no values for.
+
+A column of Arrow holds instants far beyond the years 1 to 9999 of Python's `datetime`, and times of
+day of more than a day. Functions, keys and several sinks see values of Python, so a source gives no
+others: a record that holds one is a bad record.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
+BEYOND_PYTHON = "a date or time outside of the years 1 to 9999, which Python does not have"
+ERRORS = (OverflowError, ValueError, ArithmeticError)
+"""What pyarrow raises for a value that Python does not have."""
+
+
+def rows_beyond_python(column: pa.Array) -> list[int]:
+    """Return the rows of `column` that hold a date or time that Python has no value for."""
+    if _all_within(column):
+        return []
+    return [row for row in range(len(column)) if not _all_within(column.slice(row, 1))]
+
+
+def _all_within(column: pa.Array) -> bool:
+    kind = column.type
+    if types.is_nested(kind) or types.is_dictionary(kind):
+        return all(map(_all_within, _values_of(column)))
+    if types.is_time(kind):
+        return _within_a_day(column)
+    return not types.is_temporal(kind) or types.is_interval(kind) or _ends_within(column)
+
+
+def _values_of(column: pa.Array) -> list[pa.Array]:
+    """Return what is inside of nested values."""
+    kind = column.type
+    if types.is_struct(kind):
+        structs: list[pa.Array] = column.flatten()
+        return structs
+    if types.is_dictionary(kind):
+        return [column.cast(kind.value_type)]
+    if types.is_map(kind):
+        entries: list[pa.Array] = column.cast(_as_list(kind)).flatten().flatten()
+        return entries
+    return [pc.list_flatten(column)]
+
+
+def _as_list(kind: pa.DataType) -> pa.DataType:
+    entry = pa.struct([pa.field("key", kind.key_type, nullable=False), ("value", kind.item_type)])
+    return pa.list_(entry)
+
+
+def _within_a_day(column: pa.Array) -> bool:
+    ends = pc.min_max(column.view(pa.int32() if types.is_time32(column.type) else pa.int64()))
+    first, last = ends.as_py().values()
+    return first is None or 0 <= first <= last < _DAY[column.type.unit]
+
+
+def _ends_within(column: pa.Array) -> bool:
+    """Whether the first and the last instant have a value, and so all between them."""
+    kind = column.type
+    if types.is_timestamp(kind) and kind.unit == "ns":
+        return True  # 1677 to 2262
+    words = column.view(pa.int32() if types.is_date32(kind) else pa.int64())
+    ends = pc.min_max(words).as_py()
+    if ends["min"] is None:
+        return True
+    try:
+        pa.array([ends["min"], ends["max"]], words.type).view(kind).to_pylist()
+    except ERRORS:
+        return False
+    return True

@@ -1,0 +1,123 @@
+"""Settings of stateful operators under which their state means what it does.
+
+Each checkpoint says it of each such operator, by name and as text (`OperatorSnapshot.described`). A
+start compares it with the pipeline, before any slot begins:
+
+    key                 what kind of values its keys are: as another kind none would be found again
+    windows, time, size, slide, offset, gap     another value cuts what is kept into other windows
+    lower, upper        of joins by time: what is kept was kept for these
+    allowed lateness    may become shorter. What is over under the longer one is over under the
+                        shorter one. A longer one would begin anew what is gone already.
+
+A setting that one of the two does not have is not compared: the states themselves differ then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from onceflow.core.graph import (
+    AggregateWindows,
+    JoinConnected,
+    Operator,
+    ProcessBatches,
+    ProcessBroadcast,
+    ProcessConnected,
+    ProcessKeyed,
+    RunAggregates,
+    Work,
+)
+from onceflow.core.join_functions import TimedJoin
+from onceflow.core.state.accumulator_shape import key_kind
+from onceflow.core.window_functions import WindowsOfRecords
+from onceflow.core.windows import EventTimeSessionWindows, WindowAssigner, pane_windows
+
+LATENESS = "allowed lateness"
+
+
+def describe_operator(operator: Operator) -> dict[str, str]:
+    """Return the settings of `operator` by name; empty when its state stands under none."""
+    key = _key_of(operator.work)
+    if not key:
+        return {}
+    schema = operator.input_schema
+    return {"key": _key_text([schema.field(name).type for name in key])} | _times_of(operator.work)
+
+
+def find_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return what differs, with both values, where state kept `before` would be misread `now`."""
+    return [
+        f"{name} was {before[name]} and is now {now[name]}"
+        for name in now
+        if name in before and not _is_kept(name, before[name], now[name])
+    ]
+
+
+def _is_kept(name: str, before: str, now: str) -> bool:
+    if name == LATENESS:
+        return int(now.removesuffix(" ms")) <= int(before.removesuffix(" ms"))
+    return before == now
+
+
+def _key_of(work: Work) -> Sequence[str]:
+    match work:
+        case (
+            ProcessKeyed() | ProcessBatches() | ProcessBroadcast() | RunAggregates()
+        ) | AggregateWindows():
+            return work.key
+        case ProcessConnected() | JoinConnected():
+            return work.keys[0]
+        case _:
+            return ()
+
+
+def _key_text(types: Sequence[pa.DataType]) -> str:
+    kinds: list[str] = []
+    for key_type in types:
+        kind = key_kind(key_type)
+        # In memory and in snapshots a key with a zone is another than one without.
+        zoned = kind == "timestamp" and key_type.tz is not None
+        kinds.append("timestamp with a zone" if zoned else kind)
+    return ", ".join(kinds)
+
+
+def _times_of(work: Work) -> dict[str, str]:
+    match work:
+        case AggregateWindows():
+            return _windows_of(work.windows, work.lateness_ms, by_clock=work.time is None)
+        case ProcessKeyed(function=function) | ProcessConnected(function=function) if isinstance(
+            function, WindowsOfRecords
+        ):
+            windows, lateness_ms = function.windows, function.lateness_ms
+            return _windows_of(windows, lateness_ms, by_clock=function.by_clock)
+        case JoinConnected(join=join):
+            return _reach_of(join)
+        case _:
+            return {}
+
+
+def _windows_of(windows: WindowAssigner, lateness_ms: int, *, by_clock: bool) -> dict[str, str]:
+    of_all = {"time": _time_text(by_clock), LATENESS: f"{lateness_ms} ms"}
+    if isinstance(windows, EventTimeSessionWindows):
+        return {"windows": "sessions", "gap": f"{windows.gap_ms} ms"} | of_all
+    panes = pane_windows(windows, lateness_ms)
+    return {
+        "windows": "of one size",
+        "size": f"{panes.size_ms} ms",
+        "slide": f"{panes.slide_ms} ms",
+        "offset": f"{panes.offset_ms} ms",
+    } | of_all
+
+
+def _reach_of(join: TimedJoin) -> dict[str, str]:
+    return {
+        "time": _time_text(join.by_clock),
+        "lower": f"{join.lower_ms} ms",
+        "upper": f"{join.upper_ms} ms",
+    }
+
+
+def _time_text(by_clock: bool) -> str:
+    return "processing time" if by_clock else "event time"

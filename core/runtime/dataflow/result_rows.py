@@ -1,0 +1,150 @@
+"""What functions of records return, as rows of a schema, and these as a record batch.
+
+The values of a record are taken the moment that it is returned, yielded or emitted, so the function
+may change the record afterwards. They become columns by `exact_array`, which cuts nothing off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any, TypeAlias, cast
+
+import pyarrow as pa
+
+from onceflow.core.errors import UserFunctionError
+from onceflow.core.exact_arrays import InexactValue, exact_array
+from onceflow.core.functions import Record
+from onceflow.core.record_copies import copy_value
+from onceflow.core.runtime.dataflow.user_functions import result_error
+
+Results: TypeAlias = Record | Iterable[Record] | None
+
+_TAKE_RECORD = """
+def make(extend, refuse, copy_value):
+    def take_record(record):
+        try:
+            if len(record) == {width}:
+                extend(({values}))
+                return
+        except (LookupError, TypeError):
+            pass
+        refuse(record)
+    return take_record
+"""
+
+
+class ResultRows:
+    """Takes the records that one function returns, and makes batches of a schema of them."""
+
+    def __init__(self, uid: str, schema: pa.Schema) -> None:
+        self._uid = uid
+        self.schema = schema
+        self._values: list[Any] = []
+        """Row after row: one list is many times as cheap as a tuple for each row."""
+        changeable = tuple(_is_changeable(field.type) for field in schema)
+        self.take_record: Callable[[Record], None] = _maker(tuple(schema.names), changeable)(
+            self._values.extend, self._refuse, copy_value
+        )
+        """Takes the values of one record, as they are now.
+
+        Raises UserFunctionError unless it is a dict with the columns of the schema and no others.
+        """
+
+    @property
+    def count(self) -> int:
+        """How many records were taken since the last batch."""
+        return len(self._values) // len(self.schema) if len(self.schema) else 0
+
+    def take(self, result: Results) -> None:
+        """Take what a function has returned: a record, several, or None for nothing.
+
+        Raises:
+            UserFunctionError: See `take_record`.
+        """
+        if isinstance(result, dict):
+            self.take_record(cast("Record", result))
+        elif result is not None:
+            for record in result:
+                self.take_record(record)
+
+    def batch(self) -> pa.RecordBatch:
+        """Return what was taken since the last batch.
+
+        Raises:
+            UserFunctionError: A column does not hold a value exactly; names column and record.
+        """
+        width = len(self.schema)
+        arrays: list[pa.Array] = []
+        for place, field in enumerate(self.schema):
+            try:
+                arrays.append(exact_array(self._values[place::width], field.type))
+            except InexactValue as error:
+                values = self._values[error.row * width : (error.row + 1) * width]
+                record = dict(zip(self.schema.names, values, strict=True))
+                problem = f"a value for column {field.name!r} that is no {field.type}: {error}"
+                raise result_error(self._uid, problem, field.name, record) from error
+        self._values.clear()
+        return pa.record_batch(arrays, schema=self.schema)
+
+    def batch_of_pieces(self, pieces: Iterable[object]) -> pa.RecordBatch:
+        """Return what is taken while `pieces` are iterated over; each becomes columns at once.
+
+        Raises:
+            UserFunctionError: See `batch`.
+        """
+        batches = [self.batch() for _ in pieces]
+        if len(batches) == 1:
+            return batches[0]
+        if not batches:
+            return self.batch()
+        columns = zip(*(one.columns for one in batches), strict=True)
+        return pa.record_batch([pa.concat_arrays(parts) for parts in columns], schema=self.schema)
+
+    def _refuse(self, record: Any) -> None:
+        """Raise UserFunctionError: say why `record` is none of the schema."""
+        raise self._record_error(record)
+
+    def _record_error(self, record: Any) -> UserFunctionError:
+        names = self.schema.names
+        if not isinstance(record, dict):
+            problem = f"a {type(record).__name__} and no record (a dict)"
+            return result_error(self._uid, problem, "", record)
+        values = cast("Record", record)
+        for name in names:
+            if name not in values:
+                problem = (
+                    f"a record without column {name!r}; return every column of the schema or"
+                    " declare another schema"
+                )
+                return result_error(self._uid, problem, name, values)
+        unknown = [name for name in values if name not in names]
+        problem = (
+            f"a record with {', '.join(map(repr, unknown))}, and its schema has the columns"
+            f" {', '.join(names)} alone: declare the schema of what it returns, or leave that out"
+        )
+        return result_error(self._uid, problem, str(unknown), values)
+
+
+@lru_cache(maxsize=256)
+def _maker(names: tuple[str, ...], changeable: tuple[bool, ...]) -> Callable[..., Any]:
+    """Return what makes the function that takes a record.
+
+    It is compiled, as dataclasses are: a display of constant keys is the fastest way to read a
+    dict. Column names come in as literals of strings, values never.
+    """
+    read = [f"record[{name!r}]" for name in names]
+    values = [
+        f"copy_value({value})" if may_change else value
+        for value, may_change in zip(read, changeable, strict=True)
+    ]
+    code = _TAKE_RECORD.format(width=len(names), values="".join(f"{value}, " for value in values))
+    namespace: dict[str, Any] = {}
+    exec(code, namespace)  # noqa: S102
+    return cast("Callable[..., Any]", namespace["make"])
+
+
+def _is_changeable(kind: pa.DataType) -> bool:
+    """Whether values of the type may be objects that change."""
+    types = pa.types
+    return types.is_nested(kind) or types.is_binary(kind) or types.is_large_binary(kind)

@@ -1,0 +1,73 @@
+"""Writes how a job runs and has ended into checkpoint storage, and keeps nobody waiting for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+
+from onceflow.core.errors import OnceflowError
+from onceflow.core.runtime.driver.background import Background
+from onceflow.core.runtime.driver.job_events import JobState
+from onceflow.core.storage import JobStorage
+from onceflow.core.storage.last_run import ERROR_LENGTH_MAX, LastRun
+
+END_TIMEOUT_S = 10.0
+"""How long an ended job waits for storage to take the record: it has ended whether or not."""
+
+_log = logging.getLogger("onceflow.runtime.driver")
+
+
+@dataclass(slots=True)
+class RunRecorder:
+    """One driver's record. Called by the job's own thread; what fails here never fails the job."""
+
+    storage: JobStorage
+    _run: LastRun | None = None
+    _writer: Background = field(default_factory=lambda: Background("last run"))
+
+    def begin(self) -> None:
+        """Write, soon, that this driver owns the job. Does nothing when it has."""
+        if self._run is None:
+            self._run = run = LastRun(
+                run=secrets.token_hex(8),
+                state=JobState.RUNNING.value,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                began_ms=int(time.time() * 1000),
+            )
+            self._writer.submit(lambda: self._write(run))
+
+    def end(self, state: JobState, attempt: int, error: str) -> None:
+        """Write how the job has ended; returns when it is written, or soon after.
+
+        A driver that never owned the job writes nothing.
+        """
+        run = self._run
+        if run is not None:
+            run = msgspec.structs.replace(
+                run,
+                state=state.value,
+                ended_ms=int(time.time() * 1000),
+                attempt=attempt,
+                error=error[:ERROR_LENGTH_MAX],
+            )
+            ended = run
+            self._writer.submit(lambda: self._write(ended))
+            if not self._writer.finish(END_TIMEOUT_S):
+                _log.warning("how the job has ended is not in %s yet", self.storage)
+        self._writer.end(lambda: None, 0)
+
+    def _write(self, run: LastRun) -> None:
+        try:
+            if run.ended_ms:
+                self.storage.last_run.end(run)
+            else:
+                self.storage.last_run.begin(run)
+        except OnceflowError as error:
+            _log.warning("how the job runs is not written into %s: %s", self.storage, error)

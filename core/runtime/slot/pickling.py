@@ -1,0 +1,131 @@
+"""How a program is pickled: cloudpickle, and what it sends by value and breaks.
+
+What `__main__` defines goes by value. Two things do not survive that by themselves:
+
+- `dataclasses.MISSING` says that a field has no default, and is known by its identity. As a copy it
+  would be a default: a field that is new would be filled with it. It is sent by its name.
+- A class of `msgspec.Struct` has its fields from the moment that it is made, and cloudpickle adds
+  them later. It is made anew from its fields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import typing
+from typing import Any, cast
+
+import cloudpickle
+import msgspec
+
+_BY_NAME: dict[int, str] = {
+    id(value): name
+    for name, value in vars(dataclasses).items()
+    if name in {"MISSING", "KW_ONLY", "_HAS_DEFAULT_FACTORY"}
+}
+_CONFIGURED = (
+    *("frozen", "order", "eq", "array_like", "gc", "repr_omit_defaults", "omit_defaults"),
+    *("forbid_unknown_fields", "weakref", "dict", "cache_hash", "tag", "tag_field"),
+)
+_MADE = frozenset(
+    {"__annotations__", "__dict__", "__weakref__", "__doc__", "__module__", "__qualname__"}
+)
+_Struct: Any = type(msgspec.Struct)
+
+
+class _Pickler(cloudpickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        name = _BY_NAME.get(id(obj))
+        if name is not None:
+            return name
+        reduced = super().reducer_override(obj)
+        if reduced is not NotImplemented and isinstance(obj, _Struct):
+            return _reduce_struct(obj)
+        return reduced
+
+
+def pickle_by_value(value: object) -> bytes:
+    """Return `value` as bytes that `cloudpickle.loads` reads."""
+    with io.BytesIO() as file:
+        _Pickler(file).dump(value)
+        return file.getvalue()
+
+
+def _reduce_struct(kind: Any) -> tuple[Any, ...]:
+    """Return how a class of `msgspec.Struct` is made anew: first with its fields alone."""
+    namespace: dict[str, Any] = {**kind.__dict__}
+    own: dict[str, Any] = namespace.get("__annotations__", {})
+    hints = _resolve_annotations(kind, own)
+    members: dict[str, Any] = {
+        "__annotations__": hints,
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__doc__": kind.__doc__,
+    }
+    fields = {
+        field.name: _options_of(field)
+        for field in msgspec.structs.fields(kind)
+        if field.name in own
+    }
+    config = {name: getattr(kind.__struct_config__, name) for name in _CONFIGURED}
+    others: dict[str, Any] = {
+        name: value
+        for name, value in namespace.items()
+        if name not in _MADE
+        and name not in kind.__struct_fields__
+        and not name.startswith(("__struct_", "__match_args__", "__slots__"))
+    }
+    # The others are set later: methods may name the class.
+    if any(isinstance(hint, str) for hint in hints.values()):
+        # msgspec looks for the names of types in the class, too: this one is told there.
+        others[kind.__name__] = kind
+    made_of: tuple[Any, ...] = (kind.__name__, kind.__bases__, members, fields, config)
+    return make_struct, made_of, others, None, None, _fill
+
+
+def _resolve_annotations(kind: Any, own: dict[str, Any]) -> dict[str, Any]:
+    """Return the types of fields: what is written as text has its names here, not in the slot."""
+    try:
+        hints = typing.get_type_hints(kind, include_extras=True)
+    except (NameError, TypeError):
+        return dict(own)
+    return {
+        name: text if _mentions(hints.get(name), kind) else hints.get(name, text)
+        for name, text in own.items()
+    }
+
+
+def _mentions(hint: object, kind: object) -> bool:
+    return hint is kind or any(_mentions(one, kind) for one in typing.get_args(hint))
+
+
+def _options_of(field: Any) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    if field.default is not msgspec.NODEFAULT:
+        given["default"] = field.default
+    elif field.default_factory is not msgspec.NODEFAULT:
+        given["default_factory"] = field.default_factory
+    if field.encode_name != field.name:
+        given["name"] = field.encode_name
+    return given
+
+
+def make_struct(
+    name: str,
+    bases: tuple[type, ...],
+    members: dict[str, Any],
+    fields: dict[str, dict[str, Any]],
+    config: dict[str, Any],
+) -> Any:
+    """Return a class of `msgspec.Struct`. Runs in a slot."""
+    made = {name: msgspec.field(**options) for name, options in fields.items() if options}
+    try:
+        return _Struct(name, bases, members | made, **config)
+    except TypeError:
+        # A field without a default behind one with: those were by keyword alone.
+        return _Struct(name, bases, members | made, **config, kw_only=True)
+
+
+def _fill(kind: Any, others: dict[str, Any]) -> None:
+    for name, value in others.items():
+        setattr(kind, name, cast("object", value))

@@ -1,0 +1,115 @@
+"""A process's own local files, and those that processes which were killed have left.
+
+    <base>/onceflow-<job>-<slot>-<drawn>/       what a slot keeps on local disk: RocksDB, spools
+    <base>/onceflow-<job>-<slot>-<drawn>.lock   locked by its process for as long as that lives
+
+The lock ends with the process, however that dies. So who gets the lock of another directory knows
+that nobody uses that directory, also when the process's number was given to another one since. The
+lock is taken before the directory is made, and the lock file is deleted after the directory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import secrets
+import shutil
+import threading
+from pathlib import Path
+
+_PREFIX, _SUFFIX = "onceflow-", ".lock"
+_creating = threading.Lock()
+_of_processes: dict[tuple[int, Path], ScratchDirectory] = {}
+_log = logging.getLogger("onceflow.scratch")
+
+
+class ScratchDirectory:
+    """A directory of this process alone. Made by `create`."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        """Take an empty directory and the open file of its lock."""
+        self.path = path
+        self._lock: int | None = lock
+
+    @classmethod
+    def create(cls, base: Path, owner: str) -> ScratchDirectory:
+        """Make a new directory in `base`, after deleting those of processes that are dead.
+
+        `owner` is in its name, for people.
+
+        Raises:
+            OSError: It cannot be made.
+        """
+        base.mkdir(parents=True, exist_ok=True)
+        delete_left_behind(base)
+        while True:
+            path = base / f"{_PREFIX}{owner}-{secrets.token_hex(8)}"
+            lock = os.open(_lock_of(path), os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+            try:
+                if _locked(lock, _lock_of(path)):
+                    path.mkdir(mode=0o700)
+                    return cls(path, lock)
+            except OSError:
+                os.close(lock)
+                raise
+            os.close(lock)
+
+    def delete(self) -> None:
+        """Delete it with all that is in it. Idempotent."""
+        lock, self._lock = self._lock, None
+        if lock is None:
+            return
+        shutil.rmtree(self.path, ignore_errors=True)
+        _lock_of(self.path).unlink(missing_ok=True)
+        os.close(lock)
+
+
+def directory_of_process(base: Path) -> Path:
+    """Return this process's own directory in `base`: one for all that ask, deleted once it is dead.
+
+    Any thread.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    with _creating:
+        # A process that was forked has another one than its parent.
+        key = os.getpid(), base
+        if key not in _of_processes:
+            _of_processes[key] = ScratchDirectory.create(base, f"process-{os.getpid()}")
+        return _of_processes[key].path
+
+
+def delete_left_behind(base: Path) -> None:
+    """Delete the directories in `base` whose processes are dead. Never raises."""
+    for lock_file in base.glob(f"{_PREFIX}*{_SUFFIX}"):
+        try:
+            lock = os.open(lock_file, os.O_RDWR | os.O_NOFOLLOW)
+        except OSError:
+            # Another user's, or deleted meanwhile.
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            directory = lock_file.with_name(lock_file.name.removesuffix(_SUFFIX))
+            shutil.rmtree(directory, ignore_errors=True)
+            lock_file.unlink(missing_ok=True)
+            _log.info("deleted %s, which a process that was killed has left", directory)
+        except OSError:
+            # A living process has it.
+            continue
+        finally:
+            os.close(lock)
+
+
+def _locked(lock: int, file: Path) -> bool:
+    """Lock `lock`, newly made as `file`; return False if another process swept it before."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(lock), file.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
+
+
+def _lock_of(directory: Path) -> Path:
+    return directory.with_name(f"{directory.name}{_SUFFIX}")

@@ -1,0 +1,184 @@
+"""Whether integers that were kept read exactly where a type asks for floats now.
+
+A float equals every integer up to 2^53, and only some beyond. Which ones were kept, the bytes tell:
+they are asked once, when a state opens under another type than it was written with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec import inspect
+
+from onceflow.core.decoders import type_info
+
+Check: TypeAlias = Callable[[Any], None]
+"""Raises ValueError for a decoded value, not yet of its type, with an integer that no float is."""
+
+
+def exact_float(number: int) -> float:
+    """Return `number` as the float that equals it.
+
+    Raises:
+        ValueError: There is none.
+    """
+    value = float(number)
+    if value != number:
+        raise ValueError(f"{number} is no float: it would become {int(value)}")
+    return value
+
+
+def integers_check(python_type: Any) -> Callable[[bytes], None]:
+    """Return what raises ValueError for the bytes of a value of which an integer would be rounded.
+
+    The bytes are those of another type that `python_type` widens.
+    """
+    check = _Checks().of(type_info(python_type))
+    return lambda data: check(msgspec.msgpack.decode(data))
+
+
+class _Checks:
+    """Makes the checks of one type."""
+
+    def __init__(self) -> None:
+        self._classes: dict[int, Check | None] = {}
+        """None while a class is at hand: one that holds itself. The types outlive this object."""
+
+    def of(self, kind: inspect.Type) -> Check:
+        check: Check
+        match kind:
+            case inspect.FloatType():
+                check = _check_number
+            case inspect.UnionType(types=alternatives):
+                check = self._union(alternatives)
+            case inspect.TupleType(item_types=items):
+                check = _each(list(map(self.of, items)))
+            case inspect.CollectionType(item_type=item):
+                check = _all(self.of(item))
+            case inspect.DictType(value_type=item):
+                check = _values(self.of(item))
+            case (
+                inspect.StructType()
+                | inspect.DataclassType()
+                | inspect.TypedDictType()
+                | inspect.NamedTupleType()
+            ):
+                check = self._class(kind)
+            case _:  # what has no parts
+                check = _pass
+        return check
+
+    def _class(
+        self,
+        kind: inspect.StructType
+        | inspect.DataclassType
+        | inspect.TypedDictType
+        | inspect.NamedTupleType,
+    ) -> Check:
+        number = id(kind)
+        if number not in self._classes:
+            self._classes[number] = None
+            checks = {field.encode_name: self.of(field.type) for field in kind.fields}
+            before = [_pass] if _tag_of(kind) is not None else []
+            by_position = _is_by_position(kind)
+            self._classes[number] = (
+                _each([*before, *checks.values()]) if by_position else _fields(checks)
+            )
+        return self._classes[number] or self._later(number)
+
+    def _later(self, number: int) -> Check:
+        """Return the check of a class that is being made."""
+
+        def check(value: Any) -> None:
+            made = self._classes[number]
+            if made is not None:
+                made(value)
+
+        return check
+
+    def _union(self, alternatives: Sequence[inspect.Type]) -> Check:
+        """Return a check that tells by the value which alternative it is, as msgspec does."""
+        integers = any(isinstance(one, inspect.IntType) for one in alternatives)
+        tagged: dict[object, Check] = {}
+        arrays: Check = _pass
+        mappings: Check = _pass
+        for one in alternatives:
+            tag = _tag_of(one)
+            if tag is not None:
+                tagged[tag] = self.of(one)
+            elif _is_by_position(one):
+                arrays = self.of(one)
+            elif not isinstance(one, inspect.FloatType):
+                mappings = self.of(one)
+        fields = {one.tag_field for one in alternatives if isinstance(one, inspect.StructType)}
+
+        floats = any(isinstance(one, inspect.FloatType) for one in alternatives)
+
+        def named_by(tags: Iterable[Any], otherwise: Check) -> Check:
+            known = (tagged[tag] for tag in tags if isinstance(tag, str | int) and tag in tagged)
+            return next(known, otherwise)
+
+        def check(value: Any) -> None:
+            if value.__class__ is list:
+                named_by(value[:1], arrays)(value)
+            elif value.__class__ is dict:
+                named_by((value.get(field) for field in fields), mappings)(value)
+            elif floats and not integers:
+                _check_number(value)
+
+        return check
+
+
+def _tag_of(kind: inspect.Type) -> str | int | None:
+    return kind.tag if isinstance(kind, inspect.StructType) else None
+
+
+def _is_by_position(kind: inspect.Type) -> bool:
+    if isinstance(kind, inspect.StructType):
+        return kind.array_like
+    return isinstance(kind, inspect.CollectionType | inspect.TupleType | inspect.NamedTupleType)
+
+
+def _pass(value: Any) -> None:
+    """Take any value."""
+
+
+def _check_number(value: Any) -> None:
+    if isinstance(value, int):
+        exact_float(value)
+
+
+def _all(check: Check) -> Check:
+    def check_all(values: Any) -> None:
+        for value in values:
+            check(value)
+
+    return _pass if check is _pass else check_all
+
+
+def _values(check: Check) -> Check:
+    def check_values(mapping: Any) -> None:
+        for value in mapping.values():
+            check(value)
+
+    return _pass if check is _pass else check_values
+
+
+def _each(checks: Sequence[Check]) -> Check:
+    def check_each(values: Any) -> None:
+        # Fields that are new since are not there; elements of fields that are gone come last.
+        for check, value in zip(checks, values, strict=False):
+            check(value)
+
+    return check_each
+
+
+def _fields(checks: Mapping[str, Check]) -> Check:
+    def check_fields(values: Any) -> None:
+        for name, check in checks.items():
+            if name in values:
+                check(values[name])
+
+    return check_fields

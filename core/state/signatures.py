@@ -1,0 +1,120 @@
+"""The name of a type in a state's signature: the same in every process and for every import path.
+
+A class goes by its own name (that of its module is `__main__` in one run and not in another) and
+has its fields behind it:
+
+    type    ::= element ("|" element)*                             sorted
+    element ::= word | word "[" type ("," type)* "]" | word "{" fields "}" | word "{..." number "}"
+    fields  ::= ["*"] [field ("," field)*]                         "*": kept by position
+    field   ::= word ["?"] ":" type                                "?": may be left out
+
+`{...2}` is the class whose fields the second "{" of the signature begins: classes that hold
+themselves or each other end, and each is written once. A word has none of the letters of this
+grammar, nor white space: they are written as `%` and their number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import inspect
+
+from onceflow.core.decoders import type_info
+
+_WORDS: dict[type[inspect.Type], str] = {
+    inspect.AnyType: "any",
+    inspect.NoneType: "none",
+    inspect.BoolType: "bool",
+    inspect.IntType: "int",
+    inspect.FloatType: "float",
+    inspect.StrType: "str",
+    inspect.BytesType: "bytes",
+    inspect.ByteArrayType: "bytearray",
+    inspect.MemoryViewType: "memoryview",
+    inspect.DateTimeType: "datetime",
+    inspect.TimeType: "time",
+    inspect.DateType: "date",
+    inspect.TimeDeltaType: "timedelta",
+    inspect.UUIDType: "UUID",
+    inspect.DecimalType: "Decimal",
+    inspect.ExtType: "Ext",
+    inspect.RawType: "Raw",
+    inspect.ListType: "list",
+    inspect.SetType: "set",
+    inspect.FrozenSetType: "frozenset",
+    inspect.VarTupleType: "tuple",
+    inspect.TupleType: "tuple",
+    inspect.DictType: "dict",
+    inspect.LiteralType: "literal",
+}
+_RESERVED = re.compile(r"[\[\]{}|,:?*%\s]")
+
+
+def type_name(python_type: Any) -> str:
+    """Return the name of `python_type`.
+
+    Raises:
+        TypeError, NameError: MessagePack has no form for it, or a field's type cannot be found.
+    """
+    return _Names().of(type_info(python_type))
+
+
+class _Names:
+    """Names the types of one signature."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+        """Of the classes whose fields are written already. The types outlive this object."""
+
+    def of(self, kind: inspect.Type) -> str:
+        match kind:
+            case inspect.UnionType(types=alternatives):
+                return "|".join(map(self.of, sorted(alternatives, key=_word)))
+            case inspect.StructType(array_like=True) | inspect.NamedTupleType():
+                return self._class(kind, kind.fields, "*")
+            case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType():
+                return self._class(kind, kind.fields, "")
+            case _:
+                inside = ",".join(self._arguments(kind))
+                return f"{_word(kind)}[{inside}]" if inside else _word(kind)
+
+    def _arguments(self, kind: inspect.Type) -> list[str]:
+        """Return what stands in brackets: nothing where it is any type, or there are no parts."""
+        match kind:
+            case inspect.LiteralType(values=values):
+                return sorted(_escape(repr(value)) for value in values)
+            case inspect.TupleType(item_types=items):
+                return list(map(self.of, items))
+            case inspect.CollectionType(item_type=item) if not isinstance(item, inspect.AnyType):
+                ending = ["..."] if isinstance(kind, inspect.VarTupleType) else []
+                return [self.of(item), *ending]
+            case inspect.DictType(key_type=key, value_type=value):
+                named = [self.of(key), self.of(value)]
+                return [] if named == ["any", "any"] else named
+            case _:
+                return []
+
+    def _class(self, kind: inspect.Type, fields: Sequence[inspect.Field], mark: str) -> str:
+        if id(kind) in self._numbers:
+            return f"{_word(kind)}{{...{self._numbers[id(kind)]}}}"
+        self._numbers[id(kind)] = len(self._numbers) + 1
+        said = (
+            f"{_escape(field.encode_name)}{'' if field.required else '?'}:{self.of(field.type)}"
+            for field in fields
+        )
+        return f"{_word(kind)}{{{mark}{','.join(said)}}}"
+
+
+def _word(kind: inspect.Type) -> str:
+    known = _WORDS.get(type(kind))
+    if known is not None:
+        return known
+    named: Any = getattr(kind, "cls", type(kind))
+    return _escape(str(named.__qualname__))
+
+
+def _escape(text: str) -> str:
+    """Return `text` as a word; two texts are never one word."""
+    return _RESERVED.sub(lambda found: f"%{ord(found[0]):02x}", text)

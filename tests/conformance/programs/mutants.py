@@ -1,0 +1,154 @@
+"""Mends that are undone: each is found by a random program, and the seed of one is named here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, cast
+from unittest.mock import patch
+
+import pyarrow as pa
+from tests.conformance.programs import attempt, run
+
+from onceflow.core.graph import Graph
+from onceflow.core.protocol.decisions import CheckpointKind
+from onceflow.core.protocol.snapshots import CompletedCheckpoint
+from onceflow.core.protocol.watermarks import SplitWatermarks
+from onceflow.core.runtime.dataflow import result_rows, user_functions
+from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME
+from onceflow.core.runtime.dataflow.result_rows import ResultRows
+from onceflow.core.runtime.driver.restore import RestoredSlot, restored_slots
+from onceflow.core.state import accumulators, entries, heap, rocksdb_entries
+from onceflow.core.state.key_arrays import key_array
+from onceflow.core.state.key_codec import encode_key
+
+Undo = Callable[[], AbstractContextManager[Any]]
+
+
+def _same(key: Any) -> Any:
+    return key
+
+
+def _never(value: object) -> bool:
+    return False
+
+
+def emit_after_a_stop_savepoint() -> AbstractContextManager[Any]:
+    """Let timers and windows fire between a stop savepoint and the stop."""
+    return patch.object(CheckpointKind, "ends_emission", property(_never))
+
+
+def forget_event_time() -> AbstractContextManager[Any]:
+    """Begin every attempt without event time."""
+
+    def cut(graph: Graph, restored: CompletedCheckpoint, parallelism: int) -> list[RestoredSlot]:
+        slots = restored_slots(graph, restored, parallelism)
+        return [
+            replace(
+                slot,
+                operators=tuple(
+                    replace(one, lists={k: v for k, v in one.lists.items() if k != EVENT_TIME})
+                    for one in slot.operators
+                ),
+            )
+            for slot in slots
+        ]
+
+    return patch.object(attempt, "restored_slots", cut)
+
+
+def take_a_reader_for_one_split() -> AbstractContextManager[Any]:
+    """Let the rows of one split tell the event time of all splits of their reader."""
+    of_one = SplitWatermarks.on_rows
+
+    def of_all(self: SplitWatermarks, split_id: str, latest_ms: int, now_s: float) -> None:
+        for one in list(self._seen_at_s):  # pyright: ignore[reportPrivateUsage]
+            of_one(self, one, latest_ms, now_s)
+
+    return patch.object(SplitWatermarks, "on_rows", of_all)
+
+
+def cut_results_off() -> AbstractContextManager[Any]:
+    """Make columns of results as Arrow does."""
+
+    def cut(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+        try:
+            return pa.array(values, kind)
+        except pa.ArrowException:
+            return pa.array(values).cast(kind, safe=False)
+
+    return patch.object(result_rows, "exact_array", cut)
+
+
+def take_other_settings() -> AbstractContextManager[Any]:
+    """Begin with another type of key, or other windows."""
+
+    def take(graph: Graph, restored: CompletedCheckpoint) -> None:
+        return None
+
+    return patch.object(run, "check_settings", take)
+
+
+def keep_keys_in_their_zone() -> AbstractContextManager[Any]:
+    """Give functions keys whose zone repeats an hour."""
+    return patch.object(user_functions, "has_own_python_keys", _never)
+
+
+@contextmanager
+def keep_decimals_as_written() -> Generator[None]:
+    """Store a map's decimals with the zeros behind their last digit."""
+    with ExitStack() as undone:
+        for module in (entries, heap, rocksdb_entries):
+            undone.enter_context(patch.object(module, "stored_map_key", _same))
+        undone.enter_context(patch.object(entries, "bytes_of_stored", encode_key))
+        yield
+
+
+def keep_instants_in_nanoseconds() -> AbstractContextManager[Any]:
+    """Keep the instants of keys in 64 bits of nanoseconds."""
+    units = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+
+    def cut(column: Any, kind: pa.DataType) -> pa.Array:
+        array = key_array(column, kind)
+        if not pa.types.is_timestamp(kind):
+            return array
+        wrapped = array.view(pa.int64()).to_numpy() * units[kind.unit] // units[kind.unit]
+        return pa.array(wrapped).view(kind)
+
+    return patch.object(accumulators, "key_array", cut)
+
+
+def take_results_at_the_end() -> AbstractContextManager[Any]:
+    """Take what a generator yields when it has ended."""
+    take = ResultRows.take
+
+    def at_the_end(self: ResultRows, result: Any) -> None:
+        if isinstance(result, dict) or result is None:
+            take(self, cast("Any", result))
+        else:
+            take(self, list(result))
+
+    return patch.object(ResultRows, "take", at_the_end)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A mend that is undone, and a program that finds it."""
+
+    undo: Undo
+    seed: int
+    backend: str = "heap"
+
+
+MUTANTS = (
+    Mutant(emit_after_a_stop_savepoint, 353),
+    Mutant(forget_event_time, 1),
+    Mutant(take_a_reader_for_one_split, 13),
+    Mutant(cut_results_off, 20),
+    Mutant(take_other_settings, 1),
+    Mutant(keep_keys_in_their_zone, 178),
+    Mutant(keep_decimals_as_written, 160, "rocksdb"),
+    Mutant(keep_instants_in_nanoseconds, 6),
+    Mutant(take_results_at_the_end, 14),
+)

@@ -1,0 +1,194 @@
+"""Runs a program through all that its actions say, and checks what it has written."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from tests.conformance.programs.attempt import Attempt, Row, graph_of, without_waiting
+from tests.conformance.programs.generator import (
+    CLOCK_BEGIN_MS,
+    CLOCK_END_MS,
+    Program,
+    check,
+    program_of,
+)
+from tests.unit.state.state_storage_doubles import MemoryStorage
+
+from onceflow import HeapBackend, RocksDBBackend
+from onceflow.core.errors import StateIncompatible, UserFunctionError
+from onceflow.core.graph import ReadFrom
+from onceflow.core.protocol.decisions import CheckpointKind, StateForm
+from onceflow.core.protocol.snapshots import CompletedCheckpoint
+from onceflow.core.runtime.dataflow.operators import encode_split
+from onceflow.core.runtime.driver.restore import check_settings
+from onceflow.core.state import StateBackend
+from onceflow.core.state.clock import StateClock
+
+BACKENDS: dict[str, StateBackend] = {
+    "heap": HeapBackend(),
+    "rocksdb": RocksDBBackend(cache_entries=16),
+}
+
+
+class Clock:
+    """What every slot's clock says."""
+
+    def __init__(self) -> None:
+        self.now_ms = CLOCK_BEGIN_MS
+
+
+@contextmanager
+def _clock() -> Generator[Clock]:
+    clock = Clock()
+
+    def now_ms(_: StateClock) -> int:
+        return clock.now_ms
+
+    with patch.object(StateClock, "now_ms", now_ms):
+        yield clock
+
+
+class Run:
+    """One program as it runs."""
+
+    def __init__(self, program: Program, directory: Path, backend: str, clock: Clock) -> None:
+        self._program = program
+        self._directory = directory
+        self._clock = clock
+        self._rng = random.Random(program.seed + 1)
+        self._backend = backend
+        self._files = MemoryStorage()
+        self._restored: CompletedCheckpoint | None = None
+        self._checkpoints = 0
+        self._attempts = 0
+        self.rows: list[Row] = []
+        self._attempt = self._started()
+
+    def _check_changes_are_refused(self) -> None:
+        """Raise AssertionError unless a program that would misread the state is refused."""
+        changed = self._program.changed()
+        restored = self._restored
+        if changed is None or restored is None:
+            return
+        if not any(one.keyed for _, one in restored.operator("work")):
+            return
+        graph = graph_of(changed.pipeline())
+        with suppress(StateIncompatible):
+            check_settings(graph, restored)
+            raise AssertionError(f"{changed.kind} by {changed.key[0]}, {changed.size_ms} ms begins")
+
+    def _started(self) -> Attempt:
+        self._check_changes_are_refused()
+        self._attempts += 1
+        graph = graph_of(self._program.pipeline())
+        splits = {
+            operator.uid: tuple(map(encode_split, operator.work.source.splits()))
+            for operator in graph.operators
+            if isinstance(operator.work, ReadFrom)
+        }
+        attempt = Attempt(
+            graph, BACKENDS[self._backend], self._rng.randint(1, 3), self._directory, self._files,
+            self._rng, number=self._attempts, restored=self._restored, splits=splits,
+        )  # fmt: skip
+        if self._restored is not None and self._rng.random() < 0.5:
+            # Records come before event time is told again.
+            attempt.read_some()
+        attempt.tell_idle()
+        return attempt
+
+    def run(self) -> None:
+        """Do all of it, and check what comes out."""
+        for action in self._program.actions:
+            for _ in range(self._rng.choice([0, 10, 30, 80])):
+                self._attempt.step()
+            self._clock.now_ms += self._rng.choice([0, 10, 100, 1000])
+            self._do(action)
+        self._attempt.run_until_quiet()
+        self._clock.now_ms = CLOCK_END_MS
+        self._attempt.run_until_quiet()
+        for source in self._program.sources:
+            source.end[0] = True
+        self._attempt.run_until_quiet()
+        self._decide(CheckpointKind.FINAL)
+        self._attempt.close()
+        check(self._program, self.rows)
+
+    def _do(self, action: str) -> None:
+        match action:
+            case "checkpoint":
+                self._decide(CheckpointKind.PERIODIC)
+            case "kill":
+                self._restart()
+            case "stop":
+                self._decide(CheckpointKind.STOP)
+                self._restart()
+            case "savepoint":
+                self._move(self._decide(CheckpointKind.SAVEPOINT, StateForm.CANONICAL))
+            case _:
+                savepoint = self._decide(CheckpointKind.SAVEPOINT_STOP, StateForm.CANONICAL)
+                # What the clock brings meanwhile is not in the savepoint.
+                self._clock.now_ms += 200
+                for _ in range(20):
+                    self._attempt.step()
+                self._decide(CheckpointKind.STOP)
+                self._move(savepoint)
+
+    def _move(self, savepoint: CompletedCheckpoint) -> None:
+        """Begin again from a savepoint with either backend."""
+        self._restored = savepoint
+        self._backend = self._rng.choice(sorted(BACKENDS))
+        self._restart()
+
+    def _restart(self) -> None:
+        self._attempt.close()
+        self._attempt = self._started()
+
+    def _decide(
+        self, kind: CheckpointKind, form: StateForm = StateForm.NATIVE
+    ) -> CompletedCheckpoint:
+        self._checkpoints += 1
+        completed, rows = self._attempt.checkpoint(self._checkpoints, kind, form)
+        self._attempt.complete(completed)
+        self._restored = completed
+        for written in rows.values():
+            self.rows += written
+        return completed
+
+
+def run_seed(seed: int, directory: Path, backend: str) -> None:
+    """Run the program of a seed, on a backend at first.
+
+    Raises:
+        AssertionError: What came out is not what must; names the seed.
+    """
+    program = program_of(seed)
+    run_program(program, directory, backend)
+
+
+def run_program(program: Program, directory: Path, backend: str) -> None:
+    """Run a program."""
+    with without_waiting(), _clock() as clock:
+        try:
+            Run(program, directory, backend, clock).run()
+        except UserFunctionError as error:
+            if program.kind != "result" or "'made'" not in str(error):
+                error.add_note(f"seed {program.seed} on {backend}: {_told(program)}")
+                raise
+        except Exception as error:
+            error.add_note(f"seed {program.seed} on {backend}: {_told(program)}")
+            raise
+
+
+def _told(program: Program) -> str:
+    told: dict[str, Any] = {
+        "kind": program.kind, "key": str(program.key[0]), "extra": str(program.extra[0]),
+        "actions": program.actions, "how": program.how, "lateness": program.lateness_ms,
+        "sizes": (program.size_ms, program.slide_ms),
+        "splits": [len(side) for side in program.sides],
+    }  # fmt: skip
+    return str(told)

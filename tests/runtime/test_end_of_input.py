@@ -1,0 +1,263 @@
+"""What functions make at the end of their input is committed once, whatever is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from tests.support.counting_source import CountingSource
+from tests.support.directory_sink import DirectorySink
+from tests.support.ledger import SETTINGS
+
+from onceflow import (
+    BatchStates,
+    BroadcastProcessFunction,
+    Checkpointing,
+    CoProcessFunction,
+    FixedDelay,
+    HeapBackend,
+    JobEvent,
+    JobState,
+    JobStatus,
+    KeyedBatch,
+    KeyedBatchFunction,
+    KeyedFunction,
+    ListStateDescriptor,
+    LocalProcesses,
+    MapStateDescriptor,
+    OperatorAccess,
+    Pipeline,
+    ProcessFunction,
+    Record,
+    RocksDBBackend,
+    StateAccess,
+    StateBackend,
+    Stream,
+)
+from onceflow.core.pipeline import Job
+from onceflow.core.runtime.driver.job_events import CheckpointTriggered
+
+KEPT: ListStateDescriptor[int] = ListStateDescriptor("kept", int)
+RULES: MapStateDescriptor[int, int] = MapStateDescriptor("rules", int, int)
+IDS = pa.schema([("id", pa.int64())])
+
+
+class _Kept:
+    """Keeps ids in the state of the subtask, and emits them when the input has ended."""
+
+    def open(self, state: StateAccess | OperatorAccess) -> None:
+        operator = getattr(state, "operator", state)
+        self._kept = operator.list_state(KEPT)
+
+    def keep(self, record: Record) -> None:
+        self._kept.add(record["id"])
+
+    def on_end(self) -> Iterable[Record]:
+        for kept in list(self._kept.get()):
+            yield {"id": kept}
+        self._kept.clear()
+
+
+class OfRecords(_Kept, ProcessFunction):
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        return IDS
+
+    def process(self, record: Record) -> None:
+        self.keep(record)
+
+
+class OfKeys(_Kept, KeyedFunction):
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        return IDS
+
+    def process(self, record: Record) -> None:
+        self.keep(record)
+
+
+class OfTwo(_Kept, CoProcessFunction):
+    def output_schema(self, first: pa.Schema, second: pa.Schema) -> pa.Schema:
+        return IDS
+
+    def process_1(self, record: Record) -> None:
+        self.keep(record)
+
+    def process_2(self, record: Record) -> None:
+        self.keep(record)
+
+
+class OfBroadcast(_Kept, BroadcastProcessFunction):
+    def output_schema(self, records: pa.Schema, broadcast: pa.Schema) -> pa.Schema:
+        return IDS
+
+    def process(self, record: Record) -> None:
+        self.keep(record)
+
+    def process_broadcast(self, record: Record) -> None:
+        pass
+
+
+class OfBatches(KeyedBatchFunction):
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        return IDS
+
+    def open(self, state: BatchStates) -> None:
+        self._kept = state.operator.list_state(KEPT)
+
+    def process(self, batch: KeyedBatch) -> None:
+        for record_id in batch.rows.column("id").to_pylist():
+            self._kept.add(record_id)
+
+    def on_end(self) -> pa.RecordBatch:
+        ids = list(self._kept.get())
+        self._kept.clear()
+        return pa.record_batch([pa.array(ids, pa.int64())], schema=IDS)
+
+
+def of_records(records: Stream) -> Stream:
+    return records.process(OfRecords(), uid="work")
+
+
+def of_keys(records: Stream) -> Stream:
+    return records.key_by("account").process(OfKeys(), uid="work")
+
+
+def of_batches(records: Stream) -> Stream:
+    return records.key_by("account").process_batches(OfBatches(), uid="work")
+
+
+def of_two(records: Stream) -> Stream:
+    even = records.filter(lambda record: record["id"] % 2 == 0)
+    odd = records.filter(lambda record: record["id"] % 2 == 1)
+    return even.key_by("account").connect(odd.key_by("account")).process(OfTwo(), uid="work")
+
+
+def of_broadcast(records: Stream) -> Stream:
+    none = records.filter(lambda record: False)
+    return (
+        records.key_by("account").connect(none.broadcast(RULES)).process(OfBroadcast(), uid="work")
+    )
+
+
+KINDS = [of_records, of_keys, of_batches, of_two, of_broadcast]
+BACKENDS = [HeapBackend(), pytest.param(RocksDBBackend(), marks=pytest.mark.slow)]
+
+
+def _pipeline(
+    directory: Path,
+    source: CountingSource,
+    work: Callable[[Stream], Stream],
+    backend: StateBackend,
+    *,
+    unaligned: bool = False,
+) -> tuple[Pipeline, DirectorySink]:
+    sink = DirectorySink(str(directory / "out"))
+    pipeline = Pipeline(
+        LocalProcesses(),
+        name="ends",
+        parallelism=2,
+        checkpointing=Checkpointing(
+            storage=str(directory / "checkpoints"), interval=0.1, unaligned=unaligned
+        ),
+        state_backend=backend,
+        restart=FixedDelay(attempts=20, delay_s=0.01),
+        settings=replace(SETTINGS, heartbeat_interval_s=0.1),
+    )
+    work(pipeline.read(source, uid="records")).write(sink, uid="out")
+    return pipeline, sink
+
+
+class _KillsAt:
+    """Kills a slot as soon as the first checkpoint of a kind is triggered."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self.killed = threading.Event()
+
+    def __call__(self, event: JobEvent, status: JobStatus) -> None:
+        triggered = isinstance(event, CheckpointTriggered) and event.kind.value == self._kind
+        if triggered and not self.killed.is_set():
+            self.killed.set()
+            os.kill(status.slots[0].pid, signal.SIGKILL)
+
+
+def _ids(sink: DirectorySink) -> list[int]:
+    return sorted(row["id"] for row in sink.rows())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("work", KINDS)
+def test_what_functions_make_at_the_end_is_there_once_through_a_kill_at_the_end(
+    tmp_path: Path, work: Callable[[Stream], Stream], backend: StateBackend
+) -> None:
+    """The first attempt loses a slot when functions have been told, or are about to be."""
+    source = CountingSource(200)
+    pipeline, sink = _pipeline(tmp_path, source, work, backend)
+    job = pipeline.start()
+    kills = _KillsAt("end")
+    job.add_listener(kills)
+    assert job.wait(60).state is JobState.FINISHED
+    assert kills.killed.is_set()
+    assert _ids(sink) == list(range(200))
+    assert sink.prepared() == []
+
+
+@pytest.mark.parametrize("unaligned", [False, True])
+def test_a_job_that_is_started_again_at_its_end_makes_nothing_twice(
+    tmp_path: Path, unaligned: bool
+) -> None:
+    """The function emits one row a subtask whatever its state is; more input is another end."""
+    source = CountingSource(200)
+    pipeline, sink = _pipeline(tmp_path, source, always, HeapBackend(), unaligned=unaligned)
+    for _ in range(3):
+        assert pipeline.start().wait(60).state is JobState.FINISHED
+        assert _ids(sink) == [0, 1]
+    more, _ = _pipeline(tmp_path, CountingSource(300), always, HeapBackend(), unaligned=unaligned)
+    assert more.start().wait(60).state is JobState.FINISHED
+    assert _ids(sink) == [0, 0, 1, 1]
+
+
+class AlwaysOne(ProcessFunction):
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        return IDS
+
+    def open(self, state: OperatorAccess) -> None:
+        self._subtask = state.subtask
+
+    def process(self, record: Record) -> None:
+        pass
+
+    def on_end(self) -> Record:
+        return {"id": self._subtask}
+
+
+def always(records: Stream) -> Stream:
+    return records.process(AlwaysOne(), uid="work")
+
+
+def _await_read(job: Job, records: int) -> None:
+    deadline = time.monotonic() + 90
+    while job.status().records_in < records:
+        assert time.monotonic() < deadline, job.status()
+        time.sleep(0.01)
+
+
+def test_only_a_stop_that_drains_is_an_end_of_input(tmp_path: Path) -> None:
+    source = CountingSource(200, ends_with=str(tmp_path / "never"))
+    pipeline, sink = _pipeline(tmp_path, source, of_keys, HeapBackend())
+    job = pipeline.start()
+    _await_read(job, 200)
+    job.savepoint(timeout_s=60)
+    job.stop(60)
+    assert sink.rows() == []
+    pipeline.start().stop(60, savepoint=True)
+    assert sink.rows() == []
+    status = pipeline.start().stop(60, savepoint=True, drain=True)
+    assert status.state is JobState.FINISHED
+    assert _ids(sink) == list(range(200))

@@ -1,0 +1,121 @@
+"""What is asked for while the driver looks into the loss of a slot is answered."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+from tests.support.counting_source import CountingSource
+from tests.support.ledger import assert_exactly_once, ledger
+
+from onceflow import FileSystemStorage, JobEvent, JobState, JobStatus, LocalProcesses
+from onceflow.core.errors import SavepointFailed, SlotLost
+from onceflow.core.pipeline import Job
+from onceflow.core.protocol.decisions import CheckpointKind, SavepointRequest, StateForm
+from onceflow.core.protocol.ids import AttemptId, CheckpointId
+from onceflow.core.runtime.driver import slot_pool
+from onceflow.core.runtime.driver.attempt_context import (
+    AttemptEvent,
+    CancelRequested,
+    CheckpointRequested,
+    SavepointRequested,
+    SavepointWritten,
+)
+from onceflow.core.runtime.driver.job_events import SlotLeft
+from onceflow.core.runtime.driver.savepoints import Savepoints
+from onceflow.core.runtime.messages import Failed
+from onceflow.core.runtime.transport.control_plane import SlotGone, SlotSaid
+
+FAILED = Failed(1, "SlotLost", "channel broke", "", "job")
+
+
+@pytest.mark.parametrize("cause_is_seen", [True, False])
+def test_whatever_comes_while_a_loss_is_looked_into_is_put_back(
+    monkeypatch: pytest.MonkeyPatch, cause_is_seen: bool
+) -> None:
+    monkeypatch.setattr(slot_pool, "_CAUSE_S", 0.05)
+    request = SavepointRequest("id", CheckpointKind.SAVEPOINT_STOP)
+    gone = [SlotGone(0, AttemptId(1), "killed")] if cause_is_seen else []
+    asked: list[AttemptEvent] = [
+        SavepointRequested(request),
+        CheckpointRequested(CheckpointKind.MANUAL),
+        SlotGone(1, AttemptId(1), "the slot that says so"),
+        SavepointWritten(AttemptId(1), CheckpointId(3), request, 7),
+        CancelRequested(),
+        *gone,
+    ]
+    events: queue.SimpleQueue[AttemptEvent] = queue.SimpleQueue()
+    for event in asked:
+        events.put(event)
+    error = slot_pool.cause_of(FAILED, AttemptId(1), events)
+    assert isinstance(error, SlotLost)
+    assert ("slot 0 is lost: killed" in str(error)) == cause_is_seen
+    assert [events.get_nowait() for _ in asked] == asked
+
+
+class _AsksAtALoss:
+    """Asks for a savepoint, or to stop with one, as soon as a slot has reported its failure."""
+
+    def __init__(self, job: Job, answer: Future[str], *, stops: bool) -> None:
+        self._job, self._answer, self._stops = job, answer, stops
+        self._asks: threading.Thread | None = None
+
+    def __call__(self, event: JobEvent, status: JobStatus) -> None:
+        if isinstance(event, SlotLeft) and event.error and self._asks is None:
+            self._asks = threading.Thread(target=self._ask)
+            self._asks.start()
+
+    def _ask(self) -> None:
+        try:
+            if self._stops:
+                place = self._job.stop(60, savepoint=True).savepoints[-1].place
+            else:
+                place = self._job.savepoint(timeout_s=60)
+            self._answer.set_result(place)
+        except BaseException as error:
+            self._answer.set_exception(error)
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_savepoint_that_is_asked_for_while_a_loss_is_looked_into_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: bool
+) -> None:
+    monkeypatch.setattr(slot_pool, "_CAUSE_S", 1.0)
+    source = CountingSource(2_000, pause_s=0.002, ends_with=str(tmp_path / "read all"))
+    pipeline, sink = ledger(LocalProcesses(), tmp_path, source)
+    job = pipeline.start()
+    answer: Future[str] = Future()
+    job.add_listener(_AsksAtALoss(job, answer, stops=stops))
+    _await_completed(job, 1)
+    # A slot says that a channel has broken, and nothing is heard of the slot at its other side.
+    driver = job._driver  # pyright: ignore[reportPrivateUsage]
+    driver._events.put(SlotSaid(AttemptId(1), 1, FAILED))  # pyright: ignore[reportPrivateUsage]
+    assert Path(answer.result(60)).is_dir()
+    assert job.status().restores == 1
+    (tmp_path / "read all").touch()
+    if stops:
+        assert job.wait(60).state is JobState.STOPPED
+        job = pipeline.start()
+    assert job.wait(60).state is JobState.FINISHED
+    assert_exactly_once(sink, source)
+
+
+def test_a_savepoint_that_no_attempt_takes_up_is_answered_within_its_time(tmp_path: Path) -> None:
+    storage = FileSystemStorage(str(tmp_path / "checkpoints"))
+    waiting = Savepoints("job", storage, storage.open("job"), None, "", wait_s=0.05)
+    directory = str(tmp_path / "kept")
+    asked = waiting.ask(CheckpointKind.SAVEPOINT, directory, StateForm.CANONICAL)
+    with pytest.raises(SavepointFailed, match=r"no attempt has begun it within 0\.05 s; ask again"):
+        asked.done.result(60)
+    assert not waiting.begin(asked.request), "an attempt that comes later does not take it"
+
+
+def _await_completed(job: Job, checkpoints: int) -> None:
+    deadline = time.monotonic() + 90
+    while job.status().checkpoints_completed < checkpoints:
+        assert time.monotonic() < deadline, job.status()
+        time.sleep(0.01)

@@ -1,0 +1,38 @@
+"""Broken variants of what is asked of targets before a start; each must be caught."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tests.simulation.variant import Variant
+
+from onceflow.core.errors import SavepointRefused, StorageBehind
+from onceflow.core.protocol.log import LogView
+from onceflow.core.protocol.savepoints import Savepoint
+from onceflow.core.protocol.target_records import TargetRecord, newest_attempt
+
+
+def _never_behind(view: LogView, records: Iterable[TargetRecord], storage: str) -> None:
+    """Goes on from its log whatever the targets have committed."""
+
+
+def _behind_by_attempt(view: LogView, records: Iterable[TargetRecord], storage: str) -> None:
+    """Takes a log for the newest as soon as its attempt is: at one of the next tries."""
+    if newest_attempt(records) >= view.attempt:
+        raise StorageBehind(f"{storage} is out of date")
+
+
+def _savepoint_by_attempt(
+    savepoint: Savepoint, view: LogView, records: Iterable[TargetRecord], **told: Any
+) -> None:
+    """Takes a savepoint for the newest as soon as the attempt is."""
+    if newest_attempt(records) >= view.attempt:
+        raise SavepointRefused("out of date")
+
+
+OLDER_COPY_MUTANTS: tuple[Variant, ...] = (
+    Variant("goes on from an older copy of its log", require_not_behind=_never_behind),
+    Variant("tells an older copy by its attempt", require_not_behind=_behind_by_attempt),
+    Variant("tells an older savepoint by the attempt", check_targets=_savepoint_by_attempt),
+)

@@ -1,0 +1,297 @@
+"""`write` into several tables, directories and topics, by one token and by several, and repeated.
+
+Each write goes the way of a format's writer, from its options to its commit, in this process.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from examples.own_sink import OwnSink
+from pyspark.sql import SparkSession
+from tests.integration.kafka_sink_kit import decided_ids_in
+from tests.integration.postgres_sink_kit import ids_in, prepared, query
+from tests.spark_formats.batches import SCHEMA, Driver, rows
+
+from onceflow.connectors.spark.arrow_rows import spark_schema
+from onceflow.connectors.spark.batch_identity import MakeSink, stream_target, write_target
+from onceflow.connectors.spark.batch_writer import batch_writer
+from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
+from onceflow.connectors.spark.formats import FilesFormat, KafkaFormat, PostgresFormat, SQLiteFormat
+from onceflow.connectors.spark.stream_writer import ReportMessage
+from onceflow.connectors.spark.task_writer import TaskPlace, write_task
+from onceflow.core.errors import ConfigError
+
+TOKEN = {"txnappid": "nightly", "txnversion": "20260131"}
+
+
+def save(make_sink: MakeSink, options: Mapping[str, str], *parts: Iterable[int]) -> None:
+    """Write rows as `DataFrame.write` does, a task for each of `parts`."""
+    writer = batch_writer(make_sink, options, spark_schema(SCHEMA), overwrite=False)
+    plan = writer._plan  # pyright: ignore[reportPrivateUsage]
+    messages = [
+        ReportMessage(write_task(plan, TaskPlace(index, 0, index, None, ""), iter([rows(part)])))
+        for index, part in enumerate(parts)
+    ]
+    writer.commit(messages)
+
+
+def sqlite_ids(file: Path, table: str) -> list[int]:
+    with closing(sqlite3.connect(file)) as database:
+        return [row[0] for row in database.execute(f"SELECT id FROM {table} ORDER BY id")]
+
+
+def file_ids(directory: Path) -> list[int]:
+    files = (
+        path
+        for path in directory.rglob("*.parquet")
+        if not any(part[0] in "._" for part in path.relative_to(directory).parts)
+    )
+    return sorted(one for path in files for one in pq.read_table(path)["id"].to_pylist())
+
+
+def sqlite_options(file: Path, table: str, **more: str) -> dict[str, str]:
+    """Return what every write to `table` of `file` says; all tables share a staging directory."""
+    staging = str(file.parent / "staging")
+    where = {"url": str(file), "dbtable": table, "createtable": "true", "locktimeout": "60 s"}
+    return {**where, "staginglocation": staging, **more}
+
+
+@pytest.mark.parametrize("tables", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_one_token_writes_each_of_several_tables_once_however_often_it_is_repeated(
+    tmp_path: Path, tables: int
+) -> None:
+    for _ in range(2):
+        for index in range(tables):
+            part = range(index * 100, index * 100 + 50)
+            for file in (tmp_path / "a.db", tmp_path / "b.db"):
+                save(SQLiteFormat.make_sink, sqlite_options(file, f"t_{index}", **TOKEN), part)
+    for file in (tmp_path / "a.db", tmp_path / "b.db"):
+        for index in range(tables):
+            assert sqlite_ids(file, f"t_{index}") == list(range(index * 100, index * 100 + 50))
+
+
+def test_several_tables_without_a_token_take_turns_under_ids_of_their_own_and_given_ones(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "a.db"
+    for turn in range(2):
+        for table in ("t_a", "t_b"):
+            options = sqlite_options(file, table)
+            save(SQLiteFormat.make_sink, options, [turn * 2])
+            save(SQLiteFormat.make_sink, {**options, "sinkid": f"mine-{table}"}, [turn * 2 + 1])
+    assert sqlite_ids(file, "t_a") == sqlite_ids(file, "t_b") == [0, 1, 2, 3]
+
+
+def test_several_tables_are_written_at_once_by_one_token_and_without(tmp_path: Path) -> None:
+    file = tmp_path / "a.db"
+    writes: list[Mapping[str, str]] = [
+        sqlite_options(file, table, **token)
+        for table in ("t_a", "t_b", "t_c")
+        for token in ({}, TOKEN)
+    ]
+    for table in ("t_a", "t_b", "t_c"):
+        save(SQLiteFormat.make_sink, sqlite_options(file, table), [0])
+    with ThreadPoolExecutor(len(writes)) as threads:
+        started = [
+            threads.submit(save, SQLiteFormat.make_sink, one, range(1, 20)) for one in writes
+        ]
+        for one in started:
+            one.result()
+    for table in ("t_a", "t_b", "t_c"):
+        assert sqlite_ids(file, table) == sorted([0, *range(1, 20), *range(1, 20)])
+
+
+@pytest.mark.parametrize("token", [{}, TOKEN], ids=["without-token", "token"])
+def test_a_sink_id_of_another_table_is_refused_and_takes_no_rows(
+    tmp_path: Path, token: Mapping[str, str]
+) -> None:
+    file = tmp_path / "a.db"
+    save(SQLiteFormat.make_sink, sqlite_options(file, "t_a", sinkid="mine", **token), [1])
+    with pytest.raises(ConfigError, match="to t_a .*this is batch writes .*to t_b") as refused:
+        save(SQLiteFormat.make_sink, sqlite_options(file, "t_b", sinkid="mine", **token), [2])
+    # What it says is to be done writes the rows.
+    assert "a sink id of its own (option sinkId)" in str(refused.value)
+    save(SQLiteFormat.make_sink, sqlite_options(file, "t_b", sinkid="yours", **token), [2])
+    assert (sqlite_ids(file, "t_a"), sqlite_ids(file, "t_b")) == ([1], [2])
+
+
+def test_a_token_under_another_sink_id_is_refused_for_its_table_has_the_rows(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "a.db"
+    save(SQLiteFormat.make_sink, sqlite_options(file, "t_a", sinkid="mine", **TOKEN), [1])
+    with pytest.raises(ConfigError, match="sinkId=mine"):
+        save(SQLiteFormat.make_sink, sqlite_options(file, "t_a", **TOKEN), [1])
+    assert sqlite_ids(file, "t_a") == [1]
+
+
+def write_schemas(url: str, **more: str) -> None:
+    for schema in ("north", "south", "public"):
+        query(
+            url,
+            f"CREATE SCHEMA IF NOT EXISTS {schema}",
+            f"CREATE TABLE {schema}.orders (id bigint, account text, amount int)",
+        )
+    for token in ({}, TOKEN, TOKEN):
+        for schema in ("north", "south", "public"):
+            options = {"url": url, "dbtable": f"{schema}.orders", **token, **more}
+            save(PostgresFormat.make_sink, options, range(5), range(5, 9))
+    for schema in ("north", "south", "public"):
+        assert ids_in(url, f"{schema}.orders") == sorted([*range(9), *range(9)])
+    assert prepared(url) == []
+
+
+@pytest.mark.integration
+def test_one_token_writes_tables_of_several_schemas_of_postgres_once(
+    postgres_database: str,
+) -> None:
+    write_schemas(postgres_database)
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_staged_rows_of_several_schemas_of_postgres_share_one_directory(
+    postgres_database: str, tmp_path: Path
+) -> None:
+    write_schemas(postgres_database, commitmode="ledger", staginglocation=str(tmp_path))
+
+
+def test_jobs_and_directories_of_files_share_one_staging_directory(tmp_path: Path) -> None:
+    staging = str(tmp_path / "staging")
+    for _ in range(2):
+        for app in ("nightly", "hourly"):
+            for name in ("a", "b"):
+                token = {**TOKEN, "txnappid": app, "staginglocation": staging}
+                options = {"path": str(tmp_path / name), **token}
+                save(FilesFormat.make_sink, options, range(5), range(5, 9))
+    for name in ("a", "b"):
+        assert file_ids(tmp_path / name) == sorted([*range(9), *range(9)])
+
+
+def own_sink(options: Mapping[str, str]) -> OwnSink:
+    return OwnSink(options["path"], table=options["table"], key="id")
+
+
+def test_jobs_of_an_own_sink_share_one_staging_directory_and_targets_are_told_apart(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "own.db"
+    shared = {**TOKEN, "path": str(file), "staginglocation": str(tmp_path / "staging")}
+    for _ in range(2):
+        save(own_sink, {**shared, "table": "a"}, [1])
+        save(own_sink, {**shared, "txnappid": "hourly", "table": "a"}, [2])
+    with pytest.raises(ConfigError, match="another value of table.*option sinkId"):
+        save(own_sink, {**shared, "table": "b"}, [3])
+    save(own_sink, {**shared, "table": "b", "sinkid": "b"}, [3])
+    assert (sqlite_ids(file, "a"), sqlite_ids(file, "b")) == ([1, 2], [3])
+
+
+def test_a_new_password_of_an_own_sink_is_the_same_target(tmp_path: Path) -> None:
+    file = tmp_path / "own.db"
+    shared = {**TOKEN, "path": str(file), "staginglocation": str(tmp_path / "staging")}
+    for password in ("one-of-many", "two-of-many"):
+        save(own_sink, {**shared, "table": "a", "password": password}, [1])
+    assert sqlite_ids(file, "a") == [1]
+    assert not any(
+        b"of-many" in path.read_bytes()
+        for path in (tmp_path / "staging").rglob("*")
+        if path.is_file()
+    )
+
+
+def test_a_shared_log_of_an_earlier_version_is_refused_by_name(tmp_path: Path) -> None:
+    record = tmp_path / "staging" / "batches" / "log" / "000000000001.json"
+    record.parent.mkdir(parents=True)
+    record.write_text("{}")
+    options = {"path": str(tmp_path / "a"), **TOKEN, "staginglocation": str(tmp_path / "staging")}
+    with pytest.raises(ConfigError, match="earlier version"):
+        save(FilesFormat.make_sink, options, [1])
+    assert file_ids(tmp_path / "a") == []
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_one_token_writes_two_topics_once_with_one_staging_directory(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    servers: str = request.getfixturevalue("onceflow_kafka").bootstrap_servers
+    topics = [request.getfixturevalue("kafka_topic")(2) for _ in range(2)]
+    for _ in range(2):
+        for app in ("nightly", "hourly"):
+            for topic in topics:
+                token = {**TOKEN, "txnappid": app, "staginglocation": str(tmp_path)}
+                options = {"kafka.bootstrap.servers": servers, "topic": topic, **token}
+                save(KafkaFormat.make_sink, {**options, "valueformat": "json"}, range(9))
+    for topic in topics:
+        assert decided_ids_in(servers, topic) == sorted([*range(9), *range(9)])
+
+
+@pytest.mark.spark
+def test_a_dataframe_is_saved_into_two_tables_by_one_token(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.db"
+    for table in ("t_a", "t_b", "t_b"):
+        writer = spark.range(0, 100, numPartitions=2).write.format("onceflow-sqlite")
+        writer.option("txnAppId", "nightly").option("txnVersion", "1")
+        writer.options(**sqlite_options(file, table)).mode("append").save()
+    assert sqlite_ids(file, "t_a") == sqlite_ids(file, "t_b") == list(range(100))
+
+
+def test_queries_share_one_staging_directory_in_turns(tmp_path: Path) -> None:
+    drivers: list[Driver] = []
+    for name in ("a", "b"):
+        checkpoint = tmp_path / name
+        checkpoint.mkdir()
+        (checkpoint / "metadata").write_text(f'{{"id": "query-{name}"}}')
+        named = stream_target(
+            FilesFormat.make_sink,
+            {"path": str(tmp_path / f"out-{name}"), "staginglocation": str(tmp_path / "staging")},
+            CheckpointLocation(str(checkpoint)),
+        )
+        drivers.append(Driver(named.target, SCHEMA, rows, named.directory))
+    for number in range(3):
+        for driver in drivers:
+            driver.batch(number, [number * 2], [number * 2 + 1])
+            assert driver.plan(number).decided
+    assert file_ids(tmp_path / "out-a") == file_ids(tmp_path / "out-b") == list(range(6))
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_two_queries_share_one_staging_directory(spark: SparkSession, tmp_path: Path) -> None:
+    def run(name: str) -> None:
+        events = spark.readStream.schema("id long").parquet(str(tmp_path / "in"))
+        writer = events.writeStream.format("onceflow-files").option("path", str(tmp_path / name))
+        writer.option("stagingLocation", str(tmp_path / "staging"))
+        writer.option("checkpointLocation", str(tmp_path / f"checkpoint-{name}"))
+        assert writer.trigger(availableNow=True).start().awaitTermination(100)
+
+    for first in (0, 10):
+        part = spark.range(first, first + 10, numPartitions=1)
+        part.write.mode("append").parquet(str(tmp_path / "in"))
+        for name in ("a", "b"):
+            run(name)
+    assert file_ids(tmp_path / "a") == file_ids(tmp_path / "b") == list(range(20))
+
+
+def test_a_token_has_one_identity_for_each_topic_and_broker_lists_in_any_order(
+    tmp_path: Path,
+) -> None:
+    def identity(topic: str, servers: str) -> tuple[str, str, object]:
+        options = {"kafka.bootstrap.servers": servers, "topic": topic, "valueformat": "json"}
+        shared = {**TOKEN, "staginglocation": str(tmp_path)}
+        named, number = write_target(KafkaFormat.make_sink, {**options, **shared})
+        assert number == int(TOKEN["txnversion"])
+        return named.target.sink_id, named.target.source, named.noted
+
+    assert identity("a", "x:1,y:2") == identity("a", "Y:2, x:1")
+    one, other = identity("a", "x:1"), identity("b", "x:1")
+    assert all(part != another for part, another in zip(one, other, strict=True))

@@ -1,0 +1,127 @@
+"""What targets have committed decides whether a log, or a savepoint, may be begun from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.protocol.test_savepoints import RAN, TAKEN, claimed, cut, decided, transaction
+
+from onceflow.core.errors import SavepointRefused, StorageBehind
+from onceflow.core.protocol.decisions import CheckpointKind
+from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.protocol.log import LogView
+from onceflow.core.protocol.log_memory import Decided
+from onceflow.core.protocol.recovery import committables_of
+from onceflow.core.protocol.savepoints import (
+    check_targets,
+    restored_from,
+    seeded,
+    sinks_to_import,
+    view_before,
+)
+from onceflow.core.protocol.target_records import (
+    TargetRecord,
+    is_set_back,
+    require_not_behind,
+    to_record,
+)
+
+STOPPED = replace(TAKEN, kind=CheckpointKind.SAVEPOINT_STOP)
+
+
+def record(*committed: tuple[int, int], attempt: int = 1) -> TargetRecord:
+    return to_record("out", attempt, (Decided(*one) for one in committed))
+
+
+def check(savepoint: object, view: LogView, told: TargetRecord, *, rewind: bool = False) -> None:
+    check_targets(savepoint, view, [told], all_tell=True, allow_rewind=rewind)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("committed", [(1, 2), (2, 1)])
+def test_a_log_that_does_not_know_a_commit_is_behind_also_with_a_newer_attempt(
+    committed: tuple[int, int],
+) -> None:
+    view = RAN
+    require_not_behind(view, [record((1, 1))], "storage")
+    for _ in range(3):
+        with pytest.raises(StorageBehind, match=r"ends at checkpoint 1 of attempt 1"):
+            require_not_behind(view, [record((1, 1), committed)], "storage")
+        view = claimed(view)
+
+
+def test_a_log_without_decisions_is_behind_whatever_was_committed() -> None:
+    with pytest.raises(StorageBehind, match="has decided nothing"):
+        require_not_behind(claimed(LogView()), [record((1, 1))], "storage")
+    require_not_behind(claimed(LogView()), [record()], "storage")
+
+
+def test_a_log_that_lacks_a_whole_commit_is_behind() -> None:
+    require_not_behind(RAN, [TargetRecord("out", through=RAN.completed[-1].checkpoint)], "s")
+    with pytest.raises(StorageBehind, match="checkpoint 2 of this job"):
+        require_not_behind(RAN, [TargetRecord("out", through=cut(1, 2, 2).checkpoint)], "s")
+
+
+def test_what_a_savepoint_lists_is_known_after_it_was_begun_from() -> None:
+    """Also once the log has forgotten the transaction itself."""
+    view = claimed(seeded(LogView(), STOPPED))
+    view = decided(view, restored_from(STOPPED, view, attempt=view.attempt, now_ms=7))
+    for number in (103, 104):
+        view = decided(view, cut(2, number, 30, transaction(2, number)))
+    require_not_behind(view, [record((1, 2), (2, 104))], "storage")
+
+
+def test_a_target_that_has_gone_on_since_the_savepoint_refuses_it_in_any_storage() -> None:
+    view = claimed(seeded(LogView(), TAKEN))
+    check(TAKEN, view, record((1, 2)))
+    with pytest.raises(SavepointRefused, match="has committed since, last checkpoint 3"):
+        check(TAKEN, view, record((1, 3)))
+    check(STOPPED, view, record((1, 3)))  # empty: its attempt has emitted nothing more
+    with pytest.raises(SavepointRefused, match="has committed since"):
+        check(STOPPED, view, record((2, 3)))
+    check(STOPPED, view, record((2, 3)), rewind=True)
+
+
+def test_a_log_that_is_behind_the_savepoint_goes_on_as_the_savepoints_log() -> None:
+    """The job was moved to other storage, and comes back."""
+    elsewhere = claimed(seeded(LogView(), STOPPED))
+    elsewhere = decided(
+        elsewhere, restored_from(STOPPED, elsewhere, attempt=elsewhere.attempt, now_ms=7)
+    )
+    back = replace(STOPPED, completed=cut(2, 120, 90, transaction(2, 120)), memory=elsewhere.memory)
+    view = claimed(seeded(RAN, back))
+    assert view.attempt == 3
+    told = record((1, 2), (2, 120), attempt=2)
+    check(back, view, told)
+    begun = restored_from(back, view, attempt=view.attempt, now_ms=7, records=[told])
+    assert begun.checkpoint > 120
+    assert committables_of(begun) == (transaction(2, 120),), "and nothing of the older log"
+    after = decided(view_before(back, view, [told]), begun)
+    require_not_behind(after, [told], "storage")
+    with pytest.raises(SavepointRefused, match="not every sink's target tells"):
+        check_targets(back, view, [], all_tell=False, allow_rewind=False)
+
+
+def test_a_rewind_asks_a_target_that_was_put_back_for_the_savepoints_own_alone() -> None:
+    view = claimed(decided(RAN, cut(1, 3, 30, transaction(1, 3))))
+    told = record((1, 1))
+    assert is_set_back(told, [transaction(1, 3)])
+    begun = restored_from(TAKEN, view, attempt=AttemptId(2), now_ms=7, records=[told])
+    assert committables_of(begun) == (transaction(1, 1), transaction(1, 2))
+    assert sinks_to_import(TAKEN, view, [told]) == {"out"}
+    after = decided(view_before(TAKEN, view, [told]), begun)
+    assert after.memory.committed == ()
+    assert after.memory.coverage(transaction(1, 3).transaction).value == "undecided"
+
+
+def test_a_rewind_asks_a_target_that_has_gone_on_for_nothing_of_before() -> None:
+    view = claimed(decided(RAN, cut(1, 3, 30, transaction(1, 3))))
+    told = record((1, 3))
+    begun = restored_from(TAKEN, view, attempt=AttemptId(2), now_ms=7, records=[told])
+    assert committables_of(begun) == ()
+    assert sinks_to_import(TAKEN, view, [told]) == frozenset()
+    after = decided(view_before(TAKEN, view, [told]), begun)
+    assert after.memory.committed == ()
+    require_not_behind(after, [told], "storage")  # it was accepted
+    with pytest.raises(StorageBehind):
+        require_not_behind(after, [record((1, 4))], "storage")

@@ -1,0 +1,26 @@
+"""The list of errors in docs/operations.md has every error that a user can meet, by name."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+from onceflow.core import errors
+from onceflow.core.errors import CheckpointError, OnceflowError
+from onceflow.core.storage.filesystem import StorageRefused
+
+_PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+_ROOTS = {OnceflowError, CheckpointError}
+"""Never raised themselves."""
+
+
+def test_the_index_of_errors_names_every_error_that_a_user_can_meet() -> None:
+    text = _PAGE.read_text()
+    index = text[text.index("## By the name of the error") : text.index("### After a loss")]
+    raised = {
+        one
+        for one in vars(errors).values()
+        if inspect.isclass(one) and issubclass(one, OnceflowError)
+    }
+    wanted = {one.__name__ for one in ({*raised, StorageRefused} - _ROOTS)}
+    assert sorted(name for name in wanted if f"`{name}`" not in index) == []
