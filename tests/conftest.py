@@ -31,6 +31,13 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print why tests failed that passed at their second try: each of them is a defect."""
+    for report in terminalreporter.getreports("rerun"):
+        terminalreporter.write_sep("_", f"failed at first: {report.nodeid}", yellow=True)
+        terminalreporter.write_line(f"{report.longreprtext}\n{report.capstdout}{report.capstderr}")
+
+
 @pytest.fixture(scope="session")
 def crash_points(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where a file named for a crash point kills the next process of Spark that reaches it."""
