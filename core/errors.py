@@ -3,6 +3,7 @@
     OnceflowError                       .domain user|external|internal   .retry never|checkpoint|job
     ├── ConfigError                     user, never
     │   ├── SavepointRefused            user, never: the job cannot begin from it
+    │   ├── StagingMissing              user, never: rows must wait in files, and nothing says where
     │   └── StorageBehind               user, never: a target has more than the decision log knows
     ├── CheckpointError
     │   ├── CheckpointAborted           external, checkpoint
@@ -69,6 +70,10 @@ class ConfigError(OnceflowError):
 
 class SavepointRefused(ConfigError):
     """Raised when a job cannot begin from a savepoint without losing or doubling rows."""
+
+
+class StagingMissing(ConfigError):
+    """Raised when rows must wait in files until they are decided, and nothing says where."""
 
 
 class StorageBehind(ConfigError):
@@ -268,6 +273,7 @@ __all__ = [
     "SourceError",
     "SourceUnavailable",
     "SparkStopped",
+    "StagingMissing",
     "StateCorrupt",
     "StateError",
     "StateIncompatible",

@@ -16,7 +16,7 @@ from datetime import datetime
 import pyarrow as pa
 
 from onceflow.core.crash_points import reach
-from onceflow.core.errors import ConfigError
+from onceflow.core.errors import StagingMissing
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 
@@ -158,10 +158,10 @@ def required_staging(staging: StagingArea | None, sink_id: str, what_waits: str)
     """Return `staging`; `what_waits` there begins with who puts it there, and why.
 
     Raises:
-        ConfigError: There is none.
+        StagingMissing: There is none.
     """
     if staging is None:
-        raise ConfigError(
+        raise StagingMissing(
             f"sink {sink_id}: {what_waits} in checkpoint storage, and there is none here"
         )
     return staging

@@ -24,6 +24,7 @@ from onceflow.core.errors import (
     ConfigError,
     PreparedTransactionLost,
     SinkError,
+    StagingMissing,
 )
 from onceflow.core.protocol.batches import (
     BatchClaim,
@@ -259,7 +260,13 @@ class BatchCommits:
     def _open(self, attempt: AttemptId, schema: pa.Schema) -> None:
         context = self.target.committer_context(attempt)
         self.target.sink.validate(context, schema)
-        self.target.sink.open(context, schema)
+        try:
+            self.target.sink.open(context, schema)
+        except StagingMissing as error:
+            raise ConfigError(
+                f"{error}. Give option stagingLocation: a directory, or the URL of a bucket, that"
+                " driver and executors see"
+            ) from error
 
     def _settle(self, claim: BatchClaim) -> None:
         committer = self._committer_for(claim.attempt)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from onceflow.core.errors import ConfigError
+from onceflow.core.errors import ConfigError, StagingMissing
 from onceflow.core.spi import CommitterContext, WriterContext
 from onceflow.core.staging import required_staging
 from onceflow.sinks.sql.dialect import Dialect, TwoPhase, TwoPhaseSupport
@@ -80,11 +80,19 @@ def chosen_mode(
 
     Raises:
         ConfigError: The mode is not possible here; has the statement that mends it.
+        StagingMissing: No mode is possible without storage for rows.
     """
     if settings.commit_mode is CommitMode.LEDGER:
         required_staging(context.staging, context.sink_id, STAGED)
         return CommitMode.LEDGER
     found = look()
+    if context.staging is None and found.obstacles:
+        unused = settings.commit_mode is CommitMode.TWO_PHASE
+        raise StagingMissing(
+            f"{settings.endpoint} cannot prepare transactions ({found.obstacles[0]}), and there is"
+            " no storage in which rows could wait until they are decided"
+            + (", nor would commit_mode='two_phase' use it: leave that out, too" if unused else "")
+        )
     if settings.commit_mode is CommitMode.TWO_PHASE or context.staging is None:
         if found.obstacles:
             raise ConfigError(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from onceflow.core.errors import ConfigError
+from onceflow.core.errors import ConfigError, StagingMissing
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.spi import CommitterContext
 from onceflow.core.storage import FileStagingArea
@@ -57,8 +57,10 @@ def test_auto_goes_by_what_is_found_and_says_why(
 
 def test_auto_without_storage_needs_two_phase(tmp_path: Path) -> None:
     assert _chosen(tmp_path, None, UNWISE, staged=False) is CommitMode.TWO_PHASE
-    with pytest.raises(ConfigError, match="Mend: SET on; or pass commit_mode='ledger'"):
+    with pytest.raises(StagingMissing, match=r"it is off; .* Mend: SET on\), and .* no storage"):
         _chosen(tmp_path, None, IMPOSSIBLE, staged=False)
+    with pytest.raises(StagingMissing, match="'two_phase' use it: leave that out"):
+        _chosen(tmp_path, CommitMode.TWO_PHASE, IMPOSSIBLE, staged=False)
 
 
 def test_what_the_user_chose_is_done_or_refused_and_never_replaced(
