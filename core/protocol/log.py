@@ -107,6 +107,22 @@ class LogView:
         remembered = (record.memory or NOTHING_REMEMBERED for record in self.decided)
         return tuple(one for memory in remembered for one in memory.of_sink(sink_id))
 
+    def memory_at(self, taken: CompletedCheckpoint) -> LogMemory:
+        """Return what is remembered as of `taken`, a savepoint, which the log never decides.
+
+        Its job may decide more before it is written: what is committed of that lies behind its
+        barrier, and a start from it must not take that for known. What the decision before it
+        lists, and it does not, its attempt knew to be committed.
+        """
+        memory = self.memory.until(taken.attempt, taken.checkpoint)
+        before = [one for one in self.decided if one.completed.checkpoint < taken.checkpoint]
+        if not before:
+            return memory
+        committed = (before[-1].memory or memory).committed
+        return replace(memory, committed=committed).with_committed(
+            listed_before=committables_of(before[-1].completed), listed=committables_of(taken)
+        )
+
     @property
     def next_checkpoint(self) -> CheckpointId:
         """The number of the next barrier: one past the last decision, and 1 at the least.

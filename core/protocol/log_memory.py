@@ -90,11 +90,7 @@ class LogMemory:
         return replace(self, sinks=tuple(sorted({*self.sinks, *sinks})))
 
     def until(self, attempt: AttemptId, checkpoint: CheckpointId) -> LogMemory:
-        """Return the memory without what `attempt` has decided above `checkpoint`.
-
-        For a savepoint, whose job may decide more before it is written: what is committed of that
-        lies behind its barrier, and a start from the savepoint must not take it for known.
-        """
+        """Return the memory without what `attempt` has decided above `checkpoint`."""
         marks = (
             Decided(one.attempt, min(one.checkpoint, checkpoint)) if one.attempt == attempt else one
             for one in self.decided
@@ -105,6 +101,14 @@ class LogMemory:
             if one.transaction.attempt != attempt or one.transaction.checkpoint <= checkpoint
         )
         return replace(self, decided=tuple(marks), committed=tuple(before))
+
+    def with_committed(
+        self, *, listed_before: Iterable[Committable], listed: Iterable[Committable]
+    ) -> LogMemory:
+        """Return the memory once all of `listed_before` is committed that is not `listed` again."""
+        still = {committable.transaction for committable in listed}
+        done = (one for one in listed_before if one.transaction not in still)
+        return replace(self, committed=_last_of((*self.committed, *done), self.sinks))
 
     def settled(self, sinks: Iterable[str]) -> LogMemory:
         """Return the memory once nothing is, or ever will be, in doubt under `sinks`."""
@@ -125,20 +129,15 @@ class LogMemory:
         or a later one's recovery did it before anything else.
         """
         listed = tuple(listed)
-        still = {committable.transaction for committable in listed}
-        done = (one for one in listed_before if one.transaction not in still)
         # What an attempt prepared, a later one decides where it begins from a savepoint.
         decided = self.with_decided(listed).decided
         if checkpoint > GENESIS:
             earlier = (one for one in decided if one.attempt != attempt)
             decided = (*earlier, Decided(attempt, checkpoint))
         forgotten, decided = decided[:-ATTEMPTS_MAX], decided[-ATTEMPTS_MAX:]
-        return replace(
-            self,
-            since=forgotten[-1].attempt + 1 if forgotten else self.since,
-            decided=decided,
-            committed=_last_of((*self.committed, *done), self.sinks),
-        )
+        since = forgotten[-1].attempt + 1 if forgotten else self.since
+        memory = self.with_committed(listed_before=listed_before, listed=listed)
+        return replace(memory, since=since, decided=decided)
 
 
 NOTHING_REMEMBERED = LogMemory()

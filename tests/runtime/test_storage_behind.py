@@ -19,7 +19,12 @@ from tests.support.counting_source import CountingSource
 from tests.support.ledger import SETTINGS
 
 from onceflow import Checkpointing, FixedDelay, Job, JobState, Pipeline
-from onceflow.core.errors import ConfigError, SavepointRefused, StorageBehind
+from onceflow.core.errors import (
+    ConfigError,
+    PreparedTransactionLost,
+    SavepointRefused,
+    StorageBehind,
+)
 from onceflow.core.runtime.driver.status import JobStatus
 from onceflow.sinks import SQLiteSink
 
@@ -38,12 +43,16 @@ class Moving:
         """Input ends when this file is there."""
         return self.directory / "read all"
 
-    def pipeline(self, storage: str, *, name: str = "moving", sink_id: str = "ledger") -> Pipeline:
+    def pipeline(
+        self, storage: str, *, name: str = "moving", interval: float | None = 0.05
+    ) -> Pipeline:
         pipeline = Pipeline(
             self.cluster,
             name=name,
             parallelism=1,
-            checkpointing=Checkpointing(storage=str(self.directory / storage), interval=0.05),
+            checkpointing=Checkpointing(
+                storage=str(self.directory / storage), interval=interval
+            ),
             restart=FixedDelay(attempts=3, delay_s=0.01),
             settings=SETTINGS,
         )
@@ -65,6 +74,17 @@ class Moving:
             assert time.monotonic() < deadline, job.status()
             time.sleep(0.01)
         return job
+
+    def commit(self, job: Job, ids_min: int) -> None:
+        """Take checkpoints until that many rows are in the target."""
+        deadline = time.monotonic() + 60
+        while len(self.ids()) < ids_min:
+            assert time.monotonic() < deadline, job.status()
+            done = job.status().checkpoints_completed
+            job.checkpoint()
+            while job.status().checkpoints_completed == done:
+                assert time.monotonic() < deadline, job.status()
+                time.sleep(0.01)
 
     def stop(self, job: Job) -> JobStatus:
         status = job.stop(60)
@@ -176,6 +196,22 @@ def test_a_job_that_moved_by_savepoint_goes_back_to_where_it_was(moving: Moving)
     with pytest.raises(StorageBehind):
         moving.pipeline("a").run(60)
     moving.finish("b")
+
+
+def test_what_a_target_has_lost_that_was_committed_before_a_move_is_named(moving: Moving) -> None:
+    """The log of the new storage knows of those commits by the savepoint alone, which lists none."""
+    job = moving.pipeline("a", interval=None).start()
+    moving.commit(job, ids_min=1)
+    moving.back_up()
+    while job.status().records_in < RECORDS:
+        time.sleep(0.01)
+    moving.commit(job, ids_min=RECORDS)
+    place = moving.stop_with_savepoint(job)
+    moving.put_back()
+    before = moving.ids()
+    with pytest.raises(PreparedTransactionLost, match="ledger/1/2/0/0.*is an older copy of itself"):
+        moving.pipeline("b").start(from_savepoint=place).wait(60)
+    assert moving.ids() == before
 
 
 def test_another_storage_is_named_as_the_same_job_and_nothing_is_advised_that_doubles(

@@ -15,6 +15,8 @@ CAUGHT_BY: Mapping[str, int] = MappingProxyType(
         "leaves what is in doubt again": 6978,
         "asks for the last proof if nothing is listed": 6969,
         "a source that is added hides what is undelivered": 5689,
+        "a savepoint remembers what is decided after it": 701806,
+        "a savepoint forgets the commits before it": 911939,
         "counts on what a later attempt has rolled back": 581,
         "tells by numbers what came after a savepoint": 2612,
         "tells by positions what came after": 1030,

@@ -19,6 +19,7 @@ from onceflow.core.protocol.decisions import (
 )
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.protocol.log import LogView
+from onceflow.core.protocol.log_memory import LogMemory
 from onceflow.core.protocol.savepoints import (
     Savepoint,
     check_savepoint,
@@ -143,6 +144,16 @@ def _numbers_go_on(savepoint: Savepoint, view: LogView, **named: Any) -> Complet
     return decision if view.decided else replace(decision, checkpoint=CheckpointId(number))
 
 
+def _remembers_too_much(view: LogView, taken: CompletedCheckpoint) -> LogMemory:
+    """Takes what its job decides while a savepoint is written for known by it."""
+    return view.memory
+
+
+def _remembers_too_little(view: LogView, taken: CompletedCheckpoint) -> LogMemory:
+    """Forgets that what a savepoint lists no more than the last decision did is committed."""
+    return view.memory.until(taken.attempt, taken.checkpoint)
+
+
 SAVEPOINT_MUTANTS: tuple[Variant, ...] = (
     Variant("tells sinks to commit at a savepoint", coordinator=_SavepointIsTold),
     Variant("deletes a savepoint's files before it is written", coordinator=_SavepointLosesFiles),
@@ -164,5 +175,7 @@ SAVEPOINT_MUTANTS: tuple[Variant, ...] = (
     Variant("numbers go on at once in new storage", restored_from=_numbers_go_on),
     Variant("tells by numbers what came after a savepoint", check_savepoint=_newer_by_number),
     Variant("tells by positions what came after", check_savepoint=_same_cut_by_positions),
+    Variant("a savepoint remembers what is decided after it", memory_at=_remembers_too_much),
+    Variant("a savepoint forgets the commits before it", memory_at=_remembers_too_little),
     Variant("emits after a stop savepoint", alignment=_EmitsAfterStopSavepoint),
 )

@@ -41,7 +41,7 @@ def write(world: World, decision: WriteSavepoint, view: LogView) -> None:
     completed, request = decision.completed, decision.request
     if completed.attempt < world.claimed:
         return  # a newer attempt has swept its files: it fails, and its user is told
-    memory = view.memory.until(completed.attempt, completed.checkpoint)
+    memory = world.variant.memory_at(view, completed)
     kept = Kept(Savepoint(request.id, JOB, LOG_ID, request.kind, completed, memory))
     for handle in handles_in(completed):
         kept.content[handle.path] = world.files.read(handle.path)

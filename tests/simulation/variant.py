@@ -24,6 +24,7 @@ from onceflow.core.protocol.global_commits import (
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.in_flight import OutputQueue
 from onceflow.core.protocol.log import CheckpointDecided, LogView, next_decision
+from onceflow.core.protocol.log_memory import LogMemory
 from onceflow.core.protocol.recovery import RecoveryPlan, plan_recovery, retain_ledger_from
 from onceflow.core.protocol.savepoints import check_savepoint, check_targets, restored_from
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
@@ -58,6 +59,7 @@ class Variant:
     check_targets: Callable[..., None] = check_targets
     require_not_behind: Callable[..., None] = require_not_behind
     restored_from: Callable[..., CompletedCheckpoint] = restored_from
+    memory_at: Callable[[LogView, CompletedCheckpoint], LogMemory] = LogView.memory_at
     with_lists: Callable[..., CompletedCheckpoint] = with_lists
     next_decision: Callable[[LogView, CompletedCheckpoint], CheckpointDecided] = next_decision
     alignment: type[BarrierAlignment] = BarrierAlignment

@@ -120,7 +120,7 @@ class Savepoints:
         """
         request, completed = decision.request, decision.completed
         asked = self._asked[request.id]
-        memory = log.view.memory.until(completed.attempt, completed.checkpoint)
+        memory = log.view.memory_at(completed)
         # First: proofs of what is committed meanwhile are pruned as checkpoints go on.
         staged = self._copy_staged(asked, completed, memory)
         savepoint = Savepoint(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -202,6 +203,12 @@ def test_pruning_changes_nothing_that_is_remembered(steps: list[object], retaine
     assert pruned.view.memory == whole.view.memory
 
 
+def savepoint(attempt: int, number: int, *listed: Committable) -> CompletedCheckpoint:
+    operators = (OperatorSnapshot("out", committables=listed),)
+    snapshots = (SubtaskSnapshot(SubtaskRef("out", 0), operators),)
+    return CompletedCheckpoint(CheckpointId(number), AttemptId(attempt), 1, 1, snapshots, 0, 0)
+
+
 def test_a_savepoint_knows_nothing_of_what_was_decided_behind_its_barrier() -> None:
     """Its job goes on while it is written: a target that has taken more is ahead of it."""
     log = Log()
@@ -210,11 +217,25 @@ def test_a_savepoint_knows_nothing_of_what_was_decided_behind_its_barrier() -> N
     # The barrier of a savepoint has number 2; two checkpoints are decided before it is written.
     log.decide(3, tx(first, 3))
     log.decide(4)
-    memory = log.view.memory
-    assert memory.knows(Decided(first, 4))
-    taken = memory.until(first, CheckpointId(2))
+    assert log.view.memory.knows(Decided(first, 4))
+    taken = log.view.memory_at(savepoint(first, 2))
     assert taken.knows(Decided(first, 2))
     assert not taken.knows(Decided(first, 3))
     assert taken.of_sink(SINK) == ()
     assert taken.coverage(tx(first, 3).transaction) is Coverage.UNDECIDED
-    assert memory.until(first, CheckpointId(4)) == memory
+
+
+@pytest.mark.parametrize("decided_since", [False, True])
+def test_a_savepoint_knows_that_what_it_does_not_list_again_is_committed(
+    decided_since: bool,
+) -> None:
+    """A start from it in other storage asks the target for that, and for nothing of later."""
+    log = Log(retained=2)
+    first = log.claim()
+    log.decide(1, tx(first, 1))
+    log.decide(2, tx(first, 2))
+    if decided_since:
+        log.decide(4, tx(first, 4))
+    assert log.view.memory_at(savepoint(first, 3, tx(first, 3))).of_sink(SINK) == (tx(first, 2),)
+    still = savepoint(first, 3, tx(first, 2), tx(first, 3))
+    assert log.view.memory_at(still).of_sink(SINK) == (tx(first, 1),)
