@@ -179,11 +179,12 @@ class SourceBarriers:
     def next(self, now_s: float, *, clear: bool) -> Barrier | None:
         """Return what is to be emitted now, once, with the time that it has left.
 
-        `clear` says that no rows wait for credits.
+        `clear` says that no rows wait for credits. One that goes ahead of an older one says that
+        the older is over.
         """
         for position, (barrier, at_s) in enumerate(self._held):
             if clear or (at_s is not None and now_s >= at_s):
-                del self._held[position]
+                del self._held[: position + 1]
                 left_s = None if at_s is None else max(0.0, at_s - now_s)
                 return replace(barrier, overtakes_after_s=left_s)
         return None

@@ -50,9 +50,7 @@ class Moving:
             self.cluster,
             name=name,
             parallelism=1,
-            checkpointing=Checkpointing(
-                storage=str(self.directory / storage), interval=interval
-            ),
+            checkpointing=Checkpointing(storage=str(self.directory / storage), interval=interval),
             restart=FixedDelay(attempts=3, delay_s=0.01),
             settings=SETTINGS,
         )
@@ -199,7 +197,7 @@ def test_a_job_that_moved_by_savepoint_goes_back_to_where_it_was(moving: Moving)
 
 
 def test_what_a_target_has_lost_that_was_committed_before_a_move_is_named(moving: Moving) -> None:
-    """The log of the new storage knows of those commits by the savepoint alone, which lists none."""
+    """The new storage knows of those commits by the savepoint alone, which lists none."""
     job = moving.pipeline("a", interval=None).start()
     moving.commit(job, ids_min=1)
     moving.back_up()

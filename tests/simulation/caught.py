@@ -17,6 +17,7 @@ CAUGHT_BY: Mapping[str, int] = MappingProxyType(
         "a source that is added hides what is undelivered": 5689,
         "a savepoint remembers what is decided after it": 701806,
         "a savepoint forgets the commits before it": 911939,
+        "a source emits a barrier after a newer one": 2003807,
         "counts on what a later attempt has rolled back": 581,
         "tells by numbers what came after a savepoint": 2612,
         "tells by positions what came after": 1030,

@@ -14,6 +14,7 @@ from onceflow.core.protocol.alignment import (
     Barrier,
     BarrierAlignment,
     EndOfStream,
+    SourceBarriers,
     TakeSnapshot,
     _Announced,  # pyright: ignore[reportPrivateUsage]
 )
@@ -167,6 +168,17 @@ def _backwards(chain: str, rows: list[Row], groups: range) -> list[Row]:
     return kept[::-1]
 
 
+class _EmitsWhatIsOver(SourceBarriers):
+    """A barrier that waits its turn at a source is emitted after a newer one has overtaken it."""
+
+    def next(self, now_s: float, *, clear: bool) -> Barrier | None:
+        held = list(self._held)
+        barrier = super().next(now_s, clear=clear)
+        if barrier is not None:
+            self._held = [one for one in held if one[0].checkpoint != barrier.checkpoint]
+        return barrier
+
+
 OVERTAKING_MUTANTS: tuple[Variant, ...] = (
     Variant("overtakes rows in channels and persists none", inputs=_KeepsNothing),
     Variant("overtakes rows without credits and persists none", output_queue=_OutputKeepsNothing),
@@ -185,5 +197,6 @@ OVERTAKING_MUTANTS: tuple[Variant, ...] = (
     Variant("gives credits before it has replayed", inputs=_OpensBeforeItReplays),
     Variant("reads no barrier before it has replayed", inputs=_ReadsNoBarrierBeforeItReplays),
     Variant("the last barrier waits for all rows", coordinator=_LastWaits),
+    Variant("a source emits a barrier after a newer one", source_barriers=_EmitsWhatIsOver),
     Variant("ends the job with rows in flight", coordinator=_EndsInFlight),
 )

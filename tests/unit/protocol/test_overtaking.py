@@ -183,6 +183,17 @@ def test_a_source_emits_no_barrier_twice_and_none_that_is_over() -> None:
     assert barriers.next(0.0, clear=True) is None
 
 
+def test_a_source_emits_no_barrier_after_a_newer_one() -> None:
+    """A savepoint waits its turn, and was given up; the word of that is lost."""
+    barriers = SourceBarriers()
+    barriers.on_triggered(barrier(1, None), 0.0)
+    barriers.on_triggered(barrier(2), 5.0)
+    assert barriers.next(5.0, clear=False) == barrier(2)
+    assert barriers.next(6.0, clear=True) is None
+    barriers.on_triggered(barrier(3, None), 7.0)
+    assert barriers.next(7.0, clear=True) == barrier(3, None)
+
+
 # --- channels ------------------------------------------------------------------------------------
 
 
