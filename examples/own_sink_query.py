@@ -43,6 +43,7 @@ class AddedUp(OwnSink):
 def main(directory: str) -> None:
     """Add up what is in `payments`, one file a batch, into `totals` of `own.db`."""
     spark = SparkSession.builder.getOrCreate()
+    connectors.register(spark)
     spark.dataSource.register(
         connectors.data_source(
             "my-totals", lambda options: AddedUp(options["path"], options["table"], "account")

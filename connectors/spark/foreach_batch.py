@@ -34,6 +34,7 @@ from onceflow.connectors.spark.stream_writer import task_place
 from onceflow.connectors.spark.task_writer import write_task
 from onceflow.core.dead_letters import DEAD_LETTERS
 from onceflow.core.errors import ConfigError
+from onceflow.core.runtime.cluster.spark import use_own_interpreter
 from onceflow.core.spi import GlobalSink, OnBadRow, Sink
 
 if TYPE_CHECKING:
@@ -150,6 +151,8 @@ class _ForeachBatch:
                 f"batch {batch_id} is written, and {self.location} is planning batch"
                 f" {planned.number}: checkpoint_location= is that of another query"
             )
+        if hasattr(batch.sparkSession, "_jsparkSession"):
+            use_own_interpreter(batch.sparkSession.sparkContext)
         query_id = _query_id(batch)
         if query_id is not None and query_id != planned.query_id:
             raise ConfigError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSource
@@ -233,34 +233,46 @@ FORMATS: tuple[type[DataSource], ...] = (
 def register(spark: SparkSession) -> None:
     """Return when `spark` knows every format of onceflow. Repeated it changes nothing.
 
-    Not needed where onceflow is installed in the driver's environment: Spark finds the formats
-    there by itself. Runs on the driver, or in a client of Spark Connect.
+    Spark looks formats up in the session of the thread that writes or reads, and a thread of a
+    pool has none: call it in each thread, as `ThreadPoolExecutor(8, initializer=register,
+    initargs=(spark,))` does. With a local master Spark's Python workers run this interpreter from
+    then on, unless `PYSPARK_PYTHON` names another one.
+
+    Not needed in the main thread where onceflow is installed for the `python3` that Spark runs: it
+    finds the formats there by itself. Runs on the driver, or in a client of Spark Connect.
 
     Raises:
         ConfigError: This Spark has no Python formats.
     """
+    from onceflow.connectors.spark.packages import ShippedFormat
     from onceflow.connectors.spark.versions import SparkInterface, require
 
     require(SparkInterface.FORMATS, "connectors.register")
+    session = _session_in_jvm(spark)
+    if session is not None:
+        from onceflow.core.runtime.cluster.spark import use_own_interpreter
+
+        use_own_interpreter(spark.sparkContext)
+        jvm = cast("Any", spark.sparkContext)._jvm
+        getattr(jvm, "org.apache.spark.sql.classic.SparkSession").setActiveSession(session)
     for one in FORMATS:
-        if _is_registered(spark, one.name()):
+        if session is not None and _is_registered(session, one.name()):
             continue
         try:
-            spark.dataSource.register(one)
+            spark.dataSource.register(cast("type[DataSource]", ShippedFormat(one)))
         except PySparkException as error:
             # Discovered by its installation, and it is the same one.
             if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
                 raise
 
 
-def _is_registered(spark: SparkSession, name: str) -> bool:
-    """Return whether the session knows a format of that name; a client of Connect cannot tell.
+def _session_in_jvm(spark: SparkSession) -> Any:
+    """Return the session that `spark` stands for; None in a client of Spark Connect."""
+    return getattr(spark, "_jsparkSession", None)
 
-    Spark warns of each format that is registered twice.
-    """
-    session: Any = getattr(spark, "_jsparkSession", None)
-    if session is None:
-        return False
+
+def _is_registered(session: Any, name: str) -> bool:
+    """Return whether the session knows a format of that name, of which Spark warns otherwise."""
     return bool(session.sessionState().dataSourceManager().dataSourceExists(name))
 
 

@@ -1,4 +1,4 @@
-"""Objects that reach executors with a check: is onceflow there, and in the driver's version?
+"""What Spark's Python workers unpickle, with a check: is onceflow there, in the driver's version?
 
 What Spark says otherwise is that some module cannot be unpickled, or, with another version there,
 anything at all.
@@ -6,10 +6,15 @@ anything at all.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from onceflow.core.version import VERSION
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSource
 
 
 class Shipped:
@@ -19,28 +24,60 @@ class Shipped:
     """
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
-        import cloudpickle
-
-        state = (type(self), self.shipped())
-        return _unpacker(), (VERSION, cloudpickle.dumps(state))
+        return _packed(partial(_made, type(self), self.shipped()))
 
     def shipped(self) -> dict[str, object]:
         """Return the attributes that travel: all, unless overridden."""
         return self.__dict__
 
 
-def _unpacker() -> Callable[[str, bytes], object]:
+class ShippedFormat:
+    """A format as `spark.dataSource.register` takes it: it unpickles as the class, with the check.
+
+    Spark's Python workers beside the driver unpickle it, before they plan.
+    """
+
+    def __init__(self, kind: type[DataSource]) -> None:
+        self._kind = kind
+
+    def name(self) -> str:
+        """Return the format's name."""
+        return self._kind.name()
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return _packed(partial(_itself, self._kind))
+
+
+def _packed(make: Callable[[], object]) -> tuple[Callable[..., object], tuple[object, ...]]:
+    import cloudpickle
+
+    return _unpacker(), (VERSION, sys.executable, cloudpickle.dumps(make))
+
+
+def _made(kind: type[Shipped], attributes: dict[str, object]) -> Shipped:
+    made: Shipped = kind.__new__(kind)
+    made.__dict__.update(attributes)
+    return made
+
+
+def _itself(kind: type[DataSource]) -> type[DataSource]:
+    return kind
+
+
+def _unpacker() -> Callable[[str, str, bytes], object]:
     """Return a function that travels by value, so that it runs where onceflow is not installed."""
 
-    def unpack(driver_version: str, pickled: bytes) -> object:
+    def unpack(driver_version: str, driver_python: str, pickled: bytes) -> object:
         import platform
         import sys
         from importlib import import_module
 
         here = f"on {platform.node()} ({sys.executable})"
         advice = (
-            "ship it with --py-files, spark.archives or the executors' image, as the page"
-            " 'Spark formats' shows"
+            f"the driver runs {driver_python}. Where that Python is, too, let Spark's workers run"
+            " it: os.environ['PYSPARK_PYTHON'] = sys.executable before the session is made;"
+            " elsewhere ship onceflow with --py-files, spark.archives or the executors' image, as"
+            " the page 'Spark formats' shows"
         )
         try:
             version: str = import_module("onceflow.core.version").VERSION
@@ -54,9 +91,6 @@ def _unpacker() -> Callable[[str, bytes], object]:
                 f" both must be one version: {advice}"
             )
         pickle: Any = import_module("pickle")
-        kind, attributes = pickle.loads(pickled)
-        made = kind.__new__(kind)
-        made.__dict__.update(attributes)
-        return made
+        return pickle.loads(pickled)()
 
     return unpack

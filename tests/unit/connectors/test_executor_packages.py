@@ -9,7 +9,8 @@ from pathlib import Path
 
 import cloudpickle
 
-from onceflow.connectors.spark.packages import Shipped
+from onceflow.connectors.spark.formats import PostgresFormat
+from onceflow.connectors.spark.packages import Shipped, ShippedFormat
 from onceflow.core.version import VERSION
 
 SOURCE = Path(__file__).parents[3] / "src"
@@ -47,6 +48,16 @@ def test_an_executor_without_onceflow_says_so_and_what_to_do() -> None:
     done = unpickled(cloudpickle.dumps(Carried("here")))
     assert f"onceflow {VERSION} of the driver is missing on".encode() in done.stderr
     assert b"--py-files" in done.stderr
+
+
+def test_a_python_without_onceflow_that_is_to_plan_says_which_one_the_driver_runs() -> None:
+    done = unpickled(cloudpickle.dumps(ShippedFormat(PostgresFormat)))
+    assert f"the driver runs {sys.executable}.".encode() in done.stderr
+    assert b"os.environ['PYSPARK_PYTHON'] = sys.executable" in done.stderr
+
+
+def test_a_format_arrives_as_its_class() -> None:
+    assert cloudpickle.loads(cloudpickle.dumps(ShippedFormat(PostgresFormat))) is PostgresFormat
 
 
 def test_an_executor_with_another_version_says_both(tmp_path: Path) -> None:
