@@ -88,11 +88,11 @@ class ServerProcess(Server):
         """Return once the server answers. Does nothing when it runs already.
 
         Raises:
-            ServerError: It exited, or was not ready in `timeout_s`; the end of its log is quoted.
+            ServerError: It exited, or was not ready within `timeout_s` of the start of its process;
+                the end of its log is quoted.
         """
         if self.pid is not None:
             return self
-        deadline = time.monotonic() + timeout_s
         initialized = self.directory / "initialized"
         if not initialized.exists():
             self._initialize()
@@ -103,6 +103,8 @@ class ServerProcess(Server):
         self._watchdog = Watchdog(
             self._process.pid, self.directory if self._owns_directory else None
         )
+        # Not before: the first use on a machine may have built the program, which takes minutes.
+        deadline = time.monotonic() + timeout_s
         try:
             self._await_ready(self._process, deadline, timeout_s)
         except BaseException:
