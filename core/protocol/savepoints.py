@@ -322,7 +322,13 @@ def view_before(
     tell = {record.sink_id for record in records}
     passed = _passed_by(savepoint, records)
     # Asked for at the start: what each target has committed last, where it may still prove it.
-    asked = [c for c in taken.committed if c.transaction.sink_id not in passed]
+    later = {(r.sink_id, mark.attempt): mark.checkpoint for r in records for mark in r.committed}
+    asked = [
+        c
+        for c in taken.committed
+        if (own := c.transaction).sink_id not in passed
+        and own.checkpoint >= later.get((own.sink_id, own.attempt), 0)
+    ]
     if rewinds:
         asked = [c for c in asked if c.transaction.sink_id in tell]
         asked += [c for c in view.memory.committed if c.transaction.sink_id not in tell]

@@ -209,7 +209,7 @@ class Attempt:
 
     def _restore_point(self) -> Steps[CompletedCheckpoint]:
         """Decide checkpoint 0 if need be, or one that takes in what is new since the last."""
-        yield from begin_from(self.world, self.log)
+        yield from begin_from(self.world, self.log, self._recovery)
         if not self.log.view.completed:
             yield from self.log.append(genesis_of(self.world, self.log))
         restored = self.log.view.completed[-1]

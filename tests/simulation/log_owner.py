@@ -23,8 +23,9 @@ from onceflow.core.protocol.log import (
     prunable,
     replay,
 )
-from onceflow.core.protocol.savepoints import Savepoint, seeded
+from onceflow.core.protocol.savepoints import Savepoint, seeded, view_before
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
+from onceflow.core.protocol.target_records import TargetRecord
 from onceflow.core.storage.decision_log import DecisionUnknown
 
 if TYPE_CHECKING:
@@ -90,10 +91,12 @@ class LogOwner:
         self.view = replace(view, memory=view.memory.settled(self._settled))
         self._world.clock.say(f"attempt {completed.attempt} decides {completed.checkpoint}")
 
-    def begins_from(self, savepoint: Savepoint, location: str) -> None:
-        memory = seeded(self.view, savepoint).memory
-        memory = replace(memory, savepoint=f"{savepoint.id} {location}")
-        self.view = replace(self.view, memory=memory)
+    def begins_from(
+        self, savepoint: Savepoint, location: str, records: Iterable[TargetRecord]
+    ) -> None:
+        view = view_before(savepoint, self.view, records)
+        memory = replace(view.memory, savepoint=f"{savepoint.id} {location}")
+        self.view = replace(view, memory=memory)
 
     def settle(self, sinks: Iterable[str]) -> None:
         self._settled.update(sinks)

@@ -7,6 +7,7 @@ targets have committed since.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,14 +46,16 @@ class OlderCopy:
 
 def committed_in(world: World) -> frozenset[TransactionId]:
     """Return what the targets that keep a proof of each transaction have committed."""
-    return frozenset[TransactionId]().union(*(t.proofs | t.pruned for t in _proving(world)))
+    targets = [t for t in world.targets.values() if not isinstance(t, Versioned)]
+    return frozenset[TransactionId]().union(*(t.proofs | t.pruned for t in targets))
 
 
-def records_of(world: World) -> tuple[TargetRecord, ...]:
-    """Return what these targets tell of their proofs."""
+def records_of(targets: Iterable[Target]) -> tuple[TargetRecord, ...]:
+    """Return what those of `targets` tell that keep a proof of each transaction."""
     return tuple(
         to_record(t.sink_id, max((p.attempt for p in t.proofs), default=0), t.proofs)
-        for t in _proving(world)
+        for t in targets
+        if not isinstance(t, Versioned)
     )
 
 
@@ -65,7 +68,9 @@ def check_older_copy(world: World, copy: OlderCopy) -> None:
     for _ in range(TRIES):
         view = _claimed(view)
         try:
-            world.variant.require_not_behind(view, records_of(world), "an older copy")
+            world.variant.require_not_behind(
+                view, records_of(world.targets.values()), "an older copy"
+            )
         except StorageBehind:
             continue
         raise Violation(
@@ -89,7 +94,7 @@ def check_kept_savepoint(world: World, kept: Kept) -> None:
     view = LogView()
     for _ in range(TRIES):
         view = _claimed(seeded(view, kept.savepoint))
-        records = records_of(world)
+        records = records_of(world.targets.values())
         try:
             world.variant.check_targets(
                 kept.savepoint, view, records, all_tell=True, allow_rewind=False
@@ -105,7 +110,3 @@ def check_kept_savepoint(world: World, kept: Kept) -> None:
 def _claimed(view: LogView) -> LogView:
     claim = next_claim(view, "elsewhere")
     return apply(view, LogEntry(claim, f"digest {claim.sequence} elsewhere"))
-
-
-def _proving(world: World) -> list[Target]:
-    return [one for one in world.targets.values() if not isinstance(one, Versioned)]

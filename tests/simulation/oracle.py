@@ -41,6 +41,8 @@ class Oracle:
         """Every partition that a decision holds."""
         self._last_commit: dict[tuple[str, int, int], int] = {}
         self._versions: dict[str, int] = {}
+        self._left_behind: set[CheckpointId] = set()
+        """Decisions after the savepoint by which the job has moved: its new log has none of them."""
         self._given_up: dict[tuple[int, int], float] = {}
         self._attempt = 0
         self._left: dict[str, set[TransactionId]] = {}
@@ -180,7 +182,8 @@ class Oracle:
         """I1: a version is one decision's, of all that came since the one before, and rises."""
         sink_id, number = commit.transaction.sink_id, commit.checkpoint
         decisions = [record.completed for record in self.decided]
-        before = max((d.checkpoint for d in decisions if d.checkpoint < number), default=GENESIS)
+        own = {d.checkpoint for d in decisions} - self._left_behind
+        before = max((one for one in own if one < number), default=GENESIS)
         found = [d for d in decisions if d.checkpoint == number]
         expected = [
             c.transaction
@@ -197,6 +200,11 @@ class Oracle:
         if self._versions.get(sink_id, 0) >= number:
             raise Violation(f"I8 version {number} of {sink_id} after {self._versions[sink_id]}")
         self._versions[sink_id] = number
+
+    def moved(self, taken: CompletedCheckpoint) -> None:
+        """What the old log decided after the savepoint, the new one decides by itself."""
+        numbers = (record.completed.checkpoint for record in self.decided)
+        self._left_behind.update(one for one in numbers if one > taken.checkpoint)
 
     def swept(self) -> None:
         """I3: what older attempts had left by the first decision is gone."""

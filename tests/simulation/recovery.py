@@ -26,6 +26,7 @@ from onceflow.core.protocol.global_commits import GlobalCommit, undecided
 from onceflow.core.protocol.ids import GENESIS, CheckpointId
 from onceflow.core.protocol.recovery import RecoveryPlan, committables_of
 from onceflow.core.protocol.snapshots import CompletedCheckpoint, StateHandle
+from onceflow.core.protocol.target_records import TargetRecord
 
 if TYPE_CHECKING:
     from tests.simulation.job import Driver
@@ -47,11 +48,25 @@ class SinkRecovery:
         asked = sorted(self.retired) if world.variant.asks_retired else []
         self._targets = [world.targets[sink_id] for sink_id in (*pipeline.sinks, *asked)]
 
+    @property
+    def target_count(self) -> int:
+        return len(self._targets)
+
+    def ask_targets(self) -> tuple[TargetRecord, ...]:
+        """Return what each target records of its sink id; none of one that does not tell."""
+        view = self.log.view
+        whole = (
+            TargetRecord(target.sink_id, through=target.highest)
+            for target in self._targets
+            if isinstance(target, Versioned) and view.decided and target.sink_id in view.sinks
+        )
+        return (*records_of(self._targets), *whole)
+
     def recover(self, restored: CompletedCheckpoint) -> Steps[None]:
         """Commit what `restored` lists, abort what older attempts left; raises OnceflowError."""
         # Its own log knows all that it has committed, however often it was stopped and moved.
         self.world.variant.require_not_behind(
-            self.log.view, records_of(self.world), "the job's own log"
+            self.log.view, self.ask_targets(), "the job's own log"
         )
         for target in self._targets:
             if isinstance(target, Versioned):

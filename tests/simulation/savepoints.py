@@ -21,6 +21,7 @@ from onceflow.core.protocol.snapshots import CompletedCheckpoint, OperatorSnapsh
 
 if TYPE_CHECKING:
     from tests.simulation.log_owner import LogOwner
+    from tests.simulation.recovery import SinkRecovery
     from tests.simulation.world import World
 
 JOB, LOG_ID, PLACE = "job", "log", "kept"
@@ -51,13 +52,14 @@ def write(world: World, decision: WriteSavepoint, view: LogView) -> None:
     world.clock.say(f"savepoint {completed.checkpoint} is written")
 
 
-def begin_from(world: World, log: LogOwner) -> Steps[None]:
+def begin_from(world: World, log: LogOwner, sinks: SinkRecovery) -> Steps[None]:
     """Begin from the savepoint that the user names, unless the job has, or it is refused."""
     kept = world.kept
     if not world.begins_from_savepoint or kept is None:
         return
     if is_restored(log.view, PLACE, kept.savepoint):
         return
+    records = sinks.ask_targets()
     try:
         world.variant.check_savepoint(
             kept.savepoint,
@@ -67,6 +69,13 @@ def begin_from(world: World, log: LogOwner) -> Steps[None]:
             last_attempt=AttemptId(log.attempt - 1),
             allow_rewind=False,
         )
+        world.variant.check_targets(
+            kept.savepoint,
+            log.view,
+            records,
+            all_tell=len(records) == sinks.target_count,
+            allow_rewind=False,
+        )
     except SavepointRefused as error:
         if not log.view.decided:
             raise Violation(f"I6 a job that has moved is refused: {error}") from None
@@ -74,11 +83,11 @@ def begin_from(world: World, log: LogOwner) -> Steps[None]:
         return
     now_ms = world.clock.wall_ms()
     decision = world.variant.restored_from(
-        kept.savepoint, log.view, attempt=log.attempt, now_ms=now_ms
+        kept.savepoint, log.view, attempt=log.attempt, now_ms=now_ms, records=records
     )
     for path in sorted({handle.path for handle in handles_in(decision)}):
         world.files.write(_copy(decision, path), kept.content[path])
-    log.begins_from(kept.savepoint, PLACE)
+    log.begins_from(kept.savepoint, PLACE, records)
     yield from log.append(_renamed(decision))
 
 

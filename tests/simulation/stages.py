@@ -114,6 +114,8 @@ class StageTask(ABC):
             now_s, at_s = self.world.clock.now_s, self._alignment.overtakes_at_s
             if at_s is not None and now_s >= at_s:
                 yield from self._align(self._alignment.on_time(now_s))
+                if self.mail:  # it has come first since: the snapshot may have taken long
+                    continue
             clear = self.flush()
             if clear and self.inputs.open():
                 for release in self.release:

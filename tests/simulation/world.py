@@ -441,6 +441,8 @@ class World:
         files.fault_rate, log.fault_rate = self.files.fault_rate, self.log.fault_rate
         log.overwrites = self.variant.overwrites
         self.files, self.log = files, log
+        if self.kept is not None:
+            self.oracle.moved(self.kept.savepoint.completed)
         self.clock.say("the job is given new storage")
 
     def draws_crash(self) -> bool:

@@ -125,3 +125,15 @@ def test_a_rewind_asks_a_target_that_has_gone_on_for_nothing_of_before() -> None
     require_not_behind(after, [told], "storage")  # it was accepted
     with pytest.raises(StorageBehind):
         require_not_behind(after, [record((1, 4))], "storage")
+
+
+@pytest.mark.parametrize(("proved", "asked"), [((), 1), (((1, 1),), 1), (((1, 2),), 0)])
+def test_a_target_is_asked_for_no_proof_below_a_later_one_of_the_same_attempt(
+    proved: tuple[tuple[int, int], ...], asked: int
+) -> None:
+    """The job may have committed more while it stopped, and pruned the proofs of before."""
+    known = replace(STOPPED.memory, committed=(transaction(1, 1),))
+    stopped = replace(STOPPED, memory=known, completed=cut(1, 2, 20, transaction(1, 2)))
+    view = claimed(seeded(LogView(), stopped))
+    after = view_before(stopped, view, [record(*proved)])
+    assert len(after.memory.committed) == asked
