@@ -493,6 +493,20 @@ class Sink(ABC):
         """
         return None
 
+    def list_blockers(self, context: CommitterContext) -> Sequence[str]:
+        """Describe whom the attempt's writers wait for in the target now, one text a blocker.
+
+        For people: a checkpoint that times out names them, and nothing is decided by them. Runs on
+        the driver, on a thread of its own, repeatedly while a subtask of the sink owes an ack for
+        half of the checkpoint timeout. Bound its waits: a second question follows the answer to the
+        first. Empty where nobody waits, or the target does not tell. Never has a value of a row.
+
+        Raises:
+            SinkError: The target cannot be asked now.
+        """
+        del context
+        return ()
+
     @abstractmethod
     def writer(self, context: WriterContext) -> SinkWriter:
         """Return the writer of one subtask. Runs in the slot."""

@@ -78,6 +78,8 @@ class _Pending:
     snapshots: dict[SubtaskRef, SubtaskSnapshot] = field(
         default_factory=dict[SubtaskRef, SubtaskSnapshot]
     )
+    blockers: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """By uid of a sink, what its writers wait for while acks are missing."""
 
 
 class CheckpointCoordinator:
@@ -170,11 +172,22 @@ class CheckpointCoordinator:
         decisions: list[Decision] = []
         for pending in list(self._pending.values()):
             if now_s >= pending.deadline_s and not self._over:
-                missing = sorted(self._subtasks - pending.snapshots.keys())
-                late = f"no ack of {', '.join(map(str, missing))}" if missing else "not written"
-                reason = f"{late} within {self._settings.timeout_s} s"
-                decisions += self._fail(pending, reason, now_s)
+                decisions += self._fail(pending, self._reason_of_timeout(pending), now_s)
         return (*decisions, *self._proceed(now_s))
+
+    def overdue(self, now_s: float) -> frozenset[SubtaskRef]:
+        """Return the subtasks that have owed an ack for half of the checkpoint timeout."""
+        half_s = self._settings.timeout_s / 2
+        late = (p for p in self._pending.values() if now_s >= p.deadline_s - half_s)
+        return frozenset(ref for p in late for ref in self._subtasks - p.snapshots.keys())
+
+    def note_blockers(self, sink: str, blockers: tuple[str, ...]) -> None:
+        """Take in what the writers of `sink` wait for now, for people; empty: nothing is known.
+
+        A checkpoint that is pending now, and times out, says it.
+        """
+        for pending in self._pending.values():
+            pending.blockers[sink] = blockers
 
     def request(self, kind: CheckpointKind, now_s: float) -> tuple[Decision, ...]:
         """Ask for a checkpoint outside the interval: MANUAL or STOP.
@@ -387,6 +400,16 @@ class CheckpointCoordinator:
         if request is None:
             self._schedule.triggered(now_s)
         return trigger
+
+    def _reason_of_timeout(self, pending: _Pending) -> str:
+        missing = sorted(self._subtasks - pending.snapshots.keys())
+        late = f"no ack of {', '.join(map(str, missing))}" if missing else "not written"
+        blocked = "".join(
+            f"; sink {sink} waits for {'; '.join(blockers)}"
+            for sink, blockers in sorted(pending.blockers.items())
+            if blockers and missing
+        )
+        return f"{late} within {self._settings.timeout_s} s{blocked}"
 
     def _fail(self, pending: _Pending, reason: str, now_s: float) -> list[Decision]:
         """Abort one checkpoint, count it, and end the attempt if that was one too many."""

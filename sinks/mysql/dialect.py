@@ -35,15 +35,33 @@ _HELD_LOCKS = """
         FROM {ten} AS a, {ten} AS b, {ten} AS c, {ten} AS d
     ) AS every_subtask HAVING session IS NOT NULL
 """
+# A server without performance_schema does not say who waits for whom.
+_WAITS = """
+    SELECT DISTINCT COALESCE(p.state, '')
+    FROM information_schema.processlist AS p
+    LEFT JOIN information_schema.innodb_trx AS t ON t.trx_mysql_thread_id = p.id
+    WHERE p.id <> CONNECTION_ID() AND p.user = SUBSTRING_INDEX(USER(), '@', 1)
+      AND p.db = DATABASE() AND (t.trx_state = 'LOCK WAIT' OR p.state LIKE 'Waiting for %lock%')
+"""
 # What is prepared has no connection. Needs PROCESS; performance_schema may be switched off.
 _LOCKING_TRANSACTIONS = """
-    SELECT p.id, p.user, p.host, p.command, t.trx_started
+    SELECT p.id, p.user, p.host, p.command, t.trx_started, t.trx_state
     FROM information_schema.innodb_trx AS t
     JOIN information_schema.processlist AS p ON p.id = t.trx_mysql_thread_id
     WHERE t.trx_rows_locked > 0 AND p.id <> CONNECTION_ID()
     ORDER BY t.trx_started LIMIT {most}
 """
 _TEN = "(SELECT 0 AS n" + "".join(f" UNION ALL SELECT {n}" for n in range(1, 10)) + ")"
+
+
+def _describe_locking(
+    number: int, user: str, host: str, command: str, since: object, trx_state: str
+) -> str:
+    del trx_state
+    return (
+        f"connection {number} of user {user!r} from {host!r} (command {command}), whose"
+        f" transaction has been open since {since} and locks rows"
+    )
 
 
 class MySQLDialect(Dialect):
@@ -143,12 +161,36 @@ class MySQLDialect(Dialect):
     ) -> Sequence[str]:
         """Describe who has an open transaction with locks on rows, whatever table they are of."""
         return [
-            f"connection {number} of user {user!r} from {host!r} (command {command}), whose"
-            f" transaction has been open since {since} and locks rows"
-            for number, user, host, command, since in session.query(
-                _LOCKING_TRANSACTIONS.format(most=most)
-            )
+            _describe_locking(*row)
+            for row in session.query(_LOCKING_TRANSACTIONS.format(most=most))
         ]
+
+    @override
+    def list_blockers(
+        self, session: Session, ledger_schema: str, context: CommitterContext, most: int
+    ) -> Sequence[str]:
+        """Describe who may be waited for: neither the writers themselves nor who waits, too."""
+        waits = [str(state) for (state,) in session.query(_WAITS)]
+        if not waits:
+            return ()
+        writers = set(self._writers(session, ledger_schema, context.sink_id))
+        rows = session.query(_LOCKING_TRANSACTIONS.format(most=most + len(writers)))
+        holders = [
+            _describe_locking(*row)
+            for row in rows
+            if row[0] not in writers and row[-1] != "LOCK WAIT"
+        ]
+        if holders:
+            return holders[:most]
+        states = " and ".join(repr(state) for state in waits if state) or "a lock"
+        return [
+            f"{states}, whose holder has no transaction that locks rows: see {self.lists_locks}"
+        ]
+
+    def _writers(self, session: Session, ledger_schema: str, sink_id: str) -> Sequence[int]:
+        """Return the connections of the two-phase writers of `sink_id`."""
+        prefix = catalog.literal(catalog.XaNames(ledger_schema).writers_lock(sink_id))
+        return [int(row[0]) for row in session.query(_HELD_LOCKS.format(prefix=prefix, ten=_TEN))]
 
     @override
     def two_phase(self, schema: str) -> XaTwoPhase:
@@ -160,8 +202,7 @@ class MySQLDialect(Dialect):
 
     @override
     def end_older_writers(self, session: Session, schema: str, context: CommitterContext) -> None:
-        prefix = catalog.literal(catalog.XaNames(schema).writers_lock(context.sink_id))
-        for (holder,) in session.query(_HELD_LOCKS.format(prefix=prefix, ten=_TEN)):
+        for holder in self._writers(session, schema, context.sink_id):
             self.log.info(
                 "sink %s: ending the session %s of an older attempt's writer, attempt %s took over",
                 context.sink_id,
@@ -169,7 +210,7 @@ class MySQLDialect(Dialect):
                 context.attempt,
             )
             try:
-                session.execute(f"KILL {int(holder)}")
+                session.execute(f"KILL {holder}")
             except NameUnknown:
                 continue
 

@@ -15,7 +15,7 @@ from onceflow.core.spi import CommitterContext, WriterContext
 from onceflow.sinks.postgres import catalog
 from onceflow.sinks.postgres.connection import attempt_of_writer, writer_name
 from onceflow.sinks.postgres.dml import PostgresDmlExecutor
-from onceflow.sinks.postgres.locks import lock_holders
+from onceflow.sinks.postgres.locks import list_blockers, lock_holders
 from onceflow.sinks.postgres.server import PostgresServer, is_pooled
 from onceflow.sinks.postgres.two_phase import PostgresTwoPhase
 from onceflow.sinks.postgres.types import PostgresFit, wire_of
@@ -106,6 +106,12 @@ class PostgresDialect(Dialect):
         self, session: Session, table: TableName, context: WriterContext, most: int
     ) -> Sequence[str]:
         return lock_holders(session, table, self.writer_name(context), most)
+
+    @override
+    def list_blockers(
+        self, session: Session, ledger_schema: str, context: CommitterContext, most: int
+    ) -> Sequence[str]:
+        return list_blockers(session, context.sink_id, context.attempt, most)
 
     @override
     def guard_of_record(self, transaction: TransactionId) -> str:

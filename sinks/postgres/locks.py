@@ -1,10 +1,11 @@
-"""Who holds locks on a table: for the error of a writer that waited in vain."""
+"""Who holds locks: for the error of a writer that waited in vain, and while it waits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from onceflow.sinks.postgres import catalog
+from onceflow.sinks.postgres.connection import attempt_of_writer
 from onceflow.sinks.sql.session import Session
 from onceflow.sinks.sql.tables import TableName
 
@@ -35,6 +36,34 @@ _PREPARED = """
     LIMIT {most}
 """
 
+_WAITING_WRITERS = """
+    SELECT pid, application_name FROM pg_catalog.pg_stat_activity
+    WHERE datname = current_database() AND usename = current_user AND wait_event_type = 'Lock'
+      AND application_name LIKE 'onceflow %'
+"""
+# A prepared transaction blocks under process id 0: it is found by the lock that is waited for.
+_BLOCKING_SESSIONS = """
+    SELECT a.pid, a.usename::text, a.application_name, a.state,
+           substring(ltrim(a.query) FROM '^[A-Za-z]{{1,20}}'),
+           date_trunc('second', a.query_start)::text
+    FROM pg_catalog.pg_stat_activity AS a
+    WHERE a.pid <> ALL (ARRAY[{waiting}]) AND a.pid IN (
+        SELECT unnest(pg_catalog.pg_blocking_pids(waiting)) FROM unnest(ARRAY[{waiting}]) AS waiting
+    )
+    ORDER BY a.xact_start LIMIT {most}
+"""
+_BLOCKING_PREPARED = """
+    SELECT p.gid, p.owner::text, date_trunc('second', p.prepared)::text
+    FROM pg_catalog.pg_prepared_xacts AS p
+    JOIN pg_catalog.pg_locks AS held ON held.virtualtransaction = '-1/' || p.transaction
+    JOIN pg_catalog.pg_locks AS wanted
+      ON wanted.pid = ANY (ARRAY[{waiting}]) AND NOT wanted.granted AND held.granted
+     AND wanted.locktype = held.locktype AND wanted.database IS NOT DISTINCT FROM held.database
+     AND wanted.relation IS NOT DISTINCT FROM held.relation
+     AND wanted.transactionid IS NOT DISTINCT FROM held.transactionid
+    GROUP BY p.gid, p.owner, p.prepared ORDER BY p.prepared LIMIT {most}
+"""
+
 
 def lock_holders(session: Session, table: TableName, writer: str, most: int) -> Sequence[str]:
     """Describe who holds locks on `table` now, except for the session called `writer`."""
@@ -44,14 +73,43 @@ def lock_holders(session: Session, table: TableName, writer: str, most: int) -> 
         "most": most,
     }
     sessions = [
-        f"session {pid} of role {user!r} (application {application!r}, {state or 'state hidden'},"
-        f" command {command or 'hidden'} since {since}), which has a {mode} on the table"
+        f"{_describe_session(pid, user, application, state, command, since)}, which has a {mode} on"
+        " the table"
         for pid, user, application, state, command, mode, since in session.query(
             _SESSIONS.format(**named)
         )
     ]
+    prepared = [_describe_prepared(*row) for row in session.query(_PREPARED.format(**named))]
+    return [*sessions, *prepared][:most]
+
+
+def list_blockers(session: Session, sink_id: str, attempt: int, most: int) -> Sequence[str]:
+    """Describe whom the writers of `attempt` wait for now, not those that wait themselves."""
+    waiting = ", ".join(
+        str(int(pid))
+        for pid, name in session.query(_WAITING_WRITERS)
+        if attempt_of_writer(str(name), sink_id) == attempt
+    )
+    if not waiting:
+        return ()
+    named = {"waiting": waiting, "most": most}
+    sessions = [
+        _describe_session(*row) for row in session.query(_BLOCKING_SESSIONS.format(**named))
+    ]
     prepared = [
-        f"prepared transaction {gid!r} of role {owner!r}, prepared at {since}"
-        for gid, owner, since in session.query(_PREPARED.format(**named))
+        _describe_prepared(*row) for row in session.query(_BLOCKING_PREPARED.format(**named))
     ]
     return [*sessions, *prepared][:most]
+
+
+def _describe_session(
+    pid: int, user: str, application: str, state: str, command: str, since: str
+) -> str:
+    return (
+        f"session {pid} of role {user!r} (application {application!r}, {state or 'state hidden'},"
+        f" command {command or 'hidden'} since {since})"
+    )
+
+
+def _describe_prepared(gid: str, owner: str, since: str) -> str:
+    return f"prepared transaction {gid!r} of role {owner!r}, prepared at {since}"

@@ -216,6 +216,13 @@ class Dialect(ABC):
         del session, table, context, most
         return ()
 
+    def list_blockers(
+        self, session: Session, ledger_schema: str, context: CommitterContext, most: int
+    ) -> Sequence[str]:
+        """Describe whom writers of the attempt wait for now, at most `most`; see `lock_holders`."""
+        del session, ledger_schema, context, most
+        return ()
+
     # -- before a job writes -----------------------------------------------------------------------
 
     def guard_of_record(self, transaction: TransactionId) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -18,12 +19,15 @@ from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, Wri
 from onceflow.sinks.sql.committer import SqlCommitter
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.preflight import read_record, run_preflight, validate_rows
-from onceflow.sinks.sql.session import Endpoint
+from onceflow.sinks.sql.session import Endpoint, SqlError, refusal, session_name
 from onceflow.sinks.sql.settings import CommitMode, SqlSettings, mode_of_writer
 from onceflow.sinks.sql.tables import TableName
 from onceflow.sinks.sql.transactions import PlainTransactions
 from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
 from onceflow.sinks.sql.writer import AtLeastOnceWriter, StagedWriter, TwoPhaseWriter
+
+_BLOCKERS_MAX = 4
+"""As many as an error can name and be read."""
 
 
 class _Overflow(Enum):
@@ -157,6 +161,24 @@ class SqlSink(Sink):
         if self._delivery() is Delivery.AT_LEAST_ONCE:
             return None
         return read_record(self.settings, context)
+
+    @override
+    def list_blockers(self, context: CommitterContext) -> Sequence[str]:
+        """Describe whom the attempt's sessions wait for, as far as the user may see it.
+
+        Raises:
+            SinkError: The server cannot be asked now.
+        """
+        settings = self.settings
+        name = session_name(context.sink_id, context.attempt, "looks for locks")
+        try:
+            with settings.endpoint.connect(name) as session:
+                session.hasten()
+                return settings.dialect.list_blockers(
+                    session, settings.ledger_schema, context, _BLOCKERS_MAX
+                )
+        except SqlError as error:
+            raise refusal(error, f"sink {context.sink_id}: locks cannot be listed") from error
 
     @override
     def writer(self, context: WriterContext) -> SinkWriter:

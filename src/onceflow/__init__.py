@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         RecoveredSink,
         SavepointCompleted,
         SavepointRestored,
+        SinkBlocked,
         SinksRecovered,
         SlotJoined,
         SlotLeft,
@@ -155,8 +156,8 @@ else:
                 "AttemptBegan AttemptEnded AttemptRunning CheckpointAcked CheckpointCompleted"
                 " CheckpointFailed CheckpointTriggered EventsDropped JobEnded JobEvent"
                 " JobRestarting JobStarted JobState LeftoversAborted Moment RecoveredSink"
-                " SavepointCompleted SavepointRestored SinksRecovered SlotJoined SlotLeft"
-                " SlotReported SlotsDeployed SlotsJoined SplitsDiscovered StateDropped"
+                " SavepointCompleted SavepointRestored SinkBlocked SinksRecovered SlotJoined"
+                " SlotLeft SlotReported SlotsDeployed SlotsJoined SplitsDiscovered StateDropped"
                 " SubtaskCommitted LagMeasured"
             ),
             "onceflow.core.runtime.driver.listeners": "JobListener",
@@ -270,6 +271,7 @@ __all__ = [
     "SavepointStats",
     "Serializer",
     "SideOutput",
+    "SinkBlocked",
     "SinkStatus",
     "SinksRecovered",
     "SlidingEventTimeWindows",

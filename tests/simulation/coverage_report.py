@@ -52,6 +52,7 @@ class Excuse:
 _NAMES = "names are made and read by sinks and people; the model has transactions as values"
 _DAMAGED = "damaged storage is not modelled"
 _GUARD = "an attempt that is over tells its coordinator nothing; this holds if it did"
+_BLOCKERS = "whom sinks wait for is told to people, and decides nothing"
 _STORAGE = "a savepoint begins where its log is"
 _OLD_DECISIONS = "no schedule has 128 decisions"
 
@@ -73,6 +74,8 @@ EXCUSES: Mapping[str, Excuse] = MappingProxyType(
         "coordinator.py:CheckpointCoordinator.acked": Excuse(_GUARD, ("return ()",)),
         "coordinator.py:CheckpointCoordinator.logged": Excuse(_GUARD, ("return ()",)),
         "coordinator.py:CheckpointCoordinator.append_failed": Excuse(_GUARD, ("return ()",)),
+        "coordinator.py:CheckpointCoordinator.overdue": Excuse(_BLOCKERS),
+        "coordinator.py:CheckpointCoordinator.note_blockers": Excuse(_BLOCKERS),
         "ids.py:TransactionId.__post_init__": Excuse(_NAMES),
         "ids.py:TransactionId.name": Excuse(_NAMES),
         "ids.py:TransactionId.parse": Excuse(_NAMES),

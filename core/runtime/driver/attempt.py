@@ -43,6 +43,7 @@ from onceflow.core.runtime.driver.attempt_context import (
     AppendEnded,
     AttemptContext,
     AttemptEvent,
+    BlockersListed,
     CancelRequested,
     CheckpointRequested,
     DiscoveryAnswered,
@@ -75,6 +76,7 @@ from onceflow.core.runtime.driver.job_events import (
 )
 from onceflow.core.runtime.driver.restore import restored_slots
 from onceflow.core.runtime.driver.savepoints import text_of
+from onceflow.core.runtime.driver.sink_blockers import BlockerMonitor
 from onceflow.core.runtime.driver.slot_pool import SlotPool, cause_of
 from onceflow.core.runtime.driver.source_lag import LagMonitor
 from onceflow.core.runtime.driver.source_splits import SplitDiscovery
@@ -138,6 +140,7 @@ class Attempt:
         self._global_commits = GlobalCommits(context, events.put)
         self._discovery = SplitDiscovery(context, events.put, time.monotonic())
         self._lag = LagMonitor(context.graph, context.publish)
+        self._blockers = BlockerMonitor(context, events.put)
 
     def run(self) -> bool:
         """Run to the end; return True when the job is finished, False when it was stopped.
@@ -255,6 +258,7 @@ class Attempt:
             if coordinator := self._listening():
                 self._carry_out(coordinator.tick(time.monotonic()))
             self._discovery.ask(self._coordinator.completed[-1], time.monotonic())
+            self._blockers.ask(self._coordinator.overdue(time.monotonic()), time.monotonic())
             if self._finished is None:
                 self._next_event(None, "")
         self._say_stop()
@@ -284,12 +288,13 @@ class Attempt:
             case SlotConnected(link):
                 self._admit(link)
             case SlotSaid() | SlotGone() | SlotsEnded():
-                if event.attempt == self._plan.attempt:  # I7
-                    self._on_slot(event)
+                self._on_slot(event)
             case CheckpointRequested() | SavepointRequested() | CancelRequested():
                 self._on_request(event)
             case DiscoveryAnswered():
                 self._on_discovered(event)
+            case BlockersListed():
+                self._on_blockers(event)
             case AppendEnded() | GlobalCommitEnded() | SavepointWritten():
                 if event.attempt == self._plan.attempt:
                     self._on_ended(event)
@@ -299,6 +304,8 @@ class Attempt:
                 assert_never(event)
 
     def _on_slot(self, event: SlotSaid | SlotGone | SlotsEnded) -> None:
+        if event.attempt != self._plan.attempt:  # I7
+            return
         match event:
             case SlotSaid(_, slot, message):
                 self._slots.heard(slot, time.monotonic())
@@ -382,6 +389,13 @@ class Attempt:
             self._publish(SplitsDiscovered(answer.uid, tuple(splits)))
             # They are read once a checkpoint holds them: it does not wait its turn.
             self._on_request(CheckpointRequested(CheckpointKind.MANUAL))
+
+    def _on_blockers(self, answer: BlockersListed) -> None:
+        if answer.attempt != self._plan.attempt:
+            return
+        self._blockers.take(answer)
+        if self._coordinator is not None:
+            self._coordinator.note_blockers(answer.uid, answer.blockers)
 
     def _admit(self, link: SlotLink) -> None:
         if self._slots.admit(link, time.monotonic()):
@@ -560,6 +574,7 @@ class Attempt:
                     | SavepointWritten()
                     | RecoveryEnded()
                     | DiscoveryAnswered()
+                    | BlockersListed()
                     | AppendEnded()
                     | GlobalCommitEnded()
                 ):

@@ -104,6 +104,15 @@ class DiscoveryAnswered:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockersListed:
+    """Whom the writers of sink `uid` wait for; empty: nobody, or the target does not tell."""
+
+    attempt: AttemptId
+    uid: str
+    blockers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class AppendEnded:
     """The decision log holds `completed`, or `error` says why not, or that nobody knows."""
 
@@ -133,6 +142,7 @@ AttemptEvent: TypeAlias = (
     | CancelRequested
     | RecoveryEnded
     | DiscoveryAnswered
+    | BlockersListed
     | AppendEnded
     | GlobalCommitEnded
 )

@@ -41,6 +41,7 @@ from onceflow.core.runtime.driver.attempt_context import (
     AppendEnded,
     AttemptContext,
     AttemptEvent,
+    BlockersListed,
     CancelRequested,
     CheckpointRequested,
     DiscoveryAnswered,
@@ -599,6 +600,7 @@ class JobDriver:
                     | SavepointWritten()
                     | RecoveryEnded()
                     | DiscoveryAnswered()
+                    | BlockersListed()
                     | AppendEnded()
                     | GlobalCommitEnded()
                 ):

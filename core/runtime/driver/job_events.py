@@ -167,6 +167,18 @@ class LagMeasured(_Timed):
 
 
 @dataclass(frozen=True, slots=True)
+class SinkBlocked(_Timed):
+    """Writers of sink `uid` owe an ack, and wait for `blockers` in the target.
+
+    It comes again when these change.
+    """
+
+    uid: str
+    blockers: tuple[str, ...]
+    """For people. Empty: no ack is overdue any more, or nobody is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointTriggered(_Timed):
     """The sources are told to emit barrier `checkpoint`."""
 
@@ -277,6 +289,7 @@ JobEvent: TypeAlias = (
     | SlotLeft
     | SplitsDiscovered
     | LagMeasured
+    | SinkBlocked
     | CheckpointTriggered
     | CheckpointAcked
     | CheckpointCompleted

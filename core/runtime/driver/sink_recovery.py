@@ -229,6 +229,12 @@ class SinkRecovery:
         self._log.settle(self._retired)
         return tuple(counts)
 
+    def written(self) -> Iterator[tuple[Sink, CommitterContext]]:
+        """Yield every sink that is written, with whom its committers commit for."""
+        for target in self._targets:
+            if target.schema is not None:
+                yield target.sink, target.context
+
     def global_committers(self) -> Iterator[tuple[str, str, GlobalCommitter]]:
         """Yield uid, sink id and a new committer of every sink that commits whole checkpoints."""
         for target in self._targets:

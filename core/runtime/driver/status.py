@@ -36,6 +36,7 @@ from onceflow.core.runtime.driver.job_events import (
     RecoveredSink,
     SavepointCompleted,
     SavepointRestored,
+    SinkBlocked,
     SinksRecovered,
     SlotJoined,
     SlotLeft,
@@ -262,6 +263,8 @@ class JobStatus:
         default_factory=dict[str, tuple[SplitOffsets, ...]]
     )
     """By source, how far its splits are read at the last checkpoint, and how far they go."""
+    blockers: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """By sink whose ack is overdue, whom its writers wait for in the target; for people."""
     tally: _Tally = field(default=_Tally(), repr=False)
 
     def __str__(self) -> str:
@@ -270,11 +273,15 @@ class JobStatus:
         in_doubt = sum(sink.prepared for sink in self.sinks)
         last = self.last_checkpoint
         newest = f"{last.checkpoint} in {last.duration_ms:.0f} ms" if last else "none yet"
+        blocked = "".join(
+            f"; sink {uid} waits for {'; '.join(blockers)}"
+            for uid, blockers in sorted(self.blockers.items())
+        )
         error = f"; last error: {self.last_error}" if self.last_error else ""
         return (
             f"{self.job}: {self.state.value}, attempt {self.attempt}, {self.records_in} records"
             f" read, {committed} rows committed, {in_doubt} transactions in doubt, checkpoint"
-            f" {newest}{error}"
+            f" {newest}{blocked}{error}"
         )
 
     @property
@@ -352,7 +359,7 @@ def apply(status: JobStatus, event: JobEvent) -> JobStatus:
             return _apply_to_start(status, event)
         case SlotJoined() | SlotReported():
             return replace(status, slots=_slots_after(status.slots, event))
-        case StateDropped() | LeftoversAborted() | LagMeasured():
+        case StateDropped() | LeftoversAborted() | LagMeasured() | SinkBlocked():
             return _apply_to_rest(status, event)
         case SlotLeft() | SplitsDiscovered() | EventsDropped():
             # A slot that has left stays, with its last counters, until the next attempt begins.
@@ -385,6 +392,7 @@ def _apply_to_job(
                 slots=(),
                 pending=(),
                 offsets={},
+                blockers={},
                 attempts=(*status.attempts, stats)[-HISTORY_LENGTH:],
                 tally=_Tally(tally.zero_s, tally.slots_ended_s),
             )
@@ -445,9 +453,13 @@ def _slots_after(
 
 
 def _apply_to_rest(
-    status: JobStatus, event: StateDropped | LeftoversAborted | LagMeasured
+    status: JobStatus, event: StateDropped | LeftoversAborted | LagMeasured | SinkBlocked
 ) -> JobStatus:
     match event:
+        case SinkBlocked(uid, blockers):
+            other_sinks = {one: known for one, known in status.blockers.items() if one != uid}
+            now = {**other_sinks, uid: blockers} if blockers else other_sinks
+            return replace(status, blockers=now)
         case LagMeasured(uid, splits):
             others = {one: told for one, told in status.offsets.items() if one != uid}
             return replace(status, offsets={**others, uid: splits} if splits else others)

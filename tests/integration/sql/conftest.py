@@ -42,6 +42,7 @@ AS_ON_POSTGRES = {
     for name in (
         "at_least_once_job_killed_before_its_decision_doubles_rows",
         "at_least_once_shows_rows_at_once_and_again_when_replayed",
+        "checkpoint_that_times_out_names_the_sink_and_who_holds_its_rows",
         "checkpoint_of_bad_rows_alone_prepares_nothing",
         "commits_in_any_order_and_number_show_each_row_once",
         "mode_may_change_between_attempts_and_nothing_in_doubt_is_forgotten",

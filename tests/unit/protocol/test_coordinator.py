@@ -165,6 +165,26 @@ def test_late_checkpoint_expires_with_its_state() -> None:
     assert job.notified == []
 
 
+def test_late_checkpoint_says_whom_its_sinks_wait_for_as_told_last() -> None:
+    job = Coordination(TOLERANT)
+    n = job.trigger()
+    for subtask in (*SOURCES, SINKS[0]):
+        job.ack(n, subtask)
+    job.tick(after_s=4.9)
+    assert job.coordinator.overdue(job.now_s) == frozenset()
+    job.tick(after_s=0.1)
+    assert job.coordinator.overdue(job.now_s) == {SINKS[1]}
+    job.coordinator.note_blockers("sink", ("session 6",))
+    job.coordinator.note_blockers("sink", ("session 7", "session 8"))
+    job.coordinator.note_blockers("other", ())
+    (abort,) = of_type(NotifyAbort, job.tick(after_s=5))
+    assert abort.reason.endswith(" 10.0 s; sink sink waits for session 7; session 8")
+    again = job.trigger()
+    assert again > n
+    (abort,) = of_type(NotifyAbort, job.tick(after_s=10))
+    assert "waits for" not in abort.reason
+
+
 def test_coordinator_wakes_for_the_deadline_and_for_the_interval() -> None:
     job = Coordination(EVERY_SECOND)
     assert job.coordinator.next_wake_s() == 1001.0
