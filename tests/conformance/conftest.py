@@ -1,9 +1,9 @@
-"""What the suites of state backends run over, and which clauses of which sink are slow tests.
+"""What the suites of state backends run over, and which clauses of which sink run in which tier.
 
-All clauses run for a sink that prepares transactions in a database, and for one that keeps its rows
-aside until they are decided. Clauses that kill whole jobs are about the engine as much as about a
-sink, and the others' jobs are killed by tests of their own; the rest runs for each way to commit,
-at half as many lines of the sink's code. MySQL and MariaDB are both tried with what dies, and their
+By default all clauses run for a sink that prepares transactions in a database, and for one that
+keeps its rows aside until they are decided. For the others `script/test --servers` runs what is
+about the sink, at half as many lines of its code: clauses that kill whole jobs are about the engine
+as much, and the others' jobs are killed by tests of their own. MySQL and MariaDB are both tried with what dies, and their
 common code by MySQL; tests of tests/integration/sql hold what else can be said of their commits.
 """
 
@@ -51,9 +51,7 @@ OF_NETWORKS = tuple(clause for clause in breaking.CLAUSES if clause not in OF_DE
 
 
 def is_slow(test: str, clause: Clause) -> bool:
-    """Say whether `clause` is left to the slow tests for the sink of the class `test`."""
-    if test in WHOLE:
-        return False
+    """Return whether `clause` is a slow test for the sink of the class `test`, not among `WHOLE`."""
     if test == "TestMariaDBTwoPhase":
         return clause not in OF_DEATHS
     if test == "TestMySQLTwoPhase":
@@ -67,8 +65,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if callspec is None or test is None:
             continue
         clause = callspec.params.get("clause")
-        if isinstance(clause, Clause) and clause in CLAUSES and is_slow(test.name, clause):
-            item.add_marker(pytest.mark.slow)
+        if not isinstance(clause, Clause) or clause not in CLAUSES or test.name in WHOLE:
+            continue
+        slow = is_slow(test.name, clause)
+        item.add_marker(pytest.mark.slow if slow else pytest.mark.servers)
 
 
 @pytest.fixture
