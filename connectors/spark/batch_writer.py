@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 
 from onceflow.connectors.spark.arrow_rows import arrow_schema
 from onceflow.connectors.spark.batch_commits import BatchCommits, BatchPlan
+from onceflow.connectors.spark.option_words import Speaker, in_option_words
 from onceflow.connectors.spark.packages import Shipped
 from onceflow.connectors.spark.stream_writer import ReportMessage, reports_of, task_place
 from onceflow.connectors.spark.task_writer import write_task
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from onceflow.connectors.spark.batch_identity import MakeSink, NamedTarget
 
 
-class BatchWriter(Shipped, DataSourceArrowWriter):
+class BatchWriter(Speaker, Shipped, DataSourceArrowWriter):
     """What Spark asks for. Pickles with the plan, and with the sink for the commit."""
 
     def __init__(self, named: NamedTarget, schema: pa.Schema, plan: BatchPlan) -> None:
@@ -33,10 +34,12 @@ class BatchWriter(Shipped, DataSourceArrowWriter):
         self._schema = schema
         self._plan = plan
 
+    @in_option_words
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]
         """Pre-commit the rows of one task. Runs on an executor."""
         return ReportMessage(write_task(self._plan, task_place(), iterator))
 
+    @in_option_words
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Decide and commit all of it. Runs beside the driver."""
         commits = _commits(self._named)
@@ -45,6 +48,7 @@ class BatchWriter(Shipped, DataSourceArrowWriter):
         finally:
             commits.close()
 
+    @in_option_words
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Settle what is left. Runs beside the driver, when a task or `commit` has failed."""
         del messages

@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 
 from onceflow.connectors.spark.arrow_rows import arrow_schema, fitted, spark_schema
 from onceflow.connectors.spark.file_options import FILES_READ, LATEST, FilesRead
+from onceflow.connectors.spark.option_words import Speaker, in_option_words
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.sinks.files.published import PublishedTable
@@ -33,7 +34,8 @@ def files_read(options: Mapping[str, str]) -> FilesRead:
 
 def files_schema(options: Mapping[str, str]) -> StructType:
     """Return the columns of what is published."""
-    return spark_schema(files_read(options).table.schema())
+    with FILES_READ.words.told():
+        return spark_schema(files_read(options).table.schema())
 
 
 class FileTask(InputPartition):
@@ -44,7 +46,7 @@ class FileTask(InputPartition):
         self.path = path
 
 
-class FilesBatchReader(DataSourceReader):
+class FilesBatchReader(Speaker, DataSourceReader):
     """All that is published whole, or as of a checkpoint."""
 
     def __init__(self, read: FilesRead, schema: StructType) -> None:
@@ -52,6 +54,7 @@ class FilesBatchReader(DataSourceReader):
         self._read = read
         self._schema = schema
 
+    @in_option_words
     def partitions(self) -> Sequence[InputPartition]:
         """Return a task a file. Driver, once a plan.
 
@@ -66,12 +69,13 @@ class FilesBatchReader(DataSourceReader):
             files = table.files_between(CheckpointId(0), through)
         return _tasks(files)
 
+    @in_option_words
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one file. Task."""
         return _rows(self._read.table, partition, self._schema)
 
 
-class FilesStreamReader(DataSourceStreamReader):
+class FilesStreamReader(Speaker, DataSourceStreamReader):
     """A job's checkpoints, as they are published by all of its subtasks."""
 
     def __init__(self, read: FilesRead, schema: StructType) -> None:
@@ -89,6 +93,7 @@ class FilesStreamReader(DataSourceStreamReader):
         """Return the place before the first checkpoint."""
         return {"checkpoint": 0}
 
+    @in_option_words
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: dict[str, int] | None = None, limit: object = None
     ) -> dict[str, int]:
@@ -97,11 +102,13 @@ class FilesStreamReader(DataSourceStreamReader):
         known = (start or {}).get("checkpoint", 0)
         return {"checkpoint": max(known, self._table.whole_through())}
 
+    @in_option_words
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         """Return a task for each file of the checkpoints after `start`, through `end`. Driver."""
         after, through = (CheckpointId(one["checkpoint"]) for one in (start, end))
         return _tasks(self._table.files_between(after, through))
 
+    @in_option_words
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one file. Task."""
         return _rows(self._table, partition, self._schema)

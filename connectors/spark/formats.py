@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
+    from onceflow.connectors.spark.option_words import OptionWords
+    from onceflow.connectors.spark.options import OptionTable
     from onceflow.connectors.spark.sql_read_options import SqlReading
     from onceflow.connectors.spark.sql_reader import SqlReader
     from onceflow.core.spi import Sink
@@ -54,49 +56,84 @@ class SinkFormat(DataSource):
     def name(cls) -> str:
         return cls.format_name
 
-    @staticmethod
+    @classmethod
     @abstractmethod
-    def make_sink(options: Mapping[str, str]) -> Sink:
+    def make_sink(cls, options: Mapping[str, str]) -> Sink:
         """Return the sink that `options` describe, which hold the protocol's, too."""
+
+    @classmethod
+    @abstractmethod
+    def write_words(cls) -> OptionWords:
+        """Return what the sink's errors call the options."""
 
     @override
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from onceflow.connectors.spark.stream_writer import committing_writer, planned_writer
 
         make = planned_writer if self._plans else committing_writer
-        return make(self.make_sink, _lower(self.options), schema, overwrite=overwrite)
+        words = self.write_words()
+        with words.told():
+            made = make(self.make_sink, _lower(self.options), schema, overwrite=overwrite)
+        return made.speaking(words)
 
     @override
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from onceflow.connectors.spark.batch_writer import batch_writer
 
-        return batch_writer(self.make_sink, _lower(self.options), schema, overwrite=overwrite)
+        words = self.write_words()
+        with words.told():
+            made = batch_writer(self.make_sink, _lower(self.options), schema, overwrite=overwrite)
+        return made.speaking(words)
+
+
+class _OwnFormat(SinkFormat):
+    """A format of ours, whose options are a table."""
+
+    @staticmethod
+    @abstractmethod
+    def written() -> OptionTable[Sink]:
+        """Return the options that it is written with."""
+
+    @classmethod
+    @override
+    def make_sink(cls, options: Mapping[str, str]) -> Sink:
+        return cls.written().made(options)
+
+    @classmethod
+    @override
+    def write_words(cls) -> OptionWords:
+        return cls.written().words
 
 
 def _lower(options: Mapping[str, str]) -> dict[str, str]:
     return {name.lower(): value for name, value in options.items()}
 
 
-class _SqlFormat(SinkFormat):
+class _SqlFormat(_OwnFormat):
     """A database that is read, too."""
 
     @staticmethod
     @abstractmethod
-    def reading(options: Mapping[str, str]) -> SqlReading:
-        """Return what `options` read."""
+    def read_options() -> OptionTable[SqlReading]:
+        """Return the options that it is read with."""
 
     @override
     def schema(self) -> StructType:
         from onceflow.connectors.spark.sql_reader import sql_schema
 
-        return sql_schema(self.reading(self.options).source)
+        table = self.read_options()
+        with table.words.told():
+            return sql_schema(table.made(self.options).source)
 
     @override
     def reader(self, schema: StructType) -> SqlReader:
         from onceflow.connectors.spark.sql_reader import sql_reader
 
-        reading = self.reading(self.options)
-        return sql_reader(reading.source, schema, bounds=reading.bounds, tasks=reading.tasks)
+        table = self.read_options()
+        read = table.made(self.options)
+        with table.words.told():
+            reader = sql_reader(read.source, schema, bounds=read.bounds, tasks=read.tasks)
+        return reader.speaking(table.words)
 
 
 class PostgresFormat(_SqlFormat):
@@ -106,17 +143,17 @@ class PostgresFormat(_SqlFormat):
 
     @staticmethod
     @override
-    def make_sink(options: Mapping[str, str]) -> Sink:
+    def written() -> OptionTable[Sink]:
         from onceflow.connectors.spark.sql_options import POSTGRES_WRITE
 
-        return POSTGRES_WRITE.made(options)
+        return POSTGRES_WRITE
 
     @staticmethod
     @override
-    def reading(options: Mapping[str, str]) -> SqlReading:
+    def read_options() -> OptionTable[SqlReading]:
         from onceflow.connectors.spark.sql_read_options import POSTGRES_READ
 
-        return POSTGRES_READ.made(options)
+        return POSTGRES_READ
 
 
 class MySQLFormat(_SqlFormat):
@@ -126,43 +163,43 @@ class MySQLFormat(_SqlFormat):
 
     @staticmethod
     @override
-    def make_sink(options: Mapping[str, str]) -> Sink:
+    def written() -> OptionTable[Sink]:
         from onceflow.connectors.spark.sql_options import MYSQL_WRITE
 
-        return MYSQL_WRITE.made(options)
+        return MYSQL_WRITE
 
     @staticmethod
     @override
-    def reading(options: Mapping[str, str]) -> SqlReading:
+    def read_options() -> OptionTable[SqlReading]:
         from onceflow.connectors.spark.sql_read_options import MYSQL_READ
 
-        return MYSQL_READ.made(options)
+        return MYSQL_READ
 
 
-class SQLiteFormat(SinkFormat):
+class SQLiteFormat(_OwnFormat):
     """`onceflow-sqlite`, for a session whose executors all see one disk."""
 
     format_name = "onceflow-sqlite"
 
     @staticmethod
     @override
-    def make_sink(options: Mapping[str, str]) -> Sink:
+    def written() -> OptionTable[Sink]:
         from onceflow.connectors.spark.sql_options import SQLITE_WRITE
 
-        return SQLITE_WRITE.made(options)
+        return SQLITE_WRITE
 
 
-class KafkaFormat(SinkFormat):
+class KafkaFormat(_OwnFormat):
     """`onceflow-kafka`."""
 
     format_name = "onceflow-kafka"
 
     @staticmethod
     @override
-    def make_sink(options: Mapping[str, str]) -> Sink:
+    def written() -> OptionTable[Sink]:
         from onceflow.connectors.spark.kafka_options import KAFKA_WRITE
 
-        return KAFKA_WRITE.made(options)
+        return KAFKA_WRITE
 
     @override
     def schema(self) -> StructType:
@@ -176,29 +213,31 @@ class KafkaFormat(SinkFormat):
         from onceflow.connectors.spark.kafka_options import KAFKA_READ_STREAM
         from onceflow.connectors.spark.kafka_stream import KafkaStreamReader
 
-        reading = KAFKA_READ_STREAM.made(self.options)
-        return KafkaStreamReader(reading.settings, schema, reading.limits)
+        reading, words = KAFKA_READ_STREAM.made(self.options), KAFKA_READ_STREAM.words
+        with words.told():
+            return KafkaStreamReader(reading.settings, schema, reading.limits).speaking(words)
 
     @override
     def reader(self, schema: StructType) -> DataSourceReader:
         from onceflow.connectors.spark.kafka_options import KAFKA_READ
         from onceflow.connectors.spark.kafka_reader import KafkaBatchReader
 
-        reading = KAFKA_READ.made(self.options)
-        return KafkaBatchReader(reading.settings, schema, reading.limits)
+        reading, words = KAFKA_READ.made(self.options), KAFKA_READ.words
+        with words.told():
+            return KafkaBatchReader(reading.settings, schema, reading.limits).speaking(words)
 
 
-class FilesFormat(SinkFormat):
+class FilesFormat(_OwnFormat):
     """`onceflow-files`."""
 
     format_name = "onceflow-files"
 
     @staticmethod
     @override
-    def make_sink(options: Mapping[str, str]) -> Sink:
+    def written() -> OptionTable[Sink]:
         from onceflow.connectors.spark.file_options import FILES_WRITE
 
-        return FILES_WRITE.made(options)
+        return FILES_WRITE
 
     @override
     def schema(self) -> StructType:
@@ -208,15 +247,17 @@ class FilesFormat(SinkFormat):
 
     @override
     def reader(self, schema: StructType) -> DataSourceReader:
+        from onceflow.connectors.spark.file_options import FILES_READ
         from onceflow.connectors.spark.files_reader import FilesBatchReader, files_read
 
-        return FilesBatchReader(files_read(self.options), schema)
+        return FilesBatchReader(files_read(self.options), schema).speaking(FILES_READ.words)
 
     @override
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from onceflow.connectors.spark.file_options import FILES_READ
         from onceflow.connectors.spark.files_reader import FilesStreamReader, files_read
 
-        return FilesStreamReader(files_read(self.options), schema)
+        return FilesStreamReader(files_read(self.options), schema).speaking(FILES_READ.words)
 
 
 FORMATS: tuple[type[DataSource], ...] = (
@@ -292,10 +333,16 @@ def data_source(name: str, make_sink: Callable[[Mapping[str, str]], Sink]) -> ty
 
         return own_sink(name, make_sink, options)
 
+    def words() -> OptionWords:
+        from onceflow.connectors.spark.option_words import OptionWords
+
+        return OptionWords()
+
     members: dict[str, Any] = {
         "__doc__": f"Format {name!r} of the program that made it.",
         "__module__": "__main__",
         "format_name": name,
         "make_sink": staticmethod(made),
+        "write_words": staticmethod(words),
     }
     return type(f"SinkFormat_{name}", (SinkFormat,), members)

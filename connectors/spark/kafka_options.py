@@ -29,6 +29,7 @@ from onceflow.sources.kafka.settings import KafkaSettings, ValueFormat
 
 _READING = "it is an option of `readStream` and `read`"
 _CLIENTS: Mapping[str, str] = {"kafka.": "options", "schema.registry.": "schema_registry"}
+_NAMED: Mapping[str, str] = {"format": "valueFormat", "schema_registry": "schema.registry.url"}
 _OF_REGISTRY = "options of the schema registry begin with schema.registry., as schema.registry.url"
 _REGISTRY_MISNAMED: Mapping[str, str] = dict[str, str].fromkeys(
     (
@@ -108,6 +109,7 @@ KAFKA_WRITE = OptionTable(
         ),
     ),
     clients=_CLIENTS,
+    named=_NAMED,
     refused={
         "includeHeaders": "headersColumn names the column of headers; with raw it is `headers`",
         **dict.fromkeys(
@@ -278,6 +280,10 @@ _NOT_READ = {
     ),
     **_REGISTRY_MISNAMED,
 }
+_NOT_SAID: Mapping[str, str] = {
+    "keep such records in a table or topic of their own with on_bad_record='dead_letter' and"
+    " read(…, dead_letters=…), or leave them out": "leave them out"
+}
 _POLLED_ELSEWHERE = "give deadline instead"
 _IGNORED: Mapping[str, str] = dict[str, str].fromkeys(
     ("kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs"),
@@ -290,6 +296,8 @@ KAFKA_READ_STREAM = OptionTable(
     target=partial(kafka_reading, starting_offsets="latest"),
     options=(*_READ, *_LIMITS),
     clients=_CLIENTS,
+    named=_NAMED,
+    instead=_NOT_SAID,
     ignored=_IGNORED,
     refused={**_NOT_READ, "endingOffsets": "a stream has no end; use `read`"},
 )
@@ -306,6 +314,8 @@ KAFKA_READ = OptionTable(
         ),
     ),
     clients=_CLIENTS,
+    named=_NAMED,
+    instead=_NOT_SAID,
     ignored=_IGNORED,
     refused={**_NOT_READ, **dict.fromkeys((one.name for one in _LIMITS), "`read` has no triggers")},
 )
@@ -320,4 +330,6 @@ def schema_of_reading(given: Mapping[str, str]) -> pa.Schema:
     names = {name.lower() for name in given}
     of_stream = names & {one.name.lower() for one in _LIMITS}
     table = KAFKA_READ_STREAM if of_stream else KAFKA_READ
-    return schema_of_rows(table.made(given).settings)
+    settings = table.made(given).settings
+    with table.words.told():
+        return schema_of_rows(settings)

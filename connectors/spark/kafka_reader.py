@@ -20,13 +20,14 @@ from onceflow.connectors.spark.kafka_stream import (
     check_for_spark,
     read_task,
 )
+from onceflow.connectors.spark.option_words import Speaker, in_option_words
 from onceflow.core.errors import ConfigError
 from onceflow.sources.kafka.catalog import Catalog
 from onceflow.sources.kafka.ranges import OffsetRange
 from onceflow.sources.kafka.settings import KafkaSettings, Latest
 
 
-class KafkaBatchReader(DataSourceReader):
+class KafkaBatchReader(Speaker, DataSourceReader):
     """Reads topics from `starting` to `ending`, by default all that is there."""
 
     def __init__(
@@ -49,6 +50,7 @@ class KafkaBatchReader(DataSourceReader):
                 " triggers"
             )
 
+    @in_option_words
     def partitions(self) -> Sequence[InputPartition]:
         """Return the tasks; one that reads nothing where there is nothing. Driver, once a plan.
 
@@ -73,6 +75,7 @@ class KafkaBatchReader(DataSourceReader):
         )
         return [KafkaTask(task) for task in tasks or [()]]
 
+    @in_option_words
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of one task. Executor.
 

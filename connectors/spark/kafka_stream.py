@@ -29,6 +29,7 @@ from onceflow.connectors.spark.kafka_offsets import (
     ranges_between,
     tasks_of,
 )
+from onceflow.connectors.spark.option_words import Speaker, in_option_words
 from onceflow.connectors.spark.versions import SparkInterface, has, require
 from onceflow.core.errors import ConfigError, OffsetOutOfRange
 from onceflow.core.spi import OnBadRow
@@ -118,7 +119,7 @@ def check_for_spark(settings: KafkaSettings) -> None:
         )
 
 
-class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads topics for a Spark query; picklable, without its clients and what it remembers."""
 
     def __init__(
@@ -152,13 +153,15 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._batch_at = float("-inf")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"settings": self._settings, "schema": self._schema, "limits": self._limits}
+        kept = {"settings": self._settings, "schema": self._schema, "limits": self._limits}
+        return {**kept, "words": self.words}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._settings, self._schema = state["settings"], state["schema"]
-        self._limits = state["limits"]
+        self._limits, self.words = state["limits"], state["words"]
         self._forget()
 
+    @in_option_words
     def initialOffset(self) -> Document:  # noqa: N802 - Spark's name
         """Return where a new query starts, resolved by the brokers. Driver, once in its life."""
         catalog = self._asked()
@@ -172,6 +175,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._known = StreamOffsets({(one.topic, one.partition): one for one in positions})
         return self._known.document()
 
+    @in_option_words
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: Document | None = None, limit: object = None
     ) -> Document:
@@ -205,10 +209,12 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMinRows(self._limits.offsets_least)
         return ReadAllAvailable()
 
+    @in_option_words
     def reportLatestOffset(self) -> Document | None:  # noqa: N802 - Spark's name
         """Return the ends of all partitions as of the last question, for the query's progress."""
         return None if self._ends is None else self._ends.document()
 
+    @in_option_words
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix what Trigger.AvailableNow reads: to the ends as of now, of the partitions of now."""
         catalog = self._asked()
@@ -219,6 +225,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
         self._target = catalog.ends(places)
 
+    @in_option_words
     def partitions(self, start: Document, end: Document) -> Sequence[InputPartition]:
         """Return the tasks of the batch from `start` to `end`; the same when it is replayed.
 
@@ -238,6 +245,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         tasks = tasks_of(ranges, least=limits.tasks_least, rows_most=limits.task_rows_most)
         return [KafkaTask(task) for task in tasks]
 
+    @in_option_words
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of one task. Executor; its client is kept for the next batch.
 
@@ -248,6 +256,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         return read_task(self._settings, partition, self._schema)
 
+    @in_option_words
     def commit(self, end: Document) -> None:
         """Publish `end` to the consumer group, if one is named: the sink has it for ever.
 

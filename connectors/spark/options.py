@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import Generic, TypeVar, cast
 
+from onceflow.connectors.spark.option_words import OptionWords
 from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import Sink
@@ -124,6 +125,10 @@ class OptionTable(Generic[T_co]):
     """Options that begin with a key are a client's; its value is the argument that takes them, as
     a mapping without what they begin with."""
     clients_kind: Kind = TEXT
+    named: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What else the target's errors call an option, and how it is called here."""
+    instead: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What its errors say of things that a format has not, and what is said here."""
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
     """Options that other formats have, and what to do instead."""
     ignored: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -133,9 +138,18 @@ class OptionTable(Generic[T_co]):
         """Return what the target makes of `given`.
 
         Raises:
-            ConfigError: As `arguments` says; or the target refuses them.
+            ConfigError: As `arguments` says; or the target refuses them, in the options' words.
         """
-        return self.target(**self.arguments(given))
+        arguments = self.arguments(given)
+        with self.words.told():
+            return self.target(**arguments)
+
+    @property
+    def words(self) -> OptionWords:
+        """What the target's arguments are called here."""
+        names = {option.argument: option.name for option in self.options}
+        names.update((argument, f"{prefix}*") for prefix, argument in self.clients.items())
+        return OptionWords({**names, **self.named}, self.instead)
 
     def arguments(self, given: Mapping[str, str]) -> dict[str, object]:
         """Return the arguments that `given` says; what belongs to the protocol is passed over.

@@ -18,6 +18,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from onceflow.connectors.spark.arrow_rows import fitted, spark_schema
+from onceflow.connectors.spark.option_words import Speaker, in_option_words
 from onceflow.connectors.spark.sql_filters import Comparable, FilterColumn, SqlWords, pushed
 from onceflow.core.errors import ConfigError
 
@@ -125,7 +126,7 @@ def sql_schema(source: RowSource) -> StructType:
     return spark_schema(pa.schema([pa.field(one.name, one.type) for one in columns]))
 
 
-class SqlReader(DataSourceReader):
+class SqlReader(Speaker, DataSourceReader):
     """Reads the columns of `schema`, in the types of `schema`."""
 
     def __init__(
@@ -150,6 +151,7 @@ class SqlReader(DataSourceReader):
         self._conditions: list[str] = []
         self._columns: tuple[ReadColumn, ...] | None = None
 
+    @in_option_words
     def partitions(self) -> Sequence[InputPartition]:
         """Return the tasks. Driver, once a plan."""
         columns = self._read_columns()
@@ -163,6 +165,7 @@ class SqlReader(DataSourceReader):
             tasks.append(SqlTask(statement, plan.snapshot))
         return tasks
 
+    @in_option_words
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield one task's rows. Executor."""
         if not isinstance(partition, SqlTask):
@@ -192,6 +195,7 @@ class SqlReader(DataSourceReader):
 class FilteringSqlReader(SqlReader):
     """… and has the database filter what it can decide; where Spark pushes filters down."""
 
+    @in_option_words
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Take what the database decides; return what Spark must look at."""
         columns: Mapping[str, FilterColumn] = {

@@ -24,6 +24,7 @@ from pyspark.sql.types import StructType
 
 from onceflow.connectors.spark.arrow_rows import arrow_schema
 from onceflow.connectors.spark.batch_commits import BatchCommits, BatchPlan, TaskReport
+from onceflow.connectors.spark.option_words import Speaker, in_option_words
 from onceflow.connectors.spark.packages import Shipped
 from onceflow.connectors.spark.task_writer import TaskPlace, write_task
 from onceflow.core.errors import ConfigError
@@ -46,7 +47,7 @@ class ReportMessage(WriterCommitMessage):
     report: TaskReport
 
 
-class BatchStreamWriter(Shipped, DataSourceStreamWriter, DataSourceArrowWriter):
+class BatchStreamWriter(Speaker, Shipped, DataSourceStreamWriter, DataSourceArrowWriter):
     """What Spark asks for. Takes Arrow batches, in Spark 4.0 too, which knows no class for it."""
 
     def __init__(self, commits: BatchCommits, schema: pa.Schema, plan: BatchPlan | None) -> None:
@@ -57,13 +58,15 @@ class BatchStreamWriter(Shipped, DataSourceStreamWriter, DataSourceArrowWriter):
 
     def shipped(self) -> dict[str, object]:
         """Give tasks the plan, and no connection."""
-        return {"_plan": self._plan}
+        return {"_plan": self._plan, "words": self.words}
 
+    @in_option_words
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]
         """Pre-commit the rows of one task. Runs on an executor."""
         assert self._plan is not None
         return ReportMessage(write_task(self._plan, task_place(), iterator))
 
+    @in_option_words
     def commit(  # type: ignore[override]
         self,
         messages: Sequence[WriterCommitMessage | None],
@@ -73,6 +76,7 @@ class BatchStreamWriter(Shipped, DataSourceStreamWriter, DataSourceArrowWriter):
         del batchId
         self._commits.commit(reports_of(messages))
 
+    @in_option_words
     def abort(  # type: ignore[override]
         self,
         messages: Sequence[WriterCommitMessage | None],

@@ -210,7 +210,7 @@ def test_options_of_keys_make_a_column_of_a_reading_and_records_of_a_writing() -
     settings = written.settings
     assert (settings.key, settings.key_format) == (("a", "b"), KeyFormat.AVRO)
     assert settings.of_key(alone=False).value_subject == "s"
-    assert "leave key_format= away" in refusal(
+    assert "leave keyFormat= away" in refusal(
         KAFKA_WRITE, {**servers, "topic": "t", "keyFormat": "raw"}
     )
 

@@ -1,0 +1,186 @@
+"""Errors of formats name options; `test_spark_options` has what tables themselves refuse."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import re
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Message
+from pyspark.sql.types import LongType, StructField, StructType
+
+from onceflow.connectors.spark.file_options import FILES_READ, FILES_WRITE
+from onceflow.connectors.spark.formats import KafkaFormat, SQLiteFormat
+from onceflow.connectors.spark.kafka_options import KAFKA_READ, KAFKA_READ_STREAM, KAFKA_WRITE
+from onceflow.connectors.spark.option_words import OptionWords, Speaker, in_option_words
+from onceflow.connectors.spark.options import OptionTable
+from onceflow.connectors.spark.sql_options import MYSQL_WRITE, POSTGRES_WRITE, SQLITE_WRITE
+from onceflow.connectors.spark.sql_read_options import MYSQL_READ, POSTGRES_READ
+from onceflow.core.errors import ConfigError, OnceflowError, SinkError
+from onceflow.sinks import FileSink, KafkaSink, MySQLSink, PostgresSink, SQLiteSink
+from onceflow.sources import KafkaSource
+from onceflow.sources.kafka.messages import bad_record
+
+Table = OptionTable[Any]
+_SQL = {"url": "jdbc:postgresql://db/shop", "dbtable": "orders", "user": "u"}
+_KAFKA = {"kafka.bootstrap.servers": "b:9092"}
+TABLES: tuple[tuple[Table, Callable[..., object], Mapping[str, str]], ...] = (
+    (POSTGRES_WRITE, PostgresSink, _SQL),
+    (MYSQL_WRITE, MySQLSink, {**_SQL, "url": "jdbc:mysql://db/shop"}),
+    (SQLITE_WRITE, SQLiteSink, {"url": "/tmp/a.db", "dbtable": "orders"}),
+    (KAFKA_WRITE, KafkaSink, {**_KAFKA, "topic": "t"}),
+    (KAFKA_READ, KafkaSource, {**_KAFKA, "subscribe": "t"}),
+    (KAFKA_READ_STREAM, KafkaSource, {**_KAFKA, "subscribe": "t"}),
+    (FILES_WRITE, FileSink, {"path": "/tmp/out"}),
+    (FILES_READ, FileSink, {"path": "/tmp/out"}),
+    (POSTGRES_READ, PostgresSink, _SQL),
+    (MYSQL_READ, MySQLSink, {**_SQL, "url": "jdbc:mysql://db/shop"}),
+)
+VALUES = (
+    *("", "x", "-1", "0", "1", "true", "a,b", "a,a", "a.b.c.d", "[", "http://u@h", "latest"),
+    *("upsert", "ledger", "raw", "json", "avro", "string", "1 ms", '{"t": 1}'),
+)
+OF_CLIENTS = ("kafka.acks", "kafka.group.id", "kafka.enable.idempotence", "schema.registry.url")
+
+
+def mistakes(table: Table, base: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+    """Every option with every value, with none beside it and with every other one."""
+    names = [option.name for option in table.options]
+    names += [name for name in OF_CLIENTS if any(map(name.startswith, table.clients))]
+    good = {"valueFormat": "avro", "keyFormat": "avro", "primaryKey": "a", "writeMode": "upsert"}
+    for name in names:
+        yield {one: text for one, text in base.items() if one != name}
+        for value in VALUES:
+            yield {**base, name: value}
+    for one, other in combinations(names, 2):
+        for value in ("raw", "1"):
+            yield {**base, one: good.get(one, value), other: good.get(other, value)}
+
+
+def arguments_in(text: str, target: Callable[..., object], table: Table) -> list[str]:
+    """Return what `text` calls as Python does."""
+    known = {option.name for option in table.options}
+    names = {*inspect.signature(target).parameters, *(one.argument for one in table.options)}
+    return [
+        name
+        for name in sorted(names - known)
+        if re.search(rf"\b{name}\b" if "_" in name else rf"(?<![\w.]){name}=", text)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("table", "target", "base"),
+    TABLES,
+    ids=[f"{table.format}-{table.direction}" for table, _, _ in TABLES],
+)
+def test_no_mistake_in_options_is_told_in_the_words_of_python(
+    table: Table, target: Callable[..., object], base: Mapping[str, str]
+) -> None:
+    told: set[str] = set()
+    for given in mistakes(table, base):
+        try:
+            table.made(given)
+        except ConfigError as error:
+            told.add(str(error))
+    assert len(told) > len(table.options)
+    assert {text: found for text in told if (found := arguments_in(text, target, table))} == {}
+    assert [text for text in told if re.search(r"True|False|\('|…\)", text)] == []
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("Pass create=True, or run: CREATE TABLE", "Pass createTable=true, or run: CREATE TABLE"),
+        ("or PostgresSink(…, create=True)", "or option createTable=true"),
+        ("PostgresSink(commit_mode='ledger')", "option commitMode=ledger"),
+        ("by which write_mode='upsert' finds rows", "by which writeMode=upsert finds rows"),
+        ("primary_key names id", "primaryKey names id"),
+        ("primary_key=('a', 'b') is", "primaryKey=a,b is"),
+        ("a longer lock_timeout_s waits", "a longer lockTimeout waits"),
+        # What is run or names a column stays as it is.
+        ("ALTER TABLE s ADD COLUMN commit_mode varchar(16)",) * 2,
+        ("column 'primary_key' is missing; \"write_mode\" too",) * 2,
+        ("UPDATE s SET commit_mode = 'ledger'",) * 2,
+    ],
+)
+def test_arguments_become_options_and_sql_and_names_of_columns_stay(said: str, told: str) -> None:
+    assert POSTGRES_WRITE.words.spoken(said) == told
+
+
+def test_options_of_clients_are_named_with_their_prefix() -> None:
+    said = "give options={'message.max.bytes': 2000}, and schema_registry='http://h'"
+    told = "give kafka.message.max.bytes=2000, and schema.registry.url=http://h"
+    assert KAFKA_WRITE.words.spoken(said) == told
+
+
+def test_a_record_that_cannot_be_decoded_is_told_with_what_a_format_can_do() -> None:
+    record = Message(topic="t", partition=0, offset=7, value=b"{")
+    told = KAFKA_READ.words.spoken(str(bad_record(record, "no JSON")))
+    assert "or leave them out, counted and logged, with onBadRecord=drop" in told
+    assert "dead_letter" not in told
+
+
+class Reader(Speaker):
+    """Fails as Spark's readers do, at once or later."""
+
+    @in_option_words
+    def plan(self) -> None:
+        try:
+            raise SinkError("no column b: evolve=True adds it")
+        except SinkError as error:
+            raise ConfigError("it needs create=True") from error
+
+    @in_option_words
+    def read(self) -> Iterator[int]:
+        yield 1
+        raise SinkError("primary_key=('id',) is not unique")
+
+
+def test_what_spark_calls_tells_errors_and_their_causes_so_in_every_process() -> None:
+    reader = pickle.loads(pickle.dumps(Reader().speaking(POSTGRES_WRITE.words)))
+    with pytest.raises(ConfigError, match="it needs createTable=true") as caught:
+        reader.plan()
+    assert "evolveTable=true adds it" in str(caught.value.__cause__)
+    rows = reader.read()
+    assert next(rows) == 1
+    with pytest.raises(SinkError, match="primaryKey=id is not unique"):
+        next(rows)
+
+
+def test_a_sink_of_ones_own_speaks_as_it_does() -> None:
+    with pytest.raises(OnceflowError, match="primary_key=1"), OptionWords().told():
+        raise SinkError("primary_key=1")
+
+
+def test_the_columns_that_a_read_has_are_asked_for_in_options_words(tmp_path: Path) -> None:
+    given = {"kafka.bootstrap.servers": "b:9092", "subscribe": "t", "valueformat": "json"}
+    with pytest.raises(ConfigError, match="valueFormat=json needs valueSchema="):
+        KafkaFormat(given).schema()
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        (None, "table orders does not exist in .*createTable=true"),
+        ("CREATE TABLE orders (a int)", "it has no column 'id' .*evolveTable=true"),
+        ("CREATE TABLE orders (id int)", "by which writeMode=upsert finds rows"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_told_in_options_words_when_the_write_is_planned(
+    tmp_path: Path, table: str | None, told: str
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "a.db")) as database:
+        database.execute(table or "CREATE TABLE other (a int)")
+    where = {"url": str(tmp_path / "a.db"), "dbtable": "orders", "stagingLocation": str(tmp_path)}
+    given = {**where, "writeMode": "upsert", "primaryKey": "id"}
+    rows = StructType([StructField("id", LongType(), False)])
+    with pytest.raises(ConfigError, match=told) as caught:
+        SQLiteFormat(given).writer(rows, overwrite=False)
+    assert arguments_in(str(caught.value), SQLiteSink, SQLITE_WRITE) == []
