@@ -79,6 +79,18 @@ class BatchDecisions(ABC):
             StorageError: It is not decided.
         """
 
+    def decide_with_rows(self, decision: BatchDecision) -> BatchDecision:
+        """Return what `decide` does, with staged rows visible at once where the keeper can do that.
+
+        Only while nothing else of the batch is prepared: its locks would be waited for in vain.
+        Whatever is visible already, all that the decision lists is to be committed as ever.
+
+        Raises:
+            BadRow: The target refuses a row; it is not decided.
+            Fenced, CommitOutcomeUnknown, SinkError, StorageError: As `decide`.
+        """
+        return self.decide(decision)
+
     @abstractmethod
     def settled(self, decision: BatchDecision) -> None:
         """Remember that all of `decision` is committed, and forget what nobody asks for any more.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 
@@ -81,6 +81,8 @@ class BatchTarget:
     """What numbers the batches; empty when they have no number of their own."""
     staging: StagingArea | None = None
     on_bad_row: OnBadRow = OnBadRow.FAIL
+    replaces: bool = False
+    """Whether each batch takes the place of all rows that are there."""
 
     @property
     def sink_ids(self) -> tuple[str, ...]:
@@ -178,9 +180,7 @@ class BatchCommits:
         decided = isinstance(verdict, SkipBatch)
         sink = self.decisions.task_sink(target.sink)
         return BatchPlan(
-            BatchTarget(
-                sink, target.sink_id, target.owner, target.source, target.staging, target.on_bad_row
-            ),
+            replace(target, sink=sink),
             claim.attempt,
             batch,
             fingerprint,
@@ -192,17 +192,19 @@ class BatchCommits:
         """Return the decision, with all rows that `reports` tell of visible.
 
         Runs on the driver after all tasks. None when there is nothing to decide: no row was
-        written, or the batch was there already. When it raises, the batch may be decided; then the
-        next `plan` commits the rest of it.
+        written and none is to be replaced, or the batch was there already. When it raises, the
+        batch may be decided; then the next `plan` commits the rest of it.
 
         Raises:
             Fenced: Another run has claimed the sink id; nothing of this one is decided.
             CommitOutcomeUnknown: The target cannot be asked now what became of it.
             CommitFailed: It is decided, and not all of it committed.
+            BadRow: It is not decided: the target refuses a row.
             SinkError: It is not decided; rows are staged where the driver does not see them, say.
         """
         writing = [report for report in reports if not report.dropped]
-        if not any(report.committables for report in writing):
+        written = any(report.committables for report in writing)
+        if not (written or (writing and self.target.replaces)):
             return None
         first = writing[0]
         proposed = decision_of(
@@ -212,8 +214,7 @@ class BatchCommits:
             fingerprint=first.fingerprint,
             run=first.run,
         )
-        self._require_seen([report for report in writing if report.beside])
-        decision = self.decisions.decide(proposed)
+        decision = self._decide(proposed, [report for report in writing if report.beside])
         reach("logged")
         committer = self._committer_for(first.attempt)
         prepared, staged = self._around_roll_backs(decision.committables)
@@ -283,14 +284,19 @@ class BatchCommits:
             if not decision.settled:
                 self.decisions.settled(decision)
 
+    def _decide(self, proposed: BatchDecision, beside: Sequence[TaskReport]) -> BatchDecision:
+        """Return what is decided. Rows staged `beside` a prepared twin wait until that is gone."""
+        if not beside:
+            return self.decisions.decide_with_rows(proposed)
+        self._require_seen(beside)
+        return self.decisions.decide(proposed)
+
     def _require_seen(self, reports: Sequence[TaskReport]) -> None:
         """Return when the rows that tasks have staged beside a twin can be applied from here.
 
         Raises:
             SinkError: They cannot be seen; nothing is decided.
         """
-        if not reports:
-            return
         seen = {one.transaction for one in self._committer_for(reports[0].attempt).in_doubt()}
         for report in reports:
             for one in report.committables:

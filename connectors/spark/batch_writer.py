@@ -19,7 +19,6 @@ from onceflow.connectors.spark.option_words import Speaker, in_option_words
 from onceflow.connectors.spark.packages import Shipped
 from onceflow.connectors.spark.stream_writer import ReportMessage, reports_of, task_place
 from onceflow.connectors.spark.task_writer import write_task
-from onceflow.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from onceflow.connectors.spark.batch_identity import MakeSink, NamedTarget
@@ -68,15 +67,12 @@ def batch_writer(
         ConfigError: It cannot be written there; says what mends it.
         OnceflowError: As `BatchCommits.plan`.
     """
-    if overwrite:
-        raise ConfigError(
-            "mode('overwrite') would delete the rows that are there, which this format does not do"
-            " in one step with the new ones: delete them first and use mode('append'), or write to"
-            " a new table and rename it"
-        )
     from onceflow.connectors.spark.batch_identity import write_target
+    from onceflow.connectors.spark.replaced_tables import replace_rows
 
     named, number = write_target(make_sink, options)
+    if overwrite:
+        named = replace_rows(named, "mode('overwrite')")
     rows = arrow_schema(schema)
     if named.noted is not None:
         named.noted.require()

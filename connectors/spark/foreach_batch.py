@@ -212,14 +212,13 @@ class _ForeachBatch:
         group = SinkGroup(parts, partial(staging_area, f"{self.location.url}/onceflow"))
         options = {"sinkid": self.sink_id} if self.sink_id else {}
         named = stream_target(lambda _: group, options, self.location)
-        first = replace(named.target, sink=next(iter(parts.values())))
-        _, decisions = kept_target(replace(named, target=first))
+        target, decisions = kept_target(named)
         try:
             self._first.require(decisions)
         except BaseException:
             decisions.close()
             raise
-        return BatchCommits(named.target, decisions)
+        return BatchCommits(target, decisions)
 
     @property
     def _first(self) -> FirstSink:

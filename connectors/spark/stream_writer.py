@@ -140,12 +140,8 @@ def _stream_commits(
     from onceflow.connectors.spark.batch_identity import stream_target
     from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
     from onceflow.connectors.spark.decision_keepers import kept_target
+    from onceflow.connectors.spark.replaced_tables import replace_rows
 
-    if overwrite:
-        raise ConfigError(
-            "outputMode('complete') would replace the table with each batch, which this format does"
-            " not do: use append, or foreachBatch with an upsert"
-        )
     given = options.get("checkpointlocation")
     if not given:
         raise ConfigError(
@@ -154,10 +150,13 @@ def _stream_commits(
             " session's spark.sql.streaming.checkpointLocation is not told to formats"
         )
     location = CheckpointLocation(given)
-    key = pickle.dumps((location.query_id(), sorted(options.items())))
+    key = pickle.dumps((location.query_id(), sorted(options.items()), overwrite))
     commits = _KEPT.get(key)
     if commits is None:
-        commits = BatchCommits(*kept_target(stream_target(make_sink, options, location)))
+        named = stream_target(make_sink, options, location)
+        if overwrite:
+            named = replace_rows(named, "outputMode('complete')")
+        commits = BatchCommits(*kept_target(named))
         if len(_KEPT) == _KEPT_MAX:
             _KEPT.pop(next(iter(_KEPT))).close()
         _KEPT[key] = commits

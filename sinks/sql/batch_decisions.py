@@ -4,14 +4,18 @@ onceflow_batches   one row a batch that is decided: its attempt, and every trans
 
 The owner's row in onceflow_sinks puts claims and decisions of a sink id in order: a claim writes
 it, a decision locks it and looks whose it is, in the transaction that inserts the batch's row.
+
+Where all rows of a part are staged, that transaction applies them, too: they are visible with the
+decision, and a row that the table refuses is the end of the batch before it is decided. What is
+prepared, or goes to another database, is committed after the decision.
 """
 
 from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,7 +24,13 @@ from typing_extensions import override
 
 from onceflow.core.batch_decisions import BatchDecisions
 from onceflow.core.decoders import json_decoder
-from onceflow.core.errors import CommitOutcomeUnknown, ConfigError, Fenced, SinkError
+from onceflow.core.errors import (
+    BadRow,
+    CommitOutcomeUnknown,
+    ConfigError,
+    Fenced,
+    SinkError,
+)
 from onceflow.core.protocol.batches import (
     BatchClaim,
     BatchDecision,
@@ -34,13 +44,15 @@ from onceflow.core.protocol.batches import (
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, TransactionId
 from onceflow.core.retries import Retries
-from onceflow.core.spi import Sink
+from onceflow.core.spi import CommitterContext, Sink
+from onceflow.core.staging import StagingArea, is_staged
 from onceflow.sinks.fence import FenceOwner
 from onceflow.sinks.sql.ledger import BATCHES
 from onceflow.sinks.sql.session import (
     AccessDenied,
     ConnectionLost,
     DuplicateKey,
+    RowRefused,
     Session,
     SqlError,
     TableMissing,
@@ -48,6 +60,7 @@ from onceflow.sinks.sql.session import (
 )
 from onceflow.sinks.sql.settings import CommitMode, SqlSettings
 from onceflow.sinks.sql.sink import SqlSink
+from onceflow.sinks.sql.staged_commits import StagedCommits
 from onceflow.sinks.sql.tables import TableName
 
 _T = TypeVar("_T")
@@ -56,11 +69,34 @@ CLAIM_TRIES_MAX = 16
 _COLUMNS = "source, number, attempt, fingerprint, run, committables, settled"
 
 
+@dataclass(frozen=True, slots=True)
+class DecidedPart:
+    """A sink of the database in which the decisions are."""
+
+    settings: SqlSettings
+    staging: StagingArea | None
+    replaces: bool = False
+    """Whether what a decision lists takes the place of all rows of the table."""
+
+
 class SqlBatchDecisions(BatchDecisions):
     """In one database, over one session that is opened anew when it was lost."""
 
-    def __init__(self, settings: SqlSettings, sink_id: str, owner: str) -> None:
-        """Ask nothing yet; `owner` is who claims: what stands as log_id in onceflow_sinks."""
+    def __init__(
+        self,
+        settings: SqlSettings,
+        sink_id: str,
+        owner: str,
+        parts: Mapping[str, DecidedPart] | None = None,
+    ) -> None:
+        """Ask nothing yet; `owner` is who claims: what stands as log_id in onceflow_sinks.
+
+        `parts` are those, by sink id, whose staged rows a decision applies.
+        """
+        self._parts = {
+            part_id: (part, self._staged_commits(part_id, part, owner))
+            for part_id, part in (parts or {}).items()
+        }
         self._settings = settings
         self._ledger = settings.ledger
         self._dialect = settings.dialect
@@ -125,14 +161,26 @@ class SqlBatchDecisions(BatchDecisions):
 
     @override
     def decide(self, decision: BatchDecision) -> BatchDecision:
+        return self._recorded(decision, lambda _: None)
+
+    @override
+    def decide_with_rows(self, decision: BatchDecision) -> BatchDecision:
+        return self._recorded(decision, partial(self._apply_staged, decision))
+
+    def _recorded(
+        self, decision: BatchDecision, with_it: Callable[[Session], None]
+    ) -> BatchDecision:
+        """Return what is decided; `with_it` is done in the transaction that records it."""
         endpoint = self._settings.endpoint
-        retries = Retries(until=time.monotonic() + endpoint.connect_timeout_s)
+        retries: Retries | None = None
         lost = ""
         while True:
             try:
-                return self._decide(decision)
+                return self._decide(decision, with_it)
             except ConnectionLost as error:
                 lost = str(error)
+            except BadRow:
+                raise
             except (SinkError, ConfigError) as error:
                 if not lost:
                     raise
@@ -141,6 +189,8 @@ class SqlBatchDecisions(BatchDecisions):
                 raise SinkError(
                     f"{decision.batch} is not decided at {endpoint}: {error}"
                 ) from error
+            # Applying rows takes its time: it counts from the first reply that was lost.
+            retries = retries or Retries(until=time.monotonic() + endpoint.connect_timeout_s)
             if not retries.pause():
                 raise CommitOutcomeUnknown(
                     f"the decision of {decision.batch}, attempt {decision.attempt} of sink id "
@@ -250,7 +300,7 @@ class SqlBatchDecisions(BatchDecisions):
         except TableMissing:
             return ()
 
-    def _decide(self, decision: BatchDecision) -> BatchDecision:
+    def _decide(self, decision: BatchDecision, with_it: Callable[[Session], None]) -> BatchDecision:
         session = self._connected()
         try:
             session.begin()
@@ -267,7 +317,7 @@ class SqlBatchDecisions(BatchDecisions):
                 case Overtaken(reason):
                     raise Fenced(f"sink id {self._sink_id!r}: {reason}")
                 case Decide():
-                    pass
+                    with_it(session)
             session.execute(
                 f"INSERT INTO {self._table} (sink_id, {_COLUMNS}) VALUES ({self._row(decision)})"
             )
@@ -277,6 +327,30 @@ class SqlBatchDecisions(BatchDecisions):
             raise SinkError(f"{decision.batch}: decided twice at once: {error}") from error
         finally:
             session.roll_back()
+
+    def _apply_staged(self, decision: BatchDecision, session: Session) -> None:
+        """Apply all rows of each part of which all are staged, in the open transaction."""
+        for part_id, (part, staged) in self._parts.items():
+            own = [one for one in decision.committables if one.transaction.sink_id == part_id]
+            if not all(map(is_staged, own)):
+                continue
+            try:
+                if part.replaces:
+                    self._delete_rows(session, part.settings.table)
+                for committable in own:
+                    staged.apply(session, committable)
+            except RowRefused as error:
+                raise BadRow(
+                    f"{decision.batch} is not decided, and nothing of it is written: the database"
+                    f" refuses its rows: {error}"
+                ) from error
+
+    def _delete_rows(self, session: Session, name: TableName) -> None:
+        """Delete all rows of a table. Not by TRUNCATE: that shows readers an empty table."""
+        table = self._dialect.found(session, name)
+        if table is None:
+            raise SinkError(f"table {name} is gone from {self._settings.endpoint}")
+        session.execute(f"DELETE FROM {self._dialect.identifier(table.name)}")
 
     def _existing(self, session: Session, batch: BatchId) -> BatchDecision | None:
         found = session.query(
@@ -304,6 +378,18 @@ class SqlBatchDecisions(BatchDecisions):
             _decoded(str(committables), self._sink_id, attempt),
             settled=bool(settled),
         )
+
+    def _staged_commits(self, part_id: str, part: DecidedPart, owner: str) -> StagedCommits:
+        # Nothing goes by the attempt where the caller has the transaction.
+        context = CommitterContext(
+            job=owner,
+            uid=part_id,
+            sink_id=part_id,
+            attempt=AttemptId(1),
+            log_id=owner,
+            staging=part.staging,
+        )
+        return StagedCommits(part.settings, context, self._connected)
 
     def _ensure_table(self, session: Session) -> None:
         name = TableName(self._ledger.schema, BATCHES)

@@ -2,6 +2,8 @@
 
     commit   BEGIN, ledger row, read what is staged, apply it, COMMIT | discard what is staged
     abort    BEGIN, ledger row | discard what is staged | ROLLBACK
+    apply    ledger row, read what is staged, apply it, in a transaction of the caller's; `commit`
+             then finds the ledger row
 
 The ledger row comes first and its primary key is the transaction's name. So of several committers
 of one transaction, in any processes and of any attempts, one at a time goes on, and the others then
@@ -19,7 +21,7 @@ from typing import TypeVar, cast
 
 import pyarrow as pa
 
-from onceflow.core.errors import StorageError
+from onceflow.core.errors import SinkError, StorageError
 from onceflow.core.protocol.committables import (
     Aborted,
     AbortOutcome,
@@ -79,6 +81,28 @@ class StagedCommits:
         if isinstance(outcome, (Committed, AlreadyCommitted)):
             return _discarded(staging, transaction, outcome)
         return outcome
+
+    def apply(self, session: Session, committable: Committable) -> None:
+        """Apply what is staged, with its ledger row, in the transaction that is open on `session`.
+
+        Raises:
+            SqlError: The server refuses it; the transaction is to be rolled back.
+            SinkError: Nothing is staged by this name, or it was committed before.
+            StateCorrupt: What is staged is not what was sealed.
+            StorageError: It cannot be read now.
+        """
+        transaction, staging = committable.transaction, self._context.staging
+        staged = None if staging is None else staging.read(transaction)
+        if staged is None:
+            raise SinkError(f"{transaction}: nothing is staged by this name where the driver looks")
+        ledger = self._settings.ledger
+        if not ledger.record_applied(session, transaction, committable.rows):
+            raise SinkError(f"{transaction} is in the ledger already, and nobody decided it")
+        try:
+            self._apply(session, staged)
+        except SqlError:
+            self._targets.clear()
+            raise
 
     def abort(self, transaction: TransactionId) -> AbortOutcome:
         """Discard what is staged, unless the ledger has it.

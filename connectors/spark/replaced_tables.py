@@ -1,0 +1,67 @@
+"""Batches that replace all rows of a table: `mode("overwrite")`, and output mode `complete`.
+
+The rows are staged, and the transaction that decides the batch deletes the old ones and adds the
+new ones. So a reader sees the old rows or the new ones, and a batch that comes again deletes none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from onceflow.connectors.spark.batch_identity import NamedTarget
+from onceflow.core.errors import ConfigError
+from onceflow.core.spi import Sink
+from onceflow.sinks.sql.sink import SqlSink
+
+_REPLACING_MODES = ("insert", "upsert")
+
+
+def replace_rows(named: NamedTarget, mode: str) -> NamedTarget:
+    """Return `named` as a target of which each batch replaces all rows; `mode` is what asks for it.
+
+    Raises:
+        ConfigError: The target cannot do that in one step.
+    """
+    sink = named.target.sink
+    if not isinstance(sink, SqlSink):
+        raise ConfigError(
+            f"{mode}: {type(sink).__name__} cannot delete what is there and add the new rows in one"
+            f" step. {_advice(sink)}"
+        )
+    if sink.commit_mode == "two_phase":
+        raise ConfigError(
+            f"{mode}: the old rows are deleted and the new ones added by one transaction, and"
+            " commitMode=two_phase has one for each partition. Leave commitMode out; rows then wait"
+            " in stagingLocation"
+        )
+    if sink.table_column is not None:
+        raise ConfigError(
+            f"{mode}: with tableColumn nobody says which tables are to be replaced. Write each"
+            " table by itself"
+        )
+    if sink.write_mode not in _REPLACING_MODES:
+        raise ConfigError(
+            f"{mode}: writeMode={sink.write_mode} goes by the rows that are there, and they are"
+            f" replaced. Use writeMode {' or '.join(_REPLACING_MODES)}"
+        )
+    if named.target.staging is None:
+        raise ConfigError(
+            f"{mode}: the new rows wait in files until one transaction replaces the old ones. Give"
+            " option stagingLocation: a directory, or the URL of a bucket, that driver and"
+            " executors see"
+        )
+    staged = replace(sink, commit_mode="ledger")
+    return replace(named, target=replace(named.target, sink=staged, replaces=True))
+
+
+def _advice(sink: Sink) -> str:
+    match type(sink).__name__:
+        case "KafkaSink":
+            return (
+                "A topic keeps its records until its own retention or compaction removes them:"
+                " append, with a key and a topic of cleanup.policy=compact, or write to a new topic"
+            )
+        case "FileSink":
+            return "Write to a new directory, and let readers go there"
+        case _:
+            return "Append, or write to another target"
