@@ -1,9 +1,10 @@
 """Which tests wait for `script/test --servers`: what they hold, the default run holds elsewhere.
 
 The default run takes ten minutes on two quiet cores, so it holds each guarantee once: with one
-server of each technology, the whole kit for a sink that prepares and one that stages, and short jobs
-on Spark. A test is left out by its mark, or by a line here: other databases, storages, clusters and
-examples. What takes minutes, and what kills once more at another step, is marked `slow`.
+server of each technology, the whole kit for a sink that prepares and one that stages, and short
+jobs on Spark. A test is left out by its mark, or by a line here: other databases, storages,
+clusters and examples. What takes minutes, and what kills once more at another step, is marked
+`slow`.
 """
 
 from __future__ import annotations

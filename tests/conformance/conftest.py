@@ -3,8 +3,9 @@
 By default all clauses run for a sink that prepares transactions in a database, and for one that
 keeps its rows aside until they are decided. For the others `script/test --servers` runs what is
 about the sink, at half as many lines of its code: clauses that kill whole jobs are about the engine
-as much, and the others' jobs are killed by tests of their own. MySQL and MariaDB are both tried with what dies, and their
-common code by MySQL; tests of tests/integration/sql hold what else can be said of their commits.
+as much, and the others' jobs are killed by tests of their own. MySQL and MariaDB are both tried
+with what dies, and their common code by MySQL; tests of tests/integration/sql hold what else can be
+said of their commits.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ OF_NETWORKS = tuple(clause for clause in breaking.CLAUSES if clause not in OF_DE
 
 
 def is_slow(test: str, clause: Clause) -> bool:
-    """Return whether `clause` is a slow test for the sink of the class `test`, not among `WHOLE`."""
+    """Return whether `clause` is a slow test for the sink of class `test`, not among `WHOLE`."""
     if test == "TestMariaDBTwoPhase":
         return clause not in OF_DEATHS
     if test == "TestMySQLTwoPhase":

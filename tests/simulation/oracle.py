@@ -42,7 +42,7 @@ class Oracle:
         self._last_commit: dict[tuple[str, int, int], int] = {}
         self._versions: dict[str, int] = {}
         self._left_behind: set[CheckpointId] = set()
-        """Decisions after the savepoint by which the job has moved: its new log has none of them."""
+        """Decisions after the savepoint by which the job moved: its new log has none of them."""
         self._given_up: dict[tuple[int, int], float] = {}
         self._attempt = 0
         self._left: dict[str, set[TransactionId]] = {}
