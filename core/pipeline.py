@@ -174,6 +174,46 @@ class Job:
             raise self._driver.error
         return self.status()
 
+    def wait_for(
+        self,
+        *,
+        checkpoints: int = 0,
+        records: int = 0,
+        state: JobState = JobState.RUNNING,
+        timeout_s: float = 120.0,
+    ) -> JobStatus:
+        """Wait until the job stands in `state` and has come as far as is asked; return its status.
+
+        For tests, and for programs that act at a certain moment. `checkpoints` are those completed
+        since `start`, `records` those read by all sources in the present attempt.
+
+        Raises:
+            TimeoutError: It had not after `timeout_s`; says where it stands.
+            OnceflowError: The job ended before. If it failed, this is its error.
+        """
+        wanted = f"{checkpoints} checkpoints and {records} records in state {state.value}"
+        deadline = time.monotonic() + timeout_s
+        while True:
+            status = self.status()
+            if (
+                status.state is state
+                and status.checkpoints_completed >= checkpoints
+                and status.records_in >= records
+            ):
+                return status
+            if status.state.ended:
+                error = self._driver.error
+                raise (
+                    error
+                    if error is not None
+                    else OnceflowError(f"job {status.job!r} ended before it had {wanted}: {status}")
+                )
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"job {status.job!r} had not {wanted} after {timeout_s:g} s: {status}"
+                )
+            self._driver.wait(0.02)
+
     def stopping_on_signals(self) -> AbstractContextManager[None]:
         """Return what makes SIGINT and SIGTERM stop all jobs of this process while it is entered.
 

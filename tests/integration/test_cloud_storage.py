@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 import pytest
 from tests.integration.file_sink_kit import FileJob
 from tests.integration.word_proxy import WordProxy
-from tests.runtime.test_recovery import await_checkpoints
 from tests.support.clouds import Cloud, cloud_of
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
@@ -318,9 +317,9 @@ def test_a_job_with_its_state_there_survives_kills(
     )
     job = pipeline.start()
     for completed in (2, 4):
-        await_checkpoints(job, completed)
+        job.wait_for(checkpoints=completed)
         os.kill(job.status().slots[0].pid, signal.SIGKILL)
-    await_checkpoints(job, 6)
+    job.wait_for(checkpoints=6)
     (tmp_path / "read all").touch()
     assert job.wait(120).state is JobState.FINISHED
     assert job.status().restores == 2
@@ -341,9 +340,9 @@ def test_rows_are_staged_there_and_applied_once(
     )
     pipeline.read(source, uid="records").write(sink, uid="target")
     job = pipeline.start()
-    await_checkpoints(job, 2)
+    job.wait_for(checkpoints=2)
     os.kill(job.status().slots[0].pid, signal.SIGKILL)
-    await_checkpoints(job, 4)
+    job.wait_for(checkpoints=4)
     (tmp_path / "read all").touch()
     assert job.wait(120).state is JobState.FINISHED
     assert sink.ids() == list(range(source.records))

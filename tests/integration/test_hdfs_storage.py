@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from tests.integration.word_proxy import WordProxy
-from tests.runtime.test_recovery import await_checkpoints
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.ledger import assert_exactly_once, ledger
@@ -153,7 +152,7 @@ def test_a_job_goes_on_after_a_killed_slot_and_a_killed_name_node(
         kill_a_slot(job)
         hdfs.kill()
         hdfs.start(timeout_s=120)
-        await_checkpoints(job, job.status().checkpoints_completed + 2)
+        job.wait_for(checkpoints=job.status().checkpoints_completed + 2)
 
 
 @contextmanager
@@ -172,8 +171,8 @@ def job_in(
 
 
 def kill_a_slot(job: Job) -> None:
-    await_checkpoints(job, 2)
+    job.wait_for(checkpoints=2)
     attempt = job.status().attempt
     os.kill(job.status().slots[0].pid, signal.SIGKILL)
-    await_checkpoints(job, job.status().checkpoints_completed + 2)
+    job.wait_for(checkpoints=job.status().checkpoints_completed + 2)
     assert job.status().attempt > attempt

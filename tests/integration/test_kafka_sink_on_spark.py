@@ -16,7 +16,6 @@ from tests.support.counting_source import CountingSource, amount_of
 from tests.support.ledger import SETTINGS
 
 from onceflow import Checkpointing, FixedDelay, JobState, Pipeline, count, sum_
-from onceflow.core.pipeline import Job
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kinds import KafkaServer
 from onceflow.sinks import KafkaSink
@@ -24,17 +23,6 @@ from onceflow.sinks import KafkaSink
 pytestmark = pytest.mark.spark
 
 PARTITIONS = 3
-
-
-def await_checkpoints(job: Job, completed: int) -> None:
-    """Wait until the job runs and has completed so many checkpoints in all."""
-    deadline = time.monotonic() + 60
-    while (status := job.status()).checkpoints_completed < completed or (
-        status.state is not JobState.RUNNING
-    ):
-        assert not status.state.ended, status.last_error
-        assert time.monotonic() < deadline, status
-        time.sleep(0.01)
 
 
 def balances(
@@ -84,13 +72,13 @@ def test_killed_slots_and_another_parallelism_leave_each_row_in_the_topic_once_a
     sink = KafkaSink(servers, topic=topic, key="account")
     job = balances(spark, tmp_path, slowly, sink, parallelism=2).start()
     for kill in range(2):
-        await_checkpoints(job, 2 * (kill + 1))
+        job.wait_for(checkpoints=2 * (kill + 1))
         os.kill(job.status().slots[kill].pid, signal.SIGKILL)
         deadline = time.monotonic() + 60
         while job.status().restores <= kill:
             assert time.monotonic() < deadline, job.status()
             time.sleep(0.01)
-    await_checkpoints(job, 5)
+    job.wait_for(checkpoints=5)
     assert job.stop(60).state is JobState.STOPPED
     assert 0 < len(messages(servers, topic)) < source.records
     after = balances(spark, tmp_path, source, sink, parallelism=3).run(90)

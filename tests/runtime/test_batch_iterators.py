@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.runtime.test_recovery import await_checkpoints
 from tests.support.clusters import SLOWLY_ON_SPARK, AnyCluster
 from tests.support.counting_source import SCHEMA, CountingSource, amount_of
 from tests.support.directory_sink import DirectorySink
@@ -73,7 +72,7 @@ def test_functions_that_hold_rows_back_lose_and_double_none_while_slots_are_kill
     pandas.write(sink, uid="out")
     job = pipeline.start()
     for kill in range(2):
-        await_checkpoints(job, 2 * (kill + 1))
+        job.wait_for(checkpoints=2 * (kill + 1))
         os.kill(job.status().slots[kill].pid, signal.SIGKILL)
     (tmp_path / "killed").touch()
     assert job.wait(60).restores >= 1

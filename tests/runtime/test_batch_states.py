@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.runtime.test_recovery import BACKENDS, await_checkpoints
+from tests.runtime.test_recovery import BACKENDS
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
@@ -91,9 +91,9 @@ def test_states_of_batches_are_exactly_once_through_kills_and_rescaling(
             cluster, tmp_path, source, Balance(), backend=backend, parallelism=parallelism
         )
         job = pipeline.start()
-        await_checkpoints(job, job.status().checkpoints_completed + 2, 60)
+        job.wait_for(checkpoints=job.status().checkpoints_completed + 2)
         os.kill(job.status().slots[0].pid, signal.SIGKILL)
-        await_checkpoints(job, job.status().checkpoints_completed + 2, 60)
+        job.wait_for(checkpoints=job.status().checkpoints_completed + 2)
         if parallelism == 2:
             assert job.stop(60).state is JobState.STOPPED
         else:

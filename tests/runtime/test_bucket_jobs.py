@@ -8,7 +8,6 @@ import uuid
 from pathlib import Path
 
 import pytest
-from tests.runtime.test_recovery import await_checkpoints
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.ledger import assert_exactly_once, ledger
@@ -70,9 +69,9 @@ def test_a_job_with_its_state_in_a_bucket_survives_kills_and_leaves_no_object_be
     pipeline, sink = ledger(cluster, tmp_path, source, storage=storage, backend=backend)
     job = pipeline.start()
     for completed in (2, 5):
-        await_checkpoints(job, completed)
+        job.wait_for(checkpoints=completed)
         _kill_a_slot(job)
-    await_checkpoints(job, 9)
+    job.wait_for(checkpoints=9)
     assert _finished(job, tmp_path) is JobState.FINISHED
     assert job.status().restores == 2
     assert_exactly_once(sink, source)
@@ -95,11 +94,11 @@ def test_a_job_outlives_an_s3_server_that_is_killed_and_comes_back(
     )
     pipeline, sink = ledger(cluster, tmp_path, source, storage=storage)
     job = pipeline.start()
-    await_checkpoints(job, 2)
+    job.wait_for(checkpoints=2)
     server.kill()
     completed = job.status().checkpoints_completed
     server.start()
-    await_checkpoints(job, completed + 3)
+    job.wait_for(checkpoints=completed + 3)
     assert _finished(job, tmp_path) is JobState.FINISHED
     assert_exactly_once(sink, source)
 
@@ -125,7 +124,7 @@ def test_a_savepoint_in_a_bucket_that_was_moved_restores_another_backend_in_othe
         cluster, tmp_path, source, storage=storage, backend=ROCKSDB, max_parallelism=8
     )
     job = pipeline.start()
-    await_checkpoints(job, 2)
+    job.wait_for(checkpoints=2)
     place = job.stop(60, savepoint=f"{s3_bucket}/kept").savepoints[-1].place
     assert place.startswith(f"{s3_bucket}/kept/savepoint-")
     moved = _moved(s3_bucket, place, "archive/renamed")
@@ -135,7 +134,7 @@ def test_a_savepoint_in_a_bucket_that_was_moved_restores_another_backend_in_othe
         cluster, tmp_path, source, sink=sink, storage=second, backend=HeapBackend(), parallelism=3
     )
     job = pipeline.start(from_savepoint=moved)
-    await_checkpoints(job, 2)
+    job.wait_for(checkpoints=2)
     status = job.stop(60, savepoint=f"{s3_bucket}/kept")
     assert status.restored_savepoint == moved
     # Into a directory of this machine, whose storage knows nothing of buckets.
@@ -159,7 +158,7 @@ def test_objects_of_a_checkpoint_that_somebody_deletes_are_named_at_the_restore(
     )
     job = pipeline.start()
     job.checkpoint()
-    await_checkpoints(job, 1)
+    job.wait_for(checkpoints=1)
     files = BucketFiles(BucketSettings(s3_bucket))
     for name in files.list("ledger"):
         if name.startswith("chk-"):
@@ -185,9 +184,9 @@ def test_rows_are_staged_in_the_bucket_and_applied_once(
     )
     pipeline.read(source, uid="records").write(sink, uid="target")
     job = pipeline.start()
-    await_checkpoints(job, 2)
+    job.wait_for(checkpoints=2)
     _kill_a_slot(job)
-    await_checkpoints(job, 4)
+    job.wait_for(checkpoints=4)
     assert _finished(job, tmp_path) is JobState.FINISHED
     assert sink.ids() == list(range(source.records))
     files = BucketFiles(BucketSettings(f"{s3_bucket}/checkpoints"))
@@ -202,9 +201,9 @@ def test_a_job_with_its_state_in_the_drivers_memory_survives_a_killed_slot(
     storage = MemoryStorage()
     pipeline, sink = ledger(cluster, tmp_path, source, storage=storage, backend=backend)
     job = pipeline.start()
-    await_checkpoints(job, 2)
+    job.wait_for(checkpoints=2)
     _kill_a_slot(job)
-    await_checkpoints(job, 4)
+    job.wait_for(checkpoints=4)
     assert _finished(job, tmp_path) is JobState.FINISHED
     assert_exactly_once(sink, source)
     assert not (tmp_path / "checkpoints").exists()
@@ -244,7 +243,7 @@ def test_a_checkpoint_directory_that_is_deleted_under_the_job_is_named(
     pipeline, _ = ledger(cluster, tmp_path, source, restart=NoRestart(), interval=None)
     job = pipeline.start()
     job.checkpoint()
-    await_checkpoints(job, 1)
+    job.wait_for(checkpoints=1)
     (tmp_path / "checkpoints" / "ledger").rename(tmp_path / "deleted")
     job.checkpoint()
     with pytest.raises(
@@ -270,7 +269,7 @@ def test_a_checkpoint_says_how_many_bytes_went_to_the_bucket_and_how_fast(
     storage = ObjectStorage(s3_bucket, inline_threshold_bytes=SMALL)
     pipeline, _ = ledger(cluster, tmp_path, source, storage=storage, backend=ROCKSDB)
     job = pipeline.start()
-    await_checkpoints(job, 4)
+    job.wait_for(checkpoints=4)
     assert _finished(job, tmp_path) is JobState.FINISHED
     done = job.status().history
     assert any(0 < one.uploaded_bytes < one.size_bytes for one in done), "shared files stay"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.runtime.test_recovery import BACKENDS, await_checkpoints
+from tests.runtime.test_recovery import BACKENDS
 from tests.runtime.test_timers import await_rows
 from tests.support.clusters import AnyCluster
 from tests.support.directory_sink import DirectorySink
@@ -181,7 +181,7 @@ def test_records_within_the_allowed_lateness_come_out_after_a_restart(
     job = pipeline.start()
     pass_event_time(source, sink, lambda: len(sink.rows()) > 0)
     if restart == "kill":
-        await_checkpoints(job, job.status().checkpoints_completed + 2, 60)
+        job.wait_for(checkpoints=job.status().checkpoints_completed + 2)
         os.kill(job.status().slots[0].pid, signal.SIGKILL)
     else:
         assert job.stop(60).state is JobState.STOPPED

@@ -26,17 +26,8 @@ from onceflow.core.errors import (
     StateIncompatible,
     StorageError,
 )
-from onceflow.core.pipeline import Job
 
 REPOSITORY = Path(__file__).parents[2]
-
-
-def await_checkpoints(job: Job, completed: int, timeout_s: float = 90.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while job.status().checkpoints_completed < completed:
-        assert not job.state.ended, job.status().last_error
-        assert time.monotonic() < deadline, job.status()
-        time.sleep(0.01)
 
 
 @ON_BOTH
@@ -74,7 +65,7 @@ def test_of_two_drivers_of_one_job_the_older_stops_and_no_row_is_doubled(
     endless = replace(source, ends_with=str(tmp_path / "never"))
     pipeline, sink = ledger(cluster, tmp_path, endless)
     older = pipeline.start()
-    await_checkpoints(older, 2)
+    older.wait_for(checkpoints=2)
     with ledger_process(cluster, tmp_path, source) as newer:
         with pytest.raises(Fenced, match="Attempt 2 .* owns the job"):
             older.wait(120)
@@ -89,7 +80,7 @@ def test_a_driver_that_was_overtaken_in_recovery_says_so_when_its_sink_has_forgo
     source = CountingSource(20_000, pause_s=0.01)
     plain = ForgetfulSink(str(tmp_path / "out"))
     first = ledger(cluster, tmp_path, replace(source, pause_s=0.1), sink=plain)[0].start()
-    await_checkpoints(first, 2)
+    first.wait_for(checkpoints=2)
     first.cancel()
     held = tmp_path / "held"
     older = ledger(cluster, tmp_path, source, sink=replace(plain, held=str(held)))[0].start()
@@ -182,7 +173,7 @@ def test_a_full_disk_fails_checkpoints_and_not_rows(
     slowly = replace(source, pause_s=0.05)
     pipeline, sink = ledger(cluster, tmp_path, slowly, restart=NoRestart(), interval=0.1)
     job = pipeline.start()
-    await_checkpoints(job, 2)
+    job.wait_for(checkpoints=2)
     with pytest.raises(OSError, match="No space"), filler.open("wb") as file:
         while True:
             file.write(bytes(4096))

@@ -69,15 +69,6 @@ def started(
     return pipeline.start()
 
 
-def await_checkpoints(job: Job, more: int) -> None:
-    wanted = job.status().checkpoints_completed + more
-    deadline = time.monotonic() + 90
-    while job.status().checkpoints_completed < wanted:
-        assert not job.state.ended, job.status().last_error
-        assert time.monotonic() < deadline, job.status()
-        time.sleep(0.02)
-
-
 def test_sweep_of_a_sink_that_fails_is_tried_again_at_the_next_checkpoint(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:
@@ -85,11 +76,11 @@ def test_sweep_of_a_sink_that_fails_is_tried_again_at_the_next_checkpoint(
     first = DirectorySink(str(tmp_path / "out"))
     source = CountingSource(2_000, ends_with=str(tmp_path / "end"))
     job = started(cluster, tmp_path, source, first)
-    await_checkpoints(job, 2)
+    job.wait_for(checkpoints=job.status().checkpoints_completed + 2)
     job.stop()
     sink = UnlistableOnce(first.directory)
     job = started(cluster, tmp_path, source, sink)
-    await_checkpoints(job, 4)
+    job.wait_for(checkpoints=job.status().checkpoints_completed + 4)
     prepared = sink.prepared()
     (tmp_path / "end").touch()
     assert job.wait(30).state is JobState.FINISHED
@@ -109,13 +100,13 @@ def test_local_files_of_a_slot_that_was_killed_are_deleted_by_the_next_one(tmp_p
     )
     job = pipeline.start()
     for restores in (1, 2, 3):
-        await_checkpoints(job, 1)
+        job.wait_for(checkpoints=job.status().checkpoints_completed + 1)
         os.kill(job.status().slots[0].pid, signal.SIGKILL)
         deadline = time.monotonic() + 90
         while job.status().restores < restores:
             assert time.monotonic() < deadline, job.status()
             time.sleep(0.01)
-    await_checkpoints(job, 1)
+    job.wait_for(checkpoints=job.status().checkpoints_completed + 1)
     directories = [path for path in scratch.iterdir() if path.is_dir()]
     # The last one may have been dying still when its successor looked.
     assert len(directories) <= 3

@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.runtime.test_recovery import await_checkpoints
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource, amount_of
 from tests.support.directory_sink import DirectorySink
@@ -92,7 +91,7 @@ def test_money_is_added_exactly_though_slots_are_killed(
     bursts = keyed.window(EventTimeSessionWindows(0.15))
     bursts.aggregate(**AGGREGATES, uid="bursts").write(sessions, uid="sessions")
     job = pipeline.start()
-    await_checkpoints(job, 2)
+    job.wait_for(checkpoints=2)
     kill_a_slot(job, 0)
     (tmp_path / "killed").touch()
     assert job.wait(90).state is JobState.FINISHED

@@ -28,7 +28,6 @@ from onceflow import (
     sum_,
 )
 from onceflow.core.errors import StateIncompatible, UserFunctionError
-from onceflow.core.pipeline import Job
 from onceflow.core.protocol.restart import RestartStrategy
 from onceflow.core.state import StateBackend
 
@@ -41,18 +40,6 @@ BACKENDS = [
 def slowly(source: CountingSource) -> CountingSource:
     """Return the same records at a pace at which a job is ended long before they are."""
     return replace(source, pause_s=0.1)
-
-
-def await_checkpoints(job: Job, completed: int, timeout_s: float = 90.0) -> None:
-    """Wait until the job runs and has completed so many checkpoints in all."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        status = job.status()
-        if status.checkpoints_completed >= completed and status.state is JobState.RUNNING:
-            return
-        assert not status.state.ended, status.last_error
-        assert time.monotonic() < deadline, status
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -85,7 +72,7 @@ def test_slots_killed_again_and_again_neither_lose_nor_double_a_row(
     pipeline, sink = ledger(cluster, tmp_path, source, backend=backend)
     job = pipeline.start()
     for kill in range(3):
-        await_checkpoints(job, 3 * (kill + 1))
+        job.wait_for(checkpoints=3 * (kill + 1))
         os.kill(job.status().slots[kill % 2].pid, signal.SIGKILL)
         deadline = time.monotonic() + 90
         while job.status().restores <= kill:
@@ -144,7 +131,7 @@ def test_a_stopped_job_goes_on_at_another_parallelism_with_every_record_once(
     source = CountingSource(12_000, splits_count=3)
     pipeline, sink = ledger(cluster, tmp_path, slowly(source), parallelism=before)
     job = pipeline.start()
-    await_checkpoints(job, 2)
+    job.wait_for(checkpoints=2)
     assert job.stop(60).state is JobState.STOPPED
     assert 0 < len(sink.rows()) < source.records
     assert sink.prepared() == []
@@ -160,7 +147,7 @@ def test_a_cancelled_job_leaves_nothing_visible_that_is_not_decided_and_can_go_o
     source = CountingSource(12_000)
     pipeline, sink = ledger(cluster, tmp_path, slowly(source))
     job = pipeline.start()
-    await_checkpoints(job, 2)
+    job.wait_for(checkpoints=2)
     assert job.cancel(60).state is JobState.CANCELLED
     assert len(sink.rows()) < source.records
     pipeline, sink = ledger(cluster, tmp_path, source)
@@ -179,7 +166,7 @@ def test_a_cancelled_job_whose_checkpoints_are_not_kept_settles_its_sinks_and_be
     source = CountingSource(12_000, pause_s=0.002, ends_with=str(tmp_path / "read all"))
     pipeline, sink = ledger(cluster, tmp_path, source, inline_threshold_bytes=100)
     job = pipeline.start()
-    await_checkpoints(job, 2)
+    job.wait_for(checkpoints=2)
     status = job.cancel(60)
     assert (status.state, status.last_error) == (JobState.CANCELLED, "")
     committed = sink.rows()
@@ -223,7 +210,7 @@ def test_a_failure_without_restart_ends_the_job(cluster: AnyCluster, tmp_path: P
     source = CountingSource(12_000)
     pipeline, sink = ledger(cluster, tmp_path, slowly(source), restart=NoRestart())
     job = pipeline.start()
-    await_checkpoints(job, 2)
+    job.wait_for(checkpoints=2)
     os.kill(job.status().slots[0].pid, signal.SIGKILL)
     with pytest.raises(Exception, match="slot 0 is lost"):
         job.wait(60)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from tests.support.moved_job import (
     assert_all_once,
-    await_checkpoints,
     copy_job,
     ids_in,
     sqlite_sink,
@@ -25,7 +24,7 @@ def _run_to_four_checkpoints(directory: Path) -> list[int]:
     job = copy_job(directory / "old", sqlite_sink(directory), interval=None, retained=3).start()
     for number in (1, 2, 3, 4):
         job.checkpoint()
-        await_checkpoints(job, number)
+        job.wait_for(checkpoints=number)
     job.cancel(60)
     return ids_in(directory)
 
@@ -35,7 +34,7 @@ def _twice(ids: list[int]) -> set[int]:
 
 
 def _go_on_and_stop(job: Job) -> None:
-    await_checkpoints(job, 1)
+    job.wait_for(checkpoints=1)
     assert job.stop(60).state is JobState.STOPPED
 
 
@@ -65,7 +64,7 @@ def test_the_last_checkpoint_of_a_job_is_begun_from_in_new_storage(tmp_path: Pat
     _run_to_four_checkpoints(tmp_path)
     place = str(tmp_path / "old" / "moved" / "chk-4")
     job = copy_job(tmp_path / "new", sqlite_sink(tmp_path)).start(from_savepoint=place)
-    await_checkpoints(job, 1)
+    job.wait_for(checkpoints=1)
     shutil.rmtree(tmp_path / "old")
     assert job.stop(60).state is JobState.STOPPED
     assert_all_once(ids_in(tmp_path))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from tests.support.ledger import SETTINGS
 from tests.support.reluctant_sink import ReluctantSink
 from typer.testing import CliRunner
 
-from onceflow import Checkpointing, FixedDelay, Job, JobState, Pipeline
+from onceflow import Checkpointing, FixedDelay, JobState, Pipeline
 from onceflow.cli.main import app
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import Sink
@@ -61,20 +60,12 @@ def out(tmp_path: Path) -> ReluctantSink:
 def leave_decided_and_uncommitted(pipeline: Pipeline, sink: ReluctantSink) -> None:
     """Run the job until its target has taken rows and then refused some that were decided."""
     job = pipeline.start()
-    await_checkpoints(job, 2)
+    job.wait_for(checkpoints=2)
     sink.shut()
-    await_checkpoints(job, job.status().checkpoints_completed + 2)
+    job.wait_for(checkpoints=job.status().checkpoints_completed + 2)
     assert job.cancel(60).state is JobState.CANCELLED
     assert sink.prepared()
     sink.reopen()
-
-
-def await_checkpoints(job: Job, completed: int) -> None:
-    deadline = time.monotonic() + 60
-    while job.status().checkpoints_completed < completed:
-        assert time.monotonic() < deadline, job.status()
-        assert not job.status().state.ended, job.status()
-        time.sleep(0.01)
 
 
 def ids_of(sink: DirectorySink) -> list[int]:
@@ -124,7 +115,7 @@ def test_retired_sink_is_settled_and_the_job_goes_on_without_it(
     # The first has it looked for what was prepared late, and a later one forgets it.
     log = FileSystemStorage(str(tmp_path / "checkpoints")).open("names").log
     while "old" in log.read().sinks:
-        await_checkpoints(changed, changed.status().checkpoints_completed + 1)
+        changed.wait_for(checkpoints=changed.status().checkpoints_completed + 1)
     assert changed.stop(60).state is JobState.STOPPED
     assert out.prepared() == []
     # Once a checkpoint without it is decided, nothing asks for it any more.

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from tests.runtime.test_batch_iterators import begin
-from tests.runtime.test_recovery import await_checkpoints
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource, amount_of
 
@@ -29,7 +28,7 @@ def test_rows_of_a_query_are_written_once_while_slots_are_killed(
     rows.write(sink, uid="out")
     job = pipeline.start()
     for kill in range(2):
-        await_checkpoints(job, 2 * (kill + 1))
+        job.wait_for(checkpoints=2 * (kill + 1))
         os.kill(job.status().slots[kill].pid, signal.SIGKILL)
     (tmp_path / "killed").touch()
     assert job.wait(60).restores >= 1

@@ -33,7 +33,6 @@ from onceflow import (
     count,
 )
 from onceflow.core.errors import SavepointRefused
-from onceflow.core.pipeline import Job
 from onceflow.core.protocol.decisions import WriteSavepoint
 from onceflow.core.runtime.driver.savepoints import Savepoints
 from onceflow.core.storage import ClaimedLog
@@ -52,14 +51,6 @@ def _write_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
         return write(self, decision, log)
 
     monkeypatch.setattr(Savepoints, "write", slow)
-
-
-def _await_records(job: Job, records: int) -> None:
-    deadline = time.monotonic() + 90
-    while job.status().records_in < records:
-        assert not job.status().state.ended, job.status().last_error
-        assert time.monotonic() < deadline, job.status()
-        time.sleep(0.01)
 
 
 class Later(KeyedFunction):
@@ -136,7 +127,7 @@ def test_what_the_clock_makes_after_a_stop_savepoint_is_made_once_by_the_job_tha
     source = CountingSource(RECORDS, ends_with=str(tmp_path / "ends"))
     pipeline, sink = _pipeline(tmp_path, "first", source, work, backend)
     job = pipeline.start()
-    _await_records(job, RECORDS)
+    job.wait_for(records=RECORDS)
     status = job.stop(60, savepoint=str(tmp_path / "kept"))
     place = status.savepoints[-1].place
     assert status.state is JobState.STOPPED
@@ -156,7 +147,7 @@ def test_a_savepoint_after_which_timers_have_fired_and_were_committed_is_refused
     source = CountingSource(RECORDS, accounts=RECORDS, ends_with=str(tmp_path / "ends"))
     pipeline, sink = timed(cluster, tmp_path, source, Later(tmp_path / "fire"))
     job = pipeline.start()
-    _await_records(job, RECORDS)
+    job.wait_for(records=RECORDS)
     place = job.savepoint(timeout_s=60)
     assert sink.rows() == []
     (tmp_path / "fire").touch()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from examples.session_timeout import QuietAccounts
-from tests.runtime.test_recovery import BACKENDS, await_checkpoints
+from tests.runtime.test_recovery import BACKENDS
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
@@ -97,7 +97,7 @@ def test_timers_fire_once_through_kills_and_rescaling(
             cluster, tmp_path, source, function, backend=backend, parallelism=parallelism
         )
         job = pipeline.start()
-        await_checkpoints(job, job.status().checkpoints_completed + 2)
+        job.wait_for(checkpoints=job.status().checkpoints_completed + 2)
         os.kill(job.status().slots[0].pid, signal.SIGKILL)
         await_rows(sink, {2: 400, 1: 1_200, 3: 4_000}[parallelism])
         if parallelism == 3:
@@ -115,7 +115,7 @@ def test_the_example_tells_each_quiet_account_once(cluster: AnyCluster, tmp_path
     source = CountingSource(100, accounts=10, ends_with=str(tmp_path / "ends"))
     pipeline, sink = timed(cluster, tmp_path, source, QuietAccounts(1_000))
     job = pipeline.start()
-    await_checkpoints(job, 1)
+    job.wait_for(checkpoints=1)
     await_rows(sink, 10)
     (tmp_path / "ends").touch()
     assert job.wait(60).state is JobState.FINISHED
@@ -171,7 +171,7 @@ def test_a_timer_in_the_past_fires_once_after_the_records_at_hand(
         cluster, tmp_path, source, PastTimers(0), watermarks=WatermarkStrategy("id")
     )
     job = pipeline.start()
-    await_checkpoints(job, 1)
+    job.wait_for(checkpoints=1)
     await_rows(sink, 400, timeout_s=60)
     (tmp_path / "ends").touch()
     assert job.wait(60).state is JobState.FINISHED
@@ -210,7 +210,7 @@ def test_event_timers_fire_once_in_event_time_through_kills_and_rescaling(
             watermarks=strategy,
         )
         job = pipeline.start()
-        await_checkpoints(job, job.status().checkpoints_completed + 2)
+        job.wait_for(checkpoints=job.status().checkpoints_completed + 2)
         os.kill(job.status().slots[0].pid, signal.SIGKILL)
         if parallelism == 2:
             await_rows(sink, 100)

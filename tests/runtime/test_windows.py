@@ -10,7 +10,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
-from tests.runtime.test_recovery import BACKENDS, await_checkpoints
+from tests.runtime.test_recovery import BACKENDS
 from tests.runtime.test_timers import await_rows
 from tests.spark_formats.state_rows import state
 from tests.support.clusters import AnyCluster
@@ -154,13 +154,13 @@ def test_windows_come_out_once_through_kills_and_rescaling(
             unaligned=unaligned,
         )
         job = pipeline.start()
-        await_checkpoints(job, job.status().checkpoints_completed + 2, 60)
+        job.wait_for(checkpoints=job.status().checkpoints_completed + 2)
         os.kill(job.status().slots[0].pid, signal.SIGKILL)
         if parallelism == 2:
             await_rows(sink, 100, 60)
             assert job.stop(60).state is JobState.STOPPED
         else:
-            await_checkpoints(job, job.status().checkpoints_completed + 2, 60)
+            job.wait_for(checkpoints=job.status().checkpoints_completed + 2)
             (tmp_path / "ends").touch()
             assert job.wait(60).state is JobState.FINISHED
     assert_windows(sink, source, size, slide)
@@ -175,7 +175,7 @@ def test_a_savepoint_moves_open_windows_from_rocksdb_to_the_heap(
         cluster, tmp_path, source, windows, backend=RocksDBBackend(), watermarks=STRATEGY
     )
     job = pipeline.start()
-    await_checkpoints(job, 1, 60)
+    job.wait_for(checkpoints=1)
     await_rows(sink, 100, 60)
     status = job.stop(60, savepoint=True)
     assert status.state is JobState.STOPPED
@@ -216,7 +216,7 @@ def test_a_savepoint_shows_open_sessions_and_moves_them_from_rocksdb_to_the_heap
         return pipeline
 
     job = sessions(RocksDBBackend(), 2).start()
-    await_checkpoints(job, 1, 60)
+    job.wait_for(checkpoints=1)
     await_rows(sink, 300, 60)  # of three bursts; nothing comes after the fourth
     with pytest.raises(ConfigError, match=r"'onceflow.sessions-200' .* several rows a key"):
         job.look_up("sums", "7", state="onceflow.sessions-200")
@@ -251,7 +251,7 @@ def test_windows_in_processing_time_hold_each_record_once(
     windows = TumblingProcessingTimeWindows(0.2)
     pipeline, sink = windowed(cluster, tmp_path, source, windows)
     job = pipeline.start()
-    await_checkpoints(job, 1, 60)
+    job.wait_for(checkpoints=1)
     deadline = time.monotonic() + 90
     while (held := sum(row["n"] for row in sink.rows())) < source.records:
         assert time.monotonic() < deadline, f"{held} of {source.records} records are in windows"
@@ -319,7 +319,7 @@ def test_every_record_is_in_a_window_or_comes_late_and_never_both(
     counts.write(on_time, uid="on-time")
     counts.side_output(tag).write(late, uid="late")
     job = pipeline.start()
-    await_checkpoints(job, 2)
+    job.wait_for(checkpoints=2)
     os.kill(job.status().slots[0].pid, signal.SIGKILL)
     (tmp_path / "killed").touch()
     assert job.wait(120).restores >= 1

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.runtime.test_recovery import await_checkpoints
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import SCHEMA, CountingSource, amount_of
 from tests.support.directory_sink import DirectorySink
@@ -88,7 +87,7 @@ def test_two_accumulators_of_one_stream_agree_after_a_crash(
     second = first.key_by("account").process(Accumulate("first", "second"), uid="second")
     second.write(sink, uid="out")
     job = pipeline.start()
-    await_checkpoints(job, 3)
+    job.wait_for(checkpoints=3)
     os.kill(job.status().slots[0].pid, signal.SIGKILL)
     ends.touch()
     assert job.wait(120).restores >= 1
@@ -212,7 +211,7 @@ def test_records_that_overtake_a_barrier_count_twice_at_least_once_and_once_exac
     # A barrier that came before its first poll would not be held back.
     await_file(tmp_path / "holding")
     job.checkpoint()
-    await_checkpoints(job, 1)
+    job.wait_for(checkpoints=1)
     os.kill(job.status().slots[0].pid, signal.SIGKILL)
     (tmp_path / "killed").touch()
     assert job.wait(120).restores >= 1
@@ -242,7 +241,7 @@ def test_three_operators_in_parallel_and_a_shuffle_into_one_writer_survive_a_cra
     gathered = sums.key_by("all").process(Accumulate("amount", "total"), uid="gathered")
     gathered.write(sink, uid="out")
     job = pipeline.start()
-    await_checkpoints(job, 3)
+    job.wait_for(checkpoints=3)
     os.kill(job.status().slots[1].pid, signal.SIGKILL)
     ends.touch()
     assert job.wait(120).restores >= 1
@@ -276,7 +275,7 @@ def test_a_count_for_each_of_a_million_users_is_a_state_of_their_size(
     visits = pipeline.read(source, uid="visits")
     visits.key_by("account").running(visits=count(), uid="count").write(sink, uid="out")
     job = pipeline.start()
-    await_checkpoints(job, 1, timeout_s=120)
+    job.wait_for(checkpoints=1)
     os.kill(job.status().slots[0].pid, signal.SIGKILL)
     ends.touch()
     status = job.wait(300)

@@ -12,8 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.support.counting_source import CountingSource, amount_of
 
-from onceflow import Checkpointing, FixedDelay, JobState, Pipeline
-from onceflow.core.pipeline import Job
+from onceflow import Checkpointing, FixedDelay, Pipeline
 from onceflow.sinks import FileSink
 from onceflow.sinks.files import committed_files
 
@@ -21,17 +20,6 @@ pytestmark = pytest.mark.spark
 
 _RECORDS = 20_000
 _ACCOUNTS = 5
-
-
-def _await_checkpoints(job: Job, completed: int) -> None:
-    deadline = time.monotonic() + 90
-    while True:
-        status = job.status()
-        if status.checkpoints_completed >= completed and status.state is JobState.RUNNING:
-            return
-        assert not status.state.ended, status.last_error
-        assert time.monotonic() < deadline, status
-        time.sleep(0.01)
 
 
 def _pipeline(spark: SparkSession, tmp_path: Path, sink: FileSink) -> Pipeline:
@@ -57,7 +45,7 @@ def test_job_whose_slots_are_killed_writes_each_row_once_and_spark_reads_them(
     sink = FileSink(str(out), partition_by=("account",) if layout == "partitioned" else ())
     job = _pipeline(spark, tmp_path, sink).start()
     for kill in range(2):
-        _await_checkpoints(job, 2 * (kill + 1))
+        job.wait_for(checkpoints=2 * (kill + 1))
         listed = committed_files(str(out), "files.files")
         os.kill(job.status().slots[kill].pid, signal.SIGKILL)
         deadline = time.monotonic() + 90

@@ -74,21 +74,13 @@ def started(
     return pipeline.start()
 
 
-def await_records(job: Job, records: int) -> None:
-    deadline = time.monotonic() + 90
-    while job.status().records_in < records:
-        assert not job.state.ended, job.status().last_error
-        assert time.monotonic() < deadline, job.status()
-        time.sleep(0.02)
-
-
 def test_slots_that_are_cut_off_from_each_other_end_the_attempt_by_name(
     spark: SparkSession, tmp_path: Path, network: list[TcpProxy]
 ) -> None:
     """No checkpoint is ever due, so nothing else would notice."""
     source = CountingSource(10_000, pause_s=0.01, endless=True)
     job = started(spark, tmp_path, source, interval=None, restart=NoRestart())
-    await_records(job, 500)
+    job.wait_for(records=500)
     for proxy in network:
         proxy.pause()
     cut = time.monotonic()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -12,18 +11,8 @@ from tests.support.counting_source import CountingSource
 from tests.support.ledger import SETTINGS
 
 from onceflow import Checkpointing, FixedDelay, JobState, LocalProcesses, Pipeline
-from onceflow.core.pipeline import Job
 from onceflow.core.spi import Sink
 from onceflow.sinks import SQLiteSink
-
-
-def await_checkpoints(job: Job, count: int) -> None:
-    """Return when the attempt has completed `count` checkpoints."""
-    deadline = time.monotonic() + 90
-    while (status := job.status()).checkpoints_completed < count:
-        assert not status.state.ended, status.last_error
-        assert time.monotonic() < deadline, status
-        time.sleep(0.01)
 
 
 def move_killed_job(directory: Path, sink: Sink, sink_id: str | None = None) -> None:
@@ -31,7 +20,7 @@ def move_killed_job(directory: Path, sink: Sink, sink_id: str | None = None) -> 
     job = copy_job(directory / "old", sink, sink_id, interval=None).start()
     for number in (1, 2, 3):
         job.checkpoint()
-        await_checkpoints(job, number)
+        job.wait_for(checkpoints=number)
     savepoint = job.savepoint(str(directory / "kept"))
     job.cancel(60)
     shutil.rmtree(directory / "old")
@@ -41,7 +30,7 @@ def move_killed_job(directory: Path, sink: Sink, sink_id: str | None = None) -> 
 def move_stopped_job(directory: Path, sink: Sink, sink_id: str | None = None) -> None:
     """Stop with a savepoint after three checkpoints, and go on elsewhere."""
     job = copy_job(directory / "old", sink, sink_id).start()
-    await_checkpoints(job, 3)
+    job.wait_for(checkpoints=3)
     status = job.stop(60, savepoint=str(directory / "kept"))
     assert status.state is JobState.STOPPED
     shutil.rmtree(directory / "old")
@@ -51,7 +40,7 @@ def move_stopped_job(directory: Path, sink: Sink, sink_id: str | None = None) ->
 def go_on(pipeline: Pipeline, savepoint: str, *, allow_rewind: bool = False) -> None:
     """Start from `savepoint`, take two checkpoints and stop."""
     job = pipeline.start(from_savepoint=savepoint, allow_rewind=allow_rewind)
-    await_checkpoints(job, 2)
+    job.wait_for(checkpoints=2)
     status = job.stop(60)
     assert (status.state, status.restored_savepoint) == (JobState.STOPPED, savepoint)
 
