@@ -38,12 +38,14 @@ from onceflow.core.protocol.in_doubt import (
     InDoubtStatus,
     LogFacts,
     Resolution,
+    describe_lag,
     in_doubt_status,
     refusal,
 )
 from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.recovery import commit_order
-from onceflow.core.spi import Committer, CommitterContext, Sink
+from onceflow.core.protocol.target_records import TargetRecord
+from onceflow.core.spi import Committer, CommitterContext, GlobalSink, Sink
 from onceflow.core.staging import StagingArea, is_staged, staged_committable
 from onceflow.core.storage import JobStorage
 
@@ -165,6 +167,16 @@ class ResourceManager(ABC):
         del sink_id
         return None
 
+    def target_record(self, context: CommitterContext) -> TargetRecord | None:
+        """Return what the target records of `context.sink_id`; None: it does not tell.
+
+        Raises:
+            ConfigError: Another job owns the sink id.
+            SinkError: It cannot be asked now.
+        """
+        del context
+        return None
+
     def sessions(self, sink_id: str) -> Sequence[str]:
         """Return the writers of `sink_id` that are connected now, where that is known."""
         del sink_id
@@ -203,6 +215,16 @@ class SinkResourceManager(ResourceManager):
     @override
     def committer(self, context: CommitterContext) -> Committer:
         return self.sink.committer(context)
+
+    @override
+    def target_record(self, context: CommitterContext) -> TargetRecord | None:
+        if not isinstance(self.sink, GlobalSink):
+            return self.sink.target_record(context)
+        committer = self.sink.global_committer(context)
+        try:
+            return TargetRecord(self.sink_id, through=committer.committed_through())
+        finally:
+            committer.close()
 
 
 @dataclass(frozen=True)
@@ -396,7 +418,7 @@ class InDoubtTransactions(TransactionSettler):
             0,
         )
         holder = self._holder(index, transaction.sink_id, log)
-        return self._described(decided, holder, log, held=False)
+        return self._described(decided, holder, log, held=False, lag=self._lag_of(holder))
 
     def refusal(self, resolution: Resolution, one: InDoubtTransaction) -> str | None:
         """Return why log and job forbid `resolution` now, or None. Asks both log and target.
@@ -406,7 +428,7 @@ class InDoubtTransactions(TransactionSettler):
         """
         log = self._with_sessions(self._read_log(), one.transaction.sink_id)
         holder = self._holder_of(one, log)
-        status = _status(one.committable, log, holder)
+        status = _status(one.committable, log, holder, self._lag_of(holder))
         return refusal(resolution, status, log)
 
     def force_commit(self, one: InDoubtTransaction) -> CommitOutcome:
@@ -451,13 +473,30 @@ class InDoubtTransactions(TransactionSettler):
 
     def _held_by(self, holder: _Holder, log: LogFacts | None) -> list[InDoubtTransaction]:
         log = self._with_sessions(log, holder.context.sink_id)
-        return [
-            self._described(_as_listed(c, log), holder, log, held=True)
-            for c in holder.committer.in_doubt()
-        ]
+        held = holder.committer.in_doubt()
+        lag = self._lag_of(holder) if held else ""
+        return [self._described(_as_listed(c, log), holder, log, held=True, lag=lag) for c in held]
+
+    def _lag_of(self, holder: _Holder) -> str:
+        """Return why the log is behind the target; empty when it is not, or nobody can tell."""
+        if self.storage is None:
+            return ""
+        try:
+            record = holder.manager.target_record(holder.context)
+        except ConfigError as error:
+            return str(error)
+        # Once more, and after the target: the job may have decided and committed since.
+        log = read_log(self.storage)
+        return describe_lag(log, record) if record and log.view.attempt else ""
 
     def _described(
-        self, committable: Committable, holder: _Holder, log: LogFacts | None, *, held: bool
+        self,
+        committable: Committable,
+        holder: _Holder,
+        log: LogFacts | None,
+        *,
+        held: bool,
+        lag: str,
     ) -> InDoubtTransaction:
         transaction, staging = committable.transaction, holder.context.staging
         prepared_at: datetime | None = None
@@ -473,7 +512,7 @@ class InDoubtTransactions(TransactionSettler):
             held_by=holder.manager.name,
             held=held,
             prepared_at=prepared_at,
-            status=_status(committable, log, holder),
+            status=_status(committable, log, holder, lag),
         )
 
     def _holder_of(self, one: InDoubtTransaction, log: LogFacts | None) -> _Holder:
@@ -502,11 +541,13 @@ class InDoubtTransactions(TransactionSettler):
         return holder
 
 
-def _status(committable: Committable, log: LogFacts | None, holder: _Holder) -> InDoubtStatus:
+def _status(
+    committable: Committable, log: LogFacts | None, holder: _Holder, lag: str
+) -> InDoubtStatus:
     """Return the decision. What lies in a job's own storage is its own, whatever it is called."""
     own = log is not None and is_staged(committable)
     return in_doubt_status(
-        committable, log, claimed_by=log.log_id if log and own else holder.claimed_by
+        committable, log, claimed_by=log.log_id if log and own else holder.claimed_by, lag=lag
     )
 
 

@@ -235,8 +235,10 @@ class StagedCommitter(Committer):
         # Never so while one log counts the checkpoints: the floor is below all that is staged.
         return RetryLater(
             f"{transaction} is staged, and the target takes nothing of checkpoint"
-            f" {transaction.checkpoint} any more: it remembers more of sink id {self._sink_id} than"
-            " this decision log; give the sink another id, or the job its own log again"
+            f" {transaction.checkpoint} any more: it has committed more of sink id {self._sink_id}"
+            " than this decision log knows. The storage is an older copy, or the job has gone on in"
+            " other storage: start it there. See 'Storage that is behind its target' in"
+            " docs/operations.md"
         )
 
     def _discard_quietly(self, transaction: TransactionId) -> None:

@@ -354,8 +354,11 @@ class BatchCommits:
                 _log.info("sink %s: rolled back %s", self.target.sink_id, committable)
             case AlreadyCommitted():
                 raise CommitFailed(
-                    f"{committable} is not decided, and the target says it was committed: another"
-                    " job writes under this sink id"
+                    f"{committable} is not decided, and its rows are in the target: these decisions"
+                    " are an older copy, another query writes under this sink id, or somebody has"
+                    " committed it by hand. The batch would write them again, so nothing was"
+                    " written. Take its rows out of the target with their proof, or go on from the"
+                    " newest copy; docs/operations.md says how"
                 )
             case _:
                 raise CommitFailed(f"{committable} could not be rolled back: {outcome}")

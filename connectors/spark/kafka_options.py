@@ -104,8 +104,8 @@ KAFKA_WRITE = OptionTable(
         Option(
             "staleRows",
             "stale_rows",
-            "Decided rows that waited for longer than the broker keeps proofs: `fail`, `produce`",
-            choice("fail", "produce"),
+            "Decided rows that waited for longer than the broker keeps proofs: `fail`,"
+            " `produce ID`, `discard ID` or `produce`",
         ),
     ),
     clients=_CLIENTS,

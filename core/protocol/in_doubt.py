@@ -4,7 +4,7 @@ decided     the last checkpoint lists it                     the next start comm
 undecided   its attempt is over and decided nothing of it    the next start rolls it back
 pending     its attempt may live and decide it yet           nobody but that attempt may
 settled     the log knows it committed, the target does not  the next start commits it again
-foreign     the log is not its own                           nothing is known
+foreign     the log is not its own, or an older copy         nothing is known
 unknown     there is no log to ask, or it has forgotten      nothing is known
 """
 
@@ -20,6 +20,7 @@ from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.log_memory import Coverage
 from onceflow.core.protocol.recovery import committables_of, plan_recovery
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
+from onceflow.core.protocol.target_records import TargetRecord, last_unknown_commit
 
 
 class LoggedDecision(Enum):
@@ -95,22 +96,50 @@ class LogFacts:
 
 
 def in_doubt_status(
-    committable: Committable, log: LogFacts | None, *, claimed_by: str | None = None
+    committable: Committable,
+    log: LogFacts | None,
+    *,
+    claimed_by: str | None = None,
+    lag: str = "",
 ) -> InDoubtStatus:
     """Return what `log` says about `committable`, which the target holds in doubt.
 
     `claimed_by` is the identity of the log that claimed the sink id, where the target or the place
-    of the rows tells; it settles whose transaction that is. `log` must have been read *before* the
+    of the rows tells; it settles whose transaction that is. `lag` is what `describe_lag` says of
+    the sink id. `log` must have been read *before* the
     target was asked: in the other order a commit in between would look like an undecided one.
     """
     if log is None:
         reason = "no decision log was given, so nobody can tell whether its checkpoint is decided"
         return InDoubtStatus(LoggedDecision.UNKNOWN, RecoveryAction.UNKNOWN, reason)
-    alien = _why_foreign(committable.transaction, log, claimed_by)
+    alien = _why_foreign(committable.transaction, log, claimed_by) or lag
     if alien:
         return InDoubtStatus(LoggedDecision.FOREIGN, RecoveryAction.UNKNOWN, alien)
     decision, reason = _own(committable.transaction, log)
     return InDoubtStatus(decision, _recovery_action(committable, log), reason)
+
+
+def describe_lag(log: LogFacts, record: TargetRecord) -> str:
+    """Return why `log` is behind the target of a sink id; empty when it is not.
+
+    `log` must have been read *after* the target told `record`: in the other order a decision in
+    between would look like a missing one. A copy that lacks only decisions of which the target
+    proves nothing yet cannot be told from the log itself.
+    """
+    view = log.view
+    if record.attempt > view.attempt:
+        ahead = f"was claimed by attempt {record.attempt}, and the log knows {view.attempt}"
+    elif committed := last_unknown_commit(view, record):
+        last = log.last
+        here = f"ends at checkpoint {last.checkpoint}" if last else "has decided nothing"
+        ahead = f"has committed {committed}, and the log {here}"
+    else:
+        return ""
+    return (
+        f"the target of sink id {record.sink_id} {ahead}: the log is an older copy, the job has"
+        " gone on in other storage, or somebody has committed by hand what was not decided. Ask"
+        " with the storage in which the job ran last"
+    )
 
 
 def batch_in_doubt_status(committable: Committable, seen: BatchClaim) -> InDoubtStatus:

@@ -77,16 +77,19 @@ def require_not_behind(view: LogView, records: Iterable[TargetRecord], storage: 
 
     `storage` says where the log is. For a job that goes on from its log, or begins without one.
     """
-    last = view.completed[-1].checkpoint if view.decided else GENESIS
     for record in records:
-        unknown = unknown_commits(record, view.memory) if view.decided else record.committed
-        if unknown:
-            committed = f"checkpoint {unknown[-1].checkpoint} of attempt {unknown[-1].attempt}"
-        elif record.through > last:
-            committed = f"checkpoint {record.through}"
-        else:
-            continue
-        raise StorageBehind(_describe_lag(view, record, committed, storage))
+        committed = last_unknown_commit(view, record)
+        if committed:
+            raise StorageBehind(_describe_lag(view, record, committed, storage))
+
+
+def last_unknown_commit(view: LogView, record: TargetRecord) -> str:
+    """Return what the target has committed last and the log does not know; empty: it knows all."""
+    unknown = unknown_commits(record, view.memory) if view.decided else record.committed
+    if unknown:
+        return f"checkpoint {unknown[-1].checkpoint} of attempt {unknown[-1].attempt}"
+    last = view.completed[-1].checkpoint if view.decided else GENESIS
+    return f"checkpoint {record.through}" if record.through > last else ""
 
 
 def _describe_lag(view: LogView, record: TargetRecord, committed: str, storage: str) -> str:
@@ -99,8 +102,10 @@ def _describe_lag(view: LogView, record: TargetRecord, committed: str, storage: 
         f"sink id {record.sink_id!r}: its target has committed {committed} of this job, and the"
         f" decision log in {storage} {here}: this"
         " storage is older than what the target has committed. It is a copy, or the job has gone on"
-        " in other storage since. A start from here would write those rows again, so nothing was"
-        " written. Start the job in the storage in which it ran last. To go on in this one, stop it"
-        " there by `onceflow stop --savepoint`, and start it here from that savepoint. If that"
-        " storage is gone for good, see 'Storage that is behind its target' in docs/operations.md"
+        " in other storage since; or somebody has committed by hand what was not decided. A start"
+        " from here would write those rows again, so nothing was written. Start the job in the"
+        " storage in which it ran last. To go on in this one, stop it there by `onceflow stop"
+        " --savepoint`, and start it here from that savepoint. If that storage is gone for good, or"
+        " there never was another one, see 'Storage that is behind its target' in"
+        " docs/operations.md"
     )

@@ -8,6 +8,7 @@ from typing_extensions import override
 
 from onceflow.core.in_doubt import ResourceManager
 from onceflow.core.protocol.in_doubt import LogFacts
+from onceflow.core.protocol.target_records import TargetRecord
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.core.storage.file_location import FileLocation
 from onceflow.sinks.files.layout import owners
@@ -18,10 +19,14 @@ class FilesResourceManager(ResourceManager):
     """One directory or prefix, and what every sink id has staged below it."""
 
     def __init__(
-        self, location: FileLocation, committer: Callable[[CommitterContext], Committer]
+        self,
+        location: FileLocation,
+        committer: Callable[[CommitterContext], Committer],
+        target_record: Callable[[CommitterContext], TargetRecord],
     ) -> None:
-        """Look at nothing yet; `committer` is the sink's."""
+        """Look at nothing yet; `committer` and `target_record` are the sink's."""
         self._location, self._committer = location, committer
+        self._target_record = target_record
         self._owners: Mapping[str, str] | None = None
 
     @property
@@ -40,6 +45,10 @@ class FilesResourceManager(ResourceManager):
     @override
     def claimed_by(self, sink_id: str) -> str | None:
         return self._all_owners().get(sink_id)
+
+    @override
+    def target_record(self, context: CommitterContext) -> TargetRecord:
+        return self._target_record(context)
 
     def _all_owners(self) -> Mapping[str, str]:
         if self._owners is None:

@@ -321,7 +321,7 @@ def _resource_manager(access: ServerAccess) -> ResourceManager:
     if access.password is not None:
         raise ConfigError("files have no password; give their client's options")
     sink = FileSink(access.url, storage_options=dict(access.options))
-    return FilesResourceManager(sink.settings.location, sink.committer)
+    return FilesResourceManager(sink.settings.location, sink.committer, sink.target_record)
 
 
 CONNECTOR = SinkConnector(sink=FileSink, resource_manager=_resource_manager)

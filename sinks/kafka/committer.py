@@ -49,7 +49,7 @@ from onceflow.core.staging import required_staging, staged_committable
 from onceflow.sinks.kafka.fence import Fence
 from onceflow.sinks.kafka.preflight import is_proof_expired
 from onceflow.sinks.kafka.records import facts_of
-from onceflow.sinks.kafka.settings import STAGED, KafkaSinkSettings
+from onceflow.sinks.kafka.settings import STAGED, KafkaSinkSettings, StaleRows
 from onceflow.sinks.kafka.transactional_lane import (
     CommitRecords,
     LaneFailed,
@@ -182,20 +182,38 @@ class KafkaCommitter(Committer):
         first = None if rows is None else next(rows)[1]
         if rows is not None and first is not None:
             lane.look_at(facts_of(first).topics, deadline=deadline)
-        if lane.proves(proof):
+        elsewhere = first is not None and self._was_committed_elsewhere(transaction, lane)
+        if elsewhere or lane.proves(proof):
             self._lanes.settle(transaction)
             return Committed() if sent else AlreadyCommitted()
         if rows is None or first is None:
             return self._gone(transaction, deadline)
-        if self._was_committed_elsewhere(transaction, lane):
-            self._lanes.settle(transaction)
-            return AlreadyCommitted()
-        if is_proof_expired(self._settings, facts_of(first).staged_at_s):
+        rule = self._rule_for(transaction, lane, facts_of(first).staged_at_s)
+        if rule is StaleRows.FAIL:
             return self._stale(transaction)
+        if rule is StaleRows.DISCARD:
+            # By this commit offset what comes after it is known not to be committed.
+            lane.prove(proof, transaction.checkpoint, facts_of(first).topics)
+            self._lanes.settle(transaction)
+            return Committed()
         batches = chain([first], (batch for _, batch in rows))
         lane.commit(proof, transaction.checkpoint, batches)
         self._lanes.settle(transaction)
         return Committed()
+
+    def _rule_for(
+        self, transaction: TransactionId, lane: TransactionalLane, staged_at_s: float
+    ) -> StaleRows:
+        """Return what becomes of staged rows that no commit offset names: they are not committed.
+
+        Only where Kafka may have forgotten the commit offset the user says it. Not while the lane
+        has a proof: that of the commit before would be older, and forgotten as well. So where
+        several checkpoints have waited, only the first of a subtask is doubtful.
+        """
+        has_proof = bool(proven(lane.commit_offsets.values(), self._context.log_id))
+        if has_proof or not is_proof_expired(self._settings, staged_at_s):
+            return StaleRows.PRODUCE
+        return self._settings.stale_rows.rule_for(transaction)
 
     def _was_committed_elsewhere(self, transaction: TransactionId, lane: TransactionalLane) -> bool:
         """Return whether rows out of a savepoint were committed by the job that took it.
@@ -243,8 +261,10 @@ class KafkaCommitter(Committer):
         return Unknown(
             f"transaction {transaction} has waited in checkpoint storage for longer than"
             f" {self._settings.where} keeps proofs of commits (offsets.retention.minutes), so"
-            " whether its records are in the topic already cannot be told any more. Look there;"
-            " then start the job once with KafkaSink(stale_rows='produce'), which produces them"
+            " whether its records are in the topic already cannot be told any more. Look there. If"
+            f" they are not, start the job with KafkaSink(stale_rows='produce {transaction}'),"
+            f" which produces them; if they are, with stale_rows='discard {transaction}', which"
+            " counts them as committed. A setting for several has commas in between"
         )
 
     def _after_fencing(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from confluent_kafka import KafkaException, Producer, TopicPartition
@@ -107,7 +107,7 @@ class Fence:
             # Whoever claims at the same time is fenced by this, or fences us.
             repeated(producer.init_transactions, deadline=deadline)
             texts = committed_metadata(reader, self._settings.topics, deadline=deadline)
-            if wanted(max(map(_parsed, texts.values()), key=_attempt_of, default=None)):
+            if wanted(newest_owner(texts)):
                 group = cast("Any", reader).consumer_group_metadata()
                 self._write(producer, group, deadline)
         except KafkaException as error:
@@ -141,6 +141,11 @@ class Fence:
         return (
             ConfigError(f"{text}: {reason}; {advice}") if advice else SinkError(f"{text}: {reason}")
         )
+
+
+def newest_owner(texts: Mapping[str, str]) -> FenceOwner | None:
+    """Return the newest claim among the metadata of the owner group's offsets; None: no claim."""
+    return max(map(_parsed, texts.values()), key=_attempt_of, default=None)
 
 
 def _parsed(text: str) -> FenceOwner:

@@ -33,7 +33,7 @@ from onceflow.sinks.kafka.clients import (
     error_of,
     open_admin,
 )
-from onceflow.sinks.kafka.settings import MESSAGE_BYTES_MAX, KafkaSinkSettings, StaleRows
+from onceflow.sinks.kafka.settings import MESSAGE_BYTES_MAX, KafkaSinkSettings
 
 _TRUSTED_S = RETENTION_MINUTES_MIN * 60 / 2
 """For how long nobody is asked: half the minimum, which leaves hours for clocks that differ."""
@@ -43,13 +43,11 @@ _MARGIN_S = 3600.0
 def is_proof_expired(settings: KafkaSinkSettings, staged_at_s: float) -> bool:
     """Return whether a commit of rows staged at `staged_at_s` might have been forgotten by now.
 
-    Always false where the user said to produce such rows.
-
     Raises:
         SinkError: The broker cannot be asked now.
     """
     age_s = time.time() - staged_at_s
-    if age_s < _TRUSTED_S or settings.stale_rows is StaleRows.PRODUCE:
+    if age_s < _TRUSTED_S:
         return False
     troubles = Troubles(settings)
     minutes = retention_minutes(settings, open_admin(settings, troubles), troubles)

@@ -6,7 +6,6 @@ Kafka's tells the owner's group, which the job wrote when it claimed them here.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 
@@ -15,8 +14,11 @@ from typing_extensions import override
 
 from onceflow.core.errors import SinkError
 from onceflow.core.in_doubt import ResourceManager
+from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.in_doubt import LogFacts
+from onceflow.core.protocol.target_records import TargetRecord
 from onceflow.core.spi import Committer, CommitterContext
+from onceflow.sinks.fence import FenceOwner
 from onceflow.sinks.kafka.clients import (
     Isolation,
     Troubles,
@@ -26,7 +28,7 @@ from onceflow.sinks.kafka.clients import (
     open_group_reader,
 )
 from onceflow.sinks.kafka.committer import KafkaCommitter
-from onceflow.sinks.kafka.fence import owner_group
+from onceflow.sinks.kafka.fence import newest_owner, owner_group
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
 
 
@@ -37,7 +39,7 @@ class KafkaResourceManager(ResourceManager):
         """Connect to nothing yet; of `settings` the topics do not matter."""
         self._servers, self._settings = settings.bootstrap_servers, settings
         self._topics: Sequence[str] | None = None
-        self._owners: dict[str, str | None] = {}
+        self._owners: dict[str, FenceOwner | None] = {}
 
     @property
     @override
@@ -56,11 +58,17 @@ class KafkaResourceManager(ResourceManager):
 
     @override
     def claimed_by(self, sink_id: str) -> str | None:
+        owner = self._owner(sink_id)
+        return owner.log_id if owner else None
+
+    @override
+    def target_record(self, context: CommitterContext) -> TargetRecord | None:
+        owner = self._owner(context.sink_id)
+        return TargetRecord(context.sink_id, AttemptId(owner.attempt)) if owner else None
+
+    def _owner(self, sink_id: str) -> FenceOwner | None:
         if sink_id not in self._owners:
-            texts = self._committed_by(owner_group(sink_id))
-            owners = [json.loads(text) for text in texts.values()]
-            newest = max(owners, key=lambda one: int(one["attempt"]), default=None)
-            self._owners[sink_id] = str(newest["log"]) if newest else None
+            self._owners[sink_id] = newest_owner(self._committed_by(owner_group(sink_id)))
         return self._owners[sink_id]
 
     def _committed_by(self, group: str) -> Mapping[str, str]:

@@ -14,6 +14,7 @@ from onceflow.core.config import Delivery
 from onceflow.core.errors import ConfigError
 from onceflow.core.formats.keys import KeyFormat
 from onceflow.core.formats.registry import RegistrySettings
+from onceflow.core.protocol.ids import TransactionId
 
 SPARK_PREFIX = "kafka."
 STAGED = "exactly once into Kafka, unlike delivery='at_least_once', stages rows"
@@ -119,6 +120,43 @@ class StaleRows(Enum):
     """Nobody can tell any more whether they were committed: the job stops and says so."""
     PRODUCE = "produce"
     """They are produced: doubled if they had been committed, whole if not."""
+    DISCARD = "discard"
+    """They are counted as committed: lost if they had not been, whole if they had."""
+
+
+@dataclass(frozen=True, slots=True)
+class StaleRowsRules:
+    """What becomes of which stale rows."""
+
+    otherwise: StaleRows = StaleRows.FAIL
+    by_transaction: Mapping[TransactionId, StaleRows] = field(
+        default_factory=dict[TransactionId, StaleRows]
+    )
+
+    @classmethod
+    def parse(cls, text: str) -> StaleRowsRules:
+        """Return what `text` says: `fail`, `produce`, or words with ids, `produce ID, discard ID`.
+
+        Raises:
+            ConfigError: It says something else, or that rows nobody has named are to be discarded.
+        """
+        if text in (StaleRows.FAIL.value, StaleRows.PRODUCE.value):
+            return cls(StaleRows(text))
+        rules: dict[TransactionId, StaleRows] = {}
+        for part in text.split(","):
+            word, _, name = part.strip().partition(" ")
+            transaction = TransactionId.parse(name.strip())
+            if transaction is None or word not in (one.value for one in StaleRows):
+                raise ConfigError(
+                    f"stale_rows={text!r}: say fail, produce, or for single transactions"
+                    " 'produce ID' or 'discard ID', with commas between"
+                )
+            rules[transaction] = StaleRows(word)
+        return cls(by_transaction=rules)
+
+    def rule_for(self, transaction: TransactionId) -> StaleRows:
+        """Return what becomes of the rows of `transaction`, if they are stale."""
+        return self.by_transaction.get(transaction, self.otherwise)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -133,7 +171,7 @@ class KafkaSinkSettings:
     partition_column: str | None
     headers_column: str | None
     delivery: Delivery
-    stale_rows: StaleRows
+    stale_rows: StaleRowsRules
     transaction_timeout_s: float
     deadline_s: float
     options: dict[str, str] = field(default_factory=dict[str, str])

@@ -33,7 +33,7 @@ from onceflow.sinks.kafka.settings import (
     STAGED,
     KafkaSinkSettings,
     RecordFormat,
-    StaleRows,
+    StaleRowsRules,
 )
 from onceflow.sinks.kafka.writer import AtLeastOnceWriter, StagingWriter
 
@@ -84,7 +84,8 @@ class KafkaSink(Sink):
             the broker's transaction.max.timeout.ms is the upper limit.
         deadline_s: How long a broker, or the registry, may not answer before a call is given up.
         stale_rows: What becomes of decided rows that waited, while the job was down, for longer
-            than the broker keeps proofs: `fail` says so, `produce` produces them.
+            than the broker keeps proofs: `fail` says so, `produce ID` produces those of one
+            transaction, `discard ID` counts them as committed, and `produce` produces all.
         options: Further settings of librdkafka, with or without Spark's prefix `kafka.`.
 
     Raises:
@@ -114,7 +115,7 @@ class KafkaSink(Sink):
     key_subject: str | None = field(default=None, kw_only=True)
     transaction_timeout_s: float = field(default=300.0, kw_only=True)
     deadline_s: float = field(default=30.0, kw_only=True)
-    stale_rows: Literal["fail", "produce"] = field(default="fail", kw_only=True)
+    stale_rows: str = field(default="fail", kw_only=True)
     options: Mapping[str, OptionValue] = field(default_factory=dict[str, OptionValue], kw_only=True)
 
     def __post_init__(self) -> None:
@@ -198,7 +199,7 @@ class KafkaSink(Sink):
             partition_column=self.partition_column,
             headers_column=self.headers,
             delivery=choice_of(Delivery, self.delivery, setting="delivery"),
-            stale_rows=choice_of(StaleRows, self.stale_rows, setting="stale_rows"),
+            stale_rows=StaleRowsRules.parse(self.stale_rows),
             transaction_timeout_s=self.transaction_timeout_s,
             deadline_s=self.deadline_s,
             options=RULES.accepted(self.options),

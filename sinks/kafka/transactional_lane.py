@@ -331,6 +331,22 @@ class TransactionalLane:
         except BaseException:
             self.abandon()
             raise
+        self._commit_proof(topics, proof, offset, deadline)
+
+    def prove(self, proof: str, offset: int, topics: Iterable[str]) -> None:
+        """Commit the commit offset alone, on `topics`, for records that are there already.
+
+        Raises:
+            LaneFailed: It is not, or, if `sent`, only the commit offset can tell.
+        """
+        deadline = time.monotonic() + self._settings.transaction_timeout_s
+        try:
+            self._producer.begin_transaction()
+        except KafkaException as error:
+            raise self._failed(error, "no transaction was begun") from error
+        self._commit_proof(set(topics), proof, offset, deadline)
+
+    def _commit_proof(self, topics: set[str], proof: str, offset: int, deadline: float) -> None:
         self._send_commit_offset(topics, proof, offset, deadline)
         self._repeated(self._producer.commit_transaction, "may be committed", deadline, sent=True)
         self.commit_offsets |= dict.fromkeys(topics, proof)

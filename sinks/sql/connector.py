@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from onceflow.core.errors import SinkError
 from onceflow.core.in_doubt import ResourceManager
+from onceflow.core.protocol.target_records import TargetRecord, to_record
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.sinks.sql.session import Session, SqlError, TableMissing
 from onceflow.sinks.sql.sink import SqlSink
@@ -46,6 +47,19 @@ class SqlResourceManager(ResourceManager):
     def claimed_by(self, sink_id: str) -> str | None:
         owner = self._of_our_tables(lambda s: self._settings.ledger.owner(s, sink_id))
         return owner.log_id if owner else None
+
+    @override
+    def target_record(self, context: CommitterContext) -> TargetRecord | None:
+        ledger, sink_id = self._settings.ledger, context.sink_id
+
+        def ask(session: Session) -> TargetRecord | None:
+            # The claim first: who claims and commits in between has a higher attempt.
+            owner = ledger.owner(session, sink_id)
+            if owner is None or owner.log_id != context.log_id:
+                return None
+            return to_record(sink_id, owner.attempt, ledger.committed(session, sink_id))
+
+        return self._of_our_tables(ask)
 
     @override
     def close(self) -> None:

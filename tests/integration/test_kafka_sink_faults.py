@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -312,12 +313,44 @@ def test_staged_rows_older_than_the_broker_keeps_proofs_are_not_produced_blindly
     _age(job, committable, days=30)
     outcome = job.committer(2).commit(committable)
     assert isinstance(outcome, Unknown)
-    assert "stale_rows='produce'" in outcome.reason
     assert decided_ids_in(broker.bootstrap_servers, topic) == list(range(5))
     told = KafkaSink(broker.bootstrap_servers, topic=topic, stale_rows="produce")
     with KafkaJob(told, directory=tmp_path, sink_id=job.sink_id) as resigned:
         assert resigned.committer(3).commit(committable) == Committed()
     assert decided_ids_in(broker.bootstrap_servers, topic) == sorted([*range(5), *range(5)])
+
+
+@pytest.mark.parametrize("died", ["before the commit", "after the commit"])
+def test_stale_rows_are_there_once_when_the_error_is_followed_for_each_transaction(
+    job: KafkaJob,
+    broker: EmbeddedKafka,
+    topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    died: str,
+) -> None:
+    """Two checkpoints were decided when the process died, and for a month nobody started it."""
+    first, second = job.prepare(1, range(5)), job.prepare(2, range(5, 8))
+    if died == "after the commit":
+        monkeypatch.setattr(FileStagingArea, "discard", _die)
+        assert job.committer().commit(first) == Committed()
+        monkeypatch.undo()
+        job.area.discard(_record_of(first))
+        delete_group(broker.bootstrap_servers, f"onceflow/{job.sink_id}/0")
+    for one in (first, second):
+        _age(job, one, days=30)
+    outcome = job.committer(2).commit(first)
+    assert isinstance(outcome, Unknown)
+    produces, discards = re.findall(r"stale_rows='([^']+)'", outcome.reason)
+    followed = discards if died == "after the commit" else produces
+    told = KafkaSink(broker.bootstrap_servers, topic=topic, stale_rows=followed)
+    with KafkaJob(told, directory=tmp_path, sink_id=job.sink_id) as resigned:
+        assert resigned.committer(3).commit(first) in (Committed(), AlreadyCommitted())
+    with KafkaJob(told, directory=tmp_path, sink_id=job.sink_id) as resigned:
+        assert resigned.committer(4).commit(second) == Committed()
+        assert resigned.committer(4).commit(first) == AlreadyCommitted()
+    assert decided_ids_in(broker.bootstrap_servers, topic) == list(range(8))
+    assert job.staged() == []
 
 
 def test_storage_that_fails_after_the_commit_doubles_nothing(

@@ -370,8 +370,11 @@ class SinkRecovery:
                 return
             case AlreadyCommitted():
                 raise CommitFailed(
-                    f"{committable} is not decided by the log, and the sink says it was committed:"
-                    " another job writes under this sink id"
+                    f"{committable} is not decided by the log in {self._log_location}, and its rows"
+                    " are in the target: the log is an older copy, the job has gone on in other"
+                    " storage, or somebody has committed it by hand. A start would write them"
+                    " again, so nothing was written. See 'Storage that is behind its target' in"
+                    " docs/operations.md"
                 )
             case _:
                 raise CommitFailed(

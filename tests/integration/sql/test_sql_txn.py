@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from tests.integration.sql.databases import (
     Postgres,
     SqlJob,
 )
-from tests.support.aged_log import AgedLog
+from tests.support.aged_log import HOUR_S, AgedLog
 from typer.testing import CliRunner
 
 from onceflow.cli.main import app
@@ -166,7 +167,8 @@ def test_a_loss_that_was_made_good_by_hand_lets_the_job_go_on(
     decided = job.prepare(1, range(5))
     log.decide(1, [decided])
     database.settle(database.words.rollback, decided.transaction)
-    (statement,) = re.findall(r"```sql\n(.*?)```", _OPERATIONS.read_text(), flags=re.DOTALL)
+    statements = re.findall(r"```sql\n(.*?)```", _OPERATIONS.read_text(), flags=re.DOTALL)
+    (statement,) = (one for one in statements if "INSERT INTO" in one)
     attempt, checkpoint = decided.transaction.attempt, decided.transaction.checkpoint
     for shown, meant in (
         ("onceflow.onceflow_ledger", database.ledger),
@@ -180,6 +182,33 @@ def test_a_loss_that_was_made_good_by_hand_lets_the_job_go_on(
     status, printed = _run_json("commit", str(decided.transaction), *options)
     assert (status, printed["results"][0]["outcome"]) == (0, "already_committed")
     assert database.ids_in() == []
+
+
+def test_an_older_copy_of_the_log_rolls_nothing_back_and_is_named(
+    job: SqlJob, log: AgedLog, database: Database, tmp_path: Path
+) -> None:
+    log.decide(1, [job.prepare(1, range(5))])
+    options = [*_where(database, log), "--yes"]
+    assert _run("commit", "--all", *options)[0] == 0
+    older = AgedLog(tmp_path / "older copy")
+    shutil.copytree(log.root, older.root)
+    log.decide(2, [job.prepare(2, range(5, 8))])
+    assert _run("commit", "--all", *options)[0] == 0
+    decided = job.prepare(3, range(8, 10))
+    log.decide(3, [decided])
+    older.age(HOUR_S)
+    copied = [*_where(database, older), "--yes"]
+    for command in ("abort", "commit"):
+        status, printed = _run_json(command, str(decided.transaction), *copied)
+        assert status == 1
+        (result,) = printed["results"]
+        assert result["verdict"] == "foreign"
+        committed = "has committed checkpoint 2 of attempt 1, and the log ends at checkpoint 1"
+        assert committed in result["message"]
+        assert "the log is an older copy" in result["message"]
+    assert database.prepared() == [str(decided.transaction)]
+    assert _run("commit", "--all", *options)[0] == 0
+    assert database.ids_in() == list(range(10))
 
 
 def test_a_sink_id_that_another_log_has_claimed_is_left_alone(
