@@ -8,10 +8,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from onceflow.core.errors import Fenced
 from onceflow.core.protocol.batches import BatchClaim, BatchDecision
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.spi import Sink
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """Who has made the newest claim of a sink id."""
+
+    attempt: AttemptId
+    name: str = ""
+    """The application, its process and host; empty where the target does not tell."""
+    since: str = ""
+
+    def __str__(self) -> str:
+        return f"attempt {self.attempt} of {self.name or 'another run'}, since {self.since}"
 
 
 class BatchDecisions(ABC):
@@ -22,15 +37,18 @@ class BatchDecisions(ABC):
     """
 
     @abstractmethod
-    def claim(self, open_sink: Callable[[AttemptId], None]) -> BatchClaim:
+    def claim(
+        self, open_sink: Callable[[AttemptId], None], *, after: AttemptId | None = None
+    ) -> BatchClaim:
         """Return a new attempt, which fences all older ones, with all that was decided before.
 
-        `open_sink` opens the sink for the attempt that it is given, and is called at least once. A
-        crash leaves at most an attempt that nobody uses.
+        `open_sink` opens the sink for the attempt that it is given, and is called at least once.
+        With `after`, nothing is claimed unless that attempt is the newest. A crash leaves at most
+        an attempt that nobody uses.
 
         Raises:
             ConfigError: The sink id belongs to somebody else, or the sink cannot be opened.
-            Fenced: Others keep claiming it.
+            Fenced: Others keep claiming it, or one has claimed it since `after`.
             SinkError: The target cannot be asked now.
             StorageError: The log cannot be read or written.
         """
@@ -43,6 +61,25 @@ class BatchDecisions(ABC):
             ConfigError: The sink id belongs to somebody else.
             SinkError, StorageError: The target or the log cannot be read now.
         """
+
+    @abstractmethod
+    def claimant(self) -> Claimant:
+        """Return who has made the newest claim; attempt 0 before the first. Changes nothing.
+
+        Raises:
+            SinkError, StorageError: The target or the log cannot be read now.
+        """
+
+    def check_newest(self, attempt: AttemptId) -> None:
+        """Raise Fenced, which names the newest claimant, unless that is still `attempt`."""
+        newest = self.claimant()
+        if newest.attempt != attempt:
+            fenced = f"attempt {attempt}" if attempt else "this run"
+            raise Fenced(
+                f"{fenced} is fenced: another run of the same job has claimed the sink id,"
+                f" {newest}. That one goes on. Wait for it to end; then repeat this one: it finds"
+                " what is written, if the batch is numbered, and does not write it again"
+            )
 
     @abstractmethod
     def fence(self) -> None:

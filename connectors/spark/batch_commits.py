@@ -51,6 +51,7 @@ from onceflow.core.protocol.committables import (
     Unknown,
 )
 from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.protocol.log import NO_ATTEMPT
 from onceflow.core.retries import Retries
 from onceflow.core.spi import (
     Committer,
@@ -83,6 +84,13 @@ class BatchTarget:
     on_bad_row: OnBadRow = OnBadRow.FAIL
     replaces: bool = False
     """Whether each batch takes the place of all rows that are there."""
+    driver: str = ""
+    """Who claims: application, process and host."""
+
+    @property
+    def claimant(self) -> str:
+        """Who claims, and for what: what others are told."""
+        return f"{self.owner}, {self.driver}" if self.driver else self.owner
 
     @property
     def sink_ids(self) -> tuple[str, ...]:
@@ -94,7 +102,7 @@ class BatchTarget:
     def committer_context(self, attempt: AttemptId) -> CommitterContext:
         """Return for whom `attempt` commits."""
         return CommitterContext(
-            job=self.owner,
+            job=self.claimant,
             uid=self.sink_id,
             sink_id=self.sink_id,
             attempt=attempt,
@@ -228,16 +236,22 @@ class BatchCommits:
         reach("replied")
         return decision
 
-    def abort(self, schema: pa.Schema) -> None:
-        """Return with nothing of the sink id in doubt: what is decided is there, the rest is gone.
+    def abort(self, schema: pa.Schema, attempt: AttemptId | None = None) -> None:
+        """Settle the sink id: commit what is decided, roll back the rest.
 
-        Runs on the driver after a batch has failed; tasks of it may still be at work, and are
+        Runs on the driver after `attempt` has failed; tasks of it may still be at work, and are
         fenced. Claims first: without that, something rolled back here could be decided elsewhere.
+        But not from another run, which has settled all of it and goes on. Without `attempt`, as in
+        a process that did not plan, the newest claim of this driver is meant.
 
         Raises:
+            Fenced: Another run has claimed the sink id since; names it. Nothing is changed.
             OnceflowError: As `plan`; the next `plan` does it again.
         """
-        self._settle(self._claim(schema))
+        newest = self.decisions.claimant()
+        if attempt is None and newest.name == self.target.claimant:
+            attempt = newest.attempt
+        self._settle(self._claim(schema, after=attempt or NO_ATTEMPT))
 
     def close(self) -> None:
         """Disconnect. Safe to call twice."""
@@ -248,12 +262,12 @@ class BatchCommits:
 
     # --- steps --------------------------------------------------------------------------------
 
-    def _claim(self, schema: pa.Schema) -> BatchClaim:
+    def _claim(self, schema: pa.Schema, *, after: AttemptId | None = None) -> BatchClaim:
         claim = None
-        if self._claimed is not None and self._opened == schema:
+        if self._claimed is not None and self._opened == schema and after in (None, self._claimed):
             claim = self.decisions.claim_next(self._claimed)
         if claim is None:
-            claim = self.decisions.claim(lambda attempt: self._open(attempt, schema))
+            claim = self.decisions.claim(lambda one: self._open(one, schema), after=after)
             self._opened = schema
         self._claimed = claim.attempt
         return claim

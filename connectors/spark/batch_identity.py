@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 from onceflow.connectors.spark.batch_commits import BatchTarget
 from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
+from onceflow.connectors.spark.driver_identity import describe_driver
 from onceflow.connectors.spark.noted_target import NotedTarget, own_option_digests
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX
@@ -126,7 +127,9 @@ def _named(
 ) -> NamedTarget:
     check_sink_id(sink_id)
     staging = None if directory is None else staging_area(directory, sink_id)
-    target = BatchTarget(sink, sink_id, owner, source, staging, _on_bad_row(options))
+    target = BatchTarget(
+        sink, sink_id, owner, source, staging, _on_bad_row(options), driver=describe_driver()
+    )
     return NamedTarget(target, directory)
 
 

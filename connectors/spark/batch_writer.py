@@ -53,7 +53,7 @@ class BatchWriter(Speaker, Shipped, DataSourceArrowWriter):
         del messages
         commits = _commits(self._named)
         try:
-            commits.abort(self._schema)
+            commits.abort(self._schema, self._plan.attempt)
         finally:
             commits.close()
 

@@ -40,7 +40,7 @@ def kept_target(named: NamedTarget) -> tuple[BatchTarget, BatchDecisions]:
             f"{type(sink).__name__} has no tables in which decisions could stand: give option"
             " stagingLocation, a directory or bucket that driver and executors see"
         )
-    return target, logged_decisions(named.directory, target.sink_id)
+    return target, logged_decisions(named.directory, target.sink_id, target.claimant)
 
 
 def _parts_beside(keeper: SqlSink, target: BatchTarget) -> Mapping[str, DecidedPart]:
@@ -60,7 +60,7 @@ def _database(sink: SqlSink) -> tuple[Endpoint, str]:
     return sink.endpoint, sink.settings.ledger_schema
 
 
-def logged_decisions(directory: str, sink_id: str) -> BatchDecisions:
+def logged_decisions(directory: str, sink_id: str, claimant: str = "") -> BatchDecisions:
     """Return the log of decisions in `directory`, which need not be there yet.
 
     Raises:
@@ -73,4 +73,4 @@ def logged_decisions(directory: str, sink_id: str) -> BatchDecisions:
             f"{place}: of two writers that create one file there at once, both may believe to have"
             " done it; give option stagingLocation, a directory or an s3:// or gs:// bucket"
         )
-    return LoggedBatchDecisions(files, sink_id)
+    return LoggedBatchDecisions(files, sink_id, claimant)

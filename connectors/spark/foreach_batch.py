@@ -202,7 +202,7 @@ class _ForeachBatch:
             ]
             commits.commit(reports)
         except Exception:
-            commits.abort(schema)
+            commits.abort(schema, plan.attempt)
             raise
 
     def _connect(self) -> BatchCommits:

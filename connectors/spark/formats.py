@@ -285,6 +285,7 @@ def register(spark: SparkSession) -> None:
     Raises:
         ConfigError: This Spark has no Python formats.
     """
+    from onceflow.connectors.spark.driver_identity import name_application
     from onceflow.connectors.spark.packages import ShippedFormat
     from onceflow.connectors.spark.versions import SparkInterface, require
 
@@ -294,6 +295,7 @@ def register(spark: SparkSession) -> None:
         from onceflow.core.runtime.cluster.spark import use_own_interpreter
 
         use_own_interpreter(spark.sparkContext)
+        name_application(spark.sparkContext)
         jvm = cast("Any", spark.sparkContext)._jvm
         getattr(jvm, "org.apache.spark.sql.classic.SparkSession").setActiveSession(session)
     for one in FORMATS:

@@ -247,7 +247,7 @@ def check_decision(
         found = f"attempt {owner} has claimed it since" if owner else "its claim is gone"
         return Overtaken(
             f"attempt {proposed.attempt} may not decide {proposed.batch}: {found}. Another run of"
-            " the same job writes under this sink id: stop all but one"
+            " the same job writes under this sink id, and nothing of this one is written"
         )
     return Decide() if existing is None else Stands(existing)
 

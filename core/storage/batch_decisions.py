@@ -15,11 +15,12 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from datetime import datetime, timezone
 
 import msgspec
 from typing_extensions import override
 
-from onceflow.core.batch_decisions import BatchDecisions
+from onceflow.core.batch_decisions import BatchDecisions, Claimant
 from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import (
     CheckpointError,
@@ -52,6 +53,7 @@ from onceflow.core.storage.layout import JobPaths, safe_name
 RETAINED = 16
 """Decisions; every claim reads all that are retained."""
 _UID = "batch"
+_SINCE = ", since "
 _SHARED = "batches"
 """Of versions that kept one log for all sink ids of a directory."""
 
@@ -71,18 +73,26 @@ def decision_directory(sink_id: str) -> str:
 class LoggedBatchDecisions(BatchDecisions):
     """In one directory, for one sink id. Opens nothing that stays open."""
 
-    def __init__(self, files: CreatesAtomically, sink_id: str) -> None:
-        """Touch nothing yet."""
+    def __init__(self, files: CreatesAtomically, sink_id: str, name: str = "") -> None:
+        """Touch nothing yet; `name` is the claimant's."""
         self._files = files
+        self._name = name or f"process {os.getpid()} on {socket.gethostname()}"
         self._log = DecisionLog.open(files, JobPaths(decision_directory(sink_id)))
         self._sink_id = sink_id
 
     @override
-    def claim(self, open_sink: Callable[[AttemptId], None]) -> BatchClaim:
+    def claim(
+        self, open_sink: Callable[[AttemptId], None], *, after: AttemptId | None = None
+    ) -> BatchClaim:
+        def check(view: LogView) -> None:
+            if after is not None and view.attempt != after:
+                self.check_newest(after)
+
         if not self._log.sequences():
             self._require_no_shared_log()
+        now = datetime.now(timezone.utc).isoformat(sep=" ", timespec="seconds")
         try:
-            claimed = self._log.claim(f"{socket.gethostname()} pid {os.getpid()}", [self._sink_id])
+            claimed = self._log.claim(f"{self._name}{_SINCE}{now}", [self._sink_id], check=check)
         except DecisionUnknown as error:
             raise StorageError(str(error)) from error
         open_sink(claimed.attempt)
@@ -96,6 +106,13 @@ class LoggedBatchDecisions(BatchDecisions):
         return BatchClaim(view.attempt, _decisions(view))
 
     @override
+    def claimant(self) -> Claimant:
+        view = self._log.read()
+        name, _, rest = view.owner.partition(_SINCE)
+        # The log adds a word that tells two claims apart.
+        return Claimant(view.attempt, name, rest.rpartition(" ")[0])
+
+    @override
     def fence(self) -> None:
         self.claim(lambda _: None)
 
@@ -107,7 +124,7 @@ class LoggedBatchDecisions(BatchDecisions):
             case Stands(standing):
                 return standing
             case Overtaken(reason):
-                raise Fenced(f"sink id {self._sink_id!r}: {reason}")
+                raise Fenced(f"sink id {self._sink_id!r}: {reason}: {self.claimant()}")
             case Decide():
                 pass
         try:

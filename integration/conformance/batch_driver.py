@@ -100,11 +100,11 @@ class BatchDriver(Generic[RowsT]):
         finally:
             commits.close()
 
-    def abort(self) -> None:
-        """Settle what is left of a batch that has failed."""
+    def abort(self, plan: BatchPlan | None = None) -> None:
+        """Settle what is left of the batch of `plan`, or the one planned last, which has failed."""
         commits = self.commits()
         try:
-            commits.abort(self.schema)
+            commits.abort(self.schema, plan.attempt if plan else None)
         finally:
             commits.close()
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import msgspec
 from typing_extensions import override
 
-from onceflow.core.batch_decisions import BatchDecisions
+from onceflow.core.batch_decisions import BatchDecisions, Claimant
 from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import (
     BadRow,
@@ -66,6 +66,7 @@ from onceflow.sinks.sql.tables import TableName
 _T = TypeVar("_T")
 CLAIM_TRIES_MAX = 16
 """More lost races in a row than runs of one job that anybody starts at once."""
+_WHO = "who claimed it last is not told"
 _COLUMNS = "source, number, attempt, fingerprint, run, committables, settled"
 
 
@@ -107,9 +108,13 @@ class SqlBatchDecisions(BatchDecisions):
         self._commit_mode: CommitMode | None = settings.commit_mode
 
     @override
-    def claim(self, open_sink: Callable[[AttemptId], None]) -> BatchClaim:
+    def claim(
+        self, open_sink: Callable[[AttemptId], None], *, after: AttemptId | None = None
+    ) -> BatchClaim:
         for _ in range(CLAIM_TRIES_MAX):
-            newest = self._asked(self._newest, "who claimed it last is not told")
+            newest = self._asked(self._newest, _WHO)
+            if after is not None and newest != after:
+                self.check_newest(after)
             attempt = AttemptId(newest + 1)
             try:
                 open_sink(attempt)
@@ -124,9 +129,18 @@ class SqlBatchDecisions(BatchDecisions):
 
     @override
     def seen(self) -> BatchClaim:
-        attempt = AttemptId(self._asked(self._newest, "who claimed it last is not told"))
+        attempt = AttemptId(self._asked(self._newest, _WHO))
         text = "what is decided is not told"
         return BatchClaim(attempt, self._asked(self._all_if_any, text) if attempt else ())
+
+    @override
+    def claimant(self) -> Claimant:
+        claim = self._asked(
+            lambda: self._ledger.newest_claim(self._connected(), self._sink_id), _WHO
+        )
+        return (
+            Claimant(AttemptId(0)) if claim is None else Claimant(AttemptId(claim[0]), *claim[1:])
+        )
 
     @override
     def fence(self) -> None:
@@ -315,7 +329,8 @@ class SqlBatchDecisions(BatchDecisions):
                 case Stands(standing):
                     return standing
                 case Overtaken(reason):
-                    raise Fenced(f"sink id {self._sink_id!r}: {reason}")
+                    session.roll_back()
+                    raise Fenced(f"sink id {self._sink_id!r}: {reason}: {self.claimant()}")
                 case Decide():
                     with_it(session)
             session.execute(

@@ -99,6 +99,11 @@ class Ledger:
         log_id, attempt, job = found[0]
         return FenceOwner(str(log_id), int(attempt), str(job))
 
+    def newest_claim(self, session: Session, sink_id: str) -> tuple[int, str, str] | None:
+        """Return attempt, job and time of the newest claim of `sink_id`; for people."""
+        found = self._of_sink(session, "attempt, job, claimed_at", sink_id)
+        return (int(found[0][0]), str(found[0][1]), str(found[0][2])) if found else None
+
     def committed(self, session: Session, sink_id: str) -> list[Decided]:
         """Return, by attempt, the highest checkpoint of which there is a proof."""
         found = session.query(

@@ -97,7 +97,7 @@ class Driver:
                 yield from self.write(claim.attempt, identity, batch)
             except Failed:
                 yield "aborts"
-                yield from self.abort()
+                yield from self.abort(claim.attempt)
                 raise
         world.done.add(number)
         world.note(f"{self.name} logs {number}")
@@ -122,8 +122,11 @@ class Driver:
             if not decision.settled:
                 world.settle(decision)
 
-    def abort(self) -> Steps:
+    def abort(self, attempt: AttemptId) -> Steps:
         world = self.world
+        if world.rules.abort_claims and world.attempt != attempt:
+            # The run that has claimed since has settled it.
+            return
         claim = world.claim() if world.rules.abort_claims else world.seen()
         if not world.rules.abort_claims:
             claim = replace(claim, attempt=AttemptId(claim.attempt + 1))

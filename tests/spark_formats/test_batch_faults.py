@@ -83,7 +83,7 @@ def test_one_key_in_two_tasks_of_a_batch_is_refused_by_name(
     driver.task(plan, 0, [1, 2])
     with pytest.raises(PreCommitFailed, match=r"repartition\('id'\)"):
         driver.task(plan, 1, [2, 3])
-    driver.abort()
+    driver.abort(plan)
     driver.batch(0, [1, 2], [3])
     assert ids_in(server.url) == [1, 2, 3]
     assert prepared(server.url) == []

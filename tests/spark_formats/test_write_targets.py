@@ -5,55 +5,22 @@ Each write goes the way of a format's writer, from its options to its commit, in
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
-from examples.own_sink import OwnSink
 from pyspark.sql import SparkSession
 from tests.integration.kafka_sink_kit import decided_ids_in
 from tests.integration.postgres_sink_kit import ids_in, prepared, query
 from tests.spark_formats.batches import SCHEMA, Driver, rows
+from tests.spark_formats.write_cases import TOKEN, file_ids, own_sink, sqlite_ids
+from tests.spark_formats.writes import save
 
-from onceflow.connectors.spark.arrow_rows import spark_schema
-from onceflow.connectors.spark.batch_identity import MakeSink, stream_target, write_target
-from onceflow.connectors.spark.batch_writer import batch_writer
+from onceflow.connectors.spark.batch_identity import stream_target, write_target
 from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
 from onceflow.connectors.spark.formats import FilesFormat, KafkaFormat, PostgresFormat, SQLiteFormat
-from onceflow.connectors.spark.stream_writer import ReportMessage
-from onceflow.connectors.spark.task_writer import TaskPlace, write_task
 from onceflow.core.errors import ConfigError
-
-TOKEN = {"txnappid": "nightly", "txnversion": "20260131"}
-
-
-def save(make_sink: MakeSink, options: Mapping[str, str], *parts: Iterable[int]) -> None:
-    """Write rows as `DataFrame.write` does, a task for each of `parts`."""
-    writer = batch_writer(make_sink, options, spark_schema(SCHEMA), overwrite=False)
-    plan = writer._plan  # pyright: ignore[reportPrivateUsage]
-    messages = [
-        ReportMessage(write_task(plan, TaskPlace(index, 0, index, None, ""), iter([rows(part)])))
-        for index, part in enumerate(parts)
-    ]
-    writer.commit(messages)
-
-
-def sqlite_ids(file: Path, table: str) -> list[int]:
-    with closing(sqlite3.connect(file)) as database:
-        return [row[0] for row in database.execute(f"SELECT id FROM {table} ORDER BY id")]
-
-
-def file_ids(directory: Path) -> list[int]:
-    files = (
-        path
-        for path in directory.rglob("*.parquet")
-        if not any(part[0] in "._" for part in path.relative_to(directory).parts)
-    )
-    return sorted(one for path in files for one in pq.read_table(path)["id"].to_pylist())
 
 
 def sqlite_options(file: Path, table: str, **more: str) -> dict[str, str]:
@@ -173,10 +140,6 @@ def test_jobs_and_directories_of_files_share_one_staging_directory(tmp_path: Pat
                 save(FilesFormat.make_sink, options, range(5), range(5, 9))
     for name in ("a", "b"):
         assert file_ids(tmp_path / name) == sorted([*range(9), *range(9)])
-
-
-def own_sink(options: Mapping[str, str]) -> OwnSink:
-    return OwnSink(options["path"], table=options["table"], key="id")
 
 
 def test_jobs_of_an_own_sink_share_one_staging_directory_and_targets_are_told_apart(

@@ -121,7 +121,7 @@ def batch_is_visible_whole(harness: Harness) -> None:
         third = harness.ids()
         plan = driver.plan(1)
         driver.task(plan, 0, third)
-        driver.abort()
+        driver.abort(plan)
         query.expect_settled(first, second, when="after the abort of a batch")
         driver.batch(1, third)
         query.expect_settled(first, second, third, when="after the batch that was aborted before")

@@ -1,0 +1,70 @@
+"""`DataFrame.write` step by step, as Spark calls a format's writer, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import cast
+
+import cloudpickle
+from tests.spark_formats.batches import SCHEMA, rows
+
+from onceflow.connectors.spark.arrow_rows import spark_schema
+from onceflow.connectors.spark.batch_commits import BatchPlan
+from onceflow.connectors.spark.batch_identity import MakeSink
+from onceflow.connectors.spark.batch_writer import BatchWriter, batch_writer
+from onceflow.connectors.spark.stream_writer import ReportMessage
+from onceflow.connectors.spark.task_writer import TaskPlace, write_task
+
+
+class Write:
+    """One `save`, planned; its tasks run in `write`."""
+
+    def __init__(self, make_sink: MakeSink, options: Mapping[str, str]) -> None:
+        planned = batch_writer(make_sink, options, spark_schema(SCHEMA), overwrite=False)
+        # Spark sends it to the process that commits.
+        self.writer = cast("BatchWriter", cloudpickle.loads(cloudpickle.dumps(planned)))
+        self.messages: list[ReportMessage | None] = []
+
+    @property
+    def plan(self) -> BatchPlan:
+        return self.writer._plan  # pyright: ignore[reportPrivateUsage]
+
+    def write(self, *parts: Iterable[int]) -> None:
+        """Run a task for each of `parts`.
+
+        Raises:
+            Exception: What a task or the abort after it has raised.
+        """
+        self.messages = [None for _ in parts]
+        try:
+            for index, part in enumerate(parts):
+                place = TaskPlace(index, 0, index, None, "")
+                report = write_task(self.plan, place, iter([rows(part)]))
+                self.messages[index] = ReportMessage(report)
+        except Exception as error:
+            self._abort(error)
+
+    def commit(self) -> None:
+        """Commit what the tasks have written; as Spark, abort where that fails.
+
+        Raises:
+            Exception: What commit or abort has raised.
+        """
+        try:
+            self.writer.commit(self.messages)
+        except Exception as error:
+            self._abort(error)
+
+    def _abort(self, cause: Exception) -> None:
+        try:
+            self.writer.abort(self.messages)
+        except Exception as error:
+            raise error from cause
+        raise cause
+
+
+def save(make_sink: MakeSink, options: Mapping[str, str], *parts: Iterable[int]) -> None:
+    """Write rows as `DataFrame.write` does, a task for each of `parts`."""
+    one = Write(make_sink, options)
+    one.write(*parts)
+    one.commit()
