@@ -258,6 +258,14 @@ def within(timeout_s: float, what: str, work: Callable[[], _T]) -> _T:
     Raises:
         TimeoutError: It took longer than `timeout_s`; says `what` did.
     """
+    ended = begin(what, work)
+    if not wait([ended], timeout_s).done:
+        raise TimeoutError(f"{what} has not answered within {timeout_s:g} s")
+    return ended.result()
+
+
+def begin(what: str, work: Callable[[], _T]) -> Future[_T]:
+    """Do `work` on a daemon thread called `what`, which keeps no process from ending."""
     ended: Future[_T] = Future()
 
     def run() -> None:
@@ -267,10 +275,7 @@ def within(timeout_s: float, what: str, work: Callable[[], _T]) -> _T:
             ended.set_exception(error)
 
     threading.Thread(target=run, name=what, daemon=True).start()
-    done, _ = wait([ended], timeout_s)
-    if not done:
-        raise TimeoutError(f"{what} has not answered within {timeout_s:g} s")
-    return ended.result()
+    return ended
 
 
 def process_state(pid: int, since_ms: int) -> str:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Generator
+from concurrent.futures import wait
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeAlias
 from urllib.parse import urlencode
@@ -25,6 +27,7 @@ from onceflow.cli.jobs.client import (
     DriverRefused,
     DriverSilent,
     Place,
+    begin,
     last_run_of,
     state_without_driver,
     within,
@@ -67,11 +70,28 @@ Native: TypeAlias = Annotated[
 ANSWER_TIMEOUT_S = 10.0
 
 
-def list_jobs(storage: Storage, json_: Json = False) -> None:
+def list_jobs(
+    storage: Storage,
+    json_: Json = False,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds to wait for the storage and all drivers.", min=0.0)
+    ] = 60.0,
+) -> None:
     """List the jobs in a checkpoint storage, and what their drivers say."""
     with _exit_status(json_):
+        deadline = time.monotonic() + timeout
         place = Place(storage, "_", ANSWER_TIMEOUT_S)
-        found = [_summary(Place(storage, name, 2.0)) for name in _jobs_of(place)]
+        names = within(timeout, f"checkpoint storage {storage}", lambda: _jobs_of(place))
+        # All at once: one whose files cannot be read keeps no other one from being told.
+        asked = {
+            name: begin(f"job {name}", partial(_summary, Place(storage, name, 2.0)))
+            for name in names
+        }
+        wait(asked.values(), max(0.0, deadline - time.monotonic()))
+        found = [
+            summary.result() if summary.done() else _unread(name, timeout)
+            for name, summary in asked.items()
+        ]
         if json_:
             print(json.dumps({"jobs": found}))
             return
@@ -88,16 +108,19 @@ def status(
         bool, typer.Option("--watch", help="Again and again, until the job has ended.")
     ] = False,
     every: Annotated[float, typer.Option(help="Seconds between two, with --watch.", min=0.1)] = 1.0,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds to wait for each answer, of storage or driver.", min=0.0)
+    ] = 60.0,
     token_file: TokenFile = None,
     authority: Authority = None,
 ) -> None:
     """Tell how a running job is: state, checkpoints, sinks."""
     with _exit_status(json_):
-        driver = _driver(name, storage, token_file, authority)
+        driver = _driver_within(timeout, name, storage, token_file, authority)
         watched = False
         while True:
             try:
-                found = driver.get("status")
+                found = within(timeout, _who_answers(name), lambda: driver.get("status"))
             except DriverGone:
                 if watched and (run := last_run_of(driver.storage)) and run.ended_ms:
                     raise typer.Exit(EXIT_REFUSED if run.state == "failed" else 0) from None
@@ -209,16 +232,20 @@ def get_state(
     state_name: Annotated[
         str | None, typer.Option("--state", help="The state's name, if there are several.")
     ] = None,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds to wait for each answer, of storage or driver.", min=0.0)
+    ] = 60.0,
     json_: Json = False,
     token_file: TokenFile = None,
     authority: Authority = None,
 ) -> None:
     """Print what a state holds under one key, as of the last completed checkpoint."""
     with _exit_status(json_):
-        driver = _driver(name, storage, token_file, authority)
+        driver = _driver_within(timeout, name, storage, token_file, authority)
         asked = [("uid", uid), *(("key", one) for one in key)]
         asked += [("state", state_name)] if state_name is not None else []
-        found = driver.get(f"state?{urlencode(asked)}")
+        path = f"state?{urlencode(asked)}"
+        found = within(timeout, _who_answers(name), lambda: driver.get(path))
         if json_:
             print(json.dumps(found))
         elif found["found"]:
@@ -256,20 +283,23 @@ def _exit_status(json_: bool) -> Generator[None, None, None]:
         raise typer.Exit(exit_status) from error
 
 
-def _driver(name: str, storage: str, token_file: Path | None, authority: Path | None) -> Driver:
-    place = Place(storage, name, ANSWER_TIMEOUT_S, token_file, authority)
-    return Driver(place, place.open())
-
-
 def _driver_within(
     timeout_s: float, name: str, storage: str, token_file: Path | None, authority: Path | None
 ) -> Driver:
-    """As `_driver`; raises TimeoutError when the storage does not say in time where the driver is.
+    """Return the job's driver.
 
-    Then nothing was asked of the job.
+    Raises:
+        TimeoutError: The storage does not say in time where it is. Nothing was asked of the job.
     """
     what = f"checkpoint storage {storage}, which says where the driver is,"
-    return within(timeout_s, what, lambda: _driver(name, storage, token_file, authority))
+    # A driver that is silent is told as such before the user's time is over.
+    answer_timeout_s = max(0.1, min(ANSWER_TIMEOUT_S, timeout_s / 2))
+    place = Place(storage, name, answer_timeout_s, token_file, authority)
+    return within(timeout_s, what, lambda: Driver(place, place.open()))
+
+
+def _who_answers(name: str) -> str:
+    return f"the driver of job {name!r}, or the storage that says how the job ended,"
 
 
 def _jobs_of(place: Place) -> tuple[str, ...]:
@@ -296,6 +326,11 @@ def _summary(place: Place) -> Answer:
     except (DriverRefused, DriverSilent, ConfigError) as error:
         return known | {"state": f"unknown: {error}"}
     return known | {"state": found["state"], "driver": driver.address.url}
+
+
+def _unread(name: str, timeout_s: float) -> Answer:
+    state = f"unknown: its checkpoint storage has not answered within {timeout_s:g} s"
+    return {"job": name, "state": state, "attempt": None, "checkpoint": None, "driver": None}
 
 
 def _cell_of(summary: Answer, key: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -279,6 +280,36 @@ def test_a_storage_that_does_not_answer_keeps_no_command_longer_than_its_timeout
             assert "which says where the driver is, has not answered within 0.2 s" in error
     finally:
         released.set()
+
+
+def test_a_job_whose_files_cannot_be_read_keeps_neither_list_nor_status_from_answering(
+    tmp_path: Path,
+) -> None:
+    """Reading a pipe into which nobody writes hangs, as a dead network file system does."""
+    with a_job(tmp_path):
+        await_running(tmp_path)
+        asked(tmp_path, "stop")
+    checkpoints = tmp_path / "checkpoints"
+    shutil.copytree(checkpoints / "ledger", checkpoints / "hanging")
+    pipes = (checkpoints / "hanging" / "driver.json", checkpoints / "hanging" / "last_run.json")
+    for pipe in pipes:
+        pipe.unlink(missing_ok=True)
+        os.mkfifo(pipe)
+    try:
+        began = time.monotonic()
+        listed = {one["job"]: one for one in asked(tmp_path, "list", "--timeout", "3")["jobs"]}
+        assert time.monotonic() - began < 20
+        assert listed["ledger"]["state"] == "stopped"
+        assert "storage has not answered within 3 s" in listed["hanging"]["state"]
+        for one in ("status", "state get"):
+            more = ["--uid", "balance", "--key", "1"] if one == "state get" else []
+            exit_status, _, error = run(tmp_path, one, "--timeout", "0.5", *more, name="hanging")
+            assert exit_status == 1
+            assert "which says where the driver is, has not answered within 0.5 s" in error
+    finally:
+        for pipe in pipes:
+            with contextlib.suppress(OSError):  # nobody has come to read it
+                os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
 
 
 def test_whoever_else_answers_at_the_address_is_told_from_the_driver(tmp_path: Path) -> None:
