@@ -253,6 +253,14 @@ class BatchCommits:
             attempt = newest.attempt
         self._settle(self._claim(schema, after=attempt or NO_ATTEMPT))
 
+    def is_decided(self, batch: BatchId) -> bool:
+        """Return whether `batch` is decided, and so written or to be committed; changes nothing.
+
+        Raises:
+            OnceflowError: As `BatchDecisions.seen`.
+        """
+        return self.decisions.seen().decision(batch) is not None
+
     def close(self) -> None:
         """Disconnect. Safe to call twice."""
         self.decisions.close()

@@ -19,6 +19,15 @@ from onceflow.connectors.spark.option_words import Speaker, in_option_words
 from onceflow.connectors.spark.packages import Shipped
 from onceflow.connectors.spark.stream_writer import ReportMessage, reports_of, task_place
 from onceflow.connectors.spark.task_writer import write_task
+from onceflow.core.errors import (
+    CheckpointError,
+    CommitFailed,
+    Fenced,
+    OnceflowError,
+    PreparedTransactionLost,
+    SinkError,
+    StorageError,
+)
 
 if TYPE_CHECKING:
     from onceflow.connectors.spark.batch_identity import MakeSink, NamedTarget
@@ -40,22 +49,85 @@ class BatchWriter(Speaker, Shipped, DataSourceArrowWriter):
 
     @in_option_words
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Decide and commit all of it. Runs beside the driver."""
+        """Decide and commit all of it. Runs beside the driver; a commit that is killed is repeated.
+
+        Raises:
+            OnceflowError: As `BatchCommits.commit`.
+        """
+        from onceflow.connectors.spark.commit_process import commit_in_process
+
+        commit_in_process(lambda: self._commit(messages))
+
+    @in_option_words
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Settle what is left. Runs beside the driver, when a task or `commit` has failed.
+
+        Spark adds what this raises to the error of `save`.
+
+        Raises:
+            Fenced: Another run has claimed the sink id; names it.
+            SinkError: All tasks have ended well, so `commit` has failed or was killed: says whether
+                the rows are there, and whether to repeat the write.
+        """
+        commits = _commits(self._named)
+        try:
+            if not messages or None in messages:
+                commits.abort(self._schema, self._plan.attempt)
+            else:
+                raise _failed_commit(commits, self._schema, self._plan)
+        finally:
+            commits.close()
+
+    def _commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         commits = _commits(self._named)
         try:
             commits.commit(reports_of(messages))
         finally:
             commits.close()
 
-    @in_option_words
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Settle what is left. Runs beside the driver, when a task or `commit` has failed."""
-        del messages
-        commits = _commits(self._named)
+
+def _failed_commit(commits: BatchCommits, schema: pa.Schema, plan: BatchPlan) -> OnceflowError:
+    """Settle a batch whose commit has failed or was killed; return what became of it.
+
+    Raises:
+        CommitFailed: It is decided and not all of it committed.
+        PreparedTransactionLost: It is decided, and some of it is gone.
+    """
+    batch = plan.batch
+    app = batch.source.rpartition("@")[0]
+    token = f"txnAppId={app} and txnVersion={batch.number}"
+    fenced: Fenced | None = None
+    try:
         try:
-            commits.abort(self._schema, self._plan.attempt)
-        finally:
-            commits.close()
+            # Claims first: a commit that still runs somewhere decides nothing after this.
+            commits.abort(schema, plan.attempt)
+        except Fenced as error:
+            fenced = error
+        is_written = commits.is_decided(batch)
+    except (CommitFailed, PreparedTransactionLost):
+        raise
+    except (SinkError, StorageError, CheckpointError) as error:
+        advice = (
+            f"A repeat with the same {token} is safe in any case"
+            if app
+            else "Look into the target before you repeat the write: a repeat writes all of its rows"
+            " again. With options txnAppId and txnVersion it would not"
+        )
+        return SinkError(f"whether {batch} is written cannot be told now: {error}. {advice}")
+    if is_written:
+        advice = (
+            f"A repeat with the same {token} is safe: it writes nothing"
+            if app
+            else "Do not repeat the write: without txnAppId and txnVersion a repeat writes its rows"
+            " again"
+        )
+        return SinkError(
+            f"{batch} is written, all of it, though its commit could not tell Spark so. {advice}"
+        )
+    return fenced or SinkError(
+        f"{batch} is not written: its commit has failed before the decision. Nothing of it is seen"
+        " or in doubt in the target. Repeat the write"
+    )
 
 
 def batch_writer(

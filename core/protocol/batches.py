@@ -304,10 +304,11 @@ def decision_of(
 def forgotten_before(decision: BatchDecision) -> AttemptId:
     """Return the attempt below which settled decisions of the same source may go now.
 
-    `decision` is settled, too. Nobody asks for one that has no source.
+    `decision` is settled, too. One that has no source is asked for until the next one: by whoever
+    aborts because the process of its commit was killed.
     """
     if not decision.batch.source:
-        return AttemptId(decision.attempt + 1)
+        return decision.attempt
     return AttemptId(max(0, decision.attempt - RETAINED_ATTEMPTS))
 
 

@@ -39,6 +39,11 @@ class WriteCase:
     format: str = ""
     """The name by which Spark knows it; empty for a sink of the test's own."""
 
+    def without_token(self) -> WriteCase:
+        """Return the same target for writes that have no number."""
+        kept = {name: value for name, value in self.options.items() if name not in TOKEN}
+        return replace(self, options=kept)
+
     def staged_at(self, directory: Path) -> WriteCase:
         """Return the same target with another staging directory."""
         return replace(self, options={**self.options, "staginglocation": str(directory)})

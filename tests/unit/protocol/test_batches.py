@@ -89,9 +89,9 @@ def test_proofs_are_kept_for_as_many_attempts_as_decisions_are_remembered_for() 
     assert task_checkpoint(AttemptId(7), 0, 0) >= oldest_proof(last)
 
 
-def test_a_write_that_nobody_asks_for_again_is_forgotten_once_it_is_committed() -> None:
+def test_a_write_without_a_name_is_remembered_until_the_next_one_is_committed() -> None:
     write = BatchDecision(BatchId("", 9), AttemptId(9))
-    assert forgotten_before(write) == 10
+    assert forgotten_before(write) == 9
 
 
 def test_a_batch_is_judged_by_its_own_decision_and_by_those_after_it() -> None:
