@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from onceflow.core.errors import Fenced
 from onceflow.core.protocol.batches import BatchClaim, BatchDecision
-from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.protocol.ids import AttemptId, TransactionId
 from onceflow.core.spi import Sink
 
 
@@ -134,6 +134,17 @@ class BatchDecisions(ABC):
 
         Only hastens things: what fails is logged, and a loss does no harm.
         """
+
+    def give_up(self, transaction: TransactionId) -> None:
+        """Take `transaction`, which was rolled back by hand, out of the decision that lists it.
+
+        A decision that lists nothing more is forgotten, so its batch may be written again. A log of
+        decisions cannot be changed: there nothing happens, and the next batch calls the rows lost.
+
+        Raises:
+            SinkError: The target cannot be asked now.
+        """
+        del transaction
 
     def task_sink(self, sink: Sink) -> Sink:
         """Return `sink` as the tasks need it, now that it is open."""

@@ -81,7 +81,8 @@ def list_(
             print(json.dumps({"transactions": [as_json(one) for one in found]}))
         else:
             print_transactions(console(), found)
-            if found and where.storage is None and where.checkpoint_location is None:
+            of_batches = where.checkpoint_location is not None or where.txn_app_id is not None
+            if found and where.storage is None and not of_batches:
                 say("Add --storage DIR --job NAME to see what the decision log says.")
     if check and found:
         raise typer.Exit(EXIT_REFUSED)

@@ -80,6 +80,14 @@ class Where:
             " option stagingLocation, and --sink-id its option sinkId, where it has them."
         ),
     ] = None
+    txn_app_id: Annotated[
+        str | None,
+        typer.Option(
+            help="Option txnAppId of batch writes of Spark, instead of a job's --storage: their"
+            " sink ids and decisions. With --url of a database, for all its tables, or --sink;"
+            " --storage is then their option stagingLocation, where they have it."
+        ),
+    ] = None
     timeout_s: Annotated[
         float, typer.Option("--timeout", help="Seconds to wait for a server.", min=0.1)
     ] = 10.0
@@ -92,6 +100,8 @@ class Where:
         """
         if self.checkpoint_location is not None:
             return self._of_query(self.checkpoint_location)
+        if self.txn_app_id is not None:
+            return self._of_writes(self.txn_app_id)
         storage = self._storage()
         places: list[ResourceManager] = []
         if self.url:
@@ -114,7 +124,7 @@ class Where:
     def _of_query(self, location: str) -> TransactionSettler:
         # Jobs need nothing of Spark's.
         from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
-        from onceflow.connectors.spark.query_transactions import QueryTransactions
+        from onceflow.connectors.spark.query_transactions import query_transactions
 
         if self.job is not None:
             raise ConfigError("--job is a pipeline's, and --checkpoint-location a query's")
@@ -129,7 +139,25 @@ class Where:
             manager = self._database(self.url)
         else:
             manager = SinkResourceManager(load_sink(self.sink or ""), sink_id)
-        return QueryTransactions(place, manager, sink_id=sink_id, staging=self.storage or "")
+        return query_transactions(place, manager, sink_id=sink_id, staging=self.storage or "")
+
+    def _of_writes(self, app: str) -> TransactionSettler:
+        from onceflow.connectors.spark.query_transactions import write_transactions
+        from onceflow.sinks.sql.connector import SqlResourceManager
+
+        if self.job is not None:
+            raise ConfigError("--job is a pipeline's, and --txn-app-id that of batch writes")
+        manager = self._database(self.url) if self.url else None
+        if self.sink:
+            manager = SinkResourceManager(load_sink(self.sink), self.sink_id or "")
+        if not isinstance(manager, (SqlResourceManager, SinkResourceManager)) or (
+            self.url and self.sink
+        ):
+            raise ConfigError(
+                "--txn-app-id needs the target of the writes: --url postgresql://user@host/db, or"
+                " another database, or --sink module:name"
+            )
+        return write_transactions(app, manager, staging=self.storage or "")
 
     def _database(self, given: str) -> ResourceManager:
         url = followed(given, setting="--url")

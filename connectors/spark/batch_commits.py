@@ -363,10 +363,14 @@ class BatchCommits:
                 )
             case Unknown(reason):
                 raise CommitOutcomeUnknown(f"{committable}: {reason}")
+            case RetryLater(reason):
+                raise CommitFailed(
+                    f"{committable} is decided and could not be committed: {reason}. The next run"
+                    " commits it; `onceflow txn` does so now, or gives it up"
+                )
             case _:
                 raise CommitFailed(
-                    f"{committable} is decided and could not be committed: {outcome}; the next run"
-                    " commits it"
+                    f"{committable} is decided and could not be committed: {outcome}"
                 )
 
     def _abort_one(self, committer: Committer | GlobalCommitter, committable: Committable) -> None:
@@ -402,5 +406,7 @@ def _until_settled(call: Callable[[], object]) -> object:
     retries = Retries(until=time.monotonic() + SETTLE_TIMEOUT_S)
     while True:
         outcome = call()
+        if isinstance(outcome, RetryLater) and outcome.until_mended:
+            return outcome
         if not isinstance(outcome, (RetryLater, Unknown)) or not retries.pause():
             return outcome

@@ -107,6 +107,11 @@ def write_target(make_sink: MakeSink, options: Mapping[str, str]) -> tuple[Named
     return named, number
 
 
+def is_owner_of_app(owner: str, app: str) -> bool:
+    """Return whether `owner` is that of writes with txnAppId `app`, to whatever table."""
+    return owner.startswith(f"{_BATCH_OWNER} of {app} to ")
+
+
 def staging_area(directory: str, sink_id: str) -> StagingArea:
     """Return where rows of `sink_id` wait in `directory`, which tasks must see, too.
 

@@ -1,17 +1,19 @@
-"""What a query of Structured Streaming has in doubt, and what its own decisions say of it.
+"""What Spark's batches have in doubt, and what their own decisions say of it.
 
-A job's decisions are in its checkpoint storage; a query's are in the database that it writes to, or
-below its checkpoint. The next batch settles all of it; this is for what cannot wait for that.
+A job's decisions are in its checkpoint storage; those of a query or of batch writes are in the
+database that they write to, or in files below the checkpoint or the staging location. The next
+batch settles all of it; this is for what cannot wait for that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from onceflow.connectors.spark.batch_identity import staging_area
+from onceflow.connectors.spark.batch_identity import is_owner_of_app, staging_area, write_target
 from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
 from onceflow.connectors.spark.decision_keepers import logged_decisions
 from onceflow.core.batch_decisions import BatchDecisions
+from onceflow.core.errors import ConfigError
 from onceflow.core.in_doubt import (
     InDoubtKind,
     InDoubtTransaction,
@@ -21,41 +23,96 @@ from onceflow.core.in_doubt import (
     TransactionSettler,
 )
 from onceflow.core.protocol.batches import BatchClaim
-from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome, Committable
+from onceflow.core.protocol.committables import (
+    Aborted,
+    AbortOutcome,
+    CommitOutcome,
+    Committable,
+)
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.in_doubt import Resolution, batch_in_doubt_status, refusal
 from onceflow.core.protocol.recovery import commit_order
 from onceflow.core.spi import Committer, CommitterContext
-from onceflow.core.staging import is_staged, staged_committable
+from onceflow.core.staging import StagingArea, is_staged, staged_committable
 from onceflow.sinks.sql.batch_decisions import SqlBatchDecisions
 from onceflow.sinks.sql.connector import SqlResourceManager
 from onceflow.sinks.sql.sink import SqlSink
 
 
-class QueryTransactions(TransactionSettler):
-    """All that the query whose checkpoint is at `location` has in doubt at `manager`. One thread.
+def query_transactions(
+    location: CheckpointLocation, manager: ResourceManager, *, sink_id: str = "", staging: str = ""
+) -> BatchTransactions:
+    """Return what the query whose checkpoint is at `location` has in doubt at `manager`.
 
-    Looking changes nothing. `staging` is the query's option stagingLocation, where it has one.
+    Reads who the query is, and connects to nothing yet. `staging` is the query's option
+    stagingLocation, where it has one.
+
+    Raises:
+        StorageError: The checkpoint cannot be read.
+        ConfigError: `staging` is no place that files can be in.
+    """
+    return BatchTransactions(
+        manager,
+        owner=f"Spark query {location.query_id()}",
+        sink_id=sink_id or location.sink_id(),
+        directory=staging or f"{location.url}/onceflow",
+    )
+
+
+def write_transactions(
+    app: str, manager: SqlResourceManager | SinkResourceManager, *, staging: str = ""
+) -> TransactionSettler:
+    """Return what the writes with option txnAppId `app` have in doubt at `manager`.
+
+    In a database that is in all its tables. `staging` is their option stagingLocation.
+
+    Raises:
+        ConfigError: Nothing was written with that txnAppId there.
+        SinkError: The database cannot be asked now.
+    """
+    if isinstance(manager, SinkResourceManager):
+        options = {"txnappid": app, "txnversion": "0"}
+        if staging:
+            options["staginglocation"] = staging
+        named, _ = write_target(lambda _: manager.sink, options)
+        target = named.target
+        owned = SinkResourceManager(manager.sink, target.sink_id)
+        return BatchTransactions(
+            owned, owner=target.owner, sink_id=target.sink_id, directory=named.directory
+        )
+    owners = manager.owners()
+    written = {one: owner for one, owner in owners.items() if is_owner_of_app(owner, app)}
+    if not written:
+        manager.close()
+        raise ConfigError(f"nothing was written with txnAppId {app!r} at {manager.name}")
+    return SeveralBatchTransactions(
+        {
+            sink_id: BatchTransactions(
+                manager, owner=owner, sink_id=sink_id, directory=staging or None
+            )
+            for sink_id, owner in written.items()
+        }
+    )
+
+
+class BatchTransactions(TransactionSettler):
+    """All that one owner of batches has in doubt at `manager`. Looking changes nothing. One thread.
+
+    `directory` is where files wait and decisions without a database stand; None without one.
     """
 
     def __init__(
-        self,
-        location: CheckpointLocation,
-        manager: ResourceManager,
-        *,
-        sink_id: str = "",
-        staging: str = "",
+        self, manager: ResourceManager, *, owner: str, sink_id: str, directory: str | None
     ) -> None:
-        """Read who the query is; connect to nothing yet.
+        """Connect to nothing yet.
 
         Raises:
-            StorageError: The checkpoint cannot be read.
-            ConfigError: `staging` is no place that files can be in.
+            ConfigError: `directory` is no place that files can be in, or is needed.
         """
         self._manager = manager
-        self._owner = f"Spark query {location.query_id()}"
-        self._sink_id = sink_id or location.sink_id()
-        self._directory = staging or f"{location.url}/onceflow"
+        self._owner = owner
+        self._sink_id = sink_id
+        self._directory = directory
         self._decisions = self._keeper()
         self._committers: dict[str, Committer] = {}
 
@@ -97,11 +154,18 @@ class QueryTransactions(TransactionSettler):
         return self._settling(one).commit(one.committable)
 
     def force_abort(self, one: InDoubtTransaction) -> AbortOutcome:
-        """Make its rows gone whatever is decided. Loses them if they are decided."""
-        return self._settling(one).abort(one.committable)
+        """Make its rows gone whatever is decided. Loses them if they are decided.
+
+        A decision in a database then lists them no more: the batch counts as written without them,
+        or, with nothing else in it, as never written. Repeated after a crash it does the rest.
+        """
+        outcome = self._settling(one).abort(one.committable)
+        if isinstance(outcome, Aborted):
+            self._decisions.give_up(one.transaction)
+        return outcome
 
     def fence(self) -> None:
-        """Take the sink id over: no attempt before decides anything more. The query starts again.
+        """Take the sink id over: no attempt before decides anything more. The next run goes on.
 
         Raises:
             Fenced: Another run claims it at this moment.
@@ -123,6 +187,8 @@ class QueryTransactions(TransactionSettler):
         match manager:
             case SqlResourceManager(sink=sink) | SinkResourceManager(sink=SqlSink() as sink):
                 return SqlBatchDecisions(sink.settings, self._sink_id, self._owner)
+            case _ if self._directory is None:
+                raise ConfigError("--storage is missing: the option stagingLocation of the writes")
             case _:
                 return logged_decisions(self._directory, self._sink_id)
 
@@ -137,8 +203,8 @@ class QueryTransactions(TransactionSettler):
         return sorted({self._sink_id, *claimed, *listed})
 
     def _held(self, sink_id: str) -> Sequence[Committable]:
-        staging = staging_area(self._directory, sink_id)
-        staged = (staged_committable(one) for one in staging.transactions())
+        staging = self._staging(sink_id)
+        staged = map(staged_committable, staging.transactions() if staging else ())
         return (*self._committer(sink_id).in_doubt(), *staged)
 
     def _described(
@@ -149,8 +215,8 @@ class QueryTransactions(TransactionSettler):
         staged = is_staged(committable)
         prepared_at = None
         if held and staged:
-            area = staging_area(self._directory, transaction.sink_id)
-            prepared_at = area.sealed_at(transaction)
+            area = self._staging(transaction.sink_id)
+            prepared_at = area.sealed_at(transaction) if area else None
         elif held:
             prepared_at = self._committer(transaction.sink_id).prepared_at(committable)
         return InDoubtTransaction(
@@ -164,7 +230,8 @@ class QueryTransactions(TransactionSettler):
         )
 
     def _settling(self, one: InDoubtTransaction) -> Committer:
-        if is_staged(one.committable) and not isinstance(self._manager, SinkResourceManager):
+        knows_rows = isinstance(self._manager, (SinkResourceManager, SqlResourceManager))
+        if is_staged(one.committable) and not knows_rows:
             raise SinkNeeded(
                 f"the rows of transaction {one.transaction} are staged below {self._directory}, and"
                 " only their sink knows where they go: name it (--sink module:name), or start the"
@@ -181,10 +248,61 @@ class QueryTransactions(TransactionSettler):
                 sink_id=sink_id,
                 attempt=self._decisions.seen().attempt,
                 log_id=self._owner,
-                staging=staging_area(self._directory, sink_id),
+                staging=self._staging(sink_id),
             )
-            committer = self._committers[sink_id] = self._manager.committer(context)
+            committer = self._committers[sink_id] = self._new_committer(context)
         return committer
+
+    def _new_committer(self, context: CommitterContext) -> Committer:
+        if isinstance(self._manager, SqlResourceManager):
+            # Staged rows of a database say which table they go to, and are of its types already.
+            return self._manager.sink.committer(context)
+        return self._manager.committer(context)
+
+    def _staging(self, sink_id: str) -> StagingArea | None:
+        return None if self._directory is None else staging_area(self._directory, sink_id)
+
+
+class SeveralBatchTransactions(TransactionSettler):
+    """What several owners of batches have in doubt, each under a sink id of its own. One thread."""
+
+    def __init__(self, by_sink_id: Mapping[str, BatchTransactions]) -> None:
+        """Connect to nothing yet; there is at least one, and all are at one resource manager."""
+        self._by_sink_id = by_sink_id
+
+    def in_doubt(self) -> tuple[InDoubtTransaction, ...]:
+        """Return everything in doubt, table by table."""
+        return tuple(one for each in self._by_sink_id.values() for one in each.in_doubt())
+
+    def find(self, transaction: TransactionId) -> InDoubtTransaction | None:
+        """Return `transaction` if it is in doubt, or if a decision that is remembered lists it."""
+        owner = self._by_sink_id.get(transaction.sink_id)
+        return None if owner is None else owner.find(transaction)
+
+    def refusal(self, resolution: Resolution, one: InDoubtTransaction) -> str | None:
+        """Return why the decisions, as they are now, forbid `resolution`, or None."""
+        return self._owner_of(one).refusal(resolution, one)
+
+    def force_commit(self, one: InDoubtTransaction) -> CommitOutcome:
+        """Make its rows visible whatever is decided. Doubles them unless they are decided."""
+        return self._owner_of(one).force_commit(one)
+
+    def force_abort(self, one: InDoubtTransaction) -> AbortOutcome:
+        """Make its rows gone whatever is decided. Loses them if they are decided."""
+        return self._owner_of(one).force_abort(one)
+
+    def fence(self) -> None:
+        """Take all sink ids over: no attempt before decides anything more."""
+        for each in self._by_sink_id.values():
+            each.fence()
+
+    def close(self) -> None:
+        """Disconnect. Safe to call twice."""
+        for each in self._by_sink_id.values():
+            each.close()
+
+    def _owner_of(self, one: InDoubtTransaction) -> BatchTransactions:
+        return self._by_sink_id[one.transaction.sink_id]
 
 
 def _listed(seen: BatchClaim) -> Mapping[TransactionId, Committable]:

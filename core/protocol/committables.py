@@ -53,6 +53,8 @@ class RetryLater:
     """
 
     reason: str
+    until_mended: bool = False
+    """Whether it will not succeed until a person changes something: a row, a constraint."""
 
 
 @dataclass(frozen=True, slots=True)

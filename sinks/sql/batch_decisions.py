@@ -237,6 +237,10 @@ class SqlBatchDecisions(BatchDecisions):
             )
 
     @override
+    def give_up(self, transaction: TransactionId) -> None:
+        self._asked(lambda: self._give_up(transaction), f"{transaction} stays decided")
+
+    @override
     def task_sink(self, sink: Sink) -> Sink:
         """Return `sink` with the commit mode that its opening chose: no task need ask for it."""
         if not isinstance(sink, SqlSink) or self._commit_mode is None:
@@ -366,6 +370,24 @@ class SqlBatchDecisions(BatchDecisions):
         if table is None:
             raise SinkError(f"table {name} is gone from {self._settings.endpoint}")
         session.execute(f"DELETE FROM {self._dialect.identifier(table.name)}")
+
+    def _give_up(self, transaction: TransactionId) -> None:
+        session = self._connected()
+        for decision in self._all_if_any():
+            kept = [one for one in decision.committables if one.transaction != transaction]
+            if len(kept) == len(decision.committables):
+                continue
+            batch = decision.batch
+            of_batch = (
+                f"WHERE sink_id = {self._literal(self._sink_id)} AND "
+                f"source = {self._literal(batch.source)} AND number = {int(batch.number)}"
+            )
+            listed = self._literal(_encoded(kept, self._sink_id))
+            session.execute(
+                f"UPDATE {self._table} SET committables = {listed} {of_batch}"
+                if kept
+                else f"DELETE FROM {self._table} {of_batch}"
+            )
 
     def _existing(self, session: Session, batch: BatchId) -> BatchDecision | None:
         found = session.query(

@@ -48,6 +48,14 @@ class SqlResourceManager(ResourceManager):
         owner = self._of_our_tables(lambda s: self._settings.ledger.owner(s, sink_id))
         return owner.log_id if owner else None
 
+    def owners(self) -> dict[str, str]:
+        """Return who owns each sink id that was ever claimed here: its log_id.
+
+        Raises:
+            SinkError: The database cannot be asked now.
+        """
+        return self._of_our_tables(self._settings.ledger.owners) or {}
+
     @override
     def target_record(self, context: CommitterContext) -> TargetRecord | None:
         ledger, sink_id = self._settings.ledger, context.sink_id

@@ -104,6 +104,11 @@ class Ledger:
         found = self._of_sink(session, "attempt, job, claimed_at", sink_id)
         return (int(found[0][0]), str(found[0][1]), str(found[0][2])) if found else None
 
+    def owners(self, session: Session) -> dict[str, str]:
+        """Return who owns each sink id: its decision log, or the batches of Spark that claim it."""
+        found = session.query(f"SELECT sink_id, log_id FROM {self.sinks} ORDER BY sink_id")
+        return {str(sink_id): str(log_id) for sink_id, log_id in found}
+
     def committed(self, session: Session, sink_id: str) -> list[Decided]:
         """Return, by attempt, the highest checkpoint of which there is a proof."""
         found = session.query(

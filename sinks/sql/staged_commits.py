@@ -137,7 +137,7 @@ class StagedCommits:
             raise
         except SqlError as error:
             self._targets.clear()
-            return RetryLater(_refused(transaction, error))
+            return _refused(transaction, error)
         return Committed()
 
     @contextmanager
@@ -192,13 +192,14 @@ class StagedCommits:
         )
 
 
-def _refused(transaction: TransactionId, error: SqlError) -> str:
+def _refused(transaction: TransactionId, error: SqlError) -> RetryLater:
     text = f"{transaction}: its rows are decided and cannot be applied now: {error}"
     if not isinstance(error, RowRefused):
-        return text
-    return (
+        return RetryLater(text)
+    return RetryLater(
         f"{text}. They stay in checkpoint storage, and nothing after them is committed, until "
-        "the table takes them: remove or change the row or the constraint that is in their way"
+        "the table takes them: remove or change the row or the constraint that is in their way",
+        until_mended=True,
     )
 
 
