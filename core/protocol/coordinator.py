@@ -269,8 +269,10 @@ class CheckpointCoordinator:
         if pending.snapshots.keys() == self._subtasks:
             if pending.savepoint is not None:
                 pending.writing = True
-                write = WriteSavepoint(pending.savepoint, self._completed_of(pending))
-                return (write, *self._proceed(now_s))
+                completed = self._completed_of(pending)
+                if pending.savepoint.kind.ends_input:
+                    self._ended_at = _positions(completed, self._sources)
+                return (WriteSavepoint(pending.savepoint, completed), *self._proceed(now_s))
             self._appended = self._completed_of(pending)
             return (AppendDecision(self._appended),)
         return tuple(self._proceed(now_s))

@@ -154,9 +154,12 @@ class TriggerSchedule:
 
     def _kind_at_once(self, newest_pending: CheckpointId) -> CheckpointKind | None:
         """Return what has been asked for, or follows from the end of the input."""
+        if self._stop_follows:
+            # Before FINAL: functions would make last rows, of which the savepoint knows nothing.
+            return CheckpointKind.STOP
         if self._bounded and not self._reading:
             return CheckpointKind.FINAL
-        if self._wants_stop or self._stop_follows:
+        if self._wants_stop:
             return CheckpointKind.STOP
         if self._manual_from is not None and newest_pending < self._manual_from:
             return CheckpointKind.MANUAL

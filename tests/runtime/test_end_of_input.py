@@ -6,7 +6,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,6 +44,7 @@ from onceflow import (
 )
 from onceflow.core.pipeline import Job
 from onceflow.core.runtime.driver.job_events import CheckpointTriggered
+from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
 
 KEPT: ListStateDescriptor[int] = ListStateDescriptor("kept", int)
 RULES: MapStateDescriptor[int, int] = MapStateDescriptor("rules", int, int)
@@ -245,6 +247,79 @@ def _await_read(job: Job, records: int) -> None:
     deadline = time.monotonic() + 90
     while job.status().records_in < records:
         assert time.monotonic() < deadline, job.status()
+        time.sleep(0.01)
+
+
+class HeldAtOne(KeyedFunction):
+    """Holds the first checkpoint up until a file is there, and makes a row at the end."""
+
+    def __init__(self, held_until: str) -> None:
+        self._held_until = Path(held_until)
+
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        return IDS
+
+    def open(self, state: StateAccess) -> None:
+        self._subtask = state.operator.subtask
+
+    def process(self, record: Record) -> None:
+        pass
+
+    def snapshot_state(self, checkpoint: int) -> None:
+        self._held_until.with_name("held").touch()
+        while checkpoint == 1 and not self._held_until.exists():
+            time.sleep(0.01)
+
+    def on_end(self) -> Record:
+        return {"id": self._subtask}
+
+
+class SeenToEnd(CountingSource):
+    """Leaves a file for each subtask that has read all of its input."""
+
+    def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
+        reader = super().reader(splits, context)
+        poll, path = reader.poll, Path(f"{self.ends_with}-{context.subtask}")
+
+        def poll_and_tell(timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
+            polled = poll(timeout_s)
+            if isinstance(polled, EndOfInput):
+                path.touch()
+            return polled
+
+        reader.poll = poll_and_tell  # type: ignore[method-assign]
+        return reader
+
+
+def test_rows_of_the_end_are_there_once_though_the_job_stops_with_a_savepoint_when_it_comes(
+    tmp_path: Path,
+) -> None:
+    """All input ends while a checkpoint is taken: the savepoint comes before the last one."""
+    end, goes_on = tmp_path / "end", tmp_path / "goes on"
+    source = SeenToEnd(200, ends_with=str(end))
+
+    def work(records: Stream) -> Stream:
+        return records.key_by("account").process(HeldAtOne(str(goes_on)), uid="work")
+
+    pipeline, sink = _pipeline(tmp_path, source, work, HeapBackend())
+    job = pipeline.start()
+    _await((tmp_path / "held").exists)
+    end.touch()
+    _await(lambda: all((tmp_path / f"end-{subtask}").exists() for subtask in (0, 1)))
+    with ThreadPoolExecutor() as pool:
+        stopped = pool.submit(job.stop, 60, savepoint=str(tmp_path / "kept"))
+        _await((tmp_path / "kept").exists)
+        goes_on.touch()
+        savepoint = stopped.result().savepoints[-1].place
+    assert sink.rows() == []
+    assert pipeline.start(from_savepoint=savepoint).wait(60).state is JobState.FINISHED
+    assert _ids(sink) == [0, 1]
+
+
+def _await(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.01)
 
 

@@ -264,6 +264,7 @@ class Attempt:
             committers=frozenset(map(_committer_ref, self._global))
             if world.variant.waits_for_whole
             else frozenset(),
+            makes_last_rows=world.makes_last_rows,
         )
         world.oracle.begins(self.number, self.driver.pipeline.sinks, restored)
         if world.lifetime_s is not None:
@@ -422,6 +423,8 @@ class Attempt:
         assert self.coordinator is not None
         if self.world.now_s < self._discover_at or self._failure is not None:
             return
+        if self.world.makes_last_rows and self.world.input_ends:
+            return  # input that ends is looked for at the start of an attempt alone
         self._discover_at = self.world.now_s + 0.3
         for uid, offers in self._offers.items():
             known = positions_of(self.coordinator.completed[-1], uid)
@@ -450,7 +453,11 @@ class Attempt:
             raise Fenced("a newer attempt goes on with the job")
         slot_died = not all(slot.alive for slot in self.slots)
         self.world.oracle.finished(
-            self.number, self.log.view, slot_died=slot_died, swept=self._cleaner.swept
+            self.number,
+            self.log.view,
+            slot_died=slot_died,
+            swept=self._cleaner.swept,
+            at_end=self._finished not in self._stopping,
         )
         self.world.finished, self.world.finished_by = True, self.number
         self.world.stopped = self._drains or self._finished in self._stopping

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tests.simulation.end_mutants import END_MUTANTS
 from tests.simulation.global_mutants import GLOBAL_MUTANTS
 from tests.simulation.log_mutants import LOG_MUTANTS
 from tests.simulation.older_copy_mutants import OLDER_COPY_MUTANTS
@@ -561,6 +562,7 @@ MUTANTS: tuple[Variant, ...] = (
     *GLOBAL_MUTANTS,
     *LOG_MUTANTS,
     *OVERTAKING_MUTANTS,
+    *END_MUTANTS,
     *OLDER_COPY_MUTANTS,
     *SAVEPOINT_MUTANTS,
     Variant("names transactions without the attempt", attempt_in_name=False),

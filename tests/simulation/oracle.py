@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 from tests.simulation.channels import KEY_GROUPS
 from tests.simulation.clock import Violation
 from tests.simulation.slots import RULE, SPLITS, Deployment, parse_splits
-from tests.simulation.stages import CLOCK, CLOCK_KEY, KEYED, RULES_SEEN, holds_group
+from tests.simulation.stages import (
+    CLOCK,
+    CLOCK_KEY,
+    KEYED,
+    LAST,
+    LAST_KEYS,
+    RULES_SEEN,
+    holds_group,
+)
 from tests.simulation.storage import handles_in
 from tests.simulation.targets import Target, names
 
@@ -43,6 +51,10 @@ class Oracle:
         self._versions: dict[str, int] = {}
         self._left_behind: set[CheckpointId] = set()
         """Decisions after the savepoint by which the job moved: its new log has none of them."""
+        self._ends: list[dict[str, int]] = []
+        """Where the sources stood each time that functions made their last rows."""
+        self._drained: dict[str, int] | None = None
+        """Where they stood when a savepoint had functions do so; None: it is decided."""
         self._given_up: dict[tuple[int, int], float] = {}
         self._attempt = 0
         self._left: dict[str, set[TransactionId]] = {}
@@ -123,6 +135,7 @@ class Oracle:
         self._partitions |= positions_in(completed).keys()
         if completed.checkpoint > GENESIS:
             self.check_state(completed)
+            self._check_last_rows(completed)
 
     def check_fenced(self, attempt: int) -> None:
         """I5: nobody is fenced by its own record, whose creation it was not told of."""
@@ -158,7 +171,8 @@ class Oracle:
             for one in snapshot.in_flight
             for row in world.files.read(one.handle.path)
         ]
-        state.pop(CLOCK_KEY, None)
+        for key in (CLOCK_KEY, *LAST_KEYS):
+            state.pop(key, None)
         found = Counter({key: count for key, count in state.items() if count})
         found.update(key for _, _, key, _ in flying)
         exact = world.alignment_mode is AlignmentMode.ALIGNED or world.variant.mode is not None
@@ -167,6 +181,29 @@ class Oracle:
                 f"I6 checkpoint {completed.checkpoint}: state {state}, in flight {flying}, records"
                 f" say {dict(expected)}"
             )
+
+    def _check_last_rows(self, completed: CompletedCheckpoint) -> None:
+        """Functions make their last rows in every subtask, once wherever the input has ended."""
+        if not self._world.makes_last_rows:
+            return
+        state = self._without_records(completed)
+        made = {state.get(key, 0) for key in LAST_KEYS}
+        if len(made) > 1:
+            raise Violation(f"I6 checkpoint {completed.checkpoint}: last rows of some subtasks")
+        (count,) = made
+        if count < len(self._ends) and not self._world.begins_from_savepoint:
+            raise Violation(f"I6 checkpoint {completed.checkpoint}: last rows are forgotten")
+        self._ends = self._ends[:count]
+        positions = _read(completed)
+        for _ in range(count - len(self._ends)):
+            if positions in self._ends[-1:] and positions != self._drained:
+                raise Violation(f"I6 last rows are made again, and nothing was read: {positions}")
+            self._ends.append(positions)
+            self._drained = None
+
+    def drained(self, savepoint: CompletedCheckpoint) -> None:
+        """Functions have made last rows because the user has asked for that, also once more."""
+        self._drained = _read(savepoint)
 
     def committed(self, transaction: TransactionId) -> None:
         """I1 and I8, at the moment when its rows become visible."""
@@ -248,13 +285,18 @@ class Oracle:
             path for path in world.files.content if _attempt_of(path) < attempt
         } - named
 
-    def finished(self, attempt: int, view: LogView, *, slot_died: bool, swept: bool) -> None:
+    def finished(
+        self, attempt: int, view: LogView, *, slot_died: bool, swept: bool, at_end: bool
+    ) -> None:
         """Everything decided is committed, and nothing of aborted checkpoints is left.
 
-        Where acks get lost, a slot dies, or files could not be deleted, files may be left.
+        `at_end`: all input has ended, or was ended. Where acks get lost, a slot dies, or files
+        could not be deleted, files may be left.
         """
         world = self._world
         last = view.completed[-1]
+        if at_end and world.makes_last_rows and self._ends[-1:] != [_read(last)]:
+            raise Violation("I2 the input has ended, and functions have made no last rows")
         if world.alignment_mode is AlignmentMode.ALIGNED:
             for target in world.targets.values():
                 self._check_rows(target, last)
@@ -273,7 +315,7 @@ class Oracle:
 
     def _check_rows(self, target: Target, last: CompletedCheckpoint) -> None:
         passed = {(p, o) for p, at in positions_in(last).items() for o in range(at)}
-        wanted = self._wanted(target, passed | self._made_by_clock(last))
+        wanted = self._wanted(target, passed | self._made(last))
         seen = Counter((partition, offset) for partition, offset, _, _ in target.rows)
         if doubled := sorted(row for row, times in seen.items() if times > 1):
             raise Violation(f"I2 {target.sink_id}: rows {doubled} are there twice")
@@ -294,7 +336,7 @@ class Oracle:
             for partition in partitions
             if partition != RULE
             for offset in range(world.records)
-        } | self._made_by_clock(self.decided[-1].completed)
+        } | self._made(self.decided[-1].completed)
         for target in world.targets.values():
             wanted = self._wanted(target, everything)
             seen = Counter((partition, offset) for partition, offset, _, _ in target.rows)
@@ -335,16 +377,29 @@ class Oracle:
             for one in snapshot.in_flight
             for partition, offset, _, _ in self._world.files.read(one.handle.path)
         }
-        return read - flying | self._made_by_clock(completed)
+        return read - flying | self._made(completed)
 
-    def _made_by_clock(self, completed: CompletedCheckpoint) -> set[Record]:
+    def _made(self, completed: CompletedCheckpoint) -> set[Record]:
         """Return the rows that its state says have been made without any record."""
-        if not self._world.works_by_clock:
-            return set()
-        handles = [h for _, operator in completed.operator(KEYED) for h in operator.keyed]
-        states = [self._world.files.read(handle.path) for handle in handles]
-        made = max((state.get(CLOCK_KEY, 0) for state in states), default=0)
-        return {(CLOCK, number) for number in range(made)}
+        state = self._without_records(completed)
+        by_clock = {(CLOCK, number) for number in range(state.get(CLOCK_KEY, 0))}
+        last = {
+            (LAST, time * KEY_GROUPS + group)
+            for group, key in enumerate(LAST_KEYS)
+            for time in range(state.get(key, 0))
+        }
+        return by_clock | last
+
+    def _without_records(self, completed: CompletedCheckpoint) -> dict[int, int]:
+        """Return what its state holds under keys of which there are no records."""
+        if not (self._world.works_by_clock or self._world.makes_last_rows):
+            return {}
+        found: dict[int, int] = {}
+        for handle in (h for _, operator in completed.operator(KEYED) for h in operator.keyed):
+            for key, count in self._world.files.read(handle.path).items():
+                if key < 0 and holds_group(handle, key % KEY_GROUPS):
+                    found[key] = max(count, found.get(key, 0))
+        return found
 
     def _wanted(self, target: Target, passed: set[Record]) -> set[Record]:
         """Return which of `passed` went by while the pipeline wrote to `target`."""
@@ -364,6 +419,11 @@ def _check_order(target: Target) -> None:
 def positions_in(completed: CompletedCheckpoint) -> dict[str, int]:
     """Return where every partition of every source stands whose records are written."""
     return {p: at for p, at in _positions(completed).items() if p != RULE}
+
+
+def _read(completed: CompletedCheckpoint) -> dict[str, int]:
+    """Return those of `positions_in` of which something is read."""
+    return {p: at for p, at in positions_in(completed).items() if at}
 
 
 def rules_in(completed: CompletedCheckpoint) -> int:

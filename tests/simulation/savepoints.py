@@ -10,7 +10,7 @@ from tests.simulation.older_copies import committed_in
 from tests.simulation.storage import handles_in
 
 from onceflow.core.errors import SavepointRefused
-from onceflow.core.protocol.decisions import WriteSavepoint
+from onceflow.core.protocol.decisions import CheckpointKind, WriteSavepoint
 from onceflow.core.protocol.ids import AttemptId, TransactionId
 from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.savepoints import (
@@ -47,6 +47,8 @@ def write(world: World, decision: WriteSavepoint, view: LogView) -> None:
     for handle in handles_in(completed):
         kept.content[handle.path] = world.files.read(handle.path)
     world.oracle.check_state(completed)
+    if request.kind is CheckpointKind.SAVEPOINT_DRAIN:
+        world.oracle.drained(completed)
     kept.committed = committed_in(world)
     world.kept = kept
     world.clock.say(f"savepoint {completed.checkpoint} is written")

@@ -52,6 +52,8 @@ CLOCK, CLOCK_KEY = "clock", -KEY_GROUPS
 """Rows that the clock makes, one after the other: their partition, and the key that counts them."""
 CLOCK_ROWS, CLOCK_S = 12, 0.1
 """How many come in all, and how long after each other."""
+LAST, LAST_KEYS = "last", range(-4 * KEY_GROUPS, -3 * KEY_GROUPS)
+"""Rows that functions make at the end of the input, one of each key group, and their keys."""
 RELAY = "relay"
 Mail = Callable[[], None]
 
@@ -92,6 +94,8 @@ class StageTask(ABC):
         )
         self._brought = [0] * channels
         self._ended = False
+        self._input_ended = False
+        """Whether the last rows are made."""
         self._held: tuple[CheckpointId, list[Row], Finish] | None = None
         """A snapshot whose barrier has not come on all channels, with what it overtook below."""
         self._given_up: set[int] = set()
@@ -146,7 +150,8 @@ class StageTask(ABC):
                     self._ended = True
                     self.on_end()
             case row:
-                require(not self._ended, "I6 a record follows the end of all input")
+                last = row[0] == LAST
+                require(last or not self._ended, "I6 a record follows the end of all input")
                 if channel != REPLAYED:
                     self.release[channel](1)
                 elif self.slot.crashes("in a replay"):
@@ -188,6 +193,10 @@ class StageTask(ABC):
         self.world.oracle.check_snapshot(self.slot.deploy.attempt, checkpoint)
         if passed is not None:
             self.inputs.record(checkpoint, passed)
+        if barrier.kind.ends_input and not self._input_ended:
+            self._input_ended = True
+            if self.world.makes_last_rows and not self.slot.crashes("before its last rows"):
+                self.make_last_rows()
         finish = yield from self.snapshot(barrier)
         if finish is None:
             return
@@ -252,6 +261,9 @@ class StageTask(ABC):
     def on_end(self) -> None:  # noqa: B027 - optional hook
         """There is nobody to tell."""
 
+    def make_last_rows(self) -> None:  # noqa: B027 - optional hook
+        """As functions do whose input has ended."""
+
     @property
     def waits_for_clock(self) -> bool:
         """Whether `on_time` has something to do by and by."""
@@ -282,6 +294,10 @@ class RelayTask(StageTask):
 
     def on_end(self) -> None:
         self.outputs.end()
+
+    def make_last_rows(self) -> None:
+        for group in self.groups:
+            self.outputs.send_row((LAST, 0, LAST_KEYS[group], 0), group)
 
     def flush(self) -> bool:
         return self.outputs.flush()
@@ -354,6 +370,8 @@ class KeyedTask(StageTask):
 
     def on_row(self, row: Row) -> None:
         partition, offset, key, _ = row
+        if partition == LAST:
+            offset = self._state.get(key, 0) * KEY_GROUPS + LAST_KEYS.index(key)
         self._state[key] = self._state.get(key, 0) + 1
         self._rows.append((partition, offset, key, self._state[key]))
 
@@ -367,6 +385,11 @@ class KeyedTask(StageTask):
         if self.waits_for_clock and self.world.now_s >= self._fires_at_s:
             self._fires_at_s = self.world.now_s + CLOCK_S
             self.on_row((CLOCK, self._state.get(CLOCK_KEY, 0), CLOCK_KEY, 0))
+
+    def make_last_rows(self) -> None:
+        if self.slot.relay is None:
+            for group in self.groups:
+                self.on_row((LAST, 0, LAST_KEYS[group], 0))
 
     def on_rule(self, row: Row) -> None:
         if self.world.alignment_mode is AlignmentMode.ALIGNED:

@@ -158,6 +158,11 @@ def _drawn_clock_work(seed: int) -> bool:
     return bool(_drawn_saves(seed)) and random.Random(f"clock work {seed}").random() < 0.5
 
 
+def _drawn_last_rows(seed: int) -> bool:
+    """Drawn apart, as savepoints are."""
+    return random.Random(f"last rows {seed}").random() < 0.25
+
+
 def _impatient(seed: int, shape: Shape) -> Shape | None:
     """Where attempts die too soon to work off what waits in channels; drawn apart, as savepoints.
 
@@ -337,14 +342,8 @@ class World:
         self.retirement = _drawn_retirement(seed, self.pipeline.sinks)
         if self.retirement and self.retirement.successor:
             kinds[self.retirement.successor] = kinds[self.retirement.sink_id]
-        self.targets: dict[str, Target] = {}
+        self.targets = {sink_id: self._target(sink_id, kind) for sink_id, kind in kinds.items()}
         """By sink id, of every sink that the job ever writes to."""
-        for sink_id, kind in kinds.items():
-            target = kind(self.clock, sink_id, self.oracle.committed)
-            target.overtaken_rate = shape.overtaken_commits
-            if isinstance(target, Versioned):
-                target.on_version = self.oracle.version
-            self.targets[sink_id] = target
         variant.prepare(self)
         if not self.waits:
             self._let_servers_fail()
@@ -362,11 +361,20 @@ class World:
         """What kind of savepoint the user asks for, if any."""
         self.works_by_clock = _drawn_clock_work(seed)
         """Whether rows are made by the clock, too."""
+        self.makes_last_rows = _drawn_last_rows(seed)
+        """Whether rows are made at the end of the input, too."""
         self.begins_from_savepoint = False
         self.rolled_back: set[TransactionId] = set()
         """What somebody else has rolled back."""
         self._calm_after_s = calm_after_s
         self._calm_at = self.clock.now_s + calm_after_s
+
+    def _target(self, sink_id: str, kind: type[Target]) -> Target:
+        target = kind(self.clock, sink_id, self.oracle.committed)
+        target.overtaken_rate = self.shape.overtaken_commits
+        if isinstance(target, Versioned):
+            target.on_version = self.oracle.version
+        return target
 
     def retire(self) -> None:
         """The user changes the pipeline: whoever starts from now on starts with the new one."""

@@ -65,6 +65,8 @@ class Coordination:
         settings: CheckpointSettings,
         retained: Sequence[CompletedCheckpoint] = (),
         committers: frozenset[SubtaskRef] = frozenset(),
+        *,
+        makes_last_rows: bool = False,
     ) -> None:
         last = retained[-1].checkpoint if retained else 0
         self.now_s = START_S
@@ -81,6 +83,7 @@ class Coordination:
             now_s=self.now_s,
             wall_ms=lambda: int(self.wall_s * 1000),
             committers=committers,
+            makes_last_rows=makes_last_rows,
         )
         self.decisions: list[Decision] = []
         self.deleted: list[str] = []

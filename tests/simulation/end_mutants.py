@@ -1,0 +1,93 @@
+"""Broken variants of the end of the input, where functions make last rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tests.simulation.variant import Variant
+
+from onceflow.core.protocol.coordinator import CheckpointCoordinator
+from onceflow.core.protocol.decisions import (
+    CheckpointKind,
+    Decision,
+    TriggerCheckpoint,
+    WriteSavepoint,
+)
+from onceflow.core.protocol.ids import AttemptId, CheckpointId
+from onceflow.core.protocol.schedule import TriggerSchedule
+from onceflow.core.protocol.snapshots import SubtaskSnapshot
+
+
+class _EndsWithoutLastRows(CheckpointCoordinator):
+    """Ends the job with the checkpoint that decides all that was read."""
+
+    def __init__(self, *settings: Any, **named: Any) -> None:
+        super().__init__(*settings, **(named | {"makes_last_rows": False}))
+
+
+class _ForgetsItsEnd(CheckpointCoordinator):
+    """A job that is started again at its end makes its last rows again."""
+
+    def __init__(self, *settings: Any, **named: Any) -> None:
+        super().__init__(*settings, **named)
+        self._ended_at = None
+
+
+class _ForgetsThatItDrained(CheckpointCoordinator):
+    """What follows a savepoint that drains does not say that its last rows are made."""
+
+    def acked(
+        self, attempt: AttemptId, checkpoint: CheckpointId, snapshot: SubtaskSnapshot, now_s: float
+    ) -> tuple[Decision, ...]:
+        ended_at = self._ended_at
+        decisions = super().acked(attempt, checkpoint, snapshot, now_s)
+        if any(isinstance(decision, WriteSavepoint) for decision in decisions):
+            self._ended_at = ended_at
+        return decisions
+
+
+class _FinalFirst(TriggerSchedule):
+    """A source that has ended comes before the stop that follows a savepoint."""
+
+    def _kind_at_once(self, newest_pending: CheckpointId) -> CheckpointKind | None:
+        if self._bounded and not self._reading:
+            return CheckpointKind.FINAL
+        return super()._kind_at_once(newest_pending)
+
+
+class _MakesLastRowsBehindASavepoint(CheckpointCoordinator):
+    """Last rows are made after a savepoint with which the job stops."""
+
+    def __init__(self, *settings: Any, **named: Any) -> None:
+        super().__init__(*settings, **named)
+        self._schedule = _FinalFirst(self._settings, named["sources"], named["now_s"])
+
+
+class _EndOvertakes(CheckpointCoordinator):
+    """The barrier that follows last rows goes ahead of them."""
+
+    def _trigger(self, kind: CheckpointKind, now_s: float) -> TriggerCheckpoint:
+        trigger = super()._trigger(kind, now_s)
+        overtakes = kind is CheckpointKind.END and self._settings.overtakes_after_s is not None
+        return replace(trigger, overtakes_after_s=0.0) if overtakes else trigger
+
+
+class _EndsOverRowsInFlight(CheckpointCoordinator):
+    """Last rows are made while rows that were read are in flight."""
+
+    def logged(self, checkpoint: CheckpointId, now_s: float) -> tuple[Decision, ...]:
+        pending = None if self._over else self._pending[checkpoint]
+        if self._makes_last_rows and pending and pending.trigger.kind is CheckpointKind.FINAL:
+            self._schedule.input_decided()
+        return super().logged(checkpoint, now_s)
+
+
+END_MUTANTS: tuple[Variant, ...] = (
+    Variant("ends without last rows", coordinator=_EndsWithoutLastRows),
+    Variant("makes last rows at every start", coordinator=_ForgetsItsEnd),
+    Variant("forgets that last rows were made by a drain", coordinator=_ForgetsThatItDrained),
+    Variant("makes last rows behind a savepoint", coordinator=_MakesLastRowsBehindASavepoint),
+    Variant("the end overtakes last rows", coordinator=_EndOvertakes),
+    Variant("makes last rows over rows in flight", coordinator=_EndsOverRowsInFlight),
+)
