@@ -60,11 +60,12 @@ def unknown_commits(record: TargetRecord, memory: LogMemory) -> tuple[Decided, .
 def is_set_back(record: TargetRecord, committed: Sequence[Committable]) -> bool:
     """Return whether the target lacks some of `committed`, which the log knows to be committed.
 
-    Then it has gone back to an older copy of itself.
+    Then it has gone back to an older copy of itself, and has nothing that was committed later. A
+    target need not prove all that it has: Kafka proves the last commit of each subtask alone.
     """
-    highest = {one.attempt: one.checkpoint for one in record.committed}
+    last = max(((one.attempt, one.checkpoint) for one in record.committed), default=(0, 0))
     own = [c.transaction for c in committed if c.transaction.sink_id == record.sink_id]
-    return any(one.checkpoint > max(highest.get(one.attempt, 0), record.through) for one in own)
+    return any((t.attempt, t.checkpoint) > last and t.checkpoint > record.through for t in own)
 
 
 def newest_attempt(records: Iterable[TargetRecord]) -> AttemptId:

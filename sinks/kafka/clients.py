@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from confluent_kafka import (
     Consumer,
+    ConsumerGroupTopicPartitions,
     KafkaError,
     KafkaException,
     Producer,
@@ -75,6 +76,35 @@ class ConfigEntry(Protocol):
     value: str | None
 
 
+class GroupListing(Protocol):
+    """One consumer group."""
+
+    group_id: str
+
+
+class GroupListings(Protocol):
+    """The consumer groups of a cluster."""
+
+    valid: Sequence[GroupListing]
+    errors: Sequence[KafkaException]
+    """Of brokers that did not tell theirs."""
+
+
+class GroupOffset(Protocol):
+    """What a group has committed with one partition."""
+
+    topic: str
+    partition: int
+    metadata: str | None
+    error: KafkaError | None
+
+
+class CommittedOffsets(Protocol):
+    """What a group has committed."""
+
+    topic_partitions: Sequence[GroupOffset]
+
+
 class Admin(Protocol):
     """The part of confluent-kafka's AdminClient that the sink uses.
 
@@ -95,6 +125,16 @@ class Admin(Protocol):
         self, resources: Sequence[ConfigResource], *, request_timeout: float
     ) -> dict[ConfigResource, Future[dict[str, ConfigEntry]]]:
         """Ask for the settings in force; one future each."""
+        ...
+
+    def list_consumer_groups(self, *, request_timeout: float) -> Future[GroupListings]:
+        """Ask every broker for the groups that it coordinates and we may describe."""
+        ...
+
+    def list_consumer_group_offsets(
+        self, groups: Sequence[ConsumerGroupTopicPartitions], *, request_timeout: float
+    ) -> dict[str, Future[CommittedOffsets]]:
+        """Ask for what one group has committed, with every partition; one future each."""
         ...
 
     def poll(self, timeout: float) -> int:

@@ -2,21 +2,26 @@
 
 Kafka has no table to note it in. The offset's metadata hold the decision log and the attempt; it is
 changed in transactions of one transactional id, so that of two claims at once one is fenced. It is
-renewed while the job runs, because a broker forgets offsets that nobody commits any more.
+renewed while the job runs, because a broker forgets offsets that nobody commits any more. It names
+the newest commit, too, whose own commit offset is forgotten where no rows come for long.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 from confluent_kafka import KafkaException, Producer, TopicPartition
 
 from onceflow.core.errors import ConfigError, Fenced, SinkError
+from onceflow.core.protocol.ids import TransactionId
+from onceflow.core.protocol.log_memory import Decided
+from onceflow.core.protocol.target_records import TargetRecord, to_record
 from onceflow.core.spi import CommitterContext
-from onceflow.sinks.fence import FenceOwner, check_fence
+from onceflow.sinks.fence import FenceOwner, check_fence, check_owner
 from onceflow.sinks.kafka.clients import (
     Isolation,
     committed_metadata,
@@ -27,6 +32,7 @@ from onceflow.sinks.kafka.clients import (
     open_producer,
     repeated,
 )
+from onceflow.sinks.kafka.commit_offsets import last_commits, read_texts
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
 
 RENEWED_EVERY_S = 6 * 3600.0
@@ -48,6 +54,15 @@ _ADVICE = {
 def owner_group(sink_id: str) -> str:
     """Return the group whose offsets say who owns `sink_id`."""
     return f"onceflow/{sink_id}/owner"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What the owner's offset says."""
+
+    owner: FenceOwner
+    committed: Decided | None = None
+    """The newest commit under the sink id when it was written."""
 
 
 class Fence:
@@ -72,16 +87,28 @@ class Fence:
         """
 
         def admitted(owner: FenceOwner | None) -> bool:
-            check_fence(
-                self._context.sink_id,
-                owner,
-                self._owner,
-                take_over="kafka-consumer-groups.sh --bootstrap-server"
-                f" {self._settings.bootstrap_servers} --delete --group '{self._name}'",
-            )
+            check_fence(self._context.sink_id, owner, self._owner, take_over=self._take_over)
             return True
 
         self._write_if(admitted)
+
+    def read_record(self) -> TargetRecord | None:
+        """Return who has claimed the sink id and what was committed; None: Kafka has nothing of it.
+
+        Fences nobody and waits for no transaction: one that is ending now may be missing.
+
+        Raises:
+            ConfigError: Another job owns the sink id, or something is not permitted.
+            SinkError: Kafka cannot be asked now.
+        """
+        texts = read_texts(self._settings, self._name)
+        claim = _newest(texts[topic] for topic in self._settings.topics if topic in texts)
+        if claim is not None:
+            check_owner(self._context.sink_id, claim.owner, self._owner, take_over=self._take_over)
+        commits = self._newest_commits(claim)
+        if claim is None and not commits:
+            return None
+        return to_record(self._context.sink_id, claim.owner.attempt if claim else 0, commits)
 
     def refresh(self) -> None:
         """Renew the claim when it is time; one that is a newer attempt's, or foreign, is left.
@@ -92,6 +119,13 @@ class Fence:
         if time.monotonic() >= self._renew_at_s:
             self._renew_at_s = time.monotonic() + RENEWED_EVERY_S
             self._write_if(lambda owner: owner is None or owner == self._owner)
+
+    @property
+    def _take_over(self) -> str:
+        return (
+            f"kafka-consumer-groups.sh --bootstrap-server {self._settings.bootstrap_servers}"
+            f" --delete --group '{self._name}'"
+        )
 
     @property
     def _owner(self) -> FenceOwner:
@@ -107,9 +141,11 @@ class Fence:
             # Whoever claims at the same time is fenced by this, or fences us.
             repeated(producer.init_transactions, deadline=deadline)
             texts = committed_metadata(reader, self._settings.topics, deadline=deadline)
-            if wanted(newest_owner(texts)):
+            before = _newest(texts.values())
+            if wanted(before.owner if before else None):
+                newest = max(self._newest_commits(before), key=_order, default=None)
                 group = cast("Any", reader).consumer_group_metadata()
-                self._write(producer, group, deadline)
+                self._write(producer, group, newest, deadline)
         except KafkaException as error:
             raise self._refused(error) from error
         except TimeoutError as error:
@@ -117,10 +153,23 @@ class Fence:
         finally:
             reader.close()
 
-    def _write(self, producer: Producer, group: Any, deadline: float) -> None:
-        text = json.dumps(
-            {"log": self._owner.log_id, "attempt": self._owner.attempt, "job": self._owner.job}
-        )
+    def _newest_commits(self, claim: Claim | None) -> Sequence[TransactionId | Decided]:
+        """Return the last commit of each lane, and the newest one by then that `claim` names."""
+        found = last_commits(self._settings, self._context.sink_id, self._context.log_id)
+        return found if claim is None or claim.committed is None else (*found, claim.committed)
+
+    def _write(
+        self,
+        producer: Producer,
+        group: Any,
+        newest: TransactionId | Decided | None,
+        deadline: float,
+    ) -> None:
+        owner = self._owner
+        facts = {"log": owner.log_id, "attempt": owner.attempt, "job": owner.job}
+        if newest is not None:
+            facts |= {"committed": list(_order(newest))}
+        text = json.dumps(facts)
         offsets = [
             TopicPartition(topic, 0, self._owner.attempt, text) for topic in self._settings.topics
         ]
@@ -144,14 +193,22 @@ class Fence:
 
 
 def newest_owner(texts: Mapping[str, str]) -> FenceOwner | None:
-    """Return the newest claim among the metadata of the owner group's offsets; None: no claim."""
-    return max(map(_parsed, texts.values()), key=_attempt_of, default=None)
+    """Return who has claimed last by the metadata of the owner group's offsets; None: nobody."""
+    claim = _newest(texts.values())
+    return claim.owner if claim else None
 
 
-def _parsed(text: str) -> FenceOwner:
+def _newest(texts: Iterable[str]) -> Claim | None:
+    return max(map(_parsed, texts), key=lambda claim: claim.owner.attempt, default=None)
+
+
+def _parsed(text: str) -> Claim:
     found = json.loads(text)
-    return FenceOwner(str(found["log"]), int(found["attempt"]), str(found["job"]))
+    owner = FenceOwner(str(found["log"]), int(found["attempt"]), str(found["job"]))
+    # One of an older onceflow does not name a commit.
+    committed = found.get("committed")
+    return Claim(owner, Decided(*map(int, committed)) if committed else None)
 
 
-def _attempt_of(owner: FenceOwner) -> int:
-    return owner.attempt
+def _order(commit: TransactionId | Decided) -> tuple[int, int]:
+    return commit.attempt, commit.checkpoint

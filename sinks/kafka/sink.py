@@ -15,6 +15,7 @@ from onceflow.core.connector import ServerAccess, SinkConnector
 from onceflow.core.errors import ConfigError
 from onceflow.core.formats.keys import KeyFormat
 from onceflow.core.formats.registry import registry_settings
+from onceflow.core.protocol.target_records import TargetRecord
 from onceflow.core.spi import (
     Committer,
     CommitterContext,
@@ -165,6 +166,15 @@ class KafkaSink(Sink):
             return
         preflight.require_brokers_fit()
         Fence(settings, context).claim()
+
+    def target_record(self, context: CommitterContext) -> TargetRecord | None:
+        """Return what commit offsets say; None at least once, or where Kafka has nothing of it.
+
+        Kafka forgets the offsets of a group that nobody uses (`offsets.retention.minutes`).
+        """
+        if self.settings.delivery is Delivery.AT_LEAST_ONCE:
+            return None
+        return Fence(self.settings, context).read_record()
 
     def writer(self, context: WriterContext) -> SinkWriter:
         """Return a writer; exactly once it connects only where rows choose their partition.

@@ -114,6 +114,18 @@ def test_a_rewind_asks_a_target_that_was_put_back_for_the_savepoints_own_alone()
     assert after.memory.coverage(transaction(1, 3).transaction).value == "undecided"
 
 
+def test_a_target_that_proves_its_last_commit_alone_is_not_taken_for_one_that_was_put_back() -> (
+    None
+):
+    known = [transaction(1, 3), transaction(2, 4)]
+    assert not is_set_back(record((2, 4)), known)
+    assert not is_set_back(record((3, 5)), known)
+    assert is_set_back(record((1, 3)), known)
+    assert is_set_back(record(), known)
+    assert not is_set_back(TargetRecord("out", through=cut(1, 4, 2).checkpoint), known)
+    assert is_set_back(TargetRecord("out", through=cut(1, 3, 2).checkpoint), known)
+
+
 def test_a_rewind_asks_a_target_that_has_gone_on_for_nothing_of_before() -> None:
     view = claimed(decided(RAN, cut(1, 3, 30, transaction(1, 3))))
     told = record((1, 3))

@@ -1,0 +1,70 @@
+"""The commit offsets of a sink id, of all its lanes, read without fencing anybody.
+
+A subtask that is gone, or a topic that is no longer written to, leaves its commit offset behind. So
+brokers are asked which lanes there are, and for the offsets of all topics.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import chain
+
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
+
+from onceflow.core.protocol.ids import TransactionId
+from onceflow.sinks.kafka.clients import Admin, Troubles, answered, open_admin
+from onceflow.sinks.kafka.settings import KafkaSinkSettings
+from onceflow.sinks.kafka.transactional_lane import lane_name, proven
+
+_REPLY_S = 1.0
+"""How much longer than the client's own timeout a future is waited for."""
+
+
+def last_commits(settings: KafkaSinkSettings, sink_id: str, log_id: str) -> Sequence[TransactionId]:
+    """Return the last transaction of each lane and topic, of the job with that decision log.
+
+    Raises:
+        ConfigError: It is not permitted.
+        SinkError: No broker answered in time.
+    """
+    troubles = Troubles(settings)
+    admin = open_admin(settings, troubles)
+    groups = answered(
+        settings, troubles, partial(_list_groups, admin), f"consumer groups of {settings.where}"
+    )
+    lane = re.compile(re.escape(lane_name(sink_id, 0)[:-1]) + r"\d+")
+    texts = [read_texts(settings, one).values() for one in groups if lane.fullmatch(one)]
+    return proven(chain.from_iterable(texts), log_id)
+
+
+def read_texts(settings: KafkaSinkSettings, group: str) -> Mapping[str, str]:
+    """Return by topic what `group` has committed with partition 0; empty if there is no such group.
+
+    Raises:
+        ConfigError: It is not permitted.
+        SinkError: No broker answered in time.
+    """
+    troubles = Troubles(settings)
+    admin = open_admin(settings, troubles)
+    what = f"offsets of group {group} at {settings.where}"
+    return answered(settings, troubles, partial(_ask_texts, admin, group), what)
+
+
+def _list_groups(admin: Admin, timeout_s: float) -> Sequence[str]:
+    future = admin.list_consumer_groups(request_timeout=timeout_s)
+    found = future.result(timeout_s + _REPLY_S)
+    for error in found.errors:  # a broker that did not tell its own
+        raise error
+    return [one.group_id for one in found.valid]
+
+
+def _ask_texts(admin: Admin, group: str, timeout_s: float) -> Mapping[str, str]:
+    asked = [ConsumerGroupTopicPartitions(group)]
+    futures = admin.list_consumer_group_offsets(asked, request_timeout=timeout_s)
+    found = futures[group].result(timeout_s + _REPLY_S).topic_partitions
+    for one in found:
+        if one.error is not None:
+            raise KafkaException(one.error)
+    return {one.topic: one.metadata for one in found if one.metadata and not one.partition}
