@@ -24,7 +24,7 @@ A rewind forgets what was decided after the savepoint. Of each target it asks:
 
     it has commits of later     they come twice; nothing of before is asked for any more
     it has none                 it was put back: the savepoint's own transactions must be there
-    it does not tell            what the last decision lists is committed, as at every start
+    it does not tell of each    what the last decision lists is committed, as at every start
 
 A log that lacks decisions which the savepoint's log had made is behind it: the job has gone on in
 other storage, and comes back. It begins then as in new storage.
@@ -185,10 +185,10 @@ def sinks_to_import(
     """
     records = tuple(records)
     if follows_savepoint(view, savepoint):
-        known = {one.sink_id for one in records} if goes_back(savepoint, view) else set[str]()
+        known = _telling(records) if goes_back(savepoint, view) else frozenset[str]()
     else:
-        known = set(savepoint.memory.sinks)
-    return frozenset(known) - _passed_by(savepoint, records)
+        known = frozenset(savepoint.memory.sinks)
+    return known - _passed_by(savepoint, records)
 
 
 def goes_back(savepoint: Savepoint, view: LogView) -> bool:
@@ -319,8 +319,7 @@ def view_before(
     records = tuple(records)
     taken = savepoint.memory
     known = taken.with_decided(committables_of(savepoint.completed))
-    tell = {record.sink_id for record in records}
-    passed = _passed_by(savepoint, records)
+    tell, passed = _telling(records), _passed_by(savepoint, records)
     # Asked for at the start: what each target has committed last, where it may still prove it.
     later = {(r.sink_id, mark.attempt): mark.checkpoint for r in records for mark in r.committed}
     asked = [
@@ -334,7 +333,8 @@ def view_before(
         asked += [c for c in view.memory.committed if c.transaction.sink_id not in tell]
     marks = (*view.memory.rewound, *taken.rewound, *(m for r in records for m in r.committed))
     rewound = to_record("", NO_ATTEMPT, (one for one in marks if not known.knows(one))).committed
-    memory = replace(taken.claimed(view.sinks), committed=tuple(asked), rewound=rewound)
+    # What the savepoint lists and a target that has gone on still holds in doubt is decided, too.
+    memory = replace(known.claimed(view.sinks), committed=tuple(asked), rewound=rewound)
     return replace(view, memory=memory, starts_over=True)
 
 
@@ -351,8 +351,17 @@ def _unknown_commits(savepoint: Savepoint, record: TargetRecord) -> tuple[Decide
 
 
 def _passed_by(savepoint: Savepoint, records: Iterable[TargetRecord]) -> frozenset[str]:
-    """Return the sink ids whose target has committed more than the savepoint knows of."""
-    return frozenset(one.sink_id for one in records if _unknown_commits(savepoint, one))
+    """Return the sink ids whose target has committed more than the savepoint knows of.
+
+    It may have pruned the proofs of what the savepoint lists.
+    """
+    told = (one for one in records if one.proves_each)
+    return frozenset(one.sink_id for one in told if _unknown_commits(savepoint, one))
+
+
+def _telling(records: Iterable[TargetRecord]) -> frozenset[str]:
+    """Return the sink ids whose target tells of each commit whether it has it."""
+    return frozenset(one.sink_id for one in records if one.proves_each)
 
 
 def _listed_at_rewind(
@@ -369,7 +378,7 @@ def _listed_at_rewind(
     listed = [(ref, _without(operator, passed)) for ref, operator in decided]
     if view is not None:
         # What no target tells of stays as the log says it is.
-        tell = frozenset(record.sink_id for record in records)
+        tell = _telling(records)
         last = [(s.subtask, o) for s in view.completed[-1].snapshots for o in s.operators]
         listed = [(ref, _only_undecided(o, view, tell)) for ref, o in listed]
         listed += [(ref, _without(operator, tell)) for ref, operator in last]

@@ -34,6 +34,11 @@ class TargetRecord:
     """By attempt, rising: the highest checkpoint of whose transactions there is a proof."""
     through: CheckpointId = GENESIS
     """Where whole checkpoints are committed: the last decision that is; 0 elsewhere."""
+    proves_each: bool = True
+    """Whether a commit is not proven only if its proof was pruned, or the target was put back.
+
+    False: the last commits alone are proven, and `commit` finds out about each of those before.
+    """
 
     @property
     def checkpoint_last(self) -> CheckpointId:
@@ -42,14 +47,18 @@ class TargetRecord:
 
 
 def to_record(
-    sink_id: str, attempt: int, transactions: Iterable[TransactionId | Decided]
+    sink_id: str,
+    attempt: int,
+    transactions: Iterable[TransactionId | Decided],
+    *,
+    proves_each: bool = True,
 ) -> TargetRecord:
     """Return the record of a target that has proofs of `transactions`, of that sink id."""
     highest: dict[int, int] = {}
     for one in transactions:
         highest[one.attempt] = max(one.checkpoint, highest.get(one.attempt, 0))
     committed = tuple(Decided(*one) for one in sorted(highest.items()))
-    return TargetRecord(sink_id, AttemptId(attempt), committed)
+    return TargetRecord(sink_id, AttemptId(attempt), committed, proves_each=proves_each)
 
 
 def unknown_commits(record: TargetRecord, memory: LogMemory) -> tuple[Decided, ...]:

@@ -108,7 +108,8 @@ class Fence:
         commits = self._newest_commits(claim)
         if claim is None and not commits:
             return None
-        return to_record(self._context.sink_id, claim.owner.attempt if claim else 0, commits)
+        attempt = claim.owner.attempt if claim else 0
+        return to_record(self._context.sink_id, attempt, commits, proves_each=False)
 
     def refresh(self) -> None:
         """Renew the claim when it is time; one that is a newer attempt's, or foreign, is left.

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from tests.support.clusters import AnyCluster
 from tests.support.moving_job import (
-    FilesTarget,
     RECORDS,
+    FilesTarget,
     MovingJob,
     go_there_and_back,
     refuse_an_older_copy,

@@ -12,7 +12,7 @@ from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.log_memory import Decided
-from onceflow.core.protocol.recovery import committables_of
+from onceflow.core.protocol.recovery import committables_of, plan_recovery
 from onceflow.core.protocol.savepoints import (
     check_targets,
     restored_from,
@@ -149,3 +149,38 @@ def test_a_target_is_asked_for_no_proof_below_a_later_one_of_the_same_attempt(
     view = claimed(seeded(LogView(), stopped))
     after = view_before(stopped, view, [record(*proved)])
     assert len(after.memory.committed) == asked
+
+
+def test_a_rewind_commits_what_the_savepoint_lists_and_a_target_that_has_gone_on_has_in_doubt() -> (
+    None
+):
+    """Another subtask has committed since; this one was killed before it could."""
+    view = claimed(seeded(LogView(), TAKEN))
+    told = record((1, 3))
+    begun = restored_from(TAKEN, view, attempt=view.attempt, now_ms=7, records=[told])
+    after = decided(view_before(TAKEN, view, [told]), begun)
+    in_doubt = [transaction(1, 2), transaction(1, 3)]
+    plan = plan_recovery(
+        committables_of(begun), in_doubt, sink_id="out", attempt=view.attempt, memory=after.memory
+    )
+    assert plan.commit == (transaction(1, 2),)
+    assert plan.abort == (transaction(1, 3),)
+
+
+def test_a_rewind_asks_a_target_that_proves_its_last_commits_alone_for_all_of_the_savepoint() -> (
+    None
+):
+    """It has gone on, and one of its subtasks may not have."""
+    told = to_record("out", 1, (Decided(1, 3),), proves_each=False)
+    view = claimed(seeded(LogView(), TAKEN))
+    assert sinks_to_import(TAKEN, view, [told]) == {"out"}
+    begun = restored_from(TAKEN, view, attempt=view.attempt, now_ms=7, records=[told])
+    assert committables_of(begun) == (transaction(1, 1), transaction(1, 2))
+    require_not_behind(decided(view_before(TAKEN, view, [told]), begun), [told], "storage")
+    with pytest.raises(SavepointRefused, match="has committed since, last checkpoint 3"):
+        check(TAKEN, view, told)
+    # In the job's own storage its staged rows and proofs are where they were.
+    own = claimed(decided(RAN, cut(1, 3, 30, transaction(1, 3))))
+    assert sinks_to_import(TAKEN, own, [told]) == frozenset()
+    back = restored_from(TAKEN, own, attempt=own.attempt, now_ms=7, records=[told])
+    assert committables_of(back) == (transaction(1, 3),)
