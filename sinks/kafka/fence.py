@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -102,14 +102,12 @@ class Fence:
             SinkError: Kafka cannot be asked now.
         """
         texts = read_texts(self._settings, self._name)
-        claim = _newest(texts[topic] for topic in self._settings.topics if topic in texts)
+        claim = newest_claim(texts[topic] for topic in self._settings.topics if topic in texts)
         if claim is not None:
             check_owner(self._context.sink_id, claim.owner, self._owner, take_over=self._take_over)
-        commits = self._newest_commits(claim)
-        if claim is None and not commits:
-            return None
-        attempt = claim.owner.attempt if claim else 0
-        return to_record(self._context.sink_id, attempt, commits, proves_each=False)
+        return record_of(
+            claim, newest_commits(self._settings, claim, self._context), self._context.sink_id
+        )
 
     def refresh(self) -> None:
         """Renew the claim when it is time; one that is a newer attempt's, or foreign, is left.
@@ -142,9 +140,11 @@ class Fence:
             # Whoever claims at the same time is fenced by this, or fences us.
             repeated(producer.init_transactions, deadline=deadline)
             texts = committed_metadata(reader, self._settings.topics, deadline=deadline)
-            before = _newest(texts.values())
+            before = newest_claim(texts.values())
             if wanted(before.owner if before else None):
-                newest = max(self._newest_commits(before), key=_order, default=None)
+                newest = max(
+                    newest_commits(self._settings, before, self._context), key=_order, default=None
+                )
                 group = cast("Any", reader).consumer_group_metadata()
                 self._write(producer, group, newest, deadline)
         except KafkaException as error:
@@ -153,11 +153,6 @@ class Fence:
             raise SinkError(f"sink id {self._context.sink_id!r} is not claimed: {error}") from error
         finally:
             reader.close()
-
-    def _newest_commits(self, claim: Claim | None) -> Sequence[TransactionId | Decided]:
-        """Return the last commit of each lane, and the newest one by then that `claim` names."""
-        found = last_commits(self._settings, self._context.sink_id, self._context.log_id)
-        return found if claim is None or claim.committed is None else (*found, claim.committed)
 
     def _write(
         self,
@@ -193,13 +188,31 @@ class Fence:
         )
 
 
-def newest_owner(texts: Mapping[str, str]) -> FenceOwner | None:
-    """Return who has claimed last by the metadata of the owner group's offsets; None: nobody."""
-    claim = _newest(texts.values())
-    return claim.owner if claim else None
+def newest_commits(
+    settings: KafkaSinkSettings, claim: Claim | None, context: CommitterContext
+) -> Sequence[TransactionId | Decided]:
+    """Return the last commit of each lane, and the newest one by then that `claim` names.
+
+    Raises:
+        ConfigError: It is not permitted.
+        SinkError: Kafka cannot be asked now.
+    """
+    found = last_commits(settings, context.sink_id, context.log_id)
+    return found if claim is None or claim.committed is None else (*found, claim.committed)
 
 
-def _newest(texts: Iterable[str]) -> Claim | None:
+def record_of(
+    claim: Claim | None, commits: Sequence[TransactionId | Decided], sink_id: str
+) -> TargetRecord | None:
+    """Return the record of a sink id with that claim and those commits; None: Kafka has nothing."""
+    if claim is None and not commits:
+        return None
+    attempt = claim.owner.attempt if claim else 0
+    return to_record(sink_id, attempt, commits, proves_each=False)
+
+
+def newest_claim(texts: Iterable[str]) -> Claim | None:
+    """Return the newest claim among the metadata of the owner group's offsets; None: no claim."""
     return max(map(_parsed, texts), key=lambda claim: claim.owner.attempt, default=None)
 
 

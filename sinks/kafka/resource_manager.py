@@ -14,11 +14,9 @@ from typing_extensions import override
 
 from onceflow.core.errors import SinkError
 from onceflow.core.in_doubt import ResourceManager
-from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.in_doubt import LogFacts
 from onceflow.core.protocol.target_records import TargetRecord
 from onceflow.core.spi import Committer, CommitterContext
-from onceflow.sinks.fence import FenceOwner
 from onceflow.sinks.kafka.clients import (
     Isolation,
     Troubles,
@@ -28,7 +26,13 @@ from onceflow.sinks.kafka.clients import (
     open_group_reader,
 )
 from onceflow.sinks.kafka.committer import KafkaCommitter
-from onceflow.sinks.kafka.fence import newest_owner, owner_group
+from onceflow.sinks.kafka.fence import (
+    Claim,
+    newest_claim,
+    newest_commits,
+    owner_group,
+    record_of,
+)
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
 
 
@@ -39,7 +43,7 @@ class KafkaResourceManager(ResourceManager):
         """Connect to nothing yet; of `settings` the topics do not matter."""
         self._servers, self._settings = settings.bootstrap_servers, settings
         self._topics: Sequence[str] | None = None
-        self._owners: dict[str, FenceOwner | None] = {}
+        self._claims: dict[str, Claim | None] = {}
 
     @property
     @override
@@ -58,18 +62,20 @@ class KafkaResourceManager(ResourceManager):
 
     @override
     def claimed_by(self, sink_id: str) -> str | None:
-        owner = self._owner(sink_id)
-        return owner.log_id if owner else None
+        claim = self._claim(sink_id)
+        return claim.owner.log_id if claim else None
 
     @override
     def target_record(self, context: CommitterContext) -> TargetRecord | None:
-        owner = self._owner(context.sink_id)
-        return TargetRecord(context.sink_id, AttemptId(owner.attempt)) if owner else None
+        claim = self._claim(context.sink_id)
+        commits = newest_commits(self._settings, claim, context)
+        return record_of(claim, commits, context.sink_id)
 
-    def _owner(self, sink_id: str) -> FenceOwner | None:
-        if sink_id not in self._owners:
-            self._owners[sink_id] = newest_owner(self._committed_by(owner_group(sink_id)))
-        return self._owners[sink_id]
+    def _claim(self, sink_id: str) -> Claim | None:
+        if sink_id not in self._claims:
+            texts = self._committed_by(owner_group(sink_id))
+            self._claims[sink_id] = newest_claim(texts.values())
+        return self._claims[sink_id]
 
     def _committed_by(self, group: str) -> Mapping[str, str]:
         deadline = time.monotonic() + self._settings.deadline_s
