@@ -85,6 +85,41 @@ def test_aggregates_in_update_mode_are_upserted_once_each(
     assert prepared(postgres_database) == []
 
 
+def test_two_tables_of_a_database_have_all_rows_of_a_batch_or_none_when_one_refuses_a_row(
+    spark: SparkSession, postgres_database: str, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    query(
+        postgres_database,
+        "CREATE TABLE orders (id bigint)",
+        "CREATE TABLE paid (id bigint PRIMARY KEY)",
+        "INSERT INTO paid VALUES (7)",
+    )
+    sinks = {
+        table: PostgresSink(postgres_database, table=table, commit_mode="ledger")
+        for table in ("orders", "paid")
+    }
+
+    def split(batch: DataFrame, batch_id: int) -> dict[str, DataFrame]:
+        del batch_id
+        return {table: batch.select("id") for table in sinks}
+
+    def write() -> None:
+        written = foreach_batch(sinks, split, checkpoint_location=str(checkpoint))
+        run(rows_of(spark, tmp_path / "in"), written, checkpoint, "append")
+
+    def found(table: str) -> list[int]:
+        return [row[0] for row in query(postgres_database, f"SELECT id FROM {table} ORDER BY id")]
+
+    feed(spark, tmp_path / "in", 0, 10)
+    with pytest.raises(StreamingQueryException, match=r"not decided.*\(id\)=\(7\)"):
+        write()
+    assert (found("orders"), found("paid")) == ([], [7])
+    query(postgres_database, "DELETE FROM paid")
+    write()
+    assert found("orders") == found("paid") == list(range(10))
+
+
 def test_tables_of_two_databases_and_dead_letters_have_one_decision(
     spark: SparkSession, postgres_database: str, tmp_path: Path
 ) -> None:
