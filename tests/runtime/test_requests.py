@@ -50,8 +50,9 @@ def test_stop_whose_checkpoint_fails_the_attempt_is_asked_again_of_the_next(
     job = pipeline.start()
     _await(job, lambda status: status.records_in > 0)
     status = job.stop(60)
+    # The next attempt may be asked before it has read anything: it takes a checkpoint all the same.
     assert (status.state, status.restores) == (JobState.STOPPED, 1)
-    assert sink.rows()
+    assert status.checkpoints_completed >= 1
     assert sink.prepared() == []
     _goes_on(cluster, tmp_path, sink)
 
