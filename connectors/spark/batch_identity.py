@@ -47,6 +47,8 @@ class NamedTarget:
 
     target: BatchTarget
     directory: str | None
+    is_write: bool = False
+    """Whether `DataFrame.write` writes, and no query."""
     noted: NotedTarget | None = None
     """What its files must say of it before a batch is planned; None where a database does."""
 
@@ -99,7 +101,7 @@ def write_target(make_sink: MakeSink, options: Mapping[str, str]) -> tuple[Named
     else:
         owner = f"{_BATCH_OWNER} to {where.name}"
     source = f"{app}@{_digest(where.name)}" if app else ""
-    named = _named(sink, options, sink_id, owner, source, directory)
+    named = replace(_named(sink, options, sink_id, owner, source, directory), is_write=True)
     if directory is not None and not isinstance(sink, SqlSink):
         facts = where.facts if where.is_known else own_option_digests(options)
         note = NotedTarget(directory, sink_id, {"target": where.name, **facts})
@@ -175,13 +177,23 @@ class _WriteLocation:
     """Whether the sink says where it writes."""
 
 
+def is_kafka(sink: Sink) -> bool:
+    """Return whether `sink` is Kafka's; imports nothing of it."""
+    return type(sink).__module__ == "onceflow.sinks.kafka.sink"
+
+
+def is_files(sink: Sink) -> bool:
+    """Return whether `sink` writes files; imports nothing of it."""
+    return type(sink).__module__ == "onceflow.sinks.files.sink"
+
+
 def _write_location(sink: Sink) -> _WriteLocation:
     if isinstance(sink, SqlSink):
         server = str(sink.endpoint).partition(" as user")[0]
         column = f" and tables of column {sink.table_column}" if sink.table_column else ""
         return _WriteLocation(server, f"{sink.table}{column}", {})
     # A sink's module imports its client: only that of the sink at hand is imported already.
-    if type(sink).__module__ == "onceflow.sinks.kafka.sink":
+    if is_kafka(sink):
         from onceflow.sinks.kafka.sink import KafkaSink
 
         assert isinstance(sink, KafkaSink)
@@ -189,7 +201,7 @@ def _write_location(sink: Sink) -> _WriteLocation:
         servers = sorted(one.strip().lower() for one in sink.bootstrap_servers.split(","))
         facts = {"kafka.bootstrap.servers": ",".join(servers)}
         return _WriteLocation("KafkaSink", ",".join(topics), facts)
-    if type(sink).__module__ == "onceflow.sinks.files.sink":
+    if is_files(sink):
         from onceflow.sinks.files.sink import FileSink
 
         assert isinstance(sink, FileSink)

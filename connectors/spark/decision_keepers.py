@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from onceflow.connectors.spark.batch_commits import BatchTarget
-from onceflow.connectors.spark.batch_identity import NamedTarget
+from onceflow.connectors.spark.batch_identity import NamedTarget, is_files, is_kafka
 from onceflow.connectors.spark.sink_group import SinkGroup
 from onceflow.core.batch_decisions import BatchDecisions
+from onceflow.core.batch_notes import BatchNotes
 from onceflow.core.config import Delivery
 from onceflow.core.errors import ConfigError
+from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.protocol.log import NO_ATTEMPT
+from onceflow.core.spi import Sink
 from onceflow.core.storage.batch_decisions import LoggedBatchDecisions
 from onceflow.core.storage.file_location import FileLocation
 from onceflow.core.storage.filesystem import CreatesAtomically
 from onceflow.core.storage.local import CHECKPOINT_STORAGE
+from onceflow.core.storage.noted_batch_decisions import NotedBatchDecisions
 from onceflow.sinks.sql.batch_decisions import DecidedPart, SqlBatchDecisions
 from onceflow.sinks.sql.session import Endpoint
 from onceflow.sinks.sql.sink import SqlSink
@@ -21,6 +27,9 @@ from onceflow.sinks.sql.sink import SqlSink
 
 def kept_target(named: NamedTarget) -> tuple[BatchTarget, BatchDecisions]:
     """Return the target and its keeper: its own database where it is one, else a log in files.
+
+    The log of a `write` to files is in the directory that it writes to. Kafka notes which batches
+    of a `write` it has.
 
     Of a group of sinks the first one's is asked.
 
@@ -35,12 +44,78 @@ def kept_target(named: NamedTarget) -> tuple[BatchTarget, BatchDecisions]:
             raise ConfigError(f"{sink}: as a format of Spark a sink is always exactly_once")
         parts = _parts_beside(sink, target)
         return target, SqlBatchDecisions(sink.settings, target.sink_id, target.owner, parts)
+    beside = _files_of_target(named)
+    if beside is not None:
+        return target, _decisions_beside(beside, named)
     if named.directory is None:
         raise ConfigError(
             f"{type(sink).__name__} has no tables in which decisions could stand: give option"
             " stagingLocation, a directory or bucket that driver and executors see"
         )
-    return target, logged_decisions(named.directory, target.sink_id, target.claimant)
+    files = files_of(named.directory)
+    if is_kafka(target.sink):
+        notes = _notes(target)
+        if named.is_write and target.source:
+            return target, NotedBatchDecisions(
+                files, target.sink_id, target.claimant, source=target.source, notes=notes
+            )
+        return target, LoggedBatchDecisions(
+            files, target.sink_id, target.claimant, lambda: notes.read().attempt
+        )
+    return target, LoggedBatchDecisions(
+        files, target.sink_id, target.claimant, _newest_in_target(target)
+    )
+
+
+def _newest_in_target(target: BatchTarget) -> Callable[[], AttemptId] | None:
+    """Return what asks the target for its newest attempt; None: it does not tell."""
+    sink, context = target.sink, target.committer_context(NO_ATTEMPT)
+    if isinstance(sink, SinkGroup) or type(sink).target_record is Sink.target_record:
+        return None
+
+    def newest() -> AttemptId:
+        record = sink.target_record(context)
+        return NO_ATTEMPT if record is None else record.attempt
+
+    return newest
+
+
+def _notes(target: BatchTarget) -> BatchNotes:
+    from onceflow.sinks.kafka.batch_notes import KafkaBatchNotes
+    from onceflow.sinks.kafka.sink import KafkaSink
+
+    assert isinstance(target.sink, KafkaSink)
+    return KafkaBatchNotes(target.sink.settings, target.committer_context(NO_ATTEMPT))
+
+
+def _files_of_target(named: NamedTarget) -> CreatesAtomically | None:
+    """Return the hidden directory of a target of files, in which decisions of writes can stand."""
+    if not named.is_write or not is_files(named.target.sink):
+        return None
+    from onceflow.sinks.files.layout import HIDDEN
+    from onceflow.sinks.files.sink import FileSink
+
+    assert isinstance(named.target.sink, FileSink)
+    location = named.target.sink.settings.location
+    files = replace(location, root=f"{location.root}/{HIDDEN}").open(CHECKPOINT_STORAGE)
+    return files if isinstance(files, CreatesAtomically) else None
+
+
+def _decisions_beside(files: CreatesAtomically, named: NamedTarget) -> BatchDecisions:
+    """Return the log beside the data; or in stagingLocation, where it began in an earlier version.
+
+    Raises:
+        ConfigError: As `LoggedBatchDecisions.seen`.
+    """
+    target = named.target
+    newest = _newest_in_target(target)
+    beside = LoggedBatchDecisions(files, target.sink_id, target.claimant, newest)
+    if named.directory is None or beside.seen().attempt:
+        return beside
+    earlier = LoggedBatchDecisions(
+        files_of(named.directory), target.sink_id, target.claimant, newest
+    )
+    return earlier if earlier.seen().attempt else beside
 
 
 def _parts_beside(keeper: SqlSink, target: BatchTarget) -> Mapping[str, DecidedPart]:
@@ -60,8 +135,17 @@ def _database(sink: SqlSink) -> tuple[Endpoint, str]:
     return sink.endpoint, sink.settings.ledger_schema
 
 
-def logged_decisions(directory: str, sink_id: str, claimant: str = "") -> BatchDecisions:
+def logged_decisions(directory: str, sink_id: str) -> BatchDecisions:
     """Return the log of decisions in `directory`, which need not be there yet.
+
+    Raises:
+        ConfigError: It is no place in which one of two creates a file.
+    """
+    return LoggedBatchDecisions(files_of(directory), sink_id)
+
+
+def files_of(directory: str) -> CreatesAtomically:
+    """Return the files in `directory`, in which decisions can stand.
 
     Raises:
         ConfigError: It is no place in which one of two creates a file.
@@ -73,4 +157,4 @@ def logged_decisions(directory: str, sink_id: str, claimant: str = "") -> BatchD
             f"{place}: of two writers that create one file there at once, both may believe to have"
             " done it; give option stagingLocation, a directory or an s3:// or gs:// bucket"
         )
-    return LoggedBatchDecisions(files, sink_id, claimant)
+    return files

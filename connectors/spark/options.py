@@ -272,7 +272,9 @@ PROTOCOL_OPTIONS: tuple[ProtocolOption, ...] = (
         "stagingLocation",
         "Where rows wait for their commit if the target cannot prepare them: a path or URL that"
         " driver and executors see; below checkpointLocation unless given. Jobs and queries may"
-        " share one",
+        " share one. Keep it: a sink of your own and a query know by it what is written, and are"
+        " refused with another one; a database, files and Kafka (for as long as it keeps offsets)"
+        " know what `write` with a token has written",
     ),
 )
 """What the protocol reads; no table has an option of these names."""

@@ -1,8 +1,12 @@
 """Decisions of batches in a decision log, for targets that have no tables.
 
     <directory>/batches-<sink id>/log/<sequence>.json      claims and decisions, as those of a job
+    <directory>/batches-<sink id>/fenced                   its target was claimed by another log
 
 Every sink id has its own log, so any number of queries and jobs may share one directory.
+
+A target may be claimed by attempts that the log does not know: the directory was cleaned, or is
+another one than before. Then nothing is claimed, so that no later try comes above them.
 
 A batch is a checkpoint of one operator: its number, source, fingerprint and run are that one's
 state. `protocol.log` puts claims and decisions in one order: of two records after the same one,
@@ -40,7 +44,7 @@ from onceflow.core.protocol.batches import (
     check_decision,
 )
 from onceflow.core.protocol.ids import AttemptId, SubtaskRef
-from onceflow.core.protocol.log import LogView
+from onceflow.core.protocol.log import NO_ATTEMPT, LogView
 from onceflow.core.protocol.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
@@ -73,9 +77,22 @@ def decision_directory(sink_id: str) -> str:
 class LoggedBatchDecisions(BatchDecisions):
     """In one directory, for one sink id. Opens nothing that stays open."""
 
-    def __init__(self, files: CreatesAtomically, sink_id: str, name: str = "") -> None:
-        """Touch nothing yet; `name` is the claimant's."""
+    def __init__(
+        self,
+        files: CreatesAtomically,
+        sink_id: str,
+        name: str = "",
+        newest_in_target: Callable[[], AttemptId] | None = None,
+    ) -> None:
+        """Touch nothing yet; `name` is the claimant's.
+
+        `newest_in_target` returns the newest attempt that has claimed the sink id in the target;
+        None: the target does not tell.
+        """
         self._files = files
+        self._newest_in_target = newest_in_target
+        self._is_known = False
+        """Whether all claims in the target were found to be of this log."""
         self._name = name or f"process {os.getpid()} on {socket.gethostname()}"
         self._log = DecisionLog.open(files, JobPaths(decision_directory(sink_id)))
         self._sink_id = sink_id
@@ -84,18 +101,35 @@ class LoggedBatchDecisions(BatchDecisions):
     def claim(
         self, open_sink: Callable[[AttemptId], None], *, after: AttemptId | None = None
     ) -> BatchClaim:
+        self._require_not_fenced()
+        newest = NO_ATTEMPT
+        if self._newest_in_target is not None and not self._is_known:
+            # Before the log: what is claimed in between, the log knows.
+            newest = self._newest_in_target()
+
         def check(view: LogView) -> None:
             if after is not None and view.attempt != after:
                 self.check_newest(after)
+            if newest > view.attempt and after is not None:
+                raise Fenced(
+                    f"sink id {self._sink_id!r}: attempt {after} is fenced: another run, with"
+                    f" another stagingLocation, has claimed attempt {newest} in the target. That"
+                    " one goes on. Wait for it to end; then repeat this one"
+                )
+            if newest > view.attempt:
+                self._meet_newer_target(view, newest)
 
         if not self._log.sequences():
             self._require_no_shared_log()
         now = datetime.now(timezone.utc).isoformat(sep=" ", timespec="seconds")
         try:
             claimed = self._log.claim(f"{self._name}{_SINCE}{now}", [self._sink_id], check=check)
+            if newest >= claimed.attempt:
+                claimed = claimed.claim_above(newest)
         except DecisionUnknown as error:
             raise StorageError(str(error)) from error
-        open_sink(claimed.attempt)
+        self._open(open_sink, claimed.attempt)
+        self._is_known = True
         return BatchClaim(claimed.attempt, _decisions(claimed.view))
 
     @override
@@ -148,6 +182,41 @@ class LoggedBatchDecisions(BatchDecisions):
     @override
     def close(self) -> None:
         """Release nothing."""
+
+    def _open(self, open_sink: Callable[[AttemptId], None], attempt: AttemptId) -> None:
+        try:
+            open_sink(attempt)
+        except Fenced as error:
+            if self._newest_in_target is None and self._log.read().attempt == attempt:
+                # Each claim stands here before it is made in the target: this one is another log's.
+                self._files.create_if_absent(self._fenced, str(error).encode())
+                raise self._another_log(str(error)) from error
+            raise
+
+    def _require_not_fenced(self) -> None:
+        fenced = self._files.read(self._fenced)
+        if fenced is not None:
+            raise self._another_log(fenced.decode())
+
+    def _meet_newer_target(self, view: LogView, attempt: AttemptId) -> None:
+        """Raise ConfigError: the target was claimed by `attempt`, which is not in the log."""
+        raise self._another_log(
+            f"the target was claimed last by attempt {attempt}, and the log ends with attempt"
+            f" {view.attempt}"
+        )
+
+    def _another_log(self, reason: str) -> ConfigError:
+        return ConfigError(
+            f"sink id {self._sink_id!r}: {self._log} does not hold the decisions of the writes"
+            f" before this one: {reason}. Another stagingLocation was given than before, or it was"
+            " cleaned. Nothing was written, for what those have written is not known here. Give the"
+            " stagingLocation that they had. If it is gone for good, look into the target what is"
+            " there, and write what is not under option sinkId, a new name"
+        )
+
+    @property
+    def _fenced(self) -> str:
+        return f"{decision_directory(self._sink_id)}/fenced"
 
     def _require_no_shared_log(self) -> None:
         """Raise ConfigError if an earlier version has decided in the directory."""

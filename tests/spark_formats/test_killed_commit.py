@@ -48,10 +48,9 @@ def killed_commit(case: WriteCase, point: CrashPoint, directory: Path) -> str:
     """Return what the abort says after the whole commit was killed at `point`."""
     write = Write(case.make_sink, case.options)
     write.write(range(5), range(5, 9))
-    writer, messages = write.writer, write.messages
-    killed_at(point, directory, lambda: writer._commit(messages))  # pyright: ignore[reportPrivateUsage]
+    killed_at(point, directory, write.commit_alone)
     with pytest.raises(SinkError) as told:
-        writer.abort(messages)
+        write.writer.abort(write.messages)
     return str(told.value)
 
 

@@ -149,8 +149,8 @@ EMBEDDED: tuple[MakeCase, ...] = (sqlite_case, files_case, own_case)
 SERVERS: tuple[MakeCase, ...] = (postgres_case, mysql_case, mariadb_case, kafka_case)
 
 
-def on(*quick: MakeCase) -> pytest.MarkDecorator:
-    """Return the parameter `make`: every target, of which only `quick` run by default."""
+def on(*quick: MakeCase, but: MakeCase | None = None) -> pytest.MarkDecorator:
+    """Return the parameter `make`: every target `but` one, of which `quick` run by default."""
     return pytest.mark.parametrize(
         "make",
         [
@@ -163,5 +163,6 @@ def on(*quick: MakeCase) -> pytest.MarkDecorator:
                 ],
             )
             for make in (*EMBEDDED, *SERVERS)
+            if make is not but
         ],
     )

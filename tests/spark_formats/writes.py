@@ -55,6 +55,10 @@ class Write:
         except Exception as error:
             self._abort(error)
 
+    def commit_alone(self) -> None:
+        """Commit in this process, which nobody repeats when it is killed."""
+        self.writer._commit(self.messages)  # pyright: ignore[reportPrivateUsage]
+
     def _abort(self, cause: Exception) -> None:
         try:
             self.writer.abort(self.messages)
@@ -68,3 +72,10 @@ def save(make_sink: MakeSink, options: Mapping[str, str], *parts: Iterable[int])
     one = Write(make_sink, options)
     one.write(*parts)
     one.commit()
+
+
+def save_alone(make_sink: MakeSink, options: Mapping[str, str], *parts: Iterable[int]) -> None:
+    """Write rows as `save` does, in one process that may be killed anywhere."""
+    one = Write(make_sink, options)
+    one.write(*parts)
+    one.commit_alone()

@@ -1,0 +1,122 @@
+"""Which numbered batches a topic has, noted in Kafka: whoever has other files knows it, too.
+
+Group `onceflow/<sink id>/batches` holds it as the metadata of offsets, as the owner's group holds
+the claim. It is written in transactions of the owner's transactional id, and only under the newest
+claim: so a note comes before a newer claim, or not at all.
+
+A broker forgets the offsets of a group that nobody uses (`offsets.retention.minutes`, a week by
+default).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, cast
+
+import msgspec
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from typing_extensions import override
+
+from onceflow.core.batch_notes import BatchNotes, NotedBatches
+from onceflow.core.decoders import json_decoder
+from onceflow.core.errors import Fenced, SinkError
+from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.protocol.log import NO_ATTEMPT
+from onceflow.core.spi import CommitterContext
+from onceflow.sinks.kafka.clients import (
+    Isolation,
+    committed_metadata,
+    described,
+    error_of,
+    is_fenced,
+    open_group_reader,
+    open_producer,
+    repeated,
+)
+from onceflow.sinks.kafka.fence import owner_group
+from onceflow.sinks.kafka.settings import KafkaSinkSettings
+
+
+class _Note(msgspec.Struct, frozen=True):
+    attempt: int
+    begun: int | None
+    written: tuple[int, ...]
+
+
+class KafkaBatchNotes(BatchNotes):
+    """The note of one sink id. Connects for each call."""
+
+    def __init__(self, settings: KafkaSinkSettings, context: CommitterContext) -> None:
+        """Ask nothing yet."""
+        self._settings = settings
+        self._sink_id, self._log_id = context.sink_id, context.log_id
+        self._group = f"onceflow/{context.sink_id}/batches"
+
+    @override
+    def read(self) -> NotedBatches:
+        deadline = time.monotonic() + self._settings.deadline_s
+        owner, notes = self._reader(owner_group(self._sink_id)), self._reader(self._group)
+        try:
+            return NotedBatches(self._newest_claim(owner, deadline), *self._noted(notes, deadline))
+        except KafkaException as error:
+            raise self._refused(error, "read") from error
+        finally:
+            owner.close()
+            notes.close()
+
+    @override
+    def write(self, attempt: AttemptId, *, begun: int | None, written: tuple[int, ...]) -> None:
+        deadline = time.monotonic() + self._settings.deadline_s
+        name = owner_group(self._sink_id)
+        producer = open_producer(
+            self._settings, client_id="onceflow-batches", transactional_id=name
+        )
+        owner, notes = self._reader(name), self._reader(self._group)
+        try:
+            # Whoever claims at the same time is fenced by this, or fences us.
+            repeated(producer.init_transactions, deadline=deadline)
+            newest = self._newest_claim(owner, deadline)
+            if newest != attempt:
+                raise Fenced(
+                    f"sink id {self._sink_id!r}: attempt {attempt} may decide nothing more: attempt"
+                    f" {newest} has claimed it since at {self._settings.where}"
+                )
+            text = msgspec.json.encode(_Note(attempt, begun, written)).decode()
+            offsets = [TopicPartition(one, 0, attempt, text) for one in self._settings.topics]
+            group: Any = cast("Any", notes).consumer_group_metadata()
+            producer.begin_transaction()
+            repeated(
+                lambda wait_s: producer.send_offsets_to_transaction(offsets, group, wait_s),
+                deadline=deadline,
+            )
+            repeated(producer.commit_transaction, deadline=deadline)
+        except KafkaException as error:
+            raise self._refused(error, "noted") from error
+        except TimeoutError as error:
+            raise SinkError(f"sink id {self._sink_id!r}: {error}") from error
+        finally:
+            owner.close()
+            notes.close()
+
+    def _reader(self, group: str) -> Consumer:
+        return open_group_reader(self._settings, group, Isolation.DECIDED)
+
+    def _newest_claim(self, owner: Consumer, deadline: float) -> AttemptId:
+        texts = committed_metadata(owner, self._settings.topics, deadline=deadline)
+        claims = [json.loads(text) for text in texts.values()]
+        ours = [int(one["attempt"]) for one in claims if one["log"] == self._log_id]
+        return AttemptId(max(ours, default=NO_ATTEMPT))
+
+    def _noted(self, notes: Consumer, deadline: float) -> tuple[int | None, tuple[int, ...]]:
+        texts = committed_metadata(notes, self._settings.topics, deadline=deadline)
+        found = [json_decoder(_Note).decode(text) for text in texts.values()]
+        newest = max(found, key=lambda one: one.attempt, default=_Note(0, None, ()))
+        return newest.begun, newest.written
+
+    def _refused(self, error: KafkaException, doing: str) -> Fenced | SinkError:
+        reason = described(error, self._settings)
+        text = f"sink id {self._sink_id!r}: its batches are not {doing} at {self._settings.where}"
+        if is_fenced(error_of(error)):
+            return Fenced(f"{text}: another run claims it at this moment: {reason}")
+        return SinkError(f"{text}: {reason}")

@@ -1,0 +1,135 @@
+"""A `write` or a query comes again with another stagingLocation, or with one that was cleaned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.spark_formats.batches import SCHEMA, Driver, killed_at, rows
+from tests.spark_formats.write_cases import (
+    MakeCase,
+    WriteCase,
+    file_ids,
+    files_case,
+    kafka_case,
+    on,
+    own_case,
+    sqlite_case,
+)
+from tests.spark_formats.writes import Write, save, save_alone
+
+from onceflow.connectors.spark.batch_identity import stream_target
+from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
+from onceflow.connectors.spark.formats import FilesFormat
+from onceflow.core.crash_points import CrashPoint
+from onceflow.core.errors import ConfigError
+
+TRIES = 4
+"""More than attempts of the first run, whose number the next tries must not pass."""
+
+
+def save_case(case: WriteCase) -> None:
+    save(case.make_sink, case.options, range(5), range(5, 9))
+
+
+@on(sqlite_case, files_case, kafka_case, but=own_case)
+def test_a_write_repeated_with_another_staging_location_finds_its_batch_written(
+    make: MakeCase, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    case = make(request, tmp_path, "events")
+    for name in ("a", "b", "b", "a", "c"):
+        save_case(case.staged_at(tmp_path / name))
+        assert case.ids() == list(range(9))
+
+
+@on(files_case, but=own_case)
+@pytest.mark.parametrize("point", ["prepared", "logged", "commit", "replied"])
+def test_a_killed_write_goes_on_with_another_staging_location_or_is_refused_there(
+    make: MakeCase, request: pytest.FixtureRequest, tmp_path: Path, point: CrashPoint
+) -> None:
+    case = make(request, tmp_path, "events")
+    first = case.staged_at(tmp_path / "a")
+    killed_at(
+        point, tmp_path, lambda: save_alone(first.make_sink, first.options, range(5), range(5, 9))
+    )
+    other = case.staged_at(tmp_path / "b")
+    if make is kafka_case and point in ("logged", "commit"):
+        # Decided, and its rows wait where the first run has staged them.
+        for _ in range(TRIES):
+            with pytest.raises(ConfigError, match="with the stagingLocation that it had"):
+                save_case(other)
+        save_case(first)
+    save_case(other)
+    assert case.ids() == list(range(9))
+    save_case(first)
+    assert case.ids() == list(range(9))
+
+
+def test_a_sink_that_does_not_tell_its_claims_refuses_another_staging_location_at_every_try(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    case = own_case(request, tmp_path, "events")
+    save_case(case.staged_at(tmp_path / "a"))
+    for _ in range(TRIES):
+        with pytest.raises(ConfigError, match="Give the stagingLocation that they had"):
+            save_case(case.staged_at(tmp_path / "b"))
+    save_case(case.staged_at(tmp_path / "a"))
+    assert case.ids() == list(range(9))
+
+
+def test_files_are_written_once_by_a_token_without_any_staging_location(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    case = files_case(request, tmp_path, "events")
+    options = {name: one for name, one in case.options.items() if name != "staginglocation"}
+    for _ in range(2):
+        save(case.make_sink, options, range(9))
+    assert case.ids() == list(range(9))
+
+
+def test_a_query_that_comes_with_another_staging_location_is_refused_at_every_try(
+    tmp_path: Path,
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "metadata").write_text('{"id": "query"}')
+
+    def driver(staging: str) -> Driver:
+        options = {"path": str(tmp_path / "out"), "staginglocation": str(tmp_path / staging)}
+        named = stream_target(FilesFormat.make_sink, options, CheckpointLocation(str(checkpoint)))
+        return Driver(named.target, SCHEMA, rows, named.directory)
+
+    driver("a").batch(0, range(5))
+    for _ in range(TRIES):
+        with pytest.raises(ConfigError, match="Give the stagingLocation that they had"):
+            driver("b").batch(0, range(5))
+    assert driver("a").plan(0).decided
+    assert file_ids(tmp_path / "out") == list(range(5))
+
+
+def test_of_two_runs_with_two_staging_locations_the_one_that_planned_last_decides(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    case = files_case(request, tmp_path, "events")
+    early = Write(case.make_sink, case.staged_at(tmp_path / "a").options)
+    late = Write(case.make_sink, case.staged_at(tmp_path / "b").options)
+    check_last_decides(early, late, case)
+
+
+@pytest.mark.integration
+def test_of_two_runs_to_kafka_with_two_staging_locations_the_one_that_planned_last_decides(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    case = kafka_case(request, tmp_path, "events")
+    early = Write(case.make_sink, case.staged_at(tmp_path / "a").options)
+    late = Write(case.make_sink, case.staged_at(tmp_path / "b").options)
+    check_last_decides(early, late, case)
+
+
+def check_last_decides(early: Write, late: Write, case: WriteCase) -> None:
+    with pytest.raises(Exception, match="attempt 2"):
+        early.write(range(9))
+        early.commit()
+    late.write(range(9))
+    late.commit()
+    assert case.ids() == list(range(9))
