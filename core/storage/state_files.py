@@ -314,11 +314,20 @@ def discard(fs: FileSystem, paths: JobPaths, handles: Iterable[StateHandle]) -> 
     _raise_first(failures)
 
 
-def sweep(fs: FileSystem, paths: JobPaths, view: LogView, attempt: AttemptId) -> tuple[str, ...]:
+def sweep(
+    fs: FileSystem,
+    paths: JobPaths,
+    view: LogView,
+    attempt: AttemptId,
+    *,
+    spared: frozenset[str] = frozenset(),
+) -> tuple[str, ...]:
     """Delete every state file that no checkpoint of `view` names and that nobody will name.
 
     Runs on the driver, at the start of `attempt` and at any time during it; `view` is the log as of
-    then. Safe beside writers of `attempt` itself and of newer ones: it touches only
+    then. Safe beside writers of `attempt` itself and of newer ones, if during the attempt `spared`
+    are the paths that the checkpoints retained at its start name, which are the coordinator's to
+    discard: a pending checkpoint may name them again. It touches only
 
         files of older attempts, probes too, and
         directories of checkpoints of this attempt below its last decided one.
@@ -329,7 +338,7 @@ def sweep(fs: FileSystem, paths: JobPaths, view: LogView, attempt: AttemptId) ->
     Raises:
         StorageError: The first failure, after trying everything; the next sweep tries again.
     """
-    named = paths_of(s for completed in view.completed for s in completed.snapshots)
+    named = spared | paths_of(s for completed in view.completed for s in completed.snapshots)
     decided = view.completed
     over_before = decided[-1].checkpoint if decided else GENESIS
     named_directories = {path.rpartition("/")[0] for path in named}

@@ -234,16 +234,19 @@ class JobStorage:
         """
         discard(self._fs, self._paths, handles)
 
-    def sweep(self, view: LogView, attempt: AttemptId) -> tuple[str, ...]:
+    def sweep(
+        self, view: LogView, attempt: AttemptId, *, spared: frozenset[str] = frozenset()
+    ) -> tuple[str, ...]:
         """Delete what dead attempts and dead checkpoints left behind (I9); return what that was.
 
         Runs on the driver when `attempt` begins; `view` is the log as claimed. Safe beside slots of
-        `attempt` and of newer ones.
+        `attempt` and of newer ones. During the attempt, `spared` are the paths that the checkpoints
+        retained at its start name.
 
         Raises:
             StorageError: Some are still there, after everything was tried.
         """
-        return sweep(self._fs, self._paths, view, attempt)
+        return sweep(self._fs, self._paths, view, attempt, spared=spared)
 
     def check_creates(self) -> None:
         """Return when a second creation of one path is told from the first. Leaves nothing behind.

@@ -193,6 +193,7 @@ class CheckpointsCleaner:
         self._undeleted: list[StateHandle] = []
         self._left_by_older: list[Sweep] = [self._sweep_sinks, self._sweep_storage]
         self._sweeping = self.busy = False
+        self._restored_files = _files_of(log)
 
     @property
     def swept(self) -> bool:
@@ -245,7 +246,7 @@ class CheckpointsCleaner:
     def _sweep_storage(self, newest: CompletedCheckpoint) -> Steps[None]:
         del newest
         yield 0.001
-        sweep_files(self.world, self.log)
+        sweep_files(self.world, self.log, spared=self._restored_files)
 
     def _discard(self, handles: Sequence[StateHandle]) -> Steps[None]:
         handles, self._undeleted = (*self._undeleted, *handles), []
@@ -256,11 +257,15 @@ class CheckpointsCleaner:
             self._undeleted = list(handles)
 
 
-def sweep_files(world: World, log: LogOwner) -> None:
+def sweep_files(world: World, log: LogOwner, *, spared: frozenset[str] = frozenset()) -> None:
     """Delete files of older attempts that no decision in the log names; raises Gone."""
-    named = {handle.path for kept in log.view.completed for handle in handles_in(kept)}
+    named = spared | _files_of(log)
     world.files.delete(
         path
         for path in list(world.files.content)
         if int(path[1:].split("/")[0]) < log.attempt and path not in named
     )
+
+
+def _files_of(log: LogOwner) -> frozenset[str]:
+    return frozenset(handle.path for kept in log.view.completed for handle in handles_in(kept))

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from onceflow.core.protocol.ids import GENESIS, CheckpointId
-from onceflow.core.protocol.snapshots import CompletedCheckpoint, StateHandle
+from onceflow.core.protocol.snapshots import CompletedCheckpoint, StateHandle, paths_of
 from onceflow.core.runtime.driver.attempt_context import AttemptContext
 from onceflow.core.runtime.driver.job_events import LeftoversAborted
 
@@ -76,6 +76,10 @@ class CheckpointsCleaner:
     def __init__(self, context: AttemptContext, background: Background) -> None:
         self._context = context
         self._background = background
+        # Dropped by the coordinator alone, who knows which of them a pending checkpoint names.
+        self._restored_files = paths_of(
+            snapshot for kept in context.log.view.completed for snapshot in kept.snapshots
+        )
         # A slot of an older attempt may have written after recovery and the first sweep had looked.
         self._left_by_older = [self._sweep_sinks, self._sweep_storage]
         self._undeleted: list[StateHandle] = []
@@ -114,7 +118,9 @@ class CheckpointsCleaner:
 
     def _sweep_storage(self, newest: CompletedCheckpoint) -> None:
         del newest
-        self._context.storage.sweep(self._context.log.view, self._context.plan.attempt)
+        self._context.storage.sweep(
+            self._context.log.view, self._context.plan.attempt, spared=self._restored_files
+        )
 
     def _discard(self, handles: Sequence[StateHandle]) -> None:
         handles, self._undeleted = (*self._undeleted, *handles), []

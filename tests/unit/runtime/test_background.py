@@ -1,4 +1,4 @@
-"""What could not be deleted is deleted at the next checkpoint, and not at the next start."""
+"""What is deleted beside an attempt, when, and what is not."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import cast
 from tests.unit.runtime.storage_faults import mounted, remount
 from tests.unit.storage.storage_samples import decision
 
-from onceflow.core.protocol.ids import GENESIS, CheckpointId
+from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId
+from onceflow.core.protocol.snapshots import StateHandle
 from onceflow.core.runtime.driver.attempt_context import AttemptContext
 from onceflow.core.runtime.driver.background import Background, CheckpointsCleaner
-from onceflow.core.storage import FileSystemStorage
+from onceflow.core.storage import FileSystemStorage, JobStorage
 
 
 def test_state_that_could_not_be_deleted_goes_with_the_next_completed_checkpoint(
@@ -36,3 +37,38 @@ def test_state_that_could_not_be_deleted_goes_with_the_next_completed_checkpoint
         assert background.finish(10.0)
         assert not (disk / "ledger" / handle.path).exists()
         assert background.end(lambda: None, 10.0)
+
+
+def test_a_file_of_the_restored_checkpoint_outlives_the_sweep_of_an_attempt(tmp_path: Path) -> None:
+    """The first new checkpoint does not name it; the next one, pending, may do so again."""
+    storage = FileSystemStorage(str(tmp_path / "checkpoints")).open("ledger")
+    older = storage.log.claim("older")
+    shared, stray = (
+        _shared(storage, older.attempt, tmp_path / name) for name in ("1.sst", "2.sst")
+    )
+    older.append(decision(0, older.attempt))
+    older.append(decision(1, older.attempt, handles=(shared,)))
+    log = storage.log.claim("newer")
+    plan = SimpleNamespace(job="ledger", attempt=log.attempt)
+    recovery = SimpleNamespace(sweep=lambda _: ())
+    context = SimpleNamespace(
+        storage=storage, log=log, plan=plan, recovery=recovery, publish=lambda _: None
+    )
+    background = Background("clean-up")
+    cleaner = CheckpointsCleaner(cast("AttemptContext", context), background)
+    done = decision(2, log.attempt)
+    log.append(done)
+    cleaner.completed(done.checkpoint, done.checkpoint, done)
+    assert background.finish(10.0)
+    assert [kept.checkpoint for kept in log.view.completed] == [2]
+    files = tmp_path / "checkpoints" / "ledger"
+    assert (files / shared.path).exists()
+    assert not (files / stray.path).exists()
+    cleaner.discard((shared,))
+    assert background.end(lambda: None, 10.0)
+
+
+def _shared(storage: JobStorage, attempt: AttemptId, source: Path) -> StateHandle:
+    source.write_bytes(bytes(30_000))
+    writer = storage.writer(attempt, CheckpointId(1), "balance", 0)
+    return writer.write_file(source.name, source, shared=True)
