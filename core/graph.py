@@ -205,7 +205,7 @@ class WriteTo:
         return self.sink.routing_key()
 
 
-Work: TypeAlias = (
+StatelessWork: TypeAlias = (
     ReadFrom
     | MapBatches
     | MapInArrow
@@ -215,6 +215,10 @@ Work: TypeAlias = (
     | MapRecords
     | FlatMapRecords
     | FilterRecords
+)
+"""What takes rows as they come, without a key, and is not told of their end."""
+Work: TypeAlias = (
+    StatelessWork
     | ProcessKeyed
     | ProcessConnected
     | JoinConnected
@@ -408,7 +412,10 @@ class Graph:
     def _exchange(self, operator: Operator, number: int) -> tuple[Exchange, tuple[str, ...]]:
         """Return how rows come to input `number` of `operator`, and by which key."""
         key: tuple[str, ...] = ()
-        match operator.work:
+        work = operator.work
+        if isinstance(work, StatelessWork):
+            return Exchange.FORWARD, key
+        match work:
             case ProcessBroadcast() if number:
                 return Exchange.BROADCAST, ()
             case ProcessConnected(keys=keys) | JoinConnected(keys=keys):
@@ -421,23 +428,12 @@ class Graph:
                 | AggregateWindows(key=key)
             ):
                 pass
-            case WriteTo() as work:
+            case WriteTo():
                 key = () if self._have_met(operator, work) else work.key
-            case (
-                ReadFrom()
-                | MapBatches()
-                | MapInArrow()
-                | MapInPandas()
-                | JoinTable()
-                | SelectSql()
-                | MapRecords()
-                | FlatMapRecords()
-                | FilterRecords()
-                | ProcessRecords()
-            ):
+            case ProcessRecords():
                 pass
             case _:
-                assert_never(operator.work)
+                assert_never(work)
         return (Exchange.BY_KEY if key else Exchange.FORWARD), key
 
     def _have_met(self, operator: Operator, work: WriteTo) -> bool:
@@ -459,7 +455,7 @@ class Graph:
         return frozenset(timed)
 
     def check_complete(self) -> None:
-        """Return when the graph can run.
+        """Raise ConfigError unless the graph can run.
 
         Raises:
             ConfigError: There is no source, or rows are computed that go nowhere.
@@ -550,6 +546,8 @@ class GraphBuilder:
 
 
 def _has_on_end(work: Work) -> bool:
+    if isinstance(work, StatelessWork):
+        return False
     match work:
         case (
             ProcessKeyed(function=function)
@@ -566,21 +564,7 @@ def _has_on_end(work: Work) -> bool:
                 BroadcastProcessFunction,
             )
             return all(type(function).on_end is not one.on_end for one in known)
-        case (
-            ReadFrom()
-            | MapBatches()
-            | MapInArrow()
-            | MapInPandas()
-            | JoinTable()
-            | SelectSql()
-            | MapRecords()
-            | FlatMapRecords()
-            | FilterRecords()
-            | JoinConnected()
-            | RunAggregates()
-            | AggregateWindows()
-            | WriteTo()
-        ):
+        case JoinConnected() | RunAggregates() | AggregateWindows() | WriteTo():
             return False
         case _:
             assert_never(work)

@@ -13,9 +13,9 @@ import contextlib
 
 import msgspec
 
-from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import CheckpointCorrupt, StorageError
 from onceflow.core.storage.filesystem import FileSystem
+from onceflow.core.storage.json_file import JsonFile
 from onceflow.core.storage.layout import JobPaths
 
 FORMAT = 1
@@ -46,6 +46,7 @@ class AddressFiles:
 
     def __init__(self, fs: FileSystem, private: FileSystem, paths: JobPaths) -> None:
         self._fs = fs
+        self._address = JsonFile(fs, paths.driver, DriverAddress, "a driver's address")
         self._private = private
         """The same files; what it writes, only the owner may read."""
         self._paths = paths
@@ -56,17 +57,7 @@ class AddressFiles:
         Raises:
             CheckpointCorrupt: It is no address.
         """
-        data = self._fs.read(self._paths.driver)
-        if data is None:
-            return None
-        try:
-            return json_decoder(DriverAddress).decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            where = self._fs.location(self._paths.driver)
-            raise CheckpointCorrupt(
-                f"{where} is no driver's address: {error}; delete it, and the job's next driver"
-                " writes it anew"
-            ) from error
+        return self._address.read()
 
     def read_token(self) -> str | None:
         """Return the token that is in checkpoint storage; None when there is none."""
@@ -77,7 +68,7 @@ class AddressFiles:
         """Leave `address`, and `token` unless it is elsewhere."""
         if token is not None:
             self._private.write(self._paths.driver_token, (token.encode(),))
-        self._fs.write(self._paths.driver, (msgspec.json.encode(address),))
+        self._address.write(address)
 
     def remove(self, instance: str) -> None:
         """Delete them if they are still those of `instance`. Never raises."""

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import msgspec
 
-from onceflow.core.decoders import json_decoder
-from onceflow.core.errors import CheckpointCorrupt
 from onceflow.core.storage.filesystem import FileSystem
+from onceflow.core.storage.json_file import JsonFile
 from onceflow.core.storage.layout import JobPaths
 
 FORMAT = 1
@@ -41,8 +40,7 @@ class LastRunFile:
 
     def __init__(self, fs: FileSystem, paths: JobPaths) -> None:
         """Take the file system that only the owner may read: errors quote records."""
-        self._fs = fs
-        self._paths = paths
+        self._file = JsonFile(fs, paths.last_run, LastRun, "the record of a run")
 
     def read(self) -> LastRun | None:
         """Return the record; None: no driver has written one.
@@ -50,23 +48,14 @@ class LastRunFile:
         Raises:
             CheckpointCorrupt: It is no such record.
         """
-        data = self._fs.read(self._paths.last_run)
-        if data is None:
-            return None
-        try:
-            return json_decoder(LastRun).decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise CheckpointCorrupt(
-                f"{self._fs.location(self._paths.last_run)} is no record of a run: {error}; delete"
-                " it, and the job's next driver writes it anew"
-            ) from error
+        return self._file.read()
 
     def begin(self, run: LastRun) -> None:
         """Write that a driver owns the job."""
-        self._fs.write(self._paths.last_run, (msgspec.json.encode(run),))
+        self._file.write(run)
 
     def end(self, run: LastRun) -> None:
         """Write how the driver has ended, unless another one owns the job by now."""
         found = self.read()
         if found is None or found.run == run.run:
-            self._fs.write(self._paths.last_run, (msgspec.json.encode(run),))
+            self._file.write(run)
