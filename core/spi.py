@@ -151,7 +151,7 @@ class Source(ABC):
         return False
 
     def validate(self) -> None:  # noqa: B027 - optional hook
-        """Return when the source can be read from here. Asks, and changes nothing.
+        """Raise ConfigError unless the source can be read from here. Changes nothing.
 
         Runs on the driver before each attempt.
 
@@ -457,7 +457,7 @@ class Sink(ABC):
         return ()
 
     def validate(self, context: CommitterContext, schema: pa.Schema) -> None:  # noqa: B027
-        """Return when rows of `schema` could be written. Asks, and changes nothing.
+        """Raise ConfigError unless rows of `schema` could be written. Changes nothing.
 
         Runs on the driver before each attempt, for every sink before any is opened, and whenever
         somebody wonders: also twice at once, and beside a job that runs. What is missing and will
@@ -469,7 +469,7 @@ class Sink(ABC):
         """
 
     def open(self, context: CommitterContext, schema: pa.Schema) -> None:  # noqa: B027
-        """Return when rows of `schema` can be written. Runs on the driver before each attempt.
+        """Prepare the target for rows of `schema`. Runs on the driver before each attempt.
 
         Creates what the user asked to be created (tables), while nothing is prepared, and fences
         the sink id: a job with another decision log, or an attempt that is not newer than the last

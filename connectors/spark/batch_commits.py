@@ -314,7 +314,7 @@ class BatchCommits:
         return self.decisions.decide(proposed)
 
     def _require_seen(self, reports: Sequence[TaskReport]) -> None:
-        """Return when the rows that tasks have staged beside a twin can be applied from here.
+        """Check that the rows that tasks have staged beside a twin can be applied from here.
 
         Raises:
             SinkError: They cannot be seen; nothing is decided.

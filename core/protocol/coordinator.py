@@ -306,7 +306,7 @@ class CheckpointCoordinator:
         decided = self._end_append(checkpoint)
         kind = self._pending.pop(checkpoint).trigger.kind
         if kind is CheckpointKind.FINAL and not _has_in_flight(decided) and not decided.final:
-            self._schedule.input_decided()
+            self._schedule.end_job_after_input()
         require(checkpoint > self._decided_last, f"{checkpoint} after {self._decided_last}")
         self._decided_last = checkpoint
         self._undelivered += [checkpoint] if self._committers else []

@@ -72,8 +72,8 @@ class LogMemory:
         through = max((one.checkpoint for one in known if one.attempt == mark.attempt), default=-1)
         return mark.attempt < self.since or mark.checkpoint <= through
 
-    def with_decided(self, committables: Iterable[Committable]) -> LogMemory:
-        """Return the memory once `committables`, of whatever attempts, are decided."""
+    def remember_decided(self, committables: Iterable[Committable]) -> LogMemory:
+        """Return the memory that knows `committables`, of whatever attempts, as decided."""
         marks = {one.attempt: one.checkpoint for one in self.decided}
         for transaction in (committable.transaction for committable in committables):
             if transaction.attempt >= self.since:
@@ -130,7 +130,7 @@ class LogMemory:
         """
         listed = tuple(listed)
         # What an attempt prepared, a later one decides where it begins from a savepoint.
-        decided = self.with_decided(listed).decided
+        decided = self.remember_decided(listed).decided
         if checkpoint > GENESIS:
             earlier = (one for one in decided if one.attempt != attempt)
             decided = (*earlier, Decided(attempt, checkpoint))

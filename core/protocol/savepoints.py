@@ -318,7 +318,7 @@ def view_before(
         return view
     records = tuple(records)
     taken = savepoint.memory
-    known = taken.with_decided(committables_of(savepoint.completed))
+    known = taken.remember_decided(committables_of(savepoint.completed))
     tell, passed = _telling(records), _passed_by(savepoint, records)
     # Asked for at the start: what each target has committed last, where it may still prove it.
     later = {(r.sink_id, mark.attempt): mark.checkpoint for r in records for mark in r.committed}
@@ -341,7 +341,7 @@ def view_before(
 def _unknown_commits(savepoint: Savepoint, record: TargetRecord) -> tuple[Decided, ...]:
     """Return what the target has committed of which the savepoint does not know."""
     taken = savepoint.completed
-    memory = savepoint.memory.with_decided(committables_of(taken))
+    memory = savepoint.memory.remember_decided(committables_of(taken))
     return tuple(
         mark
         for mark in unknown_commits(record, memory)

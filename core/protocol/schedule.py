@@ -86,7 +86,7 @@ class TriggerSchedule:
         self._began_s = now_s
         self._reading = set(sources)
         self._bounded = bool(sources)
-        self._input_decided = False
+        self._input_is_decided = False
         self._manual_from: CheckpointId | None = None
         """The lowest checkpoint that fulfills every MANUAL request; None: nobody waits."""
         self._wants_stop = False
@@ -106,9 +106,9 @@ class TriggerSchedule:
         }
         return frozenset(kind for kind, wanted in kinds.items() if wanted)
 
-    def input_decided(self) -> None:
+    def end_job_after_input(self) -> None:
         """Have END checkpoints triggered until the job has ended."""
-        self._input_decided = True
+        self._input_is_decided = True
 
     def request_manual(self, next_checkpoint: CheckpointId) -> None:
         """Have a MANUAL checkpoint triggered next, which is `next_checkpoint` at the lowest."""
@@ -139,7 +139,7 @@ class TriggerSchedule:
 
         `newest_pending` is the newest checkpoint under way that is no savepoint, or GENESIS.
         """
-        if self._input_decided:
+        if self._input_is_decided:
             # Before savepoints: one that holds what functions make at their end would have it
             # made again by a start from it.
             return CheckpointKind.END, self._others_not_before_s

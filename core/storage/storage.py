@@ -249,7 +249,7 @@ class JobStorage:
         return sweep(self._fs, self._paths, view, attempt, spared=spared)
 
     def check_creates(self) -> None:
-        """Return when a second creation of one path is told from the first. Leaves nothing behind.
+        """Raise ConfigError unless a second creation of a path is told from the first.
 
         A store may ignore the condition under which an object is to be created, and two drivers of
         one job would then both own it.
@@ -368,7 +368,7 @@ class FileSystemStorage(CheckpointStorage):
 
 
 def checked_inline_threshold(threshold_bytes: int) -> None:
-    """Return when a threshold is one that appends to the log can bear.
+    """Raise ConfigError unless a threshold is one that appends to the log can bear.
 
     Raises:
         ConfigError: It is not.

@@ -207,7 +207,7 @@ class FileSink(Sink):
 
     @override
     def validate(self, context: CommitterContext, schema: pa.Schema) -> None:
-        """Return when files can be made of rows of `schema`; does not ask the file system.
+        """Raise ConfigError unless files can be made of such rows; asks no file system.
 
         Raises:
             ConfigError: They cannot: settings, sink id, columns or types.
@@ -217,7 +217,7 @@ class FileSink(Sink):
 
     @override
     def open(self, context: CommitterContext, schema: pa.Schema) -> None:
-        """Return when rows of `schema` can be written; makes the directory, fences the sink id.
+        """Prepare the target for rows of `schema`: make the directory, fence the sink id.
 
         Also deletes files that writers of older attempts left and no manifest names. A crash in it
         leaves at most the sink id claimed, which the next attempt claims in turn.

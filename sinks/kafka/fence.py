@@ -75,7 +75,7 @@ class Fence:
         self._renew_at_s = time.monotonic() + RENEWED_EVERY_S
 
     def claim(self) -> None:
-        """Return when this attempt is the only one that may write under the sink id.
+        """Make this attempt the only one that may write under the sink id.
 
         Runs a whole transaction with an offset in it, which is also the proof that transactional
         ids, groups and topics of ours are permitted.

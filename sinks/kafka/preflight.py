@@ -131,7 +131,7 @@ class Preflight:
         self._admin: Admin = open_admin(settings, self._troubles)
 
     def require_topics(self, create: NewTopics | None) -> None:
-        """Return when every topic is there, created if `create` says how.
+        """Check that every topic is there; create it if `create` says how.
 
         Raises:
             ConfigError: One is missing, cannot be created, or is forbidden.
@@ -149,7 +149,7 @@ class Preflight:
                 self._create(topic, create)
 
     def require_topics_fit(self) -> None:
-        """Return when topics take what passes the producer's size limit, and keep it.
+        """Check that topics take what passes the producer's size limit, and keep it.
 
         What we may not read is not checked.
 
@@ -168,7 +168,7 @@ class Preflight:
             require(findings, about, _logger)
 
     def require_brokers_fit(self) -> None:
-        """Return when brokers carry transactions, and keep proofs of commits for a day at least.
+        """Check that brokers carry transactions, and keep proofs of commits for a day.
 
         Raises:
             ConfigError: They do not.

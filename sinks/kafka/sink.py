@@ -130,7 +130,7 @@ class KafkaSink(Sink):
         return repr(self.settings)
 
     def validate(self, context: CommitterContext, schema: pa.Schema) -> None:
-        """Return when records can be made of rows of `schema`; does not ask the broker.
+        """Raise ConfigError unless records can be made of such rows; asks no broker.
 
         Raises:
             ConfigError: They cannot: settings, columns or types.
@@ -140,7 +140,7 @@ class KafkaSink(Sink):
             required_staging(context.staging, context.sink_id, STAGED)
 
     def open(self, context: CommitterContext, schema: pa.Schema) -> None:
-        """Return when rows of `schema` can be written; creates topics, fences the sink id.
+        """Prepare the target for rows of `schema`: create topics, fence the sink id.
 
         Repeated in the same attempt it is refused, as the SPI says. A crash in it leaves at most
         a schema registered, topics created and the sink id claimed, which the next attempt claims

@@ -57,7 +57,7 @@ class InsertStream(ABC):
 
     @abstractmethod
     def finish(self, session: Session) -> None:
-        """Return when the server has taken all rows since the last call as they are."""
+        """Wait until the server has taken all rows since the last call as they are."""
 
     @abstractmethod
     def give_up(self) -> None:
@@ -250,7 +250,7 @@ class Dialect(ABC):
     def require_delete(  # noqa: B027 - where the catalogs tell
         self, session: Session, table: Table
     ) -> None:
-        """Return when the user may delete rows, where `Table.deletable` cannot tell.
+        """Check that the user may delete rows, where `Table.deletable` cannot tell.
 
         Raises:
             ConfigError: The user may not.

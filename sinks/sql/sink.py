@@ -132,7 +132,7 @@ class SqlSink(Sink):
 
     @override
     def validate(self, context: CommitterContext, schema: pa.Schema) -> None:
-        """Return when server and table, where it is there, take rows of `schema`; changes nothing.
+        """Check that server and table, where it is there, take such rows; change nothing.
 
         Raises:
             ConfigError: They do not: settings, server, table, columns or types.
@@ -142,7 +142,7 @@ class SqlSink(Sink):
 
     @override
     def open(self, context: CommitterContext, schema: pa.Schema) -> None:
-        """Return when rows of `schema` can be written; creates what is missing, fences the sink id.
+        """Prepare the target for rows of `schema`: create what is missing, fence the sink id.
 
         Repeated in the same attempt it is refused, as the SPI says. A crash in it leaves at most
         the tables created and the sink id claimed, which the next attempt claims in turn.

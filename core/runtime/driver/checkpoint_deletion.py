@@ -14,7 +14,7 @@ from onceflow.core.storage import ClaimedLog, JobStorage
 
 
 def delete_checkpoints(log: ClaimedLog, recovery: SinkRecovery, storage: JobStorage) -> None:
-    """Return when every sink has settled and no state file of a checkpoint is left.
+    """Have every sink commit or roll back, and delete every state file of a checkpoint.
 
     Runs on the driver, once all slots have ended; `log` is claimed by a number that none of them
     had, so that what they have prepared is an older attempt's. A crash leaves all checkpoints, or

@@ -153,7 +153,7 @@ class SinkRecovery:
             return None
 
     def open(self) -> None:
-        """Return when every sink can be written; creates tables and fences older attempts.
+        """Prepare every sink for writing: create tables and fence older attempts.
 
         Every sink is asked before the first one changes anything.
 
