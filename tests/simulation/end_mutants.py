@@ -79,7 +79,7 @@ class _EndsOverRowsInFlight(CheckpointCoordinator):
     def logged(self, checkpoint: CheckpointId, now_s: float) -> tuple[Decision, ...]:
         pending = None if self._over else self._pending[checkpoint]
         if self._makes_last_rows and pending and pending.trigger.kind is CheckpointKind.FINAL:
-            self._schedule.input_decided()
+            self._schedule.end_job_after_input()
         return super().logged(checkpoint, now_s)
 
 
