@@ -94,7 +94,7 @@ def test_blocker_is_forgotten_when_its_transaction_ends(
     sink = database.sink(table="rates")
     with sink.settings.endpoint.connect("nightly vacuum") as other:
         job = _start(tmp_path, sink, tolerable_failures=1000)
-        _await(lambda: job.status().checkpoints_completed > 1)
+        job.wait_for(checkpoints=2)
         other.begin()
         other.execute("LOCK TABLE rates IN ACCESS EXCLUSIVE MODE")
         _await(lambda: job.status().blockers != {})

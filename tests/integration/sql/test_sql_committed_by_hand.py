@@ -44,8 +44,7 @@ def test_rows_committed_by_hand_are_taken_out_with_their_proof_and_come_again_on
     points.mkdir()
     monkeypatch.setenv(VARIABLE, str(points))
     job = _pipeline(tmp_path, database).start()
-    while job.status().checkpoints_completed < 3:
-        assert not job.status().state.ended, job.status()
+    job.wait_for(checkpoints=3)
     (points / "prepared").touch()
     with pytest.raises(OnceflowError):
         job.wait(60)

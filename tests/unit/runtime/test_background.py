@@ -10,9 +10,10 @@ from tests.unit.runtime.storage_faults import mounted, remount
 from tests.unit.storage.storage_samples import decision
 
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId
-from onceflow.core.protocol.snapshots import StateHandle
+from onceflow.core.protocol.snapshots import CompletedCheckpoint, StateHandle
 from onceflow.core.runtime.driver.attempt_context import AttemptContext
 from onceflow.core.runtime.driver.background import Background, CheckpointsCleaner
+from onceflow.core.runtime.driver.job_events import JobEvent, RecoveredSink
 from onceflow.core.storage import FileSystemStorage, JobStorage
 
 
@@ -50,9 +51,9 @@ def test_a_file_of_the_restored_checkpoint_outlives_the_sweep_of_an_attempt(tmp_
     older.append(decision(1, older.attempt, handles=(shared,)))
     log = storage.log.claim("newer")
     plan = SimpleNamespace(job="ledger", attempt=log.attempt)
-    recovery = SimpleNamespace(sweep=lambda _: ())
+    recovery = SimpleNamespace(sweep=_find_nothing)
     context = SimpleNamespace(
-        storage=storage, log=log, plan=plan, recovery=recovery, publish=lambda _: None
+        storage=storage, log=log, plan=plan, recovery=recovery, publish=_ignore
     )
     background = Background("clean-up")
     cleaner = CheckpointsCleaner(cast("AttemptContext", context), background)
@@ -72,3 +73,12 @@ def _shared(storage: JobStorage, attempt: AttemptId, source: Path) -> StateHandl
     source.write_bytes(bytes(30_000))
     writer = storage.writer(attempt, CheckpointId(1), "balance", 0)
     return writer.write_file(source.name, source, shared=True)
+
+
+def _find_nothing(newest: CompletedCheckpoint) -> tuple[RecoveredSink, ...]:
+    del newest
+    return ()
+
+
+def _ignore(event: JobEvent) -> None:
+    del event
