@@ -67,6 +67,7 @@ if TYPE_CHECKING:
         RecoveryAction,
         Resolution,
     )
+    from onceflow.core.protocol.target_records import TargetRecord, to_record
     from onceflow.core.secret_references import followed
     from onceflow.core.spi import (
         Committer,
@@ -88,7 +89,11 @@ if TYPE_CHECKING:
         WriterContext,
     )
     from onceflow.core.staging import StagedRows, StagingArea, staged_committable
-    from onceflow.sinks.checkpoint_files import CheckpointFiles, claim_in_files
+    from onceflow.sinks.checkpoint_files import (
+        CheckpointFiles,
+        claim_in_files,
+        record_in_files,
+    )
     from onceflow.sinks.staged import StagedSink
 else:
     __getattr__, __dir__ = lazy_names(
@@ -120,6 +125,7 @@ else:
             "onceflow.core.protocol.in_doubt": (
                 "InDoubtStatus LogFacts LoggedDecision RecoveryAction Resolution"
             ),
+            "onceflow.core.protocol.target_records": "TargetRecord to_record",
             "onceflow.core.secret_references": "followed",
             "onceflow.core.spi": (
                 "Committer CommitterContext EndOfInput GlobalCommitter GlobalSink"
@@ -127,7 +133,7 @@ else:
                 " SourceReader Split SplitOffsets TransactionNamer WriterContext"
             ),
             "onceflow.core.staging": "StagedRows StagingArea staged_committable",
-            "onceflow.sinks.checkpoint_files": "CheckpointFiles claim_in_files",
+            "onceflow.sinks.checkpoint_files": "CheckpointFiles claim_in_files record_in_files",
             "onceflow.sinks.staged": "StagedSink",
         },
     )
@@ -199,6 +205,7 @@ __all__ = [
     "StagingArea",
     "StateIncompatible",
     "StorageError",
+    "TargetRecord",
     "TransactionId",
     "TransactionNamer",
     "Unknown",
@@ -208,6 +215,8 @@ __all__ = [
     "followed",
     "foreach_batch",
     "reach",
+    "record_in_files",
     "register",
     "staged_committable",
+    "to_record",
 ]

@@ -519,7 +519,9 @@ class Sink(ABC):
 class GlobalSink(Sink):
     """A sink whose rows become visible by one commit a checkpoint, of all subtasks.
 
-    For targets that keep versions (tables of a lake, say), or that can order commits by number.
+    For targets that keep versions (tables of a lake, say), or that can order commits by number. By
+    `target_record` such a sink tells of the target before the first start in new storage, too;
+    without it `committed_through` is asked, and only once the sink has been opened.
     """
 
     @abstractmethod

@@ -37,8 +37,12 @@ class DeltaSink(spi.GlobalSink):
         """Create the table, and claim the sink id."""
         self.validate(context, schema)
         DeltaTable.create(self.path, schema, mode="ignore")
-        spi.claim_in_files(self.path, context)
+        spi.claim_in_files(self.path, context, self._committed_through(context))
         _files(self.path, context.sink_id).open(context)
+
+    def target_record(self, context: spi.CommitterContext) -> spi.TargetRecord:
+        """Tell what was committed, and by which attempts."""
+        return spi.record_in_files(self.path, context, self._committed_through(context))
 
     def writer(self, context: spi.WriterContext) -> spi.SinkWriter:
         """Return a writer of a file a checkpoint."""
@@ -47,6 +51,11 @@ class DeltaSink(spi.GlobalSink):
     def global_committer(self, context: spi.CommitterContext) -> spi.GlobalCommitter:
         """Return what makes versions."""
         return DeltaCommitter(self.path, context.sink_id)
+
+    def _committed_through(self, context: spi.CommitterContext) -> spi.CheckpointId:
+        if not DeltaTable.is_deltatable(self.path):
+            return spi.CheckpointId(0)
+        return DeltaCommitter(self.path, context.sink_id).committed_through()
 
 
 class DeltaCommitter(spi.GlobalCommitter):

@@ -21,19 +21,24 @@ from typing_extensions import override
 
 from onceflow.core.errors import PreCommitFailed
 from onceflow.core.protocol.committables import Committable
-from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.core.protocol.ids import GENESIS, CheckpointId, TransactionId
+from onceflow.core.protocol.log_memory import Decided
+from onceflow.core.protocol.target_records import TargetRecord
 from onceflow.core.spi import CommitterContext, SinkWriter, TransactionNamer, WriterContext
 from onceflow.core.storage.file_location import FileLocation
-from onceflow.sinks.files.layout import SinkPaths, claim
+from onceflow.sinks.files.layout import SinkPaths, claim, claims_through, read_claim
 from onceflow.sinks.files.publication import open_files, sink_errors
 
 
-def claim_in_files(url: str, context: CommitterContext) -> None:
+def claim_in_files(
+    url: str, context: CommitterContext, committed_through: CheckpointId = GENESIS
+) -> None:
     """Return when this attempt, and no older one, may write under its sink id below `url`.
 
     For `open` of a sink whose target has no transactions: the claim is a file, made by one process
     alone, in `_onceflow` of a directory or bucket. A crash leaves at most the sink id claimed,
-    which the next attempt claims in turn.
+    which the next attempt claims in turn. A sink that commits whole checkpoints gives the last one
+    that is committed: by it `record_in_files` knows what later attempts have committed.
 
     Raises:
         ConfigError: Another job owns the sink id.
@@ -42,7 +47,26 @@ def claim_in_files(url: str, context: CommitterContext) -> None:
     """
     location = FileLocation.parse(url, publish="auto", options={})
     with sink_errors():
-        claim(open_files(location), SinkPaths(context.sink_id), context)
+        claim(open_files(location), SinkPaths(context.sink_id), context, committed_through)
+
+
+def record_in_files(
+    url: str, context: CommitterContext, committed_through: CheckpointId
+) -> TargetRecord:
+    """Return what claims below `url` tell, and the last whole checkpoint that is committed.
+
+    For `target_record` of a sink that commits whole checkpoints and claims by `claim_in_files`.
+
+    Raises:
+        ConfigError: Another job owns the sink id.
+        SinkError: The place cannot be reached now.
+    """
+    fs = open_files(FileLocation.parse(url, publish="auto", options={}))
+    paths = SinkPaths(context.sink_id)
+    with sink_errors():
+        attempt = read_claim(fs, paths, context)
+        claims = tuple(Decided(*one) for one in claims_through(fs, paths))
+    return TargetRecord(context.sink_id, attempt, through=committed_through, claims=claims)
 
 
 class OpenFile(Protocol):

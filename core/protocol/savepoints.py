@@ -48,7 +48,12 @@ from onceflow.core.protocol.snapshots import (
     OperatorSnapshot,
     SubtaskSnapshot,
 )
-from onceflow.core.protocol.target_records import TargetRecord, to_record, unknown_commits
+from onceflow.core.protocol.target_records import (
+    TargetRecord,
+    through_before,
+    to_record,
+    unknown_commits,
+)
 
 _TAKEN_WHILE_RUNNING = {CheckpointKind.SAVEPOINT, CheckpointKind.PERIODIC}
 UNSEEN_CHECKPOINTS = 100
@@ -224,6 +229,9 @@ def check_targets(
     for record in records:
         unknown = _unknown_commits(savepoint, record)
         seen_last = savepoint.completed.checkpoint + UNSEEN_CHECKPOINTS
+        if record.claims and not follows:
+            # What later attempts have committed, other storage has decided.
+            seen_last = min(seen_last, through_before(record, savepoint.completed.attempt))
         if follows:
             unknown = tuple(one for one in unknown if not view.memory.knows(one))
             seen_last = view.completed[-1].checkpoint

@@ -34,6 +34,8 @@ class TargetRecord:
     """By attempt, rising: the highest checkpoint of whose transactions there is a proof."""
     through: CheckpointId = GENESIS
     """Where whole checkpoints are committed: the last decision that is; 0 elsewhere."""
+    claims: tuple[Decided, ...] = ()
+    """By attempt, rising: the last whole checkpoint that was committed when it claimed."""
     proves_each: bool = True
     """Whether a commit is not proven only if its proof was pruned, or the target was put back.
 
@@ -59,6 +61,16 @@ def to_record(
         highest[one.attempt] = max(one.checkpoint, highest.get(one.attempt, 0))
     committed = tuple(Decided(*one) for one in sorted(highest.items()))
     return TargetRecord(sink_id, AttemptId(attempt), committed, proves_each=proves_each)
+
+
+def through_before(record: TargetRecord, attempt: AttemptId) -> CheckpointId:
+    """Return the last whole checkpoint that was committed when an attempt after `attempt` claimed.
+
+    That of the record where no such attempt has claimed: all of it is of `attempt` or before. An
+    attempt commits also what an earlier one has decided, so the log itself is not judged by this.
+    """
+    later = (one.checkpoint for one in record.claims if one.attempt > attempt)
+    return CheckpointId(next(later, record.through))
 
 
 def unknown_commits(record: TargetRecord, memory: LogMemory) -> tuple[Decided, ...]:

@@ -2,7 +2,8 @@
 
     <partition>/…/part-<sink>-<attempt>-<checkpoint>-<subtask>-<sequence>-<number>.<suffix>
     _onceflow/<sink>/owner.json             which decision log owns the sink id
-    _onceflow/<sink>/attempts/<attempt>     one for each attempt, created if absent: the fence
+    _onceflow/<sink>/attempts/<attempt>     one for each attempt, created if absent: the fence; says
+                                            what was committed when it and those before claimed
     _onceflow/<sink>/open/<attempt>-<subtask>-<token>-<number>    rows, on their way
     _onceflow/<sink>/staged/<transaction>       manifest: pre-committed, nothing of it published
     _onceflow/<sink>/publishing/<transaction>   manifest: its files are being renamed
@@ -30,8 +31,9 @@ import msgspec
 
 from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import ConfigError, Fenced
-from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
+from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, TransactionId
 from onceflow.core.protocol.log import NO_ATTEMPT
+from onceflow.core.protocol.log_memory import ATTEMPTS_MAX
 from onceflow.core.spi import CommitterContext
 from onceflow.core.storage.filesystem import Created, FileSystem
 from onceflow.core.storage.layout import safe_name
@@ -159,8 +161,25 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     """Drawn for each claim, so that no two files have the same bytes."""
 
 
-def claim(fs: FileSystem, paths: SinkPaths, context: CommitterContext) -> None:
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """What an attempt's file says."""
+
+    token: str
+    """Drawn for each claim, so that no two files have the same bytes."""
+    through: tuple[tuple[int, int], ...] = ()
+    """By attempt, rising, this one last: the last whole checkpoint that was committed by then."""
+
+
+def claim(
+    fs: FileSystem,
+    paths: SinkPaths,
+    context: CommitterContext,
+    through: CheckpointId = GENESIS,
+) -> None:
     """Return when the attempt of `context`, and no older one, may write under its sink id.
+
+    `through` is the last whole checkpoint that the target has committed; 0: none, or it commits
+    each transaction by itself.
 
     Raises:
         ConfigError: Another job owns the sink id.
@@ -173,7 +192,9 @@ def claim(fs: FileSystem, paths: SinkPaths, context: CommitterContext) -> None:
         _require_owner(fs, paths, context)
     _require_newest(fs, paths, context)
     mine = paths.attempt(context.attempt)
-    if not created(fs, mine, uuid.uuid4().hex.encode()):
+    known = (*claims_through(fs, paths), (context.attempt, through))[-ATTEMPTS_MAX:]
+    content = msgspec.json.encode(Claim(token=uuid.uuid4().hex, through=known))
+    if not created(fs, mine, content):
         raise _fenced(context, context.attempt)
     # A newer attempt may have claimed between the two steps.
     _require_newest(fs, paths, context, besides=context.attempt)
@@ -203,6 +224,16 @@ def read_claim(fs: FileSystem, paths: SinkPaths, context: CommitterContext) -> A
     _require_owner(fs, paths, context)
     claimed = [int(name) for name in fs.list(paths.attempts) if name.isdigit()]
     return AttemptId(max(claimed, default=NO_ATTEMPT))
+
+
+def claims_through(fs: FileSystem, paths: SinkPaths) -> tuple[tuple[int, int], ...]:
+    """Return by attempt, rising, which whole checkpoint was committed last when it claimed."""
+    newest = max((name for name in fs.list(paths.attempts) if name.isdigit()), default=None)
+    content = fs.read(f"{paths.attempts}/{newest}") if newest else None
+    try:
+        return json_decoder(Claim).decode(content or b"").through
+    except msgspec.DecodeError:
+        return ()  # of an older onceflow, or none
 
 
 def _require_owner(fs: FileSystem, paths: SinkPaths, context: CommitterContext) -> None:

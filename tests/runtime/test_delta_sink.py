@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,9 +15,39 @@ from deltalake import DeltaTable
 from examples.delta_sink import DeltaSink
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
+from tests.support.moving_job import MovingJob, refuse_an_older_copy, refuse_an_older_savepoint
 
 from onceflow import Checkpointing, FixedDelay, HeapBackend, JobState, Pipeline
 from onceflow.core.pipeline import Job
+
+
+@dataclass(frozen=True)
+class TableTarget:
+    """A table, as its readers see it."""
+
+    path: Path
+
+    def sink(self) -> DeltaSink:
+        return DeltaSink(str(self.path))
+
+    def ids(self) -> list[int]:
+        if not DeltaTable.is_deltatable(str(self.path)):
+            return []
+        rows: pa.Table = cast("Any", DeltaTable(self.path)).to_pyarrow_table()
+        return sorted(rows["id"].to_pylist())
+
+
+def test_a_table_of_whole_checkpoints_tells_that_the_storage_is_an_older_copy(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    refuse_an_older_copy(MovingJob(cluster, tmp_path, TableTarget(tmp_path / "table")), tries=2)
+
+
+def test_a_table_of_whole_checkpoints_tells_what_later_attempts_committed_than_a_savepoint(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    """The number of the checkpoint alone may be one that the savepoint's own job went on to."""
+    refuse_an_older_savepoint(MovingJob(cluster, tmp_path, TableTarget(tmp_path / "table")))
 
 
 def started(cluster: AnyCluster, directory: Path, source: CountingSource) -> Job:

@@ -143,8 +143,9 @@ class SinkRecovery:
 
     def _record_of(self, target: _Target) -> TargetRecord | None:
         sink_id, view = target.context.sink_id, self._log.view
-        if not isinstance(target.sink, GlobalSink):
-            return target.sink.target_record(target.context)
+        told = target.sink.target_record(target.context)
+        if told is not None or not isinstance(target.sink, GlobalSink):
+            return told
         if not (view.decided and sink_id in view.sinks):
             return None  # it may not have been opened yet: `recover` asks
         try:

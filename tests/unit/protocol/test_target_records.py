@@ -184,3 +184,16 @@ def test_a_rewind_asks_a_target_that_proves_its_last_commits_alone_for_all_of_th
     assert sinks_to_import(TAKEN, own, [told]) == frozenset()
     back = restored_from(TAKEN, own, attempt=own.attempt, now_ms=7, records=[told])
     assert committables_of(back) == (transaction(1, 3),)
+
+
+def test_a_whole_checkpoint_that_a_later_attempt_has_committed_refuses_the_savepoint() -> None:
+    """Its own job may commit more while it stops: that alone is no later commit."""
+    view = claimed(seeded(LogView(), STOPPED))
+    own = TargetRecord("out", AttemptId(1), through=cut(1, 3, 2).checkpoint)
+    check(STOPPED, view, own)
+    check(STOPPED, view, replace(own, claims=(Decided(1, 0),)))
+    check(STOPPED, view, replace(own, claims=(Decided(1, 0), Decided(2, 3))))
+    gone_on = replace(own, through=cut(1, 9, 2).checkpoint, claims=(Decided(1, 0), Decided(2, 3)))
+    with pytest.raises(SavepointRefused, match="has committed since, last checkpoint 9"):
+        check(STOPPED, view, gone_on)
+    check(STOPPED, view, gone_on, rewind=True)
