@@ -7,6 +7,7 @@ import sqlite3
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import ClassVar
 
 from tests.conformance.broken_sink import BrokenSink
@@ -25,6 +26,7 @@ from onceflow.core.protocol.committables import (
     Committed,
 )
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.core.protocol.target_records import TargetRecord
 from onceflow.core.spi import CommitterContext
 
 _INSERT = "INSERT INTO target VALUES (:id, :account, :amount)"
@@ -348,3 +350,25 @@ class LetsOlderAttemptsIn(BrokenSink):
 
     def check_fence(self, context: CommitterContext, log_id: str, attempt: int) -> None:
         super().check_fence(context, log_id, attempt=0)
+
+
+class TellsTheClaimAlone(BrokenSink):
+    """Takes a higher attempt for newer: a second try of a start from an older copy doubles rows."""
+
+    breaks = "commits-are-told-before-a-start"
+
+    def target_record(self, context: CommitterContext) -> TargetRecord | None:
+        told = super().target_record(context)
+        return told and TargetRecord(told.sink_id, told.attempt)
+
+
+class TellsAnyJob(BrokenSink):
+    """Tells a job with another decision log what is there: a wrong storage looks like a new job."""
+
+    breaks = "commits-are-told-before-a-start"
+
+    def target_record(self, context: CommitterContext) -> TargetRecord | None:
+        with transaction(self.path) as connection:
+            query = "SELECT log_id FROM owners WHERE sink_id = ?"
+            owner = connection.execute(query, (context.sink_id,)).fetchone()
+        return super().target_record(replace(context, log_id=owner[0]) if owner else context)

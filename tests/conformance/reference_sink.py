@@ -30,6 +30,7 @@ from onceflow.core.protocol.committables import (
     Lost,
 )
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.core.protocol.target_records import TargetRecord, to_record
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from onceflow.integration.conformance import SinkTarget
 
@@ -221,6 +222,20 @@ class ReferenceSink(Sink):
             raise ConfigError("another job owns the sink id")
         if attempt >= context.attempt:
             raise Fenced("a newer attempt owns the sink id")
+
+    def target_record(self, context: CommitterContext) -> TargetRecord | None:
+        with transaction(self.path) as connection:
+            owner = connection.execute(
+                "SELECT log_id, attempt FROM owners WHERE sink_id = ?", (context.sink_id,)
+            ).fetchone()
+            names = connection.execute(
+                "SELECT name FROM ledger WHERE sink_id = ?", (context.sink_id,)
+            ).fetchall()
+        log_id, attempt = owner or (context.log_id, 0)
+        if log_id != context.log_id:
+            raise ConfigError("another job owns the sink id")
+        parsed = [TransactionId.parse(name) for (name,) in names]
+        return to_record(context.sink_id, attempt, [one for one in parsed if one is not None])
 
     def writer(self, context: WriterContext) -> SinkWriter:
         return self.writer_class(self, context)

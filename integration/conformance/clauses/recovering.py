@@ -14,6 +14,7 @@ from onceflow.core.protocol.committables import (
     Committed,
 )
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
+from onceflow.core.protocol.log_memory import Decided
 from onceflow.core.protocol.recovery import plan_recovery
 from onceflow.core.spi import Committer
 from onceflow.integration.conformance import children
@@ -26,6 +27,7 @@ from onceflow.integration.conformance.clauses.deciding import (
 from onceflow.integration.conformance.clauses.listing import (
     in_doubt_of_every_attempt,
     in_doubt_of_every_subtask,
+    prune_keeps_what_is_asked_for,
     through_the_log,
 )
 from onceflow.integration.conformance.clauses.writing import (
@@ -34,7 +36,7 @@ from onceflow.integration.conformance.clauses.writing import (
 )
 from onceflow.integration.conformance.harness import Harness, Prepared, settled
 from onceflow.integration.conformance.sink_job import WholeCommitter
-from onceflow.integration.conformance.target import Violation, expect
+from onceflow.integration.conformance.target import NotTestable, Violation, expect
 
 
 @clause(
@@ -233,6 +235,58 @@ def older_attempt_is_harmless(harness: Harness) -> None:
     harness.expect_in_doubt(when="after the newer attempt has replayed the rows")
 
 
+@clause(
+    rests_on=[
+        commit_upon_start,
+        prune_keeps_what_is_asked_for,
+        another_job_is_refused,
+        older_attempt_is_refused,
+    ]
+)
+def commits_are_told_before_a_start(harness: Harness) -> None:
+    """What a sink tells of its target names the newest attempt and its last commit, or nothing."""
+    _expect_told(harness, None, when="before the sink id was claimed")
+    first = [harness.prepare(number, subtask=subtask) for number, subtask in ((2, 1), (3, 0))]
+    _expect_told(harness, Decided(1, 0), when="while everything is in doubt")
+    harness.commit_all(*first)
+    _expect_told(harness, Decided(1, 3), when="after the commit of checkpoint 3")
+    harness.commit_all(harness.prepare(5, attempt=2))
+    harness.job.committer(2).prune(CheckpointId(5))
+    harness.prepare(7, attempt=2)
+    _expect_told(harness, Decided(2, 5), when="after the commit of checkpoint 5, and pruning")
+    another = harness.another_job(harness.job.sink_id, log="another-log")
+    try:
+        told = harness.described.target_record(another.committer_context(9))
+    except OnceflowError:
+        return
+    raise Violation(
+        f"a job with another decision log is told {told}: its storage is empty or the wrong one,"
+        " and nothing else says so before it begins"
+    )
+
+
+def _expect_told(harness: Harness, last: Decided | None, *, when: str) -> None:
+    """Raise Violation unless the last commit is told; `last` has the newest attempt, and it."""
+    record = harness.described.target_record(harness.job.committer_context(9))
+    if record is None:
+        if last is None:
+            return
+        raise NotTestable("target_record() tells nothing")
+    if last is None:
+        expect(not record.attempt and not record.checkpoint_last, f"{when}: told is {record}")
+        return
+    told = f"{when}: told is {record}"
+    expect(record.sink_id == harness.job.sink_id, f"{told}, of another sink id")
+    expect(record.attempt == last.attempt, f"{told}, and the newest attempt is {last.attempt}")
+    expect(
+        max(record.checkpoint_last, record.through) == last.checkpoint,
+        f"{told}, and the last checkpoint committed is {last.checkpoint}: a start from an older"
+        " copy of checkpoint storage would write again what came since, or be refused for nothing",
+    )
+    if not record.through and last.checkpoint:
+        expect(last in record.committed, f"{told}, which does not say what attempt committed it")
+
+
 def _empty(queue: CommitQueue, committer: Committer) -> None:
     """Commit all that the queue says, as a slot does."""
     now_s = 0.0
@@ -298,4 +352,5 @@ CLAUSES = (
     another_job_is_refused,
     older_attempt_is_refused,
     older_attempt_is_harmless,
+    commits_are_told_before_a_start,
 )
