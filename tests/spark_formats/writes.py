@@ -29,8 +29,8 @@ class Write:
     def plan(self) -> BatchPlan:
         return self.writer._plan  # pyright: ignore[reportPrivateUsage]
 
-    def write(self, *parts: Iterable[int]) -> None:
-        """Run a task for each of `parts`.
+    def write(self, *parts: Iterable[int], task_attempt: int = 0) -> None:
+        """Run a task for each of `parts`, each as its try number `task_attempt`.
 
         Raises:
             Exception: What a task or the abort after it has raised.
@@ -38,7 +38,7 @@ class Write:
         self.messages = [None for _ in parts]
         try:
             for index, part in enumerate(parts):
-                place = TaskPlace(index, 0, index, None, "")
+                place = TaskPlace(index, task_attempt, len(parts) * task_attempt + index)
                 report = write_task(self.plan, place, iter([rows(part)]))
                 self.messages[index] = ReportMessage(report)
         except Exception as error:
