@@ -261,6 +261,15 @@ class BatchCommits:
         """
         return self.decisions.seen().decision(batch) is not None
 
+    def has_claimed_after(self, attempt: AttemptId) -> bool:
+        """Return whether the newest claim is this driver's own, made right after `attempt`.
+
+        Raises:
+            SinkError, StorageError: The target or the log cannot be read now.
+        """
+        newest = self.decisions.claimant()
+        return newest.attempt == attempt + 1 and newest.name == self.target.claimant
+
     def close(self) -> None:
         """Disconnect. Safe to call twice."""
         self.decisions.close()

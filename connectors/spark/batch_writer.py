@@ -7,6 +7,7 @@ writer that was planned. What only these two need is imported there, not in task
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from onceflow.connectors.spark.packages import Shipped
 from onceflow.connectors.spark.stream_writer import ReportMessage, reports_of, task_place
 from onceflow.connectors.spark.task_writer import write_task
 from onceflow.core.errors import (
+    BadRow,
     CheckpointError,
     CommitFailed,
     Fenced,
@@ -62,7 +64,8 @@ class BatchWriter(Speaker, Shipped, DataSourceArrowWriter):
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Settle what is left. Runs beside the driver, when a task or `commit` has failed.
 
-        Spark adds what this raises to the error of `save`.
+        Spark adds what this raises to the error of `save`, which it then tells with all that it has
+        called. So nothing is raised where `commit` has said it and settled the batch itself.
 
         Raises:
             Fenced: Another run has claimed the sink id; names it.
@@ -73,7 +76,7 @@ class BatchWriter(Speaker, Shipped, DataSourceArrowWriter):
         try:
             if not messages or None in messages:
                 commits.abort(self._schema, self._plan.attempt)
-            else:
+            elif not commits.has_claimed_after(self._plan.attempt):
                 raise _failed_commit(commits, self._schema, self._plan)
         finally:
             commits.close()
@@ -82,6 +85,11 @@ class BatchWriter(Speaker, Shipped, DataSourceArrowWriter):
         commits = _commits(self._named)
         try:
             commits.commit(reports_of(messages))
+        except (BadRow, CommitFailed):
+            # What became of the batch is said. Whoever aborts it sees this claim, and adds nothing.
+            with suppress(OnceflowError):
+                commits.abort(self._schema, self._plan.attempt)
+            raise
         finally:
             commits.close()
 
