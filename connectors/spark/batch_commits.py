@@ -31,6 +31,7 @@ from onceflow.core.protocol.batches import (
     BatchDecision,
     BatchId,
     RefuseBatch,
+    RefuseLower,
     SkipBatch,
     around_roll_backs,
     batch_checkpoint,
@@ -183,6 +184,8 @@ class BatchCommits:
                 "for part of its rows may be there. Restore the newest copy; or start with a new "
                 "checkpoint (and sink id) at the place up to which the rows are there"
             )
+        if isinstance(verdict, RefuseLower):
+            raise ConfigError(_lower_version(target, batch, verdict))
         self._settle(claim)
         reach("settled")
         decided = isinstance(verdict, SkipBatch)
@@ -408,6 +411,24 @@ class BatchCommits:
                 else sink.committer(context)
             )
         return self._committer
+
+
+def _lower_version(target: BatchTarget, batch: BatchId, refused: RefuseLower) -> str:
+    said = (
+        f"sink id {target.sink_id!r}, {target.owner}: txnVersion {batch.number} is below"
+        f" {refused.last}, which is written, and versions rise from write to write. Nothing of it"
+        " is written now"
+    )
+    anew = (
+        "give the backfill option txnAppId with a name of its own, whose versions begin anew and"
+        " rise, too; several names write to one table"
+    )
+    if batch.number > refused.oldest:
+        return f"{said}, nor was it before. To write it, {anew}"
+    return (
+        f"{said}. Whether it was written before is not remembered any more, only from"
+        f" {refused.oldest} on: look whether its rows are there. If they are not, {anew}"
+    )
 
 
 def _until_settled(call: Callable[[], object]) -> object:

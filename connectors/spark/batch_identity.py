@@ -62,6 +62,11 @@ def stream_target(
         ConfigError: The options do not name a target, or a sink id that is none.
         StorageError: The checkpoint cannot be read.
     """
+    if token := next((one for one in ("txnAppId", "txnVersion") if one.lower() in options), None):
+        raise ConfigError(
+            f"option {token} is for write: what names a query, and each of its batches, is its"
+            " checkpointLocation. Leave txnAppId and txnVersion away"
+        )
     query_id = location.query_id()
     sink_id = options.get("sinkid") or location.sink_id()
     directory = options.get("staginglocation") or f"{location.url}/onceflow"

@@ -10,6 +10,7 @@ The highest file in `offsets` is the batch that is being planned: the one before
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -60,9 +61,15 @@ class CheckpointLocation:
         return self._place.url.rstrip("/")
 
     def sink_id(self) -> str:
-        """Return a sink id that only this location has, and always: its name and a digest."""
-        readable = re.sub(r"[^A-Za-z0-9_.-]", "_", PurePosixPath(self._place.root).name)
-        digest = hashlib.sha256(self.url.encode()).hexdigest()[:_DIGEST_LENGTH]
+        """Return a sink id that only this location has, and always: its name and a digest.
+
+        A local directory has one, whether it is named through links and `..` or not.
+        """
+        url, root = self.url, self._place.root
+        if self._place.protocol == "file":
+            url = root = os.path.realpath(root)
+        readable = re.sub(r"[^A-Za-z0-9_.-]", "_", PurePosixPath(root).name)
+        digest = hashlib.sha256(url.encode()).hexdigest()[:_DIGEST_LENGTH]
         return f"{readable[: SINK_ID_LENGTH_MAX - _DIGEST_LENGTH - 1]}-{digest}"
 
     def query_id(self) -> str:

@@ -115,6 +115,24 @@ def _query_id(batch: DataFrame) -> str | None:
     return query_id or None
 
 
+def _frame(made: object, batch_id: int, where: str) -> DataFrame:
+    """Return what `rows` has made, which is a DataFrame.
+
+    Raises:
+        ConfigError: It is something else; None where a function of `foreachBatch` writes by itself.
+    """
+    from pyspark.sql import DataFrame
+
+    if isinstance(made, DataFrame):
+        return made
+    found = "None" if made is None else f"a {type(made).__name__}"
+    raise ConfigError(
+        f"batch {batch_id}: rows= returned {found}{where}, and must return"
+        " the DataFrame that is to be written: `return batch.select(…)`, without `.write`. What"
+        " the function has written by itself is not under the batch's decision"
+    )
+
+
 def _under_one_name(rows: Rows | None) -> Rows:
     def named(batch: DataFrame, batch_id: int) -> Mapping[str, DataFrame]:
         made = batch if rows is None else rows(batch, batch_id)
@@ -178,7 +196,11 @@ class _ForeachBatch:
                 f"rows= returned {found}, and must return a DataFrame for each of"
                 f" {', '.join(self.sinks)}"
             )
-        return made
+        several = len(self.sinks) > 1
+        return {
+            name: _frame(one, batch_id, f" for {name}" if several else "")
+            for name, one in made.items()
+        }
 
     def _write(self, frames: Mapping[str, DataFrame], batch_id: int, fingerprint: str) -> None:
         schemas = {name: arrow_schema(frame.schema) for name, frame in frames.items()}

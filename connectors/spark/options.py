@@ -222,10 +222,11 @@ class OptionTable(Generic[T_co]):
                 f"format {self.format}: option {name!r} is not taken by {self.direction}: {advice}"
             )
         names = [option.name for option in self.options]
+        known = (*names, *self.ignored, *self.refused, *_PROTOCOL_NAMES)
         prefixed = "".join(f", {one}*" for one in self.clients)
         return (
             f"format {self.format} has no option {name!r} for {self.direction}:"
-            f" {_meant(name, names)}there are {', '.join(sorted(names, key=str.lower))}{prefixed}"
+            f" {_meant(name, known)}there are {', '.join(sorted(names, key=str.lower))}{prefixed}"
         )
 
 
@@ -279,7 +280,8 @@ PROTOCOL_OPTIONS: tuple[ProtocolOption, ...] = (
 )
 """What the protocol reads; no table has an option of these names."""
 
-_RESERVED = frozenset(option.name.lower() for option in PROTOCOL_OPTIONS)
+_PROTOCOL_NAMES = tuple(option.name for option in PROTOCOL_OPTIONS)
+_RESERVED = frozenset(name.lower() for name in _PROTOCOL_NAMES)
 
 
 def sink_options(given: Mapping[str, str]) -> dict[str, str]:
@@ -321,7 +323,7 @@ class SinkOptions(Mapping[str, str]):
             if name not in self._asked:
                 raise ConfigError(
                     f"format {format_name} has no option {name!r}:"
-                    f" {_meant(name, self._asked.values())}it asks for"
+                    f" {_meant(name, (*self._asked.values(), *_PROTOCOL_NAMES))}it asks for"
                     f" {', '.join(sorted(self._asked.values())) or 'none'}"
                 )
 

@@ -94,11 +94,21 @@ class RefuseBatch:
     reason: str
 
 
-BatchVerdict: TypeAlias = WriteBatch | SkipBatch | RefuseBatch
+@dataclass(frozen=True, slots=True)
+class RefuseLower:
+    """Its number, which a user has given it, is below that of a batch that is written."""
+
+    last: int
+    """The highest that is written."""
+    oldest: int
+    """The lowest that is remembered. A number between the two was never written."""
+
+
+BatchVerdict: TypeAlias = WriteBatch | SkipBatch | RefuseBatch | RefuseLower
 
 
 def judge_batch(claim: BatchClaim, batch: BatchId, fingerprint: str = "") -> BatchVerdict:
-    """Return what is to be done with `batch`, whose input has `fingerprint`.
+    """Return what is to be done with `batch`, whose input has `fingerprint`; empty: nobody's.
 
     Batches of a source come in order, and the next one only when the last is committed. So one
     below the last decision that was not decided itself is of an older copy of the source's memory.
@@ -116,6 +126,8 @@ def judge_batch(claim: BatchClaim, batch: BatchId, fingerprint: str = "") -> Bat
     of_source = [one.batch.number for one in claim.decisions if one.batch.source == batch.source]
     last = max(of_source, default=batch.number)
     if batch.number < last:
+        if not fingerprint:
+            return RefuseLower(last, min(of_source))
         return RefuseBatch(
             f"{batch} comes after batch {last}, which is written; the oldest decision that is"
             f" remembered is for batch {min(of_source)}"

@@ -198,6 +198,18 @@ def test_the_checkpoint_of_another_query_that_has_run_is_refused_and_skips_no_ba
     assert ids == list(range(20))
 
 
+def test_a_function_that_writes_by_itself_and_returns_nothing_is_told_what_to_return(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    feed(spark, tmp_path / "in", 0, 10)
+    checkpoint = tmp_path / "checkpoint"
+    sink = SQLiteSink(str(tmp_path / "a.db"), table="rows", create=True)
+    writes: Any = lambda batch, _: batch.count() and None  # noqa: E731
+    function = foreach_batch(sink, writes, checkpoint_location=str(checkpoint))
+    with pytest.raises(StreamingQueryException, match="returned None, and must return the Data"):
+        run(rows_of(spark, tmp_path / "in"), function, checkpoint, "append")
+
+
 def test_sinks_without_a_function_that_tells_them_apart_are_refused(tmp_path: Path) -> None:
     sinks = {name: SQLiteSink(f"{tmp_path}/{name}.db", table=name) for name in ("a", "b")}
     with pytest.raises(ConfigError, match="for each of a, b"):

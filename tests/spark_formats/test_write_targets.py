@@ -99,6 +99,41 @@ def test_a_token_under_another_sink_id_is_refused_for_its_table_has_the_rows(
     assert sqlite_ids(file, "t_a") == [1]
 
 
+def test_a_lower_version_is_refused_with_the_name_under_which_a_backfill_is_written(
+    tmp_path: Path,
+) -> None:
+    options = sqlite_options(tmp_path / "a.db", "t_a", txnappid="nightly")
+    for version in (20260110, 20260131):
+        save(SQLiteFormat.make_sink, {**options, "txnversion": str(version)}, [version])
+    with pytest.raises(ConfigError, match="20260120 is below 20260131.* nor was it before") as told:
+        save(SQLiteFormat.make_sink, {**options, "txnversion": "20260120"}, [20260120])
+    assert "give the backfill option txnAppId with a name of its own" in str(told.value)
+    with pytest.raises(ConfigError, match="only from 20260110 on: look whether its rows are there"):
+        save(SQLiteFormat.make_sink, {**options, "txnversion": "20260101"}, [20260101])
+    # What it says is to be done writes the rows, once.
+    for version in (20260101, 20260120, 20260120):
+        backfill = {**options, "txnappid": "nightly-backfill", "txnversion": str(version)}
+        save(SQLiteFormat.make_sink, backfill, [version])
+    assert sqlite_ids(tmp_path / "a.db", "t_a") == [20260101, 20260110, 20260120, 20260131]
+
+
+@pytest.mark.parametrize("option", ["txnappid", "txnversion"])
+def test_a_token_is_no_option_of_a_query(tmp_path: Path, option: str) -> None:
+    options = {**sqlite_options(tmp_path / "a.db", "t_a"), option: "1"}
+    with pytest.raises(ConfigError, match="option txn.* is for write: what names a query"):
+        stream_target(SQLiteFormat.make_sink, options, CheckpointLocation(str(tmp_path)))
+
+
+def test_a_checkpoint_has_one_sink_id_by_whatever_way_its_directory_is_named(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "queries" / "orders").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "queries")
+    ways = ["queries/orders", "queries/../queries/orders", "link/orders", "link/orders/"]
+    names = [f"{scheme}{tmp_path}/{way}" for way in ways for scheme in ("", "file://", "file:")]
+    assert len({CheckpointLocation(name).sink_id() for name in names}) == 1
+
+
 def write_schemas(url: str, **more: str) -> None:
     for schema in ("north", "south", "public"):
         query(

@@ -112,6 +112,17 @@ def test_a_mistyped_option_is_refused_with_the_nearest_name() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("batchSise", "batchsize"), ("numPartition", "numPartitions"), ("txnApId", "txnAppId")],
+)
+def test_a_mistyped_option_that_no_table_reads_is_refused_with_the_nearest_name(
+    written: str, meant: str
+) -> None:
+    said = refusal(POSTGRES_WRITE, {**JDBC, written: "1"})
+    assert f"no option '{written}' for write: did you mean '{meant}'?" in said
+
+
 def test_an_option_of_the_jdbc_writer_that_would_mislead_is_refused_with_what_to_do() -> None:
     assert "use coalesce(n)" in refusal(POSTGRES_WRITE, {**JDBC, "numPartitions": "4"})
 

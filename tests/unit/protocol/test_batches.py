@@ -13,6 +13,7 @@ from onceflow.core.protocol.batches import (
     Decide,
     Overtaken,
     RefuseBatch,
+    RefuseLower,
     SkipBatch,
     Stands,
     WriteBatch,
@@ -98,7 +99,8 @@ def test_a_batch_is_judged_by_its_own_decision_and_by_those_after_it() -> None:
     seen = claim(9, decision(3, number=4), decision(5, number=6))
     assert isinstance(judge_batch(seen, BatchId("query", 6)), SkipBatch)
     assert isinstance(judge_batch(seen, BatchId("query", 6), "other"), RefuseBatch)
-    assert isinstance(judge_batch(seen, BatchId("query", 5)), RefuseBatch)
+    assert isinstance(judge_batch(seen, BatchId("query", 5), "any"), RefuseBatch)
+    assert judge_batch(seen, BatchId("query", 5)) == RefuseLower(last=6, oldest=4)
     assert isinstance(judge_batch(seen, BatchId("query", 7)), WriteBatch)
     assert isinstance(judge_batch(seen, BatchId("other query", 1)), WriteBatch)
     assert isinstance(judge_batch(seen, BatchId("", 4)), WriteBatch)
