@@ -24,7 +24,7 @@ from onceflow.connectors.spark.sql_reader import Bounds, ReadColumn, TaskPlan
 from onceflow.connectors.spark.stride_bounds import stride_conditions
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.sinks.mysql.catalog import TEXTS, MySQLType, found, identifier, literal, quoted
-from onceflow.sinks.mysql.connection import own
+from onceflow.sinks.mysql.connection import ResultColumn, own
 from onceflow.sinks.mysql.endpoint import MySQLEndpoint
 from onceflow.sinks.mysql.types import BINARIES
 from onceflow.sinks.sql.session import Session, SqlError
@@ -61,10 +61,15 @@ def _instant(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MySQLRows:
-    """A table of MySQL or MariaDB."""
+    """A table or a query of MySQL or MariaDB."""
 
     endpoint: MySQLEndpoint
-    table: TableName
+    table: TableName | None = None
+    query: str | None = None
+    """Instead of a table: a SELECT."""
+
+    def __post_init__(self) -> None:
+        assert (self.table is None) is not (self.query is None)
 
     @property
     def words(self) -> SqlWords:
@@ -74,7 +79,9 @@ class MySQLRows:
     @property
     def relation(self) -> str:
         """What stands behind FROM."""
-        return identifier(self.table)
+        if self.table is not None:
+            return identifier(self.table)
+        return f"({self.query}) AS onceflow_rows"
 
     def quoted(self, name: str) -> str:
         """Return `name` as an identifier."""
@@ -85,10 +92,16 @@ class MySQLRows:
 
         Raises:
             ConfigError: There is no such table, or no right to read it.
-            SinkError: The server cannot be asked now.
+            SinkError: The server cannot be asked now, or the query is none.
         """
         with self.endpoint.connect("onceflow read") as session:
-            return [_column(one) for one in self._described(session).columns]
+            if self.table is not None:
+                return [_column(one) for one in self._described(session, self.table).columns]
+            try:
+                found = own(session).described(f"SELECT * FROM {self.relation} LIMIT 0")  # noqa: S608
+            except SqlError as error:
+                raise SinkError(f"reading {self.relation} of {self.endpoint}: {error}") from error
+            return [_read(one.name, _type_of(one)) for one in found]
 
     def plan(self, columns: Sequence[ReadColumn], bounds: Bounds | None, tasks: int) -> TaskPlan:
         """Return how the tasks share the rows: by a column's strides, else by a whole-number key.
@@ -124,19 +137,23 @@ class MySQLRows:
             except SqlError as error:
                 raise SinkError(f"reading {self.relation} of {self.endpoint}: {error}") from error
 
-    def _described(self, session: Session) -> Table:
+    def _described(self, session: Session, name: TableName) -> Table:
         try:
-            table = found(session, self.table)
+            table = found(session, name)
         except SqlError as error:
             raise SinkError(f"reading {self.relation} of {self.endpoint}: {error}") from error
         if table is None:
             raise ConfigError(
-                f"there is no table {self.table} in {self.endpoint}, or no right to read it"
+                f"there is no table {name} in {self.endpoint}, or no right to read it"
             )
         return table
 
     def _key_bounds(self, columns: Sequence[ReadColumn], tasks: int) -> Bounds | None:
         """Return the first and last value of a key of one whole number; None: no rows."""
+        if self.table is None:
+            raise ConfigError(
+                f"numPartitions={tasks} of a query needs partitionColumn, lowerBound and upperBound"
+            )
         whole = {
             one.name
             for one in columns
@@ -144,7 +161,9 @@ class MySQLRows:
             and (pa.types.is_integer(one.type) or one.type == pa.decimal128(20, 0))
         }
         with self.endpoint.connect("onceflow read") as session:
-            keys = [key for _, key in self._described(session).unique_keys if len(key) == 1]
+            keys = [
+                key for _, key in self._described(session, self.table).unique_keys if len(key) == 1
+            ]
             key = next((name for one in keys for name in one if name in whole), None)
             if key is None:
                 raise ConfigError(
@@ -157,8 +176,25 @@ class MySQLRows:
 
 
 def _column(column: TableColumn) -> ReadColumn:
-    kind, name = column.type, quoted(column.name)
-    assert isinstance(kind, MySQLType), kind
+    assert isinstance(column.type, MySQLType), column.type
+    return _read(column.name, column.type)
+
+
+def _type_of(column: ResultColumn) -> MySQLType:
+    """Return the type of a query's column, as a table's would be described."""
+    name = column.type
+    precision = column.length - (column.scale > 0) - (not column.is_unsigned)
+    shown = f"{name}({column.length})" if name == "tinyint" else name
+    return MySQLType(
+        name,
+        f"{shown} unsigned" if column.is_unsigned else shown,
+        precision=max(precision, 1),
+        scale=column.scale,
+    )
+
+
+def _read(column: str, kind: MySQLType) -> ReadColumn:
+    name = quoted(column)
     expression, compared = name, None
     arrow: pa.DataType = pa.string()
     if kind.shown.lower().startswith("tinyint(1)"):
@@ -183,7 +219,7 @@ def _column(column: TableColumn) -> ReadColumn:
         compared = Comparable.TEXT
     elif kind.name not in _AS_TEXT:
         expression = f"HEX({name})"
-    return ReadColumn(column.name, expression, arrow, compared)
+    return ReadColumn(column, expression, arrow, compared)
 
 
 def _spelled(column: ReadColumn) -> str:

@@ -75,8 +75,7 @@ class PostgresRows:
     """Instead of a table: a SELECT."""
 
     def __post_init__(self) -> None:
-        if (self.table is None) is (self.query is None):
-            raise ConfigError("give dbtable= or query=, one of the two")
+        assert (self.table is None) is not (self.query is None)
 
     @property
     def words(self) -> SqlWords:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from onceflow.connectors.spark.mysql_rows import MySQLRows
@@ -13,6 +14,7 @@ from onceflow.sinks.mysql.endpoint import endpoint_of as mysql_endpoint_of
 from onceflow.sinks.postgres.connection import endpoint_of as postgres_endpoint_of
 from onceflow.sinks.sql.tables import TableName
 
+_SUBQUERY = re.compile(r"\s*\((?P<query>.*)\)\s*(?:as\s+)?[\w\"`]*\s*", re.DOTALL | re.IGNORECASE)
 _LOCK_TIMEOUT_S = 60.0
 """Of statements that wait for locks; reading waits for none."""
 
@@ -53,14 +55,15 @@ def postgres_reading(
         reply_timeout_s=statement_timeout_s,
         lock_timeout_s=_LOCK_TIMEOUT_S,
     )
-    source = PostgresRows(endpoint, None if table is None else _table(table), query)
+    source = PostgresRows(endpoint, *_relation(table, query))
     return SqlReading(source, _bounds(column, lower, upper), tasks)
 
 
 def mysql_reading(
     url: str,
     *,
-    table: str,
+    table: str | None = None,
+    query: str | None = None,
     user: str | None = None,
     password: str | None = None,
     column: str | None = None,
@@ -83,15 +86,25 @@ def mysql_reading(
         reply_timeout_s=statement_timeout_s,
         lock_timeout_s=_LOCK_TIMEOUT_S,
     )
-    source = MySQLRows(endpoint, _table(table))
+    source = MySQLRows(endpoint, *_relation(table, query))
     return SqlReading(source, _bounds(column, lower, upper), tasks)
 
 
-def _table(text: str) -> TableName:
+def _relation(table: str | None, query: str | None) -> tuple[TableName | None, str | None]:
+    """Return the table or the query that is read: as for JDBC, `dbtable` may be `(SELECT …) t`."""
+    if (table is None) is (query is None):
+        raise ConfigError("give dbtable or query, one of the two")
+    if table is None:
+        return None, query
+    if subquery := _SUBQUERY.fullmatch(table):
+        return None, subquery["query"]
     try:
-        return TableName.parse(text)
+        return TableName.parse(table), None
     except ValueError as error:
-        raise ConfigError(f"dbtable={text!r}: {error}; a SELECT goes into query=") from None
+        raise ConfigError(
+            f"dbtable={table!r}: {error}; a SELECT goes into query, or stands in dbtable in"
+            " parentheses, with a name after them: (SELECT …) t"
+        ) from None
 
 
 def _bounds(column: str | None, lower: str | None, upper: str | None) -> Bounds | None:
@@ -102,7 +115,12 @@ def _bounds(column: str | None, lower: str | None, upper: str | None) -> Bounds 
     return Bounds(column, lower, upper)
 
 
-_TABLE = Option("dbtable", "table", "The table, `schema.table` or `table`", aliases=("table",))
+_TABLE = Option(
+    "dbtable",
+    "table",
+    "The table, `schema.table` or `table`; or `(SELECT …) t`, as JDBC has it",
+    aliases=("table",),
+)
 _QUERY = Option("query", "query", "Instead of dbtable, a SELECT")
 _PLACE = (
     Option("url", "url", "Where the database is; its JDBC URL (`jdbc:…`) will do", secret=True),
@@ -159,7 +177,7 @@ MYSQL_READ = OptionTable(
     format="onceflow-mysql",
     direction="read",
     target=mysql_reading,
-    options=(*_PLACE, _TABLE, *_SHARES, *_WAITING),
+    options=(*_PLACE, _TABLE, _QUERY, *_SHARES, *_WAITING),
     ignored=_IGNORED,
-    refused={**_REFUSED, "query": "make it a view, and name that by dbtable"},
+    refused=_REFUSED,
 )

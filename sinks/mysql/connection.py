@@ -6,7 +6,7 @@ answers LOAD DATA LOCAL is the data that `send` was given, and no server can ask
 
 The only module that knows PyMySQL: its errors become those of `sql.errors` here. Private names of
 PyMySQL are used, and pyproject.toml bounds the version for them: Connection._create_ssl_ctx,
-_execute_command, _read_packet, _read_timeout, _write_timeout.
+_execute_command, _read_packet, _read_timeout, _write_timeout; Cursor._result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from pymysql.connections import Connection
-from pymysql.constants import CLIENT, COMMAND, CR
+from pymysql.constants import CLIENT, COMMAND, CR, FIELD_TYPE, FLAG
 from pymysql.cursors import Cursor
 from pymysql.err import InternalError, MySQLError, OperationalError, raise_mysql_exception
 from pymysql.protocol import OKPacketWrapper
@@ -102,6 +102,28 @@ _TOO_LONG = 1301
 _EOF_LENGTH_END = 9
 _PACKET_LENGTH_MAX = 0xFFFFFF
 _OUT_OF_SYNC = 2014
+_NO_CHARSET = 63
+"""Called binary."""
+_TYPES: dict[int, str] = {
+    FIELD_TYPE.TINY: "tinyint",
+    FIELD_TYPE.SHORT: "smallint",
+    FIELD_TYPE.INT24: "mediumint",
+    FIELD_TYPE.LONG: "int",
+    FIELD_TYPE.LONGLONG: "bigint",
+    FIELD_TYPE.YEAR: "year",
+    FIELD_TYPE.FLOAT: "float",
+    FIELD_TYPE.DOUBLE: "double",
+    FIELD_TYPE.DECIMAL: "decimal",
+    FIELD_TYPE.NEWDECIMAL: "decimal",
+    FIELD_TYPE.DATE: "date",
+    FIELD_TYPE.DATETIME: "datetime",
+    FIELD_TYPE.TIMESTAMP: "timestamp",
+    FIELD_TYPE.TIME: "time",
+    FIELD_TYPE.BIT: "bit",
+    FIELD_TYPE.JSON: "json",
+    FIELD_TYPE.GEOMETRY: "geometry",
+}
+"""What the protocol numbers; the rest is text or bytes."""
 """CR_COMMANDS_OUT_OF_SYNC: a statement was sent before the last one's reply was read."""
 
 
@@ -125,6 +147,19 @@ class PyMySQLConnection(_Connection):
             made: ssl.SSLContext = cast("Any", super())._create_ssl_ctx(settings)
             return made
         return unverified_tls()
+
+
+@dataclass(frozen=True, slots=True)
+class ResultColumn:
+    """A column of what a statement answers, as the protocol describes it."""
+
+    name: str
+    type: str
+    """As DATA_TYPE has it; of all texts `varchar`, of all bytes `varbinary`."""
+    length: int
+    """Of numbers in characters, with sign and point."""
+    scale: int
+    is_unsigned: bool
 
 
 class WireConnection:
@@ -179,6 +214,24 @@ class WireConnection:
         with self._bounded(), self._connection.cursor() as cursor:
             cursor.execute(statement)
             return cast("Sequence[tuple[Any, ...]]", cursor.fetchall() or ())
+
+    def described(self, statement: str) -> list[ResultColumn]:
+        """Return the columns of what `statement` answers."""
+        self._require_settled()
+        with self._bounded(), self._connection.cursor() as cursor:
+            cursor.execute(statement)
+            fields = cast("Any", cursor)._result.fields
+        return [
+            ResultColumn(
+                str(one.name),
+                _TYPES.get(int(one.type_code))
+                or ("varbinary" if one.charsetnr == _NO_CHARSET else "varchar"),
+                int(one.length),
+                int(one.scale),
+                is_unsigned=bool(one.flags & FLAG.UNSIGNED),
+            )
+            for one in fields
+        ]
 
     def execute(self, statement: str | bytes) -> Reply:
         """Return what `statement`, which answers no rows, did."""
@@ -392,6 +445,10 @@ class MySQLSession(Session):
     def receive(self) -> Reply:
         """Return the reply to what was sent."""
         return self._wire.receive()
+
+    def described(self, statement: str) -> list[ResultColumn]:
+        """Return the columns of what `statement` answers."""
+        return self._wire.described(statement)
 
     def single_texts(self, statement: str, chunk_bytes: int) -> Iterator[bytes]:
         """Yield the rows of `statement`, of one column without nulls, as lines of text."""

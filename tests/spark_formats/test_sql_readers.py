@@ -146,6 +146,11 @@ class Database:
             return PostgresRows(postgres_endpoint_of(self.url, **_WAITS), name)
         return MySQLRows(mysql_endpoint_of(self.url, **_WAITS), name)
 
+    def query(self, text: str) -> RowSource:
+        if self.name == "postgres":
+            return PostgresRows(postgres_endpoint_of(self.url, **_WAITS), query=text)
+        return MySQLRows(mysql_endpoint_of(self.url, **_WAITS), query=text)
+
     def execute(self, *statements: str) -> None:
         if self.name == "postgres":
             with psycopg.connect(self.url, autocommit=True) as connection:
@@ -155,7 +160,8 @@ class Database:
             _my_execute(self.url, *statements)
 
 
-@pytest.fixture(params=["postgres", "mysql"])
+# MariaDB describes a query's columns in its own way.
+@pytest.fixture(params=["postgres", "mysql", "mariadb"])
 def database(request: pytest.FixtureRequest) -> Database:
     return Database(request.param, request.getfixturevalue(f"{request.param}_database"))
 
@@ -199,6 +205,16 @@ def test_what_a_sink_wrote_is_read_back_value_by_value(database: Database) -> No
         "local": "timestamp_ntz",
         "instant": "timestamp",
     }
+
+
+def test_a_query_of_all_columns_has_the_types_and_values_of_its_table(database: Database) -> None:
+    rows = [_FULL, _EMPTY, _NULLS]
+    _written(database.sink("types"), pa.RecordBatch.from_pylist(rows, schema=_SCHEMA))
+    read = Read(database.query("SELECT * FROM types WHERE id > 0"))
+    assert read.schema == Read(database.source("types")).schema
+    assert read.rows() == rows
+    ids = Read(database.query("SELECT id, word FROM types")).where(GreaterThan(_column("id"), 1))
+    assert ids.ids() == [2, 3]
 
 
 _OWN = """

@@ -35,9 +35,9 @@ def test_jdbcs_options_are_taken_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "give dbtable= or query="),
+        ({}, "give dbtable or query"),
         ({"dbtable": "orders", "query": "SELECT 1"}, "one of the two"),
-        ({"dbtable": "(SELECT 1) AS one.two.three"}, "a SELECT goes into query="),
+        ({"dbtable": "(SELECT 1) AS one.two.three"}, "a SELECT goes into query, or stands in"),
         ({"dbtable": "orders", "lowerBound": "0"}, "give all of partitionColumn"),
         ({"dbtable": "orders", "numPartition": "2"}, "did you mean 'numPartitions'"),
         ({"dbtable": "orders", "customSchema": "id INT"}, "give the schema by"),
@@ -51,9 +51,18 @@ def test_options_that_contradict_or_are_unknown_are_refused(
         POSTGRES_READ.made({"url": _POSTGRES, **options})
 
 
-def test_a_query_is_refused_for_mysql_with_what_to_do() -> None:
-    with pytest.raises(ConfigError, match="make it a view"):
-        MYSQL_READ.made({"url": _MYSQL, "dbtable": "orders", "query": "SELECT 1"})
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"query": "SELECT (1) AS id"},
+        {"dbtable": "(SELECT (1) AS id) t"},
+        {"dbtable": ' (SELECT (1) AS id)\nAS "t" '},
+    ],
+)
+def test_a_query_is_read_by_either_option_as_jdbc_has_it(given: dict[str, str]) -> None:
+    for table, url in ((POSTGRES_READ, _POSTGRES), (MYSQL_READ, _MYSQL)):
+        source = table.made({"url": url, **given}).source
+        assert source.relation == "(SELECT (1) AS id) AS onceflow_rows"
 
 
 def test_a_password_by_reference_is_in_no_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
