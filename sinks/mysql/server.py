@@ -189,7 +189,7 @@ class MySQLServer(Server):
         )
 
     @override
-    def bookkeeping(self, session: Session, schema: str) -> Finding:
+    def bookkeeping(self, session: Session, schema: str, tables: Sequence[str]) -> Finding:
         granted = {
             str(one)
             for scope in (

@@ -121,7 +121,7 @@ class PostgresServer(Server):
         )
 
     @override
-    def bookkeeping(self, session: Session, schema: str) -> Finding:
+    def bookkeeping(self, session: Session, schema: str, tables: Sequence[str]) -> Finding:
         there, in_schema, in_database, database = _one_row(
             session,
             "SELECT n.oid IS NOT NULL, "
@@ -131,7 +131,7 @@ class PostgresServer(Server):
             schema,
         )
         name = quoted(schema)
-        missing = _not_writable(session, schema) if there else None
+        missing = _not_writable(session, schema, tables) if there else None
         if missing:
             tables = ", ".join(missing)
             grant = (
@@ -214,7 +214,7 @@ class PostgresServer(Server):
         return found or [DATABASE.ok("nothing is left prepared")]
 
 
-def _not_writable(session: Session, schema: str) -> list[str] | None:
+def _not_writable(session: Session, schema: str, tables: Sequence[str]) -> list[str] | None:
     """Return the tables of ours that may not be written; None when they are not there yet."""
     rows = [
         (table, *_one_row(session, "SELECT c.oid, coalesce("
@@ -223,11 +223,11 @@ def _not_writable(session: Session, schema: str) -> list[str] | None:
         " AND has_table_privilege(c.oid, 'DELETE'), false) FROM (SELECT 1) AS one LEFT JOIN "
         "(pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace)"
         " ON n.nspname = %s AND c.relname = %s", schema, table))
-        for table in (LEDGER, SINKS)
+        for table in tables
     ]  # fmt: skip
-    if any(oid is None for _, oid, _ in rows):
+    if any(oid is None for table, oid, _ in rows if table in (LEDGER, SINKS)):
         return None
-    return [identifier(TableName(schema, table)) for table, _, may in rows if not may]
+    return [identifier(TableName(schema, table)) for table, oid, may in rows if oid and not may]
 
 
 def _one_row(session: Session, statement: str, *values: str) -> tuple[Any, ...]:

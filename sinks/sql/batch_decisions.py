@@ -47,7 +47,7 @@ from onceflow.core.retries import Retries
 from onceflow.core.spi import CommitterContext, Sink
 from onceflow.core.staging import StagingArea, is_staged
 from onceflow.sinks.fence import FenceOwner
-from onceflow.sinks.sql.ledger import BATCHES
+from onceflow.sinks.sql.ledger import BATCHES, LEDGER, SINKS
 from onceflow.sinks.sql.session import (
     AccessDenied,
     ConnectionLost,
@@ -439,9 +439,11 @@ class SqlBatchDecisions(BatchDecisions):
             with self._dialect.one_at_a_time(session):
                 session.execute(statement)
         except AccessDenied as error:
+            user = self._dialect.look_at_server(session).user
             raise ConfigError(
                 f"{name} cannot be created at {self._settings.endpoint}: {error}. Run as the owner "
-                f"of {self._ledger.sinks}: {statement}; and grant SELECT, INSERT, UPDATE, DELETE"
+                f"of {self._ledger.sinks}: {statement}; GRANT SELECT, INSERT, UPDATE, DELETE ON"
+                f" {self._table} TO {user}"
             ) from error
 
     @property
@@ -452,6 +454,7 @@ class SqlBatchDecisions(BatchDecisions):
         """Return what `ask` returns; once more when the connection was lost.
 
         Raises:
+            ConfigError: The user may not; names the statement that lets it.
             SinkError: The server cannot be asked now.
         """
         where = f"sink {self._sink_id}: {self._settings.endpoint}: {text}"
@@ -460,8 +463,19 @@ class SqlBatchDecisions(BatchDecisions):
                 return ask()
             except ConnectionLost:
                 return ask()
+        except AccessDenied as error:
+            if remedy := self._grants():
+                raise ConfigError(f"{where}: {error}. Run: {remedy}") from error
+            raise refusal(error, where) from error
         except SqlError as error:
             raise refusal(error, where) from error
+
+    def _grants(self) -> str:
+        """Return the statements by which the user may write our tables; empty: it may already."""
+        session = self._connected()
+        server = self._dialect.look_at_server(session)
+        tables = (LEDGER, SINKS, BATCHES)
+        return server.bookkeeping(session, self._ledger.schema, tables).remedy
 
     def _connected(self) -> Session:
         if self._session is None or not self._session.is_open:

@@ -14,6 +14,7 @@ from typing import TypeAlias
 from onceflow.core.connector import Area, Finding, Level, Questions, ServerAccess
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.sinks.sql.dialect import DATABASE, Server
+from onceflow.sinks.sql.ledger import LEDGER, SINKS
 from onceflow.sinks.sql.session import AccessDenied, Session, SqlError
 from onceflow.sinks.sql.settings import CommitMode, SqlSettings
 from onceflow.sinks.sql.sink import SqlSink
@@ -85,7 +86,7 @@ class _Examination:
             ("server", lambda: server.fitness(self._settings.endpoint)),
             ("commit mode", lambda: self._two_phase(mode, parallelism)),
             ("room", lambda: server.room(session, parallelism)),
-            ("bookkeeping", lambda: [server.bookkeeping(session, schema)]),
+            ("bookkeeping", lambda: [server.bookkeeping(session, schema, (LEDGER, SINKS))]),
             ("tables", lambda: [self._table(name) for name in tables]),
             ("clock", self._clock),
             ("prepared transactions", lambda: server.left_behind(session, schema)),

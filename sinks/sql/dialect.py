@@ -272,8 +272,11 @@ class Server(ABC):
         """Return whether so many subtasks can prepare transactions, and whether that is wise."""
 
     @abstractmethod
-    def bookkeeping(self, session: Session, schema: str) -> Finding:
-        """Return whether the user may create our tables in `schema`, or write those there are."""
+    def bookkeeping(self, session: Session, schema: str, tables: Sequence[str]) -> Finding:
+        """Return whether the user may create our tables in `schema`, or write those there are.
+
+        `tables` may name more than a job needs: one that is not there is nobody's lack.
+        """
 
     def absent(self, session: Session, name: TableName, area: Area) -> Finding:
         """Return why a table is not found."""

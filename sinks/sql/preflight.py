@@ -189,10 +189,11 @@ class _Preflight:
                 for statement in ledger_creation(self._dialect, ledger.schema):
                     self._create(statement)
         except AccessDenied as error:
+            remedy = server.bookkeeping(session, ledger.schema, (LEDGER, SINKS)).remedy
             raise ConfigError(
                 f"{self._dialect.user} {server.user} may not create onceflow's tables in "
                 f"{self._settings.endpoint}: {error}. Run as the owner of the database: "
-                f"{server.bookkeeping(session, ledger.schema).remedy}; or name a place where it "
+                f"{remedy}; or name a place where it "
                 "may: ledger_schema=…"
             ) from error
 

@@ -113,7 +113,7 @@ class SQLiteServer(Server):
         return TwoPhaseSupport("", (DATABASE.problem(_NO_TWO_PHASE, "", ""),))
 
     @override
-    def bookkeeping(self, session: Session, schema: str) -> Finding:
+    def bookkeeping(self, session: Session, schema: str, tables: Sequence[str]) -> Finding:
         path, about = Path(session.query("PRAGMA database_list")[0][2]), "onceflow's own two tables"
         if all(os.access(one, os.W_OK) for one in (path, path.parent)):
             return DATABASE.ok(f"this process may keep {about} in {path}")

@@ -1,0 +1,47 @@
+"""What a user may not who writes batches from Spark is told with the GRANT."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.sql.databases import Database
+from tests.spark_formats.batches import driver_of
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.storage.staging import FileStagingArea
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.mark.parametrize("made_by_owner", [True, False], ids=["tables-there", "schema-alone"])
+def test_a_user_who_writes_batches_is_told_each_grant_until_nothing_is_missing(
+    database: Database, tmp_path: Path, made_by_owner: bool
+) -> None:
+    database.query("CREATE TABLE ledger (id bigint PRIMARY KEY, account text, amount bigint)")
+    with database.new_schema("books") as books, database.user("SELECT, INSERT ON ledger") as user:
+        database.query(f"CREATE SCHEMA {books}")
+        settings = {"table": "ledger", "commit_mode": "ledger", "ledger_schema": books}
+        if made_by_owner:
+            one = driver_of(database.sink(**settings), tmp_path)
+            staging = FileStagingArea.in_directory(str(tmp_path), "others")
+            named: Any = {"sink_id": "others", "owner": "another job", "source": "others"}
+            other = replace(one, target=replace(one.target, **named, staging=staging))
+            other.batch(0, [0])
+        driver = driver_of(user.sink(**settings), tmp_path)
+        told: list[str] = []
+        for _ in range(6):
+            try:
+                driver.batch(0, [1, 2])
+                break
+            except ConfigError as error:
+                told.append(str(error))
+            for statement in re.split(r"Run[^:]*: |; ", told[-1]):
+                if statement.startswith(("GRANT ", "CREATE ")):
+                    database.query(statement)
+        assert told
+        assert len(set(told)) == len(told), "each statement mended what it was said for"
+        assert database.query("SELECT count(*) FROM ledger WHERE id > 0") == [(2,)]
