@@ -23,7 +23,15 @@ from onceflow.connectors.spark.sql_filters import Comparable, SqlWords
 from onceflow.connectors.spark.sql_reader import Bounds, ReadColumn, TaskPlan
 from onceflow.connectors.spark.stride_bounds import stride_conditions
 from onceflow.core.errors import ConfigError, SinkError
-from onceflow.sinks.mysql.catalog import TEXTS, MySQLType, found, identifier, literal, quoted
+from onceflow.sinks.mysql.catalog import (
+    TEXTS,
+    MySQLType,
+    found,
+    grantee,
+    identifier,
+    literal,
+    quoted,
+)
 from onceflow.sinks.mysql.connection import ResultColumn, own
 from onceflow.sinks.mysql.endpoint import MySQLEndpoint
 from onceflow.sinks.mysql.types import BINARIES
@@ -143,8 +151,11 @@ class MySQLRows:
         except SqlError as error:
             raise SinkError(f"reading {self.relation} of {self.endpoint}: {error}") from error
         if table is None:
+            ((user,),) = session.query("SELECT CURRENT_USER()")
             raise ConfigError(
-                f"there is no table {name} in {self.endpoint}, or no right to read it"
+                f"there is no table {name} in {self.endpoint}, or no right to read it. If it is"
+                f" there, run as its owner: GRANT SELECT ON {identifier(name)} TO"
+                f" {grantee(str(user))}"
             )
         return table
 

@@ -10,6 +10,7 @@ What cannot be decoded by its own type (json, uuid, enums, intervals, …) is se
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -48,6 +49,10 @@ _COMPARED: dict[str, Comparable] = {
     "timestamp": Comparable.LOCAL_TIME,
     "timestamptz": Comparable.INSTANT,
 }
+_DENIED = re.compile(
+    r"permission denied for (?P<kind>schema|table|view|materialized view|relation)"
+    r" (?P<name>\"[^\"]+\"|\S+)"
+)
 _AS_THEY_ARE = frozenset({*_COMPARED, "bpchar", "bytea"})
 
 
@@ -187,7 +192,19 @@ class PostgresRows:
             )
         wrong = error.sqlstate is not None and error.sqlstate.startswith(("42", "28", "3D"))
         kind = ConfigError if wrong else SinkError
-        return kind(f"reading {self.relation} of {self.endpoint}: {text}")
+        return kind(f"reading {self.relation} of {self.endpoint}: {text}{self._grant(text)}")
+
+    def _grant(self, text: str) -> str:
+        """Return what lets the role read, where the server has said that it may not."""
+        denied = _DENIED.search(text)
+        if denied is None:
+            return ""
+        name = denied["name"] if self.table is None else identifier(self.table)
+        right = f"SELECT ON {name}"
+        if denied["kind"] == "schema":
+            right = f"USAGE ON SCHEMA {denied['name']}"
+        role = dict(self.endpoint.parameters).get("user")
+        return f". Run as the owner: GRANT {right} TO {quoted(role) if role else 'this role'}"
 
 
 def _column(field: pa.Field) -> ReadColumn:

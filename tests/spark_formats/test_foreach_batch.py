@@ -204,7 +204,10 @@ def test_a_function_that_writes_by_itself_and_returns_nothing_is_told_what_to_re
     feed(spark, tmp_path / "in", 0, 10)
     checkpoint = tmp_path / "checkpoint"
     sink = SQLiteSink(str(tmp_path / "a.db"), table="rows", create=True)
-    writes: Any = lambda batch, _: batch.count() and None  # noqa: E731
+
+    def writes(batch: DataFrame, _: int) -> Any:
+        batch.count()
+
     function = foreach_batch(sink, writes, checkpoint_location=str(checkpoint))
     with pytest.raises(StreamingQueryException, match="returned None, and must return the Data"):
         run(rows_of(spark, tmp_path / "in"), function, checkpoint, "append")

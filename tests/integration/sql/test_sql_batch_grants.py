@@ -1,4 +1,4 @@
-"""What a user may not who writes batches from Spark is told with the GRANT."""
+"""What a user may not who writes batches from Spark, or reads, is told with the GRANT."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 from tests.integration.sql.databases import Database
 from tests.spark_formats.batches import driver_of
 
+from onceflow.connectors.spark.sql_read_options import MYSQL_READ, POSTGRES_READ
+from onceflow.connectors.spark.sql_reader import RowSource
 from onceflow.core.errors import ConfigError
 from onceflow.core.storage.staging import FileStagingArea
 
@@ -45,3 +47,22 @@ def test_a_user_who_writes_batches_is_told_each_grant_until_nothing_is_missing(
         assert told
         assert len(set(told)) == len(told), "each statement mended what it was said for"
         assert database.query("SELECT count(*) FROM ledger WHERE id > 0") == [(2,)]
+
+
+def test_a_user_who_reads_is_told_the_grant(database: Database) -> None:
+    database.query("CREATE TABLE ledger (id bigint PRIMARY KEY)", "CREATE TABLE other (id bigint)")
+    database.query("INSERT INTO ledger VALUES (7)")
+
+    def read(source: RowSource) -> list[int]:
+        columns = source.columns()
+        statement = f"SELECT {columns[0].expression} AS id FROM {source.relation}"
+        batches = source.batches(statement, columns, "")
+        return [int(value) for batch in batches for value in batch["id"].to_pylist()]
+
+    with database.user("SELECT ON other") as user:
+        table = POSTGRES_READ if user.url.startswith("postgres") else MYSQL_READ
+        source = table.made({"url": user.url, "dbtable": "ledger"}).source
+        with pytest.raises(ConfigError, match=": GRANT SELECT ON") as told:
+            read(source)
+        database.query(f"GRANT {str(told.value).rpartition(': GRANT ')[2]}")
+        assert read(source) == [7]
