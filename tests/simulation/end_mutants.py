@@ -73,21 +73,10 @@ class _EndOvertakes(CheckpointCoordinator):
         return replace(trigger, overtakes_after_s=0.0) if overtakes else trigger
 
 
-class _EndsOverRowsInFlight(CheckpointCoordinator):
-    """Last rows are made while rows that were read are in flight."""
-
-    def logged(self, checkpoint: CheckpointId, now_s: float) -> tuple[Decision, ...]:
-        pending = None if self._over else self._pending[checkpoint]
-        if self._makes_last_rows and pending and pending.trigger.kind is CheckpointKind.FINAL:
-            self._schedule.end_job_after_input()
-        return super().logged(checkpoint, now_s)
-
-
 END_MUTANTS: tuple[Variant, ...] = (
     Variant("ends without last rows", coordinator=_EndsWithoutLastRows),
     Variant("makes last rows at every start", coordinator=_ForgetsItsEnd),
     Variant("forgets that last rows were made by a drain", coordinator=_ForgetsThatItDrained),
     Variant("makes last rows behind a savepoint", coordinator=_MakesLastRowsBehindASavepoint),
     Variant("the end overtakes last rows", coordinator=_EndOvertakes),
-    Variant("makes last rows over rows in flight", coordinator=_EndsOverRowsInFlight),
 )

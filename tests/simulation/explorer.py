@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from tests.simulation.caught import CAUGHT_BY
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.schedule import Outcome, run_schedule
 from tests.simulation.variant import Variant
@@ -67,12 +68,16 @@ def shortest(failures: tuple[Outcome, ...]) -> Outcome:
 def try_mutants(seed: int) -> Iterator[MutantVerdict]:
     """Yield the verdict on every broken variant."""
     for variant in MUTANTS:
-        caught = None
-        schedules = 0
-        for number in range(MUTANT_SCHEDULES_MAX):
-            schedules += 1
-            outcome = run_schedule(seed + number, variant)
-            if outcome.violation:
-                caught = outcome
-                break
-        yield MutantVerdict(variant.name, schedules, caught)
+        yield try_mutant(variant, seed)
+
+
+def try_mutant(variant: Variant, seed: int) -> MutantVerdict:
+    """Try the schedule that is known to catch `variant`, if any, then those from `seed` on."""
+    known = [CAUGHT_BY[variant.name]] if variant.name in CAUGHT_BY else []
+    schedules = 0
+    for number in (*known, *range(seed, seed + MUTANT_SCHEDULES_MAX)):
+        schedules += 1
+        outcome = run_schedule(number, variant)
+        if outcome.violation:
+            return MutantVerdict(variant.name, schedules, outcome)
+    return MutantVerdict(variant.name, schedules, None)

@@ -422,8 +422,8 @@ def positions_in(completed: CompletedCheckpoint) -> dict[str, int]:
 
 
 def _read(completed: CompletedCheckpoint) -> dict[str, int]:
-    """Return those of `positions_in` of which something is read."""
-    return {p: at for p, at in positions_in(completed).items() if at}
+    """Return where every partition stands, also of what is broadcast, of which any is read."""
+    return {p: at for p, at in _positions(completed).items() if at}
 
 
 def rules_in(completed: CompletedCheckpoint) -> int:

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.simulation.caught import CAUGHT_BY
-from tests.simulation.explorer import MUTANT_SCHEDULES_MAX, explore, shortest
+from tests.simulation.explorer import explore, shortest, try_mutant
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.schedule import run_schedule
 from tests.simulation.variant import Variant
@@ -38,10 +37,8 @@ def test_every_invariant_holds_in_every_schedule(schedules: int) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("variant", MUTANTS, ids=lambda variant: variant.name)
 def test_a_broken_variant_is_caught(variant: Variant) -> None:
-    for number in (CAUGHT_BY.get(variant.name, 0), *range(MUTANT_SCHEDULES_MAX)):
-        if run_schedule(number, variant).violation:
-            return
-    pytest.fail(f"{variant.name} survived {MUTANT_SCHEDULES_MAX} schedules")
+    verdict = try_mutant(variant, seed=0)
+    assert verdict.caught, f"{variant.name} survived {verdict.schedules} schedules"
 
 
 def test_a_seed_gives_the_same_run_again_in_every_process() -> None:

@@ -361,8 +361,8 @@ class World:
         """What kind of savepoint the user asks for, if any."""
         self.works_by_clock = _drawn_clock_work(seed)
         """Whether rows are made by the clock, too."""
-        self.makes_last_rows = _drawn_last_rows(seed)
-        """Whether rows are made at the end of the input, too."""
+        self.makes_last_rows = self.lifetime_s is None and _drawn_last_rows(seed)
+        """Whether rows are made at the end of the input, too: that takes another checkpoint."""
         self.begins_from_savepoint = False
         self.rolled_back: set[TransactionId] = set()
         """What somebody else has rolled back."""
