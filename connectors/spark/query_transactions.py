@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from onceflow.connectors.spark.batch_identity import is_owner_of_app, staging_area, write_target
 from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
-from onceflow.connectors.spark.decision_keepers import logged_decisions
+from onceflow.connectors.spark.decision_keepers import kept_target, logged_decisions
 from onceflow.core.batch_decisions import BatchDecisions
 from onceflow.core.errors import ConfigError
 from onceflow.core.in_doubt import (
@@ -78,7 +78,11 @@ def write_transactions(
         target = named.target
         owned = SinkResourceManager(manager.sink, target.sink_id)
         return BatchTransactions(
-            owned, owner=target.owner, sink_id=target.sink_id, directory=named.directory
+            owned,
+            owner=target.owner,
+            sink_id=target.sink_id,
+            directory=named.directory,
+            decisions=None if isinstance(manager.sink, SqlSink) else kept_target(named)[1],
         )
     owners = manager.owners()
     written = {one: owner for one, owner in owners.items() if is_owner_of_app(owner, app)}
@@ -98,11 +102,18 @@ def write_transactions(
 class BatchTransactions(TransactionSettler):
     """All that one owner of batches has in doubt at `manager`. Looking changes nothing. One thread.
 
-    `directory` is where files wait and decisions without a database stand; None without one.
+    `directory` is where files wait; None without one. `decisions` are those of the owner; without
+    them they are in the database, or else in `directory`.
     """
 
     def __init__(
-        self, manager: ResourceManager, *, owner: str, sink_id: str, directory: str | None
+        self,
+        manager: ResourceManager,
+        *,
+        owner: str,
+        sink_id: str,
+        directory: str | None,
+        decisions: BatchDecisions | None = None,
     ) -> None:
         """Connect to nothing yet.
 
@@ -113,7 +124,7 @@ class BatchTransactions(TransactionSettler):
         self._owner = owner
         self._sink_id = sink_id
         self._directory = directory
-        self._decisions = self._keeper()
+        self._decisions = self._keeper() if decisions is None else decisions
         self._committers: dict[str, Committer] = {}
 
     def in_doubt(self) -> tuple[InDoubtTransaction, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,12 @@ from tests.spark_formats.writes import Write, save, save_alone
 from onceflow.connectors.spark.batch_identity import stream_target
 from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
 from onceflow.connectors.spark.formats import FilesFormat
+from onceflow.connectors.spark.query_transactions import write_transactions
 from onceflow.core.crash_points import CrashPoint
 from onceflow.core.errors import ConfigError
+from onceflow.core.in_doubt import SinkResourceManager
+from onceflow.core.protocol.in_doubt import LoggedDecision
+from onceflow.sinks import FileSink
 
 TRIES = 4
 """More than attempts of the first run, whose number the next tries must not pass."""
@@ -133,3 +138,17 @@ def check_last_decides(early: Write, late: Write, case: WriteCase) -> None:
     late.write(range(9))
     late.commit()
     assert case.ids() == list(range(9))
+
+
+def test_what_a_killed_write_to_files_has_decided_is_told_whatever_the_staging_location(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    case = files_case(request, tmp_path, "events").staged_at(tmp_path / "a")
+    save = partial(save_alone, case.make_sink, case.options, range(5), range(5, 9))
+    killed_at("logged", tmp_path, save)
+    sink = FileSink(case.options["path"])
+    for staging in ("", str(tmp_path / "a"), str(tmp_path / "b")):
+        settler = write_transactions("nightly", SinkResourceManager(sink, ""), staging=staging)
+        decisions = [one.status.decision for one in settler.in_doubt()]
+        settler.close()
+        assert decisions == [LoggedDecision.DECIDED] * 2
