@@ -218,8 +218,9 @@ class SinkResourceManager(ResourceManager):
 
     @override
     def target_record(self, context: CommitterContext) -> TargetRecord | None:
-        if not isinstance(self.sink, GlobalSink):
-            return self.sink.target_record(context)
+        told = self.sink.target_record(context)
+        if told is not None or not isinstance(self.sink, GlobalSink):
+            return told
         committer = self.sink.global_committer(context)
         try:
             return TargetRecord(self.sink_id, through=committer.committed_through())

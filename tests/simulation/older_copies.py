@@ -59,6 +59,15 @@ def records_of(targets: Iterable[Target]) -> tuple[TargetRecord, ...]:
     )
 
 
+def whole_records_of(targets: Iterable[Target]) -> tuple[TargetRecord, ...]:
+    """Return what those of `targets` tell that commit whole checkpoints."""
+    return tuple(
+        TargetRecord(t.sink_id, through=t.highest, claims=tuple(t.claims))
+        for t in targets
+        if isinstance(t, Versioned)
+    )
+
+
 def check_older_copy(world: World, copy: OlderCopy) -> None:
     """Raise Violation unless a start from `copy` is refused where it would write rows again."""
     since = committed_in(world) - copy.known
@@ -83,18 +92,23 @@ def check_kept_savepoint(world: World, kept: Kept) -> None:
     """Raise Violation unless a start in empty storage is refused after later commits."""
     taken = kept.savepoint.completed
     listed = {one.transaction for one in committables_of(taken)}
+    targets = world.targets.values()
+    whole = frozenset[TransactionId]().union(
+        *(t.proofs for t in targets if isinstance(t, Versioned))
+    )
     since = {
         one
         for one in committed_in(world) - kept.committed - listed
         if (one.attempt, one.checkpoint) > (taken.attempt, taken.checkpoint)
         and not (kept.savepoint.kind.ends_emission and one.attempt == taken.attempt)
     }
+    since |= {one for one in whole - listed if one.attempt > taken.attempt}
     if not since or world.went_back:
         return
     view = LogView()
     for _ in range(TRIES):
         view = _claimed(seeded(view, kept.savepoint))
-        records = records_of(world.targets.values())
+        records = (*records_of(targets), *whole_records_of(targets))
         try:
             world.variant.check_targets(
                 kept.savepoint, view, records, all_tell=True, allow_rewind=False

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from tests.simulation.variant import Variant
 
 from onceflow.core.errors import SavepointRefused, StorageBehind
 from onceflow.core.protocol.log import LogView
-from onceflow.core.protocol.savepoints import Savepoint
+from onceflow.core.protocol.savepoints import Savepoint, check_targets
 from onceflow.core.protocol.target_records import TargetRecord, newest_attempt
 
 
@@ -31,8 +32,16 @@ def _savepoint_by_attempt(
         raise SavepointRefused("out of date")
 
 
+def _savepoint_without_claims(
+    savepoint: Savepoint, view: LogView, records: Iterable[TargetRecord], **told: Any
+) -> None:
+    """Judges whole checkpoints by their number alone."""
+    check_targets(savepoint, view, [replace(one, claims=()) for one in records], **told)
+
+
 OLDER_COPY_MUTANTS: tuple[Variant, ...] = (
     Variant("goes on from an older copy of its log", require_not_behind=_never_behind),
     Variant("tells an older copy by its attempt", require_not_behind=_behind_by_attempt),
     Variant("tells an older savepoint by the attempt", check_targets=_savepoint_by_attempt),
+    Variant("tells an older savepoint by number alone", check_targets=_savepoint_without_claims),
 )

@@ -70,6 +70,7 @@ class SinkRecovery:
         )
         for target in self._targets:
             if isinstance(target, Versioned):
+                target.claim(self._attempt)
                 yield from self._recover_whole(target, restored)
                 continue
             plan = yield from self._plan(target, restored)

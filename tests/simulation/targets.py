@@ -25,7 +25,8 @@ from onceflow.core.protocol.committables import (
     Unknown,
 )
 from onceflow.core.protocol.global_commits import GlobalCommit
-from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
+from onceflow.core.protocol.log_memory import Decided
 
 Row = tuple[str, int, int, int]
 """(partition, offset, key, count of the key up to this record)"""
@@ -305,8 +306,15 @@ class Versioned(Target):
         super().__init__(clock, sink_id, on_commit)
         self.files: dict[TransactionId, list[Row]] = {}
         self.highest = CheckpointId(0)
+        self.claims: list[Decided] = []
+        """By attempt, rising: the highest version when it claimed the sink id."""
         self.on_version: Callable[[GlobalCommit], None] = lambda _: None
         self.keeps_order = True
+
+    def claim(self, attempt: AttemptId) -> None:
+        """Remember what is committed, unless a newer attempt has claimed."""
+        if not self.claims or self.claims[-1].attempt < attempt:
+            self.claims.append(Decided(attempt, self.highest))
 
     @property
     def in_doubt(self) -> list[TransactionId]:
@@ -378,10 +386,10 @@ class Versioned(Target):
         return Committed()
 
     def _state(self) -> tuple[Any, ...]:
-        return list(self.rows), set(self.proofs), set(self.pruned), self.highest
+        return list(self.rows), set(self.proofs), set(self.pruned), self.highest, list(self.claims)
 
     def _set(self, state: tuple[Any, ...]) -> None:
-        self.rows, self.proofs, self.pruned, self.highest = state
+        self.rows, self.proofs, self.pruned, self.highest, self.claims = state
 
 
 def names(transactions: Sequence[TransactionId]) -> str:
