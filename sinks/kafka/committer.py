@@ -249,12 +249,17 @@ class KafkaCommitter(Committer):
             self._proof(transaction)
         ):
             return AlreadyCommitted()
+        if self._settings.stale_rows.rule_for(transaction) is StaleRows.DISCARD:
+            self._lanes.settle(transaction)
+            return AlreadyCommitted()
         return Lost(
             f"nothing is staged for transaction {transaction} of checkpoint"
             f" {transaction.checkpoint}, and neither a commit record in checkpoint storage nor the"
             f" commit offset of group {lane_name(transaction.sink_id, transaction.subtask)!r} in"
             f" {self._settings.where} says that it was committed: its staged rows were deleted"
-            " outside onceflow"
+            " outside onceflow. Look whether its records are in the topic; if they are not, bring"
+            " them there by hand, or do without them. Then start the job with"
+            f" KafkaSink(stale_rows='discard {transaction}'), which counts them as committed"
         )
 
     def _stale(self, transaction: TransactionId) -> Unknown:

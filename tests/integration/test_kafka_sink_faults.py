@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
@@ -27,6 +28,7 @@ from onceflow.core.protocol.committables import (
     CommitOutcome,
     Committable,
     Committed,
+    Lost,
     RetryLater,
     Unknown,
 )
@@ -438,3 +440,24 @@ def _die(self: FileStagingArea, transaction: TransactionId) -> bool:
 def _record_of(committable: Committable) -> TransactionId:
     one = committable.transaction
     return TransactionId(one.sink_id, one.attempt, one.checkpoint, one.subtask, 9000)
+
+
+def test_a_loss_that_was_made_good_by_hand_lets_a_kafka_job_go_on(
+    job: KafkaJob, broker: EmbeddedKafka, topic: str, tmp_path: Path
+) -> None:
+    """Somebody has deleted staged rows that were decided, and brings them into the topic."""
+    lost, following = job.prepare(1, range(5)), job.prepare(2, range(5, 8))
+    job.area.discard(lost.transaction)
+    outcome = job.committer().commit(lost)
+    assert isinstance(outcome, Lost)
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
+    for number in range(5):
+        producer.produce(topic, json.dumps({"id": number}).encode())
+    assert producer.flush(60) == 0
+    (followed,) = re.findall(r"stale_rows='([^']+)'", outcome.reason)
+    told = KafkaSink(broker.bootstrap_servers, topic=topic, stale_rows=followed)
+    with KafkaJob(told, directory=tmp_path, sink_id=job.sink_id) as resigned:
+        assert resigned.committer(2).commit(lost) == AlreadyCommitted()
+        assert resigned.committer(2).commit(following) == Committed()
+    assert job.committer(3).commit(lost) == AlreadyCommitted(), "also without the setting"
+    assert decided_ids_in(broker.bootstrap_servers, topic) == list(range(8))
