@@ -20,21 +20,18 @@ from typing_extensions import override
 
 from onceflow.core.batch_notes import BatchNotes, NotedBatches
 from onceflow.core.decoders import json_decoder
-from onceflow.core.errors import Fenced, SinkError
+from onceflow.core.errors import ConfigError, Fenced, SinkError
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log import NO_ATTEMPT
 from onceflow.core.spi import CommitterContext
 from onceflow.sinks.kafka.clients import (
     Isolation,
     committed_metadata,
-    described,
-    error_of,
-    is_fenced,
     open_group_reader,
     open_producer,
     repeated,
 )
-from onceflow.sinks.kafka.fence import owner_group
+from onceflow.sinks.kafka.fence import owner_group, refusal
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
 
 
@@ -114,9 +111,6 @@ class KafkaBatchNotes(BatchNotes):
         newest = max(found, key=lambda one: one.attempt, default=_Note(0, None, ()))
         return newest.begun, newest.written
 
-    def _refused(self, error: KafkaException, doing: str) -> Fenced | SinkError:
-        reason = described(error, self._settings)
+    def _refused(self, error: KafkaException, doing: str) -> ConfigError | Fenced | SinkError:
         text = f"sink id {self._sink_id!r}: its batches are not {doing} at {self._settings.where}"
-        if is_fenced(error_of(error)):
-            return Fenced(f"{text}: another run claims it at this moment: {reason}")
-        return SinkError(f"{text}: {reason}")
+        return refusal(error, self._settings, text)

@@ -148,7 +148,8 @@ class Fence:
                 group = cast("Any", reader).consumer_group_metadata()
                 self._write(producer, group, newest, deadline)
         except KafkaException as error:
-            raise self._refused(error) from error
+            text = f"sink id {self._context.sink_id!r} cannot be claimed at {self._settings.where}"
+            raise refusal(error, self._settings, text) from error
         except TimeoutError as error:
             raise SinkError(f"sink id {self._context.sink_id!r} is not claimed: {error}") from error
         finally:
@@ -177,15 +178,16 @@ class Fence:
         repeated(send, deadline=deadline)
         repeated(producer.commit_transaction, deadline=deadline)
 
-    def _refused(self, error: KafkaException) -> ConfigError | Fenced | SinkError:
-        reason = described(error, self._settings)
-        text = f"sink id {self._context.sink_id!r} cannot be claimed at {self._settings.where}"
-        if is_fenced(error_of(error)):
-            return Fenced(f"{text}: another attempt claims it at this moment: {reason}")
-        advice = _ADVICE.get(error_of(error).name())
-        return (
-            ConfigError(f"{text}: {reason}; {advice}") if advice else SinkError(f"{text}: {reason}")
-        )
+
+def refusal(
+    error: KafkaException, settings: KafkaSinkSettings, text: str
+) -> ConfigError | Fenced | SinkError:
+    """Return the error that `error` is to a user: `text`, its reason, and what to grant."""
+    reason = described(error, settings)
+    if is_fenced(error_of(error)):
+        return Fenced(f"{text}: another attempt claims it at this moment: {reason}")
+    advice = _ADVICE.get(error_of(error).name())
+    return ConfigError(f"{text}: {reason}; {advice}") if advice else SinkError(f"{text}: {reason}")
 
 
 def newest_commits(
