@@ -215,6 +215,17 @@ class MySQLDialect(Dialect):
                 continue
 
     @override
+    def cascades_of(self, session: Session, name: TableName) -> Sequence[str]:
+        schema = catalog.literal(name.schema) if name.schema else "DATABASE()"
+        found = session.query(
+            "SELECT constraint_name, table_name FROM information_schema.referential_constraints "
+            f"WHERE unique_constraint_schema = {schema} "
+            f"AND referenced_table_name = {catalog.literal(name.name)} "
+            "AND delete_rule IN ('CASCADE', 'SET NULL', 'SET DEFAULT') ORDER BY 1"
+        )
+        return [f"{constraint} of {table}" for constraint, table in found]
+
+    @override
     def require_delete(self, session: Session, table: Table) -> None:
         name = catalog.identifier(table.name)
         try:

@@ -92,6 +92,17 @@ class PostgresDialect(Dialect):
         return bool(session.query(f"SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = {name}"))
 
     @override
+    def cascades_of(self, session: Session, name: TableName) -> Sequence[str]:
+        table = catalog.literal(self.identifier(name))
+        found = session.query(
+            "SELECT conname::text || ' of ' || conrelid::regclass::text "
+            "FROM pg_catalog.pg_constraint "
+            f"WHERE contype = 'f' AND confrelid = {table}::regclass "
+            "AND confdeltype IN ('c', 'n', 'd') ORDER BY 1"
+        )
+        return [str(row[0]) for row in found]
+
+    @override
     def executor(
         self, session: Session, mode: WriteMode, key: Sequence[str]
     ) -> PostgresDmlExecutor:

@@ -369,6 +369,12 @@ class SqlBatchDecisions(BatchDecisions):
         table = self._dialect.found(session, name)
         if table is None:
             raise SinkError(f"table {name} is gone from {self._settings.endpoint}")
+        if cascades := self._dialect.cascades_of(session, table.name):
+            raise ConfigError(
+                f"table {name} is to be replaced, and rows of other tables would go or change"
+                f" with its rows, by foreign key {', '.join(cascades)}. Nothing was changed."
+                " Give that key ON DELETE NO ACTION; or append, with writeMode=upsert"
+            )
         session.execute(f"DELETE FROM {self._dialect.identifier(table.name)}")
 
     def _give_up(self, transaction: TransactionId) -> None:

@@ -247,6 +247,11 @@ class Dialect(ABC):
     ) -> None:
         """End the sessions of older attempts' writers: what they hold is rolled back."""
 
+    def cascades_of(self, session: Session, name: TableName) -> Sequence[str]:
+        """Return the foreign keys by which other rows change when rows of a table are deleted."""
+        del session, name
+        return ()
+
     def require_delete(  # noqa: B027 - where the catalogs tell
         self, session: Session, table: Table
     ) -> None:

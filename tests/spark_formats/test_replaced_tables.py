@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from tests.integration.postgres_sink_kit import query
 from tests.spark_formats.batches import SCHEMA, Driver, killed_at
 from tests.spark_formats.test_batch_kills import POINTS
-from tests.spark_formats.test_decided_rows import Target, on_all, target_of
+from tests.spark_formats.test_decided_rows import SLOW, Target, on_all, target_of
 
 from onceflow import connectors
 from onceflow.connectors.spark.arrow_rows import spark_schema
@@ -76,6 +76,25 @@ def test_a_reader_never_sees_a_table_empty_that_is_replaced(
         reader.join()
     assert set(seen) <= {old, new}
     assert target.count() == new
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("kind", ["postgres", *SLOW[:2]])
+def test_a_table_whose_rows_take_those_of_others_with_them_is_not_replaced(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    target = target_of(kind, request, tmp_path)
+    driver = replacing(target)
+    driver.batch(0, OLD)
+    target.query(
+        "CREATE TABLE items (id bigint PRIMARY KEY, ledger bigint, CONSTRAINT of_ledger"
+        " FOREIGN KEY (ledger) REFERENCES ledger (id) ON DELETE CASCADE)"
+    )
+    target.query("INSERT INTO items VALUES (1, 1)")
+    with pytest.raises(ConfigError, match="foreign key of_ledger of items. Nothing was changed"):
+        driver.batch(1, NEW)
+    assert target.ids() == OLD
+    assert len(target.query("SELECT * FROM items")) == 1
 
 
 @pytest.mark.spark
