@@ -51,10 +51,11 @@ class NotedBatchDecisions(LoggedBatchDecisions):
 
     @override
     def decide(self, decision: BatchDecision) -> BatchDecision:
-        noted = self._notes.read()
-        number = decision.batch.number
-        if number not in noted.written:
-            self._notes.write(decision.attempt, begun=number, written=noted.written)
+        if super().seen().decision(decision.batch) is None:
+            # The log says who has claimed since; the target knows the number alone.
+            self.check_newest(decision.attempt)
+            written = self._notes.read().written
+            self._notes.write(decision.attempt, begun=decision.batch.number, written=written)
         return super().decide(decision)
 
     @override
