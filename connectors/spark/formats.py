@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSource
 from typing_extensions import override
 
+from onceflow.connectors.spark.reused_worker import spare_imports
 from onceflow.connectors.spark.state_formats import STATE_FORMATS
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class SinkFormat(DataSource):
         words = self.write_words()
         with words.told():
             made = make(self.make_sink, _lower(self.options), schema, overwrite=overwrite)
+        spare_imports()
         return made.speaking(words)
 
     @override
@@ -83,6 +85,7 @@ class SinkFormat(DataSource):
         words = self.write_words()
         with words.told():
             made = batch_writer(self.make_sink, _lower(self.options), schema, overwrite=overwrite)
+        spare_imports()
         return made.speaking(words)
 
 

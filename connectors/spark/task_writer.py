@@ -11,6 +11,7 @@ import pyarrow as pa
 from typing_extensions import TypeIs
 
 from onceflow.connectors.spark.batch_commits import BatchPlan, BatchTarget, TaskReport
+from onceflow.connectors.spark.reused_worker import spare_imports
 from onceflow.core.crash_points import reach
 from onceflow.core.dead_letters import DEAD_LETTERS, batch_of_letters, letters_of_rows
 from onceflow.core.errors import BadRow, ConfigError, PreCommitFailed, SinkError
@@ -90,6 +91,7 @@ def write_task(plan: BatchPlan, place: TaskPlace, batches: Iterator[pa.RecordBat
     finally:
         writer.close()
         letters.close()
+    spare_imports()
     return TaskReport(
         report.batch,
         report.attempt,
