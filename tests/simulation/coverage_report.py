@@ -56,6 +56,8 @@ _BLOCKERS = "whom sinks wait for is told to people, and decides nothing"
 _STORAGE = "a savepoint begins where its log is"
 _OLD_DECISIONS = "no schedule has 128 decisions"
 
+_STAGED = "staged rows of the model are where every storage finds them"
+_REWINDS = "nobody allows a rewind"
 EXCUSES: Mapping[str, Excuse] = MappingProxyType(
     {
         "alignment.py:Barrier.overtakes": Excuse("asked by the runtime's metrics"),
@@ -105,10 +107,17 @@ EXCUSES: Mapping[str, Excuse] = MappingProxyType(
             (
                 "raise SavepointRefused",
                 "return",
-                "if savepoint.kind in _TAKEN_WHILE_RUNNING and",
             ),
         ),
         "savepoints.py:check_form": Excuse("the model has one state backend"),
+        "savepoints.py:is_staged_for": Excuse(_STAGED),
+        "savepoints.py:sinks_to_import": Excuse(_STAGED),
+        "savepoints.py:_listed_at_rewind": Excuse(
+            _REWINDS, ("tell = ", "last = ", "listed = [(ref, _only", "listed += ")
+        ),
+        "savepoints.py:_only_undecided": Excuse(_REWINDS),
+        "target_records.py:is_set_back": Excuse(_REWINDS),
+        "target_records.py:newest_attempt": Excuse("attempts of the model are never claimed above"),
         "snapshots.py:paths_of": Excuse("the model asks for handles"),
         "splits.py:default_max_parallelism": Excuse("once in a job's life, before it begins"),
         "splits.py:assign_splits": Excuse("refuses an argument", ("twice = ",)),
