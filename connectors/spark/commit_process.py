@@ -45,7 +45,7 @@ def commit_in_process(commit: Callable[[], object]) -> None:
             try:
                 # Read before it has ended: a long error would fill the pipe.
                 failure: BaseException | None = reading.recv()
-            except EOFError:
+            except (EOFError, OSError):  # killed before it sent, or in the middle
                 _, status = os.waitpid(process, 0)
                 _log.warning("a process that commits has ended by %s; trying again", status)
                 continue
