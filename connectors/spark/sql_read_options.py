@@ -103,7 +103,7 @@ def _relation(table: str | None, query: str | None) -> tuple[TableName | None, s
     except ValueError as error:
         raise ConfigError(
             f"dbtable={table!r}: {error}; a SELECT goes into query, or stands in dbtable in"
-            " parentheses, with a name after them: (SELECT …) t"
+            " parentheses with a name behind them"
         ) from None
 
 
