@@ -207,15 +207,7 @@ class _ForeachBatch:
         if self.dead_letters is not None:
             schemas[_LETTERS] = DEAD_LETTERS
         schema = group_schema(schemas)
-        if self._commits is None:
-            self._commits = self._connect()
-            # Nobody tells a function that its query has ended.
-            weakref.finalize(self, self._commits.close)
-        commits = self._commits
-        plan = commits.plan(schema, batch_id, fingerprint)
-        if not self._noted:
-            self._first.note()
-            self._noted = True
+        commits, plan = self._plan(schema, batch_id, fingerprint)
         try:
             reports = [
                 report
@@ -226,6 +218,20 @@ class _ForeachBatch:
         except Exception:
             commits.abort(schema, plan.attempt)
             raise
+
+    def _plan(
+        self, schema: pa.Schema, batch_id: int, fingerprint: str
+    ) -> tuple[BatchCommits, BatchPlan]:
+        """Return what its tasks are told, and what commits or aborts it."""
+        if self._commits is None:
+            self._commits = self._connect()
+            # Nobody tells a function that its query has ended.
+            weakref.finalize(self, self._commits.close)
+        plan = self._commits.plan(schema, batch_id, fingerprint)
+        if not self._noted:
+            self._first.note()
+            self._noted = True
+        return self._commits, plan
 
     def _connect(self) -> BatchCommits:
         parts = dict(self.sinks)

@@ -1,24 +1,25 @@
-"""Every target, with one table and several, by `write` and by a query, with every fault: rows once.
+"""Every target, with one table and several, by each way of writing, with every fault: rows once.
 
-A cell runs its jobs as Spark calls a format, in this process; what is killed runs in one of its
-own. Cells that are held elsewhere are not here:
-
-    a server is killed        test_batch_faults; of all databases, tests/integration/sql
-    `foreach_batch`           test_foreach_batch; its commits are those of a query, to a group
-    Spark's own processes     test_killed_executor, test_killed_commit, test_stream_sink
+A cell runs its jobs as Spark calls a format, or as a function of `foreach_batch` works, in this
+process; what is killed runs in one of its own. A server that is killed is the cell's own; files and
+the own sink have none. Spark's own processes are killed in test_killed_executor,
+test_killed_commit and test_stream_sink.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 from tests.spark_formats.batches import SCHEMA, Driver, killed_at, rows
+from tests.spark_formats.foreach_runs import ForeachRun
 from tests.spark_formats.write_cases import (
     SERVERS,
     TOKEN,
@@ -30,24 +31,34 @@ from tests.spark_formats.write_cases import (
     mysql_case,
     own_case,
     postgres_case,
+    start_own_server,
 )
 from tests.spark_formats.writes import Write
 
 from onceflow.connectors.spark.batch_commits import TaskReport
 from onceflow.connectors.spark.batch_identity import stream_target
 from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
+from onceflow.core.crash_points import CrashPoint
 from onceflow.core.errors import Fenced
+from onceflow.integration.servers.kinds import Killable
 
 Part = Sequence[int]
+RESTART_S = 120.0
+"""Longer than any server takes to start on a busy machine."""
+
+
+def query_options(case: WriteCase) -> dict[str, str]:
+    """Return the options of a query into `case`, which its checkpoint names."""
+    own = ("sinkid", *TOKEN)
+    return {name: value for name, value in case.options.items() if name not in own}
 
 
 class QueryRun:
     """One micro-batch of a query, planned, with the steps of `Write`."""
 
     def __init__(self, case: WriteCase, checkpoint: Path, number: int) -> None:
-        own = ("sinkid", *TOKEN)
-        options = {name: value for name, value in case.options.items() if name not in own}
-        named = stream_target(case.make_sink, options, CheckpointLocation(str(checkpoint)))
+        location = CheckpointLocation(str(checkpoint))
+        named = stream_target(case.make_sink, query_options(case), location)
         self.driver: Driver = Driver(named.target, SCHEMA, rows, named.directory)
         self.plan = self.driver.plan(number)
         self.reports: list[TaskReport] = []
@@ -76,26 +87,37 @@ class QueryRun:
 class Job:
     """One batch of one job, which may be tried any number of times."""
 
-    case: WriteCase
+    cases: tuple[WriteCase, ...]
+    """Several only by `foreach_batch`: each of its rows is written to all of them."""
     app: str
     number: int
     first: int
     """The first of its ids."""
     interface: str
     directory: Path
+    restart_server: Callable[[], object] | None = None
+    """SIGKILL the server and start it again, once for all jobs that run at once."""
 
     @property
     def parts(self) -> tuple[Part, Part]:
         return range(self.first, self.first + 5), range(self.first + 5, self.first + 9)
 
-    def begin(self) -> Write | QueryRun:
+    def begin(self) -> Write | QueryRun | ForeachRun:
+        if self.interface == "write":
+            (case,) = self.cases
+            options = {**case.options, "txnappid": self.app, "txnversion": str(self.number)}
+            if "sinkid" in options:
+                options["sinkid"] += f"-{self.app}"
+            return Write(case.make_sink, options)
+        (self.directory / "metadata").write_text(f'{{"id": "{self.directory.name}"}}')
         if self.interface == "stream":
-            (self.directory / "metadata").write_text(f'{{"id": "{self.directory.name}"}}')
-            return QueryRun(self.case, self.directory, self.number)
-        options = {**self.case.options, "txnappid": self.app, "txnversion": str(self.number)}
-        if "sinkid" in options:
-            options["sinkid"] += f"-{self.app}"
-        return Write(self.case.make_sink, options)
+            (case,) = self.cases
+            return QueryRun(case, self.directory, self.number)
+        sinks = {
+            f"table {place}": case.make_sink(query_options(case))
+            for place, case in enumerate(self.cases)
+        }
+        return ForeachRun(sinks, self.directory, self.number)
 
     def run(self) -> None:
         run = self.begin()
@@ -143,13 +165,42 @@ def run_two_at_once(job: Job) -> None:
     job.run()
 
 
+def kill_server(job: Job) -> None:
+    assert job.restart_server is not None
+    run = job.begin()
+    run.write(*job.parts)
+    job.restart_server()
+    _at_first_commit.set(job.restart_server)
+    run.commit_alone()
+    assert _at_first_commit.get() is None
+    job.run()
+
+
+def restart_server(server: Killable) -> None:
+    server.restart()
+
+
+_at_first_commit: ContextVar[Callable[[], object] | None] = ContextVar("at_commit", default=None)
+"""What this thread does when its batch's first transaction is committed, and the others are not."""
+
+
+def reach(point: CrashPoint) -> None:
+    """Pass a crash point of the commit in this process."""
+    interrupt = _at_first_commit.get()
+    if point == "committed" and interrupt is not None:
+        _at_first_commit.set(None)
+        interrupt()
+
+
 FAULTS = {
     "clean": run_clean,
     "repeated": run_repeatedly,
     "killed-driver": kill_driver,
     "killed-executor": kill_executor,
+    "killed-server": kill_server,
     "two-at-once": run_two_at_once,
 }
+INTERFACES = ("write", "stream", "foreach_batch")
 TARGETS = (postgres_case, mysql_case, mariadb_case, kafka_case, files_case, own_case)
 LAYOUTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     "one-table": (("a", "nightly", 1),),
@@ -159,18 +210,24 @@ LAYOUTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     "shared-staging": (("a", "nightly", 1), ("b", "hourly", 1)),
     "threads": (("a", "nightly", 1), ("b", "nightly", 1)),
 }
-"""Table, job and number of each batch. All share one staging directory."""
+"""Tables, job and number of each batch. All share one staging directory."""
+UNDER_ONE_DECISION = (("ab", "nightly", 1),)
+"""Two tables by `foreach_batch`."""
 QUICK = {
     (postgres_case, "two-tokens", "stream", "killed-driver"),
     (postgres_case, "threads", "write", "repeated"),
+    (postgres_case, "two-tables", "foreach_batch", "killed-server"),
     (files_case, "two-tables", "write", "two-at-once"),
     (own_case, "shared-staging", "stream", "killed-executor"),
+    (own_case, "two-jobs", "foreach_batch", "killed-driver"),
     (kafka_case, "two-jobs", "write", "killed-driver"),
 }
 
 
 def cells() -> Iterator[object]:
-    for make, layout, interface, fault in product(TARGETS, LAYOUTS, ("write", "stream"), FAULTS):
+    for make, layout, interface, fault in product(TARGETS, LAYOUTS, INTERFACES, FAULTS):
+        if fault == "killed-server" and make not in SERVERS:
+            continue
         marks = [pytest.mark.integration] if make in SERVERS else []
         if (make, layout, interface, fault) not in QUICK:
             marks.append(pytest.mark.slow)
@@ -186,22 +243,30 @@ def test_each_row_of_each_job_is_in_its_table_once(
     interface: str,
     fault: str,
     request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    cases: dict[str, WriteCase] = {}
+    together = interface == "foreach_batch" and layout == "two-tables"
+    batches = UNDER_ONE_DECISION if together else LAYOUTS[layout]
+    at_once = len(batches) if layout == "threads" else 1
+    make_table: Callable[[Path, str], WriteCase] = partial(make, request)
+    restart = None
+    if fault == "killed-server":
+        server, make_table = start_own_server(make, request)
+        restart = Barrier(at_once, lambda: restart_server(server), RESTART_S).wait
+        monkeypatch.setattr("onceflow.connectors.spark.batch_commits.reach", reach)
+    cases = {
+        table: make_table(tmp_path, table)
+        for table in sorted({table for tables, _, _ in batches for table in tables})
+    }
     jobs: list[Job] = []
-    for table, app, number in LAYOUTS[layout]:
-        if table not in cases:
-            cases[table] = make(request, tmp_path, table)
-        directory = tmp_path / f"{table}-{app}"
+    for tables, app, number in batches:
+        directory = tmp_path / f"{tables}-{app}"
         directory.mkdir(exist_ok=True)
-        jobs.append(Job(cases[table], app, number, 10 * len(jobs), interface, directory))
-    if layout == "threads":
-        with ThreadPoolExecutor(len(jobs)) as threads:
-            list(threads.map(FAULTS[fault], jobs))
-    else:
-        for job in jobs:
-            FAULTS[fault](job)
-    for table, case in cases.items():
-        own = [job for job in jobs if job.case is cases[table]]
+        into = tuple(cases[table] for table in tables)
+        jobs.append(Job(into, app, number, 10 * len(jobs), interface, directory, restart))
+    with ThreadPoolExecutor(at_once) as threads:
+        list(threads.map(FAULTS[fault], jobs))
+    for case in cases.values():
+        own = [job for job in jobs if case in job.cases]
         assert case.ids() == sorted(one for job in own for part in job.parts for one in part)

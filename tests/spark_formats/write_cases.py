@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -22,6 +23,8 @@ from onceflow.connectors.spark.formats import (
     PostgresFormat,
     SQLiteFormat,
 )
+from onceflow.integration.pytest_plugin import DatabaseFactory, KafkaFactory
+from onceflow.integration.servers.kinds import Killable
 from onceflow.integration.servers.mysql import MySQLAdmin
 
 TOKEN = {"txnappid": "nightly", "txnversion": "20260131"}
@@ -80,13 +83,16 @@ def sqlite_case(request: pytest.FixtureRequest, directory: Path, name: str) -> W
     )
 
 
-def postgres_case(request: pytest.FixtureRequest, directory: Path, name: str) -> WriteCase:
-    url: str = request.getfixturevalue("postgres_database")
+def _of_postgres(url: str, directory: Path, name: str) -> WriteCase:
     query(url, f"CREATE TABLE IF NOT EXISTS {name} (id bigint, account text, amount int)")
     options = {"url": url, "dbtable": name, **_shared(directory)}
     return WriteCase(
         PostgresFormat.make_sink, options, lambda: ids_in(url, name), PostgresFormat.format_name
     )
+
+
+def postgres_case(request: pytest.FixtureRequest, directory: Path, name: str) -> WriteCase:
+    return _of_postgres(request.getfixturevalue("postgres_database"), directory, name)
 
 
 def _of_mysql(url: str, directory: Path, name: str) -> WriteCase:
@@ -118,22 +124,26 @@ def files_case(request: pytest.FixtureRequest, directory: Path, name: str) -> Wr
     )
 
 
-def kafka_case(request: pytest.FixtureRequest, directory: Path, name: str) -> WriteCase:
-    servers: str = request.getfixturevalue("onceflow_kafka").bootstrap_servers
-    topic: str = request.getfixturevalue("kafka_topic")(2)
+def _of_kafka(servers: str, directory: Path, topic: str) -> WriteCase:
     options = {
         "kafka.bootstrap.servers": servers,
         "topic": topic,
         "valueformat": "json",
         **_shared(directory),
     }
-    del name
     return WriteCase(
         KafkaFormat.make_sink,
         options,
         lambda: decided_ids_in(servers, topic),
         KafkaFormat.format_name,
     )
+
+
+def kafka_case(request: pytest.FixtureRequest, directory: Path, name: str) -> WriteCase:
+    del name
+    servers: str = request.getfixturevalue("onceflow_kafka").bootstrap_servers
+    topic: str = request.getfixturevalue("kafka_topic")(2)
+    return _of_kafka(servers, directory, topic)
 
 
 def own_case(request: pytest.FixtureRequest, directory: Path, name: str) -> WriteCase:
@@ -147,6 +157,28 @@ MakeCase = Callable[[pytest.FixtureRequest, Path, str], WriteCase]
 EMBEDDED: tuple[MakeCase, ...] = (sqlite_case, files_case, own_case)
 """Without a server."""
 SERVERS: tuple[MakeCase, ...] = (postgres_case, mysql_case, mariadb_case, kafka_case)
+
+
+def start_own_server(
+    make: MakeCase, request: pytest.FixtureRequest
+) -> tuple[Killable, Callable[[Path, str], WriteCase]]:
+    """Return a server that the test may kill, and what makes targets of `make`'s kind on it."""
+    if make is kafka_case:
+        start_broker: KafkaFactory = request.getfixturevalue("kafka_server")
+        broker = start_broker()
+
+        def kafka(directory: Path, name: str) -> WriteCase:
+            return _of_kafka(broker.bootstrap_servers, directory, broker.create_topic(name, 2))
+
+        return broker, kafka
+    fixture = f"{make.__name__.removesuffix('_case')}_server"
+    start_database: DatabaseFactory = request.getfixturevalue(fixture)
+    server = start_database()
+    if make is postgres_case:
+        return server, partial(_of_postgres, server.url)
+    with MySQLAdmin.session(server.url) as admin:
+        admin.create_database("killed")
+    return server, partial(_of_mysql, server.database_url("killed"))
 
 
 def on(*quick: MakeCase, but: MakeCase | None = None) -> pytest.MarkDecorator:
