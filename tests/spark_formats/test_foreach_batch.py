@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from tests.integration.postgres_sink_kit import prepared, query
+from tests.integration.postgres_sink_kit import ids_in, prepared, query
+from tests.spark_formats.batches import killed_at
 
 from onceflow.connectors import foreach_batch
+from onceflow.core.crash_points import CrashPoint
 from onceflow.core.errors import ConfigError
+from onceflow.core.spi import Sink
 from onceflow.sinks import PostgresSink, SQLiteSink
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
@@ -168,6 +174,56 @@ def test_tables_of_two_databases_and_dead_letters_have_one_decision(
     assert written() == (good, [6, 6])
     with sqlite3.connect(file) as database:
         assert database.execute("SELECT sum(n), count(*) FROM totals").fetchone() == (300, 30)
+
+
+def two_tables(url: str) -> dict[str, Sink]:
+    return {table: PostgresSink(url, table=table, create=True) for table in ("orders", "audit")}
+
+
+def write_two_tables(spark: SparkSession, url: str, directory: Path) -> None:
+    checkpoint = directory / "checkpoint"
+    sinks = two_tables(url)
+
+    def copy(batch: DataFrame, _: int) -> dict[str, DataFrame]:
+        return dict.fromkeys(sinks, batch)
+
+    function = foreach_batch(sinks, copy, checkpoint_location=str(checkpoint))
+    run(rows_of(spark, directory / "in"), function, checkpoint, "append")
+
+
+def write_two_tables_alone(url: str, directory: Path) -> None:
+    """Do it with a session of this process, which is to be killed."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    write_two_tables(builder.getOrCreate(), url, directory)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_with_prepared_rows_leaves_each_row_once_in_both_tables(
+    spark: SparkSession, crash_points: Path, postgres_database: str, tmp_path: Path
+) -> None:
+    feed(spark, tmp_path / "in", 0, 10)
+    (crash_points / "prepared").touch()
+    write_two_tables(spark, postgres_database, tmp_path)
+    assert not (crash_points / "prepared").exists()
+    for table in two_tables(postgres_database):
+        assert ids_in(postgres_database, table) == list(range(10))
+    assert prepared(postgres_database) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["claimed", "logged", "committed"])
+def test_a_driver_that_is_killed_leaves_each_row_once_in_both_tables_after_the_next_run(
+    spark: SparkSession, postgres_database: str, tmp_path: Path, point: CrashPoint
+) -> None:
+    feed(spark, tmp_path / "in", 0, 10)
+    write_two_tables(spark, postgres_database, tmp_path)
+    feed(spark, tmp_path / "in", 10, 20)
+    killed_at(point, tmp_path, partial(write_two_tables_alone, postgres_database, tmp_path))
+    write_two_tables(spark, postgres_database, tmp_path)
+    for table in two_tables(postgres_database):
+        assert ids_in(postgres_database, table) == list(range(20))
+    assert prepared(postgres_database) == []
 
 
 def test_a_location_that_is_another_querys_is_refused_before_a_row_is_written(
